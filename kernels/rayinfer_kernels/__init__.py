@@ -1,0 +1,1 @@
+"""Fast tensor operations behind one door, `ops`, each with a plain-torch reference."""

@@ -1,0 +1,27 @@
+"""rayinfer: an inference service on Ray. `from rayinfer import LLM, SamplingParams` loads torch only when LLM is used."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rayinfer.llm import LLM as LLM
+    from rayinfer.outputs import CompletionOutput as CompletionOutput
+    from rayinfer.outputs import RequestOutput as RequestOutput
+    from rayinfer.sampling_params import SamplingParams as SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+
+_ROOMS = {
+    "LLM": "rayinfer.llm",
+    "CompletionOutput": "rayinfer.outputs",
+    "RequestOutput": "rayinfer.outputs",
+    "SamplingParams": "rayinfer.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'rayinfer' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_ROOMS[name]), name)

@@ -1,0 +1,65 @@
+"""The engine's settings, and the only place that reads the environment."""
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rayinfer.errors import ConfigError
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+class EngineConfig(BaseModel):
+    """One engine's settings; `LLM`'s keywords, the CLI's flags and `build_llm_app`'s arguments are made from it.
+
+    Raises ConfigError when built through `engine_config`. A field with a single legal value is reserved.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    model: str = Field(DEFAULT_MODEL, min_length=1, description="folder, GGUF file, hub repository or embedded name")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="arithmetic of the model; auto is the checkpoint's own"
+    )
+    quantization: Literal[None] = None
+    max_model_len: int | None = Field(None, ge=2, description="longest prompt and answer together, in tokens")
+    max_num_seqs: int = Field(64, ge=1, le=8192, description="requests that run at once")
+    max_num_batched_tokens: int = Field(512, ge=1, description="tokens that one step may compute")
+    block_size: int = Field(16, ge=8, le=256, multiple_of=8, description="tokens in one KV block")
+    num_kv_blocks: int | None = Field(None, ge=1, description="KV blocks; overrides memory_fraction")
+    memory_fraction: float | None = Field(
+        None, gt=0, le=1, description="share of free memory for KV blocks; on a CPU the default is 2 GiB instead"
+    )
+    kv_cache_dtype: Literal["auto"] = "auto"
+    enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
+    tensor_parallel_size: Literal[1] = 1
+    pipeline_parallel_size: Literal[1] = 1
+    num_threads: int | None = Field(None, ge=1, description="CPU threads; default: the node's cores over its engines")
+    deterministic: Literal[False] = False
+    enforce_eager: bool = Field(False, description="no CUDA graphs")
+    seed: int = Field(0, ge=0, lt=2**64, description="seeds the draws of requests that bring no seed")
+
+
+def engine_config(**settings: Any) -> EngineConfig:
+    """Build an EngineConfig; raises ConfigError that names every setting at fault."""
+    try:
+        return EngineConfig(**settings)
+    except ValidationError as error:
+        raise ConfigError(describe_validation_error(error)) from None
+
+
+def describe_validation_error(error: ValidationError) -> str:
+    """Put pydantic's findings into one line: `field: what is wrong; field: ...`."""
+    return "; ".join(
+        f"{'.'.join(str(part) for part in finding['loc']) or 'settings'}: {finding['msg']}"
+        for finding in error.errors(include_url=False, include_input=False)[:10]
+    )
+
+
+def cache_folder() -> Path:
+    """Where models, compiled kernels and notes on running services are kept."""
+    if folder := os.environ.get("RAYINFER_CACHE"):
+        return Path(folder).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rayinfer"

@@ -1,0 +1,78 @@
+"""Every error a caller can cause or must know about; each takes plain arguments and survives a pickle round trip."""
+
+
+class RayinferError(Exception):
+    """Whatever rayinfer raises on purpose."""
+
+
+class ConfigError(RayinferError, ValueError):
+    """A setting that cannot work."""
+
+
+class ModelLoadError(RayinferError):
+    """A model that cannot be loaded; the message is one line and names the file or the tensor."""
+
+
+class ModelNotFound(ModelLoadError):
+    """No such folder, file, hub repository or embedded name."""
+
+
+class UnsupportedArchitecture(ModelLoadError):
+    """The checkpoint's architecture is not one of those in the registry."""
+
+
+class RequestError(RayinferError, ValueError):
+    """A request that cannot be served as it stands; `param` is the field at fault and `code` the client's word for it."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param, code)
+        self.message = message
+        self.param = param
+        self.code = code
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class InvalidParameter(RequestError):
+    """A parameter of the wrong type or outside its range."""
+
+
+class PromptTooLong(RequestError):
+    """The prompt leaves no room for even one new token."""
+
+
+class UnknownModel(RequestError):
+    """A model that this service does not serve."""
+
+
+class RequestTooLarge(RequestError):
+    """A body above the service's limit in bytes."""
+
+
+class Unavailable(RayinferError):
+    """The service cannot take the request now; it may be sent again after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, retry_after_s)
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class QueueFull(Unavailable):
+    """Too many requests are waiting already."""
+
+
+class NotReady(Unavailable):
+    """No engine is ready yet, or none is left."""
+
+
+class EngineDead(Unavailable):
+    """The engine that ran the request is gone."""
+
+
+class RequestFailed(RayinferError):
+    """The engine could not finish this one request; others are unharmed."""

@@ -1,0 +1,76 @@
+"""What comes back up from the engine: token deltas between processes, texts and tokens for callers."""
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+FinishReason = Literal["stop", "length", "abort", "error", "timeout"]
+
+
+@dataclass(kw_only=True, slots=True)
+class CompletionOutput:
+    """One of the n answers to a request: the whole of it, or in a stream what is new since the last output."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, float]] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop id or stop string that ended it; None for the end-of-text token
+
+
+@dataclass(kw_only=True, slots=True)
+class RequestOutput:
+    """A request's answers; streams carry deltas, `LLM.generate` the whole."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int = 0  # prompt tokens whose keys and values were found in the prefix cache
+    finished: bool = False
+    prompt: str | None = None
+
+
+class TokenDelta(NamedTuple):
+    """The tokens that one request gained in one engine step, or its end."""
+
+    request_id: str
+    start_pos: int  # position of token_ids[0] among the request's output tokens
+    token_ids: list[int]
+    logprobs: list[dict[int, float]] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    num_cached_tokens: int = 0
+
+
+@dataclass(kw_only=True, slots=True)
+class EngineStats:
+    """An engine's counters (`*_total` only grow) and gauges at one moment."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_blocks_used: int = 0  # blocks with readers; free blocks that still hold a cached prefix are not counted
+    kv_blocks_total: int = 0
+    prompt_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    cached_prompt_tokens_total: int = 0
+    num_preemptions_total: int = 0
+    num_steps_total: int = 0
+    requests_finished_total: dict[str, int] = field(default_factory=dict)  # by finish reason
+    credits: int = 0  # requests that this router may still dispatch
+
+    @property
+    def kv_cache_usage(self) -> float:
+        """Share of the blocks that have readers, 0 to 1."""
+        return self.kv_blocks_used / self.kv_blocks_total if self.kv_blocks_total else 0.0
+
+
+@dataclass(kw_only=True, slots=True)
+class StepMessage:
+    """All that one engine step has to say to one router."""
+
+    epoch: int  # changes when the engine is built anew
+    step: int
+    deltas: list[TokenDelta]
+    stats: EngineStats
+    blocks_stored: list[bytes] = field(default_factory=list)  # digests that entered the prefix cache
+    blocks_removed: list[bytes] = field(default_factory=list)

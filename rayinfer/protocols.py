@@ -1,0 +1,86 @@
+"""What a server needs from whatever runs the model, and the request that travels down to it."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rayinfer.outputs import EngineStats, RequestOutput, StepMessage
+from rayinfer.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationRequest:
+    """One prompt on its way to an engine.
+
+    A client's request for n answers travels whole as far as the router or `LLM`, which sends the engine n requests
+    `"{id}/{k}"` with `choice=k` and `n=1`.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    output_token_ids: list[int] = field(default_factory=list)  # not empty when a stream continues elsewhere
+    sampling_params: SamplingParams
+    choice: int = 0
+    priority: int = 0  # lower goes first, -10 to 10
+    timeout_s: float | None = None  # what is left of the client's time: remaining seconds, not a date
+    tenant: str = ""
+    cache_salt: str = ""  # requests with different salts share no cached prefix
+    adapter: str | None = None
+    epoch: int = 0  # which attempt at the stream this is
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelDescription:
+    """What clients may know of a served model."""
+
+    name: str
+    max_model_len: int  # tokens of prompt and answer together, as far as the KV pool and the model allow
+    vocab_size: int
+    created: int  # seconds since 1970
+    kv_blocks_total: int = 0
+    block_size: int = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServiceStatus:
+    """Whether a model can answer now, and if not, why."""
+
+    ready: bool
+    reason: str = ""
+    num_waiting: int = 0
+    engines: dict[str, EngineStats] = field(default_factory=dict)  # by engine name
+
+
+class TextGenerator(Protocol):
+    """Whatever can answer a GenerationRequest with text."""
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
+        """Yield deltas until one has `finished`; closing the iterator aborts the request.
+
+        Refusals (RequestError, Unavailable) are raised by the first `__anext__`, before any output.
+        """
+        ...
+
+    def describe(self) -> ModelDescription:
+        """Say what the model is; raises NotReady while no engine has told."""
+        ...
+
+    def status(self) -> ServiceStatus:
+        """Say whether it can answer now."""
+        ...
+
+
+class EngineClient(Protocol):
+    """A router's end of the line to one engine, in this process or in another."""
+
+    async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
+        """Hand requests over; whatever the engine refuses comes back as a delta that ends with "error"."""
+        ...
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests; unknown ids are ignored."""
+        ...
+
+    def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
+        """Yield this router's messages, one per engine step at most; closing it aborts this router's requests."""
+        ...
