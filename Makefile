@@ -1,0 +1,59 @@
+# Every target makes its own virtual environment, and renews it only when pyproject.toml or constraints.txt changed.
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+ARGS ?=
+
+# The first Python that runs, is new enough and can make virtual environments; PYTHON=... on the command line wins.
+PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
+	$$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test test-gpu test-faults test-models check format bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo '  ARGS="..." passes options on, for example: make serve ARGS="--port 9000"'
+
+install: $(INSTALLED) ## make or renew .venv
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "rayinfer needs Python 3.11 or newer with its venv module; name one with PYTHON=..." >&2; exit 1; }
+	@echo "Installing into $(VENV) (some minutes the first time: torch and Ray are large)"
+	@test -x $(BIN)/pip || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $@
+
+serve: $(INSTALLED) ## serve the default model on http://127.0.0.1:8000
+	@exec $(BIN)/rayinfer serve $(ARGS)
+
+test: $(INSTALLED) ## run every test that needs no GPU and no large checkpoint
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+test-gpu: $(INSTALLED) ## run the tests that need an NVIDIA GPU
+	@exec $(BIN)/python -m pytest -m gpu $(ARGS)
+
+test-faults: $(INSTALLED) ## run the tests that kill processes of a running service
+	@exec $(BIN)/python -m pytest -m faults $(ARGS)
+
+test-models: $(INSTALLED) ## run the tests that need larger checkpoints
+	@exec $(BIN)/python -m pytest -m models $(ARGS)
+
+check: $(INSTALLED) ## lint, formatting, types and the architecture's rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/architecture
+
+format: $(INSTALLED) ## format the sources and sort their imports
+	$(BIN)/ruff check --select I --fix .
+	$(BIN)/ruff format .
+
+bench: $(INSTALLED) ## time 64 requests of mixed lengths on the engine, without a server
+	@exec $(BIN)/rayinfer bench offline --model smollm2-135m --num-requests 64 \
+		--input-len 32:256 --output-len 32:256 --seed 0 $(ARGS)
+
+clean: ## remove .venv, caches and build leftovers
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,28 @@
+import pytest
+
+import architecture_floors as house
+import architecture_rules as rules
+from architecture_sources import Source, find_sources
+
+
+@pytest.fixture(scope="module")
+def sources() -> list[Source]:
+    return find_sources()
+
+
+def test_every_module_stands_on_exactly_one_floor(sources):
+    assert rules.misplaced_modules(sources) == []
+
+
+def test_imports_only_go_down(sources):
+    assert rules.upward_imports(sources) == []
+
+
+def test_ray_is_imported_only_where_it_belongs(sources):
+    assert rules.stray_ray_imports(sources) == []
+
+
+def test_every_neighbour_that_is_allowed_is_used_and_only_one_way(sources):
+    used = rules.used_neighbours(sources)
+    assert set(house.NEIGHBOURS) <= used
+    assert not [pair for pair in house.NEIGHBOURS if pair[::-1] in used]

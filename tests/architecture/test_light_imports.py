@@ -1,0 +1,50 @@
+import json
+import subprocess
+import sys
+
+import pytest
+
+from architecture_floors import TORCH_FREE_MODULES, TORCH_FREE_ROOMS
+from architecture_sources import find_sources, is_within
+
+# Imports each module in turn and says which was the first to bring torch along.
+IMPORT_ALL = """
+import importlib, json, sys
+failures = {}
+for name in json.loads(sys.argv[1]):
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        failures[name] = str(error)
+    if "torch" in sys.modules:
+        failures[name] = "loads torch"
+        break
+print(json.dumps(failures))
+"""
+
+
+def run_python(code: str, *arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("room", TORCH_FREE_ROOMS)
+def test_each_room_without_torch_exists(room):
+    assert [source.module for source in find_sources() if is_within(source.module, room)]
+
+
+def test_servers_routing_and_tokenization_load_no_torch():
+    in_rooms = [
+        source.module for source in find_sources() if any(is_within(source.module, room) for room in TORCH_FREE_ROOMS)
+    ]
+    assert json.loads(run_python(IMPORT_ALL, json.dumps([*TORCH_FREE_MODULES, *in_rooms]))) == {}
+
+
+def test_sampling_params_come_from_the_package_without_torch():
+    code = "import sys; from rayinfer import RequestOutput, SamplingParams; print('torch' in sys.modules)"
+    assert run_python(code) == "False"
+
+
+def test_a_module_that_loads_torch_is_noticed():
+    assert json.loads(run_python(IMPORT_ALL, '["json", "torch", "os"]')) == {"torch": "loads torch"}

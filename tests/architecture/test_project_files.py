@@ -1,0 +1,60 @@
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+
+import pytest
+
+from architecture_sources import PACKAGES, ROOT, find_sources
+
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def normalised(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", re.split(r"[\[<>=~!; ]", name)[0]).lower()
+
+
+def test_every_package_that_the_sources_import_is_declared():
+    declared = {normalised(line) for line in PYPROJECT["project"]["dependencies"]}
+    distributions = packages_distributions()
+    undeclared = {
+        top_level: source.module
+        for source in find_sources()
+        for found in source.imports
+        if (top_level := found.target.partition(".")[0]) not in {*sys.stdlib_module_names, *PACKAGES, ""}
+        and declared.isdisjoint(normalised(name) for name in distributions.get(top_level, [top_level]))
+    }
+    assert undeclared == {}
+
+
+def test_every_declared_dependency_is_pinned():
+    extras = PYPROJECT["project"]["optional-dependencies"].values()
+    declared = {normalised(line) for lines in (PYPROJECT["project"]["dependencies"], *extras) for line in lines}
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {normalised(line) for line in lines if re.fullmatch(r"[\w.-]+==[\w.]+", line)}
+    assert declared - pinned == {"rayinfer"}
+    assert "accelerate" not in pinned
+
+
+@pytest.mark.parametrize("target", ["check", "test"])
+def test_the_commands_of_the_readme_are_those_that_ci_runs(target):
+    assert f"make {target}" in (ROOT / "README.md").read_text()
+    assert re.search(rf"^timed make {target}$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+
+
+def test_every_folder_at_the_top_says_what_it_holds():
+    folders = ("rayinfer", "kernels", "deployments", "tests", "k8s", "notebooks")
+    assert [name for name in folders if not (ROOT / name / "README.md").is_file()] == []
+
+
+def test_the_version_is_written_the_same_everywhere():
+    tree = ast.parse((ROOT / "rayinfer" / "__init__.py").read_text())
+    assigned = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__version__"
+    ]
+    version = PYPROJECT["project"]["version"]
+    assert [ast.literal_eval(value) for value in assigned] == [version]
+    assert re.search(rf"^## {re.escape(version)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)

@@ -1,0 +1,135 @@
+"""The rules themselves, on small sources that break them."""
+
+import pytest
+
+import architecture_floors as house
+import architecture_rules as rules
+from architecture_sources import find_sources
+
+
+@pytest.fixture
+def sources_of(tmp_path):
+    """Write files below the three packages and read them back: sources_of({"rayinfer/engine/x.py": "..."})."""
+
+    def write(files):
+        for path, text in files.items():
+            file = tmp_path / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        return find_sources({package: tmp_path / package for package in rules.OWN_PACKAGES})
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from rayinfer.engine.engine import Engine\n",
+        "import rayinfer.engine\n",
+        "from rayinfer import engine\n",
+        "def f():\n    from rayinfer.engine import engine\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from rayinfer.engine.engine import Engine\n",
+        "from importlib import import_module\nimport_module('rayinfer.engine.engine')\n",
+        "from rayinfer_deployments import applications\n",
+        "from rayinfer.models import registry\n",  # layers and models: one floor up
+        "from rayinfer.kv_cache.block_manager import BlockManager\n",  # the same floor
+        "from rayinfer import LLM\n",  # a lazy export hides where it goes
+        "from . import linear\n",
+        "from rayinfer.attic import chest\n",  # on no floor
+    ],
+)
+def test_an_import_that_does_not_go_down_is_caught(sources_of, text):
+    assert len(rules.upward_imports(sources_of({"rayinfer/layers/norm.py": text}))) == 1
+
+
+def test_imports_of_the_own_room_of_lower_floors_and_of_others_are_allowed(sources_of):
+    text = (
+        "import torch\nfrom rayinfer import __version__\nfrom rayinfer import config\n"
+        "from rayinfer_kernels import ops\n"
+        "from rayinfer.errors import ConfigError\nfrom rayinfer.layers.linear import Linear\n"
+    )
+    assert rules.upward_imports(sources_of({"rayinfer/layers/norm.py": text})) == []
+
+
+def test_neighbours_on_one_floor_are_found_with_their_direction(sources_of):
+    sources = sources_of({"rayinfer/layers/norm.py": "from rayinfer.kv_cache.block_manager import BlockManager\n"})
+    assert rules.used_neighbours(sources) == {("rayinfer.layers", "rayinfer.kv_cache")}
+
+
+def test_a_module_on_no_floor_is_caught(sources_of):
+    complaints = rules.misplaced_modules(sources_of({"rayinfer/attic/chest.py": "", "rayinfer/layers/norm.py": ""}))
+    assert len(complaints) == 1
+    assert "rayinfer.attic.chest is on 0 floors" in complaints[0]
+
+
+def test_no_room_stands_on_two_floors_or_inside_another():
+    rooms = [room for floor in house.FLOORS for room in floor]
+    assert [
+        room for room in rooms for other in rooms if room is not other and (room + ".").startswith(other + ".")
+    ] == []
+
+
+@pytest.mark.parametrize("text", ["import ray\n", "from ray import serve\n", "def f():\n    import ray.serve\n"])
+def test_ray_outside_its_rooms_is_caught(sources_of, text):
+    files = {"rayinfer/engine/engine.py": text, "rayinfer/jobs/job.py": text, "rayinfer_deployments/router.py": text}
+    complaints = rules.stray_ray_imports(sources_of(files))
+    assert len(complaints) == 1
+    assert "rayinfer.engine.engine" in complaints[0]
+
+
+def test_a_package_whose_name_only_begins_like_ray_is_not_ray(sources_of):
+    assert rules.stray_ray_imports(sources_of({"rayinfer/llm.py": "from rayinfer.engine import engine\n"})) == []
+
+
+def test_an_import_inside_a_function_is_caught_except_in_the_command_line(sources_of):
+    late = "def f():\n    import json\n    return json\n"
+    sources = sources_of(
+        {
+            "rayinfer/llm.py": late,
+            "rayinfer/__init__.py": late,
+            "rayinfer_deployments/cli.py": late,
+            "rayinfer_deployments/router.py": late,
+        }
+    )
+    assert [complaint.split()[0] for complaint in rules.late_imports(sources)] == [
+        "rayinfer.llm",
+        "rayinfer_deployments.router",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import os\nHOME = os.environ['HOME']\n",
+        "import os\nHOME = os.getenv('HOME')\n",
+        "from os import environ\n",
+        "import os\n\ndef f():\n    os.putenv('A', 'b')\n",
+    ],
+)
+def test_a_look_at_the_environment_outside_the_settings_is_caught(sources_of, text):
+    complaints = rules.environment_uses(sources_of({"rayinfer/llm.py": text, "rayinfer/config.py": text}))
+    assert len(complaints) == 1
+    assert "rayinfer.llm" in complaints[0]
+
+
+def test_a_file_and_a_function_one_line_too_long_are_caught(sources_of):
+    body = "    pass\n"
+    sources = sources_of(
+        {
+            "rayinfer/fits.py": "x = 1\n" * house.MAX_FILE_LINES,
+            "rayinfer/too_long.py": "x = 1\n" * (house.MAX_FILE_LINES + 1),
+            "rayinfer/works.py": "def works():\n" + body * (house.MAX_FUNCTION_LINES - 1),
+            "rayinfer/sprawls.py": "async def sprawls():\n" + body * house.MAX_FUNCTION_LINES,
+        }
+    )
+    assert [complaint.split()[0] for complaint in rules.oversized(sources)] == ["rayinfer.sprawls", "rayinfer.too_long"]
+
+
+def test_a_name_that_says_nothing_is_caught(sources_of):
+    sources = sources_of(
+        {f"rayinfer/{name}.py": "" for name in ("utils", "block_manager", "request_handler", "database")}
+    )
+    assert [complaint.split(":")[0] for complaint in rules.empty_names(sources)] == [
+        "rayinfer.request_handler",
+        "rayinfer.utils",
+    ]

@@ -1,0 +1,41 @@
+import pytest
+
+import architecture_rules as rules
+from architecture_floors import MAX_FILE_LINES
+from architecture_sources import PACKAGES, ROOT, Source, find_sources
+
+
+@pytest.fixture(scope="module")
+def sources() -> list[Source]:
+    return find_sources()
+
+
+def test_files_and_functions_can_be_read_at_once(sources):
+    assert rules.oversized(sources) == []
+
+
+def test_native_sources_can_be_read_at_once():
+    native = [
+        path for folder in PACKAGES.values() for ending in ("cpp", "h", "cu") for path in folder.rglob(f"*.{ending}")
+    ]
+    assert [path.name for path in native if len(path.read_text().splitlines()) > MAX_FILE_LINES] == []
+
+
+def test_imports_stand_at_the_top_of_their_file(sources):
+    assert rules.late_imports(sources) == []
+
+
+def test_only_the_settings_read_the_environment(sources):
+    assert rules.environment_uses(sources) == []
+
+
+def test_file_names_say_what_is_in_them(sources):
+    assert rules.empty_names(sources) == []
+
+
+def test_workshop_folders_are_not_packages():
+    # `kernels` is the name of a published package: a folder of that name with an __init__.py would stand in its place.
+    marked = [
+        folder / "__init__.py" for folder in (ROOT / "kernels", ROOT / "kernels" / "benchmarks", ROOT / "deployments")
+    ]
+    assert [path for path in [*marked, *(ROOT / "tests").rglob("__init__.py")] if path.exists()] == []

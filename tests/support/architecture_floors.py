@@ -1,0 +1,55 @@
+"""The floors of the house, as data: a room may import itself and what lies below it."""
+
+# From the ground up. A room is a package or a module by its dotted name; it covers everything beneath that name.
+FLOORS: tuple[tuple[str, ...], ...] = (
+    (
+        "rayinfer_kernels",
+        "rayinfer.tensor_parallel",
+        "rayinfer.outputs",
+        "rayinfer.errors",
+        "rayinfer.metrics",
+    ),
+    (
+        "rayinfer.attention",
+        "rayinfer.tokenization",
+        "rayinfer.config",
+        "rayinfer.sampling_params",
+        "rayinfer.priority_queue",
+    ),
+    ("rayinfer.layers", "rayinfer.decoding", "rayinfer.kv_cache", "rayinfer.protocols"),
+    ("rayinfer.models", "rayinfer.adapters", "rayinfer.optimization", "rayinfer.servers", "rayinfer.routing"),
+    ("rayinfer.engine", "rayinfer.predictors"),
+    ("rayinfer.llm",),
+    ("rayinfer.jobs", "rayinfer.benchmark"),
+    ("rayinfer_deployments",),
+)
+
+# (who imports, what is imported): why two rooms of one floor may know each other. The second may not import the first.
+NEIGHBOURS: dict[tuple[str, str], str] = {}
+
+# They only hand out names lazily, so that importing a package costs nothing; they stand on no floor.
+LAZY_EXPORTS = frozenset({"rayinfer"})
+
+RAY_ROOMS = ("rayinfer.jobs", "rayinfer_deployments")
+
+# Rooms and modules that a process without a model imports: they must not load torch.
+TORCH_FREE_ROOMS = ("rayinfer.servers", "rayinfer.routing", "rayinfer.tokenization")
+TORCH_FREE_MODULES = (
+    "rayinfer",
+    "rayinfer.config",
+    "rayinfer.protocols",
+    "rayinfer.models.sources",
+    "rayinfer.kv_cache.block_hash",
+    "rayinfer_deployments.router",
+)
+
+# The command line starts fast: a subcommand imports its room when it runs. A prefix: cli, cli_serve, cli.serve.
+COMMAND_LINE = "rayinfer_deployments.cli"
+
+# module: why it may read or set environment variables.
+ENVIRONMENT_MODULES: dict[str, str] = {
+    "rayinfer.config": "the one reader of the environment",
+}
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60

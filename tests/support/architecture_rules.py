@@ -1,0 +1,161 @@
+"""The architecture's rules: each takes sources and returns one sentence per violation."""
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+
+import architecture_floors as house
+from architecture_sources import Import, Source, is_within
+
+OWN_PACKAGES = ("rayinfer", "rayinfer_kernels", "rayinfer_deployments")
+ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+EMPTY_WORDS = {"utils", "util", "helpers", "helper", "common", "base", "manager", "handler"}
+FIELD_WORDS = {"block_manager"}
+
+
+def misplaced_modules(sources: Iterable[Source]) -> list[str]:
+    """Every module has exactly one floor."""
+    return [
+        f"{source.module} is on {len(rooms)} floors {rooms}: give it one place in tests/support/architecture_floors.py"
+        for source in sources
+        if source.module not in house.LAZY_EXPORTS and len(rooms := _rooms_of(source.module)) != 1
+    ]
+
+
+def upward_imports(sources: Sequence[Source]) -> list[str]:
+    """Imports stay in the room or go to a lower floor."""
+    modules = {source.module for source in sources}
+    return [
+        complaint
+        for source in sources
+        if source.module not in house.LAZY_EXPORTS
+        for found in source.imports
+        if (complaint := _judge_import(source, found, modules))
+    ]
+
+
+def used_neighbours(sources: Sequence[Source]) -> set[tuple[str, str]]:
+    """The pairs of rooms on one floor of which the first imports the second."""
+    modules = {source.module for source in sources}
+    pairs = set()
+    for source in sources:
+        own = _rooms_of(source.module)
+        for found in source.imports:
+            other = _rooms_of(_target_module(found, modules))
+            if own and other and own != other and _floor_of(own[0]) == _floor_of(other[0]):
+                pairs.add((own[0], other[0]))
+    return pairs
+
+
+def stray_ray_imports(sources: Iterable[Source]) -> list[str]:
+    """Ray is imported in few rooms only."""
+    return [
+        f"{source.at(found.line)} imports {found.target}: Ray belongs in {' and '.join(house.RAY_ROOMS)}"
+        for source in sources
+        if not any(is_within(source.module, room) for room in house.RAY_ROOMS)
+        for found in source.imports
+        if is_within(found.target, "ray")
+    ]
+
+
+def late_imports(sources: Iterable[Source]) -> list[str]:
+    """Imports stand at the top of their file."""
+    return [
+        f"{source.at(line)} imports inside a function or class: move it to the top of the file"
+        for source in sources
+        if not _may_import_late(source.module)
+        for line in _nested_import_lines(source.tree)
+    ]
+
+
+def environment_uses(sources: Iterable[Source]) -> list[str]:
+    """Environment variables are read in one module, and set in few."""
+    return [
+        f"{source.at(line)} touches the environment: rayinfer/config.py reads it and passes values on"
+        for source in sources
+        if source.module not in house.ENVIRONMENT_MODULES
+        for line in _environment_lines(source.tree)
+    ]
+
+
+def oversized(sources: Iterable[Source]) -> list[str]:
+    """Files and functions stay short enough to be read at once."""
+    complaints = []
+    for source in sources:
+        if (lines := len(source.text.splitlines())) > house.MAX_FILE_LINES:
+            complaints.append(f"{source.module} has {lines} lines, more than {house.MAX_FILE_LINES}")
+        for node in ast.walk(source.tree):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > house.MAX_FUNCTION_LINES:
+                complaints.append(
+                    f"{source.at(node.lineno)} {node.name} has {lines} lines, more than {house.MAX_FUNCTION_LINES}"
+                )
+    return complaints
+
+
+def empty_names(sources: Iterable[Source]) -> list[str]:
+    """A file's name says what is in it."""
+    return [
+        f"{source.module}: {sorted(words)} names nothing; name the file by its noun"
+        for source in sources
+        if (stem := source.module.rpartition(".")[2]) not in FIELD_WORDS
+        and (words := EMPTY_WORDS.intersection(stem.split("_")))
+    ]
+
+
+def _judge_import(source: Source, found: Import, modules: set[str]) -> str | None:
+    where = source.at(found.line)
+    if found.is_relative:
+        return f"{where} imports relatively: write the whole path"
+    target = _target_module(found, modules)
+    if target.partition(".")[0] not in OWN_PACKAGES:
+        return None
+    if target in house.LAZY_EXPORTS:
+        is_version = found.name == "__version__"
+        return None if is_version else f"{where} imports {found.name or target} from {target}: name its own module"
+    own, other = _rooms_of(source.module), _rooms_of(target)
+    if not own or not other:
+        return f"{where} imports {target}, and one of the two is on no floor"
+    below, here = _floor_of(other[0]), _floor_of(own[0])
+    if own == other or below < here or (own[0], other[0]) in house.NEIGHBOURS:
+        return None
+    return f"{where}, on floor {here}, imports {target}, on floor {below}"
+
+
+def _target_module(found: Import, modules: set[str]) -> str:
+    """Name the module that `from a import b` reads: a.b where that is a module, else a."""
+    whole = f"{found.target}.{found.name}"
+    return whole if found.name and (whole in modules or _rooms_of(whole)) else found.target
+
+
+def _rooms_of(module: str) -> list[str]:
+    return [room for floor in house.FLOORS for room in floor if is_within(module, room)]
+
+
+def _floor_of(room: str) -> int:
+    return next(number for number, rooms in enumerate(house.FLOORS, start=1) if room in rooms)
+
+
+def _may_import_late(module: str) -> bool:
+    return module in house.LAZY_EXPORTS or module.startswith(house.COMMAND_LINE)
+
+
+def _nested_import_lines(tree: ast.Module) -> list[int]:
+    nests = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+    lines = {
+        inner.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, nests)
+        for inner in ast.walk(node)
+        if isinstance(inner, ast.Import | ast.ImportFrom)
+    }
+    return sorted(lines)
+
+
+def _environment_lines(tree: ast.Module) -> Iterator[int]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT_NAMES and getattr(node.value, "id", "") == "os":
+            yield node.lineno
+        elif isinstance(node, ast.ImportFrom) and node.module == "os":
+            yield from (node.lineno for alias in node.names if alias.name in ENVIRONMENT_NAMES)
