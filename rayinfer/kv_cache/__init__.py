@@ -1,0 +1,1 @@
+"""Where keys and values of past tokens live: block hashes, the block manager, the tensors."""

@@ -1,0 +1,46 @@
+"""The digest that names a full block by everything its keys and values depend on."""
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+# The parent of a first block. As wide as every other digest: parent, salt and tokens cannot run into each other.
+ROOT_DIGEST = bytes(16)
+
+_LITTLE_ENDIAN_INT32 = np.dtype("<i4")
+
+
+def hash_block(parent_digest: bytes, salt: bytes, token_ids: NDArray[np.int32]) -> bytes:
+    """Digest one full block; the first block of a sequence has ROOT_DIGEST as its parent."""
+    digest: bytes = xxhash.xxh3_128_digest(parent_digest + salt + _token_bytes(token_ids))
+    return digest
+
+
+class PrefixDigests:
+    """The digests of one request's full blocks, each computed once, when the block is full."""
+
+    __slots__ = ("_block_bytes", "_block_size", "_salt", "digests")
+
+    def __init__(self, block_size: int, salt: bytes) -> None:
+        self._block_size = block_size
+        self._block_bytes = block_size * _LITTLE_ENDIAN_INT32.itemsize
+        self._salt = salt
+        self.digests: list[bytes] = []
+
+    def extend(self, token_ids: NDArray[np.int32], num_tokens: int) -> None:
+        """Add the digests of blocks that became full; `token_ids[:num_tokens]` are all tokens known so far."""
+        assert num_tokens <= len(token_ids), f"{num_tokens} tokens announced, {len(token_ids)} given"
+        digests, salt, width = self.digests, self._salt, self._block_bytes
+        first, full = len(digests), num_tokens // self._block_size
+        if full <= first:
+            return
+        tokens = _token_bytes(token_ids[first * self._block_size : full * self._block_size])
+        digest = digests[-1] if digests else ROOT_DIGEST
+        digest_of = xxhash.xxh3_128_digest
+        for start in range(0, len(tokens), width):
+            digest = digest_of(digest + salt + tokens[start : start + width])
+            digests.append(digest)
+
+
+def _token_bytes(token_ids: NDArray[np.int32]) -> bytes:
+    return token_ids.astype(_LITTLE_ENDIAN_INT32, copy=False).tobytes()

@@ -1,0 +1,133 @@
+"""Who reads which KV block, which blocks are free, and which of them can be hit."""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayinfer.errors import ConfigError
+from rayinfer.kv_cache.free_list import FreeList
+from rayinfer.kv_cache.stored_blocks import BlockEvents, StoredBlocks
+
+
+class OutOfBlocks(RuntimeError):  # noqa: N818
+    """More blocks were asked for than are free; nothing was taken. Never leaves the engine."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CachedPrefix:
+    """The blocks that already hold a prompt's first tokens; nobody keeps them until they are pinned."""
+
+    blocks: list[int]
+    num_tokens: int
+
+
+class BlockManager:
+    """Counts the readers of every block; each operation is O(1) for each block it is handed, whatever the pool's size.
+
+    A block has readers or is free. A free block whose content is stored stays hit-able until it is handed out again.
+    A caller that found a cached prefix pins it before it allocates anything: allocating may evict what is not pinned.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ConfigError(f"num_blocks and block_size must be at least 1, got {num_blocks} and {block_size}")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._caches_prefixes = enable_prefix_caching
+        self._readers = array("i", bytes(4 * num_blocks))
+        self._free = FreeList(num_blocks)
+        self._stored = StoredBlocks(num_blocks, block_size)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks without readers, cached ones included."""
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks with readers."""
+        return self.num_blocks - len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """Hand out blocks for new content with one reader each, least recently used first; raises OutOfBlocks."""
+        if count > len(self._free):
+            raise OutOfBlocks(f"{count} blocks wanted, {len(self._free)} of {self.num_blocks} free")
+        blocks = [self._free.pop_first() for _ in range(count)]
+        for block in blocks:
+            self._stored.forget(block)
+            self._readers[block] = 1
+        return blocks
+
+    def find_cached_prefix(
+        self, digests: Sequence[bytes], token_ids: NDArray[np.int32], salt: bytes = b""
+    ) -> CachedPrefix:
+        """Find the longest stored prefix; a hit is verified against salt, parent and tokens, not only by digest."""
+        blocks = self._stored.find(digests, token_ids, salt)
+        return CachedPrefix(blocks=blocks, num_tokens=len(blocks) * self.block_size)
+
+    def pin(self, blocks: Sequence[int]) -> None:
+        """Add one reader to each block, which has readers already or was found as part of a cached prefix."""
+        for block in blocks:
+            if not self._readers[block]:
+                if not self._stored.is_holder(block):
+                    raise RuntimeError(f"block {block} is pinned but holds nothing: it was evicted in between")
+                self._free.remove(block)
+            self._readers[block] += 1
+
+    def free(self, blocks: Sequence[int]) -> None:
+        """Take one reader from each of a request's blocks, given in the order of its tokens.
+
+        The last block is freed first, so it is also evicted first: a cached parent outlives its children.
+        """
+        for block in reversed(blocks):
+            if not self._readers[block]:
+                raise RuntimeError(f"block {block} is freed but has no readers")
+            self._readers[block] -= 1
+            if not self._readers[block]:
+                self._release(block)
+
+    def store(
+        self, block: int, digest: bytes, *, parent: int | None, token_ids: NDArray[np.int32], salt: bytes = b""
+    ) -> None:
+        """Declare that a full block's keys and values are written: from now on it may be hit.
+
+        `parent` is the request's block before this one and must be stored first. When an equal block is stored
+        already, that one goes on being hit and this one counts as its twin. An older block whose own parent is gone
+        can never be hit again and makes way.
+        """
+        if not self._caches_prefixes:
+            return
+        if not self._readers[block]:
+            raise RuntimeError(f"block {block} is stored but has no readers")
+        displaced = self._stored.add(block, digest, parent=parent, token_ids=token_ids, salt=salt)
+        if displaced is not None and not self._readers[displaced]:
+            self._stored.forget(displaced)
+            self._free.remove(displaced)
+            self._free.add_first(displaced)
+
+    def is_stored(self, digest: bytes) -> bool:
+        """Whether some block is stored under this digest."""
+        return digest in self._stored
+
+    def take_events(self) -> BlockEvents:
+        """Return the digests stored and removed since the last call; replayed, they give the stored digests."""
+        return self._stored.take_events()
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the content of all free blocks; this one operation takes time in proportion to the stored blocks."""
+        for block in [block for block in self._stored.holders() if not self._readers[block]]:
+            self._stored.forget(block)
+
+    def _release(self, block: int) -> None:
+        holder = self._stored.settle(block)
+        if holder == block:
+            self._free.add_last(block)
+            return
+        self._stored.forget(block)
+        self._free.add_first(block)
+        if holder is not None and not self._readers[holder]:  # using a twin is using its holder
+            self._free.remove(holder)
+            self._free.add_last(holder)

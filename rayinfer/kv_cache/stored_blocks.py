@@ -1,0 +1,163 @@
+"""Which blocks hold written keys and values, of which tokens, and how a hit is verified."""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+_NO_CHAIN = 0  # what stands before a first block
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockEvents:
+    """Digests that became stored or ceased to be since the last look; no digest is in both lists."""
+
+    stored: list[bytes]
+    removed: list[bytes]
+
+
+class StoredBlocks:
+    """The map from digest to block, and per block what is needed to verify a hit without trusting the digest.
+
+    A chain is a number, never used twice, for the verified content of a block and all blocks before it. A stored block
+    knows its own chain and its parent's. Twins, blocks of equal content, share their chain though only one of them,
+    the holder, is hit. A parent that is evicted takes its chain with it, so what its block id or its digest names
+    later never verifies as the parent of the old children.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._block_size = block_size
+        self._holders: dict[bytes, int] = {}
+        self._digests: list[bytes | None] = [None] * num_blocks
+        self._parent_digests: list[bytes | None] = [None] * num_blocks
+        self._salts: list[bytes] = [b""] * num_blocks
+        self._chains = array("q", bytes(8 * num_blocks))
+        self._parent_chains = array("q", bytes(8 * num_blocks))
+        self._token_ids = np.zeros((num_blocks, block_size), dtype=np.int32)
+        self._newest_chain = _NO_CHAIN
+        # Dicts are used as ordered sets. A digest that comes and goes between two looks appears in neither, so both
+        # stay smaller than the pool even when nobody looks.
+        self._newly_stored: dict[bytes, None] = {}
+        self._newly_removed: dict[bytes, None] = {}
+
+    def __contains__(self, digest: bytes) -> bool:
+        return digest in self._holders
+
+    def is_holder(self, block: int) -> bool:
+        """Whether a hit on some digest gives this very block."""
+        digest = self._digests[block]
+        return digest is not None and self._holders.get(digest) == block
+
+    def holders(self) -> Iterable[int]:
+        """List the blocks that can be hit."""
+        return self._holders.values()
+
+    def find(self, digests: Sequence[bytes], token_ids: NDArray[np.int32], salt: bytes) -> list[int]:
+        """Return the longest run of verified hits from the first digest on."""
+        blocks: list[int] = []
+        chain = _NO_CHAIN
+        for digest in islice(digests, len(token_ids) // self._block_size):
+            block = self._holders.get(digest)
+            if block is None or self._parent_chains[block] != chain or self._salts[block] != salt:
+                break
+            blocks.append(block)
+            chain = self._chains[block]
+        return blocks[: self._count_equal(blocks, token_ids)]
+
+    def add(
+        self, block: int, digest: bytes, *, parent: int | None, token_ids: NDArray[np.int32], salt: bytes
+    ) -> int | None:
+        """Note what a written block contains; returns the block that is no longer hit for this digest, if any."""
+        if self._digests[block] is not None:
+            if self._digests[block] != digest:
+                raise RuntimeError(f"block {block} is stored already, under another digest")
+            return None
+        self._describe(block, digest, parent, token_ids, salt)
+        holder = self._holders.get(digest)
+        if holder is not None and self._are_twins(block, holder):
+            self._chains[block] = self._chains[holder]
+            return None
+        self._newest_chain += 1
+        self._chains[block] = self._newest_chain
+        if holder is None:
+            self._hold(block, digest)
+        elif not self._is_reachable(holder):
+            self._holders[digest] = block
+            return holder
+        return None
+
+    def settle(self, block: int) -> int | None:
+        """Return the holder of the content of a block that lost its last reader: itself, a twin, or none."""
+        digest = self._digests[block]
+        if digest is None:
+            return None
+        holder = self._holders.get(digest)
+        if holder is None:  # its twin was evicted meanwhile
+            self._hold(block, digest)
+            return block
+        return holder if self._chains[holder] == self._chains[block] else None
+
+    def forget(self, block: int) -> None:
+        """Let go of whatever is known of a block, before something else is written to it."""
+        digest = self._digests[block]
+        if digest is None:
+            return
+        if self._holders.get(digest) == block:
+            del self._holders[digest]
+            if digest in self._newly_stored:
+                del self._newly_stored[digest]
+            else:
+                self._newly_removed[digest] = None
+        self._digests[block] = self._parent_digests[block] = None
+        self._salts[block] = b""
+        self._chains[block] = _NO_CHAIN
+
+    def take_events(self) -> BlockEvents:
+        """Return what changed since the last call."""
+        events = BlockEvents(stored=list(self._newly_stored), removed=list(self._newly_removed))
+        self._newly_stored.clear()
+        self._newly_removed.clear()
+        return events
+
+    def _count_equal(self, blocks: list[int], token_ids: NDArray[np.int32]) -> int:
+        if not blocks:
+            return 0
+        wanted = token_ids[: len(blocks) * self._block_size].reshape(len(blocks), self._block_size)
+        differs = (self._token_ids[blocks] != wanted).any(axis=1)
+        return int(differs.argmax()) if differs.any() else len(blocks)
+
+    def _describe(
+        self, block: int, digest: bytes, parent: int | None, token_ids: NDArray[np.int32], salt: bytes
+    ) -> None:
+        if parent is not None and self._digests[parent] is None:
+            raise RuntimeError(f"block {block} is stored before its parent, block {parent}")
+        self._token_ids[block] = token_ids
+        self._digests[block] = digest
+        self._salts[block] = salt
+        self._parent_digests[block] = None if parent is None else self._digests[parent]
+        self._parent_chains[block] = _NO_CHAIN if parent is None else self._chains[parent]
+
+    def _hold(self, block: int, digest: bytes) -> None:
+        self._holders[digest] = block
+        if digest in self._newly_removed:
+            del self._newly_removed[digest]
+        else:
+            self._newly_stored[digest] = None
+
+    def _are_twins(self, one: int, other: int) -> bool:
+        return (
+            self._parent_chains[one] == self._parent_chains[other]
+            and self._salts[one] == self._salts[other]
+            and self._token_ids[one].tobytes() == self._token_ids[other].tobytes()
+        )
+
+    def _is_reachable(self, block: int) -> bool:
+        """Whether a walk that hits the block's parent still verifies the block as its child."""
+        parent_digest = self._parent_digests[block]
+        if parent_digest is None:
+            return True
+        parent = self._holders.get(parent_digest)
+        return parent is not None and self._chains[parent] == self._parent_chains[block]

@@ -1,0 +1,130 @@
+"""The one order in which waiting requests get their turn, in the router and in the scheduler."""
+
+import heapq
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from rayinfer.errors import ConfigError
+
+T = TypeVar("T")
+
+_FEWEST_TENANTS_TO_PRUNE = 1024
+_FEWEST_ENTRIES_TO_COMPACT = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ticket(Generic[T]):
+    """An item's place in the order, fixed when it is first pushed."""
+
+    item: T
+    key: float  # seconds; the smallest goes first
+    priority: int
+    deadline: float  # infinity where there is none
+    order: int  # how many were pushed before
+
+
+class PriorityQueue(Generic[T]):
+    """A heap by a key that never changes, so nothing is ever sorted again, aged or scanned.
+
+    key = priority x ageing_s + max(arrival, tenant_finish); equal keys go by deadline, then by order of arrival.
+    Priority p waits at most p x ageing_s longer than priority 0 would, so nobody starves. `tenant_finish` is when a
+    tenant's earlier requests would be done had it its share to itself: it grows by cost / (weight x rate). A tenant
+    that asks for more than its share queues behind its own requests, others pass. Without costs this is plain
+    first come, first served within each priority.
+    """
+
+    def __init__(self, ageing_s: float = 10.0, rate: float = 1.0, weights: Mapping[str, float] | None = None) -> None:
+        """Take the cost units served per second as `rate`, and tenants' weights where they are not 1."""
+        self._weights = dict(weights or {})
+        if not 0 <= ageing_s < math.inf:
+            raise ConfigError(f"ageing_s must be at least 0 and finite, got {ageing_s}")
+        for name, value in {"rate": rate, **{f"weight of {t!r}": w for t, w in self._weights.items()}}.items():
+            if not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be above 0 and finite, got {value}")
+        self._ageing_s = ageing_s
+        self._rate = rate
+        self._tenant_finish: dict[str, float] = {}
+        self._prune_above = _FEWEST_TENANTS_TO_PRUNE
+        self._orders = itertools.count()
+        self._waiting: dict[int, Ticket[T]] = {}  # by order
+        # Entries are (key, deadline, order). One whose order no longer waits is dead, and skipped when it comes up.
+        self._heap: list[tuple[float, float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def push(
+        self,
+        item: T,
+        *,
+        priority: int,
+        arrival: float,
+        deadline: float | None = None,
+        tenant: str = "",
+        cost: float = 0.0,
+    ) -> Ticket[T]:
+        """Add an item that arrived at `arrival` seconds; all times are of one clock, the caller's."""
+        start = max(arrival, self._tenant_finish.get(tenant, arrival))
+        if cost > 0:
+            self._tenant_finish[tenant] = start + cost / (self._weights.get(tenant, 1.0) * self._rate)
+            self._prune_tenants(arrival)
+        ticket = Ticket(
+            item=item,
+            key=priority * self._ageing_s + start,
+            priority=priority,
+            deadline=math.inf if deadline is None else deadline,
+            order=next(self._orders),
+        )
+        self._insert(ticket)
+        return ticket
+
+    def push_back(self, ticket: Ticket[T]) -> None:
+        """Return what was popped to the place it had: it did not fit, or was preempted."""
+        if ticket.order in self._waiting:
+            raise RuntimeError(f"ticket {ticket.order} is waiting already")
+        self._insert(ticket)
+
+    def peek(self) -> Ticket[T] | None:
+        """Look at whose turn is next."""
+        while self._heap:
+            ticket = self._waiting.get(self._heap[0][2])
+            if ticket is not None:
+                return ticket
+            heapq.heappop(self._heap)
+        return None
+
+    def pop(self) -> Ticket[T] | None:
+        """Take whose turn is next."""
+        ticket = self.peek()
+        if ticket is not None:
+            heapq.heappop(self._heap)
+            del self._waiting[ticket.order]
+        return ticket
+
+    def remove(self, ticket: Ticket[T]) -> bool:
+        """Take one out of turn; returns whether it was waiting."""
+        if self._waiting.get(ticket.order) is not ticket:
+            return False
+        del self._waiting[ticket.order]
+        if len(self._heap) > max(2 * len(self._waiting), _FEWEST_ENTRIES_TO_COMPACT):
+            self._heap = [_entry(waiting) for waiting in self._waiting.values()]
+            heapq.heapify(self._heap)
+        return True
+
+    def _insert(self, ticket: Ticket[T]) -> None:
+        self._waiting[ticket.order] = ticket
+        heapq.heappush(self._heap, _entry(ticket))
+
+    def _prune_tenants(self, now: float) -> None:
+        """Drop tenants that owe nothing, each time their number has doubled: names are the clients' to invent."""
+        if len(self._tenant_finish) <= self._prune_above:
+            return
+        self._tenant_finish = {tenant: finish for tenant, finish in self._tenant_finish.items() if finish > now}
+        self._prune_above = max(_FEWEST_TENANTS_TO_PRUNE, 2 * len(self._tenant_finish))
+
+
+def _entry(ticket: Ticket[T]) -> tuple[float, float, int]:
+    return (ticket.key, ticket.deadline, ticket.order)
