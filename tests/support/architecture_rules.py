@@ -124,9 +124,10 @@ def _judge_import(source: Source, found: Import, modules: set[str]) -> str | Non
 
 
 def _target_module(found: Import, modules: set[str]) -> str:
-    """Name the module that `from a import b` reads: a.b where that is a module, else a."""
+    """Name the module that `from a import b` reads: a.b where that is a module or a room, else a."""
     whole = f"{found.target}.{found.name}"
-    return whole if found.name and (whole in modules or _rooms_of(whole)) else found.target
+    is_room = found.target in house.LAZY_EXPORTS and _rooms_of(whole)
+    return whole if found.name and (whole in modules or is_room) else found.target
 
 
 def _rooms_of(module: str) -> list[str]:
