@@ -26,7 +26,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 
 # (who imports, what is imported): why two rooms of one floor may know each other. The second may not import the first.
 NEIGHBOURS: dict[tuple[str, str], str] = {
-    ("rayinfer.metrics", "rayinfer.outputs"): "metrics count what outputs define; outputs is a leaf that imports nothing",
+    ("rayinfer.metrics", "rayinfer.outputs"): "metrics count what outputs define; outputs imports nothing of ours",
 }
 
 # They only hand out names lazily, so that importing a package costs nothing; they stand on no floor.
