@@ -7,6 +7,5 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 # Tokenizers would warn, and could hang, when a test starts processes after using its threads.
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-# Ray would otherwise try to report its use, and hide a GPU from actors that ask for none.
+# Ray would otherwise try to report its use.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"

@@ -51,6 +51,7 @@ COMMAND_LINE = "rayinfer_deployments.cli"
 # module: why it may read or set environment variables.
 ENVIRONMENT_MODULES: dict[str, str] = {
     "rayinfer.config": "the one reader of the environment",
+    "rayinfer_deployments.ray_environment": "Ray takes some settings from the environment of the processes it starts",
 }
 
 MAX_FILE_LINES = 400
