@@ -1,0 +1,48 @@
+"""What a folder must hold to be a model: configuration, safetensors and tokenizer (no torch here)."""
+
+import json
+from pathlib import Path
+
+from rayinfer.errors import ModelLoadError
+
+SINGLE_WEIGHTS = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+REQUIRED_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+
+PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
+
+
+def check_model_folder(folder: Path) -> None:
+    """Raise ModelLoadError that names the first file missing from `folder`."""
+    for name in REQUIRED_FILES:
+        if not (folder / name).is_file():
+            raise ModelLoadError(f"{folder / name} is missing: a model folder needs {', '.join(REQUIRED_FILES)}")
+    weight_files(folder)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """List the safetensors files of a checkpoint, every one of them present; a single file goes before an index."""
+    if (folder / SINGLE_WEIGHTS).is_file():
+        return [folder / SINGLE_WEIGHTS]
+    if (folder / WEIGHTS_INDEX).is_file():
+        return [folder / name for name in sorted(set(read_weight_map(folder).values()))]
+    if any(path.suffix in PICKLED_SUFFIXES for path in folder.glob("*")):
+        raise ModelLoadError(f"{folder} holds pickled weights only (.bin, .pt, .pth); only safetensors are read")
+    raise ModelLoadError(f"{folder / SINGLE_WEIGHTS} is missing, and there is no {WEIGHTS_INDEX} either")
+
+
+def read_weight_map(folder: Path) -> dict[str, str]:
+    """Read which shard holds which tensor; raises ModelLoadError when the index is broken or a shard is missing."""
+    index = folder / WEIGHTS_INDEX
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelLoadError(f"{index} is no index of safetensors shards: {type(error).__name__}: {error}") from None
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelLoadError(f"{index} is no index of safetensors shards: its weight_map is empty")
+    for shard in sorted(map(str, set(weight_map.values()))):
+        if Path(shard).name != shard:
+            raise ModelLoadError(f"{index} names a shard outside its folder: {shard!r}")
+        if not (folder / shard).is_file():
+            raise ModelLoadError(f"{folder / shard} is missing, though {WEIGHTS_INDEX} names it")
+    return weight_map
