@@ -1,0 +1,53 @@
+"""Paged attention, one request at a time."""
+
+import torch
+
+from rayinfer_kernels.kv_cache import KVCache
+
+
+def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
+    """Put key and value [num_tokens, num_kv_heads, head_dim] at `slots` [num_tokens] (block x block_size + offset)."""
+    kv_cache.key.flatten(0, 1)[slots] = key
+    kv_cache.value.flatten(0, 1)[slots] = value
+
+
+def paged_attention(
+    query: torch.Tensor,
+    kv_cache: KVCache,
+    block_tables: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lengths: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Attend causally from each request's last tokens to all of its tokens in the cache.
+
+    query [num_tokens, num_heads, head_dim] holds the requests' new tokens one after the other, request i's from
+    query_starts[i] to query_starts[i + 1]; block_tables [num_requests, max_blocks] and context_lengths [num_requests]
+    say where its keys lie and how many there are, the new tokens included. Returns the shape of query.
+    """
+    out = torch.empty_like(query)
+    starts, lengths = query_starts.tolist(), context_lengths.tolist()
+    for i, length in enumerate(lengths):
+        q = query[starts[i] : starts[i + 1]].transpose(0, 1).float()  # [num_heads, num_queries, head_dim]
+        blocks = block_tables[i, : -(-length // kv_cache.block_size)].long()
+        key, value = (
+            cached[blocks].flatten(0, 1)[:length].transpose(0, 1).float()  # [num_kv_heads, length, head_dim]
+            for cached in (kv_cache.key, kv_cache.value)
+        )
+        group = q.shape[0] // key.shape[0]
+        scores = q @ key.repeat_interleave(group, 0).mT * scale  # [num_heads, num_queries, length]
+        if softcap is not None:
+            scores = softcap * torch.tanh(scores / softcap)
+        distance = torch.arange(length - q.shape[1], length)[:, None] - torch.arange(length)
+        hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+        weights = scores.masked_fill(hidden.to(scores.device), float("-inf")).softmax(-1)
+        out[starts[i] : starts[i + 1]] = (weights @ value.repeat_interleave(group, 0)).transpose(0, 1).to(out.dtype)
+    return out
+
+
+def copy_blocks(source: KVCache, target: KVCache, source_blocks: torch.Tensor, target_blocks: torch.Tensor) -> None:
+    """Copy whole blocks from one pool to another (or within one); both index tensors are [num_copies]."""
+    target.key[target_blocks] = source.key[source_blocks].to(target.key.device)
+    target.value[target_blocks] = source.value[source_blocks].to(target.value.device)

@@ -1,0 +1,16 @@
+"""Where the tokens of one step lie: which request each belongs to and where its keys and values go."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """One step's requests, their new tokens one after the other."""
+
+    positions: torch.Tensor  # int64 [num_tokens], each token's place in its request
+    slots: torch.Tensor  # int64 [num_tokens], block x block_size + offset
+    query_starts: torch.Tensor  # int32 [num_requests + 1]
+    context_lengths: torch.Tensor  # int32 [num_requests], cached tokens, the new ones included
+    block_tables: torch.Tensor  # int32 [num_requests, max_blocks]

@@ -1,0 +1,36 @@
+"""The attention of one layer over its part of the paged cache."""
+
+import torch
+from rayinfer_kernels import ops
+
+from rayinfer.attention.batch import AttentionBatch
+
+
+class PagedAttention(torch.nn.Module):
+    """Writes the new keys and values into the layer's blocks, then attends to all of them."""
+
+    def __init__(self, head_dim: int, *, scale: float | None = None, window: int | None = None) -> None:
+        super().__init__()
+        self._scale = head_dim**-0.5 if scale is None else scale
+        self._window = window
+        self._kv_cache: ops.KVCache | None = None
+
+    def bind(self, kv_cache: ops.KVCache) -> None:
+        """Give the layer its pool of blocks."""
+        self._kv_cache = kv_cache
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch
+    ) -> torch.Tensor:
+        """query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads, head_dim] -> query's shape."""
+        assert self._kv_cache is not None, "the layer has no cache yet"
+        ops.write_kv(key, value, self._kv_cache, batch.slots)
+        return ops.paged_attention(
+            query,
+            self._kv_cache,
+            batch.block_tables,
+            batch.query_starts,
+            batch.context_lengths,
+            self._scale,
+            self._window,
+        )

@@ -1,0 +1,1 @@
+"""The engine: requests, their schedule, and the loop that moves them forward."""

@@ -1,0 +1,116 @@
+"""The running requests as rows of preallocated arrays, so that a step costs no Python per request."""
+
+import numpy as np
+
+from rayinfer.engine.request import Request
+from rayinfer.engine.step_plan import BoolArray, EnteredRow, Int64Array, StepPlan
+
+
+class BatchTable:
+    """Counters, tokens and block tables of the running requests; a row belongs to one request at a time."""
+
+    def __init__(self, num_rows: int, max_model_len: int, block_size: int) -> None:
+        self.num_rows = num_rows
+        self._block_size = block_size
+        max_blocks = -(-max_model_len // block_size)
+        self.token_ids = np.empty((num_rows, max_model_len), np.int32)
+        self.block_tables = np.zeros((num_rows, max_blocks), np.int32)
+        self.num_tokens = np.zeros(num_rows, np.int64)  # known: prompt and output
+        self.num_computed = np.zeros(num_rows, np.int64)  # whose keys and values are in the cache
+        self.num_blocks = np.zeros(num_rows, np.int64)
+        self.num_stored_blocks = np.zeros(num_rows, np.int64)  # of those, hit-able in the prefix cache
+        self.max_total_tokens = np.zeros(num_rows, np.int64)
+        self.checks_eos = np.zeros(num_rows, np.bool_)
+        self.has_stop_ids = np.zeros(num_rows, np.bool_)
+        self.requests: list[Request | None] = [None] * num_rows
+        self._free_rows = list(range(num_rows - 1, -1, -1))
+        self._active: dict[int, None] = {}  # rows in the order in which they were taken
+        self._active_rows: Int64Array | None = None
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    @property
+    def has_free_row(self) -> bool:
+        """Whether one more request can run."""
+        return bool(self._free_rows)
+
+    @property
+    def rows(self) -> Int64Array:
+        """The taken rows, oldest first."""
+        if self._active_rows is None:
+            self._active_rows = np.fromiter(self._active, np.int64, len(self._active))
+        return self._active_rows
+
+    def request_at(self, row: int) -> Request:
+        """The request that has the row."""
+        request = self.requests[row]
+        assert request is not None, f"row {row} is free"
+        return request
+
+    def take(self, request: Request, num_cached_tokens: int, num_cached_blocks: int) -> int:
+        """Give the request a row and copy its tokens and blocks in."""
+        row = self._free_rows.pop()
+        self._active[row] = None
+        self._active_rows = None
+        self.requests[row] = request
+        self.token_ids[row, : len(request.token_ids)] = request.token_ids
+        self.block_tables[row, : len(request.blocks)] = request.blocks
+        self.num_tokens[row] = len(request.token_ids)
+        self.num_computed[row] = num_cached_tokens
+        self.num_blocks[row] = len(request.blocks)
+        self.num_stored_blocks[row] = num_cached_blocks
+        self.max_total_tokens[row] = request.max_total_tokens
+        self.checks_eos[row] = not request.params.ignore_eos
+        self.has_stop_ids[row] = bool(request.params.stop_ids)
+        return row
+
+    def add_block(self, row: int, block: int) -> None:
+        """Append a block to the row's table."""
+        self.block_tables[row, self.num_blocks[row]] = block
+        self.num_blocks[row] += 1
+
+    def release(self, row: int) -> Request:
+        """Free the row and hand its tokens back to its request."""
+        request = self.request_at(row)
+        request.token_ids = self.token_ids[row, : self.num_tokens[row]].copy()
+        self.requests[row] = None
+        del self._active[row]
+        self._active_rows = None
+        self._free_rows.append(row)
+        return request
+
+    def assemble(self, rows: Int64Array, counts: Int64Array, *, step: int, entered: tuple[EnteredRow, ...]) -> StepPlan:
+        """Gather the next `counts` tokens of each of the rows into one plan."""
+        computed = self.num_computed[rows]
+        context_lengths = computed + counts
+        query_starts = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum(counts, out=query_starts[1:])
+        token_rows = np.repeat(rows, counts)
+        positions = np.arange(query_starts[-1]) + np.repeat(computed - query_starts[:-1], counts)
+        blocks = self.block_tables[token_rows, positions // self._block_size].astype(np.int64)
+        max_blocks = -(-int(context_lengths.max()) // self._block_size)
+        return StepPlan(
+            step=step,
+            rows=rows,
+            token_ids=self.token_ids[token_rows, positions],
+            positions=positions,
+            slots=blocks * self._block_size + positions % self._block_size,
+            query_starts=query_starts.astype(np.int32),
+            context_lengths=context_lengths.astype(np.int32),
+            block_tables=self.block_tables[rows, :max_blocks],
+            samples=context_lengths == self.num_tokens[rows],
+            entered=entered,
+        )
+
+    def ends_of(self, rows: Int64Array, token_ids: Int64Array, eos_token_ids: Int64Array) -> BoolArray:
+        """Which of the rows' new tokens are end or stop tokens, [num_rows]."""
+        ends: BoolArray = self.checks_eos[rows] & np.isin(token_ids, eos_token_ids)
+        for i in np.flatnonzero(self.has_stop_ids[rows]):
+            ends[i] |= int(token_ids[i]) in self.request_at(rows[i]).params.stop_ids
+        return ends
+
+    def append(self, rows: Int64Array, token_ids: Int64Array) -> None:
+        """Add one new token to each of the rows."""
+        self.token_ids[rows, self.num_tokens[rows]] = token_ids
+        self.num_tokens[rows] += 1

@@ -1,0 +1,149 @@
+"""The engine: takes requests, moves all of them forward one step at a time, and says what each of them gained."""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from rayinfer.engine.deadlines import Deadlines
+from rayinfer.engine.executor import Executor
+from rayinfer.engine.request import new_request
+from rayinfer.engine.scheduler import Scheduler
+from rayinfer.engine.step_plan import StepPlan
+from rayinfer.errors import InvalidParameter, PromptTooLong
+from rayinfer.outputs import EngineStats, TokenDelta
+from rayinfer.protocols import GenerationRequest, ModelDescription
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Synchronous and single-threaded; `AsyncEngine` runs it in a thread of its own."""
+
+    def __init__(
+        self,
+        *,
+        description: ModelDescription,
+        scheduler: Scheduler,
+        executor: Executor,
+        eos_token_ids: tuple[int, ...] = (),
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.description = description
+        self._scheduler = scheduler
+        self._executor = executor
+        self._eos_token_ids = eos_token_ids
+        self._seeds = random.Random(seed)  # for requests that bring none
+        self._deadlines = Deadlines()
+        self._clock = clock
+
+    def add_request(self, request: GenerationRequest) -> None:
+        """Queue a request with n == 1; raises RequestError for one that could never finish."""
+        self._check(request)
+        now = self._clock()
+        accepted = new_request(
+            request,
+            seed=self._seeds.getrandbits(64),
+            max_model_len=self.description.max_model_len,
+            block_size=self.description.block_size,
+            eos_token_ids=self._eos_token_ids,
+            now=now,
+        )
+        self._scheduler.add(accepted)
+        if accepted.deadline is not None:
+            self._deadlines.add(request.request_id, accepted.deadline)
+
+    def abort(self, request_id: str) -> TokenDelta | None:
+        """End a request and free what it holds; None if it is unknown or over."""
+        return self._scheduler.finish(request_id, "abort")
+
+    def step(self) -> list[TokenDelta]:
+        """Move every scheduled request one step forward."""
+        deltas = self._end_overdue_requests()
+        plan = self._scheduler.plan()
+        if plan is None:
+            return deltas
+        return deltas + self._run(plan)
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """Whether another step would do anything."""
+        return self._scheduler.num_unfinished > 0
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        """Requests that wait or run."""
+        return self._scheduler.num_unfinished
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counters and gauges as they are now."""
+        return self._scheduler.stats
+
+    def take_block_events(self) -> tuple[list[bytes], list[bytes]]:
+        """Digests that entered and left the prefix cache since the last call."""
+        events = self._scheduler.take_block_events()
+        return events.stored, events.removed
+
+    def exit(self) -> None:
+        """Give everything back."""
+        self._executor.shutdown()
+
+    def _run(self, plan: StepPlan) -> list[TokenDelta]:
+        """Compute the plan; if it fails, compute its halves, until the request at fault is alone and ends with "error".
+
+        Nothing needs undoing: a failed step has written only to slots that the retry writes again.
+        """
+        failure: Exception | None = None
+        try:
+            sampled = self._executor.submit(plan).result()
+        except Exception as error:
+            if not _may_be_one_request(error):
+                raise
+            failure = error
+        if failure is None:
+            return self._scheduler.apply(plan, sampled)
+        if plan.num_requests > 1:
+            middle = plan.num_requests // 2
+            return self._run(plan.part(0, middle)) + self._run(plan.part(middle, plan.num_requests))
+        request_id = self._scheduler.request_id_at(int(plan.rows[0]))
+        logger.error("request %s failed in step %d", request_id, plan.step, exc_info=failure)
+        failed = self._scheduler.finish(request_id, "error")
+        return [failed] if failed else []
+
+    def _end_overdue_requests(self) -> list[TokenDelta]:
+        overdue = self._deadlines.take_overdue(self._clock())
+        ended = (self._scheduler.finish(request_id, "timeout") for request_id in overdue)
+        return [delta for delta in ended if delta is not None]
+
+    def _check(self, request: GenerationRequest) -> None:
+        limit, vocab_size = self.description.max_model_len, self.description.vocab_size
+        prompt, outputs = request.prompt_token_ids, request.output_token_ids
+        if not prompt:
+            raise InvalidParameter("prompt must not be empty", "prompt")
+        if len(prompt) + len(outputs) >= limit:
+            raise PromptTooLong(
+                f"This model's maximum context length is {limit} tokens. However, your prompt has"
+                f" {len(prompt) + len(outputs)} tokens and needs room for at least one more.",
+                "prompt",
+                "context_length_exceeded",
+            )
+        if not all(0 <= token_id < vocab_size for token_id in (*prompt, *outputs)):
+            raise InvalidParameter(f"prompt must hold token ids from 0 to {vocab_size - 1}", "prompt")
+        params = request.sampling_params
+        if params.n != 1:
+            raise InvalidParameter(f"n must be 1 for one choice of a request, got {params.n}", "n")
+        if params.max_tokens is not None and len(outputs) >= params.max_tokens:
+            raise InvalidParameter(
+                f"max_tokens is {params.max_tokens}, but {len(outputs)} are there already", "max_tokens"
+            )
+        if any(token_id >= vocab_size for token_id in params.stop_ids):
+            raise InvalidParameter(f"stop_token_ids must lie below {vocab_size}", "stop_token_ids")
+        if self._scheduler.knows(request.request_id):
+            raise InvalidParameter(f"request_id {request.request_id!r} is in use", "request_id")
+
+
+def _may_be_one_request(error: Exception) -> bool:
+    # A device error or a lack of memory says nothing about a request, and the state after it cannot be trusted.
+    return not isinstance(error, MemoryError) and "CUDA error" not in str(error) and "out of memory" not in str(error)

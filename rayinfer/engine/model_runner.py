@@ -1,0 +1,67 @@
+"""Runs one step of the model in this process: arrays in, sampled tokens out."""
+
+import numpy as np
+import torch
+
+from rayinfer.attention.batch import AttentionBatch
+from rayinfer.decoding.sampler import Sampler
+from rayinfer.engine.step_plan import SampledTokens, StepPlan
+from rayinfer.models.decoder import Decoder
+
+
+class FinishedStep:
+    """The handle of a step that ran while it was submitted."""
+
+    def __init__(self, sampled: SampledTokens) -> None:
+        self._sampled = sampled
+
+    def result(self) -> SampledTokens:
+        """The step's tokens."""
+        return self._sampled
+
+
+class ModelRunner:
+    """An Executor that computes in the caller's thread."""
+
+    def __init__(self, decoder: Decoder, sampler: Sampler, device: torch.device) -> None:
+        self._decoder = decoder
+        self._sampler = sampler
+        self._device = device
+
+    def submit(self, plan: StepPlan) -> FinishedStep:
+        """Compute the step now."""
+        for entered in plan.entered:
+            self._sampler.enter(
+                entered.row,
+                entered.params,
+                seed=entered.seed,
+                choice=entered.choice,
+                prompt_token_ids=entered.prompt_token_ids,
+                output_token_ids=entered.output_token_ids,
+                end_token_ids=entered.end_token_ids,
+            )
+        with torch.inference_mode():
+            return FinishedStep(self._run(plan))
+
+    def _run(self, plan: StepPlan) -> SampledTokens:
+        batch = AttentionBatch(
+            positions=self._tensor(plan.positions),
+            slots=self._tensor(plan.slots),
+            query_starts=self._tensor(plan.query_starts),
+            context_lengths=self._tensor(plan.context_lengths),
+            block_tables=self._tensor(plan.block_tables),
+        )
+        hidden = self._decoder.forward(self._tensor(plan.token_ids), batch)
+        sampling = np.flatnonzero(plan.samples)
+        if not len(sampling):
+            return SampledTokens(np.empty(0, np.int64), np.empty(0, np.bool_))
+        last_tokens = plan.query_starts[1:][sampling] - 1
+        logits = self._decoder.logits(hidden[self._tensor(last_tokens)])
+        sampled = self._sampler.sample(logits, plan.rows[sampling], plan.context_lengths[sampling].astype(np.int64))
+        return SampledTokens(sampled.token_ids.cpu().numpy(), sampled.is_invalid.cpu().numpy())
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+
+    def shutdown(self) -> None:
+        """Nothing outlives this object."""

@@ -1,0 +1,45 @@
+"""Prefix blocks that a running request is about to write, and the twins that wait for them instead of computing them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from rayinfer.engine.request import Request, RequestStatus
+
+
+@dataclass(slots=True)
+class _PendingBlock:
+    writer: Request
+    parked: list[Request] = field(default_factory=list)
+
+
+class PrefixesUnderWay:
+    """Digests that will be hit-able soon; a request whose next block is among them is parked."""
+
+    def __init__(self) -> None:
+        self._pending: dict[bytes, _PendingBlock] = {}
+
+    def announce(self, writer: Request, digests: Sequence[bytes]) -> None:
+        """The writer will compute these blocks; what another writes already stays its own."""
+        for digest in digests:
+            self._pending.setdefault(digest, _PendingBlock(writer))
+
+    def is_under_way(self, digest: bytes) -> bool:
+        """Whether somebody is about to write the block."""
+        return digest in self._pending
+
+    def park(self, request: Request, digest: bytes) -> None:
+        """Let the request wait until the block is written or given up."""
+        request.move_to(RequestStatus.PARKED)
+        self._pending[digest].parked.append(request)
+
+    def settle(self, writer: Request, digests: Sequence[bytes]) -> list[Request]:
+        """The writer has written these blocks or gives them up: return who waited for them and may be scheduled again."""
+        released: list[Request] = []
+        for digest in digests:
+            pending = self._pending.get(digest)
+            if pending is not None and pending.writer is writer:
+                del self._pending[digest]
+                released += [request for request in pending.parked if request.status is RequestStatus.PARKED]
+        for request in released:
+            request.move_to(RequestStatus.WAITING)
+        return released

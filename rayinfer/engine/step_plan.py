@@ -1,0 +1,75 @@
+"""What one step computes, as compact arrays, and what comes of it."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rayinfer.sampling_params import SamplingParams
+
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnteredRow:
+    """A request that takes a row of the batch, for the first time or again after a preemption."""
+
+    row: int
+    params: SamplingParams
+    seed: int
+    choice: int
+    prompt_token_ids: Int32Array
+    output_token_ids: Int32Array
+    end_token_ids: tuple[int, ...]  # the ids that min_tokens forbids
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepPlan:
+    """One step: the new tokens of the scheduled requests, one request after the other."""
+
+    step: int
+    rows: Int64Array  # [num_requests], each request's row in the batch
+    token_ids: Int32Array  # [num_tokens]
+    positions: Int64Array  # [num_tokens]
+    slots: Int64Array  # [num_tokens], block x block_size + offset
+    query_starts: Int32Array  # [num_requests + 1]
+    context_lengths: Int32Array  # [num_requests], tokens in the cache after this step
+    block_tables: Int32Array  # [num_requests, max_blocks]
+    samples: BoolArray  # [num_requests], whether the request's last token is followed by a new one
+    entered: tuple[EnteredRow, ...] = field(default=())
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in this step."""
+        return len(self.rows)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step."""
+        return len(self.token_ids)
+
+    def part(self, first: int, last: int) -> "StepPlan":
+        """The step of the requests first..last-1 alone."""
+        start, end = int(self.query_starts[first]), int(self.query_starts[last])
+        return StepPlan(
+            step=self.step,
+            rows=self.rows[first:last],
+            token_ids=self.token_ids[start:end],
+            positions=self.positions[start:end],
+            slots=self.slots[start:end],
+            query_starts=self.query_starts[first : last + 1] - start,
+            context_lengths=self.context_lengths[first:last],
+            block_tables=self.block_tables[first:last],
+            samples=self.samples[first:last],
+            entered=tuple(entered for entered in self.entered if entered.row in self.rows[first:last]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """The new token of every request that sampled, in the plan's order."""
+
+    token_ids: Int64Array  # [number of true `samples`]
+    is_invalid: BoolArray  # of the same length: the logits had no finite maximum, the token means nothing

@@ -1,0 +1,47 @@
+"""How much memory the KV pool takes, and the pool itself."""
+
+import os
+
+import torch
+from rayinfer_kernels import ops
+
+from rayinfer.config import EngineConfig
+from rayinfer.errors import ConfigError
+
+CPU_POOL_BYTES = 2 << 30
+GPU_MEMORY_FRACTION = 0.9
+
+
+def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device) -> int:
+    """Blocks that the settings ask for or the free memory allows; `block_bytes` is one block of all layers."""
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks
+    pool_bytes = CPU_POOL_BYTES
+    if config.memory_fraction is not None or device.type == "cuda":
+        pool_bytes = int(free_memory_bytes(device) * (config.memory_fraction or GPU_MEMORY_FRACTION))
+    num_blocks = pool_bytes // block_bytes
+    if num_blocks < 1:
+        raise ConfigError(f"memory_fraction leaves {pool_bytes} bytes for KV blocks of {block_bytes} bytes each")
+    return num_blocks
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory that is free now on the device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def allocate_kv_caches(
+    num_layers: int,
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[ops.KVCache]:
+    """One pool of blocks per layer."""
+    return [
+        ops.allocate_kv_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype, device) for _ in range(num_layers)
+    ]

@@ -1,0 +1,20 @@
+"""The gated feed-forward part of a decoder layer."""
+
+import torch
+from rayinfer_kernels import ops
+
+from rayinfer.layers.linear import Linear, StackedLinear
+
+
+class GatedMLP(torch.nn.Module):
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool = False) -> None:
+        super().__init__()
+        parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
+        self.gate_up_proj = StackedLinear(hidden_size, parts, bias=bias)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_tokens, hidden_size] -> the same shape."""
+        return self.down_proj(ops.silu_and_mul(self.gate_up_proj(x)))

@@ -1,0 +1,32 @@
+"""Linear layers, alone or several stacked into one product."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+
+class Linear(torch.nn.Module):
+    """y = x W^T + b; weight [out_features, in_features]."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
+        self.bias = torch.nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_tokens, in_features] -> [num_tokens, out_features]."""
+        return F.linear(x, self.weight, self.bias)
+
+
+class StackedLinear(Linear):
+    """Several linear layers of one input computed as one; `parts` names them in order with their widths."""
+
+    def __init__(self, in_features: int, parts: Mapping[str, int], *, bias: bool = False) -> None:
+        super().__init__(in_features, sum(parts.values()), bias=bias)
+        self.widths = list(parts.values())
+        self.rows: dict[str, slice] = {}
+        start = 0
+        for name, width in parts.items():
+            self.rows[name] = slice(start, start + width)
+            start += width

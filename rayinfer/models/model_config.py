@@ -1,0 +1,104 @@
+"""What a checkpoint's config.json says, checked and under one set of names."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """A decoder's shape."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float = 1e-6
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    hidden_act: str = "silu"
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    dtype: str = "float32"  # the checkpoint's own
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """Read config.json (and generation_config.json for the end tokens); raises ModelLoadError naming file and field."""
+    file = folder / "config.json"
+    raw = _read_json(file)
+    architectures = raw.get("architectures")
+    if not isinstance(architectures, list) or not architectures:
+        raise UnsupportedArchitecture(f"{file}: no architecture is named")
+    try:
+        return _from_raw(raw, str(architectures[0]), _end_token_ids(raw, folder))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelLoadError(f"{file}: missing or wrong field: {error}") from None
+
+
+def _from_raw(raw: Mapping[str, Any], architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
+    num_heads = int(raw["num_attention_heads"])
+    hidden_size = int(raw["hidden_size"])
+    num_kv_heads = int(raw.get("num_key_value_heads") or num_heads)
+    if num_heads < 1 or num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise ValueError(f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}")
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=int(raw["vocab_size"]),
+        hidden_size=hidden_size,
+        intermediate_size=int(raw["intermediate_size"]),
+        num_layers=int(raw["num_hidden_layers"]),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=int(raw.get("head_dim") or hidden_size // num_heads),
+        max_position_embeddings=int(raw["max_position_embeddings"]),
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rope=_rope(raw),
+        hidden_act=str(raw.get("hidden_act", "silu")),
+        attention_bias=bool(raw.get("attention_bias", False)),
+        mlp_bias=bool(raw.get("mlp_bias", False)),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        eos_token_ids=eos_token_ids,
+        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+    )
+
+
+def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Both spellings: `rope_parameters` (transformers 5), and `rope_theta` beside `rope_scaling` (before)."""
+    rope = {"rope_theta": raw.get("rope_theta", 10000.0), "rope_type": "default"}
+    for settings in (raw.get("rope_scaling"), raw.get("rope_parameters")):
+        rope.update(settings or {})
+    if "type" in rope:  # the oldest spelling
+        rope["rope_type"] = rope.pop("type")
+    return rope
+
+
+def _end_token_ids(raw: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
+    """generation_config.json decides, as in transformers; chat models often name several there."""
+    file = folder / "generation_config.json"
+    ids = _read_json(file).get("eos_token_id") if file.is_file() else None
+    ids = raw.get("eos_token_id") if ids is None else ids
+    if ids is None:
+        return ()
+    return tuple(int(token_id) for token_id in (ids if isinstance(ids, list) else [ids]))
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        raw = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelLoadError(f"{file}: no such file") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelLoadError(f"{file}: not readable as JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise ModelLoadError(f"{file}: not a JSON object")
+    return raw
