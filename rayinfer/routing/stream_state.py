@@ -1,0 +1,193 @@
+"""One client request on its way back up: engine tokens in, the client's text out, each choice ended exactly once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from rayinfer.outputs import CompletionOutput, FinishReason, RequestOutput, TokenDelta
+from rayinfer.protocols import GenerationRequest
+from rayinfer.sampling_params import SamplingParams
+from rayinfer.tokenization.output_text import OutputText, TextDelta
+from rayinfer.tokenization.tokenizer import Tokenizer
+
+
+@dataclass(kw_only=True, slots=True)
+class _Choice:
+    """One of the n answers, as far as it is known."""
+
+    index: int
+    text: OutputText
+    token_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)  # what the client has seen
+    logprobs: list[dict[int, float]] = field(default_factory=list)  # what the client has seen
+    waiting_logprobs: list[dict[int, float]] = field(default_factory=list)
+    num_delivered: int = 0  # tokens that the client has seen
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+
+    def take_output(self, text: str) -> CompletionOutput:
+        """Make the delta that delivers this text, with every token that has waited for it."""
+        self.texts.append(text)
+        start, self.num_delivered = self.num_delivered, len(self.token_ids)
+        logprobs, self.waiting_logprobs = self.waiting_logprobs, []
+        self.logprobs += logprobs
+        return CompletionOutput(
+            index=self.index,
+            text=text,
+            token_ids=self.token_ids[start:],
+            logprobs=logprobs or None,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+    def whole(self) -> CompletionOutput:
+        """Make the output that holds all there is."""
+        return CompletionOutput(
+            index=self.index,
+            text="".join(self.texts),
+            token_ids=list(self.token_ids),
+            logprobs=[*self.logprobs, *self.waiting_logprobs] or None,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
+
+
+class StreamState:
+    """What a router or `LLM` owns of one client request: n engine requests, their tokens so far and their texts.
+
+    Tokens that are known already are dropped, so a stream can continue on another engine from `engine_requests()`.
+    """
+
+    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer) -> None:
+        params = request.sampling_params
+        self._request = request
+        self._engine_params = params if params.n == 1 else replace(params, n=1)
+        self._special_ids = tokenizer.special_ids
+        self._choices: dict[str, _Choice] = {}
+        for index in range(params.n):
+            text = _output_text(request, params, tokenizer)
+            text.append(request.output_token_ids, is_last=False)  # the client has seen this before
+            choice = _Choice(index=index, text=text, token_ids=list(request.output_token_ids))
+            choice.num_delivered = len(choice.token_ids)
+            self._choices[f"{request.request_id}/{index}"] = choice
+        self._num_open = params.n
+        self._stopped: list[str] = []
+        self._num_cached_tokens: int | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has ended."""
+        return self._num_open == 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of all choices that count, whether the client has seen them or not."""
+        return sum(len(choice.token_ids) for choice in self._choices.values())
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that not even the first choice had to compute."""
+        return self._num_cached_tokens or 0
+
+    def engine_requests(self, *, epoch: int | None = None) -> list[GenerationRequest]:
+        """Make the engine's requests for the choices that are still open, each with its tokens so far."""
+        return [
+            replace(
+                self._request,
+                request_id=request_id,
+                output_token_ids=list(choice.token_ids),
+                sampling_params=self._engine_params,
+                choice=choice.index if self._request.sampling_params.n > 1 else self._request.choice,
+                epoch=self._request.epoch if epoch is None else epoch,
+            )
+            for request_id, choice in self._choices.items()
+            if choice.finish_reason is None
+        ]
+
+    def stopped_request_ids(self) -> list[str]:
+        """Return, once each, the engine requests that were ended here and must now be aborted."""
+        stopped, self._stopped = self._stopped, []
+        return stopped
+
+    def apply(self, delta: TokenDelta) -> RequestOutput | None:
+        """Take what an engine says about one choice, and return what the client may see of it, if anything."""
+        choice = self._choices.get(delta.request_id)
+        if choice is None:
+            raise RuntimeError(f"request {self._request.request_id!r} has no part {delta.request_id!r}")
+        if choice.finish_reason is not None:
+            return None
+        num_known = len(choice.token_ids) - delta.start_pos
+        if num_known < 0 and delta.token_ids:
+            raise RuntimeError(f"tokens lost: {delta.request_id!r} has {len(choice.token_ids)}, got {delta.start_pos}")
+        if not choice.token_ids and delta.token_ids:
+            self._note_cached_tokens(delta.num_cached_tokens)
+        token_ids = delta.token_ids[num_known:] if num_known > 0 else delta.token_ids
+        new = self._add_text(choice, token_ids, delta)
+        choice.token_ids += token_ids[: new.num_tokens]
+        if delta.logprobs:
+            choice.waiting_logprobs += delta.logprobs[max(num_known, 0) :][: new.num_tokens]
+        if new.stop_string is not None:
+            self._end(choice, "stop", new.stop_string)
+            if delta.finish_reason is None:
+                self._stopped.append(delta.request_id)
+        elif delta.finish_reason is not None:
+            self._end(choice, delta.finish_reason, delta.stop_reason)
+        if not new.text and choice.finish_reason is None:
+            return None
+        return self._output([choice.take_output(new.text)])
+
+    def fail(self, finish_reason: FinishReason) -> RequestOutput:
+        """End every open choice, giving out the text that was held back."""
+        outputs = []
+        for request_id, choice in self._choices.items():
+            if choice.finish_reason is None:
+                text = choice.text.append((), is_last=True).text
+                self._end(choice, finish_reason, None)
+                self._stopped.append(request_id)
+                outputs.append(choice.take_output(text))
+        return self._output(outputs)
+
+    def whole(self) -> RequestOutput:
+        """Return all there is so far, in the order of the choices."""
+        return self._output([choice.whole() for choice in self._choices.values()])
+
+    def _add_text(self, choice: _Choice, token_ids: Sequence[int], delta: TokenDelta) -> TextDelta:
+        """Make text of new tokens; the token that stopped the engine counts, but says nothing unless it is asked to."""
+        is_last = delta.finish_reason is not None
+        if not token_ids or not self._is_silent(token_ids[-1], delta):
+            return choice.text.append(token_ids, is_last=is_last)
+        new = choice.text.append(token_ids[:-1], is_last=True)
+        return new if new.stop_string is not None else new._replace(num_tokens=new.num_tokens + 1)
+
+    def _is_silent(self, last_token_id: int, delta: TokenDelta) -> bool:
+        if delta.finish_reason != "stop" or self._engine_params.include_stop_str_in_output:
+            return False
+        return last_token_id == delta.stop_reason or (delta.stop_reason is None and last_token_id in self._special_ids)
+
+    def _note_cached_tokens(self, num_cached_tokens: int) -> None:
+        # The other choices find what the first one computed: only the least says what was there before.
+        if self._num_cached_tokens is None or num_cached_tokens < self._num_cached_tokens:
+            self._num_cached_tokens = num_cached_tokens
+
+    def _end(self, choice: _Choice, finish_reason: FinishReason, stop_reason: int | str | None) -> None:
+        choice.finish_reason, choice.stop_reason = finish_reason, stop_reason
+        self._num_open -= 1
+
+    def _output(self, outputs: list[CompletionOutput]) -> RequestOutput:
+        return RequestOutput(
+            request_id=self._request.request_id,
+            prompt_token_ids=self._request.prompt_token_ids,
+            outputs=outputs,
+            num_cached_tokens=self.num_cached_tokens,
+            finished=self.is_finished,
+        )
+
+
+def _output_text(request: GenerationRequest, params: SamplingParams, tokenizer: Tokenizer) -> OutputText:
+    return OutputText(
+        tokenizer,
+        request.prompt_token_ids,
+        stop_strings=params.stop_strings,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        skip_special_tokens=params.skip_special_tokens,
+        min_tokens=params.min_tokens,
+    )

@@ -1,0 +1,150 @@
+"""Text to token ids and back, over the `tokenizers` library alone."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from rayinfer.errors import InvalidParameter, ModelLoadError
+from rayinfer.tokenization.detokenizer import DecoderTables, Detokenizer
+
+SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class Tokenizer:
+    """One model's tokenizer; it gives the ids that transformers gives for the same folder."""
+
+    def __init__(self, backend: Backend, special_tokens: Mapping[str, str] | None = None) -> None:
+        self._backend = backend
+        self._special_tokens = dict(special_tokens or {})
+        self._special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        self._tables = DecoderTables(backend, self._special_ids)
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """Load tokenizer.json and tokenizer_config.json; raises ModelLoadError that names the file at fault."""
+        settings = read_tokenizer_config(folder)
+        backend = _read_backend(folder / "tokenizer.json")
+        try:
+            _add_tokens(backend, settings)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ModelLoadError(f"{folder / 'tokenizer_config.json'}: bad added tokens: {_one_line(error)}") from error
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = bool(settings.get("split_special_tokens", False))
+        return cls(backend, special_tokens(settings))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Turn text into token ids, with the special tokens that the tokenizer puts around a text."""
+        if not isinstance(text, str):
+            raise InvalidParameter(f"a prompt must be a string, got {type(text).__name__}", "prompt")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            found = f"a lone surrogate, U+{ord(text[error.start]):04X} at position {error.start}"
+            raise InvalidParameter(f"a prompt must be valid Unicode, got {found}", "prompt") from error
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Turn token ids into text; ids that are no tokens say nothing."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def detokenizer(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
+        """Begin to turn the tokens that follow a prompt into text, one at a time."""
+        return self._tables.start(prompt_token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text of a token on its own; bytes that are no whole character become replacement characters."""
+        return self.decode([token_id], skip_special_tokens=False)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens in the vocabulary, added ones included."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of the tokens that say nothing when special tokens are skipped."""
+        return self._special_ids
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Id of the token that begins a text."""
+        return self._special_id("bos_token")
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the token that ends a text."""
+        return self._special_id("eos_token")
+
+    def _special_id(self, name: str) -> int | None:
+        token = self._special_tokens.get(name)
+        return None if token is None else self._backend.token_to_id(token)
+
+
+def read_tokenizer_config(folder: Path) -> dict[str, Any]:
+    """Read tokenizer_config.json, and what an old special_tokens_map.json beside it adds."""
+    settings = _read_json(folder / "tokenizer_config.json")
+    old_map = folder / "special_tokens_map.json"
+    if "added_tokens_decoder" not in settings and old_map.is_file():
+        settings |= _read_json(old_map)
+    return settings
+
+
+def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the named special tokens ("bos_token", ...) of a tokenizer_config.json as plain strings."""
+    tokens = {name: settings.get(name) for name in SPECIAL_TOKEN_NAMES}
+    return {
+        name: str(token["content"] if isinstance(token, Mapping) else token)
+        for name, token in tokens.items()
+        if token is not None
+    }
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelLoadError(f"{path}: no such file; a model folder needs it") from error
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path}: cannot be read: {_one_line(error)}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: must hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _read_backend(path: Path) -> Backend:
+    if not path.is_file():
+        raise ModelLoadError(f"{path}: no such file; a model folder needs it")
+    try:
+        return Backend.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelLoadError(f"{path}: not a tokenizer: {_one_line(error)}") from error
+
+
+def _add_tokens(backend: Backend, settings: Mapping[str, Any]) -> None:
+    """Add the tokens that only tokenizer_config.json knows, and make its special ones special."""
+    by_id = settings.get("added_tokens_decoder") or {}
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    listed = [_added_token(by_id[key]) for key in sorted(by_id, key=int)]
+    backend.add_tokens([token for token in listed if token.content not in known])
+    more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
+    named = [settings.get(name) for name in SPECIAL_TOKEN_NAMES]
+    special = [*named, *(more.values() if isinstance(more, Mapping) else more)]
+    known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    missing = [_added_token(token) for token in special if token is not None]
+    backend.add_special_tokens([token for token in missing if token.content not in known])
+
+
+def _added_token(token: str | Mapping[str, Any]) -> AddedToken:
+    if isinstance(token, str):
+        return AddedToken(token, special=True, normalized=False)
+    fields = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return AddedToken(token["content"], **{name: token[name] for name in fields if name in token})
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
