@@ -1,0 +1,1 @@
+"""How the next token is chosen from a row of logits."""

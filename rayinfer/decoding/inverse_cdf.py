@@ -1,0 +1,39 @@
+"""Finds where cumulated weights pass a share of their sum."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+BLOCK_SIZE = 256
+# Below 1 by more than float64 can lose in one block's sum, above what any weight in float32 could decide.
+_ALMOST_ALL = 1.0 - 2.0**-40
+
+
+def padded_to_blocks(scores: Tensor) -> Tensor:
+    """`scores` [rows, vocab] followed by as many -inf as fill the last block."""
+    return pad(scores, (0, -scores.shape[-1] % BLOCK_SIZE), value=float("-inf"))
+
+
+def first_exceeding(weights: Tensor, share: Tensor) -> Tensor:
+    """The first index per row whose cumulated weight exceeds `share` [rows] (float64, in [0, 1)) of the row's sum.
+
+    `weights` [rows, whole blocks] are float32 and not negative, and an index of weight 0 is never returned. Sums are
+    float64 over fixed blocks, so neither the number of rows nor of threads changes them. A row that holds NaN gets
+    some index within the row.
+    """
+    num_rows, width = weights.shape
+    blocks = weights.view(num_rows, width // BLOCK_SIZE, BLOCK_SIZE)
+    block_ends = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)  # [rows, blocks]
+    target = (share * block_ends[:, -1]).unsqueeze(1)
+    block = _count_reached(block_ends, target)
+    before = block_ends.gather(1, (block - 1).clamp_(min=0)).masked_fill_(block == 0, 0.0)
+
+    rows = torch.arange(num_rows, device=weights.device)
+    ends = blocks[rows, block.squeeze(1)].cumsum(dim=-1, dtype=torch.float64)  # [rows, BLOCK_SIZE]
+    # Adding in another order may leave the block's own sum just short of what its entry in block_ends promised.
+    rest = torch.minimum(target - before, ends[:, -1:] * _ALMOST_ALL)
+    return (block * BLOCK_SIZE + _count_reached(ends, rest)).squeeze(1)
+
+
+def _count_reached(ends: Tensor, target: Tensor) -> Tensor:
+    return (ends <= target).sum(dim=-1, keepdim=True).clamp_(max=ends.shape[-1] - 1)

@@ -1,0 +1,181 @@
+"""Chooses the next token of every row of a batch in one pass."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rayinfer.decoding.device_copy import copy_to_device
+from rayinfer.decoding.inverse_cdf import first_exceeding, padded_to_blocks
+from rayinfer.decoding.penalties import PenaltyHistory, PenaltyStrengths
+from rayinfer.decoding.philox import uniform
+from rayinfer.decoding.sampling_table import RowSettings, SamplingTable
+from rayinfer.decoding.truncation import keep_top_k_, keep_top_k_top_p_
+from rayinfer.errors import InvalidParameter
+from rayinfer.sampling_params import SamplingParams
+
+_LARGEST_SMALL_TOP_K = 128  # up to here finding the k best is cheaper than sorting the row
+
+TokenIds = Sequence[int] | npt.NDArray[np.integer]
+RowNumbers = npt.NDArray[np.integer]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One token per row of a batch."""
+
+    token_ids: Tensor  # int64 [rows]
+    is_invalid: Tensor  # bool [rows]: the best logit was NaN or infinite, so the token id (0) means nothing
+
+
+class Sampler:
+    """Holds the sampling settings of the running requests by row and draws their next tokens.
+
+    A row is treated in this order: repetition, then frequency and presence penalties; the ban on end tokens below
+    `min_tokens`; and if it is greedy, the best token, the lowest id of equals. Otherwise temperature, top-k, top-p
+    and min-p, each by the rule and in the order of transformers' warpers, and then one draw: the first token in
+    vocabulary order whose cumulated kept probability exceeds `u` times their sum, where `u` is a pure function of
+    (seed, choice, position). So a request's tokens depend on its logits and its own settings alone: not on its
+    row, its neighbours, the number of threads, or on having left and entered again.
+
+    Scores are float32 whatever the logits are, and probabilities are cumulated in float64.
+    """
+
+    def __init__(self, max_num_rows: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
+        self._vocab_size = vocab_size
+        self._device = torch.device(device)
+        self._table = SamplingTable(max_num_rows, vocab_size)
+        self._penalties = PenaltyHistory(vocab_size, self._device)
+
+    @torch.inference_mode()
+    def enter(
+        self,
+        row: int,
+        params: SamplingParams,
+        *,
+        seed: int,
+        choice: int,
+        prompt_token_ids: TokenIds,
+        output_token_ids: TokenIds,
+        end_token_ids: Sequence[int],
+    ) -> None:
+        """Put a request into `row`, in place of whatever is there.
+
+        A request that comes back, from preemption or from another engine, enters with its original prompt and all
+        its outputs and goes on as if it had stayed. `end_token_ids` are those that `min_tokens` forbids.
+        """
+        self.leave(row)
+        penalty_slot = None
+        if params.has_penalties:
+            # Only the repetition penalty looks at the prompt.
+            prompt = prompt_token_ids if params.repetition_penalty != 1.0 else ()
+            penalty_slot = self._penalties.take(_as_array(prompt), _as_array(output_token_ids))
+        self._table.fill(
+            row,
+            params,
+            seed=seed,
+            choice=choice,
+            prompt_length=len(prompt_token_ids),
+            end_token_ids=end_token_ids,
+            penalty_slot=penalty_slot,
+        )
+
+    def leave(self, row: int) -> None:
+        """Free `row`; nothing happens if it is free already."""
+        self._table.check(row)
+        penalty_slot = self._table.penalty_slot(row)
+        self._table.clear(row)
+        if penalty_slot is not None:
+            self._penalties.release(penalty_slot)
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, rows: RowNumbers, positions: RowNumbers) -> Sampled:
+        """Choose a token for each of `rows` from its line of `logits` [len(rows), vocab], which stay as they are.
+
+        `positions` are the indices that the new tokens will have in prompt and output together. The token counts of
+        penalised rows grow by what was chosen; if this raises, nothing has changed.
+        """
+        if logits.shape != (len(rows), self._vocab_size) or len(positions) != len(rows):
+            raise InvalidParameter(
+                f"{len(rows)} rows and {len(positions)} positions need logits of shape "
+                f"({len(rows)}, {self._vocab_size}), got {tuple(logits.shape)}",
+                "logits",
+            )
+        settings = self._table.at(rows)
+        penalised = np.flatnonzero(settings["is_penalised"])
+        slots = settings["penalty_slot"][penalised]
+        self._penalties.reserve(slots)
+
+        scores = self._adjusted(logits, settings, rows, positions)
+        best = scores.max(dim=-1)
+        is_invalid = best.values.isfinite().logical_not_()
+        token_ids = best.indices
+        drawn = np.flatnonzero(~settings["is_greedy"])
+        if drawn.size:
+            lines = self._on_device(drawn)
+            token_ids[lines] = self._draw(scores[lines], best.values[lines], settings[drawn], positions[drawn])
+        token_ids.masked_fill_(is_invalid, 0)
+
+        if penalised.size:
+            lines = self._on_device(penalised)
+            self._penalties.record(slots, token_ids[lines], ~is_invalid[lines])
+        return Sampled(token_ids, is_invalid)
+
+    def _adjusted(self, logits: Tensor, settings: RowSettings, rows: RowNumbers, positions: RowNumbers) -> Tensor:
+        penalised = np.flatnonzero(settings["is_penalised"])
+        endless = np.flatnonzero(positions < settings["min_end_position"])
+        if not penalised.size and not endless.size:
+            return logits
+        scores = logits.to(torch.float32, copy=True)
+        if penalised.size:
+            chosen = settings[penalised]
+            strengths = PenaltyStrengths(
+                repetition=self._on_device(chosen["repetition_penalty"]),
+                presence=self._on_device(chosen["presence_penalty"]),
+                frequency=self._on_device(chosen["frequency_penalty"]),
+            )
+            self._penalties.penalise_(scores, self._on_device(penalised), chosen["penalty_slot"], strengths)
+        if endless.size:
+            end_ids = self._on_device(self._table.end_token_ids(rows[endless]))
+            scores[self._on_device(endless).unsqueeze(1), end_ids] = float("-inf")
+        return scores
+
+    def _draw(self, scores: Tensor, best: Tensor, settings: RowSettings, positions: RowNumbers) -> Tensor:
+        temperature = self._on_device(settings["temperature"])
+        scaled = padded_to_blocks(scores.float()).div_(temperature.unsqueeze(1))
+        self._truncate_(scaled, settings)
+        weights = scaled.sub_((best.float() / temperature).unsqueeze(1)).exp_()  # the best weighs 1
+        if settings["min_p"].any():
+            weights.masked_fill_(weights < self._on_device(settings["min_p"]).unsqueeze(1), 0.0)
+        share = uniform(
+            self._on_device(settings["seed"]),
+            self._on_device(positions.astype(np.int64)),
+            self._on_device(settings["choice"]),
+        )
+        return first_exceeding(weights, share)
+
+    def _truncate_(self, scaled: Tensor, settings: RowSettings) -> None:
+        has_top_p, has_top_k = settings["top_p"] < 1.0, settings["top_k"] < self._vocab_size
+        is_sorted = has_top_p | (has_top_k & (settings["top_k"] > _LARGEST_SMALL_TOP_K))
+        few = np.flatnonzero(has_top_k & ~is_sorted)
+        if few.size:
+            lines, top_k = self._on_device(few), settings["top_k"][few]
+            kept = scaled[lines]
+            keep_top_k_(kept, self._on_device(top_k), int(top_k.max()))
+            scaled[lines] = kept
+        many = np.flatnonzero(is_sorted)
+        if many.size:
+            lines, top_k, top_p = self._on_device(many), settings["top_k"][many], settings["top_p"][many]
+            kept = scaled[lines]
+            keep_top_k_top_p_(kept, self._on_device(top_k), self._on_device(top_p))
+            scaled[lines] = kept
+
+    def _on_device(self, array: npt.NDArray[np.generic]) -> Tensor:
+        return copy_to_device(array, self._device)
+
+
+def _as_array(token_ids: TokenIds) -> npt.NDArray[np.int64]:
+    return np.asarray(token_ids, dtype=np.int64)

@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+
+from rayinfer.decoding.sampling_table import SamplingTable
+from rayinfer.errors import InvalidParameter
+from rayinfer.sampling_params import SamplingParams
+
+VOCAB = 100
+
+
+@pytest.fixture
+def table():
+    return SamplingTable(4, VOCAB)
+
+
+def fill(table, row, params=None, *, seed=0, choice=0, prompt_length=5, end_token_ids=(2,), penalty_slot=None):
+    table.fill(
+        row,
+        params or SamplingParams(),
+        seed=seed,
+        choice=choice,
+        prompt_length=prompt_length,
+        end_token_ids=end_token_ids,
+        penalty_slot=penalty_slot,
+    )
+
+
+def test_rows_come_back_in_the_order_asked_for(table):
+    for row, choice in ((0, 10), (2, 12), (3, 13)):
+        fill(table, row, choice=choice)
+    assert table.at(np.array([3, 0, 2]))["choice"].tolist() == [13, 10, 12]
+
+
+def test_a_row_that_was_cleared_or_never_filled_is_refused(table):
+    fill(table, 0)
+    fill(table, 1)
+    table.clear(1)
+    with pytest.raises(InvalidParameter, match=r"rows \[1, 2\] hold no request"):
+        table.at(np.array([0, 1, 2]))
+
+
+@pytest.mark.parametrize("row", [-1, 4])
+def test_a_row_outside_the_table_is_refused(table, row):
+    with pytest.raises(InvalidParameter, match=f"from 0 to 3, got {row}"):
+        table.at(np.array([row]))
+
+
+@pytest.mark.parametrize("top_k", [-1, 0, VOCAB, VOCAB + 1, 2**31 - 1])
+def test_a_top_k_that_bans_nothing_is_the_vocabulary_size(table, top_k):
+    fill(table, 0, SamplingParams(top_k=top_k))
+    assert table.at(np.array([0]))["top_k"] == [VOCAB]
+
+
+def test_a_temperature_too_small_to_divide_by_is_greedy(table):
+    for row, temperature in enumerate((0.0, 1e-30, 1e-4)):
+        fill(table, row, SamplingParams(temperature=temperature))
+    assert table.at(np.array([0, 1, 2]))["is_greedy"].tolist() == [True, True, False]
+
+
+def test_end_ids_of_different_number_share_a_rectangle_and_strangers_to_the_vocabulary_are_dropped(table):
+    fill(table, 0, end_token_ids=(7,))
+    fill(table, 1, end_token_ids=(3, 9, 4, VOCAB, 2**31 - 1))
+    fill(table, 2, end_token_ids=(8, 8))
+    rectangle = table.end_token_ids(np.array([0, 1, 2]))
+    assert [set(row) for row in rectangle.tolist()] == [{7}, {3, 4, 9}, {8}]
+
+
+def test_without_end_ids_no_position_is_held_back(table):
+    fill(table, 0, SamplingParams(min_tokens=3), end_token_ids=(VOCAB,))
+    fill(table, 1, SamplingParams(min_tokens=3))
+    assert table.at(np.array([0, 1]))["min_end_position"].tolist() == [0, 8]
+
+
+@pytest.mark.parametrize(("seed", "bits"), [(2**64 - 1, -1), (-1, -1), (2**63, -(2**63)), (-(2**63), -(2**63)), (5, 5)])
+def test_seeds_are_kept_as_their_64_bits(table, seed, bits):
+    fill(table, 0, seed=seed)
+    assert table.at(np.array([0]))["seed"] == [bits]
