@@ -76,3 +76,7 @@ class EngineDead(Unavailable):
 
 class RequestFailed(RayinferError):
     """The engine could not finish this one request; others are unharmed."""
+
+
+class RequestTimedOut(RayinferError):
+    """The request's time ran out before its answer was complete."""

@@ -1,0 +1,96 @@
+"""The HTTP application: OpenAI's paths, the service's own, and one envelope for every error."""
+
+import json
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+import rayinfer
+from rayinfer import metrics as service_metrics
+from rayinfer.errors import InvalidParameter, RayinferError
+from rayinfer.metrics import ServiceMetrics
+from rayinfer.servers.edge import DEFAULT_MAX_BODY_BYTES, Edge
+from rayinfer.servers.error_responses import error_kind, error_response, json_response, refusal_reason, status_response
+from rayinfer.servers.openai.routes import add_openai_routes
+from rayinfer.servers.served_model import ServedModel as ServedModel
+
+logger = logging.getLogger(__name__)
+
+
+def build_app(
+    models: Mapping[str, ServedModel],
+    metrics: ServiceMetrics,
+    *,
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+    request_timeout_s: float | None = None,
+) -> FastAPI:
+    """Build the application over `models`, a mapping that may be filled and change while it serves."""
+    app = FastAPI(title="rayinfer", version=rayinfer.__version__, redirect_slashes=False)
+    app.add_middleware(Edge, metrics=metrics, max_body_bytes=max_body_bytes)
+    _add_error_handlers(app, metrics)
+    _add_service_routes(app, models, metrics)
+    add_openai_routes(app, models, request_timeout_s)
+    return app
+
+
+def _add_error_handlers(app: FastAPI, metrics: ServiceMetrics) -> None:
+    async def answer_error(_: Request, error: Exception) -> Response:
+        if error_kind(error).status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            logger.error("a request failed", exc_info=error)
+        else:
+            metrics.request_refused(refusal_reason(error))
+        return error_response(error)
+
+    async def answer_status(_: Request, error: Exception) -> Response:
+        if not isinstance(error, HTTPException):
+            return error_response(error)
+        phrase = "No such path." if error.status_code == HTTPStatus.NOT_FOUND else f"{error.detail}."
+        return status_response(error.status_code, phrase, error.headers)
+
+    async def answer_invalid(_: Request, __: Exception) -> Response:
+        return error_response(InvalidParameter("The request's path or query is not valid."))
+
+    app.add_exception_handler(RayinferError, answer_error)
+    app.add_exception_handler(HTTPException, answer_status)
+    app.add_exception_handler(RequestValidationError, answer_invalid)
+
+
+def _add_service_routes(app: FastAPI, models: Mapping[str, ServedModel], metrics: ServiceMetrics) -> None:
+    async def health() -> Response:
+        """Say that the process lives."""
+        return Response()
+
+    async def ready() -> Response:
+        """Say whether every model can answer, and if not, why."""
+        reasons = _reasons_not_ready(models)
+        if not reasons:
+            return json_response(b'{"ready": true}')
+        return json_response(json.dumps({"ready": False, "reasons": reasons}).encode(), 503, {"Retry-After": "1"})
+
+    async def render_metrics() -> Response:
+        """Tell the metrics as Prometheus text."""
+        return Response(metrics.render(), headers={"Content-Type": service_metrics.CONTENT_TYPE})
+
+    async def version() -> Response:
+        """Tell the version."""
+        return json_response(json.dumps({"version": rayinfer.__version__}).encode())
+
+    routes = {"/health": health, "/ping": health, "/ready": ready, "/metrics": render_metrics, "/version": version}
+    for path, endpoint in routes.items():
+        for alias in (path, path + "/"):
+            app.add_api_route(
+                alias, endpoint, methods=["GET"], response_class=Response, include_in_schema=alias == path
+            )
+            app.add_api_route(alias, endpoint, methods=["HEAD"], response_class=Response, include_in_schema=False)
+
+
+def _reasons_not_ready(models: Mapping[str, ServedModel]) -> dict[str, str]:
+    if not models:
+        return {"service": "no model is loaded yet"}
+    statuses = {name: model.generator.status() for name, model in models.items()}
+    return {name: status.reason or "not ready" for name, status in statuses.items() if not status.ready}

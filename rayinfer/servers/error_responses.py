@@ -1,0 +1,110 @@
+"""The one place that turns errors into what a client may see: a status, OpenAI's JSON envelope and no inner details."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi.responses import Response
+
+from rayinfer.errors import (
+    EngineDead,
+    NotReady,
+    PromptTooLong,
+    QueueFull,
+    RequestError,
+    RequestFailed,
+    RequestTimedOut,
+    RequestTooLarge,
+    Unavailable,
+    UnknownModel,
+)
+
+MAX_MESSAGE_CHARS = 1000
+INTERNAL_MESSAGE = "The service failed to answer this request; its log says why."
+
+
+class UnsupportedContentType(RequestError):
+    """A body that does not call itself JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorKind:
+    """What one class of errors looks like from outside."""
+
+    status: int
+    type: str
+    code: str | None = None
+    is_told: bool = True  # whether the error's own message was written for clients
+
+
+ERROR_KINDS: Mapping[type[BaseException], ErrorKind] = {
+    RequestError: ErrorKind(400, "invalid_request_error"),
+    PromptTooLong: ErrorKind(400, "invalid_request_error", "context_length_exceeded"),
+    UnknownModel: ErrorKind(404, "invalid_request_error", "model_not_found"),
+    UnsupportedContentType: ErrorKind(415, "invalid_request_error", "unsupported_content_type"),
+    RequestTooLarge: ErrorKind(413, "invalid_request_error", "request_too_large"),
+    QueueFull: ErrorKind(429, "rate_limit_error", "queue_full"),
+    NotReady: ErrorKind(503, "service_unavailable_error", "not_ready"),
+    EngineDead: ErrorKind(503, "service_unavailable_error", "engine_dead"),
+    Unavailable: ErrorKind(503, "service_unavailable_error", "unavailable"),
+    RequestTimedOut: ErrorKind(504, "timeout_error", "timeout"),
+    RequestFailed: ErrorKind(500, "server_error", "generation_failed", is_told=False),
+    BaseException: ErrorKind(500, "server_error", "internal_error", is_told=False),
+}
+
+
+def error_kind(error: BaseException) -> ErrorKind:
+    """Find the nearest class that has an outside."""
+    return next(ERROR_KINDS[cls] for cls in type(error).__mro__ if cls in ERROR_KINDS)
+
+
+def refusal_reason(error: BaseException) -> str:
+    """Name the kind of a refusal for the metrics, out of a short list."""
+    return error_kind(error).code or "invalid_request"
+
+
+def error_body(error: BaseException) -> bytes:
+    """Write the envelope for an error."""
+    kind = error_kind(error)
+    message = str(error) if kind.is_told else INTERNAL_MESSAGE
+    if isinstance(error, RequestError):
+        return envelope(message, kind.type, error.param, error.code or kind.code)
+    return envelope(message, kind.type, None, kind.code)
+
+
+def error_response(error: BaseException) -> Response:
+    """Answer with an error's status, envelope and, when it is worth trying again, the time to wait."""
+    headers = {}
+    if isinstance(error, Unavailable):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, RequestTooLarge):
+        headers["Connection"] = "close"  # the rest of the body is not worth reading
+    return json_response(error_body(error), error_kind(error).status, headers)
+
+
+def status_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Answer with a status that the framework chose, such as 404 or 405."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return json_response(envelope(message, kind, None, None), status, headers)
+
+
+def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Answer with JSON that is already encoded."""
+    return Response(body, status, dict(headers or {}), "application/json")
+
+
+def envelope(message: str, type_: str, param: str | None, code: str | None) -> bytes:
+    """Write OpenAI's error object; a long message is cut and what UTF-8 cannot carry is replaced."""
+    error: dict[str, Any] = {
+        "message": _cut(message),
+        "type": type_,
+        "param": _cut(param) if param is not None else None,
+        "code": code,
+    }
+    return json.dumps({"error": error}, ensure_ascii=False).encode(errors="replace")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"

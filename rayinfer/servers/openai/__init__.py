@@ -1,0 +1,1 @@
+"""OpenAI's HTTP protocol: models, completions and chat completions."""

@@ -1,0 +1,72 @@
+"""What whole and streamed answers share: who they are, what they count, and when a choice's end is a failure."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rayinfer.errors import RequestFailed, RequestTimedOut, Unavailable
+from rayinfer.outputs import CompletionOutput
+from rayinfer.servers.openai.prompt_outputs import PromptOutput
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerSettings:
+    """What is fixed for one answer before its first token."""
+
+    id: str
+    created: int  # seconds since 1970
+    model: str
+    prompts: list[list[int]]
+    num_choices: int  # per prompt
+    with_token_ids: bool = False
+    with_usage: bool = False  # streams only: a last chunk that tells the usage
+    with_usage_in_every_chunk: bool = False
+
+    @property
+    def choices(self) -> range:
+        """The indices of all choices: prompt x num_choices + choice."""
+        return range(len(self.prompts) * self.num_choices)
+
+
+class Tally:
+    """Counts an answer's tokens and remembers which of its choices have ended."""
+
+    def __init__(self, settings: AnswerSettings) -> None:
+        self._num_prompt_tokens = sum(map(len, settings.prompts))
+        self._num_cached_tokens = [0] * len(settings.prompts)
+        self._num_completion_tokens = 0
+        self._unfinished = set(settings.choices)
+
+    def add(self, prompt_output: PromptOutput) -> None:
+        """Count an output's tokens."""
+        output, prompt = prompt_output.output, prompt_output.prompt
+        self._num_cached_tokens[prompt] = max(self._num_cached_tokens[prompt], output.num_cached_tokens)
+        self._num_completion_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+
+    def finish(self, choice: int) -> None:
+        """Note that a choice has ended."""
+        self._unfinished.discard(choice)
+
+    def check_is_complete(self) -> None:
+        """Raise RequestFailed when the outputs ended before all choices had."""
+        if self._unfinished:
+            raise RequestFailed(f"the outputs ended before the choices {sorted(self._unfinished)}")
+
+    def usage(self) -> dict[str, Any]:
+        """The tokens so far, in OpenAI's words; each prompt counts once however many choices it has."""
+        return {
+            "prompt_tokens": self._num_prompt_tokens,
+            "completion_tokens": self._num_completion_tokens,
+            "total_tokens": self._num_prompt_tokens + self._num_completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._num_cached_tokens)},
+        }
+
+
+def check_ended_well(completion: CompletionOutput) -> None:
+    """Raise the error for a choice that was ended by anything but its own text."""
+    match completion.finish_reason:
+        case "error":
+            raise RequestFailed(f"choice {completion.index} ended with an error")
+        case "timeout":
+            raise RequestTimedOut("The request's time ran out before its answer was complete.")
+        case "abort":
+            raise Unavailable("The service aborted this request.")

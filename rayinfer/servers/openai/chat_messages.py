@@ -1,0 +1,59 @@
+"""A client's conversation, checked field by field, for the chat template to render."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rayinfer.errors import InvalidParameter
+from rayinfer.servers.openai.schemas import ChatCompletionBody, ChatMessage
+from rayinfer.tokenization.chat_template import RESERVED_NAMES
+
+
+def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Turn every message into what templates expect; raises InvalidParameter for what they could not say."""
+    if not messages:
+        raise InvalidParameter("messages must hold at least one message", "messages")
+    return [_template_message(message, f"messages.{position}") for position, message in enumerate(messages)]
+
+
+def template_settings(body: ChatCompletionBody) -> dict[str, Any]:
+    """Collect the settings of the chat template; raises InvalidParameter when they contradict each other."""
+    if body.continue_final_message and body.add_generation_prompt:
+        raise InvalidParameter(
+            "continue_final_message and add_generation_prompt cannot both be true", "continue_final_message"
+        )
+    settings = dict(body.chat_template_kwargs or {})
+    if taken := sorted(RESERVED_NAMES & settings.keys()):
+        raise InvalidParameter(f"chat_template_kwargs must not set {taken[0]}", f"chat_template_kwargs.{taken[0]}")
+    if body.reasoning_effort is not None:
+        settings["reasoning_effort"] = body.reasoning_effort
+    continues = bool(body.continue_final_message)
+    settings["continue_final_message"] = continues
+    settings["add_generation_prompt"] = (
+        not continues if body.add_generation_prompt is None else body.add_generation_prompt
+    )
+    return settings
+
+
+def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
+    if message.content is None and message.role != "assistant":
+        raise InvalidParameter(f"{path}.content is required for the role {message.role}", f"{path}.content")
+    if isinstance(message.content, list):
+        for position, part in enumerate(message.content):
+            _check_part(part, f"{path}.content.{position}")
+    return {
+        **(message.model_extra or {}),
+        "role": "system" if message.role == "developer" else message.role,  # the same thing under its newer name
+        "content": "" if message.content is None else message.content,  # a template may add to it, which None forbids
+    }
+
+
+def _check_part(part: dict[str, Any], path: str) -> None:
+    kind, text = part.get("type"), part.get("text")
+    if not isinstance(kind, str):
+        raise InvalidParameter(f"{path}.type must be a string", f"{path}.type")
+    if kind != "text":
+        raise InvalidParameter(
+            f"{path}: content of type {kind!r} is not supported, only text", f"{path}.type", "unsupported_parameter"
+        )
+    if not isinstance(text, str):
+        raise InvalidParameter(f"{path}.text must be a string", f"{path}.text")

@@ -1,0 +1,125 @@
+"""Answers that are sent as they are made: everything of a chunk but its text is encoded once per choice."""
+
+import json
+from dataclasses import dataclass
+from json.encoder import encode_basestring
+
+from rayinfer.outputs import CompletionOutput
+from rayinfer.servers import sse
+from rayinfer.servers.openai.answer import AnswerSettings, Tally, check_ended_well
+from rayinfer.servers.openai.prompt_outputs import PromptOutput
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChunkShape:
+    """How one endpoint words a chunk's choice, around the text."""
+
+    object: str
+    before_text: bytes
+    after_text: bytes
+    without_text: bytes
+    opening: bytes | None  # sent before the first text of every choice
+
+
+CHAT = ChunkShape(
+    object="chat.completion.chunk",
+    before_text=b'"delta":{"content":',
+    after_text=b"}",
+    without_text=b'"delta":{}',
+    opening=b'"delta":{"role":"assistant","content":""}',
+)
+COMPLETION = ChunkShape(
+    object="text_completion", before_text=b'"text":', after_text=b"", without_text=b'"text":""', opening=None
+)
+
+_NOT_ENDED = b',"logprobs":null,"finish_reason":null'
+
+
+class ChunkWriter:
+    """Writes one stream: opening, then a write per output, then ending."""
+
+    def __init__(self, settings: AnswerSettings, shape: ChunkShape) -> None:
+        self._settings = settings
+        self._shape = shape
+        self._tally = Tally(settings)
+        fields = {"id": settings.id, "object": shape.object, "created": settings.created, "model": settings.model}
+        self._head = b"data: " + _encode(fields)[:-1]
+        self._choice_heads = [self._head + _choice(index) for index in settings.choices]
+        self._unended_usage = b"}]" + (b',"usage":null}' if settings.with_usage else b"}") + b"\n\n"
+        self._has_told_prompt = [False] * len(settings.prompts)
+
+    def opening(self) -> bytes:
+        """Introduce every choice."""
+        opening = self._shape.opening
+        if opening is None:
+            return b""
+        prompt_ids = b""
+        if self._settings.with_token_ids:
+            prompt_ids = b',"prompt_token_ids":' + _encode(self._settings.prompts[0])
+        head, ending = self._head + prompt_ids, opening + _NOT_ENDED + self._close()
+        return b"".join(head + _choice(index) + ending for index in self._settings.choices)
+
+    def write(self, prompt_output: PromptOutput) -> bytes:
+        """Encode an output, which may be nothing yet; raises the error of a choice that failed."""
+        self._tally.add(prompt_output)
+        pieces: list[bytes] = []
+        for completion in prompt_output.output.outputs:
+            check_ended_well(completion)
+            index = prompt_output.prompt * self._settings.num_choices + completion.index
+            if completion.text or (self._settings.with_token_ids and completion.token_ids):
+                pieces += self._text_chunk(index, completion)
+            if completion.finish_reason is not None:
+                self._tally.finish(index)
+                pieces += self._end_chunk(index, completion)
+        return b"".join(pieces)
+
+    def ending(self) -> bytes:
+        """Tell the usage if it was asked for, and that this was all; raises RequestFailed when it was not."""
+        self._tally.check_is_complete()
+        if not self._settings.with_usage:
+            return sse.DONE
+        return self._head + b',"choices":[],"usage":' + _encode(self._tally.usage()) + b"}\n\n" + sse.DONE
+
+    def _text_chunk(self, index: int, completion: CompletionOutput) -> tuple[bytes, ...]:
+        return (
+            self._choice_heads[index],
+            self._shape.before_text,
+            encode_basestring(completion.text).encode(errors="replace"),
+            self._shape.after_text,
+            _NOT_ENDED,
+            self._token_ids(index, completion),
+            self._close(),
+        )
+
+    def _end_chunk(self, index: int, completion: CompletionOutput) -> tuple[bytes, ...]:
+        reasons = {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
+        return (
+            self._choice_heads[index],
+            self._shape.without_text,
+            b',"logprobs":null,',
+            _encode(reasons)[1:-1],
+            self._close(),
+        )
+
+    def _token_ids(self, index: int, completion: CompletionOutput) -> bytes:
+        if not self._settings.with_token_ids:
+            return b""
+        token_ids = b',"token_ids":' + _encode(completion.token_ids)
+        prompt = index // self._settings.num_choices
+        if self._shape.opening is not None or self._has_told_prompt[prompt]:
+            return token_ids
+        self._has_told_prompt[prompt] = True
+        return token_ids + b',"prompt_token_ids":' + _encode(self._settings.prompts[prompt])
+
+    def _close(self) -> bytes:
+        if not self._settings.with_usage_in_every_chunk:
+            return self._unended_usage
+        return b'}],"usage":' + _encode(self._tally.usage()) + b"}\n\n"
+
+
+def _choice(index: int) -> bytes:
+    return b',"choices":[{"index":%d,' % index
+
+
+def _encode(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")

@@ -1,0 +1,80 @@
+"""Responses that generate while they are sent: they own the generation, and end it when the client leaves."""
+
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+from fastapi.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from rayinfer.errors import RequestFailed
+from rayinfer.servers import sse
+from rayinfer.servers.client_presence import run_while_connected
+from rayinfer.servers.error_responses import error_body, error_kind, json_response
+from rayinfer.servers.openai.chunks import ChunkWriter
+from rayinfer.servers.openai.prompt_outputs import PromptOutput
+from rayinfer.servers.openai.whole_answer import WholeAnswer
+
+logger = logging.getLogger(__name__)
+
+Outputs = AsyncGenerator[PromptOutput, None]
+
+
+class WholeResponse(Response):
+    """Waits for all outputs and answers with one JSON body."""
+
+    def __init__(self, outputs: Outputs, answer: WholeAnswer, body: Callable[[], dict[str, Any]]) -> None:
+        super().__init__()
+        self._outputs = outputs
+        self._answer = answer
+        self._body = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Generate, then send; errors escape to the application's handlers, as nothing was sent yet."""
+        await run_while_connected(receive, self._respond(scope, receive, send))
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with aclosing(self._outputs) as outputs:
+            async for output in outputs:
+                self._answer.add(output)
+        body = json.dumps(self._body(), ensure_ascii=False).encode(errors="replace")
+        await json_response(body)(scope, receive, send)
+
+
+class StreamedResponse(Response):
+    """Sends every output as soon as it is there, as server-sent events."""
+
+    def __init__(self, outputs: Outputs, writer: ChunkWriter) -> None:
+        super().__init__(headers={**sse.HEADERS, "Content-Type": sse.CONTENT_TYPE})
+        del self.headers["content-length"]
+        self._outputs = outputs
+        self._writer = writer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Wait for the first output, whose errors escape to the application's handlers, then stream."""
+        await run_while_connected(receive, self._respond(send))
+
+    async def _respond(self, send: Send) -> None:
+        async with aclosing(self._outputs) as outputs:
+            first = await anext(outputs, None)
+            if first is None:
+                raise RequestFailed("the generator gave no output at all")
+            opening = self._writer.opening() + self._writer.write(first)
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await send({"type": "http.response.body", "body": opening, "more_body": True})
+            async for events in self._later_events(outputs):
+                await send({"type": "http.response.body", "body": events, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _later_events(self, outputs: Outputs) -> AsyncIterator[bytes]:
+        try:
+            async for output in outputs:
+                if events := self._writer.write(output):
+                    yield events
+            yield self._writer.ending()
+        except Exception as error:  # the status is sent: the stream itself has to say what went wrong
+            if error_kind(error).status == 500:
+                logger.exception("a stream failed after its first output")
+            yield sse.event(error_body(error)) + sse.DONE

@@ -1,0 +1,69 @@
+"""Which path leads to which endpoint, with the aliases that clients use, and what the schema says of their bodies."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+from pydantic import BaseModel
+
+from rayinfer.servers.openai.endpoints import OpenAIEndpoints
+from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
+from rayinfer.servers.served_model import ServedModel
+
+PREFIX = "/v1"
+_SCHEMA_PLACE = "#/components/schemas/{model}"
+
+
+def add_openai_routes(app: FastAPI, models: Mapping[str, ServedModel], request_timeout_s: float | None) -> None:
+    """Add the paths of OpenAI's protocol to an application."""
+    endpoints = OpenAIEndpoints(models, request_timeout_s)
+    for prefix in (PREFIX, ""):
+        is_told = prefix == PREFIX  # the aliases stay out of the schema
+        for path in ("/models", "/models/"):
+            app.add_api_route(
+                prefix + path,
+                endpoints.list_models,
+                methods=["GET"],
+                response_class=Response,
+                include_in_schema=is_told and path == "/models",
+            )
+        app.add_api_route(
+            prefix + "/models/{model_id:path}",
+            endpoints.retrieve_model,
+            methods=["GET"],
+            response_class=Response,
+            include_in_schema=is_told,
+        )
+    _add_post(app, "/chat/completions", endpoints.create_chat_completion, ChatCompletionBody)
+    _add_post(app, "/completions", endpoints.create_completion, CompletionBody)
+    _tell_schemas(app, (ChatCompletionBody, CompletionBody))
+
+
+def _add_post(app: FastAPI, path: str, endpoint: Any, body: type[BaseModel]) -> None:
+    schema = {"$ref": _SCHEMA_PLACE.format(model=body.__name__)}
+    for alias in (PREFIX + path, PREFIX + path + "/", path, path + "/"):
+        app.add_api_route(
+            alias,
+            endpoint,
+            methods=["POST"],
+            response_class=Response,
+            include_in_schema=alias == PREFIX + path,
+            openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
+        )
+
+
+def _tell_schemas(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
+    # The endpoints read their bodies themselves, so FastAPI does not know these schemas.
+    schemas: dict[str, Any] = {}
+    for body in bodies:
+        schema = body.model_json_schema(ref_template=_SCHEMA_PLACE)
+        schemas |= {**schema.pop("$defs", {}), body.__name__: schema}
+    build = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = build()
+        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]

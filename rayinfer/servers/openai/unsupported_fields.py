@@ -1,0 +1,69 @@
+"""Fields that would change the answer and that we cannot honour: refused by name, never ignored in silence."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rayinfer.errors import InvalidParameter
+
+_SWITCHED_OFF: tuple[Any, ...] = (None, False)
+_EMPTY: tuple[Any, ...] = (None, [], {}, "")
+
+# What a client may send although the field is not supported: it asks for nothing.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "logprobs": _SWITCHED_OFF,
+    "top_logprobs": (None, False, 0),
+    "prompt_logprobs": _SWITCHED_OFF,
+    "logprob_token_ids": _EMPTY,
+    "return_tokens_as_token_ids": _SWITCHED_OFF,
+    "echo": _SWITCHED_OFF,
+    "suffix": _EMPTY,
+    "logit_bias": _EMPTY,
+    "allowed_token_ids": (None,),
+    "bad_words": _EMPTY,
+    "use_beam_search": _SWITCHED_OFF,
+    "length_penalty": (None, 1, 1.0),
+    "truncate_prompt_tokens": (None,),
+    "prompt_embeds": _EMPTY,
+    "structured_outputs": (None,),
+    "tools": (None,),
+    "tool_choice": (None, "none"),
+    "response_format": (None, {"type": "text"}),
+    "modalities": (None, [], ["text"]),
+    "audio": (None,),
+    "web_search_options": (None,),
+    "documents": _EMPTY,
+    "chat_template": (None,),
+}
+
+_REMOVED: Mapping[str, str] = {
+    "functions": "use tools instead of functions",
+    "function_call": "use tool_choice instead of function_call",
+    "guided_json": "use structured_outputs.json instead of guided_json",
+    "guided_regex": "use structured_outputs.regex instead of guided_regex",
+    "guided_choice": "use structured_outputs.choice instead of guided_choice",
+    "guided_grammar": "use structured_outputs.grammar instead of guided_grammar",
+    "guided_json_object": "use response_format instead of guided_json_object",
+    "guided_decoding_backend": "use structured_outputs instead of guided decoding",
+    "guided_whitespace_pattern": "use structured_outputs instead of guided decoding",
+}
+
+
+def refuse_unsupported_fields(body: Mapping[str, Any]) -> None:
+    """Raise InvalidParameter for the first field that asks for something this service does not do."""
+    for field, hint in _REMOVED.items():
+        if body.get(field) is not None:
+            raise InvalidParameter(f"{field} is not supported: {hint}.", field, "unsupported_parameter")
+    for field, neutral in _NEUTRAL.items():
+        if field in body and not _is_one_of(body[field], neutral):
+            raise InvalidParameter(f"{field} is not supported by this service.", field, "unsupported_parameter")
+    _check_best_of(body)
+
+
+def _check_best_of(body: Mapping[str, Any]) -> None:
+    n = body.get("n") if body.get("n") is not None else 1
+    if body.get("best_of") is not None and not _is_one_of(body["best_of"], (n,)):
+        raise InvalidParameter("best_of is not supported unless it equals n.", "best_of", "unsupported_parameter")
+
+
+def _is_one_of(value: Any, neutral: tuple[Any, ...]) -> bool:
+    return any(type(value) is type(candidate) and value == candidate for candidate in neutral)  # True is not 1 here

@@ -1,0 +1,33 @@
+"""A model as the servers see it, and how a client's word for it is looked up."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rayinfer.errors import InvalidParameter, NotReady, UnknownModel
+from rayinfer.protocols import TextGenerator
+from rayinfer.tokenization.chat_template import ChatTemplate
+from rayinfer.tokenization.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """Everything a protocol needs to serve one model."""
+
+    name: str
+    generator: TextGenerator
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    created: int  # seconds since 1970
+
+
+def find_model(models: Mapping[str, ServedModel], name: str | None) -> ServedModel:
+    """Look a model up; without a name the only one is meant. Raises UnknownModel, InvalidParameter or NotReady."""
+    if not models:
+        raise NotReady("No model is loaded yet.")
+    if name is None:
+        if len(models) > 1:
+            raise InvalidParameter("model is required: this service serves more than one", "model")
+        return next(iter(models.values()))
+    if name not in models:
+        raise UnknownModel(f"The model {name!r} does not exist. Served here: {', '.join(models)}.", "model")
+    return models[name]

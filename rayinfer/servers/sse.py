@@ -1,0 +1,10 @@
+"""Server-sent events: how they are framed, and the headers that keep proxies from holding them back."""
+
+DONE = b"data: [DONE]\n\n"
+CONTENT_TYPE = "text/event-stream; charset=utf-8"
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def event(data: bytes) -> bytes:
+    """Frame one line of JSON."""
+    return b"data: " + data + b"\n\n"

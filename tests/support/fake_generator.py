@@ -1,0 +1,90 @@
+"""A TextGenerator that replays given texts, and remembers what was asked of it and how it was left."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from rayinfer.errors import NotReady
+from rayinfer.outputs import CompletionOutput, FinishReason, RequestOutput
+from rayinfer.protocols import GenerationRequest, ModelDescription, ServiceStatus
+
+
+@dataclass(kw_only=True)
+class FakeGenerator:
+    """Answers every request with the same pieces of text; token ids count up from 10 within each choice.
+
+    Piece k of every choice travels in output k; the last output carries the finish reason as well.
+    """
+
+    pieces: Sequence[str] = ("Hello", " there", "!")
+    finish_reason: FinishReason | None = "stop"
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    refusal: Exception | None = None  # raised before the first output
+    failure: Exception | None = None  # raised after the first output
+    blocks_after: int | None = None  # outputs after which it waits for `release`
+    not_ready: str = ""
+    max_model_len: int = 256
+    vocab_size: int = 384
+    requests: list[GenerationRequest] = field(default_factory=list)
+    finished: list[str] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)  # closed or cancelled before their end
+    release: asyncio.Event = field(default_factory=asyncio.Event)
+    has_blocked: asyncio.Event = field(default_factory=asyncio.Event)
+    has_aborted: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
+        """Replay the pieces."""
+        self.requests.append(request)
+        if self.refusal is not None:
+            raise self.refusal
+        try:
+            for position in range(len(self.pieces)):
+                await self._wait_if_blocked(position)
+                if position == 1 and self.failure is not None:
+                    raise self.failure
+                yield self._output(request, position)
+            await self._wait_if_blocked(len(self.pieces))
+        except (asyncio.CancelledError, GeneratorExit):
+            self.aborted.append(request.request_id)
+            self.has_aborted.set()
+            raise
+        self.finished.append(request.request_id)
+
+    def describe(self) -> ModelDescription:
+        """Describe a small model."""
+        if self.not_ready:
+            raise NotReady(self.not_ready, retry_after_s=2.0)
+        return ModelDescription(
+            name="tiny", max_model_len=self.max_model_len, vocab_size=self.vocab_size, created=1_700_000_000
+        )
+
+    def status(self) -> ServiceStatus:
+        """Say what `not_ready` says."""
+        return ServiceStatus(ready=not self.not_ready, reason=self.not_ready)
+
+    async def _wait_if_blocked(self, num_outputs: int) -> None:
+        if self.blocks_after == num_outputs:
+            self.has_blocked.set()
+            await self.release.wait()
+        else:
+            await asyncio.sleep(0)
+
+    def _output(self, request: GenerationRequest, position: int) -> RequestOutput:
+        is_last = position == len(self.pieces) - 1
+        return RequestOutput(
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=[
+                CompletionOutput(
+                    index=choice,
+                    text=self.pieces[position],
+                    token_ids=[10 + position],
+                    finish_reason=self.finish_reason if is_last else None,
+                    stop_reason=self.stop_reason if is_last else None,
+                )
+                for choice in range(request.sampling_params.n)
+            ],
+            num_cached_tokens=self.num_cached_tokens,
+            finished=is_last and self.finish_reason is not None,
+        )
