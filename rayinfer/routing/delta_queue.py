@@ -1,0 +1,64 @@
+"""The tokens that have arrived for one client's stream and that it has not taken yet."""
+
+import asyncio
+
+from rayinfer.errors import Unavailable
+from rayinfer.outputs import TokenDelta
+
+
+class DeltaQueue:
+    """Collects a stream's deltas; while its reader is busy, those of one engine request grow into one.
+
+    It therefore holds at most one delta per choice, however slow the reader is.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[str, TokenDelta] = {}
+        self._failure: Unavailable | None = None
+        self._arrived = asyncio.Event()
+
+    def put(self, delta: TokenDelta) -> None:
+        """Add a delta and wake the reader; never waits."""
+        before = self._pending.get(delta.request_id)
+        self._pending[delta.request_id] = delta if before is None else join_deltas(before, delta)
+        self._arrived.set()
+
+    def fail(self, error: Unavailable) -> None:
+        """Let the reader have what is there, and then this error."""
+        self._failure = error
+        self._arrived.set()
+
+    async def take(self, timeout_s: float | None = None) -> list[TokenDelta]:
+        """Wait for deltas and take them all.
+
+        Raises TimeoutError when none comes in time, and the failure once everything before it was taken.
+        """
+        if not self._arrived.is_set():
+            async with asyncio.timeout(timeout_s):
+                await self._arrived.wait()
+        if self._pending:
+            deltas = list(self._pending.values())
+            self._pending.clear()
+            if self._failure is None:
+                self._arrived.clear()
+            return deltas
+        if self._failure is not None:
+            raise self._failure
+        self._arrived.clear()
+        return []
+
+
+def join_deltas(first: TokenDelta, second: TokenDelta) -> TokenDelta:
+    """Make one delta of two that follow each other."""
+    logprobs = None
+    if first.logprobs is not None or second.logprobs is not None:
+        logprobs = [*(first.logprobs or []), *(second.logprobs or [])]
+    return TokenDelta(
+        request_id=first.request_id,
+        start_pos=first.start_pos,
+        token_ids=[*first.token_ids, *second.token_ids],
+        logprobs=logprobs,
+        finish_reason=second.finish_reason,
+        stop_reason=second.stop_reason,
+        num_cached_tokens=max(first.num_cached_tokens, second.num_cached_tokens),
+    )

@@ -1,0 +1,210 @@
+"""Gives one model's requests to its engines and turns their tokens back into text for the clients."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+from rayinfer.errors import EngineDead, NotReady, PromptTooLong
+from rayinfer.metrics import ServiceMetrics
+from rayinfer.outputs import EngineStats, FinishReason, RequestOutput, TokenDelta
+from rayinfer.protocols import EngineClient, GenerationRequest, ModelDescription, ServiceStatus
+from rayinfer.routing.admission import Admission
+from rayinfer.routing.delta_queue import DeltaQueue
+from rayinfer.routing.engine_link import EngineLink
+from rayinfer.routing.replica_choice import least_loaded
+from rayinfer.routing.stream_state import StreamState
+from rayinfer.routing.stream_timers import StreamTimers
+from rayinfer.tokenization.tokenizer import Tokenizer
+
+
+class Dispatcher:
+    """A TextGenerator over a changing set of engines; every client request lives in one `generate` call.
+
+    Text is made in that call, never in the task that listens to an engine: what one stream's text does, however wrong,
+    reaches no other stream.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        tokenizer: Tokenizer,
+        admission: Admission,
+        metrics: ServiceMetrics,
+        *,
+        router_id: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model_name = model_name
+        self._tokenizer = tokenizer
+        self._admission = admission
+        self._metrics = metrics
+        self._router_id = router_id
+        self._clock = clock
+        self._engines: dict[str, EngineLink] = {}
+        self._num_chosen = 0
+        self._why_not_ready = "no engine is ready yet"
+        metrics.set_num_queued(model_name, 0)  # requests go to an engine at once; those that wait, wait there
+
+    @property
+    def engine_names(self) -> list[str]:
+        """The engines that this dispatcher listens to, those that are draining included."""
+        return list(self._engines)
+
+    def add_engine(self, name: str, client: EngineClient, description: ModelDescription) -> None:
+        """Listen to an engine and send it requests from now on; needs a running event loop."""
+        self._engines[name] = EngineLink(
+            name,
+            client,
+            description,
+            router_id=self._router_id,
+            on_stats=self._record_stats,
+            on_lost=self.remove_engine,
+        )
+
+    def drain_engine(self, name: str) -> None:
+        """Send the engine nothing more; its streams may end before it goes."""
+        if engine := self._engines.get(name):
+            engine.is_draining = True
+            self._why_not_ready = f"engine {name} is shutting down"
+            if engine.num_in_flight == 0:
+                self.remove_engine(name, "it was drained")
+
+    def remove_engine(self, name: str, reason: str) -> None:
+        """Forget an engine; the streams that it still ran end with EngineDead."""
+        engine = self._engines.pop(name, None)
+        if engine is None:
+            return
+        self._why_not_ready = f"engine {name} is gone: {reason}"
+        self._metrics.drop_engine(self._model_name, name)
+        engine.fail(EngineDead(f"the engine that ran the request is gone: {reason}"))
+
+    async def close(self) -> None:
+        """Let go of every engine, which aborts all that still runs."""
+        engines = list(self._engines.values())
+        for engine in engines:
+            self.remove_engine(engine.name, "the service is shutting down")
+        await asyncio.gather(*(engine.close() for engine in engines))
+
+    def describe(self) -> ModelDescription:
+        """Say what the model is, as the tightest of its engines has it."""
+        engines = self._available_engines()
+        if not engines:
+            raise NotReady(self._not_ready_message())
+        tightest = min((engine.description for engine in engines), key=lambda known: known.max_model_len)
+        return replace(tightest, name=self._model_name)
+
+    def status(self) -> ServiceStatus:
+        """Say whether a request could start now, and how every engine is doing."""
+        ready = bool(self._available_engines())
+        return ServiceStatus(
+            ready=ready,
+            reason="" if ready else self._not_ready_message(),
+            num_waiting=self._admission.num_waiting,
+            engines={engine.name: engine.stats for engine in self._engines.values()},
+        )
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
+        """Yield the answer as it grows; closing the iterator aborts what still runs, without waiting for it."""
+        self._check_length(request)
+        ticket = self._admission.admit()
+        timers = self._start_timers(request)
+        stream = StreamState(request, self._tokenizer)
+        request_ids = [part.request_id for part in stream.engine_requests()]
+        queue = DeltaQueue()
+        deadline = None if request.timeout_s is None else self._clock() + request.timeout_s
+        engine: EngineLink | None = None
+        ending: FinishReason = "abort"  # unless something else is the matter
+        try:
+            engine = await self._submit(stream, queue)
+            while not stream.is_finished:
+                deltas = await self._take(queue, deadline)
+                if deltas:
+                    ticket.start()
+                output = stream.fail("timeout") if deltas is None else _apply(stream, deltas)
+                engine.release(stream.stopped_request_ids())
+                if output is not None:
+                    timers.record(output)
+                    yield output
+        except Exception:
+            ending = "error"
+            raise
+        finally:
+            ticket.leave()
+            timers.finish_all(ending)
+            if engine is not None:
+                engine.release(request_ids)
+
+    async def _submit(self, stream: StreamState, queue: DeltaQueue) -> EngineLink:
+        """Hand the stream's requests to the least loaded engine that takes them."""
+        while True:
+            engine = self._choose_engine()
+            try:
+                await engine.submit(stream.engine_requests(), queue)
+            except EngineDead as error:
+                self.remove_engine(engine.name, str(error))
+            else:
+                return engine
+
+    async def _take(self, queue: DeltaQueue, deadline: float | None) -> list[TokenDelta] | None:
+        """Wait for this stream's next deltas; None when the client's time is up."""
+        if deadline is None:
+            return await queue.take()
+        left_s = deadline - self._clock()
+        if left_s <= 0:
+            return None
+        try:
+            return await queue.take(left_s)
+        except TimeoutError:
+            return None
+
+    def _start_timers(self, request: GenerationRequest) -> StreamTimers:
+        num_prompt_tokens, num_choices = len(request.prompt_token_ids), request.sampling_params.n
+        return StreamTimers(self._metrics, self._model_name, num_prompt_tokens, num_choices)
+
+    def _choose_engine(self) -> EngineLink:
+        engines = self._available_engines()
+        if not engines:
+            raise NotReady(self._not_ready_message())
+        load = least_loaded([engine.load for engine in engines])
+        self._num_chosen += 1
+        load.last_chosen = self._num_chosen
+        return self._engines[load.name]
+
+    def _available_engines(self) -> list[EngineLink]:
+        return [engine for engine in self._engines.values() if not engine.is_draining]
+
+    def _not_ready_message(self) -> str:
+        return f"model {self._model_name!r} cannot answer now: {self._why_not_ready}"
+
+    def _check_length(self, request: GenerationRequest) -> None:
+        num_tokens, longest = len(request.prompt_token_ids), self.describe().max_model_len - 1
+        if num_tokens > longest:
+            raise PromptTooLong(
+                f"the prompt has {num_tokens} tokens, at most {longest} fit into the context of model "
+                f"{self._model_name!r} beside one new token",
+                "prompt",
+                "context_length_exceeded",
+            )
+
+    def _record_stats(self, name: str, stats: EngineStats) -> None:
+        self._metrics.set_engine_stats(self._model_name, name, stats)
+        engine = self._engines.get(name)
+        if engine is not None and engine.is_draining and engine.num_in_flight == 0:
+            self.remove_engine(name, "it was drained")
+
+
+def _apply(stream: StreamState, deltas: list[TokenDelta]) -> RequestOutput | None:
+    """Turn deltas into one output for the client; None while they make no visible text."""
+    merged: RequestOutput | None = None
+    for delta in deltas:
+        output = stream.apply(delta)
+        if output is None:
+            continue
+        if merged is None:
+            merged = output
+        else:
+            merged.outputs.extend(output.outputs)
+            merged.finished = output.finished
+            merged.num_cached_tokens = max(merged.num_cached_tokens, output.num_cached_tokens)
+    return merged

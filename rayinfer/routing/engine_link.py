@@ -1,0 +1,129 @@
+"""One engine as a router sees it: its line, what is in flight there, and whose tokens come back."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rayinfer.errors import EngineDead
+from rayinfer.outputs import EngineStats, StepMessage
+from rayinfer.protocols import EngineClient, GenerationRequest, ModelDescription
+from rayinfer.routing.delta_queue import DeltaQueue
+from rayinfer.routing.replica_choice import EngineLoad, expected_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """Where one engine request's tokens go, and what it counts."""
+
+    queue: DeltaQueue
+    num_tokens: int
+
+
+class EngineLink:
+    """Sends requests to one engine and fans its messages out to the queues of the streams.
+
+    `on_stats` is told the engine's counters after every message, `on_lost` once and why, when the engine's outputs end.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        client: EngineClient,
+        description: ModelDescription,
+        *,
+        router_id: str,
+        on_stats: Callable[[str, EngineStats], None],
+        on_lost: Callable[[str, str], None],
+    ) -> None:
+        self.name = name
+        self.description = description
+        self.load = EngineLoad(name=name)
+        self.stats = EngineStats(kv_blocks_total=description.kv_blocks_total)
+        self.is_draining = False
+        self._client = client
+        self._router_id = router_id
+        self._on_stats = on_stats
+        self._on_lost = on_lost
+        self._routes: dict[str, _Route] = {}
+        self._tasks: set[asyncio.Task[None]] = set()  # keeps them referenced until they are done
+        self._listener = self._start(self._listen())
+
+    @property
+    def num_in_flight(self) -> int:
+        """Engine requests that have not ended."""
+        return len(self._routes)
+
+    async def submit(self, requests: Sequence[GenerationRequest], queue: DeltaQueue) -> None:
+        """Hand one stream's requests over; raises EngineDead when the engine cannot be reached."""
+        for request in requests:
+            route = _Route(queue, expected_tokens(request))
+            self._routes[request.request_id] = route
+            self.load.add(route.num_tokens)
+        try:
+            await self._client.submit(requests, self._router_id)
+        except BaseException:
+            self.release([request.request_id for request in requests])
+            raise
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Forget these requests and abort those that still run; returns at once, whatever state the engine is in."""
+        unfinished = [request_id for request_id in request_ids if self._forget(request_id)]
+        if unfinished and not self._listener.done():
+            self._start(self._abort(unfinished))
+
+    def fail(self, error: EngineDead) -> None:
+        """End every stream with this error and stop listening."""
+        queues = {id(route.queue): route.queue for route in self._routes.values()}
+        for request_id in list(self._routes):
+            self._forget(request_id)
+        for queue in queues.values():
+            queue.fail(error)
+        self._listener.cancel()
+
+    async def close(self) -> None:
+        """Stop listening, which aborts at the engine whatever this router still has there."""
+        self._listener.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _listen(self) -> None:
+        reason = "its outputs ended"
+        try:
+            async with contextlib.aclosing(self._client.outputs(self._router_id)) as messages:  # type: ignore[type-var]
+                async for message in messages:
+                    self._deliver(message)
+        except EngineDead as error:
+            reason = str(error)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        self._on_lost(self.name, reason)
+
+    def _deliver(self, message: StepMessage) -> None:
+        for delta in message.deltas:
+            route = self._routes.get(delta.request_id)
+            if route is None:
+                continue  # it was aborted while this message was on its way
+            route.queue.put(delta)
+            if delta.finish_reason is not None:
+                self._forget(delta.request_id)
+        self.stats = message.stats
+        self._on_stats(self.name, message.stats)
+
+    def _forget(self, request_id: str) -> bool:
+        route = self._routes.pop(request_id, None)
+        if route is None:
+            return False
+        self.load.remove(route.num_tokens)
+        return True
+
+    async def _abort(self, request_ids: Sequence[str]) -> None:
+        # An engine that cannot be reached has nothing left to abort; its listener reports the loss.
+        with contextlib.suppress(Exception):
+            await self._client.abort(request_ids)

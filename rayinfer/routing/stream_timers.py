@@ -1,0 +1,35 @@
+"""The clocks of one request's choices."""
+
+from rayinfer.metrics import RequestTimer, ServiceMetrics
+from rayinfer.outputs import FinishReason, RequestOutput
+
+
+class StreamTimers:
+    """Tells the metrics when a request's tokens came and how each of its choices ended, exactly once each."""
+
+    def __init__(self, metrics: ServiceMetrics, model_name: str, num_prompt_tokens: int, num_choices: int) -> None:
+        self._running: dict[int, RequestTimer] = {
+            # The choices share one prompt, so the first alone counts its tokens.
+            choice: metrics.request_started(model_name, num_prompt_tokens if choice == 0 else 0)
+            for choice in range(num_choices)
+        }
+
+    def record(self, output: RequestOutput) -> None:
+        """Note what has just been made for the client."""
+        for completion in output.outputs:
+            timer = self._running.get(completion.index)
+            if timer is None:
+                continue
+            timer.tokens(len(completion.token_ids))
+            if completion.finish_reason is not None:
+                self.finish(completion.index, completion.finish_reason)
+
+    def finish(self, choice: int, reason: FinishReason) -> None:
+        """Note the end of one choice."""
+        if timer := self._running.pop(choice, None):
+            timer.finished(reason)
+
+    def finish_all(self, reason: FinishReason) -> None:
+        """Note the end of every choice that has not ended."""
+        for choice in list(self._running):
+            self.finish(choice, reason)

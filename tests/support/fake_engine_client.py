@@ -1,0 +1,66 @@
+"""An engine client that does what a test tells it to."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from rayinfer.outputs import EngineStats, FinishReason, StepMessage, TokenDelta
+from rayinfer.protocols import GenerationRequest, ModelDescription
+
+
+class FakeEngineClient:
+    """Remembers what it was asked and says what it is told to say."""
+
+    def __init__(self, *, max_model_len: int = 100) -> None:
+        self.description = ModelDescription(
+            name="engine's own name", max_model_len=max_model_len, vocab_size=256, created=1, kv_blocks_total=10
+        )
+        self.submitted: list[GenerationRequest] = []
+        self.aborted: list[str] = []
+        self.router_ids: list[str] = []
+        self.is_listened_to = False
+        self.submit_error: Exception | None = None
+        self.abort_may_return = asyncio.Event()
+        self.abort_may_return.set()
+        self._num_said: dict[str, int] = {}
+        self._messages: asyncio.Queue[StepMessage | Exception] = asyncio.Queue()
+
+    async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
+        if self.submit_error is not None:
+            raise self.submit_error
+        self.submitted += requests
+        self.router_ids.append(router_id)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        await self.abort_may_return.wait()
+        self.aborted += request_ids
+
+    async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
+        self.is_listened_to = True
+        try:
+            while True:
+                message = await self._messages.get()
+                if isinstance(message, Exception):
+                    raise message
+                yield message
+        finally:
+            self.is_listened_to = False
+
+    @property
+    def submitted_ids(self) -> list[str]:
+        return [request.request_id for request in self.submitted]
+
+    def delta(
+        self, request_id: str, token_ids: Sequence[int] = (), finish_reason: FinishReason | None = None
+    ) -> TokenDelta:
+        """Make the request's next delta."""
+        start = self._num_said.get(request_id, 0)
+        self._num_said[request_id] = start + len(token_ids)
+        return TokenDelta(request_id, start, list(token_ids), finish_reason=finish_reason)
+
+    def say(self, *deltas: TokenDelta, stats: EngineStats | None = None) -> None:
+        """Send one step's message."""
+        self._messages.put_nowait(StepMessage(epoch=1, step=1, deltas=list(deltas), stats=stats or EngineStats()))
+
+    def die(self, error: Exception) -> None:
+        """End the outputs with an error."""
+        self._messages.put_nowait(error)

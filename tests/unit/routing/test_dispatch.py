@@ -1,0 +1,309 @@
+import asyncio
+import contextlib
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from fake_engine_client import FakeEngineClient
+from rayinfer.errors import EngineDead, NotReady, PromptTooLong, QueueFull
+from rayinfer.metrics import ServiceMetrics
+from rayinfer.outputs import EngineStats
+from rayinfer.protocols import GenerationRequest
+from rayinfer.routing.admission import Admission
+from rayinfer.routing.dispatch import Dispatcher
+from rayinfer.sampling_params import SamplingParams
+
+
+class Service:
+    """A dispatcher with fake engines, and a client's view of it."""
+
+    def __init__(self, tokenizer, num_engines, max_waiting_requests=100):
+        self.tokenizer = tokenizer
+        self.metrics = ServiceMetrics(CollectorRegistry())
+        admission = Admission(max_waiting_requests)
+        self.dispatcher = Dispatcher("m", tokenizer, admission, self.metrics, router_id="router-1")
+        self.engines = [FakeEngineClient() for _ in range(num_engines)]
+        for index, engine in enumerate(self.engines):
+            self.dispatcher.add_engine(f"engine-{index}", engine, engine.description)
+
+    def open(self, request_id="a", prompt="hello", timeout_s=None, **params):
+        request = GenerationRequest(
+            request_id=request_id,
+            prompt_token_ids=self.tokenizer.encode(prompt),
+            sampling_params=SamplingParams(**params),
+            timeout_s=timeout_s,
+        )
+        return self.dispatcher.generate(request)
+
+    async def start(self, request_id="a", engine=0, **settings):
+        """Open a stream and read its first token; returns the stream."""
+        stream = self.open(request_id, **settings)
+        reading = asyncio.ensure_future(anext(stream))
+        client = self.engines[engine]
+        await until(lambda: f"{request_id}/0" in client.submitted_ids)
+        self.say(f"{request_id}/0", "X", engine=engine)
+        assert (await reading).outputs[0].text == "X"
+        return stream
+
+    def say(self, request_id, text="", finish_reason=None, engine=0):
+        client = self.engines[engine]
+        client.say(client.delta(request_id, self.tokenizer.encode(text), finish_reason))
+
+    def metric(self, line):
+        lines = self.metrics.render().decode().splitlines()
+        return next(float(found.rpartition(" ")[2]) for found in lines if found.startswith(line))
+
+
+async def until(condition):
+    """Let the event loop run until something is true."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - what it waits for has no event
+            await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def running(service):
+    yield service
+    await service.dispatcher.close()
+    assert not any(engine.is_listened_to for engine in service.engines)
+
+
+@pytest.fixture
+async def service(tokenizer):
+    async with running(Service(tokenizer, 1)) as service:
+        yield service
+
+
+@pytest.fixture
+async def two_engines(tokenizer):
+    async with running(Service(tokenizer, 2)) as service:
+        yield service
+
+
+async def test_a_request_is_answered_token_by_token(service):
+    stream = await service.start(prompt="hello")
+    service.say("a/0", "Y")
+    assert (await anext(stream)).outputs[0].text == "Y"
+    service.say("a/0", "Z", "length")
+    last = await anext(stream)
+    assert (last.finished, last.outputs[0].text, last.outputs[0].finish_reason) == (True, "Z", "length")
+    with pytest.raises(StopAsyncIteration):
+        await anext(stream)
+    assert service.engines[0].submitted[0].prompt_token_ids == service.tokenizer.encode("hello")
+    assert service.engines[0].router_ids == ["router-1"]
+
+
+async def test_a_finished_request_is_not_aborted(service):
+    stream = await service.start()
+    service.say("a/0", "", "stop")
+    assert (await anext(stream)).finished
+    await stream.aclose()
+    await asyncio.sleep(0)
+    assert service.engines[0].aborted == []
+
+
+async def test_what_comes_while_a_client_is_slow_reaches_it_in_one_piece(service):
+    stream = await service.start()
+    for letter in "slowly":
+        service.say("a/0", letter)
+    service.say("a/0", "!", "length")
+    await until(lambda: service.engines[0]._messages.empty())
+    output = await anext(stream)
+    assert (output.outputs[0].text, len(output.outputs[0].token_ids), output.finished) == ("slowly!", 7, True)
+
+
+async def test_all_choices_go_to_one_engine_and_come_back_under_their_index(two_engines):
+    service = two_engines
+    stream = service.open(n=3)
+    reading = asyncio.ensure_future(anext(stream))
+    await until(lambda: service.engines[0].submitted)
+    assert service.engines[0].submitted_ids == ["a/0", "a/1", "a/2"]
+    assert [(request.choice, request.sampling_params.n) for request in service.engines[0].submitted] == [
+        (0, 1),
+        (1, 1),
+        (2, 1),
+    ]
+    client = service.engines[0]
+    client.say(*(client.delta(f"a/{choice}", service.tokenizer.encode("abc"[choice]), "length") for choice in range(3)))
+    output = await reading
+    assert [(part.index, part.text) for part in output.outputs] == [(0, "a"), (1, "b"), (2, "c")]
+    assert output.finished
+
+
+async def test_requests_spread_over_the_engines(two_engines):
+    streams = [two_engines.open(str(index)) for index in range(4)]
+    reading = [asyncio.ensure_future(anext(stream)) for stream in streams]
+    await until(lambda: sum(len(engine.submitted) for engine in two_engines.engines) == 4)
+    assert [len(engine.submitted) for engine in two_engines.engines] == [2, 2]
+    for task in reading:
+        task.cancel()
+
+
+async def test_closing_a_stream_aborts_what_still_runs(service):
+    stream = await service.start(n=2)
+    service.say("a/1", "Y", "length")
+    assert (await anext(stream)).outputs[0].finish_reason == "length"
+    await stream.aclose()
+    await until(lambda: service.engines[0].aborted)
+    assert service.engines[0].aborted == ["a/0"]
+
+
+async def test_closing_does_not_wait_for_the_engine(service):
+    stream = await service.start()
+    service.engines[0].abort_may_return.clear()
+    await asyncio.wait_for(stream.aclose(), 1)
+    service.engines[0].abort_may_return.set()
+    await until(lambda: service.engines[0].aborted == ["a/0"])
+
+
+async def test_a_cancelled_request_is_aborted_before_its_first_token_too(service):
+    reading = asyncio.ensure_future(anext(service.open()))
+    await until(lambda: service.engines[0].submitted)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    await until(lambda: service.engines[0].aborted == ["a/0"])
+    assert service.dispatcher.status().num_waiting == 0
+
+
+async def test_a_stop_string_ends_the_stream_and_the_engines_work(service):
+    stream = await service.start(stop=["END"])
+    service.say("a/0", "yes EN")
+    assert (await anext(stream)).outputs[0].text == "yes "
+    service.say("a/0", "D and more")
+    last = await anext(stream)
+    assert (last.finished, last.outputs[0].text, last.outputs[0].finish_reason) == (True, "", "stop")
+    assert last.outputs[0].stop_reason == "END"
+    await until(lambda: service.engines[0].aborted == ["a/0"])
+
+
+async def test_when_an_engine_dies_its_streams_fail_and_others_go_on(two_engines):
+    service = two_engines
+    doomed = await service.start("a", engine=0)
+    lucky = await service.start("b", engine=1)
+    service.engines[0].die(EngineDead("its process is gone"))
+    with pytest.raises(EngineDead, match="its process is gone"):
+        await anext(doomed)
+    service.say("b/0", "fine", "length", engine=1)
+    assert (await anext(lucky)).outputs[0].text == "fine"
+    assert service.dispatcher.engine_names == ["engine-1"]
+
+
+async def test_a_dying_engines_last_words_are_still_delivered(service):
+    stream = await service.start()
+    service.say("a/0", "last words")
+    service.engines[0].die(EngineDead("gone"))
+    assert (await anext(stream)).outputs[0].text == "last words"
+    with pytest.raises(EngineDead):
+        await anext(stream)
+
+
+async def test_without_an_engine_requests_are_refused_with_the_reason(service):
+    service.engines[0].die(EngineDead("its process is gone"))
+    await until(lambda: not service.dispatcher.engine_names)
+    with pytest.raises(NotReady, match="engine-0 is gone: its process is gone"):
+        await anext(service.open())
+    status = service.dispatcher.status()
+    assert not status.ready
+    assert "its process is gone" in status.reason
+    with pytest.raises(NotReady):
+        service.dispatcher.describe()
+
+
+async def test_a_request_that_an_engine_cannot_take_goes_to_another(two_engines):
+    two_engines.engines[0].submit_error = EngineDead("gone")
+    stream = await two_engines.start(engine=1)
+    assert two_engines.dispatcher.engine_names == ["engine-1"]
+    await stream.aclose()
+
+
+async def test_a_prompt_that_fills_the_context_is_refused(service):
+    with pytest.raises(PromptTooLong, match="the prompt has 100 tokens, at most 99 fit") as refusal:
+        await anext(service.open(prompt="x" * 100))
+    assert refusal.value.code == "context_length_exceeded"
+    assert service.engines[0].submitted == []
+    stream = await service.start(prompt="x" * 99)
+    await stream.aclose()
+
+
+async def test_too_many_waiting_requests_are_refused_until_one_has_its_first_token(tokenizer):
+    async with running(Service(tokenizer, 1, max_waiting_requests=1)) as service:
+        waiting = asyncio.ensure_future(anext(service.open("a")))
+        await until(lambda: service.engines[0].submitted)
+        with pytest.raises(QueueFull):
+            await anext(service.open("b"))
+        service.say("a/0", "X")
+        await waiting
+        stream = await service.start("c")
+        await stream.aclose()
+
+
+async def test_a_request_out_of_time_ends_with_timeout_and_is_aborted(service):
+    stream = await service.start(timeout_s=0.05)
+    last = await anext(stream)
+    assert (last.finished, last.outputs[0].finish_reason) == (True, "timeout")
+    await until(lambda: service.engines[0].aborted == ["a/0"])
+
+
+async def test_a_stream_whose_tokens_make_no_sense_harms_no_other(service):
+    broken, healthy = await service.start("a"), await service.start("b")
+    client = service.engines[0]
+    client.say(client.delta("a/0", [5])._replace(start_pos=50), client.delta("b/0", service.tokenizer.encode("Y")))
+    with pytest.raises(RuntimeError, match="tokens lost"):
+        await anext(broken)
+    assert (await anext(healthy)).outputs[0].text == "Y"
+    await until(lambda: client.aborted == ["a/0"])
+    await healthy.aclose()
+
+
+async def test_a_draining_engine_ends_its_streams_but_gets_no_new_ones(two_engines):
+    service = two_engines
+    stream = await service.start("a", engine=0)
+    service.dispatcher.drain_engine("engine-0")
+    for name in ("b", "c"):
+        await (await service.start(name, engine=1)).aclose()
+    service.say("a/0", "done", "length")
+    assert (await anext(stream)).finished
+    await until(lambda: service.dispatcher.engine_names == ["engine-1"])
+    await until(lambda: not service.engines[0].is_listened_to)
+
+
+async def test_an_idle_engine_that_drains_is_let_go_at_once(service):
+    service.dispatcher.drain_engine("engine-0")
+    assert service.dispatcher.engine_names == []
+    with pytest.raises(NotReady):
+        await anext(service.open())
+
+
+async def test_the_description_carries_the_served_name_and_the_tightest_limit(two_engines):
+    narrow = FakeEngineClient(max_model_len=50)
+    two_engines.dispatcher.add_engine("narrow", narrow, narrow.description)
+    description = two_engines.dispatcher.describe()
+    assert (description.name, description.max_model_len) == ("m", 50)
+
+
+async def test_the_status_shows_every_engines_latest_figures(service):
+    service.engines[0].say(stats=EngineStats(num_running=7, kv_blocks_used=3, kv_blocks_total=10))
+    await until(lambda: service.dispatcher.status().engines["engine-0"].num_running == 7)
+    assert service.dispatcher.status().ready
+    assert service.metric('rayinfer_kv_blocks_used{engine="engine-0"') == 3.0
+
+
+async def test_tokens_and_endings_are_counted_once(service):
+    stream = await service.start("a", prompt="hello")
+    service.say("a/0", "YZ", "length")
+    await anext(stream)
+    await (await service.start("b")).aclose()
+    assert service.metric('vllm:generation_tokens_total{model_name="m"}') == 4.0
+    assert service.metric('vllm:prompt_tokens_total{model_name="m"}') == 10.0
+    assert service.metric('vllm:time_to_first_token_seconds_count{model_name="m"}') == 2.0
+    assert service.metric('vllm:request_success_total{finished_reason="length"') == 1.0
+    assert service.metric('vllm:request_success_total{finished_reason="abort"') == 1.0
+
+
+async def test_tokens_that_arrive_after_a_client_left_are_ignored(service):
+    await (await service.start("a")).aclose()
+    service.say("a/0", "late")
+    stream = await service.start("b")
+    service.say("b/0", "fine", "length")
+    assert (await anext(stream)).outputs[0].text == "fine"
