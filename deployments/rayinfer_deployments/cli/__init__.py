@@ -1,0 +1,43 @@
+"""The `rayinfer` command; each subcommand is a file here and imports what it needs only when it runs."""
+
+import logging
+from typing import Annotated
+
+import typer
+
+from rayinfer import __version__
+from rayinfer_deployments.cli import bench, chat, doctor, generate, ps, serve
+
+
+def build_application() -> typer.Typer:
+    """Put the subcommands together."""
+    application = typer.Typer(
+        help="Language models on an engine of our own, behind Ray Serve.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    application.callback()(_root)
+    for command in (serve.serve, generate.generate, chat.chat, ps.ps, doctor.doctor):
+        application.command()(command)
+    application.add_typer(bench.build_application(), name="bench")
+    return application
+
+
+def main() -> None:
+    """Run the command line."""
+    build_application()(prog_name="rayinfer")
+
+
+def _root(
+    debug: Annotated[bool, typer.Option("--debug", help="tell in detail what is done and what failed")] = False,
+    version: Annotated[bool, typer.Option("--version", help="print the version", is_eager=True)] = False,
+) -> None:
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+    if debug:
+        logging.basicConfig(level=logging.INFO)
+        logging.getLogger("rayinfer_deployments").setLevel(logging.DEBUG)
+        logging.getLogger("rayinfer").setLevel(logging.DEBUG)

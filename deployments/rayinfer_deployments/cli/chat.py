@@ -1,0 +1,153 @@
+"""`rayinfer chat`: a conversation in the terminal, with an engine in this process or a service over HTTP."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from rayinfer.config import DEFAULT_MODEL
+from rayinfer.errors import RayinferError
+from rayinfer_deployments.cli.config_options import with_engine_options
+from rayinfer_deployments.cli.failures import in_one_line, one_line
+from rayinfer_deployments.cli.sampling_options import MaxTokens, Seed, Temperature, TopP
+
+LEAVE = {"/exit", "/quit"}
+FORGET = "/new"
+
+Message = dict[str, str]
+Talker = Callable[[list[Message]], Iterator[str]]  # from a conversation to the pieces of the next answer
+
+
+@in_one_line
+@with_engine_options
+def chat(
+    model: Annotated[
+        str | None, typer.Argument(help=f"which model (default: {DEFAULT_MODEL}, or the service's first)")
+    ] = None,
+    base_url: Annotated[str | None, typer.Option(help="talk to this OpenAI-compatible service instead")] = None,
+    api_key: Annotated[str | None, typer.Option(help="the service's key")] = None,
+    system: Annotated[str | None, typer.Option(help="instructions that precede the conversation")] = None,
+    max_tokens: MaxTokens = 512,
+    temperature: Temperature = 0.7,
+    top_p: TopP = 1.0,
+    seed: Seed = None,
+    engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
+) -> None:
+    """Chat with a model; /new forgets the conversation, /exit or Ctrl-D leaves."""
+    sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
+    if base_url is None:
+        opened = local_talker(model or DEFAULT_MODEL, sampling, engine_settings)
+    elif engine_settings:
+        raise RayinferError(f"the service at {base_url} has its own engine: {', '.join(engine_settings)} do not apply")
+    else:
+        opened = remote_talker(base_url, model, api_key, sampling)
+    converse(opened, system, Console())
+
+
+def converse(opened: AbstractContextManager[Talker], system: str | None, console: Console) -> None:
+    """Read questions and write answers until the reader leaves; a failed answer is forgotten with its question."""
+    start = [{"role": "system", "content": system}] if system else []
+    with opened as talk:
+        conversation = list(start)
+        while (question := _read_line(console)) is not None:
+            if not question:
+                continue
+            if question == FORGET:
+                conversation = list(start)
+                continue
+            conversation.append({"role": "user", "content": question})
+            try:
+                answer = _show(talk(conversation), console)
+            except RayinferError as error:
+                console.print(f"error: {one_line(error)}", style="red", markup=False)
+                conversation.pop()
+                continue
+            conversation.append({"role": "assistant", "content": answer})
+
+
+@contextmanager
+def local_talker(model: str, sampling: dict[str, Any], engine_settings: dict[str, Any]) -> Iterator[Talker]:
+    """Talk to an engine in this process."""
+    from rayinfer.llm import LLM
+    from rayinfer.sampling_params import SamplingParams
+
+    params = SamplingParams(**sampling)
+    with LLM(model, **engine_settings) as llm:
+
+        def talk(conversation: list[Message]) -> Iterator[str]:
+            for output in llm.stream(conversation, params):
+                yield output.outputs[0].text
+
+        yield talk
+
+
+@contextmanager
+def remote_talker(base_url: str, model: str | None, api_key: str | None, sampling: dict[str, Any]) -> Iterator[Talker]:
+    """Talk to an OpenAI-compatible service."""
+    import httpx
+
+    url = base_url.rstrip("/").removesuffix("/v1") + "/v1"
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    settings = {name: value for name, value in sampling.items() if value is not None}
+
+    with httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(600.0, connect=5.0)) as client:
+
+        def talk(conversation: list[Message]) -> Iterator[str]:
+            body = {"model": name, "messages": conversation, "stream": True, **settings}
+            try:
+                with client.stream("POST", "/chat/completions", json=body) as response:
+                    _refuse_errors(response)
+                    yield from read_deltas(response.iter_lines())
+            except httpx.HTTPError as error:
+                raise RayinferError(f"{url}: {error}") from None
+
+        try:
+            response = client.get("/models")
+            _refuse_errors(response)
+            name = model or response.json()["data"][0]["id"]
+        except (httpx.HTTPError, ValueError, LookupError) as error:
+            raise RayinferError(f"no OpenAI-compatible service answers at {url}: {one_line(error)}") from None
+        yield talk
+
+
+def read_deltas(lines: Iterator[str]) -> Iterator[str]:
+    """Read the new text out of a chat completion's server-sent events; raises RayinferError for an error event."""
+    for line in lines:
+        data = line.removeprefix("data:").strip()
+        if not line.startswith("data:") or data == "[DONE]":
+            continue
+        event = json.loads(data)
+        if error := event.get("error"):
+            raise RayinferError(str(error.get("message", error) if isinstance(error, dict) else error))
+        for choice in event.get("choices", []):
+            if text := choice["delta"].get("content"):
+                yield text
+
+
+def _refuse_errors(response: Any) -> None:
+    if response.status_code != 200:
+        text = response.read().decode(errors="replace")[:500]
+        with suppress(ValueError, LookupError, TypeError):
+            text = json.loads(text)["error"]["message"]
+        raise RayinferError(f"{response.status_code}: {text}")
+
+
+def _read_line(console: Console) -> str | None:
+    try:
+        line = console.input("[bold]> [/bold]").strip()
+    except EOFError:
+        console.print()
+        return None
+    return None if line in LEAVE else line
+
+
+def _show(pieces: Iterator[str], console: Console) -> str:
+    answer = ""
+    for piece in pieces:
+        answer += piece
+        console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
+    console.print()
+    return answer

@@ -1,0 +1,71 @@
+"""Turns EngineConfig's fields into command-line options, so that a new field is a new flag of every command."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from rayinfer.config import EngineConfig
+
+ENGINE_PANEL = "Engine"
+SETTINGS_PARAMETER = "engine_settings"
+
+
+def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option per engine setting; it receives those that were given as `engine_settings`.
+
+    A setting of which the command has a parameter of its own is left to it; a field with one legal value is no choice.
+    """
+    parameters = inspect.signature(command).parameters
+    names = [
+        name for name, field in EngineConfig.model_fields.items() if name not in parameters and not _is_reserved(field)
+    ]
+
+    @functools.wraps(command)
+    def with_settings(**arguments: Any) -> None:
+        given = {name: value for name in names if (value := arguments.pop(name)) is not None}
+        command(**arguments, **{SETTINGS_PARAMETER: given})
+
+    own = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in parameters.items()
+        if name != SETTINGS_PARAMETER
+    ]
+    options = [_option(name, EngineConfig.model_fields[name]) for name in names]
+    with_settings.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    with_settings.__annotations__ = {parameter.name: parameter.annotation for parameter in [*own, *options]}
+    return with_settings
+
+
+def _option(name: str, field: FieldInfo) -> inspect.Parameter:
+    flag = "--" + name.replace("_", "-")
+    kind = _without_none(field.annotation)
+    declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
+    default = field.get_default()
+    shown = "" if default is None or default is PydanticUndefined else f" (default: {_show(default)})"
+    option = typer.Option(
+        declaration, help=(field.description or "") + shown, show_default=False, rich_help_panel=ENGINE_PANEL
+    )
+    # None stands for "not given": the default then stays EngineConfig's own affair.
+    annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _show(default: object) -> str:
+    return {True: "on", False: "off"}[default] if isinstance(default, bool) else str(default)
+
+
+def _is_reserved(field: FieldInfo) -> bool:
+    return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+
+
+def _without_none(annotation: Any) -> Any:
+    """Take `None` out of `int | None`."""
+    if get_origin(annotation) is Literal or not get_args(annotation):
+        return annotation
+    kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
+    return kinds[0] if len(kinds) == 1 else annotation

@@ -1,0 +1,39 @@
+"""How a command ends when something goes wrong: one line for people, an exit code for scripts."""
+
+import functools
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+from rayinfer.errors import RayinferError
+
+INTERRUPTED = 130  # what shells use for a command that Ctrl-C ended
+
+logger = logging.getLogger(__name__)
+
+
+def in_one_line(command: Callable[..., None]) -> Callable[..., None]:
+    """Make a command report our own errors, and Ctrl-C, in one line; `rayinfer --debug` shows where they came from."""
+
+    @functools.wraps(command)
+    def reporting(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except KeyboardInterrupt:
+            logger.debug("interrupted", exc_info=True)
+            sys.stderr.write("interrupted\n")
+            raise typer.Exit(INTERRUPTED) from None
+        except (RayinferError, OSError) as error:
+            logger.debug("failed", exc_info=True)
+            sys.stderr.write(f"error: {one_line(error)}\n")
+            raise typer.Exit(1) from None
+
+    return reporting
+
+
+def one_line(error: Exception) -> str:
+    """Write an error without line breaks; one without a message gives its name."""
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,183 @@
+"""`rayinfer serve`: a model behind an OpenAI-compatible port, up in seconds and gone without a trace."""
+
+import json
+import shlex
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from rayinfer.config import DEFAULT_MODEL, cache_folder, engine_config
+from rayinfer_deployments.cli.config_options import with_engine_options
+from rayinfer_deployments.cli.failures import in_one_line
+from rayinfer_deployments.cli.terminal import Phases, QuietTerminal
+from rayinfer_deployments.ray_environment import set_ray_settings
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+    from rayinfer_deployments.service_processes import JoinedRay, OwnRay
+
+APPLICATION = "rayinfer"
+WATCH_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Service:
+    """What the command line asked for."""
+
+    model: str
+    folder: Path
+    name: str
+    host: str
+    port: int
+    replicas: int
+    ray_address: str | None
+    settings: dict[str, Any]
+
+
+@in_one_line
+@with_engine_options
+def serve(
+    model: Annotated[
+        str, typer.Argument(help="folder, GGUF file, Hugging Face repository or embedded name")
+    ] = DEFAULT_MODEL,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="where the API listens")] = 8000,
+    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 lets other machines in")] = "127.0.0.1",
+    replicas: Annotated[int, typer.Option(min=1, help="engines that share the requests")] = 1,
+    name: Annotated[str | None, typer.Option(help="what clients call the model (default: MODEL)")] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="join this Ray instead of starting one (auto, or HOST:PORT)")
+    ] = None,
+    engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
+) -> None:
+    """Serve a model over the OpenAI API until Ctrl-C."""
+    set_ray_settings(owns_ray=ray_address is None)
+    # After the environment is set: these import Ray, which reads it.
+    from rayinfer.models.sources import resolve_model
+    from rayinfer_deployments.service_startup import check_port_is_free
+
+    engine_config(model=model, **engine_settings)
+    check_port_is_free(host, port)
+    service = Service(
+        model=model,
+        folder=resolve_model(model),
+        name=name or _served_name(model),
+        host=host,
+        port=port,
+        replicas=replicas,
+        ray_address=ray_address,
+        settings=engine_settings,
+    )
+    check_weights(service.folder)
+    interrupt_on_sigterm()
+    with QuietTerminal(cache_folder() / "services" / f"{port}.log") as console:
+        _run(service, console)
+
+
+def _run(service: Service, console: Console) -> None:
+    from rayinfer_deployments.service_processes import JoinedRay, OwnRay
+
+    phases, is_ready = Phases(console), False
+    phases.enter("starting Ray")
+    cluster = OwnRay() if service.ray_address is None else JoinedRay(service.ray_address, APPLICATION)
+    try:
+        with ThreadPoolExecutor(1) as background, phases:
+            preparing = background.submit(_prepare, service)  # imports torch while Ray's processes come up
+            with cluster:
+                interrupt_on_sigterm()  # ray.init has put its own handler in place
+                with _recorded(service, cluster):
+                    _bring_up(service, cluster, preparing.result(), phases)
+                    is_ready = True
+                    _announce(service, console)
+                    while True:
+                        cluster.check()
+                        time.sleep(WATCH_S)
+    except KeyboardInterrupt:
+        console.print("stopped")
+        if not is_ready:
+            raise
+
+
+def _prepare(service: Service) -> "Application":
+    from rayinfer.models.model_config import read_model_config
+    from rayinfer.models.registry import check_architecture
+    from rayinfer_deployments.app_args import llm_app_args
+    from rayinfer_deployments.applications import build_llm_app
+
+    check_architecture(read_model_config(service.folder))
+    model = {"name": service.name, "model": str(service.folder), "num_replicas": service.replicas, **service.settings}
+    return build_llm_app(llm_app_args({"models": [model]}))
+
+
+def _bring_up(service: Service, cluster: "OwnRay | JoinedRay", application: "Application", phases: Phases) -> None:
+    from rayinfer_deployments.service_startup import deploy, wait_until_ready
+
+    phases.enter("starting the service")
+    deploy(application, APPLICATION, service.host, service.port)
+
+    def tell(reason: str) -> None:
+        phases.enter("loading the model and warming it up")
+        phases.explain(reason)
+
+    wait_until_ready(APPLICATION, service.host, service.port, check=cluster.check, tell=tell)
+    phases.finish()
+
+
+def _recorded(service: Service, cluster: "OwnRay | JoinedRay") -> AbstractContextManager[object]:
+    from rayinfer_deployments.service_record import recorded
+
+    return recorded(
+        host=service.host,
+        port=service.port,
+        models=[service.name],
+        ray_address=cluster.address,
+        owns_ray=cluster.owns_ray,
+        application=APPLICATION,
+    )
+
+
+def _announce(service: Service, console: Console) -> None:
+    from rayinfer_deployments.service_record import service_url
+
+    url = service_url(service.host, service.port)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    body = json.dumps({"model": service.name, "messages": question, "max_tokens": 32, "temperature": 0})
+    console.print(f"ready: {service.name} at {url}/v1 (Ctrl-C ends it)", markup=False, highlight=False, soft_wrap=True)
+    command = (
+        f"curl {url}/v1/chat/completions -H {shlex.quote('Content-Type: application/json')} -d {shlex.quote(body)}"
+    )
+    # One line, however narrow the terminal: a wrapped command cannot be pasted.
+    console.print(command, markup=False, highlight=False, soft_wrap=True)
+
+
+def interrupt_on_sigterm() -> None:
+    """Let SIGTERM end the command like Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+def check_weights(folder: Path) -> None:
+    """Raise ModelLoadError, naming file or tensor, for a model folder that no engine could load."""
+    from rayinfer.models.model_folder import check_model_folder, weight_files
+    from rayinfer.models.safetensors_header import read_safetensors_header
+
+    check_model_folder(folder)
+    for file in weight_files(folder):
+        read_safetensors_header(file)
+
+
+def _served_name(model: str) -> str:
+    """A folder or file is served under its last name, anything else under the name it was asked for."""
+    path = Path(model).expanduser()
+    return path.resolve().stem if path.is_file() else path.resolve().name if path.is_dir() else model

@@ -1,0 +1,84 @@
+"""What a command shows while others in its process would also like to write: progress for people, silence from Ray."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+
+class QuietTerminal:
+    """Sends whatever the process writes, C++ included, to a log file, and keeps the terminal for `console`."""
+
+    def __init__(self, log_file: Path) -> None:
+        self.log_file = log_file
+        self._saved: dict[int, int] = {}
+
+    def __enter__(self) -> Console:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.log_file.parent.mkdir(parents=True, exist_ok=True)
+        self._saved = {number: os.dup(number) for number in (1, 2)}
+        log = os.open(self.log_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        for number in self._saved:
+            os.dup2(log, number)
+        os.close(log)
+        return Console(file=os.fdopen(os.dup(self._saved[1]), "w", buffering=1))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, saved in self._saved.items():
+            os.dup2(saved, number)
+            os.close(saved)
+
+
+class Phases:
+    """A start-up's phases: the present one turns on a terminal, each that is over leaves a line with its seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status: Status | None = None
+        self._name = ""
+        self._started = 0.0
+
+    def enter(self, name: str) -> None:
+        """Begin a phase, ending the one before; the same name again changes nothing."""
+        if name == self._name:
+            return
+        self.finish()
+        self._name, self._started = name, time.monotonic()
+        self._status = self._console.status(Text(f"{name} ..."))
+        self._status.start()
+
+    def __enter__(self) -> "Phases":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def explain(self, detail: str) -> None:
+        """Show beside the present phase what it waits for."""
+        if self._status is not None:
+            self._status.update(Text(f"{self._name} ({detail})"))
+
+    def finish(self) -> None:
+        """End the present phase and note how long it took."""
+        name, seconds = self._name, time.monotonic() - self._started
+        self.stop()
+        if name:
+            self._console.print(f"  {name} ({seconds:.1f} s)", markup=False, highlight=False)
+
+    def stop(self) -> None:
+        """Take the present phase from the screen without calling it done."""
+        if self._status is not None:
+            self._status.stop()
+        self._status, self._name = None, ""

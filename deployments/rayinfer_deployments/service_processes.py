@@ -1,0 +1,125 @@
+"""The Ray under a service: one of its own that ends with it, or one that was there before and stays."""
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import PurePath
+from types import TracebackType
+
+import ray
+from ray import serve
+
+from rayinfer.errors import RayinferError
+from rayinfer_deployments.process_tree import Process, adopt_orphans, descendants, end_descendants, reap_children
+
+POLITE_END_S = 4.0  # for Ray's own shutdown
+FORCED_END_S = 2.0  # from SIGTERM to SIGKILL for whatever that left
+VITAL_PROCESSES = ("gcs_server", "raylet")
+
+
+class OwnRay:
+    """A Ray that lives in this process's descendants; leaving it ends every one of them."""
+
+    owns_ray = True
+
+    def __init__(self) -> None:
+        self.address = ""  # where Ray's own table (GCS) is reached
+        self._vital: list[Process] = []
+
+    def __enter__(self) -> "OwnRay":
+        adopt_orphans()
+        try:
+            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            self.address = ray.get_runtime_context().gcs_address
+            self._vital = [process for process in descendants(os.getpid()) if _is_vital(process)]
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def check(self) -> None:
+        """Raise RayinferError when a process is gone that Ray cannot work without."""
+        reap_children()
+        for process in self._vital:
+            if not process.is_alive:
+                raise RayinferError(f"Ray is gone: {_program(process)} (pid {process.pid}) has ended")
+
+    def _end(self) -> None:
+        with _undisturbed():
+            _run_for(POLITE_END_S, ray.shutdown)
+            end_descendants(FORCED_END_S)
+
+
+class JoinedRay:
+    """A Ray that somebody else started; only what we put into it is taken out again."""
+
+    owns_ray = False
+
+    def __init__(self, address: str, application: str) -> None:
+        self.address = address  # as given; once joined, where Ray's own table (GCS) is reached
+        self._application = application
+        self._serve_was_running = False
+
+    def __enter__(self) -> "JoinedRay":
+        try:
+            ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise RayinferError(f"cannot join Ray at {self.address}: {str(error).splitlines()[0]}") from None
+        self.address = ray.get_runtime_context().gcs_address
+        self._serve_was_running = bool(serve.status().proxies)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with _undisturbed():
+            if self._serve_was_running:
+                _run_for(POLITE_END_S, lambda: serve.delete(self._application))
+            else:
+                _run_for(POLITE_END_S, serve.shutdown)
+            _run_for(POLITE_END_S, ray.shutdown)
+
+    def check(self) -> None:
+        """Raise RayinferError when Ray cannot be reached any more."""
+        if not ray.is_initialized():
+            raise RayinferError(f"the connection to Ray at {self.address} is lost")
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Hold signals off while processes are ended: an interrupted clean-up would leave some behind."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
+
+
+def _run_for(seconds: float, action: Callable[[], object]) -> None:
+    """Let a clean-up run for so long at most: a Ray that is half gone would keep it waiting for minutes."""
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            action()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+
+
+def _is_vital(process: Process) -> bool:
+    return _program(process) in VITAL_PROCESSES
+
+
+def _program(process: Process) -> str:
+    return PurePath(process.title.partition(" ")[0]).name

@@ -1,0 +1,100 @@
+"""Brings an application up behind a port of this machine, and says how far it is until it can answer."""
+
+import logging
+import re
+import socket
+import time
+from collections.abc import Callable
+
+import httpx
+from ray import serve
+from ray.serve.config import HTTPOptions
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, LoggingConfig
+
+from rayinfer.errors import RayinferError
+from rayinfer_deployments.service_record import service_url
+
+POLL_S = 0.1
+SILENT_PORT_S = 15.0  # how long Serve may call the application running while its port does not answer
+REASON_LIMIT = 500  # characters of a failure that are shown
+
+
+FAILURE = re.compile(
+    r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|NotFound|Architecture|Exception): "
+)  # a traceback's last line
+
+
+class ServiceFailed(RayinferError):
+    """The service did not come up; the message says why in one line."""
+
+
+def check_port_is_free(host: str, port: int) -> None:
+    """Raise RayinferError when another process has the port.
+
+    Serve itself would not notice: it shares ports, and the two services would answer in turn.
+    """
+    try:
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(address[0], socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address[4])
+    except OSError as error:
+        raise RayinferError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
+
+
+def deploy(application: serve.Application, name: str, host: str, port: int) -> None:
+    """Start Serve's HTTP proxy on the address and hand it the application; does not wait for it to be ready."""
+    logging_config = LoggingConfig(enable_access_log=False, log_level="WARNING")
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    serve.start(http_options=HTTPOptions(host=host, port=port), logging_config=logging_config)
+    target = serve.RunTarget(application, name=name, route_prefix="/", logging_config=logging_config)
+    serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+
+def wait_until_ready(name: str, host: str, port: int, check: Callable[[], None], tell: Callable[[str], None]) -> None:
+    """Return once `/ready` says so; `tell` hears what is still missing, `check` may raise.
+
+    Raises ServiceFailed when Serve gives the application up.
+    """
+    silent_since: float | None = None
+    with httpx.Client(base_url=service_url(host, port), timeout=5.0, trust_env=False) as client:
+        while True:
+            check()
+            overview = serve.status().applications.get(name)
+            if overview is not None and overview.status == ApplicationStatus.DEPLOY_FAILED:
+                raise ServiceFailed(_why(overview))
+            answer = _ask(client)
+            if answer is not None and answer.status_code == 200:
+                return
+            if answer is not None and (reason := _reason(answer)):
+                tell(reason)
+            is_silent = answer is None and overview is not None and overview.status == ApplicationStatus.RUNNING
+            silent_since = (silent_since or time.monotonic()) if is_silent else None
+            if silent_since is not None and time.monotonic() - silent_since > SILENT_PORT_S:
+                raise ServiceFailed(f"nothing answers on {host}:{port}: this Ray's Serve listens on another address")
+            time.sleep(POLL_S)
+
+
+def _ask(client: httpx.Client) -> httpx.Response | None:
+    try:
+        return client.get("/ready")
+    except httpx.TransportError:
+        return None
+
+
+def _reason(answer: httpx.Response) -> str | None:
+    """Read what `/ready` still misses; None when Serve's proxy answered, which knows no application yet."""
+    try:
+        reasons = answer.json()["reasons"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return "; ".join(f"{model}: {reason}" for model, reason in reasons.items())
+
+
+def _why(overview: ApplicationStatusOverview) -> str:
+    """Find the sentence that matters in Serve's account: the last line of the innermost traceback."""
+    messages = [deployment.message for deployment in overview.deployments.values() if deployment.message]
+    lines = [line.strip() for line in "\n".join([overview.message, *messages]).splitlines() if line.strip()]
+    failures = [line for line in lines if FAILURE.match(line)]
+    sentence = failures[-1] if failures else (lines[-1] if lines else "Serve gives no reason")
+    return FAILURE.sub("", sentence)[:REASON_LIMIT]

@@ -1,0 +1,91 @@
+"""The work that is measured: prompts of random token ids and answer lengths, the same everywhere for the same seed."""
+
+import random
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rayinfer.errors import ConfigError
+
+FIRST_TOKEN_ID = 100  # below it vocabularies keep their special tokens
+DEFAULT_VOCAB_SIZE = 49_000
+
+
+class LengthRange(NamedTuple):
+    """A length is drawn evenly from `low` to `high`, both included."""
+
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """Prompts as token ids, and how many tokens each shall be answered with."""
+
+    prompts: list[list[int]]
+    output_lengths: list[int]
+
+    @property
+    def num_requests(self) -> int:
+        """How many prompts there are."""
+        return len(self.prompts)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """The prompts' tokens together."""
+        return sum(map(len, self.prompts))
+
+    @property
+    def num_output_tokens(self) -> int:
+        """The answers' tokens together."""
+        return sum(self.output_lengths)
+
+
+def offline_workload(
+    num_requests: int = 64,
+    input_len: tuple[int, int] = (32, 256),
+    output_len: tuple[int, int] = (32, 256),
+    vocab_size: int = DEFAULT_VOCAB_SIZE,
+    seed: int = 0,
+) -> Workload:
+    """Draw a batch of requests of mixed lengths.
+
+    The order of the draws is part of the definition: for each prompt its length and then its tokens, and
+    when all prompts are drawn the output lengths. Another order would be another workload.
+    """
+    _check(num_requests, vocab_size, LengthRange(*input_len), LengthRange(*output_len))
+    rng = random.Random(seed)
+    prompts = [_random_tokens(rng, rng.randint(*input_len), vocab_size) for _ in range(num_requests)]
+    return Workload(prompts=prompts, output_lengths=[rng.randint(*output_len) for _ in range(num_requests)])
+
+
+def serving_workload(
+    num_requests: int, input_len: int, output_len: int, vocab_size: int = DEFAULT_VOCAB_SIZE, seed: int = 0
+) -> Workload:
+    """Draw prompts of one length, to be answered with one length, as a load client sends them."""
+    _check(num_requests, vocab_size, LengthRange(input_len, input_len), LengthRange(output_len, output_len))
+    rng = random.Random(seed)
+    prompts = [_random_tokens(rng, input_len, vocab_size) for _ in range(num_requests)]
+    return Workload(prompts=prompts, output_lengths=[output_len] * num_requests)
+
+
+def parse_length_range(text: str) -> LengthRange:
+    """Read `32:256`, or `128` for a single length; raises ConfigError."""
+    low, _, high = text.partition(":")
+    try:
+        return LengthRange(int(low), int(high or low))
+    except ValueError:
+        raise ConfigError(f"a length is a number or a range such as 32:256, got {text!r}") from None
+
+
+def _random_tokens(rng: random.Random, length: int, vocab_size: int) -> list[int]:
+    return [rng.randrange(FIRST_TOKEN_ID, vocab_size) for _ in range(length)]
+
+
+def _check(num_requests: int, vocab_size: int, *ranges: LengthRange) -> None:
+    if num_requests < 1:
+        raise ConfigError(f"num_requests must be at least 1, got {num_requests}")
+    if vocab_size <= FIRST_TOKEN_ID:
+        raise ConfigError(f"vocab_size must be above {FIRST_TOKEN_ID}, got {vocab_size}")
+    for low, high in ranges:
+        if not 1 <= low <= high:
+            raise ConfigError(f"a length range must rise from at least 1, got {low}:{high}")
