@@ -43,6 +43,7 @@ class Dispatcher:
         self._clock = clock
         self._engines: dict[str, EngineLink] = {}
         self._num_chosen = 0
+        self._num_added = 0
         self._why_not_ready = "no engine is ready yet"
         metrics.set_num_queued(model_name, 0)  # requests go to an engine at once; those that wait, wait there
 
@@ -53,11 +54,13 @@ class Dispatcher:
 
     def add_engine(self, name: str, client: EngineClient, description: ModelDescription) -> None:
         """Listen to an engine and send it requests from now on; needs a running event loop."""
+        self._num_added += 1
         self._engines[name] = EngineLink(
             name,
             client,
             description,
-            router_id=self._router_id,
+            # An engine that is taken back must not confuse the new line with the end of the old one.
+            router_id=f"{self._router_id}/{self._num_added}",
             on_stats=self._record_stats,
             on_lost=self.remove_engine,
         )

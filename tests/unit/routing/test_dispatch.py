@@ -90,7 +90,7 @@ async def test_a_request_is_answered_token_by_token(service):
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
     assert service.engines[0].submitted[0].prompt_token_ids == service.tokenizer.encode("hello")
-    assert service.engines[0].router_ids == ["router-1"]
+    assert service.engines[0].router_ids == ["router-1/1"]
 
 
 async def test_a_finished_request_is_not_aborted(service):
@@ -273,6 +273,13 @@ async def test_an_idle_engine_that_drains_is_let_go_at_once(service):
     assert service.dispatcher.engine_names == []
     with pytest.raises(NotReady):
         await anext(service.open())
+
+
+async def test_an_engine_that_is_taken_back_hears_of_a_new_router(service):
+    service.dispatcher.remove_engine("engine-0", "its line was cut")
+    service.dispatcher.add_engine("engine-0", service.engines[0], service.engines[0].description)
+    await (await service.start()).aclose()
+    assert service.engines[0].router_ids == ["router-1/2"]
 
 
 async def test_the_description_carries_the_served_name_and_the_tightest_limit(two_engines):

@@ -1,0 +1,64 @@
+"""What `build_llm_app` takes: the models to serve and the router's limits, checked before anything is started."""
+
+from collections.abc import Mapping
+from pathlib import PurePath
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from rayinfer.config import EngineConfig, describe_validation_error
+from rayinfer.errors import ConfigError
+from rayinfer.servers.edge import DEFAULT_MAX_BODY_BYTES
+
+
+class ModelArgs(EngineConfig):
+    """One model: its engine's settings, and how many engines there are."""
+
+    name: str = Field("", description="what clients call the model; default: the last part of `model` for a path")
+    num_replicas: int = Field(1, ge=1, le=1024, description="engines that serve the model")
+    num_cpus: float = Field(0.5, ge=0, description="CPUs that Ray sets aside for each engine's process")
+    drain_timeout_s: float = Field(
+        120.0, ge=0, description="how long an engine may finish its requests when it has to go"
+    )
+
+    @property
+    def served_name(self) -> str:
+        """What clients call the model."""
+        if self.name:
+            return self.name
+        is_path = self.model.startswith((".", "/", "~"))
+        return PurePath(self.model).name.removesuffix(".gguf") if is_path else self.model
+
+    def engine_config(self) -> EngineConfig:
+        """Take out what concerns the engine alone."""
+        return EngineConfig(**{name: getattr(self, name) for name in EngineConfig.model_fields})
+
+
+class LLMAppArgs(BaseModel):
+    """The whole application; unknown keys are refused, in every model too."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    models: list[ModelArgs] = Field(min_length=1, description="the models to serve, all under one address")
+    max_waiting_requests: int = Field(
+        256, ge=1, description="requests of one model that may wait for their first token; more are refused with 429"
+    )
+    max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024, description="largest request body")
+    request_timeout_s: float | None = Field(None, gt=0, description="longest time for one request; more ends it")
+    router_num_cpus: float = Field(0.1, ge=0, description="CPUs that Ray sets aside for the router's process")
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "LLMAppArgs":
+        names = [model.served_name for model in self.models]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"every model needs a name of its own, got twice: {', '.join(twice)}")
+        return self
+
+
+def llm_app_args(settings: Mapping[str, Any]) -> LLMAppArgs:
+    """Check settings that come from outside; raises ConfigError that names every one at fault."""
+    try:
+        return LLMAppArgs(**settings)
+    except ValidationError as error:
+        raise ConfigError(describe_validation_error(error)) from None

@@ -1,0 +1,119 @@
+"""The process in which one engine runs; routers talk to it directly.
+
+The engine is imported when it is built: a replica names this class too, and should not pay for torch.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import os
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rayinfer.config import EngineConfig
+from rayinfer.errors import EngineDead
+from rayinfer.outputs import EngineStats, StepMessage
+from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from rayinfer.engine.async_engine import AsyncEngine
+
+ENGINE_BUILDING = "rayinfer_deployments.engine_building"
+CONTROL_ROUTER = "engine-actor"  # under this name the engine's own process asks for the warm-up
+MAX_CONCURRENT_CALLS = 1000
+DRAIN_INTERVAL_S = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineReport:
+    """How an engine is at one moment."""
+
+    stats: EngineStats
+    silent_s: float  # how long ago its loop last came round
+
+
+class EngineActor:
+    """Builds an engine, keeps it running and passes requests and tokens between it and the routers.
+
+    Made a Ray actor by its replica, which owns it: when the replica's process ends, so does this one.
+    """
+
+    def __init__(self, config: EngineConfig, num_engines_on_node: int, epoch: int) -> None:
+        self._config = config
+        self._epoch = epoch
+        self._num_engines_on_node = num_engines_on_node
+        self._engine: AsyncEngine | None = None
+
+    async def start(self) -> ModelDescription:
+        """Load the model and take one step with it; raises ModelLoadError in one line when it cannot be loaded."""
+        self._engine = await asyncio.to_thread(self._build)
+        self._engine.start()
+        await self._warm_up()
+        return self._engine.description
+
+    async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
+        """Take requests over from a router."""
+        await self._started.submit(requests, router_id)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests; unknown ids are ignored."""
+        await self._started.abort(request_ids)
+
+    async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
+        """Yield one message per engine step; when the router closes the stream or dies, its requests are aborted."""
+        async with contextlib.aclosing(self._started.outputs(router_id)) as messages:  # type: ignore[type-var]
+            async for message in messages:
+                yield message
+
+    async def describe(self) -> ModelDescription:
+        """Say what the model is."""
+        return self._started.description
+
+    async def report(self) -> EngineReport:
+        """Tell how the engine is; raises EngineDead with the reason when its loop has ended."""
+        engine = self._started
+        if not engine.is_alive:
+            raise EngineDead(f"the engine's loop has ended: {engine.failure!r}")
+        return EngineReport(stats=engine.stats, silent_s=engine.seconds_since_last_beat)
+
+    async def stats(self) -> EngineStats:
+        """Tell the engine's counters."""
+        return self._started.stats
+
+    async def drain(self) -> None:
+        """Return once no request is left; how long that may take is the caller's affair."""
+        while self._started.is_alive and self._started.num_unfinished:  # noqa: ASYNC110 - the engine has no event for it
+            await asyncio.sleep(DRAIN_INTERVAL_S)
+
+    async def ping(self) -> int:
+        """Answer with the process id."""
+        return os.getpid()
+
+    async def shutdown(self) -> None:
+        """End the engine's loop; what still runs is aborted."""
+        if self._engine is not None:
+            await self._engine.shutdown()
+
+    @property
+    def _started(self) -> "AsyncEngine":
+        if self._engine is None:
+            raise EngineDead("the engine has not started")
+        return self._engine
+
+    def _build(self) -> "AsyncEngine":
+        building = importlib.import_module(ENGINE_BUILDING)
+        engine: AsyncEngine = building.build_async_engine(self._config, self._num_engines_on_node, self._epoch)
+        return engine
+
+    async def _warm_up(self) -> None:
+        """Run a prompt of one token through the whole engine, so that the first client waits for no first time."""
+        params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+        request = GenerationRequest(request_id="warm-up/0", prompt_token_ids=[0], sampling_params=params)
+        engine = self._started
+        async with contextlib.aclosing(engine.outputs(CONTROL_ROUTER)) as messages:  # type: ignore[type-var]
+            await engine.submit([request], CONTROL_ROUTER)
+            async for message in messages:
+                if any(delta.finish_reason is not None for delta in message.deltas):
+                    return

@@ -1,0 +1,77 @@
+"""Which engines a process has been told of: where the observer of Serve's replicas meets those who want to know.
+
+Serve builds the observer itself, from a pickled copy of its class and without arguments of ours, so the two can only
+meet in a place that belongs to the whole process. This is that place, and nothing else is kept here.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineAddress:
+    """Where a replica's engine actor is found."""
+
+    actor_name: str
+    namespace: str
+    epoch: int  # nanoseconds since 1970 when the engine was started
+
+    @staticmethod
+    def from_metadata(metadata: Mapping[str, Any]) -> "EngineAddress | None":
+        """Read what `EngineReplica.record_replica_metadata` wrote; None when the replica has written nothing."""
+        if "engine_actor" not in metadata:
+            return None
+        return EngineAddress(
+            actor_name=metadata["engine_actor"], namespace=metadata["namespace"], epoch=metadata["epoch"]
+        )
+
+    def to_metadata(self) -> dict[str, Any]:
+        """Write the address as a replica's metadata."""
+        return {"engine_actor": self.actor_name, "namespace": self.namespace, "epoch": self.epoch}
+
+
+Engines = Mapping[str, EngineAddress]  # by engine actor name
+
+
+class _Board:
+    """The newest engines of every deployment that this process has a handle to; safe from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._engines: dict[str, Engines] = {}
+        self._readers: dict[str, list[Callable[[Engines], None]]] = {}
+
+    def publish(self, deployment: str, engines: Engines) -> None:
+        with self._lock:
+            self._engines[deployment] = engines
+            readers = list(self._readers.get(deployment, ()))
+        for reader in readers:
+            reader(engines)
+
+    def subscribe(self, deployment: str, reader: Callable[[Engines], None]) -> None:
+        with self._lock:
+            self._readers.setdefault(deployment, []).append(reader)
+            known = self._engines.get(deployment)
+        if known is not None:
+            reader(known)
+
+    def unsubscribe(self, deployment: str, reader: Callable[[Engines], None]) -> None:
+        with self._lock:
+            self._readers[deployment].remove(reader)
+
+
+_BOARD = _Board()
+
+
+def publish_engines(app_name: str, deployment_name: str, engines: Engines) -> None:
+    """Tell this process's subscribers which engines a deployment has now."""
+    _BOARD.publish(f"{app_name}#{deployment_name}", engines)
+
+
+def subscribe_to_engines(app_name: str, deployment_name: str, reader: Callable[[Engines], None]) -> Callable[[], None]:
+    """Have `reader` called, from whichever thread, with the engines now and after every change; returns the way out."""
+    deployment = f"{app_name}#{deployment_name}"
+    _BOARD.subscribe(deployment, reader)
+    return lambda: _BOARD.unsubscribe(deployment, reader)

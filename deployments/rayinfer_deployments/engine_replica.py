@@ -1,0 +1,120 @@
+"""The Serve replica behind one engine: starts it, watches it, reports it and drains it; no token passes through."""
+
+import asyncio
+import contextlib
+import logging
+import time
+
+import ray
+from ray import serve
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayTaskError
+
+from rayinfer.config import EngineConfig
+from rayinfer.errors import EngineDead, ModelLoadError, RayinferError
+from rayinfer.outputs import EngineStats
+from rayinfer_deployments.engine_actor import MAX_CONCURRENT_CALLS, EngineActor, EngineReport
+from rayinfer_deployments.engine_address import EngineAddress
+
+SERVE_NAMESPACE = "serve"  # where Serve keeps its own actors, and we our engines
+WATCH_INTERVAL_S = 0.5
+STALE_AFTER_S = 60.0  # far above the longest step of a healthy engine on a busy machine
+
+logger = logging.getLogger("ray.serve")
+
+
+class EngineReplica:
+    """Owns one engine actor from its start to its end."""
+
+    async def __init__(  # type: ignore[misc] # Serve awaits it
+        self, config: EngineConfig, num_engines: int, engine_num_cpus: float, drain_timeout_s: float
+    ) -> None:
+        self._drain_timeout_s = drain_timeout_s
+        self._stats = EngineStats()
+        self._last_beat = time.monotonic()
+        self._failure: str | None = None
+        self._address = EngineAddress(
+            actor_name=f"rayinfer-engine-{serve.get_replica_context().replica_tag}",
+            namespace=SERVE_NAMESPACE,
+            epoch=time.time_ns(),
+        )
+        self._actor = _create_actor(self._address, config, num_engines, engine_num_cpus)
+        try:
+            await self._actor.start.remote()
+        except (RayTaskError, RayActorError) as error:
+            ray.kill(self._actor)
+            raise _start_failure(error, config.model) from None
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    def record_replica_metadata(self) -> dict[str, object]:
+        """Tell routers where the engine is found."""
+        return self._address.to_metadata()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell Serve how busy the engine is."""
+        return {
+            "num_running": float(self._stats.num_running),
+            "num_waiting": float(self._stats.num_waiting),
+            "kv_cache_usage": self._stats.kv_cache_usage,
+        }
+
+    async def check_health(self) -> None:
+        """Raise when the engine is gone or has been silent for too long; Serve then builds a new replica."""
+        if self._failure is not None:
+            raise EngineDead(self._failure)
+        silent_s = time.monotonic() - self._last_beat
+        if silent_s > STALE_AFTER_S:
+            raise EngineDead(f"the engine's loop has not come round for {silent_s:.0f} s")
+
+    async def __del__(self) -> None:
+        """Let the engine finish what it has, as long as the grace lasts, and end its process."""
+        if not hasattr(self, "_watching"):
+            return  # it never started, and __init__ has cleaned up
+        self._watching.cancel()
+        try:
+            with contextlib.suppress(RayActorError, RayTaskError, TimeoutError):
+                async with asyncio.timeout(self._drain_timeout_s):
+                    await self._actor.drain.remote()
+                    await self._actor.shutdown.remote()
+        finally:
+            ray.kill(self._actor)
+
+    async def _watch(self) -> None:
+        """Ask the engine for its counters twice a second; its death shows at once, its silence in `check_health`."""
+        while self._failure is None:
+            try:
+                report: EngineReport = await self._actor.report.remote()
+                self._stats = report.stats
+                self._last_beat = time.monotonic() - report.silent_s
+            except (RayActorError, RayTaskError) as error:
+                self._failure = f"engine {self._address.actor_name} has died: {_one_line(error)}"
+                logger.error(self._failure)
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+
+def _create_actor(address: EngineAddress, config: EngineConfig, num_engines: int, num_cpus: float) -> ActorHandle:
+    num_nodes = max(1, sum(node["Alive"] for node in ray.nodes()))
+    return (
+        ray.remote(EngineActor)
+        .options(
+            name=address.actor_name,
+            namespace=address.namespace,
+            num_cpus=num_cpus,
+            max_restarts=0,
+            max_concurrency=MAX_CONCURRENT_CALLS,
+        )
+        .remote(config, -(-num_engines // num_nodes), address.epoch)
+    )
+
+
+def _start_failure(error: RayTaskError | RayActorError, model: str) -> Exception:
+    """Make the error that an operator sees: a model that cannot be loaded is said in one line."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, RayinferError):
+        return cause
+    return ModelLoadError(f"the engine for model {model!r} could not start: {_one_line(error)}")
+
+
+def _one_line(error: Exception) -> str:
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return f"{type(cause).__name__}: {str(cause).strip().splitlines()[-1] if str(cause).strip() else ''}"

@@ -1,0 +1,67 @@
+"""A router's end of the line to an engine actor."""
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
+
+from rayinfer.errors import EngineDead
+from rayinfer.outputs import StepMessage
+from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer_deployments.engine_address import EngineAddress
+
+# A small window lets the engine merge steps while we are behind, and lets Ray notice that a router has died.
+MAX_MESSAGES_ON_THE_WAY = 4
+
+
+class RayEngineClient:
+    """Implements EngineClient over a Ray actor handle; a lost actor shows as EngineDead everywhere."""
+
+    def __init__(self, actor: ActorHandle) -> None:
+        self._actor = actor
+
+    @staticmethod
+    def at(address: EngineAddress) -> "RayEngineClient":
+        """Find the actor by its name, which blocks for a moment; raises EngineDead when there is none."""
+        try:
+            return RayEngineClient(ray.get_actor(address.actor_name, namespace=address.namespace))
+        except ValueError:
+            raise EngineDead(f"no engine is running under the name {address.actor_name}") from None
+
+    async def describe(self) -> ModelDescription:
+        """Say what the engine's model is."""
+        with _lost_actor_is_dead_engine():
+            description: ModelDescription = await self._actor.describe.remote()
+        return description
+
+    async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
+        """Hand requests over."""
+        with _lost_actor_is_dead_engine():
+            await self._actor.submit.remote(list(requests), router_id)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests; unknown ids are ignored."""
+        with _lost_actor_is_dead_engine():
+            await self._actor.abort.remote(list(request_ids))
+
+    async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
+        """Yield this router's messages; closing it aborts this router's requests."""
+        stream = self._actor.outputs.options(
+            num_returns="streaming", _generator_backpressure_num_objects=MAX_MESSAGES_ON_THE_WAY
+        ).remote(router_id)
+        try:
+            with _lost_actor_is_dead_engine():
+                async for message in stream:
+                    yield await message
+        finally:
+            ray.cancel(stream)  # without it the actor would go on for nobody
+
+
+@contextlib.contextmanager
+def _lost_actor_is_dead_engine() -> Iterator[None]:
+    try:
+        yield
+    except RayActorError as error:
+        raise EngineDead(f"the engine's process is gone ({type(error).__name__})") from None

@@ -1,0 +1,86 @@
+"""The Serve deployment that clients talk to: HTTP in front, one dispatcher per model behind it; loads no torch."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from rayinfer.metrics import ServiceMetrics
+from rayinfer.models.sources import resolve_model
+from rayinfer.routing.admission import Admission
+from rayinfer.routing.dispatch import Dispatcher
+from rayinfer.servers.app import build_app
+from rayinfer.servers.served_model import ServedModel
+from rayinfer.tokenization.chat_template import ChatTemplate
+from rayinfer.tokenization.tokenizer import Tokenizer
+from rayinfer_deployments.engine_roster import EngineRoster
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterModel:
+    """A model as the router needs it."""
+
+    name: str
+    source: str  # whatever `resolve_model` understands
+    engines: DeploymentHandle
+
+
+@serve.ingress()
+class Router:
+    """Serve builds the HTTP application in the replica, after `__init__`: nothing of it is ever pickled."""
+
+    async def __init__(  # type: ignore[misc] # Serve awaits it
+        self,
+        models: Sequence[RouterModel],
+        *,
+        max_waiting_requests: int,
+        max_body_bytes: int,
+        request_timeout_s: float | None,
+    ) -> None:
+        self._max_waiting_requests = max_waiting_requests
+        self._max_body_bytes = max_body_bytes
+        self._request_timeout_s = request_timeout_s
+        self._metrics = ServiceMetrics(CollectorRegistry())
+        self._dispatchers: list[Dispatcher] = []
+        self._following: list[asyncio.Task[None]] = []
+        self._models = {model.name: await self._serve_model(model) for model in models}
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return build_app(
+            self._models,
+            self._metrics,
+            max_body_bytes=self._max_body_bytes,
+            request_timeout_s=self._request_timeout_s,
+        )
+
+    async def __del__(self) -> None:
+        """Let go of the engines; Serve has waited for the requests before."""
+        for task in self._following:
+            task.cancel()
+        await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))
+
+    async def _serve_model(self, model: RouterModel) -> ServedModel:
+        folder = await asyncio.to_thread(resolve_model, model.source, progress=False)
+        tokenizer = Tokenizer.from_folder(folder)
+        dispatcher = Dispatcher(
+            model.name,
+            tokenizer,
+            Admission(self._max_waiting_requests),
+            self._metrics,
+            router_id=serve.get_replica_context().replica_tag,
+        )
+        following = EngineRoster(dispatcher).follow(model.engines)
+        self._following.append(asyncio.get_running_loop().create_task(following))
+        self._dispatchers.append(dispatcher)
+        return ServedModel(
+            name=model.name,
+            generator=dispatcher,
+            tokenizer=tokenizer,
+            chat_template=ChatTemplate.from_folder(folder),
+            created=int(time.time()),
+        )
