@@ -12,7 +12,7 @@ from rayinfer.kv_cache.free_list import FreeList
 from rayinfer.kv_cache.stored_blocks import BlockEvents, StoredBlocks
 
 
-class OutOfBlocks(RuntimeError):  # noqa: N818
+class OutOfBlocks(RuntimeError):
     """More blocks were asked for than are free; nothing was taken. Never leaves the engine."""
 
 

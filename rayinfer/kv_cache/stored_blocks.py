@@ -90,7 +90,7 @@ class StoredBlocks:
         return None
 
     def settle(self, block: int) -> int | None:
-        """Return the holder of the content of a block that lost its last reader: itself, a twin, or none."""
+        """Return who is hit for the digest of a block that lost its last reader: itself, another, or none."""
         digest = self._digests[block]
         if digest is None:
             return None
@@ -98,7 +98,7 @@ class StoredBlocks:
         if holder is None:  # its twin was evicted meanwhile
             self._hold(block, digest)
             return block
-        return holder if self._chains[holder] == self._chains[block] else None
+        return holder
 
     def forget(self, block: int) -> None:
         """Let go of whatever is known of a block, before something else is written to it."""
@@ -113,7 +113,6 @@ class StoredBlocks:
                 self._newly_removed[digest] = None
         self._digests[block] = self._parent_digests[block] = None
         self._salts[block] = b""
-        self._chains[block] = _NO_CHAIN
 
     def take_events(self) -> BlockEvents:
         """Return what changed since the last call."""
