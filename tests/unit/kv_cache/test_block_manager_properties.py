@@ -197,7 +197,7 @@ def test_thousands_of_random_operations_keep_every_promise():
     run_state_machine_as_test(
         PoolMachine,
         settings=settings(
-            max_examples=350,
+            max_examples=300,
             stateful_step_count=60,
             deadline=None,
             database=None,
