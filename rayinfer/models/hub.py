@@ -18,7 +18,6 @@ UNWANTED_FILES = ["*/*", "consolidated*"]  # other formats' folders, and a secon
 
 class _SilentBar(tqdm):  # type: ignore[misc]
     def __init__(self, *args: Any, **settings: Any) -> None:
-        settings.pop("name", None)  # huggingface_hub's own word, which tqdm does not know
         super().__init__(*args, **{**settings, "disable": True})
 
 
@@ -36,7 +35,7 @@ def fetch_repository(repo_id: str, *, progress: bool) -> Path:
     # Anything may come out: huggingface_hub lets its HTTP library's errors through, and that library changes.
     except Exception as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise ModelNotFound(f"the model {repo_id!r} cannot be fetched from the hub: {reason}") from None
+        raise ModelNotFound(f"{repo_id!r} is no folder here and cannot be fetched from the hub: {reason}") from None
 
 
 def _local_snapshot(repo_id: str) -> Path | None:

@@ -16,19 +16,19 @@ GGUF_SUFFIX = ".gguf"
 
 
 def resolve_model(name: str, *, cache: Path | None = None, progress: bool = True) -> Path:
-    """Return a folder with config.json, safetensors, tokenizer.json and tokenizer_config.json for the model `name`.
+    """Return the absolute path of a folder with config.json, safetensors, tokenizer.json and tokenizer_config.json for the model `name`.
 
     `name` is an embedded name, a folder, a GGUF file or a hub repository. What has to be converted is kept in `cache`.
     """
     cache = cache or cache_folder() / "models"
     if name in EMBEDDED_MODELS:
         return _resolve_embedded(name, cache, progress=progress)
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = Path(name).expanduser().absolute()
+    if name and path.is_dir():
         check_model_folder(path)
         return path
     if path.is_file():
-        return _resolve_file(path, cache)
+        return _resolve_file(path, cache, progress=progress)
     if not _looks_like_a_path(name) and is_repo_id(name):
         folder = fetch_repository(name, progress=progress)
         check_model_folder(folder)
@@ -45,13 +45,13 @@ def _resolve_embedded(name: str, cache: Path, *, progress: bool) -> Path:
     return build_once(folder, lambda out: fetch_embedded_model(name, model, out, progress=progress))
 
 
-def _resolve_file(file: Path, cache: Path) -> Path:
+def _resolve_file(file: Path, cache: Path, *, progress: bool) -> Path:
     if file.suffix != GGUF_SUFFIX:
         raise ModelLoadError(f"{file} is neither a folder nor a {GGUF_SUFFIX} file")
     status = file.stat()
     identity = f"{file.resolve()}:{status.st_size}:{status.st_mtime_ns}:{CONVERSION_VERSION}"
     folder = cache / "gguf" / f"{file.stem}-{xxhash.xxh3_64_hexdigest(identity.encode())}"
-    return build_once(folder, lambda out: convert_gguf(file, out))
+    return build_once(folder, lambda out: convert_gguf(file, out, progress=progress))
 
 
 def _looks_like_a_path(name: str) -> bool:

@@ -68,6 +68,7 @@ def make_tiny_llama(
             )
         ).to(torch_dtype)
     folder.mkdir(parents=True, exist_ok=True)
+    model.config.architectures = ["LlamaForCausalLM"]
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     weights = {name: tensor for name, tensor in model.state_dict().items() if not (tie and name == "lm_head.weight")}
@@ -82,7 +83,7 @@ def save_weights(folder: Path, weights: dict[str, torch.Tensor], shards: int = 1
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         return
     names = list(weights)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for shard in range(shards):
         file_name = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
         part = {name: weights[name] for name in names[shard::shards]}

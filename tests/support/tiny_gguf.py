@@ -1,0 +1,82 @@
+"""A random tiny Llama as a GGUF file, written the way llama.cpp's converter writes one."""
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+QUANTISED = gguf.GGMLQuantizationType.Q8_0
+
+
+def write_tiny_gguf(
+    folder: Path,
+    file: Path,
+    *,
+    architecture: str = "llama",
+    quantised: bool = True,
+    pre_tokenizer: str = "gpt-2",
+    rope_factors: np.ndarray | None = None,
+    extra_tensor: str | None = None,
+) -> Path:
+    """Write the model in `folder` (single-file safetensors, byte-level tokenizer) as a GGUF, and return `file`."""
+    config = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(file, architecture)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    _add_tokenizer(writer, folder, pre_tokenizer)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        values = _as_llama_cpp_stores_it(config, name, tensor.to(torch.float32).numpy())
+        _add_tensor(writer, names.get_name(name, try_suffixes=(".weight", ".bias")), values, quantised=quantised)
+    if rope_factors is not None:
+        writer.add_tensor("rope_freqs.weight", rope_factors)
+    if extra_tensor is not None:
+        writer.add_tensor(extra_tensor, np.zeros((4, config["hidden_size"]), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, pre_tokenizer: str) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    special = {token["content"] for token in tokenizer["added_tokens"]}
+    vocabulary = sorted(tokenizer["model"]["vocab"], key=tokenizer["model"]["vocab"].__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre_tokenizer)
+    writer.add_token_list(vocabulary)
+    kinds = [gguf.TokenType.CONTROL if token in special else gguf.TokenType.NORMAL for token in vocabulary]
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    writer.add_bos_token_id(vocabulary.index(settings["bos_token"]))
+    writer.add_eos_token_id(vocabulary.index(settings["eos_token"]))
+    writer.add_pad_token_id(vocabulary.index(settings["pad_token"]))
+    writer.add_add_bos_token(False)
+    writer.add_chat_template(settings["chat_template"])
+
+
+def _as_llama_cpp_stores_it(config: dict[str, int], name: str, values: np.ndarray) -> np.ndarray:
+    if ".q_proj." not in name and ".k_proj." not in name:
+        return values
+    heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
+    halves = values.reshape(heads, 2, -1, values.shape[1])  # llama.cpp rotates neighbouring rows together
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+
+
+def _add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray, *, quantised: bool) -> None:
+    if quantised and values.ndim > 1:
+        writer.add_tensor(name, gguf.quants.quantize(values, QUANTISED), raw_dtype=QUANTISED)
+    else:
+        writer.add_tensor(name, values)
