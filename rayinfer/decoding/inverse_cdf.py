@@ -1,17 +1,30 @@
-"""Finds where cumulated weights pass a share of their sum."""
+"""From scores to weights, and where the cumulated weights pass a share of their sum."""
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import pad, threshold
 
 BLOCK_SIZE = 256
+_LOWEST_EXPONENT = -87.0
+_SMALLEST_WEIGHT = 2.0**-125  # exp(_LOWEST_EXPONENT) lies below it, float32's normal range goes on to 2^-126
 # Below 1 by more than float64 can lose in one block's sum, above what any weight in float32 could decide.
 _ALMOST_ALL = 1.0 - 2.0**-40
 
 
 def padded_to_blocks(scores: Tensor) -> Tensor:
-    """`scores` [rows, vocab] followed by as many -inf as fill the last block."""
-    return pad(scores, (0, -scores.shape[-1] % BLOCK_SIZE), value=float("-inf"))
+    """`scores` [rows, vocab] followed by as many -inf as fill the last block; the same tensor if none are needed."""
+    num_missing = -scores.shape[-1] % BLOCK_SIZE
+    return pad(scores, (0, num_missing), value=float("-inf")) if num_missing else scores
+
+
+def to_weights_(scores: Tensor, best: Tensor) -> Tensor:
+    """Turn float32 `scores` in place into probabilities over that of the row's `best` [rows, 1].
+
+    What is too small for float32, -inf above all, becomes exactly 0. It is kept away from exp, which takes ten times
+    as long over -inf and over results below the normal range.
+    """
+    weights = scores.sub_(best).clamp_(min=_LOWEST_EXPONENT).exp_()
+    return threshold(weights, _SMALLEST_WEIGHT, 0.0, inplace=True)
 
 
 def first_exceeding(weights: Tensor, share: Tensor) -> Tensor:

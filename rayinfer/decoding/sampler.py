@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rayinfer.decoding.device_copy import copy_to_device
-from rayinfer.decoding.inverse_cdf import first_exceeding, padded_to_blocks
+from rayinfer.decoding.inverse_cdf import first_exceeding, padded_to_blocks, to_weights_
 from rayinfer.decoding.penalties import PenaltyHistory, PenaltyStrengths
 from rayinfer.decoding.philox import uniform
 from rayinfer.decoding.sampling_table import RowSettings, SamplingTable
@@ -116,7 +116,9 @@ class Sampler:
         drawn = np.flatnonzero(~settings["is_greedy"])
         if drawn.size:
             lines = self._on_device(drawn)
-            token_ids[lines] = self._draw(scores[lines], best.values[lines], settings[drawn], positions[drawn])
+            token_ids[lines] = self._draw(
+                scores.index_select(0, lines), best.values[lines], settings[drawn], positions[drawn]
+            )
         token_ids.masked_fill_(is_invalid, 0)
 
         if penalised.size:
@@ -147,7 +149,7 @@ class Sampler:
         temperature = self._on_device(settings["temperature"])
         scaled = padded_to_blocks(scores.float()).div_(temperature.unsqueeze(1))
         self._truncate_(scaled, settings)
-        weights = scaled.sub_((best.float() / temperature).unsqueeze(1)).exp_()  # the best weighs 1
+        weights = to_weights_(scaled, (best.float() / temperature).unsqueeze(1))
         if settings["min_p"].any():
             weights.masked_fill_(weights < self._on_device(settings["min_p"]).unsqueeze(1), 0.0)
         share = uniform(
@@ -163,15 +165,15 @@ class Sampler:
         few = np.flatnonzero(has_top_k & ~is_sorted)
         if few.size:
             lines, top_k = self._on_device(few), settings["top_k"][few]
-            kept = scaled[lines]
+            kept = scaled.index_select(0, lines)
             keep_top_k_(kept, self._on_device(top_k), int(top_k.max()))
-            scaled[lines] = kept
+            scaled.index_copy_(0, lines, kept)
         many = np.flatnonzero(is_sorted)
         if many.size:
             lines, top_k, top_p = self._on_device(many), settings["top_k"][many], settings["top_p"][many]
-            kept = scaled[lines]
+            kept = scaled.index_select(0, lines)
             keep_top_k_top_p_(kept, self._on_device(top_k), self._on_device(top_p))
-            scaled[lines] = kept
+            scaled.index_copy_(0, lines, kept)
 
     def _on_device(self, array: npt.NDArray[np.generic]) -> Tensor:
         return copy_to_device(array, self._device)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayinfer.decoding.inverse_cdf import first_exceeding
+from rayinfer.decoding.inverse_cdf import first_exceeding, to_weights_
 
 _NEVER = float("-inf")
 _FLOAT32_ROUNDING = 2.0**-24  # a mass this close to top_p has reached it, as it has in float32
@@ -29,7 +29,7 @@ def keep_top_k_top_p_(scores: Tensor, top_k: Tensor, top_p: Tensor) -> None:
     """
     ascending = _sorted_ascending(scores)
     kth = ascending.gather(1, (scores.shape[-1] - top_k).unsqueeze(1))
-    weights = (ascending - ascending[:, -1:]).exp_().masked_fill_(ascending < kth, 0.0)
+    weights = to_weights_(ascending.clone(), ascending[:, -1:]).masked_fill_(ascending < kth, 0.0)
     unlikely_share = (1.0 - top_p + _FLOAT32_ROUNDING).clamp_(max=_BELOW_ONE).masked_fill_(top_p >= 1.0, 0.0)
     first_kept = first_exceeding(weights, unlikely_share).unsqueeze(1)
     threshold = ascending.gather(1, first_kept)
@@ -38,19 +38,19 @@ def keep_top_k_top_p_(scores: Tensor, top_k: Tensor, top_p: Tensor) -> None:
 
 
 def _ban_first_tied_(scores: Tensor, threshold: Tensor, num_banned: Tensor) -> None:
-    if scores.is_cpu:  # where looking is free, most rows are seen to need nothing
-        rows = num_banned.squeeze(1).nonzero().squeeze(1)
-        if len(rows) > 0:
-            scores[rows] = scores[rows].masked_fill_(
-                _first_tied(scores[rows], threshold[rows], num_banned[rows]), _NEVER
-            )
-    else:
-        scores.masked_fill_(_first_tied(scores, threshold, num_banned), _NEVER)
+    if not scores.is_cpu:
+        _ban_first_(scores, scores == threshold, num_banned)
+        return
+    rows = num_banned.squeeze(1).nonzero().squeeze(1)  # where looking costs no wait, most rows are seen to need nothing
+    if len(rows) > 0:
+        kept = scores.index_select(0, rows)
+        _ban_first_(kept, kept == threshold[rows], num_banned[rows])
+        scores.index_copy_(0, rows, kept)
 
 
-def _first_tied(scores: Tensor, threshold: Tensor, count: Tensor) -> Tensor:
-    tied = scores == threshold
-    return tied & (tied.cumsum(dim=-1, dtype=torch.int32) <= count)
+def _ban_first_(scores: Tensor, tied: Tensor, count: Tensor) -> None:
+    rank = tied.cumsum(dim=-1, dtype=torch.int32)
+    scores.masked_fill_((rank <= count).logical_and_(tied), _NEVER)
 
 
 def _sorted_ascending(scores: Tensor) -> Tensor:
