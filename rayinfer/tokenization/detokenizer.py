@@ -3,8 +3,8 @@
 import codecs
 import json
 import re
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from tokenizers import Tokenizer as Backend
 
@@ -46,19 +46,22 @@ class DecoderTables:
     def __init__(self, backend: Backend, special_ids: frozenset[int]) -> None:
         self._backend = backend
         self._special_ids = special_ids
-        self._kinds = decoder_kinds(backend)
+        steps = decoder_steps(backend)
+        kinds = [str(step["type"]) for step in steps]
         self._token_bytes: dict[int, bytes] = {}
         self._pieces: dict[int, str | None] = {}
-        self._is_byte_level = "ByteLevel" in self._kinds and set(self._kinds) <= {"ByteLevel", "Fuse"}
-        self._anchor = None if self._is_byte_level else self._find_anchor()
-        self._byte_tokens = self._find_byte_tokens() if "ByteFallback" in self._kinds else {}
+        self._is_byte_level = "ByteLevel" in kinds and set(kinds) <= {"ByteLevel", "Fuse"}
+        self._anchor = self._find_anchor() if is_piecewise(steps) else None
+        self._byte_tokens = self._find_byte_tokens() if "ByteFallback" in kinds else {}
+        # The character that a text loses when it begins with it; "" when it loses nothing.
+        self.stripped_character = str(steps[-1]["content"]) if kinds[-1:] == ["Strip"] and steps[-1]["start"] else ""
 
     def start(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
         """Begin the text that follows a prompt."""
         skipped = self._special_ids if skip_special_tokens else frozenset()
         if self._is_byte_level:
             return ByteLevelDetokenizer(self, skipped)
-        if self._anchor is not None and is_piecewise(self._kinds):
+        if self._anchor is not None:
             has_context = any(token_id not in skipped for token_id in reversed(prompt_token_ids))
             return PieceDetokenizer(self, skipped, has_context=has_context)
         context = [token_id for token_id in prompt_token_ids[-8:] if token_id not in skipped]
@@ -138,21 +141,21 @@ class PieceDetokenizer:
         self._tables = tables
         self._skipped = skipped
         self._has_context = has_context
-        self._run: list[int] = []
+        self._num_bytes = 0  # in the run so far
         self._is_run_broken = False
         self._utf8 = codecs.getincrementaldecoder("utf-8")("strict")
 
     def step(self, token_id: int) -> Detokenized:
         """Take the next token."""
         if token_id in self._skipped:
-            return NOTHING_YET if self._run else NOTHING
+            return NOTHING_YET if self._num_bytes else NOTHING
         byte = self._tables.byte_of(token_id)
         if byte is not None:
-            return self._extend_run(token_id, byte)
+            return self._extend_run(byte)
         piece = self._tables.piece(token_id)
         if piece is None:
-            return NOTHING_YET if self._run else NOTHING
-        if self._run:
+            return NOTHING_YET if self._num_bytes else NOTHING
+        if self._num_bytes:
             ended = self._end_run()
             return Detokenized(ended.text + piece, retracts=ended.retracts)
         if not self._has_context:
@@ -162,27 +165,26 @@ class PieceDetokenizer:
 
     def flush(self) -> Detokenized:
         """End the run of bytes, if there is one."""
-        return self._end_run() if self._run else NOTHING
+        return self._end_run() if self._num_bytes else NOTHING
 
-    def _extend_run(self, token_id: int, byte: int) -> Detokenized:
-        self._run.append(token_id)
-        if self._is_run_broken or not self._has_context:
+    def _extend_run(self, byte: int) -> Detokenized:
+        self._num_bytes += 1
+        if self._is_run_broken:
             return NOTHING_YET
         try:
-            return Detokenized(self._utf8.decode(bytes((byte,))), is_certain=False)
+            character = self._utf8.decode(bytes((byte,)))
         except UnicodeDecodeError:
             self._is_run_broken = True
             return NOTHING_YET
+        if character and not self._has_context:
+            self._has_context = True
+            character = character.removeprefix(self._tables.stripped_character)
+        return Detokenized(character, is_certain=False)
 
     def _end_run(self) -> Detokenized:
-        is_incomplete = self._is_run_broken or bool(self._utf8.getstate()[0])
-        if not self._has_context:  # the decoder may strip the space that text begins with
-            ended = Detokenized(self._tables.decode(self._run))
-        elif is_incomplete:
-            ended = Detokenized(REPLACEMENT * len(self._run), retracts=True)
-        else:
-            ended = NOTHING
-        self._run, self._is_run_broken, self._has_context = [], False, True
+        is_broken = self._is_run_broken or bool(self._utf8.getstate()[0])
+        ended = Detokenized(REPLACEMENT * self._num_bytes, retracts=True) if is_broken else NOTHING
+        self._num_bytes, self._is_run_broken, self._has_context = 0, False, True
         self._utf8.reset()
         return ended
 
@@ -218,20 +220,24 @@ class WindowDetokenizer:
         return Detokenized(new)
 
 
-def decoder_kinds(backend: Backend) -> list[str]:
-    """List the types of the steps that a tokenizer's decoder takes; one that strips at the end counts as "StripEnd"."""
+def decoder_steps(backend: Backend) -> list[dict[str, Any]]:
+    """List the steps of a tokenizer's decoder, with their settings."""
     if backend.decoder is None:
         return []
     decoder = json.loads(backend.decoder.__getstate__())
-    steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-    return ["StripEnd" if step["type"] == "Strip" and step["stop"] else str(step["type"]) for step in steps]
+    return list(decoder["decoders"]) if decoder["type"] == "Sequence" else [decoder]
 
 
-def is_piecewise(kinds: Sequence[str]) -> bool:
+def is_piecewise(steps: Sequence[Mapping[str, Any]]) -> bool:
     """Say whether a token's text depends on its neighbours by nothing but being first or being in a run of bytes."""
+    kinds = [step["type"] for step in steps]
     fused = kinds.index("Fuse") if "Fuse" in kinds else len(kinds)
-    per_token, whole = set(kinds[:fused]), set(kinds[fused + 1 :])
-    return per_token <= {"Replace", "ByteFallback", "Metaspace", "WordPiece", "Strip"} and whole <= {"Strip"}
+    if "ByteFallback" in kinds[: max(fused - 1, 0)]:
+        return False  # further steps would change what a run of bytes says
+    strips_at_most_one = all(
+        step["type"] == "Strip" and step["start"] <= 1 and not step["stop"] for step in steps[fused + 1 :]
+    )
+    return strips_at_most_one and set(kinds[:fused]) <= {"Replace", "ByteFallback", "Metaspace", "WordPiece", "Strip"}
 
 
 def _byte_of_character() -> dict[str, int]:

@@ -126,17 +126,17 @@ def _read_backend(path: Path) -> Backend:
 
 
 def _add_tokens(backend: Backend, settings: Mapping[str, Any]) -> None:
-    """Add the tokens that only tokenizer_config.json knows, and make its special ones special."""
+    """Add the tokens that only tokenizer_config.json knows, and make the named ones special."""
     by_id = settings.get("added_tokens_decoder") or {}
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
     listed = [_added_token(by_id[key]) for key in sorted(by_id, key=int)]
-    backend.add_tokens([token for token in listed if token.content not in known])
+    backend.add_tokens([token for token in listed if repr(token) not in known])
+    is_special = {token.content: token.special for token in backend.get_added_tokens_decoder().values()}
+    named = [_added_token(settings[name]) for name in SPECIAL_TOKEN_NAMES if settings.get(name) is not None]
+    backend.add_special_tokens([token for token in named if not is_special.get(token.content)])
     more = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or []
-    named = [settings.get(name) for name in SPECIAL_TOKEN_NAMES]
-    special = [*named, *(more.values() if isinstance(more, Mapping) else more)]
-    known = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
-    missing = [_added_token(token) for token in special if token is not None]
-    backend.add_special_tokens([token for token in missing if token.content not in known])
+    extra = [_added_token(token) for token in (more.values() if isinstance(more, Mapping) else more)]
+    backend.add_special_tokens([token for token in extra if token.content not in is_special])
 
 
 def _added_token(token: str | Mapping[str, Any]) -> AddedToken:
