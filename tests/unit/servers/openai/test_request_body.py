@@ -1,0 +1,86 @@
+import json
+
+import pytest
+
+JSON = {"content-type": "application/json"}
+
+
+async def post(client, content: bytes, headers: dict[str, str] | None = None):
+    return await client.post("/v1/completions", content=content, headers=JSON if headers is None else headers)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b'{"prompt": "a",}',
+        b'{"prompt": "a", "temperature": NaN}',
+        b'{"prompt": "a", "temperature": Infinity}',
+        b'{"prompt": "a", "temperature": -Infinity}',
+        b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}",
+        b'["prompt"]',
+        b'"prompt"',
+        b"null",
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud83d"}',
+        b'{"prompt": "a", "user": "\\udc00"}',
+        b"[" * 9000,
+        b'{"prompt": ' + b"[" * 9000 + b"]" * 9000 + b"}",
+        '{"prompt": "a"}'.encode("utf-16"),
+    ],
+)
+async def test_what_is_not_a_json_object_is_400(client, content):
+    response = await post(client, content)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "invalid_json")
+    assert len(response.content) < 500
+
+
+async def test_broken_json_is_told_with_its_place(client):
+    response = await post(client, b'{\n  "prompt": }')
+    assert "line 2, column 13" in response.json()["error"]["message"]
+
+
+async def test_an_infinite_number_spelled_with_digits_is_400(client):
+    response = await post(client, b'{"prompt": "a", "temperature": 1e999}')
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "temperature")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"content-type": "text/plain"},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": "application/json", "content-encoding": "gzip"},
+    ],
+)
+async def test_other_kinds_of_content_are_415(client, headers):
+    response = await post(client, b'{"prompt": "a"}', headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_content_type")
+
+
+@pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "APPLICATION/JSON", "application/x+json"])
+async def test_every_spelling_of_json_is_fine(client, content_type):
+    assert (await post(client, b'{"prompt": "a"}', {"content-type": content_type})).status_code == 200
+
+
+async def test_text_in_any_script_and_whole_surrogate_pairs_are_fine(client):
+    assert (await post(client, json.dumps({"prompt": "日本 😀"}).encode())).status_code == 200
+    assert (await post(client, '{"prompt": "日本 😀"}'.encode())).status_code == 200
+
+
+async def test_thousands_of_wrong_values_give_a_short_answer(client):
+    for body in (
+        {"prompt": "a", "stop": [1] * 5000},
+        {"prompt": "a", "stop_token_ids": ["x"] * 3000},
+        {"prompt": "a", **dict.fromkeys(("n", "seed", "top_k", "top_p", "min_p", "max_tokens", "priority"), "x")},
+    ):
+        response = await client.post("/v1/completions", json=body)
+        assert response.status_code == 400
+        assert len(response.content) < 1500
+
+
+async def test_what_the_client_sent_is_not_repeated(client):
+    response = await client.post("/v1/completions", json={"prompt": "a", "temperature": "my-secret"})
+    assert "my-secret" not in response.text

@@ -1,0 +1,90 @@
+import json
+import logging
+
+import pytest
+
+from rayinfer.errors import (
+    EngineDead,
+    InvalidParameter,
+    NotReady,
+    PromptTooLong,
+    QueueFull,
+    RequestError,
+    RequestFailed,
+    RequestTimedOut,
+    RequestTooLarge,
+    Unavailable,
+    UnknownModel,
+)
+from rayinfer.servers.error_responses import error_response, refusal_reason
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "type_", "code"),
+    [
+        (InvalidParameter("no"), 400, "invalid_request_error", None),
+        (RequestError("no", code="invalid_json"), 400, "invalid_request_error", "invalid_json"),
+        (PromptTooLong("no"), 400, "invalid_request_error", "context_length_exceeded"),
+        (UnknownModel("no"), 404, "invalid_request_error", "model_not_found"),
+        (RequestTooLarge("no"), 413, "invalid_request_error", "request_too_large"),
+        (QueueFull("no"), 429, "rate_limit_error", "queue_full"),
+        (NotReady("no"), 503, "service_unavailable_error", "not_ready"),
+        (EngineDead("no"), 503, "service_unavailable_error", "engine_dead"),
+        (Unavailable("no"), 503, "service_unavailable_error", "unavailable"),
+        (RequestTimedOut("no"), 504, "timeout_error", "timeout"),
+        (RequestFailed("no"), 500, "server_error", "generation_failed"),
+        (KeyError("no"), 500, "server_error", "internal_error"),
+    ],
+)
+def test_every_error_has_its_status_and_openais_envelope(error, status, type_, code):
+    response = error_response(error)
+    told = json.loads(response.body)["error"]
+    assert response.status_code == status
+    assert set(told) == {"message", "type", "param", "code"}
+    assert (told["type"], told["code"]) == (type_, code)
+
+
+def test_inner_failures_tell_nothing_of_their_message():
+    for error in (RequestFailed("/srv/model.py line 3"), RuntimeError("secret"), OSError(2, "No file", "/srv/x")):
+        body = bytes(error_response(error).body).decode()
+        assert "srv" not in body
+        assert "secret" not in body
+
+
+def test_the_time_to_wait_is_told_in_whole_seconds_and_never_zero():
+    assert error_response(QueueFull("full", retry_after_s=2.2)).headers["retry-after"] == "3"
+    assert error_response(QueueFull("full", retry_after_s=0.0)).headers["retry-after"] == "1"
+    assert "retry-after" not in error_response(InvalidParameter("no")).headers
+
+
+def test_a_long_message_and_a_long_param_are_cut():
+    told = json.loads(error_response(InvalidParameter("x" * 10**6, "y" * 10**6)).body)["error"]
+    assert len(told["message"]) == 1000
+    assert len(told["param"]) == 1000
+
+
+def test_half_a_surrogate_pair_in_a_message_does_not_stop_the_answer():
+    assert json.loads(error_response(InvalidParameter("got \ud83d")).body)["error"]["message"] == "got ?"
+
+
+def test_the_reasons_of_refusals_are_a_short_list():
+    assert refusal_reason(InvalidParameter("x", code="anything a caller says")) == "invalid_request"
+    assert refusal_reason(QueueFull("x")) == "queue_full"
+
+
+async def test_an_unforeseen_failure_is_a_neutral_500_that_is_logged_once(client, generator, caplog):
+    generator.refusal = ZeroDivisionError("in /srv/engine.py")
+    with caplog.at_level(logging.ERROR):
+        response = await client.post("/v1/completions", json={"prompt": "hi"})
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "srv" not in response.text
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [ZeroDivisionError]
+
+
+async def test_a_request_that_the_engine_failed_is_a_neutral_500(client, generator):
+    generator.refusal = RequestFailed("tensor 7 on cpu")
+    response = await client.post("/v1/completions", json={"prompt": "hi"})
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "generation_failed"
+    assert "tensor" not in response.text
