@@ -16,9 +16,10 @@ GGUF_SUFFIX = ".gguf"
 
 
 def resolve_model(name: str, *, cache: Path | None = None, progress: bool = True) -> Path:
-    """Return the absolute path of a folder with config.json, safetensors, tokenizer.json and tokenizer_config.json for the model `name`.
+    """Return the absolute path of a folder that holds the model `name` in the one format that everything reads.
 
-    `name` is an embedded name, a folder, a GGUF file or a hub repository. What has to be converted is kept in `cache`.
+    It has config.json, safetensors, tokenizer.json and tokenizer_config.json. `name` is an embedded name, a
+    folder, a GGUF file or a hub repository. What has to be converted is kept in `cache`.
     """
     cache = cache or cache_folder() / "models"
     if name in EMBEDDED_MODELS:

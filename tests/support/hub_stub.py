@@ -39,7 +39,8 @@ class HubStub:
 
     def fetched_files(self) -> set[str]:
         """Name the files whose content was asked for."""
-        return {request.rsplit("/", 1)[1] for request in self.requests if request.startswith("GET /" + self.repo_id)}
+        start = f"GET /{self.repo_id}/resolve/{COMMIT}/"
+        return {request.removeprefix(start) for request in self.requests if request.startswith(start)}
 
 
 @contextmanager

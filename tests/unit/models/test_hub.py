@@ -29,6 +29,7 @@ def repository(tmp_path_factory):
     (folder / "pytorch_model.bin").write_bytes(b"the same weights again")
     (folder / "onnx").mkdir()
     (folder / "onnx" / "config.json").write_text("{}")
+    (folder / "consolidated.safetensors").write_bytes(b"the same weights again")
     (folder / "README.md").write_text("# Tiny")
     return folder
 
@@ -48,7 +49,7 @@ def test_a_repository_is_fetched_once_and_only_what_a_model_needs(repository, tm
         (answer,) = resolve(stub, tmp_path, "acme/tiny")
         folder = Path(answer.removeprefix("found "))
         offered = {path.name for path in repository.iterdir()}
-        assert stub.fetched_files() == offered - {"pytorch_model.bin", "onnx", "README.md"}
+        assert stub.fetched_files() == offered - {"pytorch_model.bin", "consolidated.safetensors", "onnx", "README.md"}
         for name in stub.fetched_files():
             assert (folder / name).read_bytes() == (repository / name).read_bytes()
         stub.requests.clear()
