@@ -62,7 +62,7 @@ class Answer:
     first_token_s: float | None = None
     end_to_end_s: float | None = None
     gaps_s: list[float] = field(default_factory=list)  # between one chunk and the next
-    gap_tokens: list[int | None] = field(default_factory=list)  # the later chunk's tokens; None when it does not say
+    chunk_tokens: list[int | None] = field(default_factory=list)  # of every chunk; None when it does not say
     output_tokens: int = 0
     error: str | None = None
 
@@ -72,13 +72,11 @@ class Answer:
 
         A chunk that does not say how many tokens it carries is given the mean of those that the usage leaves over.
         """
-        if not self.gaps_s:
-            return []
-        told = sum(tokens for tokens in self.gap_tokens if tokens)
-        silent = sum(tokens is None for tokens in self.gap_tokens)
-        mean = max(1.0, (self.output_tokens - 1 - told) / silent) if silent else 1.0
+        told = sum(tokens for tokens in self.chunk_tokens if tokens is not None)
+        silent = self.chunk_tokens.count(None)
+        mean = max(1.0, (self.output_tokens - told) / silent) if silent else 1.0
         latencies: list[float] = []
-        for gap, tokens in zip(self.gaps_s, self.gap_tokens, strict=True):
+        for gap, tokens in zip(self.gaps_s, self.chunk_tokens[1:], strict=True):
             share = tokens or mean
             latencies.extend([gap / share] * max(1, round(share)))
         return latencies
@@ -194,7 +192,7 @@ async def _read_stream(response: aiohttp.ClientResponse, answer: Answer, started
             answer.first_token_s = now - started
         else:
             answer.gaps_s.append(now - last)
-            answer.gap_tokens.append(answer.output_tokens - tokens_before if usage else None)
+        answer.chunk_tokens.append(answer.output_tokens - tokens_before if usage else None)
         last = now
     if not is_complete:
         raise ValueError("the stream was cut before [DONE]")

@@ -3,7 +3,8 @@
 import resource
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -74,7 +75,9 @@ class OwnEngine:
         return [len(output.outputs[0].token_ids) for output in outputs]
 
 
-def measure_in_turn(contenders: list[Contender], workload: Workload, repeat: int, console: Console) -> list[Throughput]:
+def measure_in_turn(
+    contenders: Sequence[Contender], workload: Workload, repeat: int, console: Console
+) -> list[Throughput]:
     """Run every contender on the workload `repeat` times, A B A B, after a warm-up of each.
 
     Raises RayinferError when an answer is shorter or longer than asked for: such a figure would mean nothing.
@@ -92,7 +95,7 @@ def measure_in_turn(contenders: list[Contender], workload: Workload, repeat: int
             if lengths != workload.output_lengths:
                 wrong = sum(got != asked for got, asked in zip(lengths, workload.output_lengths, strict=True))
                 raise RayinferError(f"{contender.name} gave {wrong} answers of another length than asked for")
-            runs[contender.name].append(round(seconds, 4))
+            runs[contender.name].append(seconds)
             rate = workload.num_output_tokens / seconds
             console.print(f"run {number + 1}/{repeat} {contender.name}: {seconds:.2f} s, {rate:.1f} output tokens/s")
     return [_throughput(name, seconds_of_runs, workload) for name, seconds_of_runs in runs.items()]
@@ -103,7 +106,7 @@ def _throughput(name: str, runs: list[float], workload: Workload) -> Throughput:
     return Throughput(
         name=name,
         runs=runs,
-        secs=round(median, 4),
+        secs=median,
         out_tok_s=round(workload.num_output_tokens / median, 2),
         total_tok_s=round((workload.num_prompt_tokens + workload.num_output_tokens) / median, 2),
     )
@@ -115,10 +118,10 @@ def run_offline(
     workload: Workload,
     *,
     repeat: int = 3,
-    build_peer: Callable[[], Contender] | None = None,
+    peer: AbstractContextManager[Contender] | None = None,
     console: Console,
 ) -> OfflineReport:
-    """Build the engine from `settings` (EngineConfig's fields) and measure it, in turn with the peer if there is one.
+    """Build the engine from `settings` (EngineConfig's fields) and measure it, in turn with `peer` if there is one.
 
     The prefix cache is off unless the settings say otherwise: every run has the same prompts, and from the second
     run on the prefill would not be done at all.
@@ -130,8 +133,9 @@ def run_offline(
         llm.generate([[FIRST_TOKEN_ID] * 8], one_token, use_tqdm=False)
         start_to_first_token = time.perf_counter() - started
         console.print(f"first token {start_to_first_token:.2f} s after the engine was started")
-        peers = [build_peer()] if build_peer else []
-        throughputs = measure_in_turn([OwnEngine(llm), *peers], workload, repeat, console)
+        with peer or nullcontext() as opponent:
+            contenders = [OwnEngine(llm), opponent] if opponent else [OwnEngine(llm)]
+            throughputs = measure_in_turn(contenders, workload, repeat, console)
         peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return _report(model, settings, workload, throughputs, start_to_first_token, peak_rss_bytes)
 
@@ -154,7 +158,7 @@ def _report(
         out_tokens=workload.num_output_tokens,
         own=throughput,
         peer=peer_throughput,
-        ratio=round(throughput.out_tok_s / peer_throughput.out_tok_s, 3) if peer_throughput else None,
+        ratio=round(peer_throughput.secs / throughput.secs, 3) if peer_throughput else None,
         start_to_first_token_s=round(start_to_first_token, 3),
         peak_rss_bytes=peak_rss_bytes,
     )

@@ -1,6 +1,6 @@
 """`rayinfer bench`: the library's benchmarks from the command line."""
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ from rayinfer_deployments.cli.failures import in_one_line
 
 if TYPE_CHECKING:
     from rayinfer.benchmark.offline import Contender
+    from rayinfer.benchmark.workloads import Workload
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="write the result to this file")]
 Seed = Annotated[int, typer.Option(help="draws the prompts and lengths")]
@@ -58,7 +59,7 @@ def offline(
         engine_settings,
         workload,
         repeat=repeat,
-        build_peer=_peer_builder(peer, folder, engine_settings.get("dtype", "auto")),
+        peer=_open_peer(peer, folder, engine_settings.get("dtype", "auto"), workload),
         console=console,
     )
     print_offline_report(report, console)
@@ -115,10 +116,12 @@ def serve(
         raise typer.Exit(1)
 
 
-def _peer_builder(name: str | None, folder: Path, dtype: str) -> "Callable[[], Contender] | None":
+def _open_peer(
+    name: str | None, folder: Path, dtype: str, workload: "Workload"
+) -> "AbstractContextManager[Contender] | None":
     if name is None:
         return None
-    from rayinfer.benchmark.transformers_peer import check_peer_name, load_peer
+    from rayinfer.benchmark.transformers_peer import check_peer_name, transformers_peer
 
     check_peer_name(name)
-    return lambda: load_peer(name, folder, dtype)
+    return transformers_peer(folder, dtype, workload)
