@@ -55,7 +55,7 @@ class Dispatcher:
     def add_engine(self, name: str, client: EngineClient, description: ModelDescription) -> None:
         """Listen to an engine and send it requests from now on; needs a running event loop."""
         self._num_added += 1
-        self._engines[name] = EngineLink(
+        engine = EngineLink(
             name,
             client,
             description,
@@ -64,6 +64,8 @@ class Dispatcher:
             on_stats=self._record_stats,
             on_lost=self.remove_engine,
         )
+        self._engines[name] = engine
+        self._record_stats(name, engine.stats)
 
     def drain_engine(self, name: str) -> None:
         """Send the engine nothing more; its streams may end before it goes."""

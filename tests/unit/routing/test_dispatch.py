@@ -296,6 +296,12 @@ async def test_the_status_shows_every_engines_latest_figures(service):
     assert service.metric('rayinfer_kv_blocks_used{engine="engine-0"') == 3.0
 
 
+async def test_an_engines_pool_is_in_the_metrics_from_the_moment_it_joins_until_it_goes(service):
+    assert service.metric('rayinfer_kv_blocks_total{engine="engine-0"') == 10.0
+    service.dispatcher.remove_engine("engine-0", "test")
+    assert 'engine="engine-0"' not in service.metrics.render().decode()
+
+
 async def test_tokens_and_endings_are_counted_once(service):
     stream = await service.start("a", prompt="hello")
     service.say("a/0", "YZ", "length")

@@ -1,0 +1,80 @@
+"""One Ray cluster and one application with two tiny models for the whole session; special cases deploy beside it."""
+
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from rayinfer_deployments.ray_environment import set_ray_settings
+
+set_ray_settings(owns_ray=True)  # before anything imports ray, which reads the environment
+
+import ray  # noqa: E402
+from ray import serve  # noqa: E402
+
+from rayinfer_deployments.app_args import llm_app_args  # noqa: E402
+from rayinfer_deployments.applications import build_llm_app  # noqa: E402
+from service_client import ServiceClient, wait_until  # noqa: E402
+from tiny_models import make_tiny_llama  # noqa: E402
+
+SMALL = {"num_cpus": 0.1, "num_threads": 1, "drain_timeout_s": 5.0}  # of a machine with two cores
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[str]:
+    """Start Ray and Serve; yields the address under which all applications answer, and ends both."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ray.init(address="local", num_cpus=2, include_dashboard=False, object_store_memory=128 * 2**20, log_to_driver=False)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two different random models that may run for thousands of tokens."""
+    folder = tmp_path_factory.mktemp("models")
+    models = {}
+    for seed, name in enumerate(("tiny", "other")):
+        (folder / name).mkdir()
+        models[name] = make_tiny_llama(folder / name, seed=seed, max_position_embeddings=8192)
+    return models
+
+
+Deploy = Callable[..., contextlib.AbstractContextManager[ServiceClient]]
+
+
+@pytest.fixture(scope="session")
+def deploy(cluster: str) -> Deploy:
+    """Deploy an application under its own prefix, wait until it is ready, and delete it at the end."""
+
+    @contextlib.contextmanager
+    def deploy_application(name: str, models: list[dict[str, Any]], **settings: Any) -> Iterator[ServiceClient]:
+        application = build_llm_app(llm_app_args({"models": [SMALL | model for model in models], **settings}))
+        try:
+            serve.run(application, name=name, route_prefix=f"/{name}")
+            with httpx.Client(base_url=f"{cluster}/{name}", timeout=60, trust_env=False) as http:
+                client = ServiceClient(http)
+                wait_until(client.is_ready)
+                yield client
+        finally:
+            serve.delete(name)
+
+    return deploy_application
+
+
+@pytest.fixture(scope="session")
+def service(deploy: Deploy, tiny_models: dict[str, Path]) -> Iterator[ServiceClient]:
+    """Two models behind one address."""
+    models = [{"name": name, "model": str(folder), "num_kv_blocks": 4096} for name, folder in tiny_models.items()]
+    with deploy("service", models) as client:
+        yield client

@@ -1,0 +1,83 @@
+import json
+import os
+import re
+import signal
+import threading
+import time
+
+import pytest
+import ray
+from ray import serve
+from ray.serve.schema import ApplicationStatus
+
+from rayinfer_deployments.app_args import llm_app_args
+from rayinfer_deployments.applications import build_llm_app
+from rayinfer_deployments.engine_replica import SERVE_NAMESPACE
+from service_client import descendants, wait_until
+
+SMALL = {"num_cpus": 0.1, "num_threads": 1}
+
+
+@pytest.fixture
+def mortal(deploy, tiny_models):
+    model = {"name": "tiny", "model": str(tiny_models["tiny"]), "num_kv_blocks": 4096}
+    with deploy("mortal", [model]) as client:
+        yield client
+
+
+def engine_pid(service):
+    """Find the process of a service's only engine, by the name under which the metrics know it."""
+    (name,) = service.label_values("rayinfer_kv_blocks_total", "engine")
+    return ray.get(ray.get_actor(name, namespace=SERVE_NAMESPACE).ping.remote())
+
+
+def test_killing_an_engine_ends_its_streams_with_an_error_and_a_new_one_takes_over(mortal):
+    victim = engine_pid(mortal)
+    body = {"model": "tiny", "prompt": "Once", "max_tokens": 6000, "ignore_eos": True, "stream": True}
+    with mortal.http.stream("POST", "/v1/completions", json=body) as response:
+        events = (line.removeprefix("data: ") for line in response.iter_lines() if line)
+        next(events)
+        os.kill(victim, signal.SIGKILL)
+        killed = time.monotonic()
+        *_, error, done = events
+    assert time.monotonic() - killed < 10
+    assert json.loads(error)["error"]["code"] == "engine_dead"
+    assert done == "[DONE]"
+    refused = mortal.complete()
+    assert refused.status_code == 503
+    assert refused.json()["error"]["code"] == "not_ready"
+    assert "is gone" in mortal.http.get("/ready").json()["reasons"]["tiny"]
+    wait_until(mortal.is_ready)
+    assert mortal.complete().status_code == 200
+    assert engine_pid(mortal) != victim
+
+
+def test_deleting_an_application_lets_its_streams_end_and_leaves_no_process(mortal):
+    engine = engine_pid(mortal)
+    body = {"model": "tiny", "prompt": "Once", "max_tokens": 800, "ignore_eos": True, "stream": True}
+    with mortal.http.stream("POST", "/v1/completions", json=body) as response:
+        events = (line.removeprefix("data: ") for line in response.iter_lines() if line)
+        next(events)
+        deleting = threading.Thread(target=serve.delete, args=("mortal",))
+        deleting.start()
+        *_, last, done = events
+    assert json.loads(last)["choices"][0]["finish_reason"] == "length"
+    assert done == "[DONE]"
+    deleting.join()
+    wait_until(lambda: engine not in descendants(os.getpid()))
+    wait_until(lambda: not any("ServeReplica:mortal" in title for title in descendants(os.getpid()).values()))
+
+
+def test_a_model_that_cannot_be_loaded_fails_its_deployment_within_seconds_and_says_why(cluster):
+    args = llm_app_args({"models": [SMALL | {"name": "hopeless", "model": "/nowhere/at-all"}]})
+    started = time.monotonic()
+    try:
+        with pytest.raises(RuntimeError):
+            serve.run(build_llm_app(args), name="hopeless", route_prefix="/hopeless")
+        overview = serve.status().applications["hopeless"]
+    finally:
+        serve.delete("hopeless")
+    assert time.monotonic() - started < 60
+    assert overview.status == ApplicationStatus.DEPLOY_FAILED
+    messages = "\n".join(deployment.message for deployment in overview.deployments.values())
+    assert re.search(r"^rayinfer\.errors\.ModelNotFound: there is no model '/nowhere/at-all'", messages, re.MULTILINE)
