@@ -138,6 +138,34 @@ def test_byte_tokens_that_prove_broken_become_replacement_characters_as_the_deco
     assert result.text == "\N{REPLACEMENT CHARACTER}" * 3 + " the"
 
 
+def test_bytes_after_a_broken_run_are_read_afresh():
+    tokenizer = tokenizer_of("byte_fallback")
+    token_ids = [*byte_ids(b"\xf0\x9f"), *tokenizer.encode("the"), *byte_ids(b"ok")]
+    result = feed(OutputText(tokenizer, tokenizer.encode("x")), token_ids, range(9))
+    assert result.text == "\N{REPLACEMENT CHARACTER}" * 2 + " theok"
+
+
+def test_a_stop_string_may_begin_before_text_that_is_taken_back():
+    tokenizer = tokenizer_of("byte_fallback")
+    token_ids = [*tokenizer.encode("the"), *byte_ids(b"A\xff"), *tokenizer.encode("one")]
+    output = OutputText(tokenizer, tokenizer.encode("x"), stop_strings=["e\N{REPLACEMENT CHARACTER}"])
+    assert feed(output, token_ids, range(99)).text == " th"
+
+
+def test_a_skipped_token_does_not_end_a_run_of_bytes():
+    tokenizer = tokenizer_of("byte_fallback")
+    eos = tokenizer.eos_token_id
+    token_ids = [*byte_ids(b"A"), eos, *byte_ids(b"\xff")]
+    result = feed(OutputText(tokenizer, tokenizer.encode("x")), token_ids, range(9))
+    assert result.text == "\N{REPLACEMENT CHARACTER}" * 2
+
+
+def test_the_space_that_a_text_begins_with_is_lost_as_the_decoder_has_it():
+    tokenizer = tokenizer_of("byte_fallback")
+    assert feed(OutputText(tokenizer, []), byte_ids(b"  a"), range(9)).text == " a"
+    assert feed(OutputText(tokenizer, tokenizer.encode("x")), byte_ids(b"  a"), range(9)).text == "  a"
+
+
 def test_a_stop_string_made_of_byte_tokens_is_found_at_its_last_token():
     tokenizer = tokenizer_of("byte_fallback")
     (newline,) = byte_ids(b"\n")
