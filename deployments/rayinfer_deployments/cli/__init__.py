@@ -30,13 +30,18 @@ def main() -> None:
     build_application()(prog_name="rayinfer")
 
 
-def _root(
-    debug: Annotated[bool, typer.Option("--debug", help="tell in detail what is done and what failed")] = False,
-    version: Annotated[bool, typer.Option("--version", help="print the version", is_eager=True)] = False,
-) -> None:
-    if version:
+def _tell_version(is_asked: bool) -> None:
+    if is_asked:
         typer.echo(__version__)
         raise typer.Exit
+
+
+def _root(
+    debug: Annotated[bool, typer.Option("--debug", help="tell in detail what is done and what failed")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="print the version", is_eager=True, callback=_tell_version)
+    ] = False,
+) -> None:
     if debug:
         logging.basicConfig(level=logging.INFO)
         logging.getLogger("rayinfer_deployments").setLevel(logging.DEBUG)

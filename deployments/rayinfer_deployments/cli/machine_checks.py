@@ -158,7 +158,7 @@ def check_cache(folder: Path) -> Finding:
 def check_default_model(cache: Path) -> Finding:
     """Look which models are cached, the default one among them."""
     models = cache / "models"
-    names = sorted(path.parent.name for path in models.glob("*/*/config.json"))  # by kind, then by name
+    names = sorted(path.parent.name for path in models.glob("*/*/config.json"))
     found = ", ".join(names) or "none"
     if any(name.startswith(DEFAULT_MODEL) for name in names):
         return Finding(name="cached models", verdict="ok", found=found)

@@ -1,0 +1,40 @@
+import logging
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from rayinfer.errors import ConfigError
+from rayinfer_deployments.cli.failures import in_one_line
+
+
+def run(error):
+    def fail() -> None:
+        raise error
+
+    application = typer.Typer(pretty_exceptions_enable=False)
+    application.command()(in_one_line(fail))
+    return CliRunner().invoke(application, [])
+
+
+@pytest.mark.parametrize("error", [ConfigError("max_num_seqs:\n must be  at least 1"), OSError("max_num_seqs")])
+def test_our_errors_end_the_command_in_one_line(error):
+    result = run(error)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: max_num_seqs")
+    assert result.stderr.count("\n") == 1
+
+
+def test_ctrl_c_ends_the_command_as_shells_expect():
+    result = run(KeyboardInterrupt())
+    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
+
+
+def test_our_own_mistakes_are_not_hidden():
+    assert isinstance(run(ZeroDivisionError("x")).exception, ZeroDivisionError)
+
+
+def test_where_an_error_came_from_is_told_to_those_who_debug(caplog):
+    with caplog.at_level(logging.DEBUG):
+        run(ConfigError("wrong"))
+    assert caplog.records[0].exc_info[0] is ConfigError

@@ -1,0 +1,95 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rayinfer_deployments.cli import build_application
+from rayinfer_deployments.cli.machine_checks import (
+    check_cache,
+    check_compiler,
+    check_default_model,
+    check_gpu,
+    check_memory,
+    check_open_files,
+    check_package,
+    check_python,
+    check_shared_memory,
+)
+
+
+def test_doctor_finds_this_machine_fit_to_serve():
+    result = CliRunner().invoke(build_application(), ["doctor", "--json"])
+    findings = {finding["name"]: finding for finding in json.loads(result.stdout)}
+    assert result.exit_code == (1 if any(finding["verdict"] == "missing" for finding in findings.values()) else 0)
+    assert {"Python", "torch", "ray", "transformers", "C++ compiler", "GPU", "memory", "cache"} <= set(findings)
+    assert findings["torch"]["verdict"] == findings["ray"]["verdict"] == "ok"
+    assert "threads" in findings["torch"]["found"]
+    assert all(finding["remedy"] for finding in findings.values() if finding["verdict"] != "ok")
+
+
+def test_a_python_that_is_too_old_is_missing():
+    assert check_python((3, 10)).verdict == "missing"
+    assert check_python((3, 11)).verdict == "ok"
+
+
+def test_a_package_that_is_not_installed_comes_with_the_command_that_installs_it():
+    finding = check_package("no-such-package-of-anyone")
+    assert finding.verdict == "missing"
+    assert finding.remedy.endswith("-m pip install no-such-package-of-anyone")
+
+
+def test_a_package_that_cannot_be_imported_is_missing_too():
+    def fail():
+        raise ImportError("libgomp.so.1: cannot open shared object file")
+
+    finding = check_package("typer", fail)
+    assert finding.verdict == "missing"
+    assert "libgomp.so.1" in finding.found
+
+
+def test_without_a_compiler_there_is_advice():
+    assert check_compiler(lambda name: None).verdict == "advice"
+    assert check_compiler(lambda name: "/bin/true" if name == "c++" else None).verdict == "ok"
+
+
+def test_without_a_gpu_all_is_well():
+    assert check_gpu(lambda name: None).verdict == "ok"
+
+
+def test_a_gpu_that_torch_cannot_use_is_worth_a_word(tmp_path):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA Imaginary, 1024 MiB'\n")
+    program.chmod(0o755)
+    finding = check_gpu(lambda name: str(program))
+    assert finding.found.startswith("NVIDIA Imaginary, 1024 MiB")
+
+
+@pytest.mark.parametrize(("free_gib", "verdict"), [(1.0, "missing"), (3.0, "advice"), (8.0, "ok")])
+def test_memory_is_judged_by_what_a_service_takes(free_gib, verdict):
+    assert check_memory(free_gib).verdict == verdict
+
+
+@pytest.mark.parametrize(("limit", "verdict"), [(256, "advice"), (65536, "ok"), (-1, "ok")])
+def test_open_files_are_judged_by_the_streams_they_allow(limit, verdict):
+    assert check_open_files(limit).verdict == verdict
+
+
+def test_a_machine_without_shared_memory_gets_advice(tmp_path):
+    assert check_shared_memory(tmp_path / "shm").verdict == "advice"
+    assert check_shared_memory(tmp_path).verdict == "ok"
+
+
+def test_a_cache_that_does_not_exist_yet_is_judged_by_the_folder_above(tmp_path):
+    assert check_cache(tmp_path / "new" / "cache").verdict == "ok"
+    assert check_cache(Path("/proc/1/cache")).verdict == "missing"
+
+
+def test_the_default_model_is_looked_for_in_the_cache(tmp_path):
+    assert check_default_model(tmp_path).verdict == "advice"
+    folder = tmp_path / "models" / "embedded" / "smollm2-135m-0123"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    finding = check_default_model(tmp_path)
+    assert finding.verdict == "ok"
+    assert "smollm2-135m-0123" in finding.found
