@@ -1,4 +1,4 @@
-"""rayinfer: an inference service on Ray. `from rayinfer import LLM, SamplingParams` loads torch only when LLM is used."""
+"""rayinfer: an inference service on Ray. Importing it loads no torch; using `rayinfer.LLM` does."""
 
 from typing import TYPE_CHECKING, Any
 

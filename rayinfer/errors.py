@@ -22,7 +22,7 @@ class UnsupportedArchitecture(ModelLoadError):
 
 
 class RequestError(RayinferError, ValueError):
-    """A request that cannot be served as it stands; `param` is the field at fault and `code` the client's word for it."""
+    """A request that cannot be served as it stands; `param` is the field at fault, `code` a word for programs."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message, param, code)

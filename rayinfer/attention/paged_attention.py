@@ -1,9 +1,9 @@
 """The attention of one layer over its part of the paged cache."""
 
 import torch
-from rayinfer_kernels import ops
 
 from rayinfer.attention.batch import AttentionBatch
+from rayinfer_kernels import ops
 
 
 class PagedAttention(torch.nn.Module):
@@ -22,7 +22,7 @@ class PagedAttention(torch.nn.Module):
     def forward(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch
     ) -> torch.Tensor:
-        """query [num_tokens, num_heads, head_dim], key and value [num_tokens, num_kv_heads, head_dim] -> query's shape."""
+        """Attend with query [num_tokens, num_heads, head_dim]; key and value [num_tokens, num_kv_heads, head_dim]."""
         assert self._kv_cache is not None, "the layer has no cache yet"
         ops.write_kv(key, value, self._kv_cache, batch.slots)
         return ops.paged_attention(

@@ -4,7 +4,6 @@ import time
 from pathlib import Path
 
 import torch
-from rayinfer_kernels import ops
 
 from rayinfer.config import EngineConfig
 from rayinfer.decoding.sampler import Sampler
@@ -17,6 +16,7 @@ from rayinfer.kv_cache.cache_tensors import allocate_kv_caches, count_kv_blocks
 from rayinfer.models.loader import load_decoder, torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.protocols import ModelDescription
+from rayinfer_kernels import ops
 
 
 def build_engine(config: EngineConfig, folder: Path, *, name: str | None = None) -> Engine:

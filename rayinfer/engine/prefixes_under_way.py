@@ -1,4 +1,4 @@
-"""Prefix blocks that a running request is about to write, and the twins that wait for them instead of computing them."""
+"""Prefix blocks that a running request is about to write, and the twins that wait for them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class PrefixesUnderWay:
         self._pending[digest].parked.append(request)
 
     def settle(self, writer: Request, digests: Sequence[bytes]) -> list[Request]:
-        """The writer has written these blocks or gives them up: return who waited for them and may be scheduled again."""
+        """The writer has written these blocks or gives them up: return who waited and may run now."""
         released: list[Request] = []
         for digest in digests:
             pending = self._pending.get(digest)

@@ -5,7 +5,7 @@ import numpy as np
 from rayinfer.engine.batch_table import BatchTable
 from rayinfer.engine.request import Request, RequestStatus
 from rayinfer.engine.running_batch import Reservation, RunningBatch
-from rayinfer.engine.step_plan import EnteredRow, Int64Array, SampledTokens, StepPlan
+from rayinfer.engine.step_plan import EnteredRow, SampledTokens, StepPlan
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.kv_cache.stored_blocks import BlockEvents
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta

@@ -3,10 +3,10 @@
 import os
 
 import torch
-from rayinfer_kernels import ops
 
 from rayinfer.config import EngineConfig
 from rayinfer.errors import ConfigError
+from rayinfer_kernels import ops
 
 CPU_POOL_BYTES = 2 << 30
 GPU_MEMORY_FRACTION = 0.9

@@ -1,9 +1,9 @@
 """The gated feed-forward part of a decoder layer."""
 
 import torch
-from rayinfer_kernels import ops
 
 from rayinfer.layers.linear import Linear, StackedLinear
+from rayinfer_kernels import ops
 
 
 class GatedMLP(torch.nn.Module):
@@ -17,4 +17,4 @@ class GatedMLP(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""
-        return self.down_proj(ops.silu_and_mul(self.gate_up_proj(x)))
+        return self.down_proj.forward(ops.silu_and_mul(self.gate_up_proj.forward(x)))

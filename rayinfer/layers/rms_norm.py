@@ -1,6 +1,7 @@
 """Root mean square normalisation."""
 
 import torch
+
 from rayinfer_kernels import ops
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+
 from rayinfer_kernels import ops
 
 ROPE_TYPES = ("default", "linear", "llama3")

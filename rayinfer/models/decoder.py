@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from rayinfer_kernels import ops
 
 from rayinfer.attention.batch import AttentionBatch
 from rayinfer.models.model_config import ModelConfig
+from rayinfer_kernels import ops
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 import torch
 import torch.nn.functional as F
-from rayinfer_kernels import ops
 
 from rayinfer.attention.batch import AttentionBatch
 from rayinfer.attention.paged_attention import PagedAttention
@@ -14,6 +13,7 @@ from rayinfer.layers.rms_norm import RMSNorm
 from rayinfer.layers.rotary_embedding import ROPE_TYPES, RotaryEmbedding
 from rayinfer.models.decoder import WeightPlace
 from rayinfer.models.model_config import ModelConfig
+from rayinfer_kernels import ops
 
 Angles = tuple[torch.Tensor, torch.Tensor]
 _STACKED = {
@@ -40,12 +40,13 @@ class LlamaAttention(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, angles: Angles, batch: AttentionBatch) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""
-        query, key, value = (
-            part.unflatten(-1, (-1, self._head_dim)) for part in self.qkv_proj(x).split(self.qkv_proj.widths, -1)
-        )
+        stacked = self.qkv_proj.forward(x)
+        parts = torch.split(stacked, self.qkv_proj.widths, -1)
+        query, key, value = (part.view(len(x), -1, self._head_dim) for part in parts)
         rotary = self._rotary[0]
-        attended = self.attention(rotary(query, angles), rotary(key, angles), value, batch)
-        return self.o_proj(attended.flatten(1))
+        query, key = rotary.forward(query, angles), rotary.forward(key, angles)
+        attended = self.attention.forward(query, key, value, batch)
+        return self.o_proj.forward(attended.flatten(1))
 
 
 class LlamaLayer(torch.nn.Module):
@@ -60,8 +61,8 @@ class LlamaLayer(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor, angles: Angles, batch: AttentionBatch) -> torch.Tensor:
         """Add x to the residual in place and return what the next layer must add; both [num_tokens, hidden_size]."""
-        x = self.self_attn(self.input_layernorm(x, residual), angles, batch)
-        return self.mlp(self.post_attention_layernorm(x, residual))
+        x = self.self_attn.forward(self.input_layernorm.forward(x, residual), angles, batch)
+        return self.mlp.forward(self.post_attention_layernorm.forward(x, residual))
 
 
 class LlamaModel(torch.nn.Module):
@@ -71,17 +72,24 @@ class LlamaModel(torch.nn.Module):
         super().__init__()
         self.rotary = RotaryEmbedding(config.head_dim, config.max_position_embeddings, config.rope)
         self.embed_tokens = TokenEmbedding(config.vocab_size, config.hidden_size)
-        self.layers = torch.nn.ModuleList(LlamaLayer(config, self.rotary) for _ in range(config.num_layers))
+        layers = [LlamaLayer(config, self.rotary) for _ in range(config.num_layers)]
+        self.layers = torch.nn.ModuleList(layers)
+        self._layers = layers
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         """token_ids [num_tokens] -> [num_tokens, hidden_size]."""
-        x = self.embed_tokens(token_ids)
+        x = self.embed_tokens.forward(token_ids)
         residual = torch.zeros_like(x)
         angles = self.rotary.angles(batch.positions)
-        for layer in self.layers:
-            x = layer(x, residual, angles, batch)
-        return self.norm(x, residual)
+        for layer in self._layers:
+            x = layer.forward(x, residual, angles, batch)
+        return self.norm.forward(x, residual)
+
+    def bind_kv_caches(self, kv_caches: list[ops.KVCache]) -> None:
+        """Give each layer its pool of blocks."""
+        for layer, kv_cache in zip(self._layers, kv_caches, strict=True):
+            layer.self_attn.attention.bind(kv_cache)
 
 
 class LlamaForCausalLM(torch.nn.Module):
@@ -117,12 +125,11 @@ class LlamaForCausalLM(torch.nn.Module):
 
     def bind_kv_caches(self, kv_caches: list[ops.KVCache]) -> None:
         """Give each layer its pool of blocks."""
-        for layer, kv_cache in zip(self.model.layers, kv_caches, strict=True):
-            layer.self_attn.attention.bind(kv_cache)
+        self.model.bind_kv_caches(kv_caches)
 
     def forward(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         """token_ids [num_tokens] -> last hidden states [num_tokens, hidden_size]."""
-        return self.model(token_ids, batch)
+        return self.model.forward(token_ids, batch)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]."""

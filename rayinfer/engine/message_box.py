@@ -1,0 +1,66 @@
+"""The messages that wait for one router: written by the engine's thread, read by the router's event loop."""
+
+import asyncio
+import threading
+
+from rayinfer.outputs import StepMessage
+
+
+class MessageBox:
+    """Holds at most one message: a router that is behind finds everything since its last look merged into one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: StepMessage | None = None
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._arrived: asyncio.Event | None = None
+
+    def put(self, message: StepMessage) -> None:
+        """Add a message, from any thread; never waits."""
+        with self._lock:
+            self._pending = message if self._pending is None else _merged(self._pending, message)
+            self._wake()
+
+    def close(self) -> None:
+        """Say that nothing more will come."""
+        with self._lock:
+            self._closed = True
+            self._wake()
+
+    async def take(self) -> StepMessage | None:
+        """Wait for the next message; None once the box is closed and empty."""
+        with self._lock:
+            self._loop, self._arrived = asyncio.get_running_loop(), asyncio.Event()
+            if self._pending is not None or self._closed:
+                self._arrived.set()
+            arrived = self._arrived
+        await arrived.wait()
+        with self._lock:
+            message, self._pending = self._pending, None
+            self._loop = None
+        return message
+
+    def _wake(self) -> None:
+        if self._loop is not None and self._arrived is not None:
+            self._loop.call_soon_threadsafe(self._arrived.set)
+            self._loop = None  # one wake-up for each take is enough
+
+
+def _merged(earlier: StepMessage, later: StepMessage) -> StepMessage:
+    removed = dict.fromkeys(earlier.blocks_removed)
+    stored = dict.fromkeys(earlier.blocks_stored)
+    for digest in later.blocks_stored:
+        removed.pop(digest, None)
+        stored[digest] = None
+    for digest in later.blocks_removed:
+        stored.pop(digest, None)
+        removed[digest] = None
+    return StepMessage(
+        epoch=later.epoch,
+        step=later.step,
+        deltas=earlier.deltas + later.deltas,
+        stats=later.stats,
+        blocks_stored=list(stored),
+        blocks_removed=list(removed),
+    )

@@ -1,0 +1,262 @@
+"""`LLM`: the engine for scripts and notebooks, without Ray and without a server."""
+
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from rayinfer.config import DEFAULT_MODEL, engine_config
+from rayinfer.engine.assembly import build_engine
+from rayinfer.errors import InvalidParameter, RequestError
+from rayinfer.models.sources import resolve_model
+from rayinfer.outputs import EngineStats, RequestOutput
+from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.routing.stream_state import StreamState
+from rayinfer.sampling_params import SamplingParams
+from rayinfer.tokenization.chat_template import ChatTemplate
+from rayinfer.tokenization.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model and its engine in this process, for one thread; the keywords are EngineConfig's fields.
+
+    Raises ConfigError for settings and ModelLoadError for models that cannot work.
+    """
+
+    def __init__(self, model: str = DEFAULT_MODEL, **settings: Any) -> None:
+        self.config = engine_config(model=model, **settings)
+        folder = resolve_model(model)
+        self.tokenizer = Tokenizer.from_folder(folder)
+        self._chat_template = ChatTemplate.from_folder(folder)
+        self._engine = build_engine(self.config, folder)
+        self._answers: dict[str, _Answer] = {}
+        self._numbers = itertools.count()
+        self._finished_meanwhile: list[RequestOutput] = []  # for `step`, ended while `generate` or `stream` ran
+
+    # A whole answer for every prompt
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        priority: int | Sequence[int] = 0,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Answer prompts given as texts or as token ids; the outputs come in the order of the prompts.
+
+        Raises RequestError (a ValueError) naming the first prompt that cannot be served; then none is.
+        """
+        texts = _as_prompts(prompts)
+        params = _spread(sampling_params or SamplingParams(), len(texts), "sampling_params")
+        priorities = _spread(priority, len(texts), "priority")
+        request_ids: list[str] = []
+        try:
+            for index, text in enumerate(texts):
+                try:
+                    request_ids.append(self.add_request(text, params[index], priority=priorities[index]))
+                except RequestError as error:
+                    raise type(error)(f"prompt {index}: {error}", error.param, error.code) from None
+            return self._finish_all(request_ids, use_tqdm=use_tqdm)
+        finally:
+            for request_id in request_ids:
+                self.abort(request_id)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **template_arguments: Any,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several; `template_arguments` go to the chat template."""
+        conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
+        prompts = [self.chat_prompt(conversation, **template_arguments) for conversation in conversations]  # type: ignore[arg-type]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def chat_prompt(self, messages: Sequence[Message], **template_arguments: Any) -> list[int]:
+        """Turn a conversation into the token ids of the prompt that the model was trained to answer."""
+        text = self._chat_template.render(messages, **template_arguments)
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def stream(
+        self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
+    ) -> Iterator[RequestOutput]:
+        """Yield what is new of one answer as soon as it is known; a list of messages is a conversation."""
+        if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
+            prompt = self.chat_prompt(prompt)  # type: ignore[arg-type]
+        request_id = self.add_request(prompt, sampling_params)  # type: ignore[arg-type]
+        try:
+            while request_id in self._answers:
+                for advance in self._advance():
+                    if advance.delta.request_id == request_id:
+                        yield advance.delta
+                    else:
+                        self._keep_for_step(advance)
+        finally:
+            self.abort(request_id)
+
+    # Step by step
+
+    def add_request(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: int = 0,
+        timeout_s: float | None = None,
+    ) -> str:
+        """Queue a prompt for `step` and return its id; raises RequestError for one that cannot be served."""
+        request_id = request_id or f"request-{next(self._numbers)}"
+        if request_id in self._answers:
+            raise InvalidParameter(f"request_id {request_id!r} is in use", "request_id")
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _checked_token_ids(prompt)
+        request = GenerationRequest(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            sampling_params=sampling_params or SamplingParams(),
+            priority=priority,
+            timeout_s=timeout_s,
+        )
+        answer = _Answer(StreamState(request, self.tokenizer), prompt if isinstance(prompt, str) else None)
+        for part in answer.stream.engine_requests():
+            self._engine.add_request(part)
+        self._answers[request_id] = answer
+        return request_id
+
+    def step(self) -> list[RequestOutput]:
+        """Move every scheduled request one step forward; returns those that gained something, each as a whole."""
+        finished, self._finished_meanwhile = self._finished_meanwhile, []
+        return finished + [advance.answer.whole() for advance in self._advance()]
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything left to do or to say."""
+        return bool(self._answers or self._finished_meanwhile)
+
+    def abort(self, request_id: str) -> None:
+        """End a request and free its blocks; nothing happens if it is over."""
+        answer = self._answers.pop(request_id, None)
+        if answer is not None:
+            for part in answer.stream.engine_requests():
+                self._engine.abort(part.request_id)
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's counters and gauges."""
+        return self._engine.stats
+
+    @property
+    def description(self) -> ModelDescription:
+        """The model's limits."""
+        return self._engine.description
+
+    def exit(self) -> None:
+        """Abort everything and give the engine's memory back."""
+        for request_id in list(self._answers):
+            self.abort(request_id)
+        self._engine.exit()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.exit()
+
+    def _advance(self) -> list["_Advance"]:
+        """Do one step and turn its tokens into what callers may see."""
+        advances = []
+        for delta in self._engine.step():
+            request_id = delta.request_id.rpartition("/")[0]
+            answer = self._answers.get(request_id)
+            if answer is None:
+                continue
+            output = answer.stream.apply(delta)
+            for stopped in answer.stream.stopped_request_ids():
+                self._engine.abort(stopped)
+            if answer.stream.is_finished:
+                del self._answers[request_id]
+            if output is not None:
+                advances.append(_Advance(answer, output))
+        return advances
+
+    def _finish_all(self, request_ids: Sequence[str], *, use_tqdm: bool) -> list[RequestOutput]:
+        results: dict[str, RequestOutput] = {}
+        wanted = set(request_ids)
+        with _progress(use_tqdm) as progress:
+            task = progress.add_task("Generating", total=len(request_ids), speed=0.0)
+            start, num_tokens = time.perf_counter(), 0
+            while len(results) < len(wanted):
+                for advance in self._advance():
+                    num_tokens += sum(len(output.token_ids) for output in advance.delta.outputs)
+                    if advance.delta.request_id not in wanted:
+                        self._keep_for_step(advance)
+                    elif advance.delta.finished:
+                        results[advance.delta.request_id] = advance.answer.whole()
+                speed = num_tokens / (time.perf_counter() - start)
+                progress.update(task, completed=len(results), speed=speed)
+        return [results[request_id] for request_id in request_ids]
+
+    def _keep_for_step(self, advance: "_Advance") -> None:
+        if advance.delta.finished:
+            self._finished_meanwhile.append(advance.answer.whole())
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    stream: StreamState
+    prompt: str | None
+
+    def whole(self) -> RequestOutput:
+        output = self.stream.whole()
+        output.prompt = self.prompt
+        return output
+
+
+@dataclass(frozen=True, slots=True)
+class _Advance:
+    """What one step brought for one answer."""
+
+    answer: _Answer
+    delta: RequestOutput
+
+
+def _as_prompts(prompts: str | Sequence[str] | Sequence[Sequence[int]]) -> list[Prompt]:
+    return [prompts] if isinstance(prompts, str) else list(prompts)
+
+
+def _checked_token_ids(token_ids: Sequence[int]) -> list[int]:
+    is_sequence = isinstance(token_ids, Sequence)
+    if not is_sequence or not all(isinstance(i, int) and not isinstance(i, bool) for i in token_ids):
+        raise InvalidParameter("prompt must be a text or a list of token ids", "prompt")
+    return list(token_ids)
+
+
+def _spread(value: Any, count: int, name: str) -> list[Any]:
+    """One value for all prompts, or one for each."""
+    if not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise InvalidParameter(f"{name} must be one or {count}, one for each prompt, got {len(value)}", name)
+    return list(value)
+
+
+def _progress(shown: bool) -> Progress:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[speed]:.0f} tokens/s"),
+    )
+    return Progress(*columns, disable=not shown)
