@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rayinfer.decoding.inverse_cdf import BLOCK_SIZE, first_exceeding, padded_to_blocks
+from rayinfer.decoding.inverse_cdf import BLOCK_SIZE, first_exceeding, padded_to_blocks, to_weights_
 
 
 def shares(*values):
@@ -32,10 +32,23 @@ def test_the_smallest_and_the_largest_share_find_the_first_and_the_last_weight_a
 
 def test_no_index_of_weight_zero_is_returned_however_close_the_share_is_to_one():
     generator = torch.Generator().manual_seed(2)
-    weights = torch.rand(500, 2 * BLOCK_SIZE, generator=generator)
+    weights = (torch.randn(2000, 2 * BLOCK_SIZE, generator=generator) * 3).exp()  # so that float64 sums must round
     weights[:, BLOCK_SIZE - 5 :] = 0.0
-    found = first_exceeding(weights, torch.full((500,), 1 - 2.0**-53, dtype=torch.float64))
+    found = first_exceeding(weights, torch.full((2000,), 1 - 2.0**-53, dtype=torch.float64))
     assert (found < BLOCK_SIZE - 5).all()
+
+
+@pytest.mark.parametrize("weight", [float("nan"), 0.0])
+def test_a_row_without_a_sum_to_share_gets_an_index_within_the_row(weight):
+    found = first_exceeding(torch.full((3, 2 * BLOCK_SIZE), weight), shares(0.0, 0.5, 0.999))
+    assert ((found >= 0) & (found < 2 * BLOCK_SIZE)).all()
+
+
+def test_the_best_weighs_one_and_what_float32_cannot_hold_weighs_nothing():
+    scores = torch.tensor([[5.0, 4.0, -80.0, -85.0, -150.0, float("-inf")]])
+    weights = to_weights_(scores, torch.tensor([[5.0]]))
+    torch.testing.assert_close(weights[0, :3], torch.tensor([0.0, -1.0, -85.0]).exp())
+    assert weights[0, 3:].tolist() == [0.0, 0.0, 0.0]
 
 
 def test_a_row_with_nan_gets_an_index_within_the_row():

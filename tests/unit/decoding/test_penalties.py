@@ -98,12 +98,23 @@ def test_rows_are_penalised_each_by_its_own_history_and_strength(history):
 
 
 def test_a_released_slot_is_used_again_and_remembers_nothing(history):
-    first = history.take(ids(*range(100)), ids(*range(50, 150)))
+    old = history.take(ids(*range(100)), ids(*range(50, 150)))
     num_slots = history.num_slots
-    history.release(first)
-    second = history.take(ids(), ids())
+    history.release(old)
+    reused = history.take(ids(60), ids(0, 149))
     assert history.num_slots == num_slots
-    assert torch.equal(penalised(history, scores_of(5), second, repetition=(2.0,), frequency=(2.0,)), scores_of(5))
+    fresh = PenaltyHistory(VOCAB, torch.device("cpu"))
+    kinds = {"repetition": (2.0,), "frequency": (2.0,)}
+    expected = penalised(fresh, scores_of(5), fresh.take(ids(60), ids(0, 149)), **kinds)
+    assert torch.equal(penalised(history, scores_of(5), reused, **kinds), expected)
+
+
+def test_a_short_history_beside_a_long_one_leaves_strangers_alone(history):
+    history.release(history.take(ids(0), ids(0)))
+    short, long = history.take(ids(7), ids()), history.take(ids(*range(50)), ids())
+    together = torch.ones(2, VOCAB)
+    history.penalise_(together, torch.tensor([0, 1]), ids(short, long), strengths((2.0, 2.0), (0.0, 0.0), (1.0, 1.0)))
+    assert (together[0] != 1).nonzero().flatten().tolist() == [7]
 
 
 def test_slots_grow_with_demand_and_keep_their_contents(history):

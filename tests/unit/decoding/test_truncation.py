@@ -68,8 +68,9 @@ def test_of_tokens_tied_at_the_border_as_many_stay_as_in_transformers_and_those_
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_top_p_looks_at_the_mass_that_top_k_left(seed):
-    scores = scores_of(seed, spread=1.0)
+@pytest.mark.parametrize("spread", [1.0, 10.0])
+def test_top_p_looks_at_the_mass_that_top_k_left(seed, spread):
+    scores = scores_of(seed, spread=spread)
     top_k, top_p = [1, 5, 20, 100, 400, 999, 1000, 1000], [0.5, 0.5, 0.9, 0.9, 0.3, 0.95, 0.6, 1.0]
     assert torch.equal(kept_by_both(scores, top_k, top_p), kept_by_transformers(scores, top_k, top_p))
 
