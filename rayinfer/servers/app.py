@@ -4,13 +4,13 @@ import json
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
+from importlib.metadata import version as installed_version
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-import rayinfer
 from rayinfer import metrics as service_metrics
 from rayinfer.errors import InvalidParameter, RayinferError
 from rayinfer.metrics import ServiceMetrics
@@ -30,7 +30,7 @@ def build_app(
     request_timeout_s: float | None = None,
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves."""
-    app = FastAPI(title="rayinfer", version=rayinfer.__version__, redirect_slashes=False)
+    app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False)
     app.add_middleware(Edge, metrics=metrics, max_body_bytes=max_body_bytes)
     _add_error_handlers(app, metrics)
     _add_service_routes(app, models, metrics)
@@ -78,7 +78,7 @@ def _add_service_routes(app: FastAPI, models: Mapping[str, ServedModel], metrics
 
     async def version() -> Response:
         """Tell the version."""
-        return json_response(json.dumps({"version": rayinfer.__version__}).encode())
+        return json_response(json.dumps({"version": installed_version("rayinfer")}).encode())
 
     routes = {"/health": health, "/ping": health, "/ready": ready, "/metrics": render_metrics, "/version": version}
     for path, endpoint in routes.items():

@@ -2,8 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, WithJsonSchema
-from typing_extensions import TypeAliasType
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
@@ -30,9 +29,9 @@ _SAMPLING_FIELDS = (
 )
 
 # A long list of wrong values makes one finding, not one for each of them.
-Texts = TypeAliasType("Texts", Annotated[list[str], FailFast()])
-TokenIds = TypeAliasType("TokenIds", Annotated[list[int], FailFast()])
-ContentParts = TypeAliasType("ContentParts", Annotated[list[dict[str, Any]], FailFast()])
+Texts = Annotated[list[str], Field(fail_fast=True)]
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+ContentParts = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 
 class _Strict(BaseModel):
@@ -127,7 +126,7 @@ class ChatMessage(_Strict):
 class ChatCompletionBody(GenerationBody):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], FailFast()]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -33,7 +33,7 @@ def test_a_chat_stream_is_written_byte_for_byte():
         head + b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         b',"usage":null}\n\n'
     )
-    assert writer.write(output('say "hi"\n', [5])) == (
+    assert writer.write(output('say "hi"\n', [5, 9])) == (
         head + b'{"index":0,"delta":{"content":"say \\"hi\\"\\n"},"logprobs":null,"finish_reason":null}]'
         b',"usage":null}\n\n'
     )
@@ -41,7 +41,7 @@ def test_a_chat_stream_is_written_byte_for_byte():
         head + b'{"index":0,"delta":{},"logprobs":null,"finish_reason":"stop","stop_reason":"END"}],"usage":null}\n\n'
     )
     assert writer.ending() == (
-        head + b'],"usage":{"prompt_tokens":2,"completion_tokens":2,"total_tokens":4,'
+        head + b'],"usage":{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5,'
         b'"prompt_tokens_details":{"cached_tokens":1}}}\n\ndata: [DONE]\n\n'
     )
 

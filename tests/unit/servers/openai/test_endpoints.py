@@ -1,7 +1,12 @@
+from dataclasses import replace
+
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers.processors import TemplateProcessing
 
 from rayinfer.errors import EngineDead, QueueFull
 from rayinfer.sampling_params import SamplingParams
+from rayinfer.tokenization.tokenizer import Tokenizer
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -289,6 +294,20 @@ async def test_a_long_text_is_tokenised_like_a_short_one(client, generator, mode
     long_text = "the quick brown fox " * 600
     await client.post(TEXT, json={"prompt": long_text})
     assert generator.requests[0].prompt_token_ids == models["org/tiny"].tokenizer.encode(long_text)
+
+
+@pytest.mark.parametrize(("wanted", "is_added"), [(None, True), (True, True), (False, False)])
+async def test_a_plain_prompt_gets_the_tokenizers_special_tokens_unless_told_otherwise(
+    client, generator, models, tokenizer_folder, wanted, is_added
+):
+    backend = Backend.from_file(str(tokenizer_folder / "tokenizer.json"))
+    backend.post_processor = TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)])
+    models["org/tiny"] = replace(models["org/tiny"], tokenizer=Tokenizer(backend))
+    await client.post(TEXT, json=text(add_special_tokens=wanted))
+    await client.post(CHAT, json=chat())
+    plain, conversation = (request.prompt_token_ids for request in generator.requests)
+    assert (plain[0] == 1) is is_added
+    assert conversation.count(1) == 2  # what the template wrote, and no more
 
 
 async def test_models_are_told_with_their_context(client):

@@ -2,6 +2,10 @@ import json
 
 import pytest
 
+from rayinfer.errors import InvalidParameter
+from rayinfer.servers.openai.request_body import check_schema
+from rayinfer.servers.openai.schemas import CompletionBody
+
 JSON = {"content-type": "application/json"}
 
 
@@ -79,6 +83,12 @@ async def test_thousands_of_wrong_values_give_a_short_answer(client):
         response = await client.post("/v1/completions", json=body)
         assert response.status_code == 400
         assert len(response.content) < 1500
+
+
+def test_a_long_list_of_wrong_values_makes_one_finding():
+    with pytest.raises(InvalidParameter) as refusal:
+        check_schema(CompletionBody, {"prompt": "a", "stop_token_ids": ["x"] * 3000})
+    assert refusal.value.message.count("valid integer") == 1
 
 
 async def test_what_the_client_sent_is_not_repeated(client):
