@@ -17,6 +17,7 @@ class ModelArgs(EngineConfig):
     name: str = Field("", description="what clients call the model; default: the last part of `model` for a path")
     num_replicas: int = Field(1, ge=1, le=1024, description="engines that serve the model")
     num_cpus: float = Field(0.5, ge=0, description="CPUs that Ray sets aside for each engine's process")
+    num_gpus: float = Field(0.0, ge=0, description="GPUs that Ray sets aside for each engine's process")
     drain_timeout_s: float = Field(
         120.0, ge=0, description="how long an engine may finish its requests when it has to go"
     )

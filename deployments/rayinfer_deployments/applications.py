@@ -7,7 +7,7 @@ from ray.serve import Application
 
 from rayinfer_deployments.addressed_request_router import addressed_routing
 from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
-from rayinfer_deployments.engine_replica import EngineReplica
+from rayinfer_deployments.engine_replica import EngineReplica, EngineResources
 from rayinfer_deployments.router import Router, RouterModel
 
 REPLICA_NUM_CPUS = 0.05  # it only watches
@@ -49,6 +49,7 @@ def build_llm_app(args: LLMAppArgs) -> Application:
 
 
 def _engine_deployment(index: int, model: ModelArgs, num_engines: int) -> Application:
+    gpus = {"GPU": model.num_gpus} if model.num_gpus else {}
     return (
         serve.deployment(EngineReplica)
         .options(
@@ -56,7 +57,7 @@ def _engine_deployment(index: int, model: ModelArgs, num_engines: int) -> Applic
             num_replicas=model.num_replicas,
             ray_actor_options={"num_cpus": REPLICA_NUM_CPUS},
             # One bundle for both processes: the engine always starts beside the replica that owns it.
-            placement_group_bundles=[{"CPU": REPLICA_NUM_CPUS + model.num_cpus}],
+            placement_group_bundles=[{"CPU": REPLICA_NUM_CPUS + model.num_cpus, **gpus}],
             placement_group_strategy="STRICT_PACK",
             max_ongoing_requests=MANY,
             health_check_period_s=HEALTH_CHECK_PERIOD_S,
@@ -69,7 +70,7 @@ def _engine_deployment(index: int, model: ModelArgs, num_engines: int) -> Applic
         .bind(
             model.engine_config(),
             num_engines=num_engines,
-            engine_num_cpus=model.num_cpus,
+            resources=EngineResources(num_cpus=model.num_cpus, num_gpus=model.num_gpus),
             drain_timeout_s=model.drain_timeout_s,
         )
     )

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from dataclasses import dataclass
 
 import ray
 from ray import serve
@@ -23,11 +24,19 @@ STALE_AFTER_S = 60.0  # far above the longest step of a healthy engine on a busy
 logger = logging.getLogger("ray.serve")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineResources:
+    """What Ray sets aside for one engine's process."""
+
+    num_cpus: float
+    num_gpus: float
+
+
 class EngineReplica:
     """Owns one engine actor from its start to its end."""
 
     async def __init__(  # type: ignore[misc] # Serve awaits it
-        self, config: EngineConfig, num_engines: int, engine_num_cpus: float, drain_timeout_s: float
+        self, config: EngineConfig, num_engines: int, resources: EngineResources, drain_timeout_s: float
     ) -> None:
         self._drain_timeout_s = drain_timeout_s
         self._stats = EngineStats()
@@ -38,7 +47,7 @@ class EngineReplica:
             namespace=SERVE_NAMESPACE,
             epoch=time.time_ns(),
         )
-        self._actor = _create_actor(self._address, config, num_engines, engine_num_cpus)
+        self._actor = _create_actor(self._address, config, num_engines, resources)
         try:
             await self._actor.start.remote()
         except (RayTaskError, RayActorError) as error:
@@ -92,14 +101,17 @@ class EngineReplica:
             await asyncio.sleep(WATCH_INTERVAL_S)
 
 
-def _create_actor(address: EngineAddress, config: EngineConfig, num_engines: int, num_cpus: float) -> ActorHandle:
+def _create_actor(
+    address: EngineAddress, config: EngineConfig, num_engines: int, resources: EngineResources
+) -> ActorHandle:
     num_nodes = max(1, sum(node["Alive"] for node in ray.nodes()))
     return (
         ray.remote(EngineActor)
         .options(
             name=address.actor_name,
             namespace=address.namespace,
-            num_cpus=num_cpus,
+            num_cpus=resources.num_cpus,
+            num_gpus=resources.num_gpus,
             max_restarts=0,
             max_concurrency=MAX_CONCURRENT_CALLS,
         )

@@ -53,6 +53,9 @@ class EngineRoster:
                 description = await client.describe()
         except (EngineDead, TimeoutError):
             return  # Serve will notice too and build another; until then we ask again
+        except Exception:
+            logger.exception("engine %s cannot join yet", address.actor_name)
+            return
         if address.actor_name in self._wanted:
             self._dispatcher.add_engine(address.actor_name, client, description)
             logger.info("engine %s joins", address.actor_name)

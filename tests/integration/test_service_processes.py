@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import re
@@ -5,6 +6,7 @@ import signal
 import threading
 import time
 
+import httpx
 import pytest
 import ray
 from ray import serve
@@ -25,10 +27,18 @@ def mortal(deploy, tiny_models):
         yield client
 
 
+def engine_names(service):
+    return service.label_values("rayinfer_kv_blocks_total", "engine")
+
+
+def engine_actor(name):
+    return ray.get_actor(name, namespace=SERVE_NAMESPACE)
+
+
 def engine_pid(service):
     """Find the process of a service's only engine, by the name under which the metrics know it."""
-    (name,) = service.label_values("rayinfer_kv_blocks_total", "engine")
-    return ray.get(ray.get_actor(name, namespace=SERVE_NAMESPACE).ping.remote())
+    (name,) = engine_names(service)
+    return ray.get(engine_actor(name).ping.remote())
 
 
 def test_killing_an_engine_ends_its_streams_with_an_error_and_a_new_one_takes_over(mortal):
@@ -50,6 +60,39 @@ def test_killing_an_engine_ends_its_streams_with_an_error_and_a_new_one_takes_ov
     wait_until(mortal.is_ready)
     assert mortal.complete().status_code == 200
     assert engine_pid(mortal) != victim
+
+
+def test_killing_one_of_two_engines_leaves_the_other_at_work(deploy, tiny_models):
+    model = {"name": "tiny", "model": str(tiny_models["tiny"]), "num_kv_blocks": 512, "num_replicas": 2}
+    with deploy("pair", [model]) as pair:
+        wait_until(lambda: len(engine_names(pair)) == 2)
+        victim = sorted(engine_names(pair))[0]
+        os.kill(ray.get(engine_actor(victim).ping.remote()), signal.SIGKILL)
+        wait_until(lambda: victim not in engine_names(pair))
+        assert pair.is_ready()
+        assert [pair.complete().status_code for _ in range(4)] == [200] * 4
+        wait_until(lambda: len(engine_names(pair)) == 2)
+
+
+def test_a_killed_router_comes_back_and_its_clients_blocks_are_free(mortal):
+    (name,) = engine_names(mortal)
+    engine = engine_actor(name)
+    (router,) = (pid for pid, title in descendants(os.getpid()).items() if "ServeReplica:mortal:router" in title)
+    body = {"model": "tiny", "prompt": "Once", "max_tokens": 7000, "ignore_eos": True, "stream": True}
+    with (
+        contextlib.suppress(httpx.TransportError),
+        mortal.http.stream("POST", "/v1/completions", json=body) as response,
+    ):
+        events = response.iter_lines()
+        next(events)
+        assert ray.get(engine.stats.remote()).kv_blocks_used > 0
+        os.kill(router, signal.SIGKILL)
+        for _ in events:
+            pass
+    wait_until(mortal.is_ready)
+    assert engine_names(mortal) == {name}
+    wait_until(lambda: ray.get(engine.stats.remote()).kv_blocks_used == 0, 5.0)
+    assert mortal.complete().status_code == 200
 
 
 def test_deleting_an_application_lets_its_streams_end_and_leaves_no_process(mortal):

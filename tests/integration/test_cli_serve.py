@@ -1,0 +1,112 @@
+import json
+import shlex
+import signal
+import subprocess
+import time
+
+import pytest
+
+from cli_processes import is_listening, run_cli, serving
+from tiny_models import make_tiny_llama
+
+ENGINE = ("--num-kv-blocks", 256, "--num-threads", 1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+def copy_with(model, tmp_path, name, change):
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    for file in model.iterdir():
+        (folder / file.name).write_bytes(change(file.read_bytes()) if file.name == name else file.read_bytes())
+    return folder
+
+
+def assert_all_gone(processes, started):
+    while any(process.is_alive for process in processes):
+        assert time.monotonic() - started < 10, [process for process in processes if process.is_alive]
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_service_answers_is_listed_and_leaves_nothing_behind(model, cache, number):
+    with serving(model, *ENGINE, "--name", "petite", cache=cache) as service:
+        service.wait_for_line("ready: petite")
+        curl = shlex.split(service.wait_for_line("curl "))
+        answer = json.loads(subprocess.run([*curl, "-s"], capture_output=True, check=True).stdout)
+        assert answer["model"] == "petite"
+        assert answer["choices"][0]["message"]["role"] == "assistant"
+
+        record = json.loads((cache / "services" / f"{service.port}.json").read_text())
+        assert (record["port"], record["models"]) == (service.port, ["petite"])
+        processes = service.processes()
+        listed = json.loads(run_cli("ps", "--json", "--port", service.port, cache=cache).stdout)
+        assert {"proxy", "controller", "router", "engine_replica", "engine"} == {entry["role"] for entry in listed}
+        assert {entry["pid"] for entry in listed} <= {process.pid for process in processes}
+        (engine,) = (entry for entry in listed if entry["role"] == "engine")
+        assert (engine["rank"], engine["load"]) == (0, 0)
+
+        # What Ray says to its users is for the log file; a terminal sees the phases, the address and the command.
+        assert [line for line in service.lines if "ray." in line.lower() or "info" in line.lower()] == []
+
+        started = time.monotonic()
+        assert service.stop(number) == 0
+        assert_all_gone(processes, started)
+        assert not is_listening(service.url)
+        assert list((cache / "services").glob("*.json")) == []
+
+
+def test_ctrl_c_while_it_starts_leaves_nothing_behind_either(model, cache):
+    with serving(model, *ENGINE, cache=cache) as service:
+        service.wait_for_line("starting Ray (")
+        processes = service.processes()
+        assert any("raylet" in process.title for process in processes)
+        started = time.monotonic()
+        assert service.stop(signal.SIGINT) == 130
+        assert_all_gone(processes, started)
+
+
+def test_a_port_in_use_is_one_clear_line_at_once(model, cache):
+    with serving(model, *ENGINE, cache=cache) as first:
+        first.wait_for_line("starting the service")
+        first.wait_for_line("ready: ")
+        second = run_cli("serve", model, "--port", first.port, cache=cache)
+        assert second.returncode == 1
+        assert second.stderr.count("\n") == 1
+        assert f"cannot listen on 127.0.0.1:{first.port}" in second.stderr
+        assert is_listening(first.url)
+        assert json.loads(run_cli("ps", "--json", cache=cache).stdout)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("model.safetensors", lambda content: content[:1000], "model.safetensors"),
+        ("model.safetensors", lambda content: b"\xff" * 64, "model.safetensors"),
+        ("config.json", lambda content: content[:20], "config.json"),
+        ("config.json", lambda content: content.replace(b"LlamaForCausalLM", b"OtherForCausalLM"), "OtherForCausalLM"),
+    ],
+)
+def test_a_broken_checkpoint_is_one_line_within_seconds(model, cache, tmp_path, file, change, message):
+    started = time.monotonic()
+    answer = run_cli("serve", copy_with(model, tmp_path, file, change), "--port", 1, cache=cache)
+    assert answer.returncode == 1
+    (line,) = answer.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+    assert time.monotonic() - started < 20
+
+
+def test_a_model_that_does_not_exist_is_one_line(cache):
+    answer = run_cli("serve", "./no-such-model", cache=cache)
+    assert answer.returncode == 1
+    assert answer.stderr.splitlines()[0].startswith("error: ")
+    assert "no-such-model" in answer.stderr

@@ -1,0 +1,25 @@
+import pytest
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def embedded(deploy):
+    with deploy("embedded", [{"model": "smollm2-135m", "num_kv_blocks": 512, "num_threads": 2}]) as client:
+        yield client
+
+
+def test_the_embedded_model_knows_the_capital_of_france(embedded):
+    body = {"messages": QUESTION, "temperature": 0, "max_tokens": 24}
+    whole = embedded.http.post("/v1/chat/completions", json=body)
+    assert "Paris" in whole.json()["choices"][0]["message"]["content"]
+    streamed = embedded.http.post("/v1/chat/completions", json=body | {"stream": True})
+    assert "Paris" in streamed.text
+
+
+def test_turn_two_of_a_chat_finds_turn_one_in_the_cache(embedded):
+    body = {"messages": QUESTION, "temperature": 0, "max_tokens": 24}
+    answer = embedded.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+    longer = [*QUESTION, answer, {"role": "user", "content": "And of Italy?"}]
+    usage = embedded.http.post("/v1/chat/completions", json=body | {"messages": longer}).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= 32
