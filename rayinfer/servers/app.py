@@ -28,10 +28,14 @@ def build_app(
     *,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
     request_timeout_s: float | None = None,
+    echoes_request_id: bool = True,
 ) -> FastAPI:
-    """Build the application over `models`, a mapping that may be filled and change while it serves."""
+    """Build the application over `models`, a mapping that may be filled and change while it serves.
+
+    A proxy that puts `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`.
+    """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False)
-    app.add_middleware(Edge, metrics=metrics, max_body_bytes=max_body_bytes)
+    app.add_middleware(Edge, metrics=metrics, max_body_bytes=max_body_bytes, echoes_request_id=echoes_request_id)
     _add_error_handlers(app, metrics)
     _add_service_routes(app, models, metrics)
     add_openai_routes(app, models, request_timeout_s)

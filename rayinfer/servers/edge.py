@@ -35,10 +35,13 @@ class RequestIdentity:
 class Edge:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, *, metrics: ServiceMetrics, max_body_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, *, metrics: ServiceMetrics, max_body_bytes: int, echoes_request_id: bool = True
+    ) -> None:
         self._app = app
         self._metrics = metrics
         self._max_body_bytes = max_body_bytes
+        self._echoes_request_id = echoes_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on inside its bounds; whatever escapes becomes a neutral 500."""
@@ -48,7 +51,7 @@ class Edge:
         headers, identity = Headers(scope=scope), RequestIdentity()
         identity.rename(headers.get(REQUEST_ID_HEADER, ""))
         scope.setdefault("state", {})["identity"] = identity
-        answer = _Answer(send, identity)
+        answer = _Answer(send, identity if self._echoes_request_id else None)
         try:
             if _announced_bytes(headers) > self._max_body_bytes:
                 raise self._too_large()
@@ -81,9 +84,9 @@ class Edge:
 
 
 class _Answer:
-    """The way back to the client: adds the request's name and remembers whether anything was sent."""
+    """The way back to the client: adds the request's name if it has one and remembers whether anything was sent."""
 
-    def __init__(self, send: Send, identity: RequestIdentity) -> None:
+    def __init__(self, send: Send, identity: RequestIdentity | None) -> None:
         self._send = send
         self._identity = identity
         self.has_started = False
@@ -92,7 +95,8 @@ class _Answer:
         """Pass a message on to the client."""
         if message["type"] == "http.response.start":
             self.has_started = True
-            MutableHeaders(scope=message)[REQUEST_ID_HEADER] = self._identity.name
+            if self._identity is not None:
+                MutableHeaders(scope=message)[REQUEST_ID_HEADER] = self._identity.name
         await self._send(message)
 
 

@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from rayinfer.errors import NotReady
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
-from rayinfer.servers.edge import REQUEST_ID_HEADER, RequestIdentity
+from rayinfer.servers.edge import RequestIdentity
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.openai.answer import AnswerSettings
 from rayinfer.servers.openai.chunks import CHAT, COMPLETION, ChunkShape, ChunkWriter
@@ -111,8 +111,8 @@ def _answer_settings(
     id_prefix: str,
 ) -> AnswerSettings:
     identity: RequestIdentity = request.state.identity
-    if body.request_id and REQUEST_ID_HEADER not in request.headers:
-        identity.rename(body.request_id)
+    if body.request_id:
+        identity.rename(body.request_id)  # over the header's, which proxies set on their own as well
     options = body.stream_options
     with_usage = bool(options and options.include_usage)
     return AnswerSettings(

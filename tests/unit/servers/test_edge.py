@@ -7,6 +7,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from rayinfer.metrics import ServiceMetrics
+from rayinfer.servers.app import build_app
 from rayinfer.servers.edge import Edge
 
 
@@ -86,6 +87,14 @@ async def test_every_answer_carries_the_clients_request_id_cleaned(client):
 async def test_without_a_request_id_every_request_gets_its_own(client):
     names = {(await client.get("/health")).headers["x-request-id"] for _ in range(3)}
     assert len(names) == 3
+
+
+async def test_behind_a_proxy_that_names_answers_itself_the_name_is_not_told_twice(models, metrics):
+    app = build_app(models, metrics, echoes_request_id=False)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        response = await client.post("/v1/completions", json={"prompt": "hi"}, headers={"x-request-id": "mine"})
+    assert "x-request-id" not in response.headers
+    assert response.json()["id"] == "cmpl-mine"
 
 
 async def test_a_failure_of_the_application_is_a_neutral_500():
