@@ -91,7 +91,8 @@ def new_request(
     params = request.sampling_params
     prompt_len = len(request.prompt_token_ids)
     limit = max_model_len if params.max_tokens is None else min(max_model_len, prompt_len + params.max_tokens)
-    salt = f"{request.tenant}\0{request.cache_salt}\0{request.adapter or ''}".encode()
+    # As repr writes it, no name can pass for two, and any text of a client's can be encoded.
+    salt = repr((request.tenant, request.cache_salt, request.adapter or "")).encode()
     return Request(
         request_id=request.request_id,
         prompt_len=prompt_len,

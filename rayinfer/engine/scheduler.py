@@ -101,8 +101,7 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """Choose the next step's tokens; None when there is nothing to compute."""
         self._grow_decoding_requests()
-        self._counts.fill(0)
-        self._admit(self._budget - self._count_running_tokens())
+        self._spread_budget()
         rows = self._table.rows
         rows = rows[self._counts[rows] > 0]
         if not len(rows):
@@ -126,19 +125,23 @@ class Scheduler:
             if request.status is RequestStatus.RUNNING:
                 self._batch.grow(request)
 
-    def _count_running_tokens(self) -> int:
-        """Set what each running request computes: one token when decoding, chunks of prompts as the budget allows."""
+    def _spread_budget(self) -> None:
+        """Set what each request computes: first one token for all that run, then prompts and arrivals by importance."""
         rows = self._table.rows
         pending = self._table.num_tokens[rows] - self._table.num_computed[rows]
+        self._counts.fill(0)
         self._counts[rows] = 1
-        left = self._budget - len(rows)
         prefilling = [self._table.request_at(row) for row in rows[pending > 1]]
         for request in sorted(prefilling, key=_key):
-            row = request.row
-            extra = min(int(self._table.num_tokens[row] - self._table.num_computed[row]) - 1, left)
-            self._counts[row] += extra
-            left -= extra
-        return self._budget - left
+            self._admit(before=request)
+            if request.row is not None:  # an arrival may have taken its place
+                num_pending = int(self._table.num_tokens[request.row] - self._table.num_computed[request.row])
+                self._counts[request.row] += min(num_pending - 1, self._num_tokens_left)
+        self._admit()
+
+    @property
+    def _num_tokens_left(self) -> int:
+        return self._budget - int(self._counts.sum())
 
     def _preempt(self, request: Request) -> None:
         assert request.ticket is not None
@@ -156,10 +159,16 @@ class Scheduler:
 
     # Admission
 
-    def _admit(self, budget: int) -> None:
-        """Take requests from the queue, in its order, while there are tokens, rows and blocks for them."""
-        while budget > 0 and (ticket := self._waiting.peek()) is not None:
+    def _admit(self, before: Request | None = None) -> None:
+        """Take requests from the queue, in its order, while there are tokens, rows and blocks for them.
+
+        With `before`, only those that matter more than this running request do.
+        """
+        # Without a free row an arrival comes in, if at all, with the tokens of the request that it replaces.
+        while (self._num_tokens_left or not self._table.has_free_row) and (ticket := self._waiting.peek()) is not None:
             request = ticket.item
+            if before is not None and not _matters_more(request, before):
+                break
             if self._batch.park_behind_twin(request):
                 self._waiting.pop()
                 continue
@@ -167,18 +176,24 @@ class Scheduler:
             if reservation is None:
                 break
             self._waiting.remove(ticket)
-            budget -= self._enter(request, reservation, budget)
+            self._enter(request, reservation)
 
     def _make_room_for(self, request: Request) -> Reservation | None:
         """Reserve the request's blocks, preempting requests of lower priority where that helps."""
         while (reservation := self._batch.reserve(request)) is None:
             victim = self._batch.victim()
-            if victim is None or victim.priority <= request.priority or _key(victim) <= _key(request):
+            if victim is None or not _matters_more(request, victim) or not self._has_enough_below(request):
                 return None
             self._preempt(victim)
         return reservation
 
-    def _enter(self, request: Request, reservation: Reservation, budget: int) -> int:
+    def _has_enough_below(self, request: Request) -> bool:
+        """Whether the request would fit, at best, if all that matter less were gone."""
+        running = [self._table.request_at(row) for row in self._table.rows]
+        below = sum(len(other.blocks) for other in running if _matters_more(request, other))
+        return len(request.token_ids) <= (self._batch.num_free_blocks + below) * self._blocks.block_size
+
+    def _enter(self, request: Request, reservation: Reservation) -> None:
         num_cached_tokens = self._batch.enter(request, reservation)
         assert request.row is not None
         self._entered.append(request.entered_row(request.row))
@@ -186,8 +201,7 @@ class Scheduler:
             request.num_cached_tokens = min(num_cached_tokens, request.prompt_len)
             self._totals.prompt_tokens_total += request.prompt_len
             self._totals.cached_prompt_tokens_total += request.num_cached_tokens
-        self._counts[request.row] = min(len(request.token_ids) - num_cached_tokens, budget)
-        return int(self._counts[request.row])
+        self._counts[request.row] = min(len(request.token_ids) - num_cached_tokens, self._num_tokens_left)
 
     # A step's tokens are in
 
@@ -203,7 +217,7 @@ class Scheduler:
         table.append(rows, sampled.token_ids)
         is_full = table.num_tokens[rows] >= table.max_total_tokens[rows]
         is_over = ends | is_full | sampled.is_invalid
-        self._totals.generation_tokens_total += len(rows)
+        self._totals.generation_tokens_total += int((~sampled.is_invalid).sum())
         deltas = []
         for i, (row, token_id) in enumerate(zip(rows.tolist(), sampled.token_ids.tolist(), strict=True)):
             request = table.request_at(row)
@@ -237,6 +251,11 @@ def _key(request: Request) -> float:
     ticket: Ticket[Request] | None = request.ticket
     assert ticket is not None
     return ticket.key
+
+
+def _matters_more(request: Request, running: Request) -> bool:
+    # Equal priorities never take each other's place, and who has waited longer keeps what it has.
+    return request.priority < running.priority and _key(request) < _key(running)
 
 
 def _delta(

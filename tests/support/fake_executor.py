@@ -1,0 +1,248 @@
+"""An Executor without a model: it keeps a cache of tokens by slot and answers from what it reads there.
+
+The answer to a request is a pure function of the tokens found through its block table. So a wrong block, a hit on what
+nobody wrote, a lost or foreign row shows at once: as an AssertionError, or as tokens that differ from `expected_tokens`.
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rayinfer.engine.engine import Engine
+from rayinfer.engine.scheduler import Scheduler
+from rayinfer.engine.step_plan import EnteredRow, SampledTokens, StepPlan
+from rayinfer.kv_cache.block_manager import BlockManager
+from rayinfer.outputs import TokenDelta
+from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.sampling_params import SamplingParams
+
+VOCAB_SIZE = 97
+EOS = 2
+INVALID = -1  # as an answer: the logits were worth nothing
+
+Answer = Callable[[list[int]], int]
+
+
+def mixed_answer(context: list[int]) -> int:
+    """Some token that depends on every token before it, never EOS."""
+    return 3 + zlib.crc32(np.array(context, np.int32).tobytes()) % (VOCAB_SIZE - 3)
+
+
+@dataclass(frozen=True)
+class FinishedStep:
+    """A step that has been computed."""
+
+    sampled: SampledTokens
+
+    def result(self) -> SampledTokens:
+        """The step's tokens."""
+        return self.sampled
+
+
+class FakeExecutor:
+    """Answers each request with `answer(all its tokens)`; `failure(all its tokens)` may give an error to raise."""
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        answer: Answer = mixed_answer,
+        failure: Callable[[list[int]], BaseException | None] = lambda context: None,
+    ) -> None:
+        self.block_size = block_size
+        self.answer = answer
+        self.failure = failure
+        self.plans: list[StepPlan] = []
+        self.is_shut_down = False
+        self._cached_tokens = np.full(num_blocks * block_size, -1, np.int64)  # by slot
+        self._cached_positions = np.full(num_blocks * block_size, -1, np.int64)
+        self._histories: dict[int, list[int]] = {}  # by row: what the sampler would know
+        self.entered: dict[int, EnteredRow] = {}
+
+    @property
+    def num_tokens_computed(self) -> int:
+        """Tokens of all steps so far."""
+        return sum(plan.num_tokens for plan in self.plans)
+
+    def submit(self, plan: StepPlan) -> FinishedStep:
+        """Write the step's tokens into the cache, then answer what samples."""
+        self.plans.append(plan)
+        for entered in plan.entered:
+            self.entered[entered.row] = entered
+            self._histories[entered.row] = [*entered.prompt_token_ids.tolist(), *entered.output_token_ids.tolist()]
+        assert len(set(plan.slots.tolist())) == plan.num_tokens, "two tokens of one step share a slot"
+        self._cached_tokens[plan.slots] = plan.token_ids
+        self._cached_positions[plan.slots] = plan.positions
+        contexts = [self._context(plan, i) for i in range(plan.num_requests)]
+        for context in contexts:
+            if (error := self.failure(context)) is not None:
+                raise error
+        answers = [self.answer(context) for context, samples in zip(contexts, plan.samples, strict=True) if samples]
+        for row, token_id in zip(plan.rows[plan.samples].tolist(), answers, strict=True):
+            self._histories[row].append(token_id)
+        tokens = np.array(answers, np.int64)
+        return FinishedStep(SampledTokens(np.where(tokens == INVALID, 0, tokens), tokens == INVALID))
+
+    def shutdown(self) -> None:
+        """Note that the engine gave it back."""
+        self.is_shut_down = True
+
+    def _context(self, plan: StepPlan, i: int) -> list[int]:
+        positions = np.arange(plan.context_lengths[i])
+        slots = plan.block_tables[i][positions // self.block_size].astype(np.int64) * self.block_size
+        slots += positions % self.block_size
+        assert (self._cached_positions[slots] == positions).all(), "keys are read that nobody wrote there"
+        context: list[int] = self._cached_tokens[slots].tolist()
+        history = self._histories[int(plan.rows[i])]
+        assert context == history[: len(context)], "the cache holds another request's tokens"
+        assert not plan.samples[i] or len(context) == len(history)
+        return context
+
+
+class FakeClock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Driven:
+    """An engine on a FakeExecutor, and what it has said so far."""
+
+    engine: Engine
+    executor: FakeExecutor
+    scheduler: Scheduler
+    clock: FakeClock
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    ends: dict[str, TokenDelta] = field(default_factory=dict)
+    budget: int = 0
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int | None = 4,
+        outputs: Sequence[int] = (),
+        priority: int = 0,
+        timeout_s: float | None = None,
+        tenant: str = "",
+        cache_salt: str = "",
+        adapter: str | None = None,
+        **params: object,
+    ) -> None:
+        """Queue a request."""
+        self.engine.add_request(
+            GenerationRequest(
+                request_id=request_id,
+                prompt_token_ids=list(prompt),
+                output_token_ids=list(outputs),
+                sampling_params=SamplingParams(max_tokens=max_tokens, **params),  # type: ignore[arg-type]
+                priority=priority,
+                timeout_s=timeout_s,
+                tenant=tenant,
+                cache_salt=cache_salt,
+                adapter=adapter,
+            )
+        )
+        self.tokens[request_id] = list(outputs)
+
+    def step(self) -> list[TokenDelta]:
+        """Do one step and check what it says against what was said before."""
+        num_plans = len(self.executor.plans)
+        deltas = self.engine.step()
+        for plan in self.executor.plans[num_plans:]:
+            assert plan.num_tokens <= self.budget
+        self.note(deltas)
+        stats = self.engine.stats
+        assert 0 <= stats.kv_blocks_used <= stats.kv_blocks_total
+        return deltas
+
+    def note(self, deltas: Sequence[TokenDelta]) -> None:
+        """Take deltas in: contiguous, and nothing after the end."""
+        for delta in deltas:
+            assert delta.request_id not in self.ends, f"{delta.request_id} speaks after its end"
+            assert delta.start_pos == len(self.tokens[delta.request_id])
+            self.tokens[delta.request_id] += delta.token_ids
+            if delta.finish_reason is not None:
+                self.ends[delta.request_id] = delta
+
+    def abort(self, request_id: str) -> None:
+        """End a request."""
+        delta = self.engine.abort(request_id)
+        self.note([delta] if delta else [])
+
+    def run(self, max_steps: int = 2000) -> None:
+        """Step until everything has ended and every block is back."""
+        for _ in range(max_steps):
+            if not self.engine.has_unfinished_requests:
+                break
+            self.step()
+        assert not self.engine.has_unfinished_requests, "somebody waits for ever"
+        assert self.engine.stats.kv_blocks_used == 0
+        assert self.engine.stats.num_running == self.engine.stats.num_waiting == 0
+
+    def running(self) -> set[str]:
+        """Who had tokens in the latest plan."""
+        return {self.scheduler.request_id_at(int(row)) for row in self.executor.plans[-1].rows}
+
+    def reasons(self) -> dict[str, str | None]:
+        """How everybody ended."""
+        return {request_id: delta.finish_reason for request_id, delta in self.ends.items()}
+
+
+def drive(
+    *,
+    num_blocks: int = 32,
+    block_size: int = 4,
+    max_num_seqs: int = 8,
+    budget: int = 64,
+    max_model_len: int | None = None,
+    caching: bool = True,
+    eos_token_ids: tuple[int, ...] = (EOS,),
+    answer: Answer = mixed_answer,
+    failure: Callable[[list[int]], BaseException | None] = lambda context: None,
+) -> Driven:
+    """Build an engine over a small pool."""
+    max_model_len = min(max_model_len or num_blocks * block_size, num_blocks * block_size)
+    scheduler = Scheduler(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=max_model_len,
+        block_manager=BlockManager(num_blocks, block_size, enable_prefix_caching=caching),
+        eos_token_ids=eos_token_ids,
+        enable_prefix_caching=caching,
+    )
+    executor = FakeExecutor(num_blocks, block_size, answer, failure)
+    description = ModelDescription(
+        name="fake",
+        max_model_len=max_model_len,
+        vocab_size=VOCAB_SIZE,
+        created=0,
+        kv_blocks_total=num_blocks,
+        block_size=block_size,
+    )
+    clock = FakeClock()
+    engine = Engine(
+        description=description, scheduler=scheduler, executor=executor, eos_token_ids=eos_token_ids, clock=clock
+    )
+    return Driven(engine, executor, scheduler, clock, budget=budget)
+
+
+def expected_tokens(prompt: Sequence[int], num_tokens: int, answer: Answer = mixed_answer) -> list[int]:
+    """What a request alone would get."""
+    context = list(prompt)
+    for _ in range(num_tokens):
+        context.append(answer(context))
+    return context[len(prompt) :]
+
+
+def numbers(count: int, start: int = 3) -> list[int]:
+    """A prompt of `count` tokens; prompts with different starts share no prefix."""
+    return [3 + (start + 7 * i) % (VOCAB_SIZE - 3) for i in range(count)]

@@ -1,0 +1,111 @@
+"""Requests of one prefix that come together: one computes it, the others wait for it."""
+
+import pytest
+
+from fake_executor import drive, expected_tokens, numbers
+
+PROMPT = numbers(33)  # eight full blocks and one token
+
+
+def twins(count, **settings):
+    driven = drive(**settings)
+    for index in range(count):
+        driven.add(f"twin {index}", PROMPT, max_tokens=2)
+    return driven
+
+
+@pytest.mark.parametrize("budget", [64, 16, 8, 5])
+def test_twins_of_one_step_share_one_prefill(budget):
+    driven = twins(4, budget=budget)
+    driven.run()
+    num_prefill = driven.executor.num_tokens_computed - 4  # each decodes one token
+    assert num_prefill == len(PROMPT) + 3
+    assert all(tokens == expected_tokens(PROMPT, 2) for tokens in driven.tokens.values())
+    assert [driven.ends[f"twin {i}"].num_cached_tokens for i in range(4)] == [0, 32, 32, 32]
+
+
+def test_twins_of_exactly_k_blocks_share_all_but_the_last():
+    driven = drive()
+    for index in range(3):
+        driven.add(f"twin {index}", numbers(16), max_tokens=1)
+    driven.run()
+    assert driven.executor.num_tokens_computed == 16 + 4 + 4
+    assert all(tokens == expected_tokens(numbers(16), 1) for tokens in driven.tokens.values())
+
+
+def test_a_waiting_twin_counts_as_waiting_and_holds_nothing():
+    driven = twins(2, budget=8)
+    driven.step()
+    assert driven.running() == {"twin 0"}
+    stats = driven.engine.stats
+    assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (1, 1, 9)
+
+
+def test_a_twin_takes_over_when_the_writer_is_aborted_midway():
+    driven = twins(3, budget=8)
+    driven.step()
+    driven.step()
+    driven.abort("twin 0")
+    driven.run()
+    assert driven.reasons() == {"twin 0": "abort", "twin 1": "length", "twin 2": "length"}
+    # Two chunks were written and stay of use; the rest is computed once more, by one of the two.
+    assert driven.executor.num_tokens_computed == len(PROMPT) + 1 + 2
+
+
+def test_a_twin_takes_over_when_the_writer_is_preempted_midway():
+    driven = drive(budget=8, num_blocks=10)
+    driven.add("twin 0", PROMPT, max_tokens=2, priority=1)
+    driven.add("twin 1", PROMPT, max_tokens=2, priority=1)
+    driven.step()
+    driven.step()
+    driven.add("urgent", numbers(17, 1), max_tokens=2, priority=-5)
+    driven.step()
+    assert driven.running() == {"urgent"}
+    driven.run()
+    assert driven.tokens == {
+        "twin 0": expected_tokens(PROMPT, 2),
+        "twin 1": expected_tokens(PROMPT, 2),
+        "urgent": expected_tokens(numbers(17, 1), 2),
+    }
+
+
+def test_a_twin_takes_over_when_the_writers_step_fails():
+    failures = iter([None, RuntimeError("this step breaks")])
+    driven = twins(2, budget=8, failure=lambda context: next(failures, None))
+    driven.run()
+    assert driven.reasons() == {"twin 0": "error", "twin 1": "length"}
+    assert driven.tokens["twin 1"] == expected_tokens(PROMPT, 2)
+
+
+@pytest.mark.parametrize("reason", ["abort", "timeout"])
+def test_a_waiting_twin_can_end_and_is_not_woken_afterwards(reason):
+    driven = drive(budget=8)
+    driven.add("twin 0", PROMPT, max_tokens=2)
+    driven.add("twin 1", PROMPT, max_tokens=2, timeout_s=5.0)
+    driven.step()
+    if reason == "abort":
+        driven.abort("twin 1")
+    else:
+        driven.clock.now += 6
+    driven.run()
+    assert driven.reasons() == {"twin 0": "length", "twin 1": reason}
+    assert driven.tokens["twin 1"] == []
+
+
+def test_nobody_waits_for_a_prefix_that_is_shared_in_part_only_after_it_is_written():
+    driven = drive(budget=64)
+    driven.add("a", PROMPT[:16] + numbers(10, 1), max_tokens=1)
+    driven.add("b", PROMPT[:16] + numbers(10, 2), max_tokens=1)
+    driven.run()
+    assert driven.executor.num_tokens_computed == 26 + 10
+    assert driven.tokens["b"] == expected_tokens(PROMPT[:16] + numbers(10, 2), 1)
+
+
+def test_others_pass_a_waiting_twin():
+    driven = twins(2, budget=16)
+    driven.add("other", numbers(5, 1), max_tokens=1)
+    driven.step()
+    driven.step()
+    driven.step()
+    assert "other" in driven.ends
+    assert "twin 1" not in driven.ends
