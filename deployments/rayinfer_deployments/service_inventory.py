@@ -85,10 +85,7 @@ def read_actors(ray_address: str) -> list[Actor]:
     accessor = GlobalStateAccessor(options)
     if not accessor.connect():
         raise RayinferError(f"Ray at {ray_address} does not answer")
-    try:
-        rows = [gcs_pb2.ActorTableData.FromString(row) for row in accessor.get_actor_table(None, None)]
-    finally:
-        accessor.disconnect()
+    rows = [gcs_pb2.ActorTableData.FromString(row) for row in accessor.get_actor_table(None, None)]
     return [
         Actor(pid=row.pid, class_name=row.class_name, name=row.name)
         for row in rows

@@ -185,7 +185,7 @@ async def _read_stream(response: aiohttp.ClientResponse, answer: Answer, started
         tokens_before = answer.output_tokens
         if usage := event.get("usage"):
             answer.output_tokens = usage["completion_tokens"]
-        if not event.get("choices"):
+        if not any(map(_brings_token, event.get("choices") or ())):
             continue
         now = time.perf_counter()
         if answer.first_token_s is None:
@@ -198,6 +198,11 @@ async def _read_stream(response: aiohttp.ClientResponse, answer: Answer, started
         raise ValueError("the stream was cut before [DONE]")
     if answer.first_token_s is None:
         raise ValueError("the stream held no token")
+
+
+def _brings_token(choice: dict[str, Any]) -> bool:
+    """A chunk of its own that only tells how the answer ended is no token."""
+    return bool(choice.get("text")) or choice.get("finish_reason") is None
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any] | None]:

@@ -113,7 +113,8 @@ def write_json(report: Any, path: Path) -> None:
 
 def print_rows(title: str, rows: Mapping[str, object], console: Console) -> None:
     """Show named figures, one a line."""
-    table = Table(title=title, show_header=False, title_justify="left")
+    console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
+    table = Table(show_header=False)
     for name, value in rows.items():
         table.add_row(name, format_figure(value))
     console.print(table)
@@ -121,7 +122,8 @@ def print_rows(title: str, rows: Mapping[str, object], console: Console) -> None
 
 def print_percentiles(title: str, rows: Mapping[str, Percentiles | None], console: Console) -> None:
     """Show spreads in milliseconds, one a line; what was not seen is left out."""
-    table = Table("ms", "mean", "p50", "p95", "p99", "max", "samples", title=title, title_justify="left")
+    console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
+    table = Table("ms", "mean", "p50", "p95", "p99", "max", "samples")
     for name, spread in rows.items():
         if spread is not None:
             figures = (spread.mean, spread.p50, spread.p95, spread.p99, spread.max, spread.count)

@@ -34,9 +34,8 @@ def ps(
     if not services:
         console.print("no rayinfer service runs on this machine")
     for record, processes in services:
-        table = Table(
-            "pid", "role", "group", "rank", "replica", "load", title=f"{record.base_url}/v1", title_justify="left"
-        )
+        console.print(f"{record.base_url}/v1", style="bold", soft_wrap=True)
+        table = Table("pid", "role", "group", "rank", "replica", "load")
         for process in processes:
             fields = (process.pid, process.role, process.group, process.rank, process.replica, process.load)
             table.add_row(*("" if value is None else str(value) for value in fields))

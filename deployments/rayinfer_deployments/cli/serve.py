@@ -76,7 +76,7 @@ def serve(
         ray_address=ray_address,
         settings=engine_settings,
     )
-    check_weights(service.folder)
+    check_folder(service.folder)
     interrupt_on_sigterm()
     with QuietTerminal(cache_folder() / "services" / f"{port}.log") as console:
         _run(service, console)
@@ -167,12 +167,14 @@ def interrupt_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, interrupt)
 
 
-def check_weights(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
     """Raise ModelLoadError, naming file or tensor, for a model folder that no engine could load."""
+    from rayinfer.models.model_config import read_model_config
     from rayinfer.models.model_folder import check_model_folder, weight_files
     from rayinfer.models.safetensors_header import read_safetensors_header
 
     check_model_folder(folder)
+    read_model_config(folder)
     for file in weight_files(folder):
         read_safetensors_header(file)
 

@@ -1,0 +1,114 @@
+"""Runs the `rayinfer` command in a process of its own, as a user would, and watches what it starts."""
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+
+from rayinfer_deployments.process_tree import Process, descendants, read_process
+
+COMMAND = [sys.executable, "-c", "from rayinfer_deployments.cli import main; main()"]
+START_S = 120.0  # other work may share the machine
+
+
+def free_port() -> int:
+    """Find a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_cli(*arguments: object, cache: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=START_S,
+        env=os.environ | {"RAYINFER_CACHE": str(cache)},
+    )
+
+
+class ServeCommand:
+    """A running `rayinfer serve`."""
+
+    def __init__(self, *arguments: object, cache: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.lines: list[str] = []  # what it has written so far
+        self._process = subprocess.Popen(
+            [*COMMAND, "serve", *map(str, arguments), "--port", str(self.port)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            bufsize=1,
+            env=os.environ | {"RAYINFER_CACHE": str(cache)},
+        )
+        self._unread: queue.Queue[str | None] = queue.Queue()  # None: it has ended
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def wait_for_line(self, part: str) -> str:
+        """Read on until a line holds `part`; raises AssertionError with all that was written when none comes."""
+        deadline = time.monotonic() + START_S
+        with contextlib.suppress(queue.Empty):
+            while (line := self._unread.get(timeout=deadline - time.monotonic())) is not None:
+                self.lines.append(line)
+                if part in line:
+                    return line
+        raise AssertionError(f"no line with {part!r} came, but {self.lines}")
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._unread.put(line.rstrip())
+        self._unread.put(None)
+
+    def processes(self) -> list[Process]:
+        """List the command's process and all below it."""
+        own = read_process(self._process.pid)
+        return [own, *descendants(own.pid)] if own else []
+
+    def stop(self, number: signal.Signals) -> int:
+        """Send a signal and return the exit code."""
+        self._process.send_signal(number)
+        return self._process.wait(timeout=30)
+
+    def end(self) -> None:
+        """Make sure that nothing is left, whatever the test did."""
+        for process in reversed(self.processes()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._reader.join()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+@contextlib.contextmanager
+def serving(*arguments: object, cache: Path) -> Iterator[ServeCommand]:
+    """Start `rayinfer serve`; it need not be ready yet."""
+    command = ServeCommand(*arguments, cache=cache)
+    try:
+        yield command
+    finally:
+        command.end()
+
+
+def is_listening(url: str) -> bool:
+    """Say whether anything answers at all."""
+    try:
+        httpx.get(url, timeout=2.0, trust_env=False)
+    except httpx.TransportError:
+        return False
+    return True
