@@ -3,53 +3,74 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
+from typing import Protocol
 
 from ray.serve.handle import DeploymentHandle
 
 from rayinfer.errors import EngineDead
+from rayinfer.protocols import EngineClient, ModelDescription
 from rayinfer.routing.dispatch import Dispatcher
 from rayinfer_deployments.addressed_request_router import watch_engines
 from rayinfer_deployments.engine_address import EngineAddress, Engines
 from rayinfer_deployments.ray_engine_client import RayEngineClient
 
 RECONCILE_INTERVAL_S = 1.0
+DESCRIBE_TIMEOUT_S = 10.0
 
 logger = logging.getLogger("ray.serve")
 
 
-class EngineRoster:
-    """Keeps a dispatcher's engines equal to those that Serve says exist."""
+class DescribedEngineClient(EngineClient, Protocol):
+    """A line to an engine that can say what its model is."""
 
-    def __init__(self, dispatcher: Dispatcher) -> None:
+    async def describe(self) -> ModelDescription:
+        """Say what the model is; raises EngineDead when the engine is gone."""
+        ...
+
+
+class EngineRoster:
+    """Keeps a dispatcher's engines equal to those wanted; one that was lost but still answers is taken back."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        connect: Callable[[EngineAddress], DescribedEngineClient] = RayEngineClient.at,
+        reconcile_interval_s: float = RECONCILE_INTERVAL_S,
+    ) -> None:
         self._dispatcher = dispatcher
+        self._connect = connect
+        self._reconcile_interval_s = reconcile_interval_s
         self._wanted: Engines = {}
         self._changed = asyncio.Event()
 
     async def follow(self, handle: DeploymentHandle) -> None:
-        """Add and drain engines until cancelled; one that was lost but still answers is taken back."""
-        async with watch_engines(handle, self._set_wanted):
-            while True:
-                self._changed.clear()
-                await self._reconcile()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), RECONCILE_INTERVAL_S)
+        """Want whatever engines a deployment has, until cancelled."""
+        async with watch_engines(handle, self.want):
+            await self.keep_up()
 
-    def _set_wanted(self, engines: Engines) -> None:
+    def want(self, engines: Engines) -> None:
+        """Say which engines there are; those that are not among them get no new requests from now on."""
         self._wanted = engines
         for name in self._dispatcher.engine_names:
             if name not in engines:
                 self._dispatcher.drain_engine(name)
         self._changed.set()
 
-    async def _reconcile(self) -> None:
-        known = self._dispatcher.engine_names
-        missing = [address for name, address in self._wanted.items() if name not in known]
-        await asyncio.gather(*(self._add(address) for address in missing))
+    async def keep_up(self) -> None:
+        """Add what is wanted and missing, at every change and once in a while, until cancelled."""
+        while True:
+            self._changed.clear()
+            known = self._dispatcher.engine_names
+            missing = [address for name, address in self._wanted.items() if name not in known]
+            await asyncio.gather(*(self._add(address) for address in missing))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), self._reconcile_interval_s)
 
     async def _add(self, address: EngineAddress) -> None:
         try:
-            client = await asyncio.to_thread(RayEngineClient.at, address)
-            async with asyncio.timeout(10 * RECONCILE_INTERVAL_S):
+            client = await asyncio.to_thread(self._connect, address)
+            async with asyncio.timeout(DESCRIBE_TIMEOUT_S):
                 description = await client.describe()
         except (EngineDead, TimeoutError):
             return  # Serve will notice too and build another; until then we ask again

@@ -1,0 +1,82 @@
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
+
+from fake_engine_client import FakeEngineClient
+from rayinfer.errors import EngineDead
+from rayinfer.metrics import ServiceMetrics
+from rayinfer.routing.admission import Admission
+from rayinfer.routing.dispatch import Dispatcher
+from rayinfer.tokenization.tokenizer import Tokenizer
+from rayinfer_deployments.engine_address import EngineAddress
+from rayinfer_deployments.engine_roster import EngineRoster
+
+ENGINES = {name: EngineAddress(actor_name=name, namespace="serve", epoch=1) for name in ("a", "b")}
+
+
+class DescribedFake(FakeEngineClient):
+    """A fake engine that may refuse to say what it is."""
+
+    describe_error: Exception | None = None
+
+    async def describe(self):
+        if self.describe_error is not None:
+            raise self.describe_error
+        return self.description
+
+
+@pytest.fixture
+def fakes():
+    return {name: DescribedFake() for name in ENGINES}
+
+
+@pytest.fixture
+async def dispatcher():
+    tokenizer = Tokenizer(Backend(models.BPE(vocab={"x": 0}, merges=[])))
+    metrics = ServiceMetrics(CollectorRegistry())
+    dispatcher = Dispatcher("m", tokenizer, Admission(10), metrics, router_id="router")
+    yield dispatcher
+    await dispatcher.close()
+
+
+@pytest.fixture
+async def roster(dispatcher, fakes):
+    roster = EngineRoster(dispatcher, lambda address: fakes[address.actor_name], reconcile_interval_s=0.01)
+    keeping_up = asyncio.create_task(roster.keep_up())
+    yield roster
+    keeping_up.cancel()
+
+
+async def until(condition):
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - what it waits for has no event
+            await asyncio.sleep(0.001)
+
+
+async def test_wanted_engines_join_and_unwanted_ones_go(roster, dispatcher):
+    roster.want(ENGINES)
+    await until(lambda: sorted(dispatcher.engine_names) == ["a", "b"])
+    roster.want({"b": ENGINES["b"]})
+    await until(lambda: dispatcher.engine_names == ["b"])
+
+
+async def test_an_engine_whose_line_broke_is_taken_back(roster, dispatcher, fakes):
+    roster.want({"a": ENGINES["a"]})
+    await until(lambda: dispatcher.status().ready)
+    fakes["a"].die(ConnectionError("the line broke"))
+    await until(lambda: not dispatcher.status().ready)
+    await until(lambda: dispatcher.status().ready)
+
+
+@pytest.mark.parametrize("error", [EngineDead("gone"), RuntimeError("something else")])
+async def test_an_engine_that_cannot_say_what_it_is_keeps_no_other_out_and_may_come_later(
+    roster, dispatcher, fakes, error
+):
+    fakes["a"].describe_error = error
+    roster.want(ENGINES)
+    await until(lambda: dispatcher.engine_names == ["b"])
+    fakes["a"].describe_error = None
+    await until(lambda: sorted(dispatcher.engine_names) == ["a", "b"])
