@@ -48,6 +48,16 @@ class BatchTable:
         assert request is not None, f"row {row} is free"
         return request
 
+    def is_taken(self, row: int) -> bool:
+        """Whether a request has the row."""
+        return self.requests[row] is not None
+
+    def entered_row(self, row: int) -> EnteredRow:
+        """What the sampler must know of the row's request as it is now."""
+        request = self.request_at(row)
+        request.token_ids = self.token_ids[row, : self.num_tokens[row]].copy()
+        return request.entered_row(row)
+
     def take(self, request: Request, num_cached_tokens: int, num_cached_blocks: int) -> int:
         """Give the request a row and copy its tokens and blocks in."""
         row = self._free_rows.pop()

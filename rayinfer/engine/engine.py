@@ -1,6 +1,7 @@
 """The engine: takes requests, moves all of them forward one step at a time, and says what each of them gained."""
 
 import logging
+import math
 import random
 import time
 from collections.abc import Callable
@@ -11,10 +12,12 @@ from rayinfer.engine.request import new_request
 from rayinfer.engine.scheduler import Scheduler
 from rayinfer.engine.step_plan import StepPlan
 from rayinfer.errors import InvalidParameter, PromptTooLong
-from rayinfer.outputs import EngineStats, TokenDelta
+from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
 from rayinfer.protocols import GenerationRequest, ModelDescription
 
 logger = logging.getLogger(__name__)
+
+MAX_PRIORITY = 10
 
 
 class Engine:
@@ -37,6 +40,7 @@ class Engine:
         self._seeds = random.Random(seed)  # for requests that bring none
         self._deadlines = Deadlines()
         self._clock = clock
+        self._deltas: list[TokenDelta] = []  # of the step under way: they outlast an interruption
 
     def add_request(self, request: GenerationRequest) -> None:
         """Queue a request with n == 1; raises RequestError for one that could never finish."""
@@ -60,11 +64,16 @@ class Engine:
 
     def step(self) -> list[TokenDelta]:
         """Move every scheduled request one step forward."""
-        deltas = self._end_overdue_requests()
+        self._end_overdue_requests()
         plan = self._scheduler.plan()
-        if plan is None:
-            return deltas
-        return deltas + self._run(plan)
+        if plan is not None:
+            try:
+                self._run(plan)
+            except BaseException:
+                self._scheduler.enter_again(plan)
+                raise
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -90,7 +99,7 @@ class Engine:
         """Give everything back."""
         self._executor.shutdown()
 
-    def _run(self, plan: StepPlan) -> list[TokenDelta]:
+    def _run(self, plan: StepPlan) -> None:
         """Compute the plan; if it fails, compute its halves, until the request at fault is alone and ends with "error".
 
         Nothing needs undoing: a failed step has written only to slots that the retry writes again.
@@ -103,19 +112,26 @@ class Engine:
                 raise
             failure = error
         if failure is None:
-            return self._scheduler.apply(plan, sampled)
-        if plan.num_requests > 1:
+            self._deltas += self._scheduler.apply(plan, sampled)
+        elif plan.num_requests > 1:
             middle = plan.num_requests // 2
-            return self._run(plan.part(0, middle)) + self._run(plan.part(middle, plan.num_requests))
-        request_id = self._scheduler.request_id_at(int(plan.rows[0]))
-        logger.error("request %s failed in step %d", request_id, plan.step, exc_info=failure)
-        failed = self._scheduler.finish(request_id, "error")
-        return [failed] if failed else []
+            self._run(plan.part(0, middle))
+            self._run(plan.part(middle, plan.num_requests))
+        else:
+            request_id = self._scheduler.request_id_at(int(plan.rows[0]))
+            logger.error("request %s failed in step %d", request_id, plan.step, exc_info=failure)
+            self._finish(request_id, "error")
 
-    def _end_overdue_requests(self) -> list[TokenDelta]:
-        overdue = self._deadlines.take_overdue(self._clock())
-        ended = (self._scheduler.finish(request_id, "timeout") for request_id in overdue)
-        return [delta for delta in ended if delta is not None]
+    def _end_overdue_requests(self) -> None:
+        now = self._clock()
+        for request_id in self._deadlines.take_overdue(now):
+            if self._scheduler.is_overdue(request_id, now):  # the date may be of an earlier request with this id
+                self._finish(request_id, "timeout")
+
+    def _finish(self, request_id: str, reason: FinishReason) -> None:
+        delta = self._scheduler.finish(request_id, reason)
+        if delta is not None:
+            self._deltas.append(delta)
 
     def _check(self, request: GenerationRequest) -> None:
         limit, vocab_size = self.description.max_model_len, self.description.vocab_size
@@ -129,7 +145,7 @@ class Engine:
                 "prompt",
                 "context_length_exceeded",
             )
-        if not all(0 <= token_id < vocab_size for token_id in (*prompt, *outputs)):
+        if not all(isinstance(token_id, int) and 0 <= token_id < vocab_size for token_id in (*prompt, *outputs)):
             raise InvalidParameter(f"prompt must hold token ids from 0 to {vocab_size - 1}", "prompt")
         params = request.sampling_params
         if params.n != 1:
@@ -140,8 +156,18 @@ class Engine:
             )
         if any(token_id >= vocab_size for token_id in params.stop_ids):
             raise InvalidParameter(f"stop_token_ids must lie below {vocab_size}", "stop_token_ids")
+        _check_urgency(request.priority, request.timeout_s)
         if self._scheduler.knows(request.request_id):
             raise InvalidParameter(f"request_id {request.request_id!r} is in use", "request_id")
+
+
+def _check_urgency(priority: object, timeout_s: object) -> None:
+    if not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InvalidParameter(
+            f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}, got {priority!r}", "priority"
+        )
+    if timeout_s is not None and not (isinstance(timeout_s, int | float) and not math.isnan(timeout_s)):
+        raise InvalidParameter(f"timeout_s must be a number of seconds, got {timeout_s!r}", "timeout_s")
 
 
 def _may_be_one_request(error: Exception) -> bool:

@@ -66,6 +66,11 @@ class Scheduler:
         """Whether the request is here and not over."""
         return request_id in self._requests
 
+    def is_overdue(self, request_id: str, now: float) -> bool:
+        """Whether the request is not over although its time is."""
+        request = self._requests.get(request_id)
+        return request is not None and request.deadline is not None and request.deadline <= now
+
     def request_id_at(self, row: int) -> str:
         """Whose row of the batch it is."""
         return self._table.request_at(row).request_id
@@ -111,6 +116,10 @@ class Scheduler:
         self._entered.clear()
         self._totals.num_steps_total += 1
         return self._table.assemble(rows, self._counts[rows], step=self._totals.num_steps_total, entered=entered)
+
+    def enter_again(self, plan: StepPlan) -> None:
+        """Let the executor hear once more, with the next plan, who is in the rows of a plan that was interrupted."""
+        self._entered += [self._table.entered_row(row) for row in plan.rows.tolist() if self._table.is_taken(row)]
 
     def _grow_decoding_requests(self) -> None:
         """Give a block to every request whose next token needs one, the most important first."""

@@ -1,7 +1,7 @@
 """An Executor without a model: it keeps a cache of tokens by slot and answers from what it reads there.
 
 The answer to a request is a pure function of the tokens found through its block table. So a wrong block, a hit on what
-nobody wrote, a lost or foreign row shows at once: as an AssertionError, or as tokens that differ from `expected_tokens`.
+nobody wrote, a lost or foreign row shows at once: as a WrongPlan, or as tokens that differ from `expected_tokens`.
 """
 
 import zlib
@@ -23,6 +23,10 @@ EOS = 2
 INVALID = -1  # as an answer: the logits were worth nothing
 
 Answer = Callable[[list[int]], int]
+
+
+class WrongPlan(BaseException):
+    """The plan makes no sense; no mere Exception, which an engine would take for a request's own failure."""
 
 
 def mixed_answer(context: list[int]) -> int:
@@ -55,6 +59,8 @@ class FakeExecutor:
         self.answer = answer
         self.failure = failure
         self.plans: list[StepPlan] = []
+        self.names: list[set[str]] = []  # who is in each of the plans
+        self.name_of_row: Callable[[int], str] = str
         self.is_shut_down = False
         self._cached_tokens = np.full(num_blocks * block_size, -1, np.int64)  # by slot
         self._cached_positions = np.full(num_blocks * block_size, -1, np.int64)
@@ -69,10 +75,11 @@ class FakeExecutor:
     def submit(self, plan: StepPlan) -> FinishedStep:
         """Write the step's tokens into the cache, then answer what samples."""
         self.plans.append(plan)
+        self.names.append({self.name_of_row(row) for row in plan.rows.tolist()})
         for entered in plan.entered:
             self.entered[entered.row] = entered
             self._histories[entered.row] = [*entered.prompt_token_ids.tolist(), *entered.output_token_ids.tolist()]
-        assert len(set(plan.slots.tolist())) == plan.num_tokens, "two tokens of one step share a slot"
+        _claim(len(set(plan.slots.tolist())) == plan.num_tokens, "two tokens of one step share a slot")
         self._cached_tokens[plan.slots] = plan.token_ids
         self._cached_positions[plan.slots] = plan.positions
         contexts = [self._context(plan, i) for i in range(plan.num_requests)]
@@ -93,12 +100,17 @@ class FakeExecutor:
         positions = np.arange(plan.context_lengths[i])
         slots = plan.block_tables[i][positions // self.block_size].astype(np.int64) * self.block_size
         slots += positions % self.block_size
-        assert (self._cached_positions[slots] == positions).all(), "keys are read that nobody wrote there"
+        _claim(bool((self._cached_positions[slots] == positions).all()), "keys are read that nobody wrote there")
         context: list[int] = self._cached_tokens[slots].tolist()
-        history = self._histories[int(plan.rows[i])]
-        assert context == history[: len(context)], "the cache holds another request's tokens"
-        assert not plan.samples[i] or len(context) == len(history)
+        history = self._histories.get(int(plan.rows[i]), [])
+        _claim(context == history[: len(context)], "the row or the cache holds another request's tokens")
+        _claim(not plan.samples[i] or len(context) == len(history), "it samples before its last token, or too late")
         return context
+
+
+def _claim(is_true: bool, otherwise: str) -> None:
+    if not is_true:
+        raise WrongPlan(otherwise)
 
 
 class FakeClock:
@@ -190,7 +202,7 @@ class Driven:
 
     def running(self) -> set[str]:
         """Who had tokens in the latest plan."""
-        return {self.scheduler.request_id_at(int(row)) for row in self.executor.plans[-1].rows}
+        return self.executor.names[-1]
 
     def reasons(self) -> dict[str, str | None]:
         """How everybody ended."""
@@ -220,6 +232,7 @@ def drive(
         enable_prefix_caching=caching,
     )
     executor = FakeExecutor(num_blocks, block_size, answer, failure)
+    executor.name_of_row = scheduler.request_id_at
     description = ModelDescription(
         name="fake",
         max_model_len=max_model_len,
