@@ -89,7 +89,7 @@ class Dispatcher:
         engines = list(self._engines.values())
         for engine in engines:
             self.remove_engine(engine.name, "the service is shutting down")
-        await asyncio.gather(*(engine.close() for engine in engines))
+        await asyncio.gather(*(engine.wait_closed() for engine in engines))
 
     def describe(self) -> ModelDescription:
         """Say what the model is, as the tightest of its engines has it."""

@@ -82,9 +82,8 @@ class EngineLink:
             queue.fail(error)
         self._listener.cancel()
 
-    async def close(self) -> None:
-        """Stop listening, which aborts at the engine whatever this router still has there."""
-        self._listener.cancel()
+    async def wait_closed(self) -> None:
+        """Wait until the line is closed after `fail`, so that the engine has aborted what it had from here."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

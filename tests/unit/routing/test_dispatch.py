@@ -139,6 +139,11 @@ async def test_requests_spread_over_the_engines(two_engines):
         task.cancel()
 
 
+async def test_idle_engines_take_turns(two_engines):
+    for engine in (0, 1, 0, 1):
+        await (await two_engines.start(str(len(two_engines.engines[engine].submitted)) + "ab"[engine], engine)).aclose()
+
+
 async def test_closing_a_stream_aborts_what_still_runs(service):
     stream = await service.start(n=2)
     service.say("a/1", "Y", "length")
@@ -258,7 +263,8 @@ async def test_a_stream_whose_tokens_make_no_sense_harms_no_other(service):
 
 async def test_a_draining_engine_ends_its_streams_but_gets_no_new_ones(two_engines):
     service = two_engines
-    stream = await service.start("a", engine=0)
+    stream = await service.start("a", engine=0, prompt="x")
+    busy = await service.start("busier", engine=1, prompt="x" * 50)
     service.dispatcher.drain_engine("engine-0")
     for name in ("b", "c"):
         await (await service.start(name, engine=1)).aclose()
@@ -266,6 +272,7 @@ async def test_a_draining_engine_ends_its_streams_but_gets_no_new_ones(two_engin
     assert (await anext(stream)).finished
     await until(lambda: service.dispatcher.engine_names == ["engine-1"])
     await until(lambda: not service.engines[0].is_listened_to)
+    await busy.aclose()
 
 
 async def test_an_idle_engine_that_drains_is_let_go_at_once(service):
