@@ -19,10 +19,18 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 1.0
 
 
+@dataclass(slots=True, eq=False)
+class _Router:
+    """One opening of `outputs`; a router that comes back under its old id is another one."""
+
+    box: MessageBox = field(default_factory=MessageBox)
+    request_ids: set[str] = field(default_factory=set)  # the thread's own
+
+
 @dataclass(frozen=True, slots=True)
 class _Submit:
     requests: Sequence[GenerationRequest]
-    router_id: str
+    router: _Router
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +42,7 @@ class _Abort:
 class _Forget:
     """The router is gone: end what it asked for."""
 
-    router_id: str
+    router: _Router
 
 
 class _Stop:
@@ -42,12 +50,6 @@ class _Stop:
 
 
 _Command = _Submit | _Abort | _Forget | _Stop
-
-
-@dataclass(slots=True)
-class _Router:
-    box: MessageBox = field(default_factory=MessageBox)
-    request_ids: set[str] = field(default_factory=set)
 
 
 class AsyncEngine:
@@ -66,8 +68,9 @@ class AsyncEngine:
         self._heartbeat_s = heartbeat_s
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._routers: dict[str, _Router] = {}
-        self._lock = threading.Lock()  # over _routers, which both sides look up
-        self._owners: dict[str, str] = {}  # request id -> router id; the thread's own
+        self._is_over = False
+        self._lock = threading.Lock()  # over _routers and _is_over, which both sides look up
+        self._owners: dict[str, _Router] = {}  # by request id; the thread's own
         self._stats = engine.stats
         self._last_beat = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -78,9 +81,10 @@ class AsyncEngine:
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
         """Queue requests for the next step; one that the engine refuses ends with "error"."""
-        self._raise_if_dead()
-        self._router(router_id)
-        self._commands.put(_Submit(list(requests), router_id))
+        router = self._router(router_id)
+        if self._is_over:
+            raise self._death()
+        self._commands.put(_Submit(list(requests), router))
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests before the next step; unknown ids are ignored."""
@@ -88,19 +92,23 @@ class AsyncEngine:
 
     async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
         """Yield this router's messages; closing the iterator aborts all of the router's requests."""
-        box = self._router(router_id).box
+        router = self._router(router_id)
         try:
-            while (message := await box.take()) is not None:
+            while (message := await router.box.take()) is not None:
                 yield message
-            self._raise_if_dead()
+            if self.failure is not None:
+                raise self._death()
         finally:
-            self._commands.put(_Forget(router_id))
+            with self._lock:
+                if self._routers.get(router_id) is router:
+                    del self._routers[router_id]
+            self._commands.put(_Forget(router))
 
     async def shutdown(self) -> None:
         """Abort everything, stop the loop and give the engine's memory back."""
         self._commands.put(_Stop())
-        while self._thread.is_alive():
-            await asyncio.sleep(0.01)
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
 
     @property
     def is_alive(self) -> bool:
@@ -124,11 +132,14 @@ class AsyncEngine:
 
     def _router(self, router_id: str) -> _Router:
         with self._lock:
-            return self._routers.setdefault(router_id, _Router())
+            router = self._routers.setdefault(router_id, _Router())
+            if self._is_over:
+                router.box.close()
+            return router
 
-    def _raise_if_dead(self) -> None:
-        if self.failure is not None:
-            raise EngineDead(f"the engine ended: {type(self.failure).__name__}")
+    def _death(self) -> EngineDead:
+        cause = "it was shut down" if self.failure is None else type(self.failure).__name__
+        return EngineDead(f"the engine ended: {cause}")
 
     # From here on: the engine's thread
 
@@ -140,10 +151,11 @@ class AsyncEngine:
             logger.exception("the engine loop ends")
             self.failure = error
         finally:
-            self._engine.exit()
             with self._lock:
+                self._is_over = True
                 for router in self._routers.values():
                     router.box.close()
+            self._engine.exit()
 
     def _obey(self) -> bool:
         """Carry out what has been asked since the last step; when idle, wait for it, a heartbeat long at most."""
@@ -156,21 +168,19 @@ class AsyncEngine:
         except queue.Empty:
             self._last_beat = time.monotonic()
             return True
+        self._end(list(self._owners))
         return False
 
     def _carry_out(self, command: _Submit | _Abort | _Forget) -> None:
         if isinstance(command, _Submit):
             for request in command.requests:
-                self._add(request, command.router_id)
+                self._add(request, command.router)
         elif isinstance(command, _Abort):
             self._end(command.request_ids)
         else:
-            with self._lock:
-                router = self._routers.pop(command.router_id, _Router())
-            self._end(list(router.request_ids))
+            self._end(list(command.router.request_ids))
 
-    def _add(self, request: GenerationRequest, router_id: str) -> None:
-        router = self._router(router_id)
+    def _add(self, request: GenerationRequest, router: _Router) -> None:
         try:
             self._engine.add_request(request)
         except RequestError as error:
@@ -178,7 +188,7 @@ class AsyncEngine:
             router.box.put(self._message([TokenDelta(request.request_id, 0, [], finish_reason="error")]))
             return
         router.request_ids.add(request.request_id)
-        self._owners[request.request_id] = router_id
+        self._owners[request.request_id] = router
 
     def _end(self, request_ids: Sequence[str]) -> None:
         aborted = (self._engine.abort(request_id) for request_id in request_ids)
@@ -186,25 +196,17 @@ class AsyncEngine:
 
     def _publish(self, deltas: list[TokenDelta]) -> None:
         """Give every router its own deltas and the engine's state."""
-        by_router: dict[str, list[TokenDelta]] = {}
+        by_router: dict[_Router, list[TokenDelta]] = {}
         for delta in deltas:
-            router_id = (
-                self._owners[delta.request_id] if delta.finish_reason is None else self._disown(delta.request_id)
-            )
-            by_router.setdefault(router_id, []).append(delta)
+            by_router.setdefault(self._owners[delta.request_id], []).append(delta)
+            if delta.finish_reason is not None:
+                self._owners.pop(delta.request_id).request_ids.discard(delta.request_id)
         self._stats = self._engine.stats
         stored, removed = self._engine.take_block_events()
         with self._lock:
-            routers = dict(self._routers)
-        for router_id, router in routers.items():
-            router.box.put(self._message(by_router.get(router_id, []), stored, removed))
-
-    def _disown(self, request_id: str) -> str:
-        router_id = self._owners.pop(request_id)
-        router = self._routers.get(router_id)
-        if router is not None:
-            router.request_ids.discard(request_id)
-        return router_id
+            routers = list(self._routers.values())
+        for router in routers:
+            router.box.put(self._message(by_router.get(router, []), stored, removed))
 
     def _message(
         self, deltas: list[TokenDelta], stored: Sequence[bytes] = (), removed: Sequence[bytes] = ()

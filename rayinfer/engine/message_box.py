@@ -35,10 +35,13 @@ class MessageBox:
             if self._pending is not None or self._closed:
                 self._arrived.set()
             arrived = self._arrived
-        await arrived.wait()
+        try:
+            await arrived.wait()
+        finally:
+            with self._lock:
+                self._loop = None  # a reader that was cancelled may take its loop with it
         with self._lock:
             message, self._pending = self._pending, None
-            self._loop = None
         return message
 
     def _wake(self) -> None:

@@ -1,0 +1,202 @@
+"""The engine behind an event loop: whose deltas go where, and who frees what when somebody leaves or dies."""
+
+import asyncio
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from fake_executor import drive, expected_tokens, numbers
+from rayinfer.engine.async_engine import AsyncEngine
+from rayinfer.errors import EngineDead
+from rayinfer.protocols import GenerationRequest
+from rayinfer.sampling_params import SamplingParams
+
+PATIENCE_S = 10.0
+ENDLESS = 10_000
+
+
+def request(request_id, prompt, max_tokens=4, **fields):
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    return GenerationRequest(request_id=request_id, prompt_token_ids=prompt, sampling_params=params, **fields)
+
+
+@asynccontextmanager
+async def running(heartbeat_s=0.02, **settings):
+    driven = drive(**settings)
+    engine = AsyncEngine(driven.engine, epoch=7, heartbeat_s=heartbeat_s)
+    engine.start()
+    engine.executor = driven.executor
+    try:
+        yield engine
+    finally:
+        await asyncio.wait_for(engine.shutdown(), PATIENCE_S)
+
+
+async def collect(engine, router_id, until):
+    """Read a router's messages until so many of its requests have ended."""
+    tokens, ends = {}, {}
+    async with asyncio.timeout(PATIENCE_S), aclosing(engine.outputs(router_id)) as messages:
+        async for message in messages:
+            assert message.epoch == 7
+            for delta in message.deltas:
+                known = tokens.setdefault(delta.request_id, [])
+                assert delta.request_id not in ends
+                assert delta.start_pos == len(known)
+                known += delta.token_ids
+                if delta.finish_reason:
+                    ends[delta.request_id] = delta.finish_reason
+            if len(ends) >= until:
+                break
+    return tokens, ends
+
+
+async def wait_until(condition):
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+async def test_every_router_gets_its_own_requests_and_no_others():
+    async with running() as engine:
+        for router in range(3):
+            await engine.submit(
+                [request(f"{router}-{i}", numbers(9, 3 * router + i), 12) for i in range(3)], str(router)
+            )
+        answers = await asyncio.gather(*(collect(engine, str(router), 3) for router in range(3)))
+        for router, (tokens, ends) in enumerate(answers):
+            wanted = {f"{router}-{i}": expected_tokens(numbers(9, 3 * router + i), 12) for i in range(3)}
+            assert tokens == wanted
+            assert ends == dict.fromkeys(wanted, "length")
+
+
+async def test_a_router_that_submits_before_it_listens_loses_nothing():
+    async with running() as engine:
+        await engine.submit([request("a", numbers(9), 5)], "r")
+        await wait_until(lambda: engine.stats.requests_finished_total.get("length"))
+        tokens, ends = await collect(engine, "r", 1)
+        assert (tokens, ends) == ({"a": expected_tokens(numbers(9), 5)}, {"a": "length"})
+
+
+async def test_a_slow_reader_gets_merged_messages_with_nothing_lost():
+    async with running(num_blocks=64) as engine:
+        await engine.submit([request(f"r{i}", numbers(9, i), 100) for i in range(3)], "slow")
+        tokens, num_messages, num_ended = {}, 0, 0
+        async with asyncio.timeout(PATIENCE_S), aclosing(engine.outputs("slow")) as messages:
+            async for message in messages:
+                num_messages += bool(message.deltas)
+                for delta in message.deltas:
+                    known = tokens.setdefault(delta.request_id, [])
+                    assert delta.start_pos == len(known)
+                    known += delta.token_ids
+                    num_ended += delta.finish_reason is not None
+                if num_ended == 3:
+                    break
+                await wait_until(lambda: engine.num_unfinished == 0)
+        assert tokens == {f"r{i}": expected_tokens(numbers(9, i), 100) for i in range(3)}
+        assert num_messages <= 2
+
+
+async def test_a_refused_request_comes_back_as_an_error_and_the_others_run():
+    async with running() as engine:
+        await engine.submit([request("good", numbers(9)), request("bad", []), request("good too", numbers(8))], "r")
+        tokens, ends = await collect(engine, "r", 3)
+        assert ends == {"good": "length", "bad": "error", "good too": "length"}
+        assert tokens["good"] == expected_tokens(numbers(9), 4)
+
+
+async def test_an_abort_ends_a_request_and_unknown_ids_are_ignored():
+    async with running(num_blocks=4000) as engine:
+        await engine.submit([request("a", numbers(9), ENDLESS), request("b", numbers(9, 1), 3)], "r")
+        await engine.abort(["nobody", "a", "nobody else"])
+        tokens, ends = await collect(engine, "r", 2)
+        assert ends == {"a": "abort", "b": "length"}
+        assert tokens["b"] == expected_tokens(numbers(9, 1), 3)
+        await engine.abort(["a", "b"])  # over
+        await wait_until(lambda: engine.stats.kv_blocks_used == 0)
+
+
+async def test_closing_outputs_ends_that_routers_requests_and_no_others():
+    async with running(num_blocks=4000) as engine:
+        await engine.submit([request(f"leaves {i}", numbers(9, i), ENDLESS) for i in range(3)], "leaves")
+        await engine.submit([request("stays", numbers(9, 5), 40)], "stays")
+        async with aclosing(engine.outputs("leaves")) as messages:
+            async for message in messages:
+                if message.deltas:
+                    break
+        tokens, ends = await collect(engine, "stays", 1)
+        assert (tokens, ends) == ({"stays": expected_tokens(numbers(9, 5), 40)}, {"stays": "length"})
+        await wait_until(lambda: engine.num_unfinished == 0)
+        assert engine.stats.kv_blocks_used == 0
+        assert engine.stats.requests_finished_total == {"abort": 3, "length": 1}
+
+
+async def test_a_router_that_comes_back_at_once_starts_afresh():
+    async with running(num_blocks=4000) as engine:
+        for attempt in range(20):
+            await engine.submit([request(f"old {attempt}", numbers(9), ENDLESS)], "r")
+            messages = engine.outputs("r")
+            await anext(messages)
+            await messages.aclose()
+            await engine.submit([request(f"new {attempt}", numbers(9, 1), 3)], "r")
+            tokens, ends = await collect(engine, "r", 1)
+            assert tokens == {f"new {attempt}": expected_tokens(numbers(9, 1), 3)}
+            assert ends == {f"new {attempt}": "length"}
+        await wait_until(lambda: engine.stats.kv_blocks_used == 0)
+
+
+async def test_an_idle_engine_goes_on_telling_its_state():
+    async with running(heartbeat_s=0.01) as engine, asyncio.timeout(PATIENCE_S):
+        async with aclosing(engine.outputs("r")) as messages:
+            beats = [await anext(messages) for _ in range(3)]
+        assert all(not beat.deltas and beat.stats.kv_blocks_total == 32 for beat in beats)
+        assert engine.seconds_since_last_beat < 5
+
+
+async def test_messages_carry_the_blocks_that_came_and_went():
+    async with running() as engine, asyncio.timeout(PATIENCE_S):
+        await engine.submit([request("a", numbers(17), 1)], "r")
+        stored = []
+        async with aclosing(engine.outputs("r")) as messages:
+            async for message in messages:
+                stored += message.blocks_stored
+                if any(delta.finish_reason for delta in message.deltas):
+                    break
+        assert len(stored) == len(set(stored)) == 4
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_dead_engine_says_so_to_every_router_and_to_those_who_come_later():
+    async with running(failure=lambda context: MemoryError("none left")) as engine, asyncio.timeout(PATIENCE_S):
+        readers = [asyncio.create_task(collect(engine, router, 1)) for router in ("r", "other")]
+        await asyncio.sleep(0)
+        await engine.submit([request("a", numbers(9))], "r")
+        for reader in readers:
+            with pytest.raises(EngineDead, match="MemoryError"):
+                await reader
+        await wait_until(lambda: not engine.is_alive)
+        assert isinstance(engine.failure, MemoryError)
+        with pytest.raises(EngineDead):
+            await engine.submit([request("b", numbers(9))], "r")
+        with pytest.raises(EngineDead):
+            await collect(engine, "latecomer", 1)
+        await engine.abort(["a"])
+        assert engine.executor.is_shut_down
+
+
+async def test_shutdown_ends_requests_streams_and_the_thread():
+    async with running(num_blocks=4000) as engine:
+        assert engine.is_alive
+        await engine.submit([request("a", numbers(9), ENDLESS)], "r")
+        reader = asyncio.create_task(collect(engine, "r", 1))
+        await wait_until(lambda: engine.stats.num_running)
+        await asyncio.wait_for(engine.shutdown(), PATIENCE_S)
+        tokens, ends = await reader
+        assert ends == {"a": "abort"}
+        assert tokens["a"] == expected_tokens(numbers(9), len(tokens["a"]))
+        assert not engine.is_alive
+        assert engine.executor.is_shut_down
+        assert engine.stats.kv_blocks_used == 0
+        with pytest.raises(EngineDead, match="shut down"):
+            await engine.submit([request("b", numbers(9))], "r")
+        async with asyncio.timeout(PATIENCE_S):
+            assert [message async for message in engine.outputs("latecomer")] == []
