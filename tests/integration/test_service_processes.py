@@ -74,6 +74,15 @@ def test_killing_one_of_two_engines_leaves_the_other_at_work(deploy, tiny_models
         wait_until(lambda: len(engine_names(pair)) == 2)
 
 
+def test_an_engine_does_not_outlive_its_replica(mortal):
+    engine = engine_pid(mortal)
+    (replica,) = (pid for pid, title in descendants(os.getpid()).items() if "ServeReplica:mortal:engine" in title)
+    os.kill(replica, signal.SIGKILL)
+    wait_until(lambda: engine not in descendants(os.getpid()))
+    wait_until(lambda: mortal.complete().status_code == 200)
+    assert engine_pid(mortal) != engine
+
+
 def test_a_killed_router_comes_back_and_its_clients_blocks_are_free(mortal):
     (name,) = engine_names(mortal)
     engine = engine_actor(name)
