@@ -115,7 +115,8 @@ class LlamaForCausalLM(torch.nn.Module):
         path, _, kind = tensor_name.rpartition(".")
         parent, _, part = path.rpartition(".")
         name = f"{parent}.{_STACKED.get(part, part)}"
-        if (stacked := self._stacked_layers.get(name)) is None:
+        stacked = self._stacked_layers.get(name)
+        if stacked is None or part not in stacked.rows:
             return WeightPlace(tensor_name)
         return WeightPlace(f"{name}.{kind}", stacked.rows[part])
 

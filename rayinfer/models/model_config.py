@@ -32,6 +32,12 @@ class ModelConfig:
     dtype: str = "float32"  # the checkpoint's own
 
 
+_ROPE_NUMBERS = {
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+
+
 def read_model_config(folder: Path) -> ModelConfig:
     """Read config.json (and generation_config.json for the end tokens); raises ModelLoadError naming file and field."""
     file = folder / "config.json"
@@ -46,21 +52,25 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 
 def _from_raw(raw: Mapping[str, Any], architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-    num_heads = int(raw["num_attention_heads"])
-    hidden_size = int(raw["hidden_size"])
-    num_kv_heads = int(raw.get("num_key_value_heads") or num_heads)
-    if num_heads < 1 or num_kv_heads < 1 or num_heads % num_kv_heads:
+    num_heads, hidden_size = _count(raw, "num_attention_heads"), _count(raw, "hidden_size")
+    num_kv_heads = num_heads if raw.get("num_key_value_heads") is None else _count(raw, "num_key_value_heads")
+    if num_heads % num_kv_heads:
         raise ValueError(f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}")
+    if raw.get("head_dim") is None and hidden_size % num_heads:
+        raise ValueError(f"hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads}")
+    head_dim = hidden_size // num_heads if raw.get("head_dim") is None else _count(raw, "head_dim")
+    if head_dim % 2:
+        raise ValueError(f"head_dim must be even, got {head_dim}")
     return ModelConfig(
         architecture=architecture,
-        vocab_size=int(raw["vocab_size"]),
+        vocab_size=_count(raw, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=int(raw["intermediate_size"]),
-        num_layers=int(raw["num_hidden_layers"]),
+        intermediate_size=_count(raw, "intermediate_size"),
+        num_layers=_count(raw, "num_hidden_layers"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=int(raw.get("head_dim") or hidden_size // num_heads),
-        max_position_embeddings=int(raw["max_position_embeddings"]),
+        head_dim=head_dim,
+        max_position_embeddings=_count(raw, "max_position_embeddings"),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         rope=_rope(raw),
         hidden_act=str(raw.get("hidden_act", "silu")),
@@ -72,13 +82,28 @@ def _from_raw(raw: Mapping[str, Any], architecture: str, eos_token_ids: tuple[in
     )
 
 
+def _count(raw: Mapping[str, Any], name: str) -> int:
+    value = raw[name]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number above 0, got {value!r}")
+    return value
+
+
 def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Both spellings: `rope_parameters` (transformers 5), and `rope_theta` beside `rope_scaling` (before)."""
     rope = {"rope_theta": raw.get("rope_theta", 10000.0), "rope_type": "default"}
-    for settings in (raw.get("rope_scaling"), raw.get("rope_parameters")):
-        rope.update(settings or {})
+    for name in ("rope_scaling", "rope_parameters"):
+        if not isinstance(settings := raw.get(name) or {}, dict):
+            raise ValueError(f"{name} must be an object, got {settings!r}")
+        rope.update(settings)
     if "type" in rope:  # the oldest spelling
         rope["rope_type"] = rope.pop("type")
+    if rope["rope_type"] == "llama3":
+        rope.setdefault("original_max_position_embeddings", raw["max_position_embeddings"])
+    for name in ("rope_theta", *_ROPE_NUMBERS.get(rope["rope_type"], ())):
+        value = rope.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise ValueError(f"{name} of rope type {rope['rope_type']!r} must be a number above 0, got {value!r}")
     return rope
 
 

@@ -1,0 +1,35 @@
+import pytest
+import torch
+
+from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
+from rayinfer.models.llama import LlamaForCausalLM
+from rayinfer.models.model_config import ModelConfig
+from rayinfer.models.registry import ARCHITECTURES, build_decoder, check_architecture
+
+
+def config(architecture):
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=8,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=8,
+        max_position_embeddings=32,
+        rope={"rope_type": "default"},
+    )
+
+
+def test_an_architecture_becomes_its_class():
+    with torch.device("meta"):
+        assert isinstance(build_decoder(config("LlamaForCausalLM")), LlamaForCausalLM)
+
+
+@pytest.mark.parametrize("refuse", [check_architecture, build_decoder])
+def test_an_unknown_architecture_is_refused_with_a_list_of_the_known(refuse):
+    with pytest.raises(UnsupportedArchitecture, match="'MambaForCausalLM'") as caught:
+        refuse(config("MambaForCausalLM"))
+    assert isinstance(caught.value, ModelLoadError)
+    assert all(name in str(caught.value) for name in ARCHITECTURES)
