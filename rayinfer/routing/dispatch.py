@@ -1,6 +1,7 @@
 """Gives one model's requests to its engines and turns their tokens back into text for the clients."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -114,7 +115,7 @@ class Dispatcher:
         self._check_length(request)
         ticket = self._admission.admit()
         timers = self._start_timers(request)
-        stream = StreamState(request, self._tokenizer)
+        stream = StreamState(_with_seed(request), self._tokenizer)
         request_ids = [part.request_id for part in stream.engine_requests()]
         queue = DeltaQueue()
         deadline = None if request.timeout_s is None else self._clock() + request.timeout_s
@@ -197,6 +198,14 @@ class Dispatcher:
         engine = self._engines.get(name)
         if engine is not None and engine.is_draining and engine.num_in_flight == 0:
             self.remove_engine(name, "it was drained")
+
+
+def _with_seed(request: GenerationRequest) -> GenerationRequest:
+    """Draw a seed where the client gave none: whatever engine goes on with the stream makes the same choices."""
+    params = request.sampling_params
+    if params.seed is not None:
+        return request
+    return replace(request, sampling_params=replace(params, seed=secrets.randbits(64)))
 
 
 def _apply(stream: StreamState, deltas: list[TokenDelta]) -> RequestOutput | None:

@@ -328,3 +328,13 @@ async def test_tokens_that_arrive_after_a_client_left_are_ignored(service):
     stream = await service.start("b")
     service.say("b/0", "fine", "length")
     assert (await anext(stream)).outputs[0].text == "fine"
+
+
+async def test_a_request_without_a_seed_gets_one_that_all_its_choices_share_and_a_given_seed_stays(service):
+    await service.start("drawn", n=2)
+    await service.start("given", seed=7)
+    await service.start("other")
+    seeds = {request.request_id: request.sampling_params.seed for request in service.engines[0].submitted}
+    assert seeds["drawn/0"] == seeds["drawn/1"] is not None
+    assert seeds["given/0"] == 7
+    assert seeds["other/0"] not in (None, seeds["drawn/0"])
