@@ -1,0 +1,212 @@
+"""Every golden request, answered by transformers and by our engine in each case, once for the whole session."""
+
+import itertools
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from golden_comparison import BestTwo, Difference, GoldenRequest, OwnModel, best_two
+from golden_prompts import GOLDEN_PROMPTS
+from rayinfer import LLM, SamplingParams
+from rayinfer.models.sources import resolve_model
+from rayinfer.outputs import EngineStats, RequestOutput
+from rayinfer.tokenization.tokenizer import Tokenizer
+
+MODEL = "smollm2-135m"
+NUM_TOKENS = 32
+# Enough for every request at once; each needs less than what remains of it in a step.
+ROOMY = {"num_kv_blocks": 800, "max_num_seqs": 128}
+CASES = ("alone", "in_one_batch", "already_cached", "arriving_at_random_times", "preempted", "in_chunks_of_16_tokens")
+EXCUSED = pytest.StashKey[list[str]]()
+
+# Taken in turn by the sampled requests; 0.8 is their temperature and each has a seed of its own.
+SAMPLING_SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"top_p": 0.9},
+    {"top_k": 40},
+    {"top_k": 200, "top_p": 0.95},
+    {"repetition_penalty": 1.2},
+    {"presence_penalty": 0.6, "frequency_penalty": 0.4},
+    {"top_p": 0.7, "top_k": 20, "repetition_penalty": 1.1},
+    {"min_p": 0.05, "frequency_penalty": 0.8},
+)
+
+
+class Reference(NamedTuple):
+    """What transformers generated, and how close each decision was."""
+
+    token_ids: list[int]
+    best_two: list[BestTwo]
+
+
+class CaseRun(NamedTuple):
+    """What our engine answered to every request of a case, by the request's name, and its counters afterwards."""
+
+    case: str
+    outputs: dict[str, RequestOutput]
+    stats: EngineStats
+
+    def token_ids(self, request: GoldenRequest) -> list[int]:
+        return self.outputs[request.name].outputs[0].token_ids
+
+
+@pytest.fixture(scope="session")
+def model_folder() -> Path:
+    return resolve_model(MODEL)
+
+
+@pytest.fixture(scope="session")
+def greedy_requests(model_folder: Path) -> list[GoldenRequest]:
+    tokenizer = Tokenizer.from_folder(model_folder)
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
+    return [GoldenRequest(prompt.name, tokenizer.encode(prompt.text), params) for prompt in GOLDEN_PROMPTS]
+
+
+@pytest.fixture(scope="session")
+def sampled_requests(greedy_requests: list[GoldenRequest]) -> list[GoldenRequest]:
+    """Two of every five prompts, so that code and other languages are among them."""
+    prompts = [request for index, request in enumerate(greedy_requests) if index % 5 in (1, 3)]
+    return [
+        GoldenRequest(
+            f"{prompt.name}, sampled",
+            prompt.prompt_token_ids,
+            SamplingParams(temperature=0.8, seed=seed, max_tokens=NUM_TOKENS, ignore_eos=True, **settings),
+        )
+        for seed, (prompt, settings) in enumerate(zip(prompts, itertools.cycle(SAMPLING_SETTINGS), strict=False))
+    ]
+
+
+@pytest.fixture(scope="session")
+def all_requests(greedy_requests: list[GoldenRequest], sampled_requests: list[GoldenRequest]) -> list[GoldenRequest]:
+    return greedy_requests + sampled_requests
+
+
+@pytest.fixture(scope="session")
+def transformers_model(model_folder: Path) -> PreTrainedModel:
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+@pytest.fixture(scope="session")
+def references(transformers_model: PreTrainedModel, greedy_requests: list[GoldenRequest]) -> dict[str, Reference]:
+    """The golden tokens, each prompt alone, by the request's name."""
+    references = {}
+    for request in greedy_requests:
+        prompt = torch.tensor([request.prompt_token_ids])
+        generated = transformers_model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=NUM_TOKENS,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        token_ids = generated.sequences[0, prompt.shape[1] :].tolist()
+        references[request.name] = Reference(token_ids, [best_two(logits[0]) for logits in generated.logits])
+    return references
+
+
+@pytest.fixture(scope="session")
+def own_model(model_folder: Path) -> OwnModel:
+    return OwnModel(model_folder)
+
+
+@pytest.fixture(scope="session")
+def alone(all_requests: list[GoldenRequest]) -> CaseRun:
+    """One request after the other, none of which finds anything in a cache."""
+    with LLM(MODEL, dtype="float32", num_kv_blocks=40, enable_prefix_caching=False) as llm:
+        outputs = {}
+        for request in all_requests:
+            outputs |= _answer(llm, [request])
+        return CaseRun("alone", outputs, llm.stats)
+
+
+@pytest.fixture(scope="session")
+def batched_twice(all_requests: list[GoldenRequest]) -> list[CaseRun]:
+    """All prompts in one step, and once more when the cache holds them."""
+    with LLM(MODEL, dtype="float32", max_num_batched_tokens=8192, **ROOMY) as llm:
+        cases = ("in_one_batch", "already_cached")
+        return [CaseRun(case, _answer(llm, all_requests), llm.stats) for case in cases]
+
+
+@pytest.fixture(scope="session")
+def in_one_batch(batched_twice: list[CaseRun]) -> CaseRun:
+    return batched_twice[0]
+
+
+@pytest.fixture(scope="session")
+def already_cached(batched_twice: list[CaseRun]) -> CaseRun:
+    return batched_twice[1]
+
+
+@pytest.fixture(scope="session")
+def arriving_at_random_times(all_requests: list[GoldenRequest]) -> CaseRun:
+    """Up to two new requests before each step, in an order of their own."""
+    chance = random.Random(20)
+    coming = chance.sample(all_requests, len(all_requests))
+    outputs: dict[str, RequestOutput] = {}
+    with LLM(MODEL, dtype="float32", **ROOMY) as llm:
+        while coming or llm.has_unfinished_requests():
+            for _ in range(min(chance.choice((0, 0, 1, 2)), len(coming))):
+                request = coming.pop()
+                llm.add_request(request.prompt_token_ids, request.sampling_params, request_id=request.name)
+            outputs |= {output.request_id: output for output in llm.step() if output.finished}
+        return CaseRun("arriving_at_random_times", outputs, llm.stats)
+
+
+@pytest.fixture(scope="session")
+def preempted(all_requests: list[GoldenRequest]) -> CaseRun:
+    """A pool that holds a few requests, so that some must give way to others."""
+    with LLM(MODEL, dtype="float32", num_kv_blocks=72) as llm:
+        return CaseRun("preempted", _answer(llm, all_requests), llm.stats)
+
+
+@pytest.fixture(scope="session")
+def in_chunks_of_16_tokens(all_requests: list[GoldenRequest]) -> CaseRun:
+    """No step computes more than 16 tokens, and no prompt finds anything in a cache."""
+    with LLM(MODEL, dtype="float32", max_num_batched_tokens=16, enable_prefix_caching=False, **ROOMY) as llm:
+        return CaseRun("in_chunks_of_16_tokens", _answer(llm, all_requests), llm.stats)
+
+
+@pytest.fixture(params=CASES)
+def run(request: pytest.FixtureRequest) -> CaseRun:
+    """Each case in turn."""
+    case_run: CaseRun = request.getfixturevalue(request.param)
+    return case_run
+
+
+@pytest.fixture
+def unexcused(request: pytest.FixtureRequest) -> Callable[[list[Difference | None]], str]:
+    """Sort differences: the excused are listed at the end of the session, the others are returned."""
+    excused = request.config.stash.setdefault(EXCUSED, [])
+
+    def sort(differences: list[Difference | None]) -> str:
+        found = [difference for difference in differences if difference is not None]
+        excused.extend(f"{request.node.name}: {difference}" for difference in found if difference.is_excused)
+        return "\n".join(str(difference) for difference in found if not difference.is_excused)
+
+    return sort
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """List the differences that no comparison counted."""
+    excused = config.stash.get(EXCUSED, [])
+    if excused:
+        terminalreporter.section("golden: differences at near ties, listed and not counted")
+    for line in excused:
+        terminalreporter.write_line(line)
+
+
+def _answer(llm: LLM, requests: list[GoldenRequest]) -> dict[str, RequestOutput]:
+    outputs = llm.generate(
+        [request.prompt_token_ids for request in requests],
+        [request.sampling_params for request in requests],
+        use_tqdm=False,
+    )
+    return {request.name: output for request, output in zip(requests, outputs, strict=True)}
