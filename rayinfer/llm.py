@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -11,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from rayinfer.config import DEFAULT_MODEL, engine_config
 from rayinfer.engine.assembly import build_engine
-from rayinfer.errors import InvalidParameter, RequestError
+from rayinfer.errors import EngineDead, InvalidParameter, RequestError
 from rayinfer.models.sources import resolve_model
 from rayinfer.outputs import EngineStats, RequestOutput
 from rayinfer.protocols import GenerationRequest, ModelDescription
@@ -39,6 +40,7 @@ class LLM:
         self._answers: dict[str, _Answer] = {}
         self._numbers = itertools.count()
         self._finished_meanwhile: list[RequestOutput] = []  # for `step`, ended while `generate` or `stream` ran
+        self._is_over = False
 
     # A whole answer for every prompt
 
@@ -94,13 +96,14 @@ class LLM:
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
             prompt = self.chat_prompt(prompt)  # type: ignore[arg-type]
         request_id = self.add_request(prompt, sampling_params)  # type: ignore[arg-type]
+        news = self._answers[request_id].news = deque()
         try:
-            while request_id in self._answers:
+            while news or request_id in self._answers:
+                if news:
+                    yield news.popleft()
+                    continue
                 for advance in self._advance():
-                    if advance.delta.request_id == request_id:
-                        yield advance.delta
-                    else:
-                        self._keep_for_step(advance)
+                    self._keep_for_step(advance)
         finally:
             self.abort(request_id)
 
@@ -116,7 +119,9 @@ class LLM:
         timeout_s: float | None = None,
     ) -> str:
         """Queue a prompt for `step` and return its id; raises RequestError for one that cannot be served."""
-        request_id = request_id or f"request-{next(self._numbers)}"
+        if self._is_over:
+            raise EngineDead("this LLM has exited")
+        request_id = request_id or self._new_request_id()
         if request_id in self._answers:
             raise InvalidParameter(f"request_id {request_id!r} is in use", "request_id")
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _checked_token_ids(prompt)
@@ -128,9 +133,13 @@ class LLM:
             timeout_s=timeout_s,
         )
         answer = _Answer(StreamState(request, self.tokenizer), prompt if isinstance(prompt, str) else None)
-        for part in answer.stream.engine_requests():
-            self._engine.add_request(part)
         self._answers[request_id] = answer
+        try:
+            for part in answer.stream.engine_requests():
+                self._engine.add_request(part)
+        except BaseException:
+            self.abort(request_id)
+            raise
         return request_id
 
     def step(self) -> list[RequestOutput]:
@@ -163,6 +172,7 @@ class LLM:
         """Abort everything and give the engine's memory back."""
         for request_id in list(self._answers):
             self.abort(request_id)
+        self._is_over = True
         self._engine.exit()
 
     def __enter__(self) -> Self:
@@ -174,7 +184,7 @@ class LLM:
         self.exit()
 
     def _advance(self) -> list["_Advance"]:
-        """Do one step and turn its tokens into what callers may see."""
+        """Do one step and turn its tokens into what callers may see; streams get theirs here."""
         advances = []
         for delta in self._engine.step():
             request_id = delta.request_id.rpartition("/")[0]
@@ -186,9 +196,15 @@ class LLM:
                 self._engine.abort(stopped)
             if answer.stream.is_finished:
                 del self._answers[request_id]
-            if output is not None:
+            if output is not None and answer.news is not None:
+                answer.news.append(output)
+            elif output is not None:
                 advances.append(_Advance(answer, output))
         return advances
+
+    def _new_request_id(self) -> str:
+        names = (f"request-{number}" for number in self._numbers)
+        return next(name for name in names if name not in self._answers)
 
     def _finish_all(self, request_ids: Sequence[str], *, use_tqdm: bool) -> list[RequestOutput]:
         results: dict[str, RequestOutput] = {}
@@ -212,10 +228,11 @@ class LLM:
             self._finished_meanwhile.append(advance.answer.whole())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Answer:
     stream: StreamState
     prompt: str | None
+    news: deque[RequestOutput] | None = None  # what a `stream` has yet to yield, whoever did the steps
 
     def whole(self) -> RequestOutput:
         output = self.stream.whole()
@@ -236,7 +253,7 @@ def _as_prompts(prompts: str | Sequence[str] | Sequence[Sequence[int]]) -> list[
 
 
 def _checked_token_ids(token_ids: Sequence[int]) -> list[int]:
-    is_sequence = isinstance(token_ids, Sequence)
+    is_sequence = isinstance(token_ids, Sequence) and not isinstance(token_ids, bytes | bytearray)
     if not is_sequence or not all(isinstance(i, int) and not isinstance(i, bool) for i in token_ids):
         raise InvalidParameter("prompt must be a text or a list of token ids", "prompt")
     return list(token_ids)

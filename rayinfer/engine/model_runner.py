@@ -24,7 +24,7 @@ class ModelRunner:
     """An Executor that computes in the caller's thread."""
 
     def __init__(self, decoder: Decoder, sampler: Sampler, device: torch.device) -> None:
-        self._decoder = decoder
+        self._decoder: Decoder | None = decoder
         self._sampler = sampler
         self._device = device
 
@@ -51,12 +51,14 @@ class ModelRunner:
             context_lengths=self._tensor(plan.context_lengths),
             block_tables=self._tensor(plan.block_tables),
         )
-        hidden = self._decoder.forward(self._tensor(plan.token_ids), batch)
+        decoder = self._decoder
+        assert decoder is not None, "a step after the end"
+        hidden = decoder.forward(self._tensor(plan.token_ids), batch)
         sampling = np.flatnonzero(plan.samples)
         if not len(sampling):
             return SampledTokens(np.empty(0, np.int64), np.empty(0, np.bool_))
         last_tokens = plan.query_starts[1:][sampling] - 1
-        logits = self._decoder.logits(hidden[self._tensor(last_tokens)])
+        logits = decoder.logits(hidden[self._tensor(last_tokens)])
         sampled = self._sampler.sample(logits, plan.rows[sampling], plan.context_lengths[sampling].astype(np.int64))
         return SampledTokens(sampled.token_ids.cpu().numpy(), sampled.is_invalid.cpu().numpy())
 
@@ -64,4 +66,5 @@ class ModelRunner:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
 
     def shutdown(self) -> None:
-        """Nothing outlives this object."""
+        """Let go of the weights and the cache."""
+        self._decoder = None

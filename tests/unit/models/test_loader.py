@@ -107,7 +107,7 @@ def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path):
     folder = make_tiny_llama(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["MambaForCausalLM"]}))
-    with pytest.raises(UnsupportedArchitecture, match="MambaForCausalLM.*LlamaForCausalLM"):
+    with pytest.raises(UnsupportedArchitecture, match=r"MambaForCausalLM.*LlamaForCausalLM"):
         load_decoder(folder, torch.float32, CPU)
 
 
