@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import PurePath
@@ -16,6 +17,7 @@ from rayinfer.errors import RayinferError
 from rayinfer_deployments.process_tree import Process, adopt_orphans, descendants, end_descendants, reap_children
 
 POLITE_END_S = 4.0  # for Ray's own shutdown
+CONNECT_S = 5.0
 FORCED_END_S = 2.0  # from SIGTERM to SIGKILL for whatever that left
 VITAL_PROCESSES = ("gcs_server", "raylet")
 
@@ -69,6 +71,7 @@ class JoinedRay:
         self._serve_was_running = False
 
     def __enter__(self) -> "JoinedRay":
+        _check_reachable(self.address)
         try:
             ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
@@ -91,6 +94,17 @@ class JoinedRay:
         """Raise RayinferError when Ray cannot be reached any more."""
         if not ray.is_initialized():
             raise RayinferError(f"the connection to Ray at {self.address} is lost")
+
+
+def _check_reachable(address: str) -> None:
+    """Raise RayinferError when nobody listens there: Ray itself would go on trying for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return  # auto, which Ray looks up
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
+    except OSError as error:
+        raise RayinferError(f"cannot join Ray at {address}: {error.strerror or error}") from None
 
 
 @contextlib.contextmanager

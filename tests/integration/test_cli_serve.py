@@ -97,6 +97,11 @@ def test_a_port_in_use_is_one_clear_line_at_once(model, cache):
         ("model.safetensors", lambda content: b"\xff" * 64, "model.safetensors"),
         ("config.json", lambda content: content[:20], "config.json"),
         ("config.json", lambda content: content.replace(b"LlamaForCausalLM", b"OtherForCausalLM"), "OtherForCausalLM"),
+        (
+            "config.json",
+            lambda content: content.replace(b'"num_hidden_layers": 2', b'"num_hidden_layers": 3'),
+            "layers.2.",
+        ),
     ],
 )
 def test_a_broken_checkpoint_is_one_line_within_seconds(model, cache, tmp_path, file, change, message):

@@ -86,7 +86,7 @@ def _run(service: Service, console: Console) -> None:
     from rayinfer_deployments.service_processes import JoinedRay, OwnRay
 
     phases, is_ready = Phases(console), False
-    phases.enter("starting Ray")
+    phases.enter("starting Ray" if service.ray_address is None else "joining Ray")
     cluster = OwnRay() if service.ray_address is None else JoinedRay(service.ray_address, APPLICATION)
     try:
         with ThreadPoolExecutor(1) as background, phases:
@@ -107,12 +107,11 @@ def _run(service: Service, console: Console) -> None:
 
 
 def _prepare(service: Service) -> "Application":
-    from rayinfer.models.model_config import read_model_config
-    from rayinfer.models.registry import check_architecture
+    from rayinfer.models.loader import check_checkpoint
     from rayinfer_deployments.app_args import llm_app_args
     from rayinfer_deployments.applications import build_llm_app
 
-    check_architecture(read_model_config(service.folder))
+    check_checkpoint(service.folder)
     model = {"name": service.name, "model": str(service.folder), "num_replicas": service.replicas, **service.settings}
     return build_llm_app(llm_app_args({"models": [model]}))
 
