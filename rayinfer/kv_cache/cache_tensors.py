@@ -15,6 +15,9 @@ GPU_MEMORY_FRACTION = 0.9
 def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device) -> int:
     """Blocks that the settings ask for or the free memory allows; `block_bytes` is one block of all layers."""
     if config.num_kv_blocks is not None:
+        wanted, most = config.num_kv_blocks * block_bytes, _memory_bytes(device)
+        if wanted > most:
+            raise ConfigError(f"num_kv_blocks {config.num_kv_blocks} need {wanted} bytes, there are {most} at most")
         return config.num_kv_blocks
     pool_bytes = CPU_POOL_BYTES
     if config.memory_fraction is not None or device.type == "cuda":
@@ -30,6 +33,13 @@ def free_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return free_memory_bytes(device)
+    # All of it: what is in use for now may be files that give way.
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def allocate_kv_caches(

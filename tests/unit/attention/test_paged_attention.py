@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -36,7 +38,7 @@ def test_tokens_attend_to_all_before_them_wherever_their_blocks_lie(scale):
     got = torch.cat(
         [
             attend(attention, blocks, start, query[start:end], key[start:end], value[start:end])
-            for start, end in zip(cuts, cuts[1:], strict=False)
+            for start, end in itertools.pairwise(cuts)
         ]
     )
     wanted = F.scaled_dot_product_attention(

@@ -11,7 +11,12 @@ CPU = torch.device("cpu")
 
 def test_a_number_of_blocks_that_is_asked_for_goes_before_any_measure():
     config = engine_config(num_kv_blocks=7, memory_fraction=0.5)
-    assert count_kv_blocks(config, 10**15, CPU) == 7
+    assert count_kv_blocks(config, 1 << 20, CPU) == 7
+
+
+def test_a_number_of_blocks_beyond_the_machines_memory_is_refused_with_both_sizes():
+    with pytest.raises(ConfigError, match=rf"num_kv_blocks 7 .* {7 * 10**15} bytes"):
+        count_kv_blocks(engine_config(num_kv_blocks=7), 10**15, CPU)
 
 
 def test_a_cpu_gives_two_gibibytes_unless_told_otherwise():

@@ -1,0 +1,79 @@
+import numpy as np
+import pytest
+import torch
+
+from rayinfer.decoding.sampler import Sampler
+from rayinfer.engine.model_runner import ModelRunner
+from rayinfer.engine.step_plan import EnteredRow, StepPlan
+from rayinfer.errors import InvalidParameter
+from rayinfer.sampling_params import SamplingParams
+
+VOCAB = 11
+
+
+class NextToken:
+    """A decoder whose best next token is the one after the last."""
+
+    def __init__(self):
+        self.rows_asked_for = []
+
+    def forward(self, token_ids, batch):
+        assert batch.positions.dtype == torch.int64
+        return token_ids[:, None].float()
+
+    def logits(self, hidden):
+        self.rows_asked_for.append(len(hidden))
+        return torch.nn.functional.one_hot((hidden[:, 0].long() + 1) % VOCAB, VOCAB).float()
+
+
+def plan(parts, samples, entered=()):
+    counts = [len(tokens) for tokens in parts.values()]
+    num_tokens = sum(counts)
+    return StepPlan(
+        step=1,
+        rows=np.array(list(parts)),
+        token_ids=np.array([token for tokens in parts.values() for token in tokens], np.int32),
+        positions=np.arange(num_tokens),
+        slots=np.arange(num_tokens),
+        query_starts=np.cumsum([0, *counts]).astype(np.int32),
+        context_lengths=np.array(counts, np.int32),
+        block_tables=np.zeros((len(parts), 1), np.int32),
+        samples=np.array(samples),
+        entered=tuple(entered),
+    )
+
+
+def entered_row(row):
+    return EnteredRow(
+        row=row,
+        params=SamplingParams(temperature=0.0),
+        seed=0,
+        choice=0,
+        prompt_token_ids=np.array([1], np.int32),
+        output_token_ids=np.array([], np.int32),
+        end_token_ids=(),
+    )
+
+
+def test_only_requests_whose_last_token_is_in_get_a_new_one_in_the_plans_order():
+    decoder = NextToken()
+    runner = ModelRunner(decoder, Sampler(4, VOCAB), torch.device("cpu"))
+    step = plan({2: [5, 6], 0: [1, 2, 3], 3: [9]}, [True, False, True], map(entered_row, (0, 2, 3)))
+    sampled = runner.submit(step).result()
+    assert sampled.token_ids.tolist() == [7, 10]
+    assert sampled.is_invalid.tolist() == [False, False]
+    assert decoder.rows_asked_for == [2]
+
+
+def test_a_step_of_chunks_alone_computes_no_logits():
+    decoder = NextToken()
+    runner = ModelRunner(decoder, Sampler(4, VOCAB), torch.device("cpu"))
+    sampled = runner.submit(plan({1: [5, 6]}, [False], [entered_row(1)])).result()
+    assert len(sampled.token_ids) == len(sampled.is_invalid) == 0
+    assert decoder.rows_asked_for == []
+
+
+def test_a_row_that_nobody_entered_is_an_error():
+    runner = ModelRunner(NextToken(), Sampler(4, VOCAB), torch.device("cpu"))
+    with pytest.raises(InvalidParameter, match="1"):
+        runner.submit(plan({1: [5]}, [True]))

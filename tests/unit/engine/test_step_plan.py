@@ -1,0 +1,24 @@
+import numpy as np
+
+from fake_executor import drive, numbers
+
+
+def test_the_parts_of_a_plan_are_the_plan():
+    driven = drive(budget=20)
+    driven.add("decodes", numbers(5), max_tokens=9)
+    driven.step()
+    for start in range(1, 4):
+        driven.add(f"r{start}", numbers(8, start))
+    driven.step()
+    plan = driven.executor.plans[-1]
+    assert plan.num_requests == 4
+    assert plan.num_tokens == 1 + 8 + 8 + 3
+    for cut in range(plan.num_requests + 1):
+        parts = plan.part(0, cut), plan.part(cut, plan.num_requests)
+        for name in ("rows", "token_ids", "positions", "slots", "context_lengths", "block_tables", "samples"):
+            assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(plan, name))
+        assert [entered.row for part in parts for entered in part.entered] == [entered.row for entered in plan.entered]
+        for part in parts:
+            assert part.query_starts[0] == 0
+            assert part.query_starts[-1] == part.num_tokens
+            assert len(part.query_starts) == part.num_requests + 1
