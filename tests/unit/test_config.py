@@ -1,0 +1,69 @@
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from rayinfer.config import DEFAULT_MODEL, EngineConfig, cache_folder, engine_config
+from rayinfer.errors import ConfigError
+
+
+def test_the_defaults_serve_the_embedded_model():
+    config = engine_config()
+    assert config.model == DEFAULT_MODEL == "smollm2-135m"
+    assert (config.block_size, config.max_num_batched_tokens, config.enable_prefix_caching) == (16, 512, True)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_num_sequences": 5},
+        {"model": ""},
+        {"dtype": "int8"},
+        {"max_model_len": 1},
+        {"max_num_seqs": 0},
+        {"max_num_seqs": 10_000},
+        {"max_num_batched_tokens": 0},
+        {"block_size": 12},
+        {"block_size": 512},
+        {"num_kv_blocks": 0},
+        {"memory_fraction": 0.0},
+        {"memory_fraction": 1.5},
+        {"memory_fraction": float("nan")},
+        {"seed": -1},
+        {"num_threads": 0},
+        {"tensor_parallel_size": 2},
+        {"quantization": "int4"},
+    ],
+    ids=str,
+)
+def test_a_setting_that_cannot_work_is_named_in_one_line(settings):
+    with pytest.raises(ConfigError, match=next(iter(settings))) as caught:
+        engine_config(**settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_all_wrong_settings_are_named_together():
+    with pytest.raises(ConfigError, match=r"block_size.*seed.*surprise"):
+        engine_config(block_size=1, seed=-1, surprise=True)
+
+
+def test_a_config_does_not_change():
+    with pytest.raises(ValidationError):
+        EngineConfig().block_size = 32
+
+
+@pytest.mark.parametrize(
+    ("environment", "folder"),
+    [
+        ({"RAYINFER_CACHE": "/somewhere", "XDG_CACHE_HOME": "/cache"}, "/somewhere"),
+        ({"XDG_CACHE_HOME": "/cache"}, "/cache/rayinfer"),
+        ({"XDG_CACHE_HOME": ""}, "/home/me/.cache/rayinfer"),
+        ({"RAYINFER_CACHE": "~/mine"}, "/home/me/mine"),
+    ],
+)
+def test_the_cache_folder_follows_the_environment(environment, folder, monkeypatch):
+    for name in ("RAYINFER_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/me", **environment}.items():
+        monkeypatch.setenv(name, value)
+    assert cache_folder() == Path(folder)
