@@ -2,9 +2,9 @@
 
 import torch
 
-from rayinfer_kernels.kv_cache import KVCache
-from rayinfer_kernels.reference.attention import copy_blocks, paged_attention, write_kv
-from rayinfer_kernels.reference.elementwise import add_rms_norm, rms_norm, rotary_embedding, silu_and_mul
+from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache, kv_block_bytes
+from rayinfer_kernels.reference import copy_blocks
+from rayinfer_kernels.selection import implementation_for
 
 __all__ = [
     "KVCache",
@@ -20,14 +20,51 @@ __all__ = [
 ]
 
 
-def allocate_kv_cache(
-    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
-) -> KVCache:
-    """Reserve one layer's pool of blocks."""
-    shape = (num_blocks, block_size, num_kv_heads, head_dim)
-    return KVCache(*(torch.zeros(shape, dtype=dtype, device=device) for _ in range(2)))
+def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
+    """Put key and value [num_tokens, num_kv_heads, head_dim] at `slots` [num_tokens] (block x block_size + offset)."""
+    implementation_for(key).write_kv(key, value, kv_cache, slots)
 
 
-def kv_block_bytes(block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes that one block of one layer takes."""
-    return 2 * block_size * num_kv_heads * head_dim * dtype.itemsize
+def paged_attention(
+    query: torch.Tensor,
+    kv_cache: KVCache,
+    block_tables: torch.Tensor,
+    query_starts: torch.Tensor,
+    context_lengths: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> torch.Tensor:
+    """Attend causally from each request's last tokens to all of its tokens in the cache.
+
+    query [num_tokens, num_heads, head_dim] holds the requests' new tokens one after the other, request i's from
+    query_starts[i] to query_starts[i + 1]; block_tables [num_requests, max_blocks] and context_lengths [num_requests]
+    say where its keys lie and how many there are, the new tokens included. A token sees the last `window` tokens,
+    itself among them, or all; scores are capped by softcap x tanh(score / softcap). Returns the shape of query.
+    """
+    return implementation_for(query).paged_attention(
+        query, kv_cache, block_tables, query_starts, context_lengths, scale, window, softcap
+    )
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Divide each row of x [..., hidden] by its root mean square (Zhang and Sennrich 2019) and scale it by `weight`."""
+    return implementation_for(x).rms_norm(x, weight, eps)
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Add x to `residual` in place and return the norm of the sum; all [num_tokens, hidden]."""
+    return implementation_for(x).add_rms_norm(x, residual, weight, eps)
+
+
+def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate x [num_tokens, num_heads, head_dim] by half-split pairs (Su et al. 2021).
+
+    cos and sin: [num_tokens, head_dim].
+    """
+    return implementation_for(x).rotary_embedding(x, cos, sin)
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """silu(gate) * up for x = [gate, up] along the last axis: [num_tokens, 2 * n] -> [num_tokens, n] (Shazeer 2020)."""
+    return implementation_for(x).silu_and_mul(x)

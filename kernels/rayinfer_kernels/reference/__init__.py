@@ -1,1 +1,14 @@
 """The shortest correct torch for every operation: the truth that faster kernels are tested against."""
+
+from rayinfer_kernels.reference.attention import copy_blocks, paged_attention, write_kv
+from rayinfer_kernels.reference.elementwise import add_rms_norm, rms_norm, rotary_embedding, silu_and_mul
+
+__all__ = [
+    "add_rms_norm",
+    "copy_blocks",
+    "paged_attention",
+    "rms_norm",
+    "rotary_embedding",
+    "silu_and_mul",
+    "write_kv",
+]

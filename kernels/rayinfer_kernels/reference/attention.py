@@ -1,14 +1,22 @@
 """Paged attention, one request at a time."""
 
 import torch
+import torch.nn.functional as F
 
 from rayinfer_kernels.kv_cache import KVCache
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
     """Put key and value [num_tokens, num_kv_heads, head_dim] at `slots` [num_tokens] (block x block_size + offset)."""
-    kv_cache.key.flatten(0, 1)[slots] = key
-    kv_cache.value.flatten(0, 1)[slots] = value
+    block, offset = slots // kv_cache.block_size, slots % kv_cache.block_size
+    padding = (0, kv_cache.padded_dim - key.shape[-1])
+    per_word = kv_cache.key.shape[-1]
+    # [num_blocks, block_size, num_kv_heads, padded_dim / per_word, per_word]
+    keys = kv_cache.key.permute(0, 3, 1, 2, 4)
+    keys[block, offset] = F.pad(key, padding).view(*key.shape[:2], -1, per_word)
+    # [num_blocks, block_size / per_word, per_word, num_kv_heads, padded_dim]
+    values = kv_cache.value.permute(0, 2, 4, 1, 3)
+    values[block, offset // per_word, offset % per_word] = F.pad(value, padding)
 
 
 def paged_attention(
@@ -32,10 +40,9 @@ def paged_attention(
     for i, length in enumerate(lengths):
         q = query[starts[i] : starts[i + 1]].transpose(0, 1).float()  # [num_heads, num_queries, head_dim]
         blocks = block_tables[i, : -(-length // kv_cache.block_size)].long()
-        key, value = (
-            cached[blocks].flatten(0, 1)[:length].transpose(0, 1).float()  # [num_kv_heads, length, head_dim]
-            for cached in (kv_cache.key, kv_cache.value)
-        )
+        key = kv_cache.key[blocks].permute(1, 0, 3, 2, 4).flatten(3).flatten(1, 2)  # [num_kv_heads, tokens, padded_dim]
+        value = kv_cache.value[blocks].permute(1, 0, 2, 4, 3).flatten(1, 3)
+        key, value = (cached[:, :length, : q.shape[-1]].float() for cached in (key, value))
         group = q.shape[0] // key.shape[0]
         scores = q @ key.repeat_interleave(group, 0).mT * scale  # [num_heads, num_queries, length]
         if softcap is not None:

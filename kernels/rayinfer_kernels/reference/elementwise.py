@@ -17,7 +17,10 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
 
 
 def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate x [num_tokens, num_heads, head_dim] by half-split pairs (Su et al. 2021); cos and sin [num_tokens, head_dim]."""
+    """Rotate x [num_tokens, num_heads, head_dim] by half-split pairs (Su et al. 2021).
+
+    cos and sin: [num_tokens, head_dim].
+    """
     first, second = x.chunk(2, -1)
     return x * cos[:, None] + torch.cat((-second, first), -1) * sin[:, None]
 

@@ -1,0 +1,1 @@
+"""C++ kernels for processors: compiled on first use, called through a C interface."""

@@ -1,0 +1,126 @@
+"""Compiles the C++ kernels once and keeps the library in a cache folder."""
+
+import ctypes
+import hashlib
+import platform
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+
+# Loading torch first makes its OpenMP runtime the process's only one: the library asks for the same by name.
+import torch
+
+SOURCE_FOLDER = Path(__file__).parent
+FLAGS = (
+    "-O3",
+    "-std=c++17",
+    "-mprefer-vector-width=512",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-exceptions",
+    "-fvisibility=hidden",
+    "-Wno-psabi",
+    "-fopenmp",
+    "-fPIC",
+    "-shared",
+)
+BUILD_TIMEOUT_S = 300
+
+
+class KernelBuildFailed(Exception):
+    """The kernels cannot be compiled or loaded here."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompilerSettings:
+    """Which compiler, and for which instruction set."""
+
+    compiler: str
+    isa: str
+
+    def command(self, output: Path) -> list[str]:
+        """What compiles all sources into `output`."""
+        sources = sorted(str(path) for path in SOURCE_FOLDER.glob("*.cpp"))
+        return [self.compiler, *self._flags(), *sources, "-o", str(output)]
+
+    def _flags(self) -> list[str]:
+        isa_flag = f"-mcpu={self.isa}" if platform.machine() == "aarch64" else f"-march={self.isa}"
+        flags = [flag for flag in FLAGS if platform.machine() == "x86_64" or "vector-width" not in flag]
+        return [*flags, isa_flag]
+
+    def fingerprint(self) -> str:
+        """Equal for interchangeable libraries: same sources, flags, compiler and processor features."""
+        version = _run([self.compiler, "--version"])
+        digest = hashlib.sha256(" ".join([*self._flags(), version, platform.machine(), _cpu_features()]).encode())
+        for path in sorted([*SOURCE_FOLDER.glob("*.cpp"), *SOURCE_FOLDER.glob("*.h")]):
+            digest.update(path.name.encode() + path.read_bytes())
+        return digest.hexdigest()[:20]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuLibrary:
+    """The loaded kernels and where they lie."""
+
+    handle: ctypes.CDLL
+    path: Path
+
+
+def build_cpu_library(cache_dir: Path, settings: CompilerSettings) -> CpuLibrary:
+    """Load the library from the cache, compiling it first if it is missing or damaged; raises KernelBuildFailed."""
+    assert torch.get_num_threads() > 0
+    try:
+        path = cache_dir / f"cpu-{settings.fingerprint()}.so"
+        if not _is_intact(path):
+            cache_dir.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(path.with_suffix(".lock")):
+                if not _is_intact(path):
+                    _compile(path, settings)
+        return CpuLibrary(ctypes.CDLL(str(path)), path)
+    except OSError as error:
+        raise KernelBuildFailed(f"{cache_dir}: {error}") from error
+
+
+def _compile(path: Path, settings: CompilerSettings) -> None:
+    # A build that dies leaves a temporary folder, never a file that looks complete: the digest is written last.
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as folder:
+        library, digest = Path(folder) / path.name, Path(folder) / "digest"
+        _run(settings.command(library))
+        digest.write_text(_digest(library))
+        library.replace(path)
+        digest.replace(path.with_suffix(".sha256"))
+
+
+def _is_intact(path: Path) -> bool:
+    try:
+        return path.with_suffix(".sha256").read_text() == _digest(path)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _cpu_features() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
+    except FileNotFoundError:
+        raise KernelBuildFailed(f"no compiler: {command[0]} is not installed or not on PATH") from None
+    except subprocess.TimeoutExpired:
+        raise KernelBuildFailed(f"{command[0]} did not end within {BUILD_TIMEOUT_S} s") from None
+    if done.returncode:
+        first_error = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip()[:300])
+        raise KernelBuildFailed(f"{command[0]} failed: {first_error}")
+    return done.stdout

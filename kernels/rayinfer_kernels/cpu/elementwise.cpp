@@ -1,0 +1,140 @@
+// Norms, gates, rotations and cache writes: whatever lies between the matrix products.
+//
+// Each computes in float32 and rounds to the tensors' type exactly where the torch reference does.
+
+#include <cmath>
+
+#include "cache.h"
+
+namespace rayinfer {
+namespace {
+
+constexpr int64_t kElementsPerThread = 4096;  // less is not worth waking a thread
+
+int threads_for(int64_t num_elements, int num_threads) {
+    const int64_t wanted = num_elements / kElementsPerThread + 1;
+    return wanted < num_threads ? (int)wanted : num_threads;
+}
+
+// Rows that lie regularly on two levels, as the heads of a strided view do.
+template <class T>
+struct Rows {
+    T* data;
+    int64_t inner_count, outer_stride, inner_stride;
+    T* operator[](int64_t row) const {
+        return data + row / inner_count * outer_stride + row % inner_count * inner_stride;
+    }
+};
+
+template <class T>
+void rms_norm_row(const T* x, T* residual, const T* weight, T* out, int64_t width, float eps) {
+    Float squares = splat(0.0f);
+    for (int64_t i = 0; i < width; i += kWidth) {
+        Float value = load(x + i, width - i);
+        if (residual) {
+            value = rounded_to<T>(value + load(residual + i, width - i));
+            store(residual + i, value, width - i);
+        }
+        squares += value * value;
+    }
+    const float factor = 1.0f / std::sqrt(sum_of(squares) / (float)width + eps);
+    const T* from = residual ? residual : x;
+    for (int64_t i = 0; i < width; i += kWidth) {
+        const Float normed = rounded_to<T>(load(from + i, width - i) * factor);
+        store(out + i, normed * load(weight + i, width - i), width - i);
+    }
+}
+
+template <class T>
+void silu_and_mul_row(const T* x, T* out, int64_t width) {
+    for (int64_t i = 0; i < width; i += kWidth) {
+        const Float gate = load(x + i, width - i), up = load(x + width + i, width - i);
+        const Float silu = rounded_to<T>(gate / (1.0f + exp(-gate)));
+        store(out + i, silu * up, width - i);
+    }
+}
+
+// Half-split pairs: channel i turns with channel i + head_dim / 2.
+template <class T>
+void rotate_row(const T* x, const T* cos, const T* sin, T* out, int64_t head_dim) {
+    const int64_t half = head_dim / 2;
+    for (int64_t i = 0; i < half; i += kWidth) {
+        const int64_t left = half - i;
+        const Float first = load(x + i, left), second = load(x + half + i, left);
+        const Float turned_first = rounded_to<T>(first * load(cos + i, left)) -
+                                   rounded_to<T>(second * load(sin + i, left));
+        const Float turned_second = rounded_to<T>(second * load(cos + half + i, left)) +
+                                    rounded_to<T>(first * load(sin + half + i, left));
+        store(out + i, turned_first, left);
+        store(out + half + i, turned_second, left);
+    }
+}
+
+template <class T>
+void rms_norm(Rows<const T> x, T* residual, const T* weight, T* out, int64_t num_rows, int64_t width, float eps,
+              int num_threads) {
+#pragma omp parallel for schedule(static) num_threads(threads_for(num_rows* width, num_threads))
+    for (int64_t row = 0; row < num_rows; ++row)
+        rms_norm_row(x[row], residual ? residual + row * width : nullptr, weight, out + row * width, width, eps);
+}
+
+template <class T>
+void silu_and_mul(const T* x, int64_t stride, T* out, int64_t num_rows, int64_t width, int num_threads) {
+#pragma omp parallel for schedule(static) num_threads(threads_for(num_rows* width, num_threads))
+    for (int64_t row = 0; row < num_rows; ++row) silu_and_mul_row(x + row * stride, out + row * width, width);
+}
+
+template <class T>
+void rotate(Rows<const T> x, const T* cos, const T* sin, T* out, int64_t num_rows, int64_t head_dim, int num_threads) {
+#pragma omp parallel for schedule(static) num_threads(threads_for(num_rows* head_dim, num_threads))
+    for (int64_t row = 0; row < num_rows; ++row) {
+        const int64_t angle = row / x.inner_count * head_dim;
+        rotate_row(x[row], cos + angle, sin + angle, out + row * head_dim, head_dim);
+    }
+}
+
+template <class T>
+void write_kv(Rows<const T> key, Rows<const T> value, Cache<T> cache, const int64_t* slots, int64_t num_tokens,
+              int64_t head_dim, int num_threads) {
+    const int64_t num_rows = num_tokens * cache.num_kv_heads;
+#pragma omp parallel for schedule(static) num_threads(threads_for(num_rows* head_dim, num_threads))
+    for (int64_t row = 0; row < num_rows; ++row) {
+        const int64_t slot = slots[row / cache.num_kv_heads], head = row % cache.num_kv_heads;
+        cache.write_key(slot, head, key[row], head_dim);
+        cache.write_value(slot, head, value[row], head_dim);
+    }
+}
+
+}  // namespace
+}  // namespace rayinfer
+
+#define RAYINFER_ELEMENTWISE(type, T)                                                                                  \
+    extern "C" __attribute__((visibility("default"))) void rayinfer_rms_norm_##type(const void* x, int64_t inner_count, int64_t outer_stride,                 \
+                                             int64_t inner_stride, void* residual, const void* weight, void* out,      \
+                                             int64_t num_rows, int64_t width, float eps, int num_threads) {            \
+        rayinfer::rms_norm<T>({(const T*)x, inner_count, outer_stride, inner_stride}, (T*)residual, (const T*)weight,  \
+                              (T*)out, num_rows, width, eps, num_threads);                                             \
+    }                                                                                                                  \
+    extern "C" __attribute__((visibility("default"))) void rayinfer_silu_and_mul_##type(const void* x, int64_t stride, void* out, int64_t num_rows,           \
+                                                 int64_t width, int num_threads) {                                     \
+        rayinfer::silu_and_mul<T>((const T*)x, stride, (T*)out, num_rows, width, num_threads);                         \
+    }                                                                                                                  \
+    extern "C" __attribute__((visibility("default"))) void rayinfer_rotary_embedding_##type(const void* x, int64_t num_heads, int64_t token_stride,           \
+                                                     int64_t head_stride, const void* cos, const void* sin, void* out, \
+                                                     int64_t num_tokens, int64_t head_dim, int num_threads) {          \
+        rayinfer::rotate<T>({(const T*)x, num_heads, token_stride, head_stride}, (const T*)cos, (const T*)sin,         \
+                            (T*)out, num_tokens * num_heads, head_dim, num_threads);                                   \
+    }                                                                                                                  \
+    extern "C" __attribute__((visibility("default"))) void rayinfer_write_kv_##type(const void* key_from, int64_t key_token_stride, int64_t key_head_stride,  \
+                                             const void* value_from, int64_t value_token_stride,                       \
+                                             int64_t value_head_stride, void* key, void* value, int64_t num_kv_heads,  \
+                                             int64_t block_size, int64_t padded_dim, const int64_t* slots,             \
+                                             int64_t num_tokens, int64_t head_dim, int num_threads) {                  \
+        rayinfer::write_kv<T>({(const T*)key_from, num_kv_heads, key_token_stride, key_head_stride},                   \
+                              {(const T*)value_from, num_kv_heads, value_token_stride, value_head_stride},             \
+                              {(T*)key, (T*)value, num_kv_heads, block_size, padded_dim}, slots, num_tokens, head_dim, \
+                              num_threads);                                                                            \
+    }
+
+RAYINFER_ELEMENTWISE(float32, float)
+RAYINFER_ELEMENTWISE(bfloat16, rayinfer::bfloat16)

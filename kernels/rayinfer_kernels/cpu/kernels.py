@@ -1,0 +1,131 @@
+"""The C++ kernels as operations on tensors: checks what must be contiguous and passes plain pointers."""
+
+import ctypes
+from ctypes import c_float, c_int, c_int64, c_void_p
+from typing import Any, ClassVar
+
+import torch
+
+from rayinfer_kernels.kv_cache import KVCache
+
+_SIZE, _POINTER = c_int64, c_void_p
+_STRIDED_HEADS = (_POINTER, _SIZE, _SIZE)
+_CACHE = (_POINTER, _POINTER, _SIZE, _SIZE, _SIZE)
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "write_kv": (*_STRIDED_HEADS, *_STRIDED_HEADS, *_CACHE, _POINTER, _SIZE, _SIZE, c_int),
+    "paged_attention": (
+        *(*_STRIDED_HEADS, _POINTER, *_CACHE, _POINTER, _SIZE, _POINTER, _POINTER),
+        *(_SIZE, _SIZE, _SIZE, c_float, _SIZE, c_float, c_int),
+    ),
+    "rms_norm": (*(_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER), _SIZE, _SIZE, c_float, c_int),
+    "rotary_embedding": (_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, c_int),
+    "silu_and_mul": (_POINTER, _SIZE, _POINTER, _SIZE, _SIZE, c_int),
+}
+
+
+class CpuKernels:
+    """An Implementation for CPU tensors of one type."""
+
+    DTYPES: ClassVar = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
+        self._functions = {}
+        for name, signature in _SIGNATURES.items():
+            function = library[f"rayinfer_{name}_{self.DTYPES[dtype]}"]
+            function.argtypes, function.restype = signature, None
+            self._functions[name] = function
+        self._write_kv = self._functions["write_kv"]
+        self._paged_attention = self._functions["paged_attention"]
+        self._rms_norm = self._functions["rms_norm"]
+        self._rotary_embedding = self._functions["rotary_embedding"]
+        self._silu_and_mul = self._functions["silu_and_mul"]
+
+    def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
+        """See `ops.write_kv`."""
+        key, value, slots = _dense_last(key), _dense_last(value), slots.to(torch.int64).contiguous()
+        num_tokens, _, head_dim = key.shape
+        self._write_kv(
+            *(key.data_ptr(), key.stride(0), key.stride(1)),
+            *(value.data_ptr(), value.stride(0), value.stride(1)),
+            *_cache_arguments(kv_cache),
+            *(slots.data_ptr(), num_tokens, head_dim, torch.get_num_threads()),
+        )
+
+    def paged_attention(
+        self,
+        query: torch.Tensor,
+        kv_cache: KVCache,
+        block_tables: torch.Tensor,
+        query_starts: torch.Tensor,
+        context_lengths: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """See `ops.paged_attention`."""
+        query = _dense_last(query)
+        num_tokens, num_heads, head_dim = query.shape
+        out = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype)
+        block_tables, query_starts, context_lengths = (
+            tensor.to(torch.int32).contiguous() for tensor in (block_tables, query_starts, context_lengths)
+        )
+        self._paged_attention(
+            *(query.data_ptr(), query.stride(0), query.stride(1), out.data_ptr()),
+            *_cache_arguments(kv_cache),
+            *(block_tables.data_ptr(), block_tables.shape[1], query_starts.data_ptr(), context_lengths.data_ptr()),
+            *(len(context_lengths), num_heads, head_dim),
+            *(scale, window or 0, softcap or 0.0, torch.get_num_threads()),
+        )
+        return out
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `ops.rms_norm`."""
+        heads = _dense_last(x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1]))
+        out = torch.empty(x.shape, dtype=x.dtype)
+        num_rows, num_heads, width = heads.shape
+        self._rms_norm(
+            *(heads.data_ptr(), num_heads, heads.stride(0), heads.stride(1)),
+            *(None, weight.data_ptr(), out.data_ptr()),
+            *(num_rows * num_heads, width, eps, torch.get_num_threads()),
+        )
+        return out
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `ops.add_rms_norm`."""
+        assert residual.is_contiguous(), "the residual is changed in place"
+        x = _dense_last(x)
+        out = torch.empty(x.shape, dtype=x.dtype)
+        num_rows, width = x.shape
+        self._rms_norm(
+            *(x.data_ptr(), 1, x.stride(0), 0),
+            *(residual.data_ptr(), weight.data_ptr(), out.data_ptr()),
+            *(num_rows, width, eps, torch.get_num_threads()),
+        )
+        return out
+
+    def rotary_embedding(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """See `ops.rotary_embedding`."""
+        x, cos, sin = _dense_last(x), cos.contiguous(), sin.contiguous()
+        num_tokens, num_heads, head_dim = x.shape
+        out = torch.empty((num_tokens, num_heads, head_dim), dtype=x.dtype)
+        self._rotary_embedding(
+            *(x.data_ptr(), num_heads, x.stride(0), x.stride(1), cos.data_ptr(), sin.data_ptr(), out.data_ptr()),
+            *(num_tokens, head_dim, torch.get_num_threads()),
+        )
+        return out
+
+    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        """See `ops.silu_and_mul`."""
+        x = _dense_last(x)
+        num_rows, width = x.shape[0], x.shape[1] // 2
+        out = torch.empty((num_rows, width), dtype=x.dtype)
+        self._silu_and_mul(x.data_ptr(), x.stride(0), out.data_ptr(), num_rows, width, torch.get_num_threads())
+        return out
+
+
+def _dense_last(x: torch.Tensor) -> torch.Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _cache_arguments(cache: KVCache) -> tuple[int, ...]:
+    return cache.key.data_ptr(), cache.value.data_ptr(), cache.num_kv_heads, cache.block_size, cache.padded_dim

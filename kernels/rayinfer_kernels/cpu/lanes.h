@@ -1,0 +1,141 @@
+// Sixteen floats at a time, in GCC's vector extensions: the compiler maps them to whatever the processor has.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+#include <immintrin.h>
+#endif
+
+namespace rayinfer {
+
+// A template, so that blocks whose size is no multiple of sixteen can be read eight tokens at a time.
+template <int Width>
+struct Lanes {
+    typedef float Float __attribute__((vector_size(Width * 4)));
+    typedef uint32_t Word __attribute__((vector_size(Width * 4)));
+    typedef uint16_t Half __attribute__((vector_size(Width * 2)));
+};
+
+constexpr int kWidth = 16;
+using Float = Lanes<kWidth>::Float;
+using Word = Lanes<kWidth>::Word;
+using Half = Lanes<kWidth>::Half;
+typedef int32_t Int __attribute__((vector_size(kWidth * 4)));
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+struct bfloat16 {
+    uint16_t bits;
+};
+
+template <class Vector, class Element>
+inline Vector load_raw(const Element* from) {
+    Vector vector;
+    std::memcpy(&vector, from, sizeof(vector));
+    return vector;
+}
+
+inline Float splat(float x) { return Float{} + x; }
+
+inline Float widen(Half halves) { return (Float)(__builtin_convertvector(halves, Word) << 16); }
+
+// To the nearest, ties to even; NaN stays NaN.
+inline Half narrow(Float x) {
+    Word bits = (Word)x;
+    Word rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return __builtin_convertvector(x == x ? rounded : (bits >> 16) | 0x40u, Half);
+}
+
+inline Float load(const float* from) { return load_raw<Float>(from); }
+inline Float load(const bfloat16* from) { return widen(load_raw<Half>(from)); }
+inline void store(float* to, Float x) { std::memcpy(to, &x, sizeof(x)); }
+inline void store(bfloat16* to, Float x) {
+    Half halves = narrow(x);
+    std::memcpy(to, &halves, sizeof(halves));
+}
+
+// The first `count` elements only; the lanes behind them are zero.
+template <class T>
+inline Float load(const T* from, int64_t count) {
+    if (count >= kWidth) return load(from);
+    T part[kWidth] = {};
+    for (int64_t i = 0; i < count; ++i) part[i] = from[i];
+    return load(part);
+}
+
+template <class T>
+inline void store(T* to, Float x, int64_t count) {
+    if (count >= kWidth) return store(to, x);
+    T part[kWidth];
+    store(part, x);
+    for (int64_t i = 0; i < count; ++i) to[i] = part[i];
+}
+
+// What x becomes when it is kept in T and read back.
+template <class T>
+inline Float rounded_to(Float x);
+template <>
+inline Float rounded_to<float>(Float x) {
+    return x;
+}
+template <>
+inline Float rounded_to<bfloat16>(Float x) {
+    return widen(narrow(x));
+}
+
+// In a fixed order, so that equal lanes give equal sums.
+inline float sum_of(Float x) {
+    float lanes[kWidth];
+    store(lanes, x);
+    for (int half = kWidth / 2; half; half /= 2)
+        for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+inline float max_of(Float x) {
+    float most = x[0];
+    for (int i = 1; i < kWidth; ++i) most = x[i] > most ? x[i] : most;
+    return most;
+}
+
+// e^x by 2^n times a polynomial in r, x = n ln 2 + r; 0 below the smallest normal float, infinite above the largest.
+inline Float exp(Float x) {
+    constexpr float low = -87.33654f, high = 88.72283f, shift = 12582912.0f;  // 1.5 x 2^23 rounds to an integer
+    Float bounded = x < low ? splat(low) : x;
+    bounded = bounded > high ? splat(high) : bounded;
+    Float shifted = bounded * 1.44269504f + shift;
+    Float n = shifted - shift;
+    Float r = bounded - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    Float p = splat(1.392625333e-03f);
+    p = p * r + 8.357250476e-03f;
+    p = p * r + 4.166655419e-02f;
+    p = p * r + 1.666663067e-01f;
+    p = p * r + 0.5f;
+    p = (p * r) * r + r + 1.0f;
+    // Halved twice, because 2^128 is no float.
+    Word exponent = (Word)shifted - (Word)splat(shift);
+    Word lower = (Word)((Int)exponent >> 1);
+    Float result = p * (Float)((lower + 127u) << 23) * (Float)((exponent - lower + 127u) << 23);
+    result = x < low ? splat(0.0f) : result;
+    return x > high ? splat(kInfinity) : result;
+}
+
+inline Float tanh(Float x) {
+    Float size = x < 0.0f ? -x : x;
+    Float square = x * x;
+    Float p = splat(-6.077547406e-03f);
+    p = p * square + 2.098361198e-02f;
+    p = p * square + -5.384782810e-02f;
+    p = p * square + 1.333274471e-01f;
+    p = p * square + -3.333332839e-01f;
+    Float small = x + x * square * p;
+    Float large = 1.0f - 2.0f / (exp(size + size) + 1.0f);
+    Float result = x < 0.0f ? -large : large;
+    return size < 0.625f ? small : result;
+}
+
+}  // namespace rayinfer

@@ -1,0 +1,39 @@
+"""What an implementation of the operations must offer; the torch reference documents each."""
+
+from typing import Protocol
+
+import torch
+
+from rayinfer_kernels.kv_cache import KVCache
+
+
+class Implementation(Protocol):
+    """All operations, for the devices and types it is chosen for."""
+
+    def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
+        """Put keys and values into the cache."""
+
+    def paged_attention(
+        self,
+        query: torch.Tensor,
+        kv_cache: KVCache,
+        block_tables: torch.Tensor,
+        query_starts: torch.Tensor,
+        context_lengths: torch.Tensor,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> torch.Tensor:
+        """Attend from the step's tokens to their requests' cached tokens."""
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Normalise each row."""
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        """Add x to the residual in place and normalise each row of the sum."""
+
+    def rotary_embedding(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Rotate each head by its token's angles."""
+
+    def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        """Gate the second half of each row by the first."""

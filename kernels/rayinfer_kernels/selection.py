@@ -1,0 +1,63 @@
+"""Which implementation runs an operation: chosen once per process by `configure`, looked up by device and type."""
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from rayinfer_kernels import reference
+from rayinfer_kernels.cpu.build import CompilerSettings, KernelBuildFailed, build_cpu_library
+from rayinfer_kernels.cpu.kernels import CpuKernels
+from rayinfer_kernels.implementation import Implementation
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CpuKernelsStatus:
+    """Whether the compiled kernels run here, and the library's path or what stands in their way."""
+
+    is_active: bool
+    detail: str
+
+
+@dataclass(slots=True)
+class _Selection:
+    status: CpuKernelsStatus
+    table: dict[tuple[str, torch.dtype], Implementation] = field(default_factory=dict)
+
+
+# The process has one: which library is loaded is a fact of the process, not of an engine.
+_selection = _Selection(CpuKernelsStatus(False, "rayinfer_kernels.configure has not been called"))
+
+
+def configure(cache_dir: Path | None, isa: str | None = None, compiler: str = "g++") -> None:
+    """Compile and load the CPU kernels, or take them from `cache_dir`; None keeps to the torch reference.
+
+    `isa` is the compiler's name of an instruction set (its -march), by default this machine's own. Where the kernels
+    cannot be built, the reference runs instead, a warning says why, and so does `cpu_kernels_status`.
+    """
+    _selection.table.clear()
+    if cache_dir is None:
+        _selection.status = CpuKernelsStatus(False, "switched off")
+        return
+    try:
+        library = build_cpu_library(cache_dir, CompilerSettings(compiler, isa or "native"))
+    except KernelBuildFailed as error:
+        _selection.status = CpuKernelsStatus(False, str(error))
+        _logger.warning("The CPU kernels cannot be built, much slower ones run instead: %s", error)
+        return
+    for dtype in CpuKernels.DTYPES:
+        _selection.table["cpu", dtype] = CpuKernels(library.handle, dtype)
+    _selection.status = CpuKernelsStatus(True, str(library.path))
+
+
+def cpu_kernels_status() -> CpuKernelsStatus:
+    """What the last `configure` of this process came to."""
+    return _selection.status
+
+
+def implementation_for(tensor: torch.Tensor) -> Implementation:
+    """The best that this process has for tensors like this one."""
+    return _selection.table.get((tensor.device.type, tensor.dtype), reference)

@@ -1,0 +1,140 @@
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention_batches import Shape, make_batch
+from rayinfer_kernels import reference
+from rayinfer_kernels.cpu.kernels import CpuKernels
+from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache
+
+SHAPES = [
+    Shape(),
+    Shape(block_size=8),
+    Shape(block_size=24, head_dim=40),
+    Shape(block_size=32, head_dim=8, num_heads=4, num_kv_heads=4),
+    Shape(block_size=256, head_dim=24, num_heads=6, num_kv_heads=3),
+    Shape(head_dim=128, num_heads=8, num_kv_heads=2),
+    Shape(head_dim=72, num_heads=7, num_kv_heads=1),
+    Shape(head_dim=80, num_heads=60, num_kv_heads=1),
+    Shape(head_dim=7, num_heads=2, num_kv_heads=2),
+    Shape(window=1),
+    Shape(window=21, block_size=8),
+    Shape(window=100),
+    Shape(softcap=2.0),
+    Shape(softcap=30.0, window=40, scale=1.0),
+]
+TOLERANCES = {torch.float32: {"atol": 4e-6, "rtol": 1e-5}, torch.bfloat16: {"atol": 0.02, "rtol": 0.02}}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_mixed_batch_equals_the_reference(kernels, dtype, shape):
+    batch = make_batch(shape, [1, 17, 300, 64, 65, 130], dtype)
+    spans = [(0, 0, 1), (1, 0, 17), (2, 299, 300), (3, 30, 64), (4, 64, 65), (5, 0, 130)]
+    for actual, expected in zip(batch.attend(kernels, spans), batch.attend(reference, spans), strict=True):
+        torch.testing.assert_close(actual, expected, **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("group", range(1, 10))
+def test_every_size_of_query_group_equals_the_reference(kernels, dtype, group):
+    batch = make_batch(Shape(num_heads=2 * group, num_kv_heads=2, head_dim=16), [90, 33], dtype)
+    spans = [(0, 60, 90), (1, 32, 33)]
+    for actual, expected in zip(batch.attend(kernels, spans), batch.attend(reference, spans), strict=True):
+        torch.testing.assert_close(actual, expected, **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_token_attends_alike_to_the_bit_alone_in_a_batch_in_any_chunks_and_on_any_number_of_threads(
+    kernels, dtype, shape
+):
+    batch = make_batch(shape, [203, 77], dtype)
+    [whole] = batch.attend(kernels, [(0, 0, 203)])
+    cuts = [0, 5, 6, 70, 128, 129, 202, 203]
+    for first, end in itertools.pairwise(cuts):
+        torch.set_num_threads(1)
+        [alone] = batch.attend(kernels, [(0, first, end)])
+        torch.set_num_threads(2)
+        _, together, _ = batch.attend(kernels, [(1, 0, 77), (0, first, end), (1, 76, 77)])
+        assert torch.equal(alone, whole[first:end])
+        assert torch.equal(together, whole[first:end])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_any_batch_of_any_shape_equals_the_reference(library, data):
+    kv_heads, group = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 9))
+    shape = Shape(
+        num_heads=kv_heads * group,
+        num_kv_heads=kv_heads,
+        head_dim=data.draw(st.integers(1, 17)) * 8,
+        block_size=data.draw(st.sampled_from([8, 16, 32, 40])),
+        window=data.draw(st.none() | st.integers(1, 100)),
+        softcap=data.draw(st.none() | st.floats(0.5, 60)),
+    )
+    lengths = data.draw(st.lists(st.integers(1, 150), min_size=1, max_size=4))
+    spans = [(i, data.draw(st.integers(0, length)), length) for i, length in enumerate(lengths)]
+    batch = make_batch(shape, lengths, torch.float32)
+    actual = batch.attend(CpuKernels(library.handle, torch.float32), spans)
+    for result, expected in zip(actual, batch.attend(reference, spans), strict=True):
+        torch.testing.assert_close(result, expected, **TOLERANCES[torch.float32])
+
+
+def test_scores_far_apart_and_equal_scores_are_weighed_exactly(library):
+    kernels = CpuKernels(library.handle, torch.float32)
+    batch = make_batch(Shape(scale=300.0), [100], torch.float32)
+    [actual], [expected] = batch.attend(kernels, [(0, 0, 100)]), batch.attend(reference, [(0, 0, 100)])
+    torch.testing.assert_close(actual, expected, atol=2e-3, rtol=1e-3)
+    batch = make_batch(Shape(scale=0.0), [100], torch.float32)
+    [actual], [expected] = batch.attend(kernels, [(0, 0, 100)]), batch.attend(reference, [(0, 0, 100)])
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-6)
+
+
+def test_a_query_that_is_not_a_number_spoils_no_other(kernels, dtype):
+    batch = make_batch(Shape(), [40, 50], dtype)
+    clean = batch.attend(kernels, [(0, 0, 40), (1, 49, 50)])
+    batch.queries[0][7, 0] = float("nan")
+    spoilt = batch.attend(kernels, [(0, 0, 40), (1, 49, 50)])
+    assert spoilt[0][7, 0].isnan().all()
+    assert torch.equal(spoilt[0][8:], clean[0][8:])
+    assert torch.equal(spoilt[1], clean[1])
+
+
+def test_a_batch_without_requests_gives_nothing(kernels, dtype):
+    cache = allocate_kv_cache(2, 16, 3, 64, dtype, torch.device("cpu"))
+    out = kernels.paged_attention(
+        torch.empty(0, 9, 64, dtype=dtype), cache, torch.empty(0, 0), torch.zeros(1), torch.empty(0), 1.0
+    )
+    assert out.shape == (0, 9, 64)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:9], ids=str)
+def test_keys_and_values_are_written_where_the_reference_writes_them(kernels, dtype, shape):
+    ours, theirs = (
+        allocate_kv_cache(9, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype, torch.device("cpu"))
+        for _ in range(2)
+    )
+    slots = torch.randperm(9 * shape.block_size)[:31]
+    width = shape.num_kv_heads * shape.head_dim
+    both = torch.randn(31, 3 + 2 * width).to(dtype)  # a strided view, as the split of a stacked product is
+    key, value = (part.unflatten(-1, (-1, shape.head_dim)) for part in both[:, 3:].split([width, width], -1))
+    kernels.write_kv(key, value, ours, slots)
+    reference.write_kv(key, value, theirs, slots)
+    assert torch.equal(ours.key, theirs.key)
+    assert torch.equal(ours.value, theirs.value)
+    kernels.write_kv(key[:0], value[:0], ours, slots[:0])
+    assert torch.equal(ours.key, theirs.key)
+
+
+def test_copied_blocks_give_the_same_attention(kernels, dtype):
+    batch = make_batch(Shape(), [50], dtype)
+    source = batch.kv_cache
+    target = KVCache(torch.zeros_like(source.key), torch.zeros_like(source.value))
+    blocks = batch.block_tables[0].long()
+    reference.copy_blocks(source, target, blocks, blocks)
+    [expected] = batch.attend(kernels, [(0, 0, 50)])
+    source.key.copy_(target.key)
+    source.value.copy_(target.value)
+    [actual] = batch.attend(kernels, [(0, 0, 50)])
+    assert torch.equal(actual, expected)

@@ -1,0 +1,75 @@
+import pytest
+import torch
+
+from rayinfer_kernels import reference
+
+TOLERANCES = {torch.float32: {"atol": 2e-6, "rtol": 2e-6}, torch.bfloat16: {"atol": 1e-6, "rtol": 0.008}}
+ROWS = [0, 1, 7, 300]
+
+
+def strided(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
+    return (torch.randn(rows, width + 13) * 3).to(dtype)[:, 5 : 5 + width]
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", [1, 16, 37, 576])
+def test_norms_equal_the_reference(kernels, dtype, rows, width):
+    x, weight = strided(rows, width, dtype), torch.randn(width).to(dtype)
+    actual = kernels.rms_norm(x, weight, 1e-5)
+    torch.testing.assert_close(actual, reference.rms_norm(x, weight, 1e-5), **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", [3, 64, 576])
+def test_norms_of_sums_equal_the_reference_and_change_the_residual_alike(kernels, dtype, rows, width):
+    x, weight = strided(rows, width, dtype), torch.randn(width).to(dtype)
+    ours = torch.randn(rows, width).to(dtype)
+    theirs = ours.clone()
+    actual = kernels.add_rms_norm(x, ours, weight, 1e-5)
+    expected = reference.add_rms_norm(x, theirs, weight, 1e-5)
+    torch.testing.assert_close(actual, expected, **TOLERANCES[dtype])
+    assert torch.equal(ours, theirs)
+
+
+def test_norms_of_heads_within_a_stacked_product_equal_the_reference(kernels, dtype):
+    heads, weight = strided(6, 5 * 24, dtype).unflatten(-1, (5, 24)), torch.randn(24).to(dtype)
+    actual = kernels.rms_norm(heads, weight, 1e-6)
+    torch.testing.assert_close(actual, reference.rms_norm(heads, weight, 1e-6), **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("head_dim", [2, 8, 40, 64, 128])
+def test_rotations_equal_the_reference(kernels, dtype, rows, head_dim):
+    x = strided(rows, 3 * head_dim, dtype).unflatten(-1, (3, head_dim))
+    cos, sin = (torch.randn(rows, head_dim).to(dtype) for _ in range(2))
+    expected = reference.rotary_embedding(x, cos, sin)
+    torch.testing.assert_close(kernels.rotary_embedding(x, cos, sin), expected, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", [1, 16, 77, 1536])
+def test_gates_equal_the_reference(kernels, dtype, rows, width):
+    x = strided(rows, 2 * width, dtype) * 8
+    torch.testing.assert_close(kernels.silu_and_mul(x), reference.silu_and_mul(x), **TOLERANCES[dtype])
+
+
+def test_gates_of_extreme_values_equal_the_reference(kernels, dtype):
+    gate = torch.tensor([-1e30, -200.0, -88.0, -87.0, -0.0, 0.0, 1e-30, 87.0, 89.0, 200.0, 1e30])
+    gate = torch.cat([gate, torch.tensor([float("inf"), float("nan")])])
+    x = torch.cat([gate, torch.ones_like(gate)])[None].to(dtype)
+    expected = reference.silu_and_mul(x)
+    torch.testing.assert_close(kernels.silu_and_mul(x), expected, equal_nan=True, atol=1e-30, rtol=0.008)
+
+
+def test_results_do_not_depend_on_the_number_of_threads(kernels, dtype):
+    x, weight = torch.randn(500, 576).to(dtype), torch.randn(576).to(dtype)
+    cos, sin = (torch.randn(500, 64).to(dtype) for _ in range(2))
+
+    def results() -> list[torch.Tensor]:
+        heads = x.unflatten(-1, (9, 64))
+        normed = kernels.add_rms_norm(x, x.clone(), weight, 1e-5)
+        return [kernels.silu_and_mul(x), normed, kernels.rotary_embedding(heads, cos, sin)]
+
+    on_two = results()
+    torch.set_num_threads(1)
+    assert all(torch.equal(one, two) for one, two in zip(results(), on_two, strict=True))

@@ -1,0 +1,75 @@
+"""Batches for attention kernels: requests of given lengths whose blocks lie scattered in a pool."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from rayinfer_kernels import reference
+from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """One model's attention, and the pool's cut."""
+
+    num_heads: int = 9
+    num_kv_heads: int = 3
+    head_dim: int = 64
+    block_size: int = 16
+    window: int | None = None
+    softcap: float | None = None
+    scale: float = field(default=0.2)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Requests whose whole contexts are in the cache, and queries for every position of each."""
+
+    shape: Shape
+    kv_cache: KVCache
+    block_tables: torch.Tensor
+    context_lengths: list[int]
+    queries: list[torch.Tensor]  # per request [context_length, num_heads, head_dim]
+
+    def attend(self, kernels, spans: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
+        """One step: spans of (request, first, last + 1); returns each span's result, in float32."""
+        starts = [0]
+        for _, first, end in spans:
+            starts.append(starts[-1] + end - first)
+        out = kernels.paged_attention(
+            torch.cat([self.queries[request][first:end] for request, first, end in spans]),
+            self.kv_cache,
+            self.block_tables[[request for request, _, _ in spans]],
+            torch.tensor(starts, dtype=torch.int32),
+            torch.tensor([end for _, _, end in spans], dtype=torch.int32),
+            self.shape.scale,
+            self.shape.window,
+            self.shape.softcap,
+        )
+        return [out[starts[i] : starts[i + 1]].float() for i in range(len(spans))]
+
+
+def make_batch(shape: Shape, context_lengths: list[int], dtype: torch.dtype, seed: int = 0) -> Batch:
+    """Random keys, values and queries; blocks that belong to nobody, and the tails of last blocks, are full of NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = [-(-length // shape.block_size) for length in context_lengths]
+    num_blocks = sum(counts) + 3
+    kv_cache = allocate_kv_cache(
+        num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype, torch.device("cpu")
+    )
+    kv_cache.key.fill_(float("nan"))
+    kv_cache.value.fill_(float("nan"))
+    order = torch.randperm(num_blocks, generator=generator)
+    block_tables = torch.full((len(counts), max(counts, default=0)), -1, dtype=torch.int32)
+    queries, used = [], 0
+    for i, (length, count) in enumerate(zip(context_lengths, counts, strict=True)):
+        block_tables[i, :count] = order[used : used + count]
+        used += count
+        tokens = torch.arange(length)
+        slots = block_tables[i, tokens // shape.block_size] * shape.block_size + tokens % shape.block_size
+        key, value = (torch.randn(length, shape.num_kv_heads, shape.head_dim, generator=generator) for _ in range(2))
+        reference.write_kv(key.to(dtype), value.to(dtype), kv_cache, slots.long())
+        query = torch.randn(length, shape.num_heads, shape.head_dim, generator=generator)
+        queries.append(query.to(dtype))
+    return Batch(shape, kv_cache, block_tables, context_lengths, queries)
