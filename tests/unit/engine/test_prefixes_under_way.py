@@ -5,6 +5,7 @@ import pytest
 from fake_executor import drive, expected_tokens, numbers
 
 PROMPT = numbers(33)  # eight full blocks and one token
+ROWS = pytest.mark.parametrize("max_num_seqs", [1, 8])  # with one row a twin is set aside for several steps
 
 
 def twins(count, **settings):
@@ -41,8 +42,9 @@ def test_a_waiting_twin_counts_as_waiting_and_holds_nothing():
     assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (1, 1, 9)
 
 
-def test_a_twin_takes_over_when_the_writer_is_aborted_midway():
-    driven = twins(3, budget=8)
+@ROWS
+def test_a_twin_takes_over_when_the_writer_is_aborted_midway(max_num_seqs):
+    driven = twins(3, budget=8, max_num_seqs=max_num_seqs)
     driven.step()
     driven.step()
     driven.abort("twin 0")
@@ -52,8 +54,9 @@ def test_a_twin_takes_over_when_the_writer_is_aborted_midway():
     assert driven.executor.num_tokens_computed == len(PROMPT) + 1 + 2
 
 
-def test_a_twin_takes_over_when_the_writer_is_preempted_midway():
-    driven = drive(budget=8, num_blocks=10)
+@ROWS
+def test_a_twin_takes_over_when_the_writer_is_preempted_midway(max_num_seqs):
+    driven = drive(budget=8, num_blocks=10, max_num_seqs=max_num_seqs)
     driven.add("twin 0", PROMPT, max_tokens=2, priority=1)
     driven.add("twin 1", PROMPT, max_tokens=2, priority=1)
     driven.step()
@@ -69,19 +72,22 @@ def test_a_twin_takes_over_when_the_writer_is_preempted_midway():
     }
 
 
-def test_a_twin_takes_over_when_the_writers_step_fails():
+@ROWS
+def test_a_twin_takes_over_when_the_writers_step_fails(max_num_seqs):
     failures = iter([None, RuntimeError("this step breaks")])
-    driven = twins(2, budget=8, failure=lambda context: next(failures, None))
+    driven = twins(2, budget=8, max_num_seqs=max_num_seqs, failure=lambda context: next(failures, None))
     driven.run()
     assert driven.reasons() == {"twin 0": "error", "twin 1": "length"}
     assert driven.tokens["twin 1"] == expected_tokens(PROMPT, 2)
 
 
+@ROWS
 @pytest.mark.parametrize("reason", ["abort", "timeout"])
-def test_a_waiting_twin_can_end_and_is_not_woken_afterwards(reason):
-    driven = drive(budget=8)
+def test_a_waiting_twin_can_end_and_is_not_woken_afterwards(reason, max_num_seqs):
+    driven = drive(budget=8, max_num_seqs=max_num_seqs)
     driven.add("twin 0", PROMPT, max_tokens=2)
     driven.add("twin 1", PROMPT, max_tokens=2, timeout_s=5.0)
+    driven.step()
     driven.step()
     if reason == "abort":
         driven.abort("twin 1")

@@ -96,6 +96,17 @@ def test_equal_priorities_never_take_each_others_place():
     assert list(driven.ends) == ["first", "second"]
 
 
+def test_an_older_request_that_gave_way_does_not_take_the_place_back_from_its_equals():
+    driven = drive(num_blocks=9)
+    driven.add("older", numbers(6), max_tokens=20)
+    driven.clock.now += 1
+    driven.add("younger", numbers(22, 1), max_tokens=12)
+    driven.run()
+    assert list(driven.ends) == ["younger", "older"]  # it had less to lose
+    assert driven.engine.stats.num_preemptions_total == 1
+    assert driven.tokens["older"] == expected_tokens(numbers(6), 20)
+
+
 def test_requests_that_outgrow_the_pool_together_finish_one_after_the_other_without_ping_pong():
     driven = drive(num_blocks=10)
     for start in range(3):
@@ -153,6 +164,6 @@ def test_a_newcomer_is_not_let_in_only_to_be_sent_away_by_the_next_token():
     driven = drive(num_blocks=4)
     driven.add("old", numbers(7), max_tokens=3)
     driven.step()
-    driven.add("new", numbers(8, 1), max_tokens=1)
+    driven.add("new", numbers(8, 1), max_tokens=4)
     driven.run()
     assert driven.engine.stats.num_preemptions_total == 0
