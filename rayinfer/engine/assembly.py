@@ -5,7 +5,8 @@ from pathlib import Path
 
 import torch
 
-from rayinfer.config import EngineConfig
+import rayinfer_kernels
+from rayinfer.config import EngineConfig, cache_folder
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.engine import Engine
 from rayinfer.engine.model_runner import ModelRunner
@@ -23,6 +24,7 @@ def build_engine(config: EngineConfig, folder: Path, *, name: str | None = None)
     """Load the model and give it its cache; `folder` is what `resolve_model` returned."""
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
+    rayinfer_kernels.configure(cache_folder() / "kernels")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = read_model_config(folder)
     dtype = torch_dtype(config.dtype, model)
