@@ -24,8 +24,9 @@ def build_engine(config: EngineConfig, folder: Path, *, name: str | None = None)
     """Load the model and give it its cache; `folder` is what `resolve_model` returned."""
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
-    rayinfer_kernels.configure(cache_folder() / "kernels")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu":
+        rayinfer_kernels.configure(cache_folder() / "kernels")
     model = read_model_config(folder)
     dtype = torch_dtype(config.dtype, model)
     decoder = load_decoder(folder, dtype, device)
