@@ -105,7 +105,7 @@ class AsyncEngine:
             self._commands.put(_Forget(router))
 
     async def shutdown(self) -> None:
-        """Abort everything, stop the loop and give the engine's memory back."""
+        """End every `outputs`, abort what still runs, stop the loop and give the engine's memory back."""
         self._commands.put(_Stop())
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
@@ -168,7 +168,10 @@ class AsyncEngine:
         except queue.Empty:
             self._last_beat = time.monotonic()
             return True
-        self._end(list(self._owners))
+        # No delta tells of it: the routers see their outputs end and may go on elsewhere.
+        for request_id in self._owners:
+            self._engine.abort(request_id)
+        self._stats = self._engine.stats
         return False
 
     def _carry_out(self, command: _Submit | _Abort | _Forget) -> None:

@@ -191,7 +191,7 @@ async def test_shutdown_ends_requests_streams_and_the_thread():
         await wait_until(lambda: engine.stats.num_running)
         await asyncio.wait_for(engine.shutdown(), PATIENCE_S)
         tokens, ends = await reader
-        assert ends == {"a": "abort"}
+        assert ends == {}  # a router may go on with it on another engine
         assert tokens["a"] == expected_tokens(numbers(9), len(tokens["a"]))
         assert not engine.is_alive
         assert engine.executor.is_shut_down
