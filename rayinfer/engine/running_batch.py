@@ -1,6 +1,7 @@
 """The running requests with their rows and blocks: who takes them here gives them back here."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,17 +30,23 @@ class RunningBatch:
         self._block_size = block_manager.block_size
         self._under_way = PrefixesUnderWay()
         self._caches_prefixes = enable_prefix_caching
+        self._priorities: Counter[int] = Counter()  # how many run of each
 
     def park_behind_twin(self, request: Request) -> bool:
-        """Set the request aside if a running one is about to write the next block of its prefix."""
+        """Set the request aside if a running one is about to write the next blocks of its prefix."""
         if not self._caches_prefixes:
             return False
         request.digests.extend(request.token_ids, len(request.token_ids))
         reusable = self._reusable_digests(request)
         num_cached = len(self._blocks.find_cached_prefix(reusable, request.token_ids, request.salt).blocks)
-        if num_cached == len(reusable) or not self._under_way.is_under_way(reusable[num_cached]):
+        last = num_cached
+        while last < len(reusable) and self._under_way.is_under_way(reusable[last]):
+            last += 1
+        if last == num_cached:
             return False
-        self._under_way.park(request, reusable[num_cached])
+        self._under_way.park(
+            request, reusable[last - 1]
+        )  # behind the last of them: it is woken once, not block by block
         return True
 
     def reserve(self, request: Request) -> Reservation | None:
@@ -64,6 +71,7 @@ class RunningBatch:
         num_cached_tokens = reservation.num_cached * self._block_size
         request.move_to(RequestStatus.RUNNING)
         request.blocks = reservation.blocks
+        self._priorities[request.priority] += 1
         request.row = self.table.take(request, num_cached_tokens, reservation.num_cached)
         if self._caches_prefixes:
             self._under_way.announce(request, request.digests.digests[reservation.num_cached :])
@@ -77,6 +85,8 @@ class RunningBatch:
         self.table.release(row)
         self._blocks.free(request.blocks)
         request.blocks, request.row = [], None
+        self._priorities[request.priority] -= 1
+        self._priorities += Counter()  # drops what has come to nothing
         return self._under_way.settle(request, unwritten)
 
     def rows_short_of_a_block(self) -> Int64Array:
@@ -121,6 +131,10 @@ class RunningBatch:
             )
         self.table.num_stored_blocks[row] = last
         return self._under_way.settle(request, digests.digests[first:last])
+
+    def has_lower_priority_than(self, request: Request) -> bool:
+        """Whether anybody runs that matters less by priority alone."""
+        return request.priority < max(self._priorities, default=request.priority)
 
     def victim(self) -> Request | None:
         """Who gives way: lowest priority first, then most slack before its deadline, then least work lost."""

@@ -190,7 +190,7 @@ class Scheduler:
     def _make_room_for(self, request: Request) -> Reservation | None:
         """Reserve the request's blocks, preempting requests of lower priority where that helps."""
         while (reservation := self._batch.reserve(request)) is None:
-            victim = self._batch.victim()
+            victim = self._batch.victim() if self._batch.has_lower_priority_than(request) else None
             if victim is None or not _matters_more(request, victim) or not self._has_enough_below(request):
                 return None
             self._preempt(victim)

@@ -3,6 +3,7 @@
 import pytest
 
 from fake_executor import drive, expected_tokens, numbers
+from rayinfer.engine.request import RequestStatus
 
 PROMPT = numbers(33)  # eight full blocks and one token
 # With one row and chunks smaller than a block, a twin stays aside for several steps.
@@ -99,6 +100,19 @@ def test_a_waiting_twin_can_end_and_is_not_woken_afterwards(reason, sizes):
     driven.run()
     assert driven.reasons() == {"twin 0": "length", "twin 1": reason}
     assert driven.tokens["twin 1"] == []
+
+
+def test_a_waiting_twin_is_woken_once_not_block_by_block():
+    driven = twins(3, budget=4, max_num_seqs=1)
+    twin = driven.scheduler._requests["twin 1"]
+    times_aside, was_aside = 0, False
+    while driven.engine.has_unfinished_requests:
+        driven.step()
+        is_aside = twin.status is RequestStatus.PARKED
+        times_aside += is_aside and not was_aside
+        was_aside = is_aside
+    assert times_aside == 1
+    assert driven.tokens["twin 2"] == expected_tokens(PROMPT, 2)
 
 
 def test_nobody_waits_for_a_prefix_that_is_shared_in_part_only_after_it_is_written():
