@@ -17,6 +17,7 @@ from rayinfer.protocols import GenerationRequest, ModelDescription
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
+LISTEN_WITHIN_S = 60.0  # a router that submits and does not listen by then is gone, and its requests with it
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +26,8 @@ class _Router:
 
     box: MessageBox = field(default_factory=MessageBox)
     request_ids: set[str] = field(default_factory=set)  # the thread's own
+    since: float = field(default_factory=time.monotonic)
+    listens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +63,20 @@ class AsyncEngine:
     `outputs` iterator raises EngineDead.
     """
 
-    def __init__(self, engine: Engine, *, epoch: int = 0, heartbeat_s: float = HEARTBEAT_S) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        epoch: int = 0,
+        heartbeat_s: float = HEARTBEAT_S,
+        listen_within_s: float = LISTEN_WITHIN_S,
+    ) -> None:
         self.description: ModelDescription = engine.description
         self.failure: BaseException | None = None
         self._engine = engine
         self._epoch = epoch
         self._heartbeat_s = heartbeat_s
+        self._listen_within_s = listen_within_s
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._routers: dict[str, _Router] = {}
         self._is_over = False
@@ -92,7 +103,7 @@ class AsyncEngine:
 
     async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
         """Yield this router's messages; closing the iterator aborts all of the router's requests."""
-        router = self._router(router_id)
+        router = self._router(router_id, listens=True)
         try:
             while (message := await router.box.take()) is not None:
                 yield message
@@ -130,9 +141,10 @@ class AsyncEngine:
         """Requests that wait or run."""
         return self._stats.num_running + self._stats.num_waiting + self._commands.qsize()
 
-    def _router(self, router_id: str) -> _Router:
+    def _router(self, router_id: str, *, listens: bool = False) -> _Router:
         with self._lock:
             router = self._routers.setdefault(router_id, _Router())
+            router.listens |= listens
             if self._is_over:
                 router.box.close()
             return router
@@ -147,6 +159,7 @@ class AsyncEngine:
         try:
             while self._obey():
                 self._publish(self._engine.step() if self._engine.has_unfinished_requests else [])
+                self._end_unheard_routers()
         except BaseException as error:
             logger.exception("the engine loop ends")
             self.failure = error
@@ -196,6 +209,14 @@ class AsyncEngine:
     def _end(self, request_ids: Sequence[str]) -> None:
         aborted = (self._engine.abort(request_id) for request_id in request_ids)
         self._publish([delta for delta in aborted if delta is not None])
+
+    def _end_unheard_routers(self) -> None:
+        latest = time.monotonic() - self._listen_within_s
+        with self._lock:
+            gone = [name for name, router in self._routers.items() if not router.listens and router.since < latest]
+            routers = [self._routers.pop(name) for name in gone]
+        for router in routers:
+            self._end(list(router.request_ids))
 
     def _publish(self, deltas: list[TokenDelta]) -> None:
         """Give every router its own deltas and the engine's state."""

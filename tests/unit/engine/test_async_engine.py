@@ -21,9 +21,9 @@ def request(request_id, prompt, max_tokens=4, **fields):
 
 
 @asynccontextmanager
-async def running(heartbeat_s=0.02, **settings):
+async def running(heartbeat_s=0.02, listen_within_s=60.0, **settings):
     driven = drive(**settings)
-    engine = AsyncEngine(driven.engine, epoch=7, heartbeat_s=heartbeat_s)
+    engine = AsyncEngine(driven.engine, epoch=7, heartbeat_s=heartbeat_s, listen_within_s=listen_within_s)
     engine.start()
     engine.executor = driven.executor
     try:
@@ -75,6 +75,17 @@ async def test_a_router_that_submits_before_it_listens_loses_nothing():
         await wait_until(lambda: engine.stats.requests_finished_total.get("length"))
         tokens, ends = await collect(engine, "r", 1)
         assert (tokens, ends) == ({"a": expected_tokens(numbers(9), 5)}, {"a": "length"})
+
+
+async def test_a_router_that_submits_and_never_listens_is_taken_for_gone():
+    async with running(num_blocks=4000, listen_within_s=0.05) as engine:
+        reader = asyncio.create_task(collect(engine, "listens", 1))
+        await asyncio.sleep(0)
+        await engine.submit([request("a", numbers(9), ENDLESS)], "gone")
+        await wait_until(lambda: engine.stats.requests_finished_total == {"abort": 1})
+        assert engine.stats.kv_blocks_used == 0
+        await engine.submit([request("b", numbers(9), 3)], "listens")
+        assert (await reader)[1] == {"b": "length"}
 
 
 async def test_a_slow_reader_gets_merged_messages_with_nothing_lost():
