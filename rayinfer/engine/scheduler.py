@@ -218,7 +218,9 @@ class Scheduler:
         """Move the plan's requests forward and end those that are done; returns what each of them gained."""
         table = self._table
         table.num_computed[plan.rows] = plan.context_lengths
-        self._queue_again(self._batch.store_written_blocks(plan.rows))
+        is_sound = np.ones(plan.num_requests, np.bool_)  # what came out as nonsense must not be hit by others
+        is_sound[plan.samples] = ~sampled.is_invalid
+        self._queue_again(self._batch.store_written_blocks(plan.rows[is_sound]))
         rows = plan.rows[plan.samples]
         if not len(rows):
             return []

@@ -273,3 +273,13 @@ def test_block_events_replayed_give_what_is_cached():
         assert cached >= set(removed)
         cached = (cached | set(stored)) - set(removed)
     assert 0 < len(cached) <= 8
+
+
+def test_what_a_request_with_invalid_logits_wrote_is_not_hit_by_its_twin():
+    driven = drive(num_blocks=16, block_size=8, max_num_seqs=4, budget=64, answer=lambda context: INVALID)
+    prompt = list(range(3, 3 + 20))
+    for name in ("first", "second"):
+        driven.add(name, prompt)
+        driven.run()
+    assert driven.engine.stats.cached_prompt_tokens_total == 0
+    assert driven.engine.stats.requests_finished_total == {"error": 2}
