@@ -5,10 +5,17 @@ from typing import Protocol
 import torch
 
 from rayinfer_kernels.kv_cache import KVCache
+from rayinfer_kernels.packed_weight import PackedWeight
 
 
 class Implementation(Protocol):
     """All operations, for the devices and types it is chosen for."""
+
+    def pack(self, weight: torch.Tensor) -> PackedWeight | None:
+        """Copy a linear layer's weight into the order that `packed_linear` reads, if that is worth it."""
+
+    def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        """Multiply by a weight that `pack` returned."""
 
     def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
         """Put keys and values into the cache."""

@@ -1,23 +1,51 @@
 """The one door to the kernels: every operation by name, run by the best implementation for the tensors at hand."""
 
 import torch
+import torch.nn.functional as F
 
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache, kv_block_bytes
+from rayinfer_kernels.packed_weight import PackedWeight
 from rayinfer_kernels.reference import copy_blocks
 from rayinfer_kernels.selection import implementation_for
 
 __all__ = [
     "KVCache",
+    "PackedWeight",
     "add_rms_norm",
     "allocate_kv_cache",
     "copy_blocks",
+    "embedding",
     "kv_block_bytes",
+    "linear",
+    "pack_weight",
     "paged_attention",
     "rms_norm",
     "rotary_embedding",
     "silu_and_mul",
     "write_kv",
 ]
+
+
+def pack_weight(weight: torch.Tensor) -> PackedWeight | None:
+    """Copy a weight [out_features, in_features] into the order in which `linear` reads it fastest; None: keep it.
+
+    Products with a packed weight are the same to the bit whatever else is in the batch.
+    """
+    return implementation_for(weight).pack(weight)
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x W^T + bias: x [num_tokens, in_features] -> [num_tokens, out_features]."""
+    if isinstance(weight, PackedWeight):
+        return implementation_for(x).packed_linear(x, weight, bias)
+    return F.linear(x, weight, bias)
+
+
+def embedding(indices: torch.Tensor, weight: torch.Tensor | PackedWeight) -> torch.Tensor:
+    """Rows of `weight`: indices [num_tokens] -> [num_tokens, in_features]."""
+    if isinstance(weight, PackedWeight):
+        return weight.rows(indices)
+    return F.embedding(indices, weight)
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:

@@ -3,20 +3,20 @@
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
+
+from rayinfer.layers.matrix import Matrix
 
 
-class Linear(torch.nn.Module):
+class Linear(Matrix):
     """y = x W^T + b; weight [out_features, in_features]."""
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
+        super().__init__(out_features, in_features)
         self.bias = torch.nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, in_features] -> [num_tokens, out_features]."""
-        return F.linear(x, self.weight, self.bias)
+        return self.multiply(x, self.bias)
 
 
 class StackedLinear(Linear):

@@ -28,7 +28,7 @@ class Decoder(Protocol):
         ...
 
     def prepare(self, dtype: torch.dtype, device: torch.device, max_positions: int) -> None:
-        """Compute what does not come from the checkpoint, once the weights are in."""
+        """Compute what does not come from the checkpoint and pack the weights, once they are in."""
         ...
 
     def bind_kv_caches(self, kv_caches: list[ops.KVCache]) -> None:

@@ -1,7 +1,6 @@
 """Llama (Touvron et al. 2023) and whatever shares its architecture, SmolLM2 among them."""
 
 import torch
-import torch.nn.functional as F
 
 from rayinfer.attention.batch import AttentionBatch
 from rayinfer.attention.paged_attention import PagedAttention
@@ -9,6 +8,7 @@ from rayinfer.errors import UnsupportedArchitecture
 from rayinfer.layers.embedding import TokenEmbedding
 from rayinfer.layers.gated_mlp import GatedMLP
 from rayinfer.layers.linear import Linear, StackedLinear
+from rayinfer.layers.matrix import pack_matrices
 from rayinfer.layers.rms_norm import RMSNorm
 from rayinfer.layers.rotary_embedding import ROPE_TYPES, RotaryEmbedding
 from rayinfer.models.decoder import WeightPlace
@@ -121,7 +121,8 @@ class LlamaForCausalLM(torch.nn.Module):
         return WeightPlace(f"{name}.{kind}", stacked.rows[part])
 
     def prepare(self, dtype: torch.dtype, device: torch.device, max_positions: int) -> None:
-        """Compute the rotary tables."""
+        """Compute the rotary tables and pack the weights."""
+        pack_matrices(self)
         self.model.rotary.prepare(dtype, device, max_positions)
 
     def bind_kv_caches(self, kv_caches: list[ops.KVCache]) -> None:
@@ -135,4 +136,4 @@ class LlamaForCausalLM(torch.nn.Module):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(hidden, head.weight)
+        return head.multiply(hidden)

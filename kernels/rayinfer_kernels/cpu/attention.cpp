@@ -9,12 +9,11 @@
 #include <vector>
 
 #include "cache.h"
+#include "multiply_rows.h"
 
 namespace rayinfer {
 namespace {
 
-constexpr int kRowsAtOnce = 6;      // x 4 vectors = 24 of the 32 registers of AVX-512 hold sums
-constexpr int kVectorsAtOnce = 4;
 constexpr int64_t kRowsPerTile = 48;
 constexpr int64_t kTokensPerChunk = 64;
 
@@ -44,29 +43,6 @@ struct Tile {
     int64_t first_position;           // in the request
     int64_t cost;
 };
-
-// scores[row, token] for Vectors x Width tokens, whose keys begin at keys[v].
-template <class T, int Rows, int Vectors, int Width>
-__attribute__((noinline)) void score_tokens(const uint32_t* query, int64_t num_words, const uint32_t* const* keys,
-                                            int64_t block_size, float* scores, int64_t score_stride) {
-    using P = Product<T, Width>;
-    typename P::Sums sums[Rows][Vectors] = {};
-    for (int64_t w = 0; w < num_words; ++w) {
-        typename P::Words columns[Vectors];
-#pragma GCC unroll 8
-        for (int v = 0; v < Vectors; ++v) columns[v] = load_raw<typename P::Words>(keys[v] + w * block_size);
-#pragma GCC unroll 8
-        for (int r = 0; r < Rows; ++r) {
-            uint32_t shared = query[r * num_words + w];
-#pragma GCC unroll 8
-            for (int v = 0; v < Vectors; ++v) sums[r][v] = P::add(sums[r][v], columns[v], shared);
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < Rows; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < Vectors; ++v) std::memcpy(scores + r * score_stride + v * Width, &sums[r][v], Width * 4);
-}
 
 // sums[row, d] = decay[row] x sums[row, d] + weights[row] . values[d] for Vectors x 16 channels and `num_tokens` tokens.
 template <class T, int Rows, int Vectors>
@@ -108,18 +84,6 @@ __attribute__((noinline)) void add_values(const uint32_t* weights, int64_t weigh
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
         for (int v = 0; v < Vectors; ++v) store(sums_at + r * padded_dim + v * kWidth, sums[r][v]);
-}
-
-template <class T, int Vectors, int Width, class... Arguments>
-void score_rows(int64_t rows, Arguments... arguments) {
-    switch (rows) {
-        case 1: return score_tokens<T, 1, Vectors, Width>(arguments...);
-        case 2: return score_tokens<T, 2, Vectors, Width>(arguments...);
-        case 3: return score_tokens<T, 3, Vectors, Width>(arguments...);
-        case 4: return score_tokens<T, 4, Vectors, Width>(arguments...);
-        case 5: return score_tokens<T, 5, Vectors, Width>(arguments...);
-        default: return score_tokens<T, 6, Vectors, Width>(arguments...);
-    }
 }
 
 template <class T, int Vectors, class... Arguments>
@@ -217,9 +181,9 @@ class TileWorker {
                 const uint32_t* query = &query_[row * words];
                 float* scores = &scores_[row * score_stride_ + at * Width];
                 if (count == kVectorsAtOnce)
-                    score_rows<T, kVectorsAtOnce, Width>(rows, query, words, keys, size, scores, score_stride_);
+                    multiply_rows<T, kVectorsAtOnce, Width>(rows, query, words, words, keys, size, scores, score_stride_);
                 else
-                    score_rows<T, 1, Width>(rows, query, words, keys, size, scores, score_stride_);
+                    multiply_rows<T, 1, Width>(rows, query, words, words, keys, size, scores, score_stride_);
             }
             at += count;
         }

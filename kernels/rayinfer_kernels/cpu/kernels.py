@@ -7,12 +7,14 @@ from typing import Any, ClassVar
 import torch
 
 from rayinfer_kernels.kv_cache import KVCache
+from rayinfer_kernels.packed_weight import WORD_BYTES, PackedWeight, can_pack, pack
 
 _SIZE, _POINTER = c_int64, c_void_p
 _STRIDED_HEADS = (_POINTER, _SIZE, _SIZE)
 _CACHE = (_POINTER, _POINTER, _SIZE, _SIZE, _SIZE)
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "write_kv": (*_STRIDED_HEADS, *_STRIDED_HEADS, *_CACHE, _POINTER, _SIZE, _SIZE, c_int),
+    "linear": (_POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, c_int),
     "paged_attention": (
         *(*_STRIDED_HEADS, _POINTER, *_CACHE, _POINTER, _SIZE, _POINTER, _POINTER),
         *(_SIZE, _SIZE, _SIZE, c_float, _SIZE, c_float, c_int),
@@ -29,16 +31,37 @@ class CpuKernels:
     DTYPES: ClassVar = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
-        self._functions = {}
+        self.dtype = dtype
+        self._packs = dtype != torch.bfloat16 or bool(library.rayinfer_multiplies_bfloat16())
+        functions = {}
         for name, signature in _SIGNATURES.items():
             function = library[f"rayinfer_{name}_{self.DTYPES[dtype]}"]
             function.argtypes, function.restype = signature, None
-            self._functions[name] = function
-        self._write_kv = self._functions["write_kv"]
-        self._paged_attention = self._functions["paged_attention"]
-        self._rms_norm = self._functions["rms_norm"]
-        self._rotary_embedding = self._functions["rotary_embedding"]
-        self._silu_and_mul = self._functions["silu_and_mul"]
+            functions[name] = function
+        self._write_kv = functions["write_kv"]
+        self._paged_attention = functions["paged_attention"]
+        self._linear = functions["linear"]
+        self._rms_norm = functions["rms_norm"]
+        self._rotary_embedding = functions["rotary_embedding"]
+        self._silu_and_mul = functions["silu_and_mul"]
+
+    def pack(self, weight: torch.Tensor) -> PackedWeight | None:
+        """See `ops.pack_weight`."""
+        return pack(weight) if self._packs and can_pack(weight) else None
+
+    def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+        """See `ops.linear`."""
+        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        if rows.stride(1) != 1 or rows.stride(0) * rows.element_size() % WORD_BYTES:
+            rows = rows.contiguous()
+        num_rows, in_features = rows.shape
+        assert in_features == weight.in_features, f"{in_features} inputs for a weight of {weight.in_features}"
+        out = torch.empty((*x.shape[:-1], weight.out_features), dtype=x.dtype)
+        self._linear(
+            *(rows.data_ptr(), rows.stride(0), weight.panels.data_ptr(), None if bias is None else bias.data_ptr()),
+            *(out.data_ptr(), num_rows, in_features, weight.out_features, torch.get_num_threads()),
+        )
+        return out
 
     def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
         """See `ops.write_kv`."""

@@ -2,10 +2,13 @@
 
 from rayinfer_kernels.reference.attention import copy_blocks, paged_attention, write_kv
 from rayinfer_kernels.reference.elementwise import add_rms_norm, rms_norm, rotary_embedding, silu_and_mul
+from rayinfer_kernels.reference.linear import pack, packed_linear
 
 __all__ = [
     "add_rms_norm",
     "copy_blocks",
+    "pack",
+    "packed_linear",
     "paged_attention",
     "rms_norm",
     "rotary_embedding",

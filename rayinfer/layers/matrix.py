@@ -1,0 +1,35 @@
+"""A weight that is multiplied by, in the order that suits the kernels."""
+
+import torch
+
+from rayinfer_kernels import ops
+
+
+class Matrix(torch.nn.Module):
+    """weight [out_features, in_features]; once it is loaded, `pack` replaces it by a copy that is read faster."""
+
+    def __init__(self, out_features: int, in_features: int) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
+        self._packed: ops.PackedWeight | None = None
+
+    def pack(self) -> None:
+        """Repack the weight where that is worth it, and let the original go."""
+        self._packed = ops.pack_weight(self.weight)
+        if self._packed is not None:
+            del self.weight
+
+    def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """x [num_tokens, in_features] -> x W^T + bias, [num_tokens, out_features]."""
+        return ops.linear(x, self.weight if self._packed is None else self._packed, bias)
+
+    def take_rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """indices [num_tokens] -> [num_tokens, in_features]."""
+        return ops.embedding(indices, self.weight if self._packed is None else self._packed)
+
+
+def pack_matrices(model: torch.nn.Module) -> None:
+    """Pack every matrix of a loaded model, one after the other, so that only one is ever held twice."""
+    for module in model.modules():
+        if isinstance(module, Matrix):
+            module.pack()

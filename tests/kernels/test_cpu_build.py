@@ -1,0 +1,148 @@
+import ctypes
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+from rayinfer_kernels.cpu.build import CompilerSettings, KernelBuildFailed, build_cpu_library
+from rayinfer_kernels.cpu.kernels import CpuKernels
+
+NATIVE = CompilerSettings("g++", "native")
+
+
+def compiles(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    path = os.pathsep.join(sys.path)
+    return subprocess.run(
+        command, env=os.environ | {"PYTHONPATH": path} | environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def compiler_that(folder, action: str) -> str:
+    """A g++ that notes each compilation in `folder` and then does what `action` says."""
+    script = folder / "compiler"
+    script.write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && echo one && exit 0\necho run >> ' + f"{folder}/runs\n{action}\n"
+    )
+    script.chmod(0o755)
+    return str(script)
+
+
+def runs_of(folder) -> int:
+    return len((folder / "runs").read_text().split()) if (folder / "runs").exists() else 0
+
+
+def test_a_second_process_takes_the_library_from_the_cache(tmp_path, library):
+    folder = tmp_path / "cache"
+    copying = compiler_that(tmp_path, f'while [ "$1" != -o ]; do shift; done; cp {library.path} "$2"')
+    settings = CompilerSettings(copying, "native")
+    first, second = build_cpu_library(folder, settings), build_cpu_library(folder, settings)
+    assert first.path == second.path
+    assert runs_of(tmp_path) == 1
+    assert sorted(path.suffix for path in folder.iterdir()) == [".lock", ".sha256", ".so"]
+
+
+def test_two_processes_at_once_compile_once(tmp_path, library):
+    copying = compiler_that(tmp_path, f'sleep 0.5; while [ "$1" != -o ]; do shift; done; cp {library.path} "$2"')
+    script = f"""
+        from pathlib import Path
+        from rayinfer_kernels.cpu.build import CompilerSettings, build_cpu_library
+        print(build_cpu_library(Path({str(tmp_path / "cache")!r}), CompilerSettings({copying!r}, "native")).path)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True) for _ in range(2)]
+    outputs = {process.communicate(timeout=100)[0] for process in processes}
+    assert len(outputs) == 1
+    assert outputs.pop().strip().endswith(".so")
+    assert runs_of(tmp_path) == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x7fELF garbage", None])
+def test_a_damaged_library_is_compiled_anew(tmp_path, library, damage):
+    folder = tmp_path / "cache"
+    copying = compiler_that(tmp_path, f'while [ "$1" != -o ]; do shift; done; cp {library.path} "$2"')
+    path = build_cpu_library(folder, CompilerSettings(copying, "native")).path
+    damaged = path.read_bytes()[:-100] if damage is None else damage
+    path.unlink()  # it is loaded: it must not change under the loader's feet
+    path.write_bytes(damaged)
+    again = build_cpu_library(folder, CompilerSettings(copying, "native"))
+    assert runs_of(tmp_path) == 2
+    assert CpuKernels(again.handle, torch.float32).silu_and_mul(torch.ones(2, 4)).shape == (2, 2)
+
+
+def test_a_killed_compiler_leaves_nothing_that_looks_complete(tmp_path, library):
+    folder = tmp_path / "cache"
+    killed = compiler_that(tmp_path, 'while [ "$1" != -o ]; do shift; done; head -c 500 /bin/sh > "$2"; kill -9 $$')
+    with pytest.raises(KernelBuildFailed):
+        build_cpu_library(folder, CompilerSettings(killed, "native"))
+    assert not list(folder.glob("*.so"))
+    mended = compiler_that(tmp_path, f'while [ "$1" != -o ]; do shift; done; cp {library.path} "$2"')
+    assert build_cpu_library(folder, CompilerSettings(mended, "native")).path.exists()
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path):
+    failing = compiler_that(tmp_path, "echo 'x.cpp:1: error: no such thing' >&2; exit 1")
+    with pytest.raises(KernelBuildFailed, match="error: no such thing"):
+        build_cpu_library(tmp_path / "cache", CompilerSettings(failing, "native"))
+
+
+def test_a_cache_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KernelBuildFailed, match=str(tmp_path / "file")):
+        build_cpu_library(tmp_path / "file" / "cache", NATIVE)
+
+
+def test_other_flags_make_another_library():
+    assert NATIVE.fingerprint() != CompilerSettings("g++", "x86-64-v2").fingerprint()
+    assert NATIVE.fingerprint() == CompilerSettings("g++", "native").fingerprint()
+
+
+def test_without_a_compiler_the_reference_runs_and_one_warning_says_so(tmp_path):
+    done = compiles(
+        f"""
+        from pathlib import Path
+        import torch
+        import rayinfer_kernels
+        from rayinfer_kernels import ops, reference
+        rayinfer_kernels.configure(Path({str(tmp_path)!r}))
+        print(rayinfer_kernels.cpu_kernels_status())
+        x = torch.randn(3, 8)
+        assert torch.equal(ops.silu_and_mul(x), reference.silu_and_mul(x))
+        """,
+        PATH="",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "is_active=False" in done.stdout
+    assert "no compiler: g++ is not installed" in done.stdout
+    assert done.stderr.count("The CPU kernels cannot be built") == 1
+
+
+def test_the_operations_are_the_compiled_ones_once_configured_and_torch_s_openmp_serves_both(library):
+    done = compiles(
+        f"""
+        from pathlib import Path
+        import torch
+        import rayinfer_kernels
+        from rayinfer_kernels import ops, selection
+        before = rayinfer_kernels.cpu_kernels_status()
+        rayinfer_kernels.configure(Path({str(library.path.parent)!r}))
+        print(before.is_active, rayinfer_kernels.cpu_kernels_status().is_active)
+        print(*(type(selection.implementation_for(torch.ones(1, dtype=kind))).__name__
+                for kind in (torch.float32, torch.bfloat16, torch.float16)))
+        torch.randn(500, 500) @ torch.randn(500, 500)
+        ops.silu_and_mul(torch.randn(1000, 1000))
+        print(len({{line.split()[-1] for line in open("/proc/self/maps") if "gomp" in line}}))
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["False True", "CpuKernels CpuKernels module", "1"]
+
+
+def test_the_library_needs_nothing_of_torch(library):
+    names = subprocess.run(["ldd", str(library.path)], capture_output=True, text=True, check=True).stdout
+    assert "torch" not in names.replace("torch/lib/libgomp", "")
+    assert ctypes.CDLL(str(library.path)).rayinfer_multiplies_bfloat16() in (0, 1)

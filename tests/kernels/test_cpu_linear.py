@@ -1,0 +1,46 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rayinfer_kernels import reference
+from rayinfer_kernels.packed_weight import pack
+
+TOLERANCES = {torch.float32: {"atol": 1e-4, "rtol": 1e-5}, torch.bfloat16: {"atol": 0.02, "rtol": 0.01}}
+SHAPES = [(32, 2), (64, 576), (1, 8), (33, 16), (95, 40), (960, 576), (130, 1000)]
+
+
+@pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
+@pytest.mark.parametrize("rows", [0, 1, 5, 6, 7, 40])
+def test_packed_products_equal_plain_ones(kernels, dtype, rows, out_features, in_features):
+    x = torch.randn(rows, in_features + 10).to(dtype)[:, 3 : 3 + in_features]
+    weight, bias = torch.randn(out_features, in_features).to(dtype), torch.randn(out_features).to(dtype)
+    packed = kernels.pack(weight)
+    for added in (None, bias):
+        expected = F.linear(x.float(), weight.float(), None if added is None else added.float()).to(dtype)
+        torch.testing.assert_close(kernels.packed_linear(x, packed, added), expected, **TOLERANCES[dtype])
+        torch.testing.assert_close(reference.packed_linear(x, packed, added), expected, **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("out_features", [1, 33, 576, 960])
+def test_a_row_is_multiplied_alike_to_the_bit_alone_in_a_batch_and_on_any_number_of_threads(
+    kernels, dtype, out_features
+):
+    x, packed = torch.randn(50, 576).to(dtype), kernels.pack(torch.randn(out_features, 576).to(dtype))
+    together = kernels.packed_linear(x, packed, None)
+    for num_threads in (1, 3, 7):
+        torch.set_num_threads(num_threads)
+        assert torch.equal(kernels.packed_linear(x, packed, None), together)
+    for row in range(0, 50, 7):
+        assert torch.equal(kernels.packed_linear(x[row : row + 1], packed, None)[0], together[row])
+
+
+@pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
+def test_rows_of_a_packed_weight_are_those_of_the_weight(dtype, out_features, in_features):
+    weight = torch.randn(out_features, in_features).to(dtype)
+    indices = torch.randint(out_features, (20,))
+    assert torch.equal(pack(weight).rows(indices), weight[indices])
+
+
+def test_a_weight_whose_rows_are_no_whole_words_stays_as_it_is(library, kernels, dtype):
+    packed = kernels.pack(torch.randn(64, 7).to(dtype))
+    assert (packed is None) == (dtype == torch.bfloat16)

@@ -1,0 +1,17 @@
+import psutil
+import torch
+
+from rayinfer_kernels import ops
+
+
+def test_a_pool_takes_no_memory_before_it_is_written_to():
+    process = psutil.Process()
+    before = process.memory_info().rss
+    cache = ops.allocate_kv_cache(4096, 16, 8, 64, torch.float32, torch.device("cpu"))
+    assert cache.num_blocks * ops.kv_block_bytes(16, 8, 64, torch.float32) == 256 << 20
+    assert process.memory_info().rss - before < 32 << 20
+    assert not cache.key[::512].any()
+
+
+def test_a_pool_can_be_empty():
+    assert ops.allocate_kv_cache(0, 16, 2, 8, torch.bfloat16, torch.device("cpu")).num_blocks == 0
