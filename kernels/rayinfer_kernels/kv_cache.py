@@ -1,5 +1,7 @@
 """One layer's keys and values, cut into blocks; its layout is known to the kernels only."""
 
+import math
+import mmap
 from dataclasses import dataclass
 
 import torch
@@ -47,9 +49,17 @@ def allocate_kv_cache(
     per_word, padded_dim = _per_word(dtype), _padded(head_dim)
     heads = (num_blocks, num_kv_heads)
     return KVCache(
-        torch.zeros((*heads, padded_dim // per_word, block_size, per_word), dtype=dtype, device=device),
-        torch.zeros((*heads, block_size // per_word, padded_dim, per_word), dtype=dtype, device=device),
+        _zeros((*heads, padded_dim // per_word, block_size, per_word), dtype, device),
+        _zeros((*heads, block_size // per_word, padded_dim, per_word), dtype, device),
     )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU the system's own zero pages: a block takes memory, and time, only once something is written to it."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or num_bytes == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)
 
 
 def kv_block_bytes(block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:

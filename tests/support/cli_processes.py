@@ -27,6 +27,11 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def ignore_interrupts() -> None:
+    """Start without a handler for SIGINT, which stays so unless the program sets its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def run_cli(*arguments: object, cache: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     return subprocess.run(
@@ -52,6 +57,7 @@ class ServeCommand:
             stderr=subprocess.STDOUT,
             text=True,
             bufsize=1,
+            preexec_fn=ignore_interrupts,  # the harder case: as a shell's `&` starts it
             env=os.environ | {"RAYINFER_CACHE": str(cache)},
         )
         self._unread: queue.Queue[str | None] = queue.Queue()  # None: it has ended

@@ -77,7 +77,7 @@ def serve(
         settings=engine_settings,
     )
     check_folder(service.folder)
-    interrupt_on_sigterm()
+    interrupt_on_signals()
     with QuietTerminal(cache_folder() / "services" / f"{port}.log") as console:
         _run(service, console)
 
@@ -92,7 +92,7 @@ def _run(service: Service, console: Console) -> None:
         with ThreadPoolExecutor(1) as background, phases:
             preparing = background.submit(_prepare, service)  # imports torch while Ray's processes come up
             with cluster:
-                interrupt_on_sigterm()  # ray.init has put its own handler in place
+                interrupt_on_signals()  # ray.init has put its own handler in place
                 with _recorded(service, cluster):
                     _bring_up(service, cluster, preparing.result(), phases)
                     is_ready = True
@@ -157,13 +157,14 @@ def _announce(service: Service, console: Console) -> None:
     console.print(command, markup=False, highlight=False, soft_wrap=True)
 
 
-def interrupt_on_sigterm() -> None:
-    """Let SIGTERM end the command like Ctrl-C does."""
+def interrupt_on_signals() -> None:
+    """Let SIGTERM end the command like Ctrl-C does, and SIGINT too where a shell's `&` has it ignored."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
 
 
 def check_folder(folder: Path) -> None:
