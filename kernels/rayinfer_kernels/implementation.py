@@ -12,7 +12,7 @@ class Implementation(Protocol):
     """All operations, for the devices and types it is chosen for."""
 
     def pack(self, weight: torch.Tensor) -> PackedWeight | None:
-        """Copy a linear layer's weight into the order that `packed_linear` reads, if that is worth it."""
+        """Bring a linear layer's weight into the order that `packed_linear` reads, if that is worth it."""
 
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """Multiply by a weight that `pack` returned."""

@@ -27,8 +27,9 @@ __all__ = [
 
 
 def pack_weight(weight: torch.Tensor) -> PackedWeight | None:
-    """Copy a weight [out_features, in_features] into the order in which `linear` reads it fastest; None: keep it.
+    """Bring a weight [out_features, in_features] into the order in which `linear` reads it fastest; None: keep it.
 
+    Its memory is reused where that can be, so that a packed weight is not to be used any more.
     Products with a packed weight are the same to the bit whatever else is in the batch.
     """
     return implementation_for(weight).pack(weight)

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 
 PANEL_WIDTH = 32
+PANELS_AT_ONCE = 64  # so that little memory is needed beside the weight
 WORD_BYTES = 4
 
 
@@ -34,15 +36,16 @@ def can_pack(weight: torch.Tensor) -> bool:
 
 
 def pack(weight: torch.Tensor) -> PackedWeight:
-    """Copy a weight [out_features, in_features] into panels."""
+    """Reorder a weight [out_features, in_features] in its own memory where that can be: the weight is lost."""
     out_features, in_features = weight.shape
     per_word = WORD_BYTES // weight.element_size()
-    num_whole, num_left = divmod(out_features, PANEL_WIDTH)
-    panels = torch.zeros(
-        (num_whole + (num_left > 0), in_features // per_word, PANEL_WIDTH, per_word), dtype=weight.dtype
-    )
-    words = weight.detach().view(out_features, in_features // per_word, per_word)
-    panels[:num_whole] = words[: num_whole * PANEL_WIDTH].view(num_whole, PANEL_WIDTH, *words.shape[1:]).transpose(1, 2)
-    if num_left:
-        panels[num_whole, :, :num_left] = words[num_whole * PANEL_WIDTH :].transpose(0, 1)
+    num_panels = -(-out_features // PANEL_WIDTH)
+    storage = weight.detach().contiguous()
+    if out_features % PANEL_WIDTH:
+        storage = F.pad(storage, (0, 0, 0, num_panels * PANEL_WIDTH - out_features))
+    outputs = storage.view(num_panels, PANEL_WIDTH, in_features // per_word, per_word)
+    panels = storage.view(num_panels, in_features // per_word, PANEL_WIDTH, per_word)
+    for start in range(0, num_panels, PANELS_AT_ONCE):
+        part = slice(start, start + PANELS_AT_ONCE)
+        panels[part] = outputs[part].transpose(1, 2).clone(memory_format=torch.contiguous_format)
     return PackedWeight(panels, out_features)

@@ -29,7 +29,7 @@ class Matrix(torch.nn.Module):
 
 
 def pack_matrices(model: torch.nn.Module) -> None:
-    """Pack every matrix of a loaded model, one after the other, so that only one is ever held twice."""
+    """Pack every matrix of a loaded model, one after the other, so that no more than one is ever held twice."""
     for module in model.modules():
         if isinstance(module, Matrix):
             module.pack()

@@ -14,7 +14,7 @@ SHAPES = [(32, 2), (64, 576), (1, 8), (33, 16), (95, 40), (960, 576), (130, 1000
 def test_packed_products_equal_plain_ones(kernels, dtype, rows, out_features, in_features):
     x = torch.randn(rows, in_features + 10).to(dtype)[:, 3 : 3 + in_features]
     weight, bias = torch.randn(out_features, in_features).to(dtype), torch.randn(out_features).to(dtype)
-    packed = kernels.pack(weight)
+    packed = kernels.pack(weight.clone())
     for added in (None, bias):
         expected = F.linear(x.float(), weight.float(), None if added is None else added.float()).to(dtype)
         torch.testing.assert_close(kernels.packed_linear(x, packed, added), expected, **TOLERANCES[dtype])
@@ -38,9 +38,14 @@ def test_a_row_is_multiplied_alike_to_the_bit_alone_in_a_batch_and_on_any_number
 def test_rows_of_a_packed_weight_are_those_of_the_weight(dtype, out_features, in_features):
     weight = torch.randn(out_features, in_features).to(dtype)
     indices = torch.randint(out_features, (20,))
-    assert torch.equal(pack(weight).rows(indices), weight[indices])
+    assert torch.equal(pack(weight.clone()).rows(indices), weight[indices])
 
 
 def test_a_weight_whose_rows_are_no_whole_words_stays_as_it_is(library, kernels, dtype):
     packed = kernels.pack(torch.randn(64, 7).to(dtype))
     assert (packed is None) == (dtype == torch.bfloat16)
+
+
+def test_packing_takes_no_memory_beside_the_weight(kernels, dtype):
+    weight = torch.randn(64 * 32 * 3, 64).to(dtype)
+    assert kernels.pack(weight).panels.data_ptr() == weight.data_ptr()
