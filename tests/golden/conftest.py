@@ -19,6 +19,7 @@ from rayinfer.tokenization.tokenizer import Tokenizer
 
 MODEL = "smollm2-135m"
 NUM_TOKENS = 32
+REFERENCE_BATCH = 10
 # Enough for every request at once; each needs less than what remains of it in a step.
 ROOMY = {"num_kv_blocks": 800, "max_num_seqs": 128}
 CASES = ("alone", "in_one_batch", "already_cached", "arriving_at_random_times", "preempted", "in_chunks_of_16_tokens")
@@ -95,20 +96,13 @@ def transformers_model(model_folder: Path) -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def references(transformers_model: PreTrainedModel, greedy_requests: list[GoldenRequest]) -> dict[str, Reference]:
-    """The golden tokens, each prompt alone, by the request's name."""
+    """The golden tokens by the request's name; prompts of similar length together, which is several times faster."""
+    by_length = sorted(greedy_requests, key=lambda request: len(request.prompt_token_ids))
     references = {}
-    for request in greedy_requests:
-        prompt = torch.tensor([request.prompt_token_ids])
-        generated = transformers_model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=NUM_TOKENS,
-            do_sample=False,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-        token_ids = generated.sequences[0, prompt.shape[1] :].tolist()
-        references[request.name] = Reference(token_ids, [best_two(logits[0]) for logits in generated.logits])
+    for start in range(0, len(by_length), REFERENCE_BATCH):
+        requests = by_length[start : start + REFERENCE_BATCH]
+        generated = _generate_together(transformers_model, [request.prompt_token_ids for request in requests])
+        references |= {request.name: each for request, each in zip(requests, generated, strict=True)}
     return references
 
 
@@ -210,3 +204,22 @@ def _answer(llm: LLM, requests: list[GoldenRequest]) -> dict[str, RequestOutput]
         use_tqdm=False,
     )
     return {request.name: output for request, output in zip(requests, outputs, strict=True)}
+
+
+def _generate_together(model: PreTrainedModel, prompts: list[list[int]]) -> list[Reference]:
+    """Generate with the shorter prompts filled up at their left, out of the attention's sight."""
+    width = max(len(prompt) for prompt in prompts)
+    generated = model.generate(
+        torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts]),
+        attention_mask=torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
+        pad_token_id=0,
+        max_new_tokens=NUM_TOKENS,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    logits = torch.stack(generated.logits, dim=1)  # [prompts, NUM_TOKENS, vocab]
+    return [
+        Reference(token_ids, [best_two(position) for position in positions])
+        for token_ids, positions in zip(generated.sequences[:, width:].tolist(), logits, strict=True)
+    ]
