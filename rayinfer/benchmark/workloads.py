@@ -70,9 +70,9 @@ def serving_workload(
 
 def parse_length_range(text: str) -> LengthRange:
     """Read `32:256`, or `128` for a single length; raises ConfigError."""
-    low, _, high = text.partition(":")
+    low, colon, high = text.partition(":")
     try:
-        return LengthRange(int(low), int(high or low))
+        return LengthRange(int(low), int(high if colon else low))
     except ValueError:
         raise ConfigError(f"a length is a number or a range such as 32:256, got {text!r}") from None
 
