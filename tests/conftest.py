@@ -1,6 +1,7 @@
 """Settings of the environment that must stand before torch, transformers or Ray are imported anywhere."""
 
 import os
+import signal
 
 # No test may reach a model hub: what a test needs it makes, or takes from the cached embedded model.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -9,3 +10,7 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Ray would otherwise try to report its use.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+# A shell that starts the tests with `&` has SIGINT ignored; a test that interrupts itself needs Python's own handler.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
