@@ -61,17 +61,16 @@ class EngineLink:
             route = _Route(queue, expected_tokens(request))
             self._routes[request.request_id] = route
             self.load.add(route.num_tokens)
+        handing_over = self._start(self._client.submit(requests, self._router_id))
         try:
-            await self._client.submit(requests, self._router_id)
+            await asyncio.shield(handing_over)
         except BaseException:
-            self.release([request.request_id for request in requests])
+            self._release([request.request_id for request in requests], after=handing_over)
             raise
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Forget these requests and abort those that still run; returns at once, whatever state the engine is in."""
-        unfinished = [request_id for request_id in request_ids if self._forget(request_id)]
-        if unfinished and not self._listener.done():
-            self._start(self._abort(unfinished))
+        self._release(request_ids, after=None)
 
     def fail(self, error: EngineDead) -> None:
         """End every stream with this error and stop listening."""
@@ -85,6 +84,11 @@ class EngineLink:
     async def wait_closed(self) -> None:
         """Wait until the line is closed after `fail`, so that the engine has aborted what it had from here."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _release(self, request_ids: Iterable[str], after: asyncio.Task[None] | None) -> None:
+        unfinished = [request_id for request_id in request_ids if self._forget(request_id)]
+        if unfinished and not self._listener.done():
+            self._start(self._abort(unfinished, after))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -122,7 +126,10 @@ class EngineLink:
         self.load.remove(route.num_tokens)
         return True
 
-    async def _abort(self, request_ids: Sequence[str]) -> None:
+    async def _abort(self, request_ids: Sequence[str], after: asyncio.Task[None] | None) -> None:
+        # Calls may overtake each other: an abort that came before its request would end nothing, and it would run on.
+        if after is not None:
+            await asyncio.gather(after, return_exceptions=True)
         # An engine that cannot be reached has nothing left to abort; its listener reports the loss.
         with contextlib.suppress(Exception):
             await self._client.abort(request_ids)

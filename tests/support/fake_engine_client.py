@@ -19,6 +19,8 @@ class FakeEngineClient:
         self.router_ids: list[str] = []
         self.is_listened_to = False
         self.submit_error: Exception | None = None
+        self.submit_may_arrive = asyncio.Event()
+        self.submit_may_arrive.set()
         self.abort_may_return = asyncio.Event()
         self.abort_may_return.set()
         self._num_said: dict[str, int] = {}
@@ -27,6 +29,7 @@ class FakeEngineClient:
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
         if self.submit_error is not None:
             raise self.submit_error
+        await self.submit_may_arrive.wait()
         self.submitted += requests
         self.router_ids.append(router_id)
 
