@@ -14,7 +14,7 @@ SHAPES = [(32, 2), (64, 576), (1, 8), (33, 16), (95, 40), (960, 576), (130, 1000
 def test_packed_products_equal_plain_ones(kernels, dtype, rows, out_features, in_features):
     x = torch.randn(rows, in_features + 10).to(dtype)[:, 3 : 3 + in_features]
     weight, bias = torch.randn(out_features, in_features).to(dtype), torch.randn(out_features).to(dtype)
-    packed = kernels.pack(weight.clone())
+    packed = pack(weight.clone())
     for added in (None, bias):
         expected = F.linear(x.float(), weight.float(), None if added is None else added.float()).to(dtype)
         torch.testing.assert_close(kernels.packed_linear(x, packed, added), expected, **TOLERANCES[dtype])
@@ -25,7 +25,7 @@ def test_packed_products_equal_plain_ones(kernels, dtype, rows, out_features, in
 def test_a_row_is_multiplied_alike_to_the_bit_alone_in_a_batch_and_on_any_number_of_threads(
     kernels, dtype, out_features
 ):
-    x, packed = torch.randn(50, 576).to(dtype), kernels.pack(torch.randn(out_features, 576).to(dtype))
+    x, packed = torch.randn(50, 576).to(dtype), pack(torch.randn(out_features, 576).to(dtype))
     together = kernels.packed_linear(x, packed, None)
     for num_threads in (1, 3, 7):
         torch.set_num_threads(num_threads)
@@ -46,6 +46,6 @@ def test_a_weight_whose_rows_are_no_whole_words_stays_as_it_is(library, kernels,
     assert (packed is None) == (dtype == torch.bfloat16)
 
 
-def test_packing_takes_no_memory_beside_the_weight(kernels, dtype):
+def test_packing_takes_no_memory_beside_the_weight(dtype):
     weight = torch.randn(64 * 32 * 3, 64).to(dtype)
-    assert kernels.pack(weight).panels.data_ptr() == weight.data_ptr()
+    assert pack(weight).panels.data_ptr() == weight.data_ptr()
