@@ -22,7 +22,7 @@ ADVISED_MEMORY_GIB = 4.0  # with the default KV pool
 NEEDED_DISK_GIB = 1.0
 ADVISED_SHARED_MEMORY_GIB = 0.5  # for Ray's object store
 ADVISED_OPEN_FILES = 4096  # every stream is a socket
-COMPILERS = ("g++", "c++", "clang++")
+COMPILER = "g++"  # what the kernels are built with
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,11 +87,10 @@ def _describe_ray() -> str:
 
 
 def check_compiler(find: Callable[[str], str | None]) -> Finding:
-    """Look for a C++ compiler: the CPU kernels are built on first use."""
-    for name in COMPILERS:
-        if path := find(name):
-            return Finding(name="C++ compiler", verdict="ok", found=f"{path} {_first_line(path, '-dumpfullversion')}")
-    remedy = "sudo apt-get install g++ (or your distribution's C++ compiler)"
+    """Look for the C++ compiler that builds the CPU kernels on first use."""
+    if path := find(COMPILER):
+        return Finding(name="C++ compiler", verdict="ok", found=f"{path} {_first_line(path, '-dumpfullversion')}")
+    remedy = f"sudo apt-get install {COMPILER} (or your distribution's package of it)"
     return Finding(name="C++ compiler", verdict="advice", found="none: CPU kernels run as plain torch", remedy=remedy)
 
 

@@ -48,9 +48,10 @@ def test_a_package_that_cannot_be_imported_is_missing_too():
     assert "libgomp.so.1" in finding.found
 
 
-def test_without_a_compiler_there_is_advice():
+def test_without_the_compiler_that_builds_the_kernels_there_is_advice():
     assert check_compiler(lambda name: None).verdict == "advice"
-    assert check_compiler(lambda name: "/bin/true" if name == "c++" else None).verdict == "ok"
+    assert check_compiler(lambda name: "/bin/true" if name == "clang++" else None).verdict == "advice"
+    assert check_compiler(lambda name: "/bin/true" if name == "g++" else None).verdict == "ok"
 
 
 def test_without_a_gpu_all_is_well():
