@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
 
 VOCAB = 11
+GREEDY = SamplingParams(temperature=0.0)
 
 
 class NextToken:
@@ -43,10 +46,10 @@ def plan(parts, samples, entered=()):
     )
 
 
-def entered_row(row):
+def entered_row(row, params=GREEDY):
     return EnteredRow(
         row=row,
-        params=SamplingParams(temperature=0.0),
+        params=params,
         seed=0,
         choice=0,
         prompt_token_ids=np.array([1], np.int32),
@@ -77,3 +80,15 @@ def test_a_row_that_nobody_entered_is_an_error():
     runner = ModelRunner(NextToken(), Sampler(4, VOCAB), torch.device("cpu"))
     with pytest.raises(InvalidParameter, match="1"):
         runner.submit(plan({1: [5]}, [True]))
+
+
+def test_a_draw_is_that_of_the_position_which_the_new_token_will_have():
+    params, tokens = SamplingParams(temperature=2.0), [4, 8, 15]
+    for seed in range(20):
+        row = replace(entered_row(0, params), seed=seed)
+        runner = ModelRunner(NextToken(), Sampler(1, VOCAB), torch.device("cpu"))
+        drawn = runner.submit(plan({0: tokens}, [True], [row])).result().token_ids
+        logits = torch.nn.functional.one_hot(torch.tensor([(tokens[-1] + 1) % VOCAB]), VOCAB).float()
+        sampler = Sampler(1, VOCAB)
+        sampler.enter(0, params, seed=seed, choice=0, prompt_token_ids=[1], output_token_ids=[], end_token_ids=())
+        assert drawn.tolist() == sampler.sample(logits, np.array([0]), np.array([len(tokens)])).token_ids.tolist()
