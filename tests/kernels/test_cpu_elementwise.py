@@ -3,7 +3,7 @@ import torch
 
 from rayinfer_kernels import reference
 
-TOLERANCES = {torch.float32: {"atol": 2e-6, "rtol": 2e-6}, torch.bfloat16: {"atol": 1e-6, "rtol": 0.008}}
+TOLERANCES = {torch.float32: {"atol": 2e-6, "rtol": 2e-6}, torch.bfloat16: {"atol": 1e-6, "rtol": 0.016}}  # rounded twice
 ROWS = [0, 1, 7, 300]
 
 
