@@ -3,7 +3,8 @@ import torch
 
 from rayinfer_kernels import reference
 
-TOLERANCES = {torch.float32: {"atol": 2e-6, "rtol": 2e-6}, torch.bfloat16: {"atol": 1e-6, "rtol": 0.016}}  # rounded twice
+# A bfloat16 norm is rounded twice.
+TOLERANCES = {torch.float32: {"atol": 2e-6, "rtol": 2e-6}, torch.bfloat16: {"atol": 1e-6, "rtol": 0.016}}
 ROWS = [0, 1, 7, 300]
 
 
