@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,8 @@ class EngineLink:
         self._on_lost = on_lost
         self._routes: dict[str, _Route] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # keeps them referenced until they are done
+        # Ray cancels a client's request together with every call made in its context: an abort must not be one of them.
+        self._context = contextvars.copy_context()
         self._listener = self._start(self._listen())
 
     @property
@@ -91,7 +94,7 @@ class EngineLink:
             self._start(self._abort(unfinished, after))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
+        task = asyncio.get_running_loop().create_task(work, context=self._context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import contextvars
 
 from fake_engine_client import FakeEngineClient
 from rayinfer.protocols import GenerationRequest
@@ -7,10 +8,54 @@ from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.engine_link import EngineLink
 from rayinfer.sampling_params import SamplingParams
 
+caller = contextvars.ContextVar("caller", default="nobody")
+
+
+class ClientThatKnowsItsCaller(FakeEngineClient):
+    """Notes in whose context it was called."""
+
+    def __init__(self):
+        super().__init__()
+        self.callers = []
+
+    async def submit(self, requests, router_id):
+        self.callers.append(("submit", caller.get()))
+        await super().submit(requests, router_id)
+
+    async def abort(self, request_ids):
+        self.callers.append(("abort", caller.get()))
+        await super().abort(request_ids)
+
 
 async def test_a_client_that_leaves_while_its_request_is_on_the_way_has_it_aborted_only_after_it_arrived():
     client = FakeEngineClient()
-    link = EngineLink(
+    link = open_link(client)
+    client.submit_may_arrive.clear()
+    submitting = asyncio.ensure_future(link.submit([request("a/0")], DeltaQueue()))
+    await let_others_run()
+    submitting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await submitting
+    await let_others_run()
+    assert (client.submitted_ids, client.aborted, link.num_in_flight) == ([], [], 0)
+
+    client.submit_may_arrive.set()
+    await let_others_run()
+    assert (client.submitted_ids, client.aborted) == (["a/0"], ["a/0"])
+
+
+async def test_no_call_to_the_engine_is_made_in_the_context_of_the_request_that_may_be_cancelled():
+    client = ClientThatKnowsItsCaller()
+    link = open_link(client)
+    caller.set("a request")
+    await link.submit([request("a/0")], DeltaQueue())
+    link.release(["a/0"])
+    await let_others_run()
+    assert client.callers == [("submit", "nobody"), ("abort", "nobody")]
+
+
+def open_link(client):
+    return EngineLink(
         "engine",
         client,
         client.description,
@@ -18,21 +63,12 @@ async def test_a_client_that_leaves_while_its_request_is_on_the_way_has_it_abort
         on_stats=lambda name, stats: None,
         on_lost=lambda name, reason: None,
     )
-    client.submit_may_arrive.clear()
-    request = GenerationRequest(request_id="a/0", prompt_token_ids=[1], sampling_params=SamplingParams())
-    submitting = asyncio.ensure_future(link.submit([request], DeltaQueue()))
-    await _let_others_run()
-    submitting.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await submitting
-    await _let_others_run()
-    assert (client.submitted_ids, client.aborted, link.num_in_flight) == ([], [], 0)
-
-    client.submit_may_arrive.set()
-    await _let_others_run()
-    assert (client.submitted_ids, client.aborted) == (["a/0"], ["a/0"])
 
 
-async def _let_others_run():
+def request(request_id):
+    return GenerationRequest(request_id=request_id, prompt_token_ids=[1], sampling_params=SamplingParams())
+
+
+async def let_others_run():
     for _ in range(20):
         await asyncio.sleep(0)
