@@ -38,10 +38,10 @@ test-gpu: $(INSTALLED) ## run the tests that need an NVIDIA GPU
 	@exec $(BIN)/python -m pytest -m gpu $(ARGS)
 
 test-faults: $(INSTALLED) ## run the tests that kill processes of a running service
-	@exec $(BIN)/python -m pytest -m faults $(ARGS)
+	@$(BIN)/python -m pytest -m faults $(ARGS) || [ $$? -eq 5 ]  # 5: there are none yet
 
 test-models: $(INSTALLED) ## run the tests that need larger checkpoints
-	@exec $(BIN)/python -m pytest -m models $(ARGS)
+	@$(BIN)/python -m pytest -m models $(ARGS) || [ $$? -eq 5 ]
 
 check: $(INSTALLED) ## lint, formatting, types and the architecture's rules
 	$(BIN)/ruff check .

@@ -3,11 +3,13 @@
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Self
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rayinfer.config import DEFAULT_MODEL, engine_config
@@ -57,8 +59,9 @@ class LLM:
         Raises RequestError (a ValueError) naming the first prompt that cannot be served; then none is.
         """
         texts = _as_prompts(prompts)
-        params = _spread(sampling_params or SamplingParams(), len(texts), "sampling_params")
-        priorities = _spread(priority, len(texts), "priority")
+        default = SamplingParams() if sampling_params is None else sampling_params
+        params = _spread(default, len(texts), SamplingParams, "sampling_params")
+        priorities = _spread(priority, len(texts), int, "priority")
         request_ids: list[str] = []
         try:
             for index, text in enumerate(texts):
@@ -248,24 +251,29 @@ class _Advance:
     delta: RequestOutput
 
 
-def _as_prompts(prompts: str | Sequence[str] | Sequence[Sequence[int]]) -> list[Prompt]:
-    return [prompts] if isinstance(prompts, str) else list(prompts)
+def _as_prompts(prompts: Any) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
+        raise InvalidParameter(f"prompts must be texts or lists of token ids, got {prompts!r:.100}", "prompts")
+    return list(prompts)
 
 
-def _checked_token_ids(token_ids: Sequence[int]) -> list[int]:
-    is_sequence = isinstance(token_ids, Sequence) and not isinstance(token_ids, bytes | bytearray)
-    if not is_sequence or not all(isinstance(i, int) and not isinstance(i, bool) for i in token_ids):
-        raise InvalidParameter("prompt must be a text or a list of token ids", "prompt")
-    return list(token_ids)
+def _checked_token_ids(token_ids: Any) -> list[int]:
+    is_list = isinstance(token_ids, Iterable) and not isinstance(token_ids, bytes | bytearray | Mapping)
+    if not is_list or not all(isinstance(i, Integral) and not isinstance(i, bool) for i in token_ids):
+        raise InvalidParameter(f"prompt must be a text or a list of token ids, got {token_ids!r:.100}", "prompt")
+    return [int(i) for i in token_ids]
 
 
-def _spread(value: Any, count: int, name: str) -> list[Any]:
+def _spread(value: Any, count: int, kind: type, name: str) -> list[Any]:
     """One value for all prompts, or one for each."""
-    if not isinstance(value, Sequence):
-        return [value] * count
-    if len(value) != count:
-        raise InvalidParameter(f"{name} must be one or {count}, one for each prompt, got {len(value)}", name)
-    return list(value)
+    values = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value] * count
+    for wrong in (each for each in values if not isinstance(each, kind)):
+        raise InvalidParameter(f"{name} must be {kind.__name__}, one or one for each prompt, got {wrong!r:.100}", name)
+    if len(values) != count:
+        raise InvalidParameter(f"{name} must be one or {count}, one for each prompt, got {len(values)}", name)
+    return values
 
 
 def _progress(shown: bool) -> Progress:
@@ -276,4 +284,4 @@ def _progress(shown: bool) -> Progress:
         TimeElapsedColumn(),
         TextColumn("{task.fields[speed]:.0f} tokens/s"),
     )
-    return Progress(*columns, disable=not shown)
+    return Progress(*columns, console=Console(stderr=True), disable=not shown)

@@ -5,6 +5,7 @@ import threading
 import time
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -395,3 +396,26 @@ def test_leaving_the_context_ends_everything_and_gives_the_memory_back(folder):
     with pytest.raises(EngineDead, match="exited"):
         llm.generate(TEXTS, GREEDY, use_tqdm=False)
     llm.exit()
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "param"),
+    [
+        (None, None, "prompts"),
+        (b"text", None, "prompts"),
+        ([None], None, "prompt"),
+        (["a"], [], "sampling_params"),
+        (["a"], {"temperature": 0}, "sampling_params"),
+        (["a"], "greedy", "sampling_params"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused_by_name(llm, prompts, params, param):
+    with pytest.raises(InvalidParameter) as refusal:
+        llm.generate(prompts, params, use_tqdm=False)
+    assert refusal.value.param == param
+
+
+def test_token_ids_may_come_from_numpy(llm):
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    from_list, from_array = llm.generate([[5, 6, 7], np.array([5, 6, 7])], params, use_tqdm=False)
+    assert from_list.outputs[0].token_ids == from_array.outputs[0].token_ids

@@ -161,6 +161,14 @@ def test_one_guilty_request_ends_with_error_and_the_others_get_their_tokens(guil
         assert driven.tokens[request_id] == expected_tokens(prompt, wanted)
 
 
+def test_in_the_step_in_which_one_request_fails_every_other_gains_its_token():
+    driven = drive(failure=fails_on(12, 6, RuntimeError("a broken kernel")))
+    for i in range(7):
+        driven.add(f"r{i}", [10 + i, *numbers(5, i)], max_tokens=5)
+    driven.step()
+    assert [len(driven.tokens[f"r{i}"]) for i in range(7)] == [1, 1, 0, 1, 1, 1, 1]
+
+
 def test_requests_that_fail_in_a_chunk_of_their_prompt_are_isolated_too():
     driven = drive(budget=8, failure=fails_on(3, 8, RuntimeError("no")))
     driven.add("bad", numbers(20, 0))
