@@ -56,6 +56,7 @@ class Router:
             self._metrics,
             max_body_bytes=self._max_body_bytes,
             request_timeout_s=self._request_timeout_s,
+            echoes_request_id=False,  # Serve's proxy puts it on every answer
         )
 
     async def __del__(self) -> None:

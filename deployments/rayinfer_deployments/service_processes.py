@@ -110,7 +110,7 @@ def _check_reachable(address: str) -> None:
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
     """Hold signals off while processes are ended: an interrupted clean-up would leave some behind."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
         yield

@@ -30,6 +30,11 @@ def test_the_service_is_ready_and_lists_its_models(service, client):
     assert sorted(model.id for model in client.models.list()) == ["other", "tiny"]
 
 
+def test_an_answer_names_its_request_once(service):
+    answer = service.http.get("/v1/models", headers={"X-Request-Id": "mine"})
+    assert answer.headers.get_list("x-request-id") == ["mine"]
+
+
 def test_a_chat_says_the_same_streamed_and_not(client):
     whole = chat(client)
     parts = list(chat(client, stream=True, stream_options={"include_usage": True}))

@@ -158,13 +158,15 @@ def _announce(service: Service, console: Console) -> None:
 
 
 def interrupt_on_signals() -> None:
-    """Let SIGTERM end the command like Ctrl-C does, and SIGINT too where a shell's `&` has it ignored."""
+    """Let SIGTERM and a closed terminal end the command like Ctrl-C does, even where a shell's `&` has SIGINT ignored."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, interrupt)
 
 
 def check_folder(folder: Path) -> None:
