@@ -158,7 +158,7 @@ def _announce(service: Service, console: Console) -> None:
 
 
 def interrupt_on_signals() -> None:
-    """Let SIGTERM and a closed terminal end the command like Ctrl-C does, even where a shell's `&` has SIGINT ignored."""
+    """Let SIGTERM and a closed terminal end the command like Ctrl-C does, even where a shell has SIGINT ignored."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
