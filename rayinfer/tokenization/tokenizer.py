@@ -10,7 +10,9 @@ from tokenizers import Tokenizer as Backend
 
 from rayinfer.errors import InvalidParameter, ModelLoadError
 from rayinfer.tokenization.detokenizer import DecoderTables, Detokenizer
+from rayinfer.tokenization.longest_token import max_chars_per_token
 
+LONG_TEXT_CHARS = 8192  # tokenising more takes milliseconds, for which other threads should not have to wait
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -22,6 +24,7 @@ class Tokenizer:
         self._special_tokens = dict(special_tokens or {})
         self._special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self._tables = DecoderTables(backend, self._special_ids)
+        self._max_chars_per_token = max_chars_per_token(backend)
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -38,7 +41,10 @@ class Tokenizer:
         return cls(backend, special_tokens(settings))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Turn text into token ids, with the special tokens that the tokenizer puts around a text."""
+        """Turn text into token ids, with the special tokens that the tokenizer puts around a text.
+
+        Other threads run while a text of more than LONG_TEXT_CHARS is tokenised.
+        """
         if not isinstance(text, str):
             raise InvalidParameter(f"a prompt must be a string, got {type(text).__name__}", "prompt")
         try:
@@ -46,7 +52,11 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             found = f"a lone surrogate, U+{ord(text[error.start]):04X} at position {error.start}"
             raise InvalidParameter(f"a prompt must be valid Unicode, got {found}", "prompt") from error
-        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        if len(text) <= LONG_TEXT_CHARS:
+            return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        # Of the library's ways to the same ids only those for batches let go of the interpreter's lock.
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encoding.ids)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Turn token ids into text; ids that are no tokens say nothing."""
@@ -64,6 +74,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Tokens in the vocabulary, added ones included."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def max_chars_per_token(self) -> int | None:
+        """Characters of a text that no token exceeds; None where one token may swallow any amount of text."""
+        return self._max_chars_per_token
 
     @property
     def special_ids(self) -> frozenset[int]:

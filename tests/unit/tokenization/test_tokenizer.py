@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import threading
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -36,7 +37,7 @@ def test_ids_and_texts_are_those_of_transformers(kind, tmp_path):
         added_tokens_decoder={"900": tiny_tokenizers.added("<from the list>")},
     )
     ours, theirs = Tokenizer.from_folder(folder), PreTrainedTokenizerFast.from_pretrained(folder)
-    for text in [*TEXTS, "a<new pad>b<extra><from the list>"]:
+    for text in [*TEXTS, "a<new pad>b<extra><from the list>", " ".join(TEXTS[3:]) * 30]:
         for adds in (True, False):
             ids = ours.encode(text, add_special_tokens=adds)
             assert ids == theirs.encode(text, add_special_tokens=adds)
@@ -75,6 +76,23 @@ def test_a_missing_or_broken_file_is_named_in_one_line(name, content, tmp_path):
         Tokenizer.from_folder(tmp_path)
     assert str(path) in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_other_threads_run_while_a_long_text_is_tokenised():
+    tokenizer = Tokenizer(tiny_tokenizers.byte_level())
+    has_ended = threading.Event()
+    rounds: list[int] = []
+
+    def encode() -> None:
+        tokenizer.encode("abcde" * 40_000)
+        has_ended.set()
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while not has_ended.wait(0.0005):
+        rounds.append(1)
+    thread.join()
+    assert len(rounds) > 10
 
 
 def test_a_lone_surrogate_is_refused_with_its_place():
