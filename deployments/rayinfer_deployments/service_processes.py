@@ -14,6 +14,7 @@ import ray
 from ray import serve
 
 from rayinfer.errors import RayinferError
+from rayinfer_deployments.background_call import BackgroundCall
 from rayinfer_deployments.process_tree import Process, adopt_orphans, descendants, end_descendants, reap_children
 
 POLITE_END_S = 4.0  # for Ray's own shutdown
@@ -27,14 +28,17 @@ class OwnRay:
 
     owns_ray = True
 
-    def __init__(self) -> None:
+    def __init__(self, check: Callable[[], None] = lambda: None) -> None:
         self.address = ""  # where Ray's own table (GCS) is reached
+        self._check_while_starting = check  # may raise
+        self._starting: BackgroundCall[object] | None = None
         self._vital: list[Process] = []
 
     def __enter__(self) -> "OwnRay":
         adopt_orphans()
         try:
-            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            self._starting = _start_ray(address="local", include_dashboard=False)
+            self._starting.result(self._check_while_starting)
             self.address = ray.get_runtime_context().gcs_address
             self._vital = [process for process in descendants(os.getpid()) if _is_vital(process)]
         except BaseException:
@@ -56,8 +60,11 @@ class OwnRay:
 
     def _end(self) -> None:
         with _undisturbed():
-            _run_for(POLITE_END_S, ray.shutdown)
+            if self._starting is not None and self._starting.is_done:
+                _run_for(POLITE_END_S, ray.shutdown)  # of a Ray that is half there it would wait for the other half
             end_descendants(FORCED_END_S)
+            if self._starting is not None:
+                self._starting.release()
 
 
 class JoinedRay:
@@ -65,15 +72,16 @@ class JoinedRay:
 
     owns_ray = False
 
-    def __init__(self, address: str, application: str) -> None:
+    def __init__(self, address: str, application: str, check: Callable[[], None] = lambda: None) -> None:
         self.address = address  # as given; once joined, where Ray's own table (GCS) is reached
+        self._check_while_starting = check  # may raise
         self._application = application
         self._serve_was_running = False
 
     def __enter__(self) -> "JoinedRay":
         _check_reachable(self.address)
         try:
-            ray.init(address=self.address, log_to_driver=False, logging_level=logging.ERROR)
+            _start_ray(address=self.address).result(self._check_while_starting)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise RayinferError(f"cannot join Ray at {self.address}: {str(error).splitlines()[0]}") from None
         self.address = ray.get_runtime_context().gcs_address
@@ -94,6 +102,11 @@ class JoinedRay:
         """Raise RayinferError when Ray cannot be reached any more."""
         if not ray.is_initialized():
             raise RayinferError(f"the connection to Ray at {self.address} is lost")
+
+
+def _start_ray(**settings: object) -> BackgroundCall[object]:
+    """Start or join Ray beside the main thread: there it would hear no signal for long, and Ray would answer them."""
+    return BackgroundCall(lambda: ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings))
 
 
 def _check_reachable(address: str) -> None:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cli_processes import is_listening, run_cli, serving
+from cli_processes import is_listening, processes_with, run_cli, serving
 from tiny_models import make_tiny_llama
 
 ENGINE = ("--num-kv-blocks", 256, "--num-threads", 1)
@@ -76,6 +76,19 @@ def test_ctrl_c_while_it_starts_leaves_nothing_behind_either(model, cache):
         started = time.monotonic()
         assert service.stop(signal.SIGINT) == 130
         assert_all_gone(processes, started)
+
+
+@pytest.mark.parametrize(
+    ("number", "program"), [(signal.SIGTERM, "gcs_server"), (signal.SIGINT, "raylet"), (signal.SIGHUP, "raylet")]
+)
+def test_a_signal_while_ray_itself_comes_up_ends_everything_at_once(model, cache, number, program):
+    with serving(model, *ENGINE, cache=cache) as service:
+        service.wait_for_process(program)
+        started = time.monotonic()
+        assert service.stop(number) == 130
+        assert time.monotonic() - started < 8
+        assert [process.title for process in processes_with(f"RAYINFER_CACHE={cache}")] == []
+        assert not [line for line in service.lines if "starting Ray (" in line]
 
 
 def test_a_port_in_use_is_one_clear_line_at_once(model, cache):

@@ -85,6 +85,16 @@ class ServeCommand:
         own = read_process(self._process.pid)
         return [own, *descendants(own.pid)] if own else []
 
+    def wait_for_process(self, program: str) -> Process:
+        """Return the first process below the command that runs `program`, as soon as there is one."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            for process in descendants(self._process.pid):
+                if Path(process.title.partition(" ")[0]).name == program:
+                    return process
+            time.sleep(0.02)
+        raise AssertionError(f"no {program} was started")
+
     def stop(self, number: signal.Signals) -> int:
         """Send a signal and return the exit code."""
         self._process.send_signal(number)
@@ -109,6 +119,16 @@ def serving(*arguments: object, cache: Path) -> Iterator[ServeCommand]:
         yield command
     finally:
         command.end()
+
+
+def processes_with(setting: str) -> list[Process]:
+    """List the machine's processes in whose environment NAME=VALUE stands, whoever their parents are by now."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and setting.encode() in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(read_process(int(entry.name)))
+    return [process for process in found if process is not None]
 
 
 def is_listening(url: str) -> bool:

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +33,21 @@ def in_one_line(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(1) from None
 
     return reporting
+
+
+def leave_at_once(command: Callable[..., None]) -> Callable[..., None]:
+    """End the process when the command has failed: threads that still sit in native code would hold it up, or abort."""
+
+    @functools.wraps(command)
+    def leaving(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except typer.Exit as leave:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(leave.exit_code)
+
+    return leaving
 
 
 def one_line(error: Exception) -> str:

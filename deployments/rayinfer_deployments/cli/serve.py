@@ -4,7 +4,6 @@ import json
 import shlex
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from rich.console import Console
 
 from rayinfer.config import DEFAULT_MODEL, cache_folder, engine_config
 from rayinfer_deployments.cli.config_options import with_engine_options
-from rayinfer_deployments.cli.failures import in_one_line
+from rayinfer_deployments.cli.failures import in_one_line, leave_at_once
 from rayinfer_deployments.cli.terminal import Phases, QuietTerminal
 from rayinfer_deployments.ray_environment import set_ray_settings
 
@@ -43,6 +42,7 @@ class Service:
     settings: dict[str, Any]
 
 
+@leave_at_once
 @in_one_line
 @with_engine_options
 def serve(
@@ -59,6 +59,7 @@ def serve(
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
     """Serve a model over the OpenAI API until Ctrl-C."""
+    interrupt_on_signals()
     set_ray_settings(owns_ray=ray_address is None)
     # After the environment is set: these import Ray, which reads it.
     from rayinfer.models.sources import resolve_model
@@ -77,29 +78,30 @@ def serve(
         settings=engine_settings,
     )
     check_folder(service.folder)
-    interrupt_on_signals()
     with QuietTerminal(cache_folder() / "services" / f"{port}.log") as console:
         _run(service, console)
 
 
 def _run(service: Service, console: Console) -> None:
+    from rayinfer_deployments.background_call import BackgroundCall
     from rayinfer_deployments.service_processes import JoinedRay, OwnRay
 
     phases, is_ready = Phases(console), False
     phases.enter("starting Ray" if service.ray_address is None else "joining Ray")
-    cluster = OwnRay() if service.ray_address is None else JoinedRay(service.ray_address, APPLICATION)
     try:
-        with ThreadPoolExecutor(1) as background, phases:
-            preparing = background.submit(_prepare, service)  # imports torch while Ray's processes come up
-            with cluster:
-                interrupt_on_signals()  # ray.init has put its own handler in place
-                with _recorded(service, cluster):
-                    _bring_up(service, cluster, preparing.result(), phases)
-                    is_ready = True
-                    _announce(service, console)
-                    while True:
-                        cluster.check()
-                        time.sleep(WATCH_S)
+        with phases:
+            preparing = BackgroundCall(lambda: _prepare(service))  # imports torch while Ray's processes come up
+            check = preparing.raise_if_failed
+            cluster = (
+                OwnRay(check) if service.ray_address is None else JoinedRay(service.ray_address, APPLICATION, check)
+            )
+            with cluster, _recorded(service, cluster):
+                _bring_up(service, cluster, preparing.result(), phases)
+                is_ready = True
+                _announce(service, console)
+                while True:
+                    cluster.check()
+                    time.sleep(WATCH_S)
     except KeyboardInterrupt:
         console.print("stopped")
         if not is_ready:

@@ -1,4 +1,6 @@
 import logging
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -38,3 +40,20 @@ def test_where_an_error_came_from_is_told_to_those_who_debug(caplog):
     with caplog.at_level(logging.DEBUG):
         run(ConfigError("wrong"))
     assert caplog.records[0].exc_info[0] is ConfigError
+
+
+def test_a_command_that_failed_leaves_without_waiting_for_its_threads():
+    program = """
+import threading
+from rayinfer.errors import ConfigError
+from rayinfer_deployments.cli.failures import in_one_line, leave_at_once
+
+def fail():
+    threading.Thread(target=threading.Event().wait).start()
+    raise ConfigError("wrong")
+
+print("failing")
+leave_at_once(in_one_line(fail))()
+"""
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (1, "failing\n", "error: wrong\n")
