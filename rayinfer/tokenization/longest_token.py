@@ -1,36 +1,54 @@
 """How much text one token can stand for at most, where a tokenizer's make sets a limit at all."""
 
 import json
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
-from tokenizers import pre_tokenizers
+
+from rayinfer.tokenization.detokenizer import BYTE_OF_CHARACTER
 
 # What composes characters makes one of at most four: no character decomposes into more of them canonically.
 _CHARS_PER_COMPOSED = 4
+_CONTINUATION_BYTES = range(0x80, 0xC0)  # in UTF-8 a character's bytes behind its first
 _COMPOSING_NORMALIZERS = frozenset({"NFC", "NFKC"})
 _NORMALIZERS_THAT_KEEP_ALL = frozenset({"NFD", "NFKD", "Prepend", "ByteLevel"})
 _PRE_TOKENIZERS_THAT_KEEP_ALL = frozenset({"ByteLevel", "Digits", "Metaspace"})
 
 
-def max_chars_per_token(backend: Backend) -> int | None:
-    """Return a number of characters that no token exceeds; None where a token may swallow any amount of text."""
+@dataclass(frozen=True, slots=True)
+class LongestToken:
+    """A length that no token exceeds."""
+
+    num_chars: int
+    unspelled: str = ""  # characters that the vocabulary lacks: they may become no token at all
+
+    def least_num_tokens(self, text: str) -> int:
+        """Return how many tokens a text has at least."""
+        num_unspelled = sum(text.count(character) for character in self.unspelled)
+        return math.ceil((len(text) - num_unspelled) / self.num_chars)
+
+
+def find_longest_token(backend: Backend) -> LongestToken | None:
+    """Measure a tokenizer's longest token; None where a token may swallow any amount of text."""
     settings = json.loads(backend.to_str())
     normalizers = _steps(settings["normalizer"], "normalizers")
-    pre_tokenizers_ = _steps(settings["pre_tokenizer"], "pretokenizers")
+    pre_tokenizers = _steps(settings["pre_tokenizer"], "pretokenizers")
     added, model = settings["added_tokens"], settings["model"]
+    unspelled = _unspelled(model, [*normalizers, *pre_tokenizers])
     keeps_all = (
         all(_keeps_all_characters(step) for step in normalizers)
-        and all(_keeps_all_text(step) for step in pre_tokenizers_)
+        and all(_keeps_all_text(step) for step in pre_tokenizers)
         and not any(token["lstrip"] or token["rstrip"] for token in added)
     )
-    if not keeps_all or not _spells_everything(model, [*normalizers, *pre_tokenizers_]):
+    if unspelled is None or not keeps_all:
         return None
     # In a byte-level vocabulary a character is a byte, and no character of a text has less than one.
     longest = max(len(token) for token in (*model["vocab"], *(token["content"] for token in added)))
     composes = any(step["type"] in _COMPOSING_NORMALIZERS for step in normalizers)
-    return longest * _CHARS_PER_COMPOSED if composes else longest
+    return LongestToken(longest * _CHARS_PER_COMPOSED if composes else longest, unspelled)
 
 
 def _steps(step: Mapping[str, Any] | None, members: str) -> list[Mapping[str, Any]]:
@@ -45,19 +63,24 @@ def _keeps_all_characters(normalizer: Mapping[str, Any]) -> bool:
     if normalizer["type"] == "Replace":
         replaced = normalizer["pattern"].get("String")
         return replaced is not None and len(normalizer["content"]) >= len(replaced)
-    return normalizer["type"] in _COMPOSING_NORMALIZERS | _NORMALIZERS_THAT_KEEP_ALL
+    return bool(normalizer["type"] in _COMPOSING_NORMALIZERS | _NORMALIZERS_THAT_KEEP_ALL)
 
 
 def _keeps_all_text(pre_tokenizer: Mapping[str, Any]) -> bool:
     if pre_tokenizer["type"] in ("Split", "Punctuation"):
         return bool(pre_tokenizer["behavior"] != "Removed")
-    return pre_tokenizer["type"] in _PRE_TOKENIZERS_THAT_KEEP_ALL
+    return bool(pre_tokenizer["type"] in _PRE_TOKENIZERS_THAT_KEEP_ALL)
 
 
-def _spells_everything(model: Mapping[str, Any], steps: list[Mapping[str, Any]]) -> bool:
-    """Say whether text that no longer token knows is spelled byte by byte, not left out or put down as unknown."""
+def _unspelled(model: Mapping[str, Any], steps: list[Mapping[str, Any]]) -> str | None:
+    """List the characters that text spelled byte by byte may lose; None when it is not spelled so or may lose more."""
     if model["type"] != "BPE":
-        return False
-    if any(step["type"] == "ByteLevel" for step in steps):
-        return set(pre_tokenizers.ByteLevel.alphabet()) <= model["vocab"].keys()
-    return bool(model["byte_fallback"]) and all(f"<0x{byte:02X}>" in model["vocab"] for byte in range(256))
+        return None
+    if not any(step["type"] == "ByteLevel" for step in steps):
+        is_complete = model["byte_fallback"] and all(f"<0x{byte:02X}>" in model["vocab"] for byte in range(256))
+        return "" if is_complete else None
+    missing = [byte for character, byte in BYTE_OF_CHARACTER.items() if character not in model["vocab"]]
+    # A character of several bytes leaves at least those behind its first, as long as there are tokens for them.
+    if any(byte in _CONTINUATION_BYTES for byte in missing):
+        return None
+    return "".join(chr(byte) for byte in missing if byte < _CONTINUATION_BYTES.start)

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 
 from rayinfer.errors import InvalidParameter, ModelLoadError
 from rayinfer.tokenization.detokenizer import DecoderTables, Detokenizer
-from rayinfer.tokenization.longest_token import max_chars_per_token
+from rayinfer.tokenization.longest_token import find_longest_token
 
 LONG_TEXT_CHARS = 8192  # tokenising more takes milliseconds, for which other threads should not have to wait
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -24,7 +24,7 @@ class Tokenizer:
         self._special_tokens = dict(special_tokens or {})
         self._special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self._tables = DecoderTables(backend, self._special_ids)
-        self._max_chars_per_token = max_chars_per_token(backend)
+        self._longest_token = find_longest_token(backend)
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -58,6 +58,10 @@ class Tokenizer:
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
 
+    def least_num_tokens(self, text: str) -> int:
+        """Return a number of tokens that a text surely has, without tokenising it; 0 where that cannot be said."""
+        return 0 if self._longest_token is None else self._longest_token.least_num_tokens(text)
+
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Turn token ids into text; ids that are no tokens say nothing."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
@@ -74,11 +78,6 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Tokens in the vocabulary, added ones included."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
-
-    @property
-    def max_chars_per_token(self) -> int | None:
-        """Characters of a text that no token exceeds; None where one token may swallow any amount of text."""
-        return self._max_chars_per_token
 
     @property
     def special_ids(self) -> frozenset[int]:
