@@ -9,34 +9,59 @@ from rayinfer.protocols import ModelDescription
 from rayinfer.servers.openai.chat_messages import template_messages, template_settings
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
 from rayinfer.servers.served_model import ServedModel
-from rayinfer.tokenization.tokenizer import Tokenizer
+from rayinfer.tokenization.tokenizer import LONG_TEXT_CHARS, Tokenizer
 
 MAX_PROMPTS = 1024
-_LONG_TEXT_CHARS = 8192  # a longer text is tokenised in a thread, so that nobody else's tokens wait for it
+MAX_CHOICES_PER_REQUEST = 1024  # prompts times n: each of them is a request of its own to an engine
 
 
 async def chat_prompts(body: ChatCompletionBody, model: ServedModel, description: ModelDescription) -> list[list[int]]:
     """Render a conversation and tokenise it: always one prompt."""
     text = model.chat_template.render(template_messages(body.messages), **template_settings(body))
-    token_ids = await _encode(model.tokenizer, text, bool(body.add_special_tokens))
-    _check_prompt(token_ids, description, "messages")
-    return [token_ids]
+    tokenizer = model.tokenizer
+    return await _tokenise([text], bool(body.add_special_tokens), tokenizer, description, "messages")
 
 
 async def completion_prompts(
     body: CompletionBody, model: ServedModel, description: ModelDescription
 ) -> list[list[int]]:
     """Tokenise every prompt of a completion request, in their order."""
-    adds_special_tokens = body.add_special_tokens is not False
-    prompts = []
-    for prompt in _split_prompts(body.prompt):
-        if isinstance(prompt, str):
-            token_ids = await _encode(model.tokenizer, prompt, adds_special_tokens)
-        else:
-            token_ids = _checked_token_ids(prompt, description.vocab_size)
-        _check_prompt(token_ids, description, "prompt")
-        prompts.append(token_ids)
-    return prompts
+    prompts = _split_prompts(body.prompt)
+    num_choices = len(prompts) * (body.n or 1)
+    if num_choices > MAX_CHOICES_PER_REQUEST:
+        raise InvalidParameter(
+            f"{len(prompts)} prompts with n={body.n} make {num_choices} choices, "
+            f"a request may ask for {MAX_CHOICES_PER_REQUEST}",
+            "n",
+        )
+    return await _tokenise(prompts, body.add_special_tokens is not False, model.tokenizer, description, "prompt")
+
+
+async def _tokenise(
+    prompts: Sequence[str | list[Any]],
+    adds_special_tokens: bool,
+    tokenizer: Tokenizer,
+    description: ModelDescription,
+    param: str,
+) -> list[list[int]]:
+    """Turn prompts into token ids, in a thread when it takes long, so that nobody else's tokens wait for it."""
+    for prompt in prompts:
+        _check_size(prompt, tokenizer, description, param)
+
+    def token_ids_of_all() -> list[list[int]]:
+        all_token_ids = []
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                token_ids = tokenizer.encode(prompt, add_special_tokens=adds_special_tokens)
+            else:
+                token_ids = _checked_token_ids(prompt, description.vocab_size)
+            _check_num_tokens(len(token_ids), description, param)
+            all_token_ids.append(token_ids)
+        return all_token_ids
+
+    if sum(map(len, prompts)) <= LONG_TEXT_CHARS:
+        return token_ids_of_all()
+    return await asyncio.to_thread(token_ids_of_all)
 
 
 def _split_prompts(prompt: Any) -> Sequence[str | list[int]]:
@@ -48,10 +73,10 @@ def _split_prompts(prompt: Any) -> Sequence[str | list[int]]:
         raise InvalidParameter(
             "prompt must be a string, a list of strings, a list of token ids or a list of lists of token ids", "prompt"
         )
-    if not prompts or any(isinstance(part, str | list) and not part for part in prompts):
-        raise InvalidParameter("prompt must not be empty", "prompt")
     if len(prompts) > MAX_PROMPTS:
         raise InvalidParameter(f"prompt must hold at most {MAX_PROMPTS} prompts, got {len(prompts)}", "prompt")
+    if not prompts or any(isinstance(part, str | list) and not part for part in prompts):
+        raise InvalidParameter("prompt must not be empty", "prompt")
     if len({type(part) for part in prompts}) > 1 or not isinstance(prompts[0], str | list):
         raise InvalidParameter("prompt must hold only strings, only token ids or only lists of token ids", "prompt")
     return prompts
@@ -70,22 +95,24 @@ def _checked_token_ids(token_ids: list[Any], vocab_size: int) -> list[int]:
     return token_ids
 
 
-def _check_prompt(token_ids: list[int], description: ModelDescription, param: str) -> None:
-    if not token_ids:
+def _check_size(prompt: str | list[Any], tokenizer: Tokenizer, description: ModelDescription, param: str) -> None:
+    """Refuse what cannot fit however it is tokenised, before any work is done on it."""
+    if isinstance(prompt, list):
+        _check_num_tokens(len(prompt), description, param)
+    elif (least := tokenizer.least_num_tokens(prompt)) >= description.max_model_len:
+        _check_num_tokens(least, description, param, at_least="at least ")
+
+
+def _check_num_tokens(num_tokens: int, description: ModelDescription, param: str, at_least: str = "") -> None:
+    if num_tokens == 0:
         raise InvalidParameter(f"{param} must hold at least one token", param)
-    if len(token_ids) >= description.max_model_len:
+    if num_tokens >= description.max_model_len:
         raise PromptTooLong(
             f"This model's maximum context length is {description.max_model_len} tokens. "
-            f"The prompt has {len(token_ids)} tokens, which leaves no room for an answer.",
+            f"The prompt has {at_least}{num_tokens} tokens, which leaves no room for an answer.",
             param,
             "context_length_exceeded",
         )
-
-
-async def _encode(tokenizer: Tokenizer, text: str, adds_special_tokens: bool) -> list[int]:
-    if len(text) <= _LONG_TEXT_CHARS:
-        return tokenizer.encode(text, add_special_tokens=adds_special_tokens)
-    return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=adds_special_tokens)
 
 
 def _is_integer(value: Any) -> bool:

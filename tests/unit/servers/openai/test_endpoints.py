@@ -41,6 +41,15 @@ BAD_BODIES = [
     (TEXT, {"prompt": [5, 384]}, 400, "prompt", None, "0 to 383, got 384 at position 1"),
     (TEXT, {"prompt": [[5], [-1]]}, 400, "prompt", None, "got -1"),
     (TEXT, {"prompt": ["a"] * 1025}, 400, "prompt", None, "at most 1024 prompts, got 1025"),
+    (TEXT, {"prompt": ["a"] * 9, "n": 128}, 400, "n", None, "9 prompts with n=128 make 1152 choices"),
+    (TEXT, {"prompt": [None] * 1025}, 400, "prompt", None, "at most 1024 prompts, got 1025"),
+    (TEXT, {"prompt": [*[5] * 256, "x"]}, 400, "prompt", "context_length_exceeded", "The prompt has 257 tokens"),
+    (TEXT, {"prompt": "x" * 9000}, 400, "prompt", "context_length_exceeded", "The prompt has at least"),
+    (
+        CHAT,
+        {"messages": [{"role": "user", "content": "x" * 9000}]},
+        *(400, "messages", "context_length_exceeded", "The prompt has at least"),
+    ),
     (TEXT, {"prompt": [5] * 256}, 400, "prompt", "context_length_exceeded", "maximum context length is 256 tokens."),
     (TEXT, {"prompt": "ab " * 900}, 400, "prompt", "context_length_exceeded", "maximum context length is 256 tokens."),
     (TEXT, text(max_tokens=-5), 400, "max_tokens", None, "got -5"),
@@ -294,6 +303,19 @@ async def test_a_long_text_is_tokenised_like_a_short_one(client, generator, mode
     long_text = "the quick brown fox " * 600
     await client.post(TEXT, json={"prompt": long_text})
     assert generator.requests[0].prompt_token_ids == models["org/tiny"].tokenizer.encode(long_text)
+
+
+async def test_a_request_may_ask_for_1024_choices(client, generator):
+    response = await client.post(TEXT, json={"prompt": ["a"] * 8, "n": 128})
+    assert len(response.json()["choices"]) == 1024
+
+
+async def test_long_prompts_are_tokenised_in_their_order_beside_short_ones(client, generator, models):
+    generator.max_model_len = 100_000
+    prompts = ["the quick brown fox " * 600, "short", "a" * 20]
+    await client.post(TEXT, json={"prompt": prompts})
+    tokenizer = models["org/tiny"].tokenizer
+    assert [request.prompt_token_ids for request in generator.requests] == [tokenizer.encode(text) for text in prompts]
 
 
 @pytest.mark.parametrize(("wanted", "is_added"), [(None, True), (True, True), (False, False)])
