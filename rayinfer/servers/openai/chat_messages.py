@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rayinfer.errors import InvalidParameter
-from rayinfer.servers.openai.schemas import ChatCompletionBody, ChatMessage
+from rayinfer.servers.openai.schemas import MAX_LIST_ITEMS, ChatCompletionBody, ChatMessage
 from rayinfer.tokenization.chat_template import RESERVED_NAMES
 
 
@@ -12,6 +12,11 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Turn every message into what templates expect; raises InvalidParameter for what they could not say."""
     if not messages:
         raise InvalidParameter("messages must hold at least one message", "messages")
+    num_parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
+    if num_parts > MAX_LIST_ITEMS:
+        raise InvalidParameter(
+            f"messages must hold at most {MAX_LIST_ITEMS} parts of content, got {num_parts}", "messages"
+        )
     return [_template_message(message, f"messages.{position}") for position, message in enumerate(messages)]
 
 

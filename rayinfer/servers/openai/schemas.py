@@ -9,6 +9,7 @@ from rayinfer.sampling_params import SamplingParams
 
 MAX_PRIORITY = 10
 MAX_SALT_CHARS = 128
+MAX_LIST_ITEMS = 4096  # messages of a conversation, parts of all of them, token ids that stop
 
 _PROMPT_SCHEMA = {
     "anyOf": [
@@ -28,10 +29,10 @@ _SAMPLING_FIELDS = (
     "skip_special_tokens",
 )
 
-# A long list of wrong values makes one finding, not one for each of them.
-Texts = Annotated[list[str], Field(fail_fast=True)]
-TokenIds = Annotated[list[int], Field(fail_fast=True)]
-ContentParts = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+# A long list of wrong values makes one finding, not one for each of them, and what is too long is not read to its end.
+Texts = Annotated[list[str], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
+TokenIds = Annotated[list[int], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
+ContentParts = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
 
 
 class _Strict(BaseModel):
@@ -126,7 +127,7 @@ class ChatMessage(_Strict):
 class ChatCompletionBody(GenerationBody):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -13,7 +13,7 @@ from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
 from tiny_models import save_tokenizer
 
-MAX_BODY_BYTES = 20_000
+MAX_BODY_BYTES = 200_000
 
 
 @pytest.fixture(scope="session")

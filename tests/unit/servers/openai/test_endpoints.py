@@ -10,6 +10,7 @@ from rayinfer.tokenization.tokenizer import Tokenizer
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+PART = [{"type": "text", "text": "a"}]
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -110,6 +111,10 @@ BAD_BODIES = [
     (CHAT, chat(chat_template="x"), 400, "chat_template", UNSUPPORTED, "chat_template"),
     (CHAT, {}, 400, "messages", None, "required"),
     (CHAT, {"messages": []}, 400, "messages", None, "at least one message"),
+    (CHAT, {"messages": [{"role": "user", "content": "a"}] * 4097}, 400, "messages", None, "at most 4096 items"),
+    (CHAT, {"messages": [{"role": "user", "content": PART * 4097}]}, 400, "messages.0.content", None, "at most 4096"),
+    (CHAT, {"messages": [{"role": "user", "content": PART * 2049}] * 2}, 400, "messages", None, "parts of content"),
+    (TEXT, text(stop_token_ids=[5] * 4097), 400, "stop_token_ids", None, "at most 4096 items"),
     (CHAT, {"messages": "hi"}, 400, "messages", None, "valid list"),
     (CHAT, {"messages": ["hi"]}, 400, "messages.0", None, "messages.0"),
     (CHAT, {"messages": [*HELLO, {"role": "king", "content": "x"}]}, 400, "messages.1.role", None, "'assistant'"),
