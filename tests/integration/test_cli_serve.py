@@ -115,6 +115,13 @@ def test_a_port_in_use_is_one_clear_line_at_once(model, cache):
             lambda content: content.replace(b'"num_hidden_layers": 2', b'"num_hidden_layers": 3'),
             "layers.2.",
         ),
+        ("config.json", lambda content: content.replace(b'"hidden_size": 64', b'"hidden_size": 128'), "shape"),
+        ("tokenizer.json", lambda content: content[:200], "tokenizer.json"),
+        (
+            "tokenizer_config.json",
+            lambda content: content.replace(b'"chat_template": "', b'"chat_template": "{% if'),
+            "chat template",
+        ),
     ],
 )
 def test_a_broken_checkpoint_is_one_line_within_seconds(model, cache, tmp_path, file, change, message):
@@ -124,6 +131,7 @@ def test_a_broken_checkpoint_is_one_line_within_seconds(model, cache, tmp_path, 
     (line,) = answer.stderr.splitlines()
     assert line.startswith("error: ")
     assert message in line
+    assert answer.stdout == ""
     assert time.monotonic() - started < 20
 
 

@@ -172,15 +172,19 @@ def interrupt_on_signals() -> None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ModelLoadError, naming file or tensor, for a model folder that no engine could load."""
+    """Raise ModelLoadError, naming file or tensor, for a model folder that no engine or router could load."""
     from rayinfer.models.model_config import read_model_config
     from rayinfer.models.model_folder import check_model_folder, weight_files
     from rayinfer.models.safetensors_header import read_safetensors_header
+    from rayinfer.tokenization.chat_template import ChatTemplate
+    from rayinfer.tokenization.tokenizer import Tokenizer
 
     check_model_folder(folder)
     read_model_config(folder)
     for file in weight_files(folder):
         read_safetensors_header(file)
+    Tokenizer.from_folder(folder)
+    ChatTemplate.from_folder(folder)
 
 
 def _served_name(model: str) -> str:
