@@ -102,7 +102,7 @@ def references(transformers_model: PreTrainedModel, greedy_requests: list[Golden
     references = {}
     for start in range(0, len(by_length), REFERENCE_BATCH):
         requests = by_length[start : start + REFERENCE_BATCH]
-        with _torch_threads(1):
+        with _one_thread():
             generated = _generate_together(transformers_model, [request.prompt_token_ids for request in requests])
         references |= {request.name: each for request, each in zip(requests, generated, strict=True)}
     return references
@@ -116,7 +116,7 @@ def own_model(model_folder: Path) -> OwnModel:
 @pytest.fixture(scope="session")
 def alone(all_requests: list[GoldenRequest]) -> CaseRun:
     """One request after the other, none of which finds anything in a cache."""
-    with _engine(num_threads=1, num_kv_blocks=40, enable_prefix_caching=False) as llm:
+    with _engine(num_kv_blocks=40, enable_prefix_caching=False) as llm:
         outputs = {}
         for request in all_requests:
             outputs |= _answer(llm, [request])
@@ -126,7 +126,7 @@ def alone(all_requests: list[GoldenRequest]) -> CaseRun:
 @pytest.fixture(scope="session")
 def batched_twice(all_requests: list[GoldenRequest]) -> list[CaseRun]:
     """All prompts in one step, and once more when the cache holds them."""
-    with _engine(num_threads=2, max_num_batched_tokens=8192, **ROOMY) as llm:
+    with _engine(max_num_batched_tokens=8192, **ROOMY) as llm:
         cases = ("in_one_batch", "already_cached")
         return [CaseRun(case, _answer(llm, all_requests), llm.stats) for case in cases]
 
@@ -147,7 +147,7 @@ def arriving_at_random_times(all_requests: list[GoldenRequest]) -> CaseRun:
     chance = random.Random(20)
     coming = chance.sample(all_requests, len(all_requests))
     outputs: dict[str, RequestOutput] = {}
-    with _engine(num_threads=1, **ROOMY) as llm:
+    with _engine(**ROOMY) as llm:
         while coming or llm.has_unfinished_requests():
             for _ in range(min(chance.choice((0, 0, 1, 2)), len(coming))):
                 request = coming.pop()
@@ -159,14 +159,14 @@ def arriving_at_random_times(all_requests: list[GoldenRequest]) -> CaseRun:
 @pytest.fixture(scope="session")
 def preempted(all_requests: list[GoldenRequest]) -> CaseRun:
     """A pool that holds a few requests, so that some must give way to others."""
-    with _engine(num_threads=1, num_kv_blocks=72) as llm:
+    with _engine(num_kv_blocks=72) as llm:
         return CaseRun("preempted", _answer(llm, all_requests), llm.stats)
 
 
 @pytest.fixture(scope="session")
 def in_chunks_of_16_tokens(all_requests: list[GoldenRequest]) -> CaseRun:
     """No step computes more than 16 tokens, and no prompt finds anything in a cache."""
-    with _engine(num_threads=1, max_num_batched_tokens=16, enable_prefix_caching=False, **ROOMY) as llm:
+    with _engine(max_num_batched_tokens=16, enable_prefix_caching=False, **ROOMY) as llm:
         return CaseRun("in_chunks_of_16_tokens", _answer(llm, all_requests), llm.stats)
 
 
@@ -175,6 +175,12 @@ def run(request: pytest.FixtureRequest) -> CaseRun:
     """Each case in turn."""
     case_run: CaseRun = request.getfixturevalue(request.param)
     return case_run
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    with _one_thread():
+        yield
 
 
 @pytest.fixture
@@ -200,17 +206,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @contextlib.contextmanager
-def _engine(*, num_threads: int, **settings: Any) -> Iterator[LLM]:
-    # Threads that share their cores with other processes wait for each other at every small operation, which may cost
-    # fifty times the work; so only the case of the fewest and largest steps uses two.
-    with _torch_threads(num_threads), LLM(MODEL, dtype="float32", num_threads=num_threads, **settings) as llm:
+def _engine(**settings: Any) -> Iterator[LLM]:
+    with _one_thread(), LLM(MODEL, dtype="float32", num_threads=1, **settings) as llm:
         yield llm
 
 
 @contextlib.contextmanager
-def _torch_threads(count: int) -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
+    # Threads that share their cores with other processes wait for each other at every small operation, which may cost
+    # fifty times the work.
     before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    torch.set_num_threads(1)
     try:
         yield
     finally:

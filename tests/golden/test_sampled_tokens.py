@@ -17,7 +17,7 @@ def test_sampled_tokens_are_the_same_in_every_case(run, alone, sampled_requests,
 
 
 def test_each_sampled_token_holds_the_draw_among_the_probabilities_of_transformers(
-    alone, sampled_requests, transformers_model
+    alone, sampled_requests, transformers_model, one_thread
 ):
     wrong = []
     for request in sampled_requests:
