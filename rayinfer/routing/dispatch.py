@@ -1,6 +1,7 @@
 """Gives one model's requests to its engines and turns their tokens back into text for the clients."""
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -18,12 +19,14 @@ from rayinfer.routing.stream_state import StreamState
 from rayinfer.routing.stream_timers import StreamTimers
 from rayinfer.tokenization.tokenizer import Tokenizer
 
+logger = logging.getLogger(__name__)
+
 
 class Dispatcher:
     """A TextGenerator over a changing set of engines; every client request lives in one `generate` call.
 
     Text is made in that call, never in the task that listens to an engine: what one stream's text does, however wrong,
-    reaches no other stream.
+    reaches no other stream. Clients are told that an engine is gone; which one, and of what it died, is in the log.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class Dispatcher:
         """Send the engine nothing more; its streams may end before it goes."""
         if engine := self._engines.get(name):
             engine.is_draining = True
-            self._why_not_ready = f"engine {name} is shutting down"
+            self._why_not_ready = "an engine is shutting down"
             if engine.num_in_flight == 0:
                 self.remove_engine(name, "it was drained")
 
@@ -81,9 +84,10 @@ class Dispatcher:
         engine = self._engines.pop(name, None)
         if engine is None:
             return
-        self._why_not_ready = f"engine {name} is gone: {reason}"
+        logger.log(logging.INFO if engine.is_draining else logging.WARNING, "engine %s is gone: %s", name, reason)
+        self._why_not_ready = "an engine is gone"
         self._metrics.drop_engine(self._model_name, name)
-        engine.fail(EngineDead(f"the engine that ran the request is gone: {reason}"))
+        engine.fail(EngineDead("the engine that ran the request is gone"))
 
     async def close(self) -> None:
         """Let go of every engine, which aborts all that still runs."""

@@ -188,7 +188,7 @@ async def test_when_an_engine_dies_its_streams_fail_and_others_go_on(two_engines
     doomed = await service.start("a", engine=0)
     lucky = await service.start("b", engine=1)
     service.engines[0].die(EngineDead("its process is gone"))
-    with pytest.raises(EngineDead, match="its process is gone"):
+    with pytest.raises(EngineDead, match=r"^the engine that ran the request is gone$"):
         await anext(doomed)
     service.say("b/0", "fine", "length", engine=1)
     assert (await anext(lucky)).outputs[0].text == "fine"
@@ -204,14 +204,17 @@ async def test_a_dying_engines_last_words_are_still_delivered(service):
         await anext(stream)
 
 
-async def test_without_an_engine_requests_are_refused_with_the_reason(service):
-    service.engines[0].die(EngineDead("its process is gone"))
+async def test_without_an_engine_requests_are_refused_and_only_the_log_names_it_and_its_end(service, caplog):
+    service.engines[0].die(EngineDead("ActorDiedError: its process is gone"))
     await until(lambda: not service.dispatcher.engine_names)
-    with pytest.raises(NotReady, match="engine-0 is gone: its process is gone"):
+    with pytest.raises(NotReady, match=r"^model 'm' cannot answer now: an engine is gone$"):
         await anext(service.open())
     status = service.dispatcher.status()
     assert not status.ready
-    assert "its process is gone" in status.reason
+    assert status.reason == "model 'm' cannot answer now: an engine is gone"
+    assert [record.message for record in caplog.records if record.name == "rayinfer.routing.dispatch"] == [
+        "engine engine-0 is gone: ActorDiedError: its process is gone"
+    ]
     with pytest.raises(NotReady):
         service.dispatcher.describe()
 
@@ -276,11 +279,19 @@ async def test_a_draining_engine_ends_its_streams_but_gets_no_new_ones(two_engin
     await busy.aclose()
 
 
+async def test_while_the_only_engine_drains_clients_are_told_so_without_its_name(service):
+    stream = await service.start()
+    service.dispatcher.drain_engine("engine-0")
+    assert service.dispatcher.status().reason == "model 'm' cannot answer now: an engine is shutting down"
+    await stream.aclose()
+
+
 async def test_an_idle_engine_that_drains_is_let_go_at_once(service):
     service.dispatcher.drain_engine("engine-0")
     assert service.dispatcher.engine_names == []
-    with pytest.raises(NotReady):
+    with pytest.raises(NotReady) as refusal:
         await anext(service.open())
+    assert "engine-0" not in refusal.value.message
 
 
 async def test_an_engine_that_is_taken_back_hears_of_a_new_router(service):
