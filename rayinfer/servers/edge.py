@@ -13,7 +13,7 @@ from rayinfer.errors import RequestTooLarge
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.servers.error_responses import error_response, refusal_reason
 
-DEFAULT_MAX_BODY_BYTES = 8 * 2**20
+DEFAULT_MAX_BODY_BYTES = 4 * 2**20  # JSON is read in one go, while everybody else's tokens wait
 MAX_REQUEST_ID_CHARS = 128
 REQUEST_ID_HEADER = "x-request-id"
 
