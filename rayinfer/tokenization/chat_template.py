@@ -83,6 +83,8 @@ class ChatTemplate:
                 continue_final_message=continue_final_message,
                 **(self._special_tokens | template_kwargs),
             )
+        except RecursionError as error:
+            raise InvalidParameter("the JSON is nested too deeply for the chat template", "messages") from error
         except Exception as error:  # a template is a program: it may raise anything, and what it was given is to blame
             reason = " ".join(str(error).split()) or type(error).__name__
             raise InvalidParameter(f"the chat template refuses these messages: {reason}", "messages") from error

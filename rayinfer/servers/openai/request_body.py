@@ -14,6 +14,10 @@ MAX_FINDINGS = 10
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
+class _UnknownConstant(ValueError):
+    """What Python calls a number and JSON does not."""
+
+
 async def read_json_object(request: Request) -> dict[str, Any]:
     """Read the body as one JSON object; raises RequestError when it is anything else."""
     _check_headers(request)
@@ -25,14 +29,18 @@ async def read_json_object(request: Request) -> dict[str, Any]:
     except UnicodeError:
         raise RequestError("The request's body is not valid UTF-8.", code="invalid_json") from None
     except RecursionError:
-        raise RequestError("The request's body is nested too deeply.", code="invalid_json") from None
+        raise RequestError(
+            "The request's body cannot be read: the JSON is nested too deeply.", code="invalid_json"
+        ) from None
     except json.JSONDecodeError as error:
         raise RequestError(
             f"The request's body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno}).",
             code="invalid_json",
         ) from None
-    except ValueError as error:  # a constant that JSON does not know, or a number of thousands of digits
+    except _UnknownConstant as error:
         raise RequestError(f"The request's body is not valid JSON: {error}.", code="invalid_json") from None
+    except ValueError:  # an integer of thousands of digits, which Python does not read
+        raise RequestError("The request's body cannot be read: a number is too large.", code="invalid_json") from None
     if not isinstance(body, dict):
         raise RequestError("The request's body must be a JSON object.", code="invalid_json")
     return body
@@ -59,7 +67,7 @@ def _check_headers(request: Request) -> None:
 
 
 def _refuse_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not a number")
+    raise _UnknownConstant(f"{constant} is not a number")
 
 
 def _field_path(location: tuple[int | str, ...], body: Any) -> str:

@@ -46,6 +46,30 @@ async def test_broken_json_is_told_with_its_place(client):
     assert "line 2, column 13" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "cannot be read: a number is too large."),
+        (b'{"prompt": ' + b"[" * 9000 + b"]" * 9000 + b"}", "cannot be read: the JSON is nested too deeply."),
+        (b'{"prompt": "a", "temperature": -Infinity}', "is not valid JSON: -Infinity is not a number."),
+    ],
+)
+async def test_what_python_cannot_read_is_told_in_plain_words(client, content, told):
+    message = (await post(client, content)).json()["error"]["message"]
+    assert message == f"The request's body {told}"
+
+
+@pytest.mark.parametrize("depth", [300, 600, 900, 960])
+async def test_no_depth_is_told_in_pythons_words(client, depth):
+    nested = b"[" * depth + b"]" * depth
+    message = b'{"role": "user", "content": "a", "more": ' + nested + b"}"
+    for content in (b'{"prompt": ' + nested + b"}", b'{"messages": [' + message + b"]}"):
+        for path in ("/v1/completions", "/v1/chat/completions"):
+            response = await client.post(path, content=content, headers=JSON)
+            assert response.status_code in (200, 400)
+            assert "recursion" not in response.text.lower()
+
+
 async def test_an_infinite_number_spelled_with_digits_is_400(client):
     response = await post(client, b'{"prompt": "a", "temperature": 1e999}')
     assert (response.status_code, response.json()["error"]["param"]) == (400, "temperature")
