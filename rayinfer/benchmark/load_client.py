@@ -21,7 +21,7 @@ from rayinfer.benchmark.report import (
     print_percentiles,
     print_rows,
 )
-from rayinfer.benchmark.workloads import DEFAULT_VOCAB_SIZE, Workload, serving_workload
+from rayinfer.benchmark.workloads import DEFAULT_VOCAB_SIZE, LengthRange, Workload, serving_workload
 from rayinfer.errors import ConfigError, RayinferError
 
 ERROR_TEXT_LIMIT = 200  # characters of a server's error that are kept
@@ -34,8 +34,8 @@ class LoadPlan:
     base_url: str  # with or without /v1
     model: str
     num_requests: int
-    input_len: int
-    output_len: int
+    input_len: int | LengthRange
+    output_len: int | LengthRange
     concurrency: int = 1
     request_rate: float | None = None  # mean arrivals a second (Poisson); the number of clients is then unbounded
     vocab_size: int = DEFAULT_VOCAB_SIZE
@@ -63,6 +63,7 @@ class Answer:
     end_to_end_s: float | None = None
     gaps_s: list[float] = field(default_factory=list)  # between one chunk and the next
     chunk_tokens: list[int | None] = field(default_factory=list)  # of every chunk; None when it does not say
+    prompt_tokens: int = 0
     output_tokens: int = 0
     error: str | None = None
 
@@ -91,8 +92,8 @@ class ServingReport:
     concurrency: int | None  # None with arrivals at a rate
     request_rate: float | None
     num_requests: int
-    input_len: int
-    output_len: int
+    input_len: int | LengthRange
+    output_len: int | LengthRange
     completed: int
     failed: int
     errors: dict[str, int]  # how often, by reason
@@ -118,7 +119,7 @@ async def run_load(plan: LoadPlan, on_answer: Callable[[], None] = lambda: None)
     timeout = aiohttp.ClientTimeout(total=plan.timeout_s)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
-        warm_up = await _ask(session, plan, workload.prompts[0], plan.output_len)
+        warm_up = await _ask(session, plan, workload.prompts[0], workload.output_lengths[0])
         if warm_up.error is not None:
             raise RayinferError(f"the warm-up request to {plan.completions_url} failed: {warm_up.error}")
         started = time.perf_counter()
@@ -158,7 +159,7 @@ async def _ask(session: aiohttp.ClientSession, plan: LoadPlan, prompt: list[int]
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    answer = Answer()
+    answer = Answer(prompt_tokens=len(prompt))
     started = time.perf_counter()
     try:
         async with session.post(plan.completions_url, json=body) as response:
@@ -231,7 +232,7 @@ def _summarise(plan: LoadPlan, answers: list[Answer], seconds: float) -> Serving
         errors=dict(errors.most_common()),
         secs=round(seconds, 4),
         out_tok_s=round(output_tokens / seconds, 2),
-        total_tok_s=round((output_tokens + plan.input_len * len(good)) / seconds, 2),
+        total_tok_s=round((output_tokens + sum(answer.prompt_tokens for answer in good)) / seconds, 2),
         req_s=round(len(good) / seconds, 3),
         output_tokens=output_tokens,
         ttft=percentiles([answer.first_token_s for answer in good if answer.first_token_s is not None]),

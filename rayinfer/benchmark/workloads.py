@@ -16,6 +16,11 @@ class LengthRange(NamedTuple):
     low: int
     high: int
 
+    @classmethod
+    def of(cls, lengths: "int | LengthRange") -> "LengthRange":
+        """Take a single length as a range of one."""
+        return cls(lengths, lengths) if isinstance(lengths, int) else lengths
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
@@ -59,13 +64,21 @@ def offline_workload(
 
 
 def serving_workload(
-    num_requests: int, input_len: int, output_len: int, vocab_size: int = DEFAULT_VOCAB_SIZE, seed: int = 0
+    num_requests: int,
+    input_len: int | LengthRange,
+    output_len: int | LengthRange,
+    vocab_size: int = DEFAULT_VOCAB_SIZE,
+    seed: int = 0,
 ) -> Workload:
-    """Draw prompts of one length, to be answered with one length, as a load client sends them."""
-    _check(num_requests, vocab_size, LengthRange(input_len, input_len), LengthRange(output_len, output_len))
+    """Draw prompts and answer lengths as a load client sends them.
+
+    The order of the draws is that of `offline_workload`, but a single length takes no draw.
+    """
+    inputs, outputs = LengthRange.of(input_len), LengthRange.of(output_len)
+    _check(num_requests, vocab_size, inputs, outputs)
     rng = random.Random(seed)
-    prompts = [_random_tokens(rng, input_len, vocab_size) for _ in range(num_requests)]
-    return Workload(prompts=prompts, output_lengths=[output_len] * num_requests)
+    prompts = [_random_tokens(rng, _draw(rng, inputs), vocab_size) for _ in range(num_requests)]
+    return Workload(prompts=prompts, output_lengths=[_draw(rng, outputs) for _ in range(num_requests)])
 
 
 def parse_length_range(text: str) -> LengthRange:
@@ -75,6 +88,16 @@ def parse_length_range(text: str) -> LengthRange:
         return LengthRange(int(low), int(high if colon else low))
     except ValueError:
         raise ConfigError(f"a length is a number or a range such as 32:256, got {text!r}") from None
+
+
+def parse_lengths(text: str) -> int | LengthRange:
+    """Read `32:256` as a range and `128` as the number it is; raises ConfigError."""
+    lengths = parse_length_range(text)
+    return lengths.low if lengths.low == lengths.high else lengths
+
+
+def _draw(rng: random.Random, lengths: LengthRange) -> int:
+    return lengths.low if lengths.low == lengths.high else rng.randint(*lengths)
 
 
 def _random_tokens(rng: random.Random, length: int, vocab_size: int) -> list[int]:

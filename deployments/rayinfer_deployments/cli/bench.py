@@ -73,8 +73,8 @@ def serve(
     model: Annotated[str, typer.Option(help="the model's name there")] = DEFAULT_MODEL,
     concurrency: Annotated[int, typer.Option(min=1, help="clients that each send their next request at once")] = 1,
     num_requests: Annotated[int, typer.Option(min=1, help="requests in all")] = 32,
-    input_len: Annotated[int, typer.Option(min=1, help="prompt length in tokens")] = 128,
-    output_len: Annotated[int, typer.Option(min=1, help="answer length in tokens")] = 64,
+    input_len: Annotated[str, typer.Option(help="prompt length in tokens, or LOW:HIGH")] = "128",
+    output_len: Annotated[str, typer.Option(help="answer length in tokens, or LOW:HIGH")] = "64",
     request_rate: Annotated[
         float | None, typer.Option(help="requests a second at random moments (Poisson) instead of --concurrency")
     ] = None,
@@ -91,13 +91,14 @@ def serve(
 
     from rayinfer.benchmark.load_client import LoadPlan, print_serving_report, run_load
     from rayinfer.benchmark.report import write_json
+    from rayinfer.benchmark.workloads import parse_lengths
 
     plan = LoadPlan(
         base_url=base_url,
         model=model,
         num_requests=num_requests,
-        input_len=input_len,
-        output_len=output_len,
+        input_len=parse_lengths(input_len),
+        output_len=parse_lengths(output_len),
         concurrency=concurrency,
         request_rate=request_rate,
         vocab_size=vocab_size,

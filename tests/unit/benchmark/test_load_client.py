@@ -8,6 +8,7 @@ from aiohttp import web
 from rich.console import Console
 
 from rayinfer.benchmark.load_client import Answer, LoadPlan, print_serving_report, run_load
+from rayinfer.benchmark.workloads import LengthRange
 from rayinfer.errors import ConfigError, RayinferError
 
 
@@ -95,6 +96,18 @@ async def test_requests_ask_for_exact_lengths_greedily_and_for_the_usage():
     assert len(body["prompt"]) == 4
     assert (body["max_tokens"], body["temperature"], body["ignore_eos"], body["stream"]) == (8, 0, True, True)
     assert body["stream_options"] == {"include_usage": True}
+
+
+async def test_lengths_may_be_ranges_and_every_token_that_was_sent_counts():
+    server = FakeServer()
+    report = await load(server, num_requests=12, input_len=LengthRange(2, 5), output_len=LengthRange(1, 4))
+    sent = server.bodies[1:]
+    assert {len(body["prompt"]) for body in sent} == {2, 3, 4, 5}
+    assert {body["max_tokens"] for body in sent} == {1, 2, 3, 4}
+    assert server.bodies[0] in sent
+    assert (report.input_len, report.output_len) == ((2, 5), (1, 4))
+    tokens = sum(len(body["prompt"]) + body["max_tokens"] for body in sent)
+    assert report.total_tok_s * report.secs == pytest.approx(tokens, rel=0.05)
 
 
 async def test_no_more_clients_than_asked_for_are_open_at_once():

@@ -3,7 +3,13 @@ import json
 
 import pytest
 
-from rayinfer.benchmark.workloads import offline_workload, parse_length_range, serving_workload
+from rayinfer.benchmark.workloads import (
+    LengthRange,
+    offline_workload,
+    parse_length_range,
+    parse_lengths,
+    serving_workload,
+)
 from rayinfer.errors import ConfigError
 
 
@@ -31,6 +37,20 @@ def test_a_serving_workload_has_one_length_and_the_peers_tokens():
     workload = serving_workload(2, 3, 5)
     assert workload.prompts == [[25347, 27662, 2753], [17068, 33606, 31945]]
     assert workload.output_lengths == [5, 5]
+
+
+def test_a_serving_workload_draws_lengths_evenly_from_ranges_by_its_seed():
+    ranges = LengthRange(2, 4), LengthRange(7, 9)
+    workload = serving_workload(50, *ranges, seed=3)
+    assert {len(prompt) for prompt in workload.prompts} == {2, 3, 4}
+    assert set(workload.output_lengths) == {7, 8, 9}
+    assert workload == serving_workload(50, *ranges, seed=3)
+    assert workload != serving_workload(50, *ranges, seed=4)
+
+
+def test_a_range_of_one_length_is_that_length():
+    assert serving_workload(2, LengthRange(3, 3), LengthRange(5, 5)) == serving_workload(2, 3, 5)
+    assert [parse_lengths(text) for text in ("16:32", "16:16", "16")] == [(16, 32), 16, 16]
 
 
 @pytest.mark.parametrize(("text", "expected"), [("32:256", (32, 256)), ("128", (128, 128))])

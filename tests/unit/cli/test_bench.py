@@ -1,0 +1,66 @@
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from typer.testing import CliRunner
+
+from rayinfer_deployments.cli import build_application
+
+
+class Completions(BaseHTTPRequestHandler):
+    """Answers every request with one chunk and the usage that was asked for."""
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.bodies.append(body)
+        usage = {"completion_tokens": body["max_tokens"]}
+        chunk = json.dumps({"choices": [{"text": "x"}], "usage": usage}).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"data: " + chunk + b"\n\ndata: [DONE]\n\n")
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def server():
+    with ThreadingHTTPServer(("127.0.0.1", 0), Completions) as server:
+        server.bodies = []
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def bench(server, *arguments):
+    url = f"http://127.0.0.1:{server.server_port}"
+    command = ["bench", "serve", "--base-url", url, "--model", "m", "--num-requests", "8", *arguments]
+    return CliRunner().invoke(build_application(), command)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "inputs", "outputs", "told"),
+    [
+        (("--input-len", "3:4", "--output-len", "5:6"), {3, 4}, {5, 6}, ([3, 4], [5, 6])),
+        (("--input-len", "3", "--output-len", "5"), {3}, {5}, (3, 5)),
+    ],
+)
+def test_a_server_is_loaded_with_lengths_given_as_ranges_or_numbers(server, tmp_path, lengths, inputs, outputs, told):
+    result = bench(server, *lengths, "--json", str(tmp_path / "report.json"))
+    assert result.exit_code == 0, result.output
+    assert {len(body["prompt"]) for body in server.bodies} == inputs
+    assert {body["max_tokens"] for body in server.bodies} == outputs
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["input_len"], report["output_len"]) == told
+
+
+@pytest.mark.parametrize("length", ["0", "4:3", "x"])
+def test_lengths_that_cannot_be_drawn_are_one_line(server, length):
+    result = bench(server, "--input-len", length)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: a length")
+    assert result.stderr.count("\n") == 1
+    assert server.bodies == []
