@@ -4,6 +4,38 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "abort", "error", "timeout"]
+TraceEventName = Literal[
+    "received",
+    "dispatched",
+    "queued",
+    "admitted",
+    "prefill_chunk",
+    "first_token",
+    "preempted",
+    "resumed",
+    "swapped_out",
+    "swapped_in",
+    "finished",
+]
+
+
+class Logprob(NamedTuple):
+    """How likely the model found a token, before temperature, penalties and every other setting."""
+
+    logprob: float  # natural logarithm; -inf where the probability is zero
+    rank: int  # 1 is the most likely token of its place
+
+
+# One place of a sequence by token id: the token that stands there first, then the most likely ones, best first.
+TokenLogprobs = dict[int, Logprob]
+
+
+class TraceEvent(NamedTuple):
+    """Something that happened to a request."""
+
+    name: TraceEventName
+    time_s: float  # since 1970
+    details: dict[str, int | float | str]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -13,7 +45,7 @@ class CompletionOutput:
     index: int
     text: str
     token_ids: list[int]
-    logprobs: list[dict[int, float]] | None = None
+    logprobs: list[TokenLogprobs] | None = None  # of token_ids, if they were asked for
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop id or stop string that ended it; None for the end-of-text token
 
@@ -28,6 +60,9 @@ class RequestOutput:
     num_cached_tokens: int = 0  # prompt tokens whose keys and values were found in the prefix cache
     finished: bool = False
     prompt: str | None = None
+    # Of the prompt's tokens, the first one's being None; in a stream once, with the first output.
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    trace: list[TraceEvent] | None = None  # of all choices, in order of time, with the last output
 
 
 class TokenDelta(NamedTuple):
@@ -36,10 +71,12 @@ class TokenDelta(NamedTuple):
     request_id: str
     start_pos: int  # position of token_ids[0] among the request's output tokens
     token_ids: list[int]
-    logprobs: list[dict[int, float]] | None = None
+    logprobs: list[TokenLogprobs] | None = None  # of token_ids
     finish_reason: FinishReason | None = None
     stop_reason: int | None = None
     num_cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # of all the prompt, once, by the first token
+    trace: list[TraceEvent] | None = None  # the engine's events of a traced request, with its end
 
 
 @dataclass(kw_only=True, slots=True)

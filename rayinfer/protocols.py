@@ -27,6 +27,7 @@ class GenerationRequest:
     cache_salt: str = ""  # requests with different salts share no cached prefix
     adapter: str | None = None
     epoch: int = 0  # which attempt at the stream this is
+    trace: bool = False  # whether its events are kept
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,13 +1,15 @@
 """How the next token is chosen and when generation stops, checked once when it is built."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rayinfer.errors import InvalidParameter
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 100.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,17 +24,24 @@ class SamplingParams:
     top_k: int = 0  # 0 and -1 switch it off
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0  # locally typical sampling (Meister et al. 2022)
     repetition_penalty: float = 1.0  # over prompt and output (Keskar et al. 2019)
     presence_penalty: float = 0.0  # over output
     frequency_penalty: float = 0.0  # over output
+    logit_bias: Mapping[int, float] | None = None  # by token id, added to the logits
+    allowed_token_ids: Sequence[int] | None = None  # nothing else is chosen
+    bad_words: Sequence[str] | None = ()  # texts that do not appear; whoever has the tokenizer spells them
+    bad_token_sequences: Sequence[Sequence[int]] | None = ()  # the last token of each never follows the others
     seed: int | None = None
-    max_tokens: int | None = 16  # None: whatever the context leaves
+    max_tokens: int | None = 16  # None: whatever the context leaves; 0: the prompt is only scored
     min_tokens: int = 0
     stop: Sequence[str] | str | None = ()
     stop_token_ids: Sequence[int] | None = ()
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    logprobs: int | None = None  # how many of the most likely tokens are told beside each chosen one; 0: it alone
+    prompt_logprobs: int | None = None  # likewise for the tokens of the prompt
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())

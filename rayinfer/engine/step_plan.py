@@ -9,6 +9,7 @@ from rayinfer.sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 
@@ -67,9 +68,25 @@ class StepPlan:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredTokens:
+    """Log probabilities of some tokens, and of the most likely ones at their places, before any sampling setting.
+
+    There are as many columns as the most demanding request needs; each takes the first ones.
+    """
+
+    rows: Int64Array  # [num_tokens], the requests' rows, one request's tokens together and in order
+    positions: Int64Array  # [num_tokens], of the scored tokens in prompt and output together
+    token_ids: Int32Array  # [num_tokens, 1 + k]: the token itself, then the k most likely, best first
+    logprobs: Float32Array  # [num_tokens, 1 + k]
+    ranks: Int32Array  # [num_tokens], of the token itself, 1 is the most likely
+
+
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
     """The new token of every request that sampled, in the plan's order."""
 
     token_ids: Int64Array  # [number of true `samples`]
     is_invalid: BoolArray  # of the same length: the logits had no finite maximum, the token means nothing
+    logprobs: ScoredTokens | None = None  # of the new tokens of those requests that asked for them
+    prompt_logprobs: ScoredTokens | None = None  # of prompt tokens, the first of a prompt excepted

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
+from rayinfer.models.config_fields import RawConfig, count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +31,7 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"  # the checkpoint's own
+    raw: RawConfig = field(default_factory=dict)  # all of config.json, for what a single architecture knows
 
 
 _ROPE_NUMBERS = {
@@ -52,25 +54,26 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 
 def _from_raw(raw: Mapping[str, Any], architecture: str, eos_token_ids: tuple[int, ...]) -> ModelConfig:
-    num_heads, hidden_size = _count(raw, "num_attention_heads"), _count(raw, "hidden_size")
-    num_kv_heads = num_heads if raw.get("num_key_value_heads") is None else _count(raw, "num_key_value_heads")
+    num_heads, hidden_size = count(raw, "num_attention_heads", "n_head"), count(raw, "hidden_size", "n_embd")
+    num_kv_heads = count(raw, "num_key_value_heads", default=num_heads)
     if num_heads % num_kv_heads:
         raise ValueError(f"num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}")
     if raw.get("head_dim") is None and hidden_size % num_heads:
         raise ValueError(f"hidden_size {hidden_size} is no multiple of num_attention_heads {num_heads}")
-    head_dim = hidden_size // num_heads if raw.get("head_dim") is None else _count(raw, "head_dim")
+    head_dim = count(raw, "head_dim", default=hidden_size // num_heads)
     if head_dim % 2:
         raise ValueError(f"head_dim must be even, got {head_dim}")
+    inner = 4 * hidden_size if "n_embd" in raw else None  # GPT-2's checkpoints leave it out
     return ModelConfig(
         architecture=architecture,
-        vocab_size=_count(raw, "vocab_size"),
+        vocab_size=count(raw, "vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=_count(raw, "intermediate_size"),
-        num_layers=_count(raw, "num_hidden_layers"),
+        intermediate_size=count(raw, "intermediate_size", "n_inner", default=inner),
+        num_layers=count(raw, "num_hidden_layers", "n_layer"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=_count(raw, "max_position_embeddings"),
+        max_position_embeddings=count(raw, "max_position_embeddings", "n_positions"),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         rope=_rope(raw),
         hidden_act=str(raw.get("hidden_act", "silu")),
@@ -79,14 +82,8 @@ def _from_raw(raw: Mapping[str, Any], architecture: str, eos_token_ids: tuple[in
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         eos_token_ids=eos_token_ids,
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+        raw=raw,
     )
-
-
-def _count(raw: Mapping[str, Any], name: str) -> int:
-    value = raw[name]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number above 0, got {value!r}")
-    return value
 
 
 def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from rayinfer.outputs import CompletionOutput, FinishReason, RequestOutput, TokenDelta
+from rayinfer.outputs import CompletionOutput, FinishReason, RequestOutput, TokenDelta, TokenLogprobs
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.output_text import OutputText, TextDelta
@@ -18,8 +18,8 @@ class _Choice:
     text: OutputText
     token_ids: list[int] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)  # what the client has seen
-    logprobs: list[dict[int, float]] = field(default_factory=list)  # what the client has seen
-    waiting_logprobs: list[dict[int, float]] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # what the client has seen
+    waiting_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_delivered: int = 0  # tokens that the client has seen
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
