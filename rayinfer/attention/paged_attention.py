@@ -9,10 +9,13 @@ from rayinfer_kernels import ops
 class PagedAttention(torch.nn.Module):
     """Writes the new keys and values into the layer's blocks, then attends to all of them."""
 
-    def __init__(self, head_dim: int, *, scale: float | None = None, window: int | None = None) -> None:
+    def __init__(
+        self, head_dim: int, *, scale: float | None = None, window: int | None = None, softcap: float | None = None
+    ) -> None:
         super().__init__()
         self._scale = head_dim**-0.5 if scale is None else scale
         self._window = window
+        self._softcap = softcap
         self._kv_cache: ops.KVCache | None = None
 
     def bind(self, kv_cache: ops.KVCache) -> None:
@@ -33,4 +36,5 @@ class PagedAttention(torch.nn.Module):
             batch.context_lengths,
             self._scale,
             self._window,
+            self._softcap,
         )

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from rayinfer.layers.matrix import Matrix
+from rayinfer.layers.weight_places import WeightLayout, WeightPlace
 
 
 class Linear(Matrix):
@@ -19,7 +20,7 @@ class Linear(Matrix):
         return self.multiply(x, self.bias)
 
 
-class StackedLinear(Linear):
+class StackedLinear(Linear, WeightLayout):
     """Several linear layers of one input computed as one; `parts` names them in order with their widths."""
 
     def __init__(self, in_features: int, parts: Mapping[str, int], *, bias: bool = False) -> None:
@@ -30,3 +31,20 @@ class StackedLinear(Linear):
         for name, width in parts.items():
             self.rows[name] = slice(start, start + width)
             start += width
+
+    def weight_places(self, path: str) -> dict[str, WeightPlace]:
+        """The checkpoint holds the parts one by one, where this layer stands."""
+        parent, kinds = path.rpartition(".")[0], [kind for kind, _ in self.named_parameters(recurse=False)]
+        return {
+            f"{parent}.{part}.{kind}": WeightPlace(f"{path}.{kind}", rows)
+            for part, rows in self.rows.items()
+            for kind in kinds
+        }
+
+
+class FusedLinear(Linear):
+    """Several linear layers of one input that the checkpoint holds in one piece, too."""
+
+    def __init__(self, in_features: int, widths: list[int], *, bias: bool = False) -> None:
+        super().__init__(in_features, sum(widths), bias=bias)
+        self.widths = widths

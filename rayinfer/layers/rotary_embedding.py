@@ -10,12 +10,13 @@ from rayinfer_kernels import ops
 
 ROPE_TYPES = ("default", "linear", "llama3")
 
+Angles = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, each [num_tokens, head_dim]
 
-class RotaryEmbedding(torch.nn.Module):
+
+class RotaryEmbedding:
     """Rotates queries and keys by their positions; cosines and sines of all positions are computed once."""
 
     def __init__(self, head_dim: int, max_positions: int, rope: Mapping[str, Any]) -> None:
-        super().__init__()
         self._head_dim = head_dim
         self._max_positions = max_positions
         self._rope = dict(rope)
@@ -28,11 +29,11 @@ class RotaryEmbedding(torch.nn.Module):
         angles = torch.outer(positions, frequencies).repeat(1, 2)
         self._cos, self._sin = angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
-    def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def angles(self, positions: torch.Tensor) -> Angles:
         """Cosines and sines of `positions` [num_tokens], each [num_tokens, head_dim]."""
         return self._cos[positions], self._sin[positions]
 
-    def forward(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, angles: Angles) -> torch.Tensor:
         """x [num_tokens, num_heads, head_dim] -> the same shape."""
         return ops.rotary_embedding(x, *angles)
 

@@ -1,21 +1,14 @@
 """What the engine and the loader need from every decoder."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
 
 from rayinfer.attention.batch import AttentionBatch
+from rayinfer.layers.weight_places import WeightPlace
 from rayinfer.models.model_config import ModelConfig
 from rayinfer_kernels import ops
-
-
-@dataclass(frozen=True, slots=True)
-class WeightPlace:
-    """Where a tensor of the checkpoint goes: a parameter, or some rows of a stacked one."""
-
-    parameter: str
-    rows: slice | None = None
 
 
 class Decoder(Protocol):
@@ -23,8 +16,12 @@ class Decoder(Protocol):
 
     config: ModelConfig
 
-    def place_of(self, tensor_name: str) -> WeightPlace | None:
-        """Say where the checkpoint's tensor goes; None for one the model has no use for."""
+    def weight_places(self) -> Mapping[str, WeightPlace]:
+        """Name every tensor that the checkpoint must hold, and say where it goes."""
+        ...
+
+    def known_name(self, tensor_name: str) -> str | None:
+        """Spell a tensor of the checkpoint as `weight_places` does; None for one the model has no use for."""
         ...
 
     def prepare(self, dtype: torch.dtype, device: torch.device, max_positions: int) -> None:

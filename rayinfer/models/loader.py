@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from rayinfer.errors import ModelLoadError
-from rayinfer.layers.linear import StackedLinear
+from rayinfer.layers.weight_places import WeightPlace
 from rayinfer.models.checkpoint import Checkpoint
-from rayinfer.models.decoder import Decoder, WeightPlace
+from rayinfer.models.decoder import Decoder
 from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.models.registry import build_decoder, check_architecture
 
@@ -26,8 +26,7 @@ def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Deco
     with torch.inference_mode():
         for name, tensor in checkpoint.tensors(places):
             place = places[name]
-            target = parameters[place.parameter]
-            (target if place.rows is None else target[place.rows]).copy_(tensor)
+            _filled_part(parameters[place.parameter], place).copy_(tensor.T if place.is_transposed else tensor)
     return decoder
 
 
@@ -47,36 +46,32 @@ def _empty_decoder(folder: Path) -> Decoder:
 
 def _places(decoder: torch.nn.Module, checkpoint: Checkpoint, folder: Path) -> dict[str, WeightPlace]:
     """Match every tensor with its place before any is read: all shapes right, nothing lacking, nothing left over."""
-    parameters = dict(decoder.named_parameters())
+    parameters, needed = dict(decoder.named_parameters()), decoder.weight_places()  # type: ignore[operator]
     places: dict[str, WeightPlace] = {}
+    found: set[str] = set()
     for name in sorted(checkpoint.tensor_names):
-        place = decoder.place_of(name)  # type: ignore[operator]
-        if place is None:
+        known_name = decoder.known_name(name)  # type: ignore[operator]
+        if known_name is None:
             continue
-        if place.parameter not in parameters:
+        if (place := needed.get(known_name)) is None:
             raise ModelLoadError(f"{folder}: the model has no place for tensor {name}")
-        target = parameters[place.parameter]
-        wanted = tuple((target if place.rows is None else target[place.rows]).shape)
+        shape = _filled_part(parameters[place.parameter], place).shape
+        wanted = tuple(reversed(shape) if place.is_transposed else shape)
         if checkpoint.shape(name) != wanted:
             raise ModelLoadError(f"{folder}: tensor {name} has shape {checkpoint.shape(name)}, expected {wanted}")
         if not checkpoint.dtype(name).is_floating_point:
             raise ModelLoadError(f"{folder}: tensor {name} has dtype {checkpoint.dtype(name)}, expected floating point")
         places[name] = place
-    if lacking := sorted(_tensor_names(decoder) - places.keys()):
+        found.add(known_name)
+    if lacking := sorted(needed.keys() - found):
         raise ModelLoadError(
             f"{folder}: the checkpoint lacks {', '.join(lacking[:3])}{' and more' * (len(lacking) > 3)}"
         )
     return places
 
 
-def _tensor_names(decoder: torch.nn.Module) -> set[str]:
-    """What the checkpoint must hold, with the parts of stacked layers by their own names."""
-    names: set[str] = set()
-    for path, module in decoder.named_modules():
-        parent = path.rpartition(".")[0]
-        paths = [f"{parent}.{part}" for part in module.rows] if isinstance(module, StackedLinear) else [path]
-        names |= {f"{each}.{kind}" for kind, _ in module.named_parameters(recurse=False) for each in paths}
-    return names
+def _filled_part(parameter: torch.Tensor, place: WeightPlace) -> torch.Tensor:
+    return parameter if place.index is None else parameter[place.index]
 
 
 def torch_dtype(name: str, config: ModelConfig) -> torch.dtype:

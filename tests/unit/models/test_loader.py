@@ -31,9 +31,9 @@ def test_every_tensor_arrives_in_its_place_and_in_the_dtype_asked_for(shards, dt
     parameters = dict(decoder.named_parameters())
     assert sum(parameter.numel() for parameter in parameters.values()) == sum(w.numel() for w in weights.values())
     for name, weight in weights.items():
-        place = decoder.place_of(name)
+        place = decoder.weight_places()[name]
         target = parameters[place.parameter]
-        got = target if place.rows is None else target[place.rows]
+        got = target if place.index is None else target[place.index]
         assert got.dtype == dtype
         assert torch.equal(got, weight.to(dtype))
 

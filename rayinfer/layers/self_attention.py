@@ -1,0 +1,60 @@
+"""Causal self-attention with its projections."""
+
+import torch
+
+from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.paged_attention import PagedAttention
+from rayinfer.layers.linear import FusedLinear, Linear, StackedLinear
+from rayinfer.layers.rotary_embedding import Angles, RotaryEmbedding
+
+
+class SelfAttention(torch.nn.Module):
+    """Grouped-query attention (Ainslie et al. 2023) with rotary positions.
+
+    `query_norm` and `key_norm` go over each head before it is rotated. A token sees the last `window` tokens, or all.
+    `is_fused`: the checkpoint holds the projections of queries, keys and values in one tensor.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        *,
+        rotary: RotaryEmbedding,
+        qkv_bias: bool = False,
+        output_bias: bool = False,
+        query_norm: torch.nn.Module | None = None,
+        key_norm: torch.nn.Module | None = None,
+        window: int | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        is_fused: bool = False,
+    ) -> None:
+        super().__init__()
+        query_width, kv_width = num_heads * head_dim, num_kv_heads * head_dim
+        parts = {"q_proj": query_width, "k_proj": kv_width, "v_proj": kv_width}
+        self.qkv_proj: StackedLinear | FusedLinear
+        if is_fused:
+            self.qkv_proj = FusedLinear(hidden_size, list(parts.values()), bias=qkv_bias)
+        else:
+            self.qkv_proj = StackedLinear(hidden_size, parts, bias=qkv_bias)
+        self.o_proj = Linear(query_width, hidden_size, bias=output_bias)
+        self.q_norm, self.k_norm = query_norm, key_norm
+        self.attention = PagedAttention(head_dim, scale=scale, window=window, softcap=softcap)
+        self._rotary = rotary
+        self._head_dim = head_dim
+
+    def forward(self, x: torch.Tensor, angles: Angles, batch: AttentionBatch) -> torch.Tensor:
+        """x [num_tokens, hidden_size] -> the same shape."""
+        stacked = self.qkv_proj.forward(x)
+        parts = torch.split(stacked, self.qkv_proj.widths, -1)
+        query, key, value = (part.view(len(x), -1, self._head_dim) for part in parts)
+        if self.q_norm is not None:
+            query = self.q_norm.forward(query)
+        if self.k_norm is not None:
+            key = self.k_norm.forward(key)
+        query, key = self._rotary.forward(query, angles), self._rotary.forward(key, angles)
+        attended = self.attention.forward(query, key, value, batch)
+        return self.o_proj.forward(attended.flatten(1))

@@ -1,0 +1,38 @@
+"""Which tensor of a checkpoint fills which part of a model."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+Index = slice | int | tuple[slice | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPlace:
+    """A parameter, or some part of a stacked one, that one tensor fills."""
+
+    parameter: str
+    index: Index | None = None  # None: all of it
+    is_transposed: bool = False  # the checkpoint holds [in_features, out_features]
+
+
+class WeightLayout(ABC):
+    """A module whose parameters are cut otherwise than the checkpoint's tensors."""
+
+    @abstractmethod
+    def weight_places(self, path: str) -> Mapping[str, WeightPlace]:
+        """Name the tensors that fill this module, which stands at `path` in its model; all names in full."""
+
+
+def weight_places(model: torch.nn.Module) -> dict[str, WeightPlace]:
+    """Name every tensor that the model needs; a module's parameters are its tensors unless it has another layout."""
+    places: dict[str, WeightPlace] = {}
+    for path, module in model.named_modules():
+        if isinstance(module, WeightLayout):
+            places |= module.weight_places(path)
+        else:
+            names = [f"{path}.{kind}" if path else kind for kind, _ in module.named_parameters(recurse=False)]
+            places |= {name: WeightPlace(name) for name in names}
+    return places

@@ -1,0 +1,82 @@
+"""The frame that every decoder-only architecture fills: embedding, layers, final norm and output head."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.paged_attention import PagedAttention
+from rayinfer.layers.decoder_layer import DecoderLayer
+from rayinfer.layers.embedding import TokenEmbedding
+from rayinfer.layers.linear import Linear
+from rayinfer.layers.matrix import pack_matrices
+from rayinfer.layers.rotary_embedding import RotaryEmbedding
+from rayinfer.layers.weight_places import WeightPlace, weight_places
+from rayinfer.models.model_config import ModelConfig
+from rayinfer_kernels import ops
+
+
+class CausalDecoder(torch.nn.Module):
+    """A Decoder made of the layers it is given; `rotaries` says by which angles each layer turns, if any.
+
+    Architectures override `embed`, `logits` or `known_name` where theirs differ.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layers: Sequence[DecoderLayer],
+        norm: torch.nn.Module,
+        rotaries: Sequence[RotaryEmbedding | None],
+    ) -> None:
+        super().__init__()
+        assert len(layers) == len(rotaries) == config.num_layers
+        self.config = config
+        self.model = torch.nn.Module()  # as the checkpoints' names have it
+        self.model.embed_tokens = self._embed_tokens = TokenEmbedding(config.vocab_size, config.hidden_size)
+        self.model.layers = torch.nn.ModuleList(layers)
+        self.model.norm = self._norm = norm
+        self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        self._layers = list(zip(layers, rotaries, strict=True))
+        self._rotaries = {rotary for rotary in rotaries if rotary is not None}
+
+    def weight_places(self) -> Mapping[str, WeightPlace]:
+        """See Decoder."""
+        return weight_places(self)
+
+    def known_name(self, tensor_name: str) -> str | None:
+        """Old checkpoints carry rotary tables, and tied ones may carry a copy of the embedding."""
+        if tensor_name.endswith("rotary_emb.inv_freq") or (tensor_name == "lm_head.weight" and self.lm_head is None):
+            return None
+        return tensor_name
+
+    def prepare(self, dtype: torch.dtype, device: torch.device, max_positions: int) -> None:
+        """Compute the rotary tables and pack the weights."""
+        pack_matrices(self)
+        for rotary in self._rotaries:
+            rotary.prepare(dtype, device, max_positions)
+
+    def bind_kv_caches(self, kv_caches: list[ops.KVCache]) -> None:
+        """Give each layer its pool of blocks."""
+        attentions = [module for module in self.modules() if isinstance(module, PagedAttention)]
+        for attention, kv_cache in zip(attentions, kv_caches, strict=True):
+            attention.bind(kv_cache)
+
+    def embed(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        """token_ids [num_tokens] -> [num_tokens, hidden_size]."""
+        return self._embed_tokens.forward(token_ids)
+
+    def forward(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        """token_ids [num_tokens] -> last hidden states [num_tokens, hidden_size]."""
+        x = self.embed(token_ids, batch)
+        residual = torch.zeros_like(x)
+        angles = {rotary: rotary.angles(batch.positions) for rotary in self._rotaries}
+        for layer, rotary in self._layers:
+            x = layer.forward(x, residual, None if rotary is None else angles[rotary], batch)
+        out: torch.Tensor = self._norm.forward(x, residual)
+        return out
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]."""
+        head = self._embed_tokens if self.lm_head is None else self.lm_head
+        return head.multiply(hidden)
