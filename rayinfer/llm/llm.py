@@ -1,20 +1,18 @@
-"""`LLM`: the engine for scripts and notebooks, without Ray and without a server."""
+"""The class itself: one engine, its callers' prompts in, their outputs back."""
 
 import itertools
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from numbers import Integral
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rayinfer.config import DEFAULT_MODEL, engine_config
 from rayinfer.engine.assembly import build_engine
 from rayinfer.errors import EngineDead, InvalidParameter, RequestError
+from rayinfer.llm.answers import Advance, Answer
+from rayinfer.llm.arguments import Message, Prompt, as_prompts, checked_token_ids, spread
+from rayinfer.llm.progress_bar import progress_bar
 from rayinfer.models.sources import resolve_model
 from rayinfer.outputs import EngineStats, RequestOutput
 from rayinfer.protocols import GenerationRequest, ModelDescription
@@ -22,9 +20,6 @@ from rayinfer.routing.stream_state import StreamState
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
-
-Prompt = str | Sequence[int]
-Message = Mapping[str, Any]
 
 
 class LLM:
@@ -39,7 +34,7 @@ class LLM:
         self.tokenizer = Tokenizer.from_folder(folder)
         self._chat_template = ChatTemplate.from_folder(folder)
         self._engine = build_engine(self.config, folder)
-        self._answers: dict[str, _Answer] = {}
+        self._answers: dict[str, Answer] = {}
         self._numbers = itertools.count()
         self._finished_meanwhile: list[RequestOutput] = []  # for `step`, ended while `generate` or `stream` ran
         self._is_over = False
@@ -58,10 +53,10 @@ class LLM:
 
         Raises RequestError (a ValueError) naming the first prompt that cannot be served; then none is.
         """
-        texts = _as_prompts(prompts)
+        texts = as_prompts(prompts)
         default = SamplingParams() if sampling_params is None else sampling_params
-        params = _spread(default, len(texts), SamplingParams, "sampling_params")
-        priorities = _spread(priority, len(texts), int, "priority")
+        params = spread(default, len(texts), SamplingParams, "sampling_params")
+        priorities = spread(priority, len(texts), int, "priority")
         request_ids: list[str] = []
         try:
             for index, text in enumerate(texts):
@@ -127,7 +122,7 @@ class LLM:
         request_id = request_id or self._new_request_id()
         if request_id in self._answers:
             raise InvalidParameter(f"request_id {request_id!r} is in use", "request_id")
-        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _checked_token_ids(prompt)
+        token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else checked_token_ids(prompt)
         request = GenerationRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
@@ -135,7 +130,7 @@ class LLM:
             priority=priority,
             timeout_s=timeout_s,
         )
-        answer = _Answer(StreamState(request, self.tokenizer), prompt if isinstance(prompt, str) else None)
+        answer = Answer(StreamState(request, self.tokenizer), prompt if isinstance(prompt, str) else None)
         self._answers[request_id] = answer
         try:
             for part in answer.stream.engine_requests():
@@ -186,7 +181,7 @@ class LLM:
     ) -> None:
         self.exit()
 
-    def _advance(self) -> list["_Advance"]:
+    def _advance(self) -> list[Advance]:
         """Do one step and turn its tokens into what callers may see; streams get theirs here."""
         advances = []
         for delta in self._engine.step():
@@ -202,7 +197,7 @@ class LLM:
             if output is not None and answer.news is not None:
                 answer.news.append(output)
             elif output is not None:
-                advances.append(_Advance(answer, output))
+                advances.append(Advance(answer, output))
         return advances
 
     def _new_request_id(self) -> str:
@@ -212,7 +207,7 @@ class LLM:
     def _finish_all(self, request_ids: Sequence[str], *, use_tqdm: bool) -> list[RequestOutput]:
         results: dict[str, RequestOutput] = {}
         wanted = set(request_ids)
-        with _progress(use_tqdm) as progress:
+        with progress_bar(use_tqdm) as progress:
             task = progress.add_task("Generating", total=len(request_ids), speed=0.0)
             start, num_tokens = time.perf_counter(), 0
             while len(results) < len(wanted):
@@ -226,62 +221,6 @@ class LLM:
                 progress.update(task, completed=len(results), speed=speed)
         return [results[request_id] for request_id in request_ids]
 
-    def _keep_for_step(self, advance: "_Advance") -> None:
+    def _keep_for_step(self, advance: Advance) -> None:
         if advance.delta.finished:
             self._finished_meanwhile.append(advance.answer.whole())
-
-
-@dataclass(slots=True)
-class _Answer:
-    stream: StreamState
-    prompt: str | None
-    news: deque[RequestOutput] | None = None  # what a `stream` has yet to yield, whoever did the steps
-
-    def whole(self) -> RequestOutput:
-        output = self.stream.whole()
-        output.prompt = self.prompt
-        return output
-
-
-@dataclass(frozen=True, slots=True)
-class _Advance:
-    """What one step brought for one answer."""
-
-    answer: _Answer
-    delta: RequestOutput
-
-
-def _as_prompts(prompts: Any) -> list[Prompt]:
-    if isinstance(prompts, str):
-        return [prompts]
-    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
-        raise InvalidParameter(f"prompts must be texts or lists of token ids, got {prompts!r:.100}", "prompts")
-    return list(prompts)
-
-
-def _checked_token_ids(token_ids: Any) -> list[int]:
-    is_list = isinstance(token_ids, Iterable) and not isinstance(token_ids, bytes | bytearray | Mapping)
-    if not is_list or not all(isinstance(i, Integral) and not isinstance(i, bool) for i in token_ids):
-        raise InvalidParameter(f"prompt must be a text or a list of token ids, got {token_ids!r:.100}", "prompt")
-    return [int(i) for i in token_ids]
-
-
-def _spread(value: Any, count: int, kind: type, name: str) -> list[Any]:
-    """One value for all prompts, or one for each."""
-    values = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value] * count
-    for wrong in (each for each in values if not isinstance(each, kind)):
-        raise InvalidParameter(f"{name} must be {kind.__name__}, one or one for each prompt, got {wrong!r:.100}", name)
-    if len(values) != count:
-        raise InvalidParameter(f"{name} must be one or {count}, one for each prompt, got {len(values)}", name)
-    return values
-
-
-def _progress(shown: bool) -> Progress:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[speed]:.0f} tokens/s"),
-    )
-    return Progress(*columns, console=Console(stderr=True), disable=not shown)
