@@ -74,6 +74,10 @@ class EngineDead(Unavailable):
     """The engine that ran the request is gone."""
 
 
+class WrongEngineState(RayinferError):
+    """What was asked of an engine does not go with the state it is in; the message names both."""
+
+
 class RequestFailed(RayinferError):
     """The engine could not finish this one request; others are unharmed."""
 
