@@ -1,5 +1,6 @@
 """Runs a decoder over a small paged cache without an engine, for comparison with transformers."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,7 +12,17 @@ from rayinfer.models.decoder import Decoder
 from rayinfer.models.loader import load_decoder
 
 CPU = torch.device("cpu")
-NUM_BLOCKS, BLOCK_SIZE = 24, 8
+NUM_BLOCKS, BLOCK_SIZE = 48, 8
+PROMPT = [(7 * i * i + 3 * i + 11) % 96 for i in range(60)]
+CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+
+
+@dataclass(frozen=True)
+class GreedyTokens:
+    """Tokens and, for each, the logits of what comes after it."""
+
+    token_ids: list[int]
+    logits: torch.Tensor  # [num_tokens, vocab_size]
 
 
 class DecoderRun:
@@ -54,6 +65,32 @@ class DecoderRun:
         )
         logits = self.decoder.logits(self.decoder.forward(torch.tensor(token_ids, dtype=torch.int32), batch))
         return list(logits.split([len(tokens) for _, tokens in parts]))
+
+    def decode_greedily(self, sequence: int, first: int, count: int) -> GreedyTokens:
+        """Feed `first`, then the likeliest token after it, and so on: `count` tokens in all."""
+        token_ids, logits = [first], []
+        for _ in range(count):
+            logits.append(self.feed((sequence, token_ids[-1:]))[0])
+            token_ids.append(int(logits[-1].argmax()))
+        return GreedyTokens(token_ids[:-1], torch.cat(logits))
+
+
+def assert_decodes_like_transformers(folder: Path, *, prompt: list[int] = PROMPT, num_decoded: int = 64) -> None:
+    """Compare logits in prefill, chunked prefill and decoding within 1e-4, and the tokens of greedy decoding.
+
+    `prompt` should outgrow the model's window, and its ids must lie in the vocabulary.
+    """
+    run = DecoderRun(folder)
+    (prefill,) = run.feed((0, prompt))
+    greedy = run.decode_greedily(0, int(prefill[-1].argmax()), num_decoded)
+    # Their logits for prompt and our tokens: theirs are the same tokens if each of ours is their likeliest, too.
+    theirs = transformers_logits(folder, prompt + greedy.token_ids)
+    torch.testing.assert_close(torch.cat((prefill, greedy.logits)), theirs, **CLOSE)
+    assert theirs[len(prompt) - 1 : -1].argmax(-1).tolist() == greedy.token_ids
+
+    pieces = [prompt[start : start + 13] for start in range(0, len(prompt), 13)]
+    chunks = [run.feed((1, piece), (2, piece[-1:]))[0] for piece in pieces]  # beside another sequence
+    torch.testing.assert_close(torch.cat(chunks), theirs[: len(prompt)], **CLOSE)
 
 
 @torch.inference_mode()

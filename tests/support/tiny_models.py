@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedConfig
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids 0, 1 and 2
 
@@ -74,6 +74,23 @@ def make_tiny_llama(
     weights = {name: tensor for name, tensor in model.state_dict().items() if not (tie and name == "lm_head.weight")}
     save_weights(folder, weights, shards)
     save_tokenizer(folder, vocab_size, model.config.max_position_embeddings)
+    return folder
+
+
+def make_tiny_model(folder: Path, config: PreTrainedConfig, *, seed: int = 0) -> Path:
+    """Save a random model of any architecture in `folder`, without a tokenizer, and return `folder`.
+
+    Biases and norms, which transformers starts at 0 and 1, are disturbed so that their loss would show.
+    """
+    config.initializer_range = 0.15
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() == 1:
+                    parameter += 0.3 * torch.randn(parameter.shape)
+    model.save_pretrained(folder)
     return folder
 
 

@@ -1,0 +1,60 @@
+"""The layers that Llama and its descendants share, with what sets each of them apart as options."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from rayinfer.errors import UnsupportedArchitecture
+from rayinfer.layers.decoder_layer import PreNormLayer
+from rayinfer.layers.gated_mlp import GatedMLP
+from rayinfer.layers.rms_norm import RMSNorm
+from rayinfer.layers.rotary_embedding import RotaryEmbedding
+from rayinfer.layers.self_attention import SelfAttention
+from rayinfer.models.model_config import ModelConfig
+
+
+def llama_layers(
+    config: ModelConfig,
+    rotary: RotaryEmbedding,
+    *,
+    windows: Sequence[int | None] | None = None,
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    has_head_norms: bool = False,
+    is_fused: bool = False,
+    feed_forward: Callable[[int], torch.nn.Module] | None = None,
+) -> list[PreNormLayer]:
+    """Stack rotary attention and a gated feed-forward, each behind an RMS norm.
+
+    `windows` gives each layer's (None: it sees all), `feed_forward` builds a layer's other half from its index.
+    `has_head_norms` puts a norm over each head of queries and keys; `is_fused` is said of the checkpoint's tensors.
+    """
+
+    def norm(width: int) -> RMSNorm:
+        return RMSNorm(width, config.rms_norm_eps)
+
+    return [
+        PreNormLayer(
+            attention=SelfAttention(
+                *(config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim),
+                rotary=rotary,
+                qkv_bias=qkv_bias,
+                output_bias=output_bias,
+                query_norm=norm(config.head_dim) if has_head_norms else None,
+                key_norm=norm(config.head_dim) if has_head_norms else None,
+                window=None if windows is None else windows[index],
+                is_fused=is_fused,
+            ),
+            feed_forward=gated_mlp(config, is_fused=is_fused) if feed_forward is None else feed_forward(index),
+            attention_norm=norm(config.hidden_size),
+            feed_forward_norm=norm(config.hidden_size),
+        )
+        for index in range(config.num_layers)
+    ]
+
+
+def gated_mlp(config: ModelConfig, *, is_fused: bool = False) -> GatedMLP:
+    """Build the feed-forward of the config's width; raises UnsupportedArchitecture for another gate than SiLU."""
+    if config.hidden_act != "silu":
+        raise UnsupportedArchitecture(f"hidden_act {config.hidden_act!r} is not supported, only 'silu'")
+    return GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias, is_fused=is_fused)
