@@ -93,10 +93,24 @@ class DecoderTables:
             return self._pieces[token_id]
         except KeyError:
             assert self._anchor is not None
-            is_known = self._backend.id_to_token(token_id) is not None
             before = len(self.decode([self._anchor]))
-            piece = self._pieces[token_id] = self.decode([self._anchor, token_id])[before:] if is_known else None
+            text = self.decode([self._anchor, token_id]) if self.knows(token_id) else None
+            piece = self._pieces[token_id] = None if text is None else text[before:]
             return piece
+
+    def knows(self, token_id: int) -> bool:
+        """Say whether an id is a token; models often have room for more ids than their tokenizers."""
+        return self._backend.id_to_token(token_id) is not None
+
+    def utf8_of(self, token_id: int) -> bytes | None:
+        """Return the bytes that a token adds behind others; None where its neighbours decide what it says."""
+        if self._is_byte_level:
+            return self.token_bytes(token_id)
+        byte = self.byte_of(token_id)
+        if byte is not None:
+            return bytes((byte,))
+        text = self.decode([token_id]) if self._anchor is None else self.piece(token_id) or ""
+        return None if self._anchor is None and REPLACEMENT in text else text.encode()
 
     def _find_anchor(self) -> int | None:
         """Find a plain word that can stand for "some text came before"."""

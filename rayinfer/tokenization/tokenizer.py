@@ -11,6 +11,7 @@ from tokenizers import Tokenizer as Backend
 from rayinfer.errors import InvalidParameter, ModelLoadError
 from rayinfer.tokenization.detokenizer import DecoderTables, Detokenizer
 from rayinfer.tokenization.longest_token import find_longest_token
+from rayinfer.tokenization.token_spelling import SpelledToken, TokenSpelling
 
 LONG_TEXT_CHARS = 8192  # tokenising more takes milliseconds, for which other threads should not have to wait
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -24,6 +25,7 @@ class Tokenizer:
         self._special_tokens = dict(special_tokens or {})
         self._special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self._tables = DecoderTables(backend, self._special_ids)
+        self._spelling = TokenSpelling(self._tables)
         self._longest_token = find_longest_token(backend)
 
     @classmethod
@@ -70,9 +72,9 @@ class Tokenizer:
         """Begin to turn the tokens that follow a prompt into text, one at a time."""
         return self._tables.start(prompt_token_ids, skip_special_tokens=skip_special_tokens)
 
-    def token_text(self, token_id: int) -> str:
-        """Return the text of a token on its own; bytes that are no whole character become replacement characters."""
-        return self.decode([token_id], skip_special_tokens=False)
+    def spell(self, token_id: int) -> SpelledToken:
+        """Write a single token down as it reads behind others, special ones included."""
+        return self._spelling.spell(token_id)
 
     @property
     def vocab_size(self) -> int:

@@ -56,14 +56,6 @@ def test_special_tokens_of_an_old_folder_are_read_from_their_own_file(tmp_path):
     assert Tokenizer.from_folder(tmp_path).eos_token_id == tiny_tokenizers.byte_level().token_to_id("</s>")
 
 
-def test_the_text_of_one_token_shows_special_tokens_and_broken_characters():
-    backend = tiny_tokenizers.byte_level()
-    tokenizer = Tokenizer(backend)
-    assert tokenizer.token_text(backend.token_to_id("</s>")) == "</s>"
-    assert tokenizer.token_text(backend.token_to_id("ð")) == "\N{REPLACEMENT CHARACTER}"
-    assert tokenizer.token_text(10**6) == ""
-
-
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("content", [None, "", "{", '{"added_tokens_decoder": {"x": 3}}', "[1]", b"\xff\xfe"])
 def test_a_missing_or_broken_file_is_named_in_one_line(name, content, tmp_path):
