@@ -16,6 +16,7 @@ class WeightPlace:
     parameter: str
     index: Index | None = None  # None: all of it
     is_transposed: bool = False  # the checkpoint holds [in_features, out_features]
+    instead_of: frozenset[str] = frozenset()  # not needed itself: the tensors that it stands for, all in one
 
 
 class WeightLayout(ABC):

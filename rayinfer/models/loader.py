@@ -62,8 +62,8 @@ def _places(decoder: torch.nn.Module, checkpoint: Checkpoint, folder: Path) -> d
         if not checkpoint.dtype(name).is_floating_point:
             raise ModelLoadError(f"{folder}: tensor {name} has dtype {checkpoint.dtype(name)}, expected floating point")
         places[name] = place
-        found.add(known_name)
-    if lacking := sorted(needed.keys() - found):
+        found |= place.instead_of or {known_name}
+    if lacking := sorted(name for name, place in needed.items() if not place.instead_of and name not in found):
         raise ModelLoadError(
             f"{folder}: the checkpoint lacks {', '.join(lacking[:3])}{' and more' * (len(lacking) > 3)}"
         )
