@@ -33,14 +33,28 @@ class Implementation(Protocol):
     ) -> torch.Tensor:
         """Attend from the step's tokens to their requests' cached tokens."""
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False) -> torch.Tensor:
         """Normalise each row."""
 
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False
+    ) -> torch.Tensor:
         """Add x to the residual in place and normalise each row of the sum."""
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        """Normalise each row around its mean."""
 
     def rotary_embedding(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotate each head by its token's angles."""
 
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
         """Gate the second half of each row by the first."""
+
+    def gelu_tanh_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        """Gate the second half of each row by the first."""
+
+    def gelu(self, x: torch.Tensor) -> torch.Tensor:
+        """Weigh each number by the normal distribution's share below it."""
+
+    def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
+        """Approximate `gelu`."""

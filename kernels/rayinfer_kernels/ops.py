@@ -15,7 +15,11 @@ __all__ = [
     "allocate_kv_cache",
     "copy_blocks",
     "embedding",
+    "gelu",
+    "gelu_tanh",
+    "gelu_tanh_and_mul",
     "kv_block_bytes",
+    "layer_norm",
     "linear",
     "pack_weight",
     "paged_attention",
@@ -76,14 +80,24 @@ def paged_attention(
     )
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Divide each row of x [..., hidden] by its root mean square (Zhang and Sennrich 2019) and scale it by `weight`."""
-    return implementation_for(x).rms_norm(x, weight, eps)
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False) -> torch.Tensor:
+    """Divide each row of x [..., hidden] by its root mean square (Zhang and Sennrich 2019) and scale it by `weight`.
+
+    With `unit_offset` the scale is 1 + weight, and the product is rounded once, as Gemma has it.
+    """
+    return implementation_for(x).rms_norm(x, weight, eps, unit_offset)
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False
+) -> torch.Tensor:
     """Add x to `residual` in place and return the norm of the sum; all [num_tokens, hidden]."""
-    return implementation_for(x).add_rms_norm(x, residual, weight, eps)
+    return implementation_for(x).add_rms_norm(x, residual, weight, eps, unit_offset)
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """Bring each row of x [num_tokens, hidden] to mean 0 and variance 1 (Ba et al. 2016), then scale and shift it."""
+    return implementation_for(x).layer_norm(x, weight, bias, eps)
 
 
 def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -97,3 +111,18 @@ def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up for x = [gate, up] along the last axis: [num_tokens, 2 * n] -> [num_tokens, n] (Shazeer 2020)."""
     return implementation_for(x).silu_and_mul(x)
+
+
+def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """gelu_tanh(gate) * up for x = [gate, up] along the last axis: [num_tokens, 2 * n] -> [num_tokens, n]."""
+    return implementation_for(x).gelu_tanh_and_mul(x)
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """x times the share of the normal distribution below x (Hendrycks and Gimpel 2016): [num_tokens, n] -> the same."""
+    return implementation_for(x).gelu(x)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """The approximation of `gelu` by a hyperbolic tangent, from the same paper."""
+    return implementation_for(x).gelu_tanh(x)

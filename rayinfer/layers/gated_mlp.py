@@ -1,15 +1,34 @@
 """The gated feed-forward part of a decoder layer."""
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
 import torch
 
 from rayinfer.layers.linear import FusedLinear, Linear, StackedLinear
 from rayinfer_kernels import ops
 
+# By the names of config.json.
+GATES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+    {"silu": ops.silu_and_mul, "gelu_pytorch_tanh": ops.gelu_tanh_and_mul}
+)
+
 
 class GatedMLP(torch.nn.Module):
-    """down(silu(gate(x)) * up(x)); `is_fused`: the checkpoint holds gate and up in one tensor."""
+    """down(activation(gate(x)) * up(x)); `is_fused`: the checkpoint holds gate and up in one tensor.
 
-    def __init__(self, hidden_size: int, intermediate_size: int, *, bias: bool = False, is_fused: bool = False) -> None:
+    `activation` is a name in GATES.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        activation: str = "silu",
+        bias: bool = False,
+        is_fused: bool = False,
+    ) -> None:
         super().__init__()
         parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         self.gate_up_proj: StackedLinear | FusedLinear
@@ -18,7 +37,8 @@ class GatedMLP(torch.nn.Module):
         else:
             self.gate_up_proj = StackedLinear(hidden_size, parts, bias=bias)
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
+        self._gate = GATES[activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""
-        return self.down_proj.forward(ops.silu_and_mul(self.gate_up_proj.forward(x)))
+        return self.down_proj.forward(self._gate(self.gate_up_proj.forward(x)))

@@ -9,7 +9,7 @@ from rayinfer.layers.rotary_embedding import Angles, RotaryEmbedding
 
 
 class SelfAttention(torch.nn.Module):
-    """Grouped-query attention (Ainslie et al. 2023) with rotary positions.
+    """Grouped-query attention (Ainslie et al. 2023), with rotary positions unless `rotary` is None.
 
     `query_norm` and `key_norm` go over each head before it is rotated. A token sees the last `window` tokens, or all.
     `is_fused`: the checkpoint holds the projections of queries, keys and values in one tensor.
@@ -22,7 +22,7 @@ class SelfAttention(torch.nn.Module):
         num_kv_heads: int,
         head_dim: int,
         *,
-        rotary: RotaryEmbedding,
+        rotary: RotaryEmbedding | None,
         qkv_bias: bool = False,
         output_bias: bool = False,
         query_norm: torch.nn.Module | None = None,
@@ -46,7 +46,7 @@ class SelfAttention(torch.nn.Module):
         self._rotary = rotary
         self._head_dim = head_dim
 
-    def forward(self, x: torch.Tensor, angles: Angles, batch: AttentionBatch) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, angles: Angles | None, batch: AttentionBatch) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""
         stacked = self.qkv_proj.forward(x)
         parts = torch.split(stacked, self.qkv_proj.widths, -1)
@@ -55,6 +55,7 @@ class SelfAttention(torch.nn.Module):
             query = self.q_norm.forward(query)
         if self.k_norm is not None:
             key = self.k_norm.forward(key)
-        query, key = self._rotary.forward(query, angles), self._rotary.forward(key, angles)
+        if self._rotary is not None and angles is not None:
+            query, key = self._rotary.forward(query, angles), self._rotary.forward(key, angles)
         attended = self.attention.forward(query, key, value, batch)
         return self.o_proj.forward(attended.flatten(1))

@@ -17,6 +17,7 @@ SHAPES = [
     Shape(block_size=32, head_dim=8, num_heads=4, num_kv_heads=4),
     Shape(block_size=256, head_dim=24, num_heads=6, num_kv_heads=3),
     Shape(head_dim=128, num_heads=8, num_kv_heads=2),
+    Shape(head_dim=256, num_heads=4, num_kv_heads=1, window=30),
     Shape(head_dim=72, num_heads=7, num_kv_heads=1),
     Shape(head_dim=80, num_heads=60, num_kv_heads=1),
     Shape(head_dim=7, num_heads=2, num_kv_heads=2),
@@ -109,7 +110,7 @@ def test_a_batch_without_requests_gives_nothing(kernels, dtype):
     assert out.shape == (0, 9, 64)
 
 
-@pytest.mark.parametrize("shape", SHAPES[:9], ids=str)
+@pytest.mark.parametrize("shape", SHAPES[:10], ids=str)
 def test_keys_and_values_are_written_where_the_reference_writes_them(kernels, dtype, shape):
     ours, theirs = (
         allocate_kv_cache(9, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype, torch.device("cpu"))

@@ -2,10 +2,13 @@ import pytest
 import torch
 
 from rayinfer_kernels import reference
+from rayinfer_kernels.cpu.kernels import CpuKernels
 
 # A bfloat16 norm is rounded twice.
 TOLERANCES = {torch.float32: {"atol": 2e-6, "rtol": 2e-6}, torch.bfloat16: {"atol": 1e-6, "rtol": 0.016}}
 ROWS = [0, 1, 7, 300]
+GATES = ["silu_and_mul", "gelu_tanh_and_mul"]
+ACTIVATIONS = ["gelu", "gelu_tanh"]
 
 
 def strided(rows: int, width: int, dtype: torch.dtype) -> torch.Tensor:
@@ -18,6 +21,29 @@ def test_norms_equal_the_reference(kernels, dtype, rows, width):
     x, weight = strided(rows, width, dtype), torch.randn(width).to(dtype)
     actual = kernels.rms_norm(x, weight, 1e-5)
     torch.testing.assert_close(actual, reference.rms_norm(x, weight, 1e-5), **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("width", [1, 37, 640])
+def test_norms_whose_scale_counts_from_one_equal_the_reference(kernels, dtype, width):
+    x, weight = strided(50, width, dtype), (torch.randn(width) * 0.1).to(dtype)
+    ours = torch.randn(50, width).to(dtype)
+    theirs = ours.clone()
+    actual = kernels.rms_norm(x, weight, 1e-5, unit_offset=True)
+    torch.testing.assert_close(actual, reference.rms_norm(x, weight, 1e-5, unit_offset=True), **TOLERANCES[dtype])
+    actual = kernels.add_rms_norm(x, ours, weight, 1e-5, unit_offset=True)
+    expected = reference.add_rms_norm(x, theirs, weight, 1e-5, unit_offset=True)
+    torch.testing.assert_close(actual, expected, **TOLERANCES[dtype])
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", [1, 16, 37, 576])
+def test_layer_norms_equal_the_reference(kernels, dtype, rows, width):
+    x, weight, bias = strided(rows, width, dtype) + 2, torch.randn(width).to(dtype), torch.randn(width).to(dtype)
+    actual = kernels.layer_norm(x, weight, bias, 1e-5)
+    # Near zero the scaled and the shifted part cancel each other.
+    tolerances = TOLERANCES[dtype] | {"atol": 2e-6 if dtype == torch.float32 else 1e-2}
+    torch.testing.assert_close(actual, reference.layer_norm(x, weight, bias, 1e-5), **tolerances)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -47,19 +73,49 @@ def test_rotations_equal_the_reference(kernels, dtype, rows, head_dim):
     torch.testing.assert_close(kernels.rotary_embedding(x, cos, sin), expected, atol=2e-6, rtol=2e-6)
 
 
+# Gates and activations are compared with the reference in float64: in float32 its own digits cancel far below zero.
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("width", [1, 16, 77, 1536])
-def test_gates_equal_the_reference(kernels, dtype, rows, width):
+@pytest.mark.parametrize("gate", GATES)
+def test_gates_equal_the_reference(kernels, dtype, rows, width, gate):
     x = strided(rows, 2 * width, dtype) * 8
-    torch.testing.assert_close(kernels.silu_and_mul(x), reference.silu_and_mul(x), **TOLERANCES[dtype])
+    actual, expected = getattr(kernels, gate)(x), getattr(reference, gate)(x.double()).to(dtype)
+    torch.testing.assert_close(actual, expected, **TOLERANCES[dtype])
 
 
-def test_gates_of_extreme_values_equal_the_reference(kernels, dtype):
-    gate = torch.tensor([-1e30, -200.0, -88.0, -87.0, -0.0, 0.0, 1e-30, 87.0, 89.0, 200.0, 1e30])
-    gate = torch.cat([gate, torch.tensor([float("inf"), float("nan")])])
-    x = torch.cat([gate, torch.ones_like(gate)])[None].to(dtype)
-    expected = reference.silu_and_mul(x)
-    torch.testing.assert_close(kernels.silu_and_mul(x), expected, equal_nan=True, atol=1e-30, rtol=0.008)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("width", [1, 16, 77, 1536])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_equal_the_reference(kernels, dtype, rows, width, activation):
+    x = strided(rows, width, dtype)
+    actual, expected = getattr(kernels, activation)(x), getattr(reference, activation)(x.double()).to(dtype)
+    torch.testing.assert_close(actual, expected, **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize(("activation", "approximate"), [("gelu", "none"), ("gelu_tanh", "tanh")])
+def test_activations_keep_their_digits_where_almost_nothing_is_left(library, activation, approximate):
+    x = torch.linspace(-9, 9, 2000)[None]
+    actual = getattr(CpuKernels(library.handle, torch.float32), activation)(x)
+    exact = torch.nn.functional.gelu(x.double(), approximate=approximate)
+    torch.testing.assert_close(actual.double(), exact, atol=1e-11, rtol=1e-5)
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_gates_of_extreme_values_equal_the_reference(kernels, dtype, gate):
+    gates = torch.tensor([-1e30, -200.0, -88.0, -87.0, -0.0, 0.0, 1e-30, 87.0, 89.0, 200.0, 1e30])
+    gates = torch.cat([gates, torch.tensor([float("inf"), float("nan")])])
+    x = torch.cat([gates, torch.ones_like(gates)])[None].to(dtype)
+    actual, expected = getattr(kernels, gate)(x), getattr(reference, gate)(x.double()).to(dtype)
+    torch.testing.assert_close(actual, expected, equal_nan=True, atol=1e-30, rtol=0.008)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_of_extreme_values_equal_the_reference(kernels, dtype, activation):
+    x = torch.tensor([[-1e30, -200.0, -20.0, -0.0, 0.0, 1e-30, 87.0, 200.0, 1e30, float("inf"), float("nan")]]).to(
+        dtype
+    )
+    actual, expected = getattr(kernels, activation)(x), getattr(reference, activation)(x.double()).to(dtype)
+    torch.testing.assert_close(actual, expected, equal_nan=True, atol=1e-30, rtol=0.008)
 
 
 def test_results_do_not_depend_on_the_number_of_threads(kernels, dtype):
@@ -69,7 +125,13 @@ def test_results_do_not_depend_on_the_number_of_threads(kernels, dtype):
     def results() -> list[torch.Tensor]:
         heads = x.unflatten(-1, (9, 64))
         normed = kernels.add_rms_norm(x, x.clone(), weight, 1e-5)
-        return [kernels.silu_and_mul(x), normed, kernels.rotary_embedding(heads, cos, sin)]
+        activated = [kernels.silu_and_mul(x), kernels.gelu(x), kernels.gelu_tanh(x)]
+        return [
+            *activated,
+            normed,
+            kernels.layer_norm(x, weight, weight, 1e-5),
+            kernels.rotary_embedding(heads, cos, sin),
+        ]
 
     on_two = results()
     torch.set_num_threads(1)

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "activations.h"
 #include "cache.h"
 
 namespace rayinfer {
@@ -26,8 +27,9 @@ struct Rows {
     }
 };
 
+// With an offset the weight is 1 + what is stored, and the product is rounded once.
 template <class T>
-void rms_norm_row(const T* x, T* residual, const T* weight, T* out, int64_t width, float eps) {
+void rms_norm_row(const T* x, T* residual, const T* weight, T* out, int64_t width, float eps, bool unit_offset) {
     Float squares = splat(0.0f);
     for (int64_t i = 0; i < width; i += kWidth) {
         Float value = load(x + i, width - i);
@@ -40,17 +42,38 @@ void rms_norm_row(const T* x, T* residual, const T* weight, T* out, int64_t widt
     const float factor = 1.0f / std::sqrt(sum_of(squares) / (float)width + eps);
     const T* from = residual ? residual : x;
     for (int64_t i = 0; i < width; i += kWidth) {
-        const Float normed = rounded_to<T>(load(from + i, width - i) * factor);
-        store(out + i, normed * load(weight + i, width - i), width - i);
+        const Float normed = load(from + i, width - i) * factor, scale = load(weight + i, width - i);
+        store(out + i, unit_offset ? normed * (1.0f + scale) : rounded_to<T>(normed) * scale, width - i);
     }
 }
 
 template <class T>
-void silu_and_mul_row(const T* x, T* out, int64_t width) {
+void layer_norm_row(const T* x, const T* weight, const T* bias, T* out, int64_t width, float eps) {
+    const Int lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    Float sum = splat(0.0f), squares = splat(0.0f);
+    for (int64_t i = 0; i < width; i += kWidth) sum += load(x + i, width - i);
+    const float mean = sum_of(sum) / (float)width;
+    for (int64_t i = 0; i < width; i += kWidth) {
+        const Float distance = load(x + i, width - i) - mean;
+        squares += lanes < (int32_t)(width - i) ? distance * distance : splat(0.0f);
+    }
+    const float factor = 1.0f / std::sqrt(sum_of(squares) / (float)width + eps);
+    for (int64_t i = 0; i < width; i += kWidth) {
+        const Float normed = (load(x + i, width - i) - mean) * factor;
+        store(out + i, normed * load(weight + i, width - i) + load(bias + i, width - i), width - i);
+    }
+}
+
+template <class T, Float (*activation)(Float)>
+void activate_row(const T* x, T* out, int64_t width) {
+    for (int64_t i = 0; i < width; i += kWidth) store(out + i, activation(load(x + i, width - i)), width - i);
+}
+
+template <class T, Float (*activation)(Float)>
+void gate_row(const T* x, T* out, int64_t width) {
     for (int64_t i = 0; i < width; i += kWidth) {
         const Float gate = load(x + i, width - i), up = load(x + width + i, width - i);
-        const Float silu = rounded_to<T>(gate / (1.0f + exp(-gate)));
-        store(out + i, silu * up, width - i);
+        store(out + i, rounded_to<T>(activation(gate)) * up, width - i);
     }
 }
 
@@ -72,16 +95,25 @@ void rotate_row(const T* x, const T* cos, const T* sin, T* out, int64_t head_dim
 
 template <class T>
 void rms_norm(Rows<const T> x, T* residual, const T* weight, T* out, int64_t num_rows, int64_t width, float eps,
-              int num_threads) {
+              bool unit_offset, int num_threads) {
 #pragma omp parallel for schedule(static) num_threads(threads_for(num_rows* width, num_threads))
     for (int64_t row = 0; row < num_rows; ++row)
-        rms_norm_row(x[row], residual ? residual + row * width : nullptr, weight, out + row * width, width, eps);
+        rms_norm_row(x[row], residual ? residual + row * width : nullptr, weight, out + row * width, width, eps,
+                     unit_offset);
 }
 
 template <class T>
-void silu_and_mul(const T* x, int64_t stride, T* out, int64_t num_rows, int64_t width, int num_threads) {
+void layer_norm(const T* x, int64_t stride, const T* weight, const T* bias, T* out, int64_t num_rows, int64_t width,
+                float eps, int num_threads) {
 #pragma omp parallel for schedule(static) num_threads(threads_for(num_rows* width, num_threads))
-    for (int64_t row = 0; row < num_rows; ++row) silu_and_mul_row(x + row * stride, out + row * width, width);
+    for (int64_t row = 0; row < num_rows; ++row)
+        layer_norm_row(x + row * stride, weight, bias, out + row * width, width, eps);
+}
+
+template <class T, void (*change_row)(const T*, T*, int64_t)>
+void change_rows(const T* x, int64_t stride, T* out, int64_t num_rows, int64_t width, int num_threads) {
+#pragma omp parallel for schedule(static) num_threads(threads_for(num_rows* width, num_threads))
+    for (int64_t row = 0; row < num_rows; ++row) change_row(x + row * stride, out + row * width, width);
 }
 
 template <class T>
@@ -108,16 +140,30 @@ void write_kv(Rows<const T> key, Rows<const T> value, Cache<T> cache, const int6
 }  // namespace
 }  // namespace rayinfer
 
+#define RAYINFER_CHANGE_ROWS(name, type, T, change_row)                                                                \
+    extern "C" __attribute__((visibility("default"))) void rayinfer_##name##_##type(                                   \
+        const void* x, int64_t stride, void* out, int64_t num_rows, int64_t width, int num_threads) {                  \
+        using namespace rayinfer;                                                                                      \
+        change_rows<T, change_row>((const T*)x, stride, (T*)out, num_rows, width, num_threads);                        \
+    }
+
 #define RAYINFER_ELEMENTWISE(type, T)                                                                                  \
+    RAYINFER_CHANGE_ROWS(silu_and_mul, type, T, (gate_row<T, silu>))                                                   \
+    RAYINFER_CHANGE_ROWS(gelu_tanh_and_mul, type, T, (gate_row<T, gelu_tanh>))                                         \
+    RAYINFER_CHANGE_ROWS(gelu_tanh, type, T, (activate_row<T, gelu_tanh>))                                             \
+    RAYINFER_CHANGE_ROWS(gelu, type, T, (activate_row<T, gelu>))                                                       \
+    extern "C" __attribute__((visibility("default"))) void rayinfer_layer_norm_##type(const void* x, int64_t stride, const void* weight, const void* bias,     \
+                                               void* out, int64_t num_rows, int64_t width, float eps,                  \
+                                               int num_threads) {                                                      \
+        rayinfer::layer_norm<T>((const T*)x, stride, (const T*)weight, (const T*)bias, (T*)out, num_rows, width, eps,  \
+                                num_threads);                                                                          \
+    }                                                                                                                  \
     extern "C" __attribute__((visibility("default"))) void rayinfer_rms_norm_##type(const void* x, int64_t inner_count, int64_t outer_stride,                 \
                                              int64_t inner_stride, void* residual, const void* weight, void* out,      \
-                                             int64_t num_rows, int64_t width, float eps, int num_threads) {            \
+                                             int64_t num_rows, int64_t width, float eps, int unit_offset,              \
+                                             int num_threads) {                                                        \
         rayinfer::rms_norm<T>({(const T*)x, inner_count, outer_stride, inner_stride}, (T*)residual, (const T*)weight,  \
-                              (T*)out, num_rows, width, eps, num_threads);                                             \
-    }                                                                                                                  \
-    extern "C" __attribute__((visibility("default"))) void rayinfer_silu_and_mul_##type(const void* x, int64_t stride, void* out, int64_t num_rows,           \
-                                                 int64_t width, int num_threads) {                                     \
-        rayinfer::silu_and_mul<T>((const T*)x, stride, (T*)out, num_rows, width, num_threads);                         \
+                              (T*)out, num_rows, width, eps, unit_offset, num_threads);                                \
     }                                                                                                                  \
     extern "C" __attribute__((visibility("default"))) void rayinfer_rotary_embedding_##type(const void* x, int64_t num_heads, int64_t token_stride,           \
                                                      int64_t head_stride, const void* cos, const void* sin, void* out, \

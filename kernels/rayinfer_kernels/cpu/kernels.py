@@ -1,6 +1,7 @@
 """The C++ kernels as operations on tensors: checks what must be contiguous and passes plain pointers."""
 
 import ctypes
+from collections.abc import Callable
 from ctypes import c_float, c_int, c_int64, c_void_p
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ from rayinfer_kernels.packed_weight import WORD_BYTES, PackedWeight, can_pack, p
 _SIZE, _POINTER = c_int64, c_void_p
 _STRIDED_HEADS = (_POINTER, _SIZE, _SIZE)
 _CACHE = (_POINTER, _POINTER, _SIZE, _SIZE, _SIZE)
+_ROWS_TO_ROWS = (_POINTER, _SIZE, _POINTER, _SIZE, _SIZE, c_int)
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "write_kv": (*_STRIDED_HEADS, *_STRIDED_HEADS, *_CACHE, _POINTER, _SIZE, _SIZE, c_int),
     "linear": (_POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, c_int),
@@ -19,9 +21,13 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         *(*_STRIDED_HEADS, _POINTER, *_CACHE, _POINTER, _SIZE, _POINTER, _POINTER),
         *(_SIZE, _SIZE, _SIZE, c_float, _SIZE, c_float, c_int),
     ),
-    "rms_norm": (*(_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER), _SIZE, _SIZE, c_float, c_int),
+    "rms_norm": (*(_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER), _SIZE, _SIZE, c_float, c_int, c_int),
+    "layer_norm": (_POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, c_float, c_int),
     "rotary_embedding": (_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, c_int),
-    "silu_and_mul": (_POINTER, _SIZE, _POINTER, _SIZE, _SIZE, c_int),
+    "silu_and_mul": _ROWS_TO_ROWS,
+    "gelu_tanh_and_mul": _ROWS_TO_ROWS,
+    "gelu": _ROWS_TO_ROWS,
+    "gelu_tanh": _ROWS_TO_ROWS,
 }
 
 
@@ -43,7 +49,10 @@ class CpuKernels:
         self._linear = functions["linear"]
         self._rms_norm = functions["rms_norm"]
         self._rotary_embedding = functions["rotary_embedding"]
+        self._layer_norm = functions["layer_norm"]
         self._silu_and_mul = functions["silu_and_mul"]
+        self._gelu_tanh_and_mul = functions["gelu_tanh_and_mul"]
+        self._gelu, self._gelu_tanh = functions["gelu"], functions["gelu_tanh"]
 
     def pack(self, weight: torch.Tensor) -> PackedWeight | None:
         """See `ops.pack_weight`."""
@@ -101,7 +110,7 @@ class CpuKernels:
         )
         return out
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False) -> torch.Tensor:
         """See `ops.rms_norm`."""
         heads = _dense_last(x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1]))
         out = torch.empty(x.shape, dtype=x.dtype)
@@ -109,11 +118,13 @@ class CpuKernels:
         self._rms_norm(
             *(heads.data_ptr(), num_heads, heads.stride(0), heads.stride(1)),
             *(None, weight.data_ptr(), out.data_ptr()),
-            *(num_rows * num_heads, width, eps, torch.get_num_threads()),
+            *(num_rows * num_heads, width, eps, unit_offset, torch.get_num_threads()),
         )
         return out
 
-    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False
+    ) -> torch.Tensor:
         """See `ops.add_rms_norm`."""
         assert residual.is_contiguous(), "the residual is changed in place"
         x = _dense_last(x)
@@ -122,7 +133,17 @@ class CpuKernels:
         self._rms_norm(
             *(x.data_ptr(), 1, x.stride(0), 0),
             *(residual.data_ptr(), weight.data_ptr(), out.data_ptr()),
-            *(num_rows, width, eps, torch.get_num_threads()),
+            *(num_rows, width, eps, unit_offset, torch.get_num_threads()),
+        )
+        return out
+
+    def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+        """See `ops.layer_norm`."""
+        x = _dense_last(x)
+        out = torch.empty(x.shape, dtype=x.dtype)
+        self._layer_norm(
+            *(x.data_ptr(), x.stride(0), weight.data_ptr(), bias.data_ptr(), out.data_ptr()),
+            *(*x.shape, eps, torch.get_num_threads()),
         )
         return out
 
@@ -139,11 +160,26 @@ class CpuKernels:
 
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
         """See `ops.silu_and_mul`."""
-        x = _dense_last(x)
-        num_rows, width = x.shape[0], x.shape[1] // 2
-        out = torch.empty((num_rows, width), dtype=x.dtype)
-        self._silu_and_mul(x.data_ptr(), x.stride(0), out.data_ptr(), num_rows, width, torch.get_num_threads())
-        return out
+        return _change_rows(self._silu_and_mul, x, x.shape[1] // 2)
+
+    def gelu_tanh_and_mul(self, x: torch.Tensor) -> torch.Tensor:
+        """See `ops.gelu_tanh_and_mul`."""
+        return _change_rows(self._gelu_tanh_and_mul, x, x.shape[1] // 2)
+
+    def gelu(self, x: torch.Tensor) -> torch.Tensor:
+        """See `ops.gelu`."""
+        return _change_rows(self._gelu, x, x.shape[1])
+
+    def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
+        """See `ops.gelu_tanh`."""
+        return _change_rows(self._gelu_tanh, x, x.shape[1])
+
+
+def _change_rows(function: Callable[..., None], x: torch.Tensor, width: int) -> torch.Tensor:
+    x = _dense_last(x)
+    out = torch.empty((len(x), width), dtype=x.dtype)
+    function(x.data_ptr(), x.stride(0), out.data_ptr(), len(x), width, torch.get_num_threads())
+    return out
 
 
 def _dense_last(x: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,25 @@
 """The shortest correct torch for every operation: the truth that faster kernels are tested against."""
 
 from rayinfer_kernels.reference.attention import copy_blocks, paged_attention, write_kv
-from rayinfer_kernels.reference.elementwise import add_rms_norm, rms_norm, rotary_embedding, silu_and_mul
+from rayinfer_kernels.reference.elementwise import (
+    add_rms_norm,
+    gelu,
+    gelu_tanh,
+    gelu_tanh_and_mul,
+    layer_norm,
+    rms_norm,
+    rotary_embedding,
+    silu_and_mul,
+)
 from rayinfer_kernels.reference.linear import pack, packed_linear
 
 __all__ = [
     "add_rms_norm",
     "copy_blocks",
+    "gelu",
+    "gelu_tanh",
+    "gelu_tanh_and_mul",
+    "layer_norm",
     "pack",
     "packed_linear",
     "paged_attention",

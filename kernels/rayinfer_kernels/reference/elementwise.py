@@ -4,16 +4,24 @@ import torch
 import torch.nn.functional as F
 
 
-def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False) -> torch.Tensor:
     """Divide each row of x [..., hidden] by its root mean square (Zhang and Sennrich 2019), in float32."""
     wide = x.float()
-    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+    normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (normed * (1.0 + weight.float())).to(x.dtype) if unit_offset else weight * normed.to(x.dtype)
 
 
-def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False
+) -> torch.Tensor:
     """Add x to `residual` in place and return the norm of the sum; all [num_tokens, hidden]."""
     residual += x
-    return rms_norm(residual, weight, eps)
+    return rms_norm(residual, weight, eps, unit_offset)
+
+
+def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
+    """Bring each row of x [num_tokens, hidden] to mean 0 and variance 1 (Ba et al. 2016), then scale and shift it."""
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
 
 
 def rotary_embedding(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -29,3 +37,19 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up for x = [gate, up] along the last axis: [num_tokens, 2 * n] -> [num_tokens, n] (Shazeer 2020)."""
     gate, up = x.chunk(2, -1)
     return F.silu(gate) * up
+
+
+def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """gelu_tanh(gate) * up for x = [gate, up] along the last axis: [num_tokens, 2 * n] -> [num_tokens, n]."""
+    gate, up = x.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh") * up
+
+
+def gelu(x: torch.Tensor) -> torch.Tensor:
+    """x times the share of the normal distribution below x (Hendrycks and Gimpel 2016)."""
+    return F.gelu(x)
+
+
+def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    """The approximation of `gelu` by a hyperbolic tangent, from the same paper."""
+    return F.gelu(x, approximate="tanh")

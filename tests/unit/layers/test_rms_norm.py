@@ -4,8 +4,8 @@ import torch
 from rayinfer.layers.rms_norm import RMSNorm
 
 
-def norm_with_weight(size, eps):
-    norm = RMSNorm(size, eps)
+def norm_with_weight(size, eps, **settings):
+    norm = RMSNorm(size, eps, **settings)
     with torch.no_grad():
         norm.weight.copy_(torch.linspace(0.5, 2, size))
     return norm
@@ -26,3 +26,22 @@ def test_with_a_residual_the_sum_is_normed_and_stays_in_the_residual():
     wanted = norm(total.clone())
     torch.testing.assert_close(norm(x, residual), wanted)
     torch.testing.assert_close(residual, total)
+
+
+@pytest.mark.parametrize("residual", [None, torch.zeros(5, 24)], ids=["alone", "with a residual"])
+def test_a_weight_may_say_how_far_the_scale_is_from_one(residual):
+    plain, offset = norm_with_weight(24, 1e-6), norm_with_weight(24, 1e-6, unit_offset=True)
+    with torch.no_grad():
+        offset.weight -= 1
+    x = torch.randn(5, 24)
+    torch.testing.assert_close(offset(x, residual), plain(x))
+
+
+def test_a_scale_near_one_keeps_the_digits_that_bfloat16_would_lose():
+    norm = norm_with_weight(24, 1e-6, unit_offset=True).to(torch.bfloat16)
+    with torch.no_grad():
+        norm.weight.copy_(torch.linspace(-0.01, 0.01, 24))
+    x = torch.randn(200, 24).to(torch.bfloat16)
+    exact = x.double() / (x.double().pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * (1 + norm.weight.double())
+    # Rounded once: never further off than half a step of bfloat16 (2**-8).
+    torch.testing.assert_close(norm(x).double(), exact, atol=0, rtol=1.001 * 2**-8)

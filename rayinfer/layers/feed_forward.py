@@ -1,0 +1,36 @@
+"""The plain feed-forward part of a decoder layer."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+
+from rayinfer.layers.linear import Linear
+from rayinfer_kernels import ops
+
+# By the names of config.json; transformers' spellings of one function differ in nothing but rounding.
+ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
+    {
+        "gelu": ops.gelu,
+        "gelu_python": ops.gelu,
+        "gelu_fast": ops.gelu_tanh,
+        "gelu_new": ops.gelu_tanh,
+        "gelu_pytorch_tanh": ops.gelu_tanh,
+        "gelu_python_tanh": ops.gelu_tanh,
+        "relu": torch.relu,
+    }
+)
+
+
+class FeedForward(torch.nn.Module):
+    """down(activation(up(x))), with biases; `activation` is a name in ACTIVATIONS."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, activation: str) -> None:
+        super().__init__()
+        self.up_proj = Linear(hidden_size, intermediate_size, bias=True)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias=True)
+        self._activation = ACTIVATIONS[activation]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_tokens, hidden_size] -> the same shape."""
+        return self.down_proj.forward(self._activation(self.up_proj.forward(x)))

@@ -1,0 +1,10 @@
+import torch
+
+from rayinfer.layers.position_embedding import PositionEmbedding
+
+
+def test_each_token_gets_the_vector_of_its_own_position():
+    embedding = PositionEmbedding(6, 4)
+    with torch.no_grad():
+        embedding.weight.copy_(torch.arange(24.0).view(6, 4))
+    assert embedding(torch.tensor([5, 0, 5])).tolist() == [[20, 21, 22, 23], [0, 1, 2, 3], [20, 21, 22, 23]]
