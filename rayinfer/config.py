@@ -2,9 +2,9 @@
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rayinfer.errors import ConfigError
 
@@ -29,8 +29,14 @@ class EngineConfig(BaseModel):
     max_num_batched_tokens: int = Field(512, ge=1, description="tokens that one step may compute")
     block_size: int = Field(16, ge=8, le=256, multiple_of=8, description="tokens in one KV block")
     num_kv_blocks: int | None = Field(None, ge=1, description="KV blocks; overrides memory_fraction")
+    kv_cache_memory_bytes: int | None = Field(
+        None, ge=1, description="memory for KV blocks in bytes; overrides memory_fraction"
+    )
     memory_fraction: float | None = Field(
         None, gt=0, le=1, description="share of free memory for KV blocks; on a CPU the default is 2 GiB instead"
+    )
+    kv_offload_bytes: int | None = Field(
+        None, ge=1, description="host memory that keeps the KV blocks of preempted requests, in bytes (default: none)"
     )
     kv_cache_dtype: Literal["auto"] = "auto"
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
@@ -40,6 +46,12 @@ class EngineConfig(BaseModel):
     deterministic: Literal[False] = False
     enforce_eager: bool = Field(False, description="no CUDA graphs")
     seed: int = Field(0, ge=0, lt=2**64, description="seeds the draws of requests that bring no seed")
+
+    @model_validator(mode="after")
+    def _pool_has_one_size(self) -> Self:
+        if self.num_kv_blocks is not None and self.kv_cache_memory_bytes is not None:
+            raise ValueError("num_kv_blocks and kv_cache_memory_bytes both size the KV pool: give one of them")
+        return self
 
 
 def engine_config(**settings: Any) -> EngineConfig:

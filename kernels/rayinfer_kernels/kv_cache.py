@@ -43,22 +43,29 @@ class KVCache:
 
 
 def allocate_kv_cache(
-    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    pinned: bool = False,
 ) -> KVCache:
-    """Reserve one layer's pool of blocks."""
+    """Reserve one layer's pool of blocks; `pinned` host memory is what a GPU copies from and to while it computes."""
     per_word, padded_dim = _per_word(dtype), _padded(head_dim)
     heads = (num_blocks, num_kv_heads)
     return KVCache(
-        _zeros((*heads, padded_dim // per_word, block_size, per_word), dtype, device),
-        _zeros((*heads, block_size // per_word, padded_dim, per_word), dtype, device),
+        _zeros((*heads, padded_dim // per_word, block_size, per_word), dtype, device, pinned),
+        _zeros((*heads, block_size // per_word, padded_dim, per_word), dtype, device, pinned),
     )
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pinned: bool) -> torch.Tensor:
     """On a CPU the system's own zero pages: a block takes memory, and time, only once something is written to it."""
     num_bytes = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or num_bytes == 0:
-        return torch.zeros(shape, dtype=dtype, device=device)
+    if device.type != "cpu" or pinned or num_bytes == 0:
+        return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pinned)
     return torch.frombuffer(mmap.mmap(-1, num_bytes), dtype=dtype).view(shape)
 
 

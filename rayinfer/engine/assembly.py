@@ -13,7 +13,8 @@ from rayinfer.engine.model_runner import ModelRunner
 from rayinfer.engine.scheduler import Scheduler
 from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.block_manager import BlockManager
-from rayinfer.kv_cache.cache_tensors import allocate_kv_caches, count_kv_blocks
+from rayinfer.kv_cache.cache_tensors import allocate_kv_caches
+from rayinfer.kv_cache.pool_size import count_kv_blocks
 from rayinfer.models.loader import load_decoder, torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.protocols import ModelDescription

@@ -1,45 +1,56 @@
-"""How much memory the KV pool takes, and the pool itself."""
+"""The memory of KV blocks: one cache per layer, and whole blocks that move between pools."""
 
-import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
-from rayinfer.config import EngineConfig
-from rayinfer.errors import ConfigError
 from rayinfer_kernels import ops
 
-CPU_POOL_BYTES = 2 << 30
-GPU_MEMORY_FRACTION = 0.9
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockShape:
+    """What one KV block holds: the keys and values of `block_size` tokens in every layer."""
+
+    num_layers: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one block in all layers."""
+        return self.num_layers * ops.kv_block_bytes(self.block_size, self.num_kv_heads, self.head_dim, self.dtype)
 
 
-def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device) -> int:
-    """Blocks that the settings ask for or the free memory allows; `block_bytes` is one block of all layers."""
-    if config.num_kv_blocks is not None:
-        wanted, most = config.num_kv_blocks * block_bytes, _memory_bytes(device)
-        if wanted > most:
-            raise ConfigError(f"num_kv_blocks {config.num_kv_blocks} need {wanted} bytes, there are {most} at most")
-        return config.num_kv_blocks
-    pool_bytes = CPU_POOL_BYTES
-    if config.memory_fraction is not None or device.type == "cuda":
-        pool_bytes = int(free_memory_bytes(device) * (config.memory_fraction or GPU_MEMORY_FRACTION))
-    num_blocks = pool_bytes // block_bytes
-    if num_blocks < 1:
-        raise ConfigError(f"memory_fraction leaves {pool_bytes} bytes for KV blocks of {block_bytes} bytes each")
-    return num_blocks
+class BlockPool:
+    """A number of blocks: one cache for each layer, and a block has the same number in all of them.
+
+    `pinned` is for host memory from and to which a GPU copies while it computes.
+    """
+
+    def __init__(self, shape: BlockShape, num_blocks: int, device: torch.device, *, pinned: bool = False) -> None:
+        self.caches = allocate_kv_caches(
+            *(shape.num_layers, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, shape.dtype, device),
+            pinned=pinned,
+        )
+
+    def copy_to(self, target: "BlockPool", blocks: Sequence[int], target_blocks: Sequence[int]) -> None:
+        """Copy whole blocks of every layer: blocks[i] to the other pool's target_blocks[i]."""
+        source_index, target_index = _index(blocks), _index(target_blocks)
+        for cache, target_cache in zip(self.caches, target.caches, strict=True):
+            ops.copy_blocks(cache, target_cache, source_index, target_index)
+
+    def move_to(self, target: "BlockPool", blocks: Sequence[int], target_blocks: Sequence[int]) -> None:
+        """Copy as `copy_to` does and give each layer's memory back once it is copied: this pool ends."""
+        source_index, target_index = _index(blocks), _index(target_blocks)
+        for target_cache in target.caches:
+            ops.copy_blocks(self.caches.pop(0), target_cache, source_index, target_index)
 
 
-def free_memory_bytes(device: torch.device) -> int:
-    """Memory that is free now on the device."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _memory_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return free_memory_bytes(device)
-    # All of it: what is in use for now may be files that give way.
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+def _index(blocks: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(blocks, dtype=torch.int64)  # also when there are none
 
 
 def allocate_kv_caches(
@@ -50,8 +61,11 @@ def allocate_kv_caches(
     head_dim: int,
     dtype: torch.dtype,
     device: torch.device,
+    *,
+    pinned: bool = False,
 ) -> list[ops.KVCache]:
     """One pool of blocks per layer."""
     return [
-        ops.allocate_kv_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype, device) for _ in range(num_layers)
+        ops.allocate_kv_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype, device, pinned=pinned)
+        for _ in range(num_layers)
     ]

@@ -1,37 +1,29 @@
+import psutil
 import pytest
 import torch
 
-from rayinfer.config import engine_config
-from rayinfer.errors import ConfigError
-from rayinfer.kv_cache.cache_tensors import CPU_POOL_BYTES, allocate_kv_caches, count_kv_blocks, free_memory_bytes
+from rayinfer.kv_cache.cache_tensors import BlockPool, BlockShape, allocate_kv_caches
 from rayinfer_kernels import ops
 
 CPU = torch.device("cpu")
+SHAPE = BlockShape(num_layers=2, block_size=8, num_kv_heads=2, head_dim=16, dtype=torch.float32)
 
 
-def test_a_number_of_blocks_that_is_asked_for_goes_before_any_measure():
-    config = engine_config(num_kv_blocks=7, memory_fraction=0.5)
-    assert count_kv_blocks(config, 1 << 20, CPU) == 7
+def filled(num_blocks, shape=SHAPE):
+    """A pool whose block b holds b + 1 everywhere, and in the second layer 100 more."""
+    pool = BlockPool(shape, num_blocks, CPU)
+    for layer, cache in enumerate(pool.caches):
+        for tensor in (cache.key, cache.value):
+            tensor += torch.arange(1, num_blocks + 1).view(-1, 1, 1, 1, 1) + 100 * layer
+    return pool
 
 
-def test_a_number_of_blocks_beyond_the_machines_memory_is_refused_with_both_sizes():
-    with pytest.raises(ConfigError, match=rf"num_kv_blocks 7 .* {7 * 10**15} bytes"):
-        count_kv_blocks(engine_config(num_kv_blocks=7), 10**15, CPU)
-
-
-def test_a_cpu_gives_two_gibibytes_unless_told_otherwise():
-    assert count_kv_blocks(engine_config(), 1 << 20, CPU) == CPU_POOL_BYTES >> 20 == 2048
-
-
-def test_a_fraction_is_of_what_is_free_now():
-    free = free_memory_bytes(CPU)
-    got = count_kv_blocks(engine_config(memory_fraction=0.5), 1 << 20, CPU)
-    assert got == pytest.approx(free / 2 / (1 << 20), rel=0.25)
-
-
-def test_a_fraction_too_small_for_one_block_is_refused_with_both_sizes():
-    with pytest.raises(ConfigError, match=f"memory_fraction .* {10**15} bytes"):
-        count_kv_blocks(engine_config(memory_fraction=0.01), 10**15, CPU)
+def contents(pool):
+    """What each block holds, by layer; all of a block holds the same."""
+    for cache in pool.caches:
+        assert (cache.key.flatten(1) == cache.key.flatten(1)[:, :1]).all()
+        assert (cache.value.flatten(1) == cache.key.flatten(1)[:, :1]).all()
+    return [cache.key.flatten(1)[:, 0].tolist() for cache in pool.caches]
 
 
 def test_every_layer_gets_its_own_pool():
@@ -46,3 +38,44 @@ def test_every_layer_gets_its_own_pool():
         for cache in caches
     ]
     assert answers == [0, 1, 0]
+
+
+def test_a_block_counts_its_bytes_in_every_layer():
+    assert SHAPE.num_bytes == 2 * 2 * 8 * 2 * 16 * 4
+
+
+def test_blocks_are_copied_between_two_pools_in_every_layer_and_the_others_stay():
+    source, target = filled(4), filled(3)
+    source.copy_to(target, [3, 0], [0, 2])
+    assert contents(target) == [[4, 2, 1], [104, 102, 101]]
+    assert contents(source) == contents(filled(4))
+
+
+def test_no_blocks_are_copied_as_easily():
+    pool = filled(2)
+    filled(3).copy_to(pool, [], [])
+    assert contents(pool) == contents(filled(2))
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_blocks_move_into_a_pool_of_their_own_and_back_to_their_places(count):
+    blocks, places = [5, 0, 2][:count], range(count)
+    pool, kept = filled(6), BlockPool(SHAPE, count, CPU)
+    pool.move_to(kept, blocks, places)
+    assert pool.caches == []
+    again = BlockPool(SHAPE, 6, CPU)
+    kept.move_to(again, places, blocks)
+    assert contents(again) == [
+        [x if x - 1 in blocks else 0 for x in range(1, 7)],
+        [x + 100 if x - 1 in blocks else 0 for x in range(1, 7)],
+    ]
+
+
+def test_moving_a_few_blocks_gives_the_memory_of_the_pool_back():
+    shape = BlockShape(num_layers=2, block_size=16, num_kv_heads=8, head_dim=64, dtype=torch.float32)
+    pool, process = filled(512, shape), psutil.Process()
+    full = process.memory_info().rss
+    kept = BlockPool(shape, 2, CPU)
+    pool.move_to(kept, [9, 400], [0, 1])
+    assert full - process.memory_info().rss > 0.9 * 512 * shape.num_bytes
+    assert contents(kept) == [[10, 401], [110, 501]]

@@ -1,0 +1,62 @@
+"""How many blocks the KV pools have: as many as are asked for, or as the memory holds."""
+
+import os
+
+import torch
+
+from rayinfer.config import EngineConfig
+from rayinfer.errors import ConfigError
+
+CPU_POOL_BYTES = 2 << 30
+GPU_MEMORY_FRACTION = 0.9
+_HOST = torch.device("cpu")
+
+
+def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device) -> int:
+    """Blocks that the settings ask for or the free memory allows; `block_bytes` is one block of all layers."""
+    if config.num_kv_blocks is not None:
+        _check_there_is("num_kv_blocks", config.num_kv_blocks, config.num_kv_blocks * block_bytes, device)
+        return config.num_kv_blocks
+    if config.kv_cache_memory_bytes is not None:
+        return _blocks_in("kv_cache_memory_bytes", config.kv_cache_memory_bytes, block_bytes, device)
+    pool_bytes = CPU_POOL_BYTES
+    if config.memory_fraction is not None or device.type == "cuda":
+        pool_bytes = int(free_memory_bytes(device) * (config.memory_fraction or GPU_MEMORY_FRACTION))
+    num_blocks = pool_bytes // block_bytes
+    if num_blocks < 1:
+        raise ConfigError(f"memory_fraction leaves {pool_bytes} bytes for KV blocks of {block_bytes} bytes each")
+    return num_blocks
+
+
+def count_offload_blocks(config: EngineConfig, block_bytes: int) -> int:
+    """Blocks of the second pool, in the host's memory; none unless they are asked for."""
+    if config.kv_offload_bytes is None:
+        return 0
+    return _blocks_in("kv_offload_bytes", config.kv_offload_bytes, block_bytes, _HOST)
+
+
+def free_memory_bytes(device: torch.device) -> int:
+    """Memory that is free now on the device."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _blocks_in(name: str, pool_bytes: int, block_bytes: int, device: torch.device) -> int:
+    _check_there_is(name, pool_bytes, pool_bytes, device)
+    if pool_bytes < block_bytes:
+        raise ConfigError(f"{name} {pool_bytes} holds no KV block: one takes {block_bytes} bytes")
+    return pool_bytes // block_bytes
+
+
+def _check_there_is(name: str, value: int, wanted: int, device: torch.device) -> None:
+    most = _memory_bytes(device)
+    if wanted > most:
+        raise ConfigError(f"{name} {value} needs {wanted} bytes, there are {most} at most")
+
+
+def _memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return free_memory_bytes(device)
+    # All of it: what is in use for now may be files that give way.
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

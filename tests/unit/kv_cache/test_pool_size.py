@@ -1,0 +1,51 @@
+import pytest
+import torch
+
+from rayinfer.config import engine_config
+from rayinfer.errors import ConfigError
+from rayinfer.kv_cache.pool_size import CPU_POOL_BYTES, count_kv_blocks, count_offload_blocks, free_memory_bytes
+
+CPU = torch.device("cpu")
+
+
+def test_a_number_of_blocks_that_is_asked_for_goes_before_any_measure():
+    config = engine_config(num_kv_blocks=7, memory_fraction=0.5)
+    assert count_kv_blocks(config, 1 << 20, CPU) == 7
+
+
+def test_a_number_of_blocks_beyond_the_machines_memory_is_refused_with_both_sizes():
+    with pytest.raises(ConfigError, match=rf"num_kv_blocks 7 .* {7 * 10**15} bytes"):
+        count_kv_blocks(engine_config(num_kv_blocks=7), 10**15, CPU)
+
+
+def test_a_cpu_gives_two_gibibytes_unless_told_otherwise():
+    assert count_kv_blocks(engine_config(), 1 << 20, CPU) == CPU_POOL_BYTES >> 20 == 2048
+
+
+def test_a_fraction_is_of_what_is_free_now():
+    free = free_memory_bytes(CPU)
+    got = count_kv_blocks(engine_config(memory_fraction=0.5), 1 << 20, CPU)
+    assert got == pytest.approx(free / 2 / (1 << 20), rel=0.25)
+
+
+def test_a_fraction_too_small_for_one_block_is_refused_with_both_sizes():
+    with pytest.raises(ConfigError, match=f"memory_fraction .* {10**15} bytes"):
+        count_kv_blocks(engine_config(memory_fraction=0.01), 10**15, CPU)
+
+
+def test_a_pool_in_bytes_has_as_many_blocks_as_fit_whatever_the_fraction():
+    config = engine_config(kv_cache_memory_bytes=(5 << 20) + 7, memory_fraction=0.001)
+    assert count_kv_blocks(config, 1 << 20, CPU) == 5
+
+
+@pytest.mark.parametrize("name", ["kv_cache_memory_bytes", "kv_offload_bytes"])
+@pytest.mark.parametrize(("num_bytes", "message"), [(999, "holds no KV block: one takes 1000"), (10**18, "at most")])
+def test_a_pool_in_bytes_that_is_too_small_or_too_large_is_refused_by_name(name, num_bytes, message):
+    config = engine_config(**{name: num_bytes})
+    with pytest.raises(ConfigError, match=f"{name} {num_bytes} .*{message}"):
+        count_kv_blocks(config, 1000, CPU) if name == "kv_cache_memory_bytes" else count_offload_blocks(config, 1000)
+
+
+def test_there_is_no_second_pool_unless_it_is_asked_for():
+    assert count_offload_blocks(engine_config(), 1000) == 0
+    assert count_offload_blocks(engine_config(kv_offload_bytes=4999), 1000) == 4
