@@ -15,6 +15,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.config",
         "rayinfer.sampling_params",
         "rayinfer.priority_queue",
+        "rayinfer.traces",
     ),
     ("rayinfer.layers", "rayinfer.decoding", "rayinfer.kv_cache", "rayinfer.protocols"),
     ("rayinfer.models", "rayinfer.adapters", "rayinfer.optimization", "rayinfer.servers", "rayinfer.routing"),
@@ -35,7 +36,7 @@ LAZY_EXPORTS = frozenset({"rayinfer"})
 RAY_ROOMS = ("rayinfer.jobs", "rayinfer_deployments")
 
 # Rooms and modules that a process without a model imports: they must not load torch.
-TORCH_FREE_ROOMS = ("rayinfer.servers", "rayinfer.routing", "rayinfer.tokenization")
+TORCH_FREE_ROOMS = ("rayinfer.servers", "rayinfer.routing", "rayinfer.tokenization", "rayinfer.traces")
 TORCH_FREE_MODULES = (
     "rayinfer",
     "rayinfer.config",

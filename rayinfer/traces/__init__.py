@@ -1,0 +1,1 @@
+"""What happened to requests: gathered while they run, and by a router kept for a while after."""

@@ -1,0 +1,124 @@
+"""The traces of a router's requests, each kept for ten minutes after its latest event."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rayinfer.outputs import FinishReason, TraceEvent
+from rayinfer.traces.request_trace import RequestTrace
+
+KEEP_S = 600.0
+MAX_REQUESTS = 10_000
+MAX_EVENTS = 100_000  # of all requests together, a few hundred bytes each
+MAX_NAMESAKES = 16
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class KeptTrace:
+    """One client request's trace under its public names."""
+
+    name: str  # the client's, or ours if it gave none
+    answer_id: str  # what the answer says: the name behind a prefix
+    model: str
+    request_ids: Sequence[str]  # inside the service, by prompt
+    trace: RequestTrace = field(default_factory=RequestTrace)
+    running: set[tuple[int, int]] = field(default_factory=set)  # prompt and choice
+    latest_event: float = 0.0
+    num_counted: int = 0  # events that the bound on all of them knows of
+
+
+class KeptTraces:
+    """Bounded in number and size: whatever is too much makes the traces go first that have been quiet longest.
+
+    Names are the clients' own choice, so several requests may share one: `find` returns all of them.
+    """
+
+    def __init__(
+        self,
+        *,
+        keep_s: float = KEEP_S,
+        max_requests: int = MAX_REQUESTS,
+        max_events: int = MAX_EVENTS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._keep_s = keep_s
+        self._max_requests = max_requests
+        self._max_events = max_events
+        self._clock = clock
+        self._num_events = 0
+        self._by_age: OrderedDict[KeptTrace, None] = OrderedDict()  # by their latest events
+        self._by_name: dict[str, list[KeptTrace]] = {}
+        self._by_request_id: dict[str, tuple[KeptTrace, int]] = {}  # with the number of the prompt
+
+    def open(self, *, name: str, answer_id: str, model: str, request_ids: Sequence[str], received_s: float) -> None:
+        """Begin the trace of a client request that becomes one request per prompt inside the service."""
+        kept = KeptTrace(name=name, answer_id=answer_id, model=model, request_ids=request_ids)
+        namesakes = self._by_name.setdefault(name, [])
+        namesakes.append(kept)
+        self._by_request_id.update((request_id, (kept, prompt)) for prompt, request_id in enumerate(request_ids))
+        kept.trace.record("received", time_s=received_s, num_prompts=len(request_ids))
+        self._note_change(kept)
+        if len(namesakes) > MAX_NAMESAKES:
+            self._forget(namesakes[0])
+
+    def dispatched(self, request_id: str, choices: Iterable[int]) -> None:
+        """Note that these choices of a prompt are on their way to an engine, for the first time or again."""
+        if (found := self._by_request_id.get(request_id)) is not None:
+            kept, prompt = found
+            for choice in choices:
+                kept.running.add((prompt, choice))
+                kept.trace.record("dispatched", prompt=prompt, choice=choice)
+            self._note_change(kept)
+
+    def finished(self, request_id: str, choice: int, reason: FinishReason) -> None:
+        """Note how a choice ended for its client."""
+        if (found := self._by_request_id.get(request_id)) is not None:
+            kept, prompt = found
+            kept.running.discard((prompt, choice))
+            kept.trace.record_end(reason, prompt=prompt, choice=choice)
+            self._note_change(kept)
+
+    def take_over(self, request_id: str, choice: int, events: Iterable[TraceEvent]) -> None:
+        """Add what an engine says of a choice, which may be after the client has its answer."""
+        if (found := self._by_request_id.get(request_id)) is not None:
+            kept, prompt = found
+            kept.trace.take_over(events, prompt=prompt, choice=choice)
+            self._note_change(kept)
+
+    def find(self, wanted: str) -> list[KeptTrace]:
+        """Look a request up by its answer's id or by its name; the latest namesake first."""
+        self._forget_old()
+        bare = wanted.partition("-")[2]
+        by_answer = [kept for kept in self._by_name.get(bare, ()) if kept.answer_id == wanted]
+        return [*self._by_name.get(wanted, ()), *by_answer][::-1]
+
+    def _note_change(self, kept: KeptTrace) -> None:
+        self._num_events += len(kept.trace) - kept.num_counted
+        kept.num_counted = len(kept.trace)
+        kept.latest_event = self._clock()
+        self._by_age[kept] = None
+        self._by_age.move_to_end(kept)
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        while self._by_age:
+            oldest = next(iter(self._by_age))
+            if len(self._by_age) <= self._max_requests and self._num_events <= self._max_events:
+                if self._clock() - oldest.latest_event <= self._keep_s:
+                    return
+                if oldest.running:  # a long answer: its last events are still to come
+                    oldest.latest_event = self._clock()
+                    self._by_age.move_to_end(oldest)
+                    continue
+            self._forget(oldest)
+
+    def _forget(self, kept: KeptTrace) -> None:
+        del self._by_age[kept]
+        self._num_events -= kept.num_counted
+        for request_id in kept.request_ids:
+            del self._by_request_id[request_id]
+        namesakes = self._by_name[kept.name]
+        namesakes.remove(kept)
+        if not namesakes:
+            del self._by_name[kept.name]

@@ -1,0 +1,115 @@
+import pytest
+
+from rayinfer.outputs import TraceEvent
+from rayinfer.traces.kept_traces import MAX_NAMESAKES, KeptTraces
+
+
+class Clock:
+    def __init__(self):
+        self.now = 50.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def open_trace(traces, name, request_ids=None, kind="cmpl"):
+    ids = request_ids or [f"{name}-inside"]
+    traces.open(name=name, answer_id=f"{kind}-{name}", model="m", request_ids=ids, received_s=7.0)
+
+
+def events_of(traces, name):
+    (kept,) = traces.find(name)
+    return [(event.name, event.details) for event in kept.trace.in_order()]
+
+
+def test_a_requests_way_is_told_with_its_prompts_and_choices():
+    traces = KeptTraces()
+    open_trace(traces, "a", ["x", "y"])
+    traces.dispatched("y", [0, 1])
+    traces.take_over("y", 1, [TraceEvent("queued", 2e9, {}), TraceEvent("first_token", 2.1e9, {})])
+    traces.finished("y", 0, "length")
+    assert events_of(traces, "a") == [
+        ("received", {"num_prompts": 2}),
+        ("dispatched", {"prompt": 1, "choice": 0}),
+        ("dispatched", {"prompt": 1, "choice": 1}),
+        ("finished", {"prompt": 1, "choice": 0, "reason": "length"}),
+        ("queued", {"prompt": 1, "choice": 1}),
+        ("first_token", {"prompt": 1, "choice": 1}),
+    ]
+    assert traces.find("a")[0].trace.in_order()[0].time_s == 7.0
+
+
+def test_a_request_is_found_by_its_name_and_by_its_answers_id_only():
+    traces = KeptTraces()
+    open_trace(traces, "my-own")
+    assert len(traces.find("my-own")) == len(traces.find("cmpl-my-own")) == 1
+    for other in ("chatcmpl-my-own", "own", "my", "", "cmpl-", "cmpl-own", "my-own-inside"):
+        assert traces.find(other) == []
+
+
+def test_namesakes_are_all_found_the_latest_first_and_bounded():
+    traces = KeptTraces()
+    for number in range(MAX_NAMESAKES + 2):
+        open_trace(traces, "same", [f"inside-{number}"], kind="cmpl" if number % 2 else "chatcmpl")
+    found = [kept.request_ids for kept in traces.find("same")]
+    assert found == [[f"inside-{number}"] for number in range(MAX_NAMESAKES + 1, 1, -1)]
+    assert len(traces.find("cmpl-same")) == MAX_NAMESAKES // 2
+
+
+def test_a_name_that_looks_like_an_answers_id_hides_nobody():
+    traces = KeptTraces()
+    open_trace(traces, "x")
+    open_trace(traces, "cmpl-x")
+    assert [kept.name for kept in traces.find("cmpl-x")] == ["x", "cmpl-x"]
+
+
+def test_a_trace_is_kept_for_a_while_after_its_latest_event(clock):
+    traces = KeptTraces(keep_s=10.0, clock=clock)
+    open_trace(traces, "a")
+    clock.now += 9
+    traces.take_over("a-inside", 0, [TraceEvent("queued", 1.0, {})])
+    clock.now += 9
+    assert traces.find("a")
+    clock.now += 2
+    assert traces.find("a") == []
+    traces.take_over("a-inside", 0, [TraceEvent("queued", 1.0, {})])
+    traces.dispatched("a-inside", [0])
+    traces.finished("a-inside", 0, "stop")
+    assert traces.find("a") == []
+
+
+def test_an_answer_that_takes_longer_than_that_keeps_its_trace(clock):
+    traces = KeptTraces(keep_s=10.0, clock=clock)
+    open_trace(traces, "long")
+    traces.dispatched("long-inside", [0])
+    for _ in range(5):
+        clock.now += 11
+        assert traces.find("long")
+    traces.finished("long-inside", 0, "stop")
+    clock.now += 11
+    assert traces.find("long") == []
+
+
+def test_too_many_requests_make_the_quietest_go():
+    traces = KeptTraces(max_requests=2)
+    open_trace(traces, "a")
+    open_trace(traces, "b")
+    traces.dispatched("a-inside", [0])
+    open_trace(traces, "c")
+    assert [bool(traces.find(name)) for name in "abc"] == [True, False, True]
+
+
+def test_too_many_events_make_the_quietest_go_and_leave_nothing_behind():
+    traces = KeptTraces(max_events=100)
+    for number in range(500):
+        name = f"r{number}"
+        open_trace(traces, name)
+        traces.take_over(f"{name}-inside", 0, [TraceEvent("prefill_chunk", 1.0, {})] * 9)
+    assert [bool(traces.find(f"r{number}")) for number in (489, 490, 499)] == [False, True, True]
+    assert len(traces._by_age) == len(traces._by_name) == len(traces._by_request_id) == 10
+    assert traces._num_events == 100
