@@ -1,0 +1,57 @@
+import pytest
+import torch
+
+from rayinfer_kernels.block_copy import copy_blocks
+from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache
+
+CPU = torch.device("cpu")
+
+
+def pool(num_blocks, dtype=torch.float32, device=CPU, *, pinned=False):
+    """Blocks of random numbers."""
+    cache = allocate_kv_cache(num_blocks, 16, 3, 24, dtype, device, pinned=pinned)
+    chance = torch.Generator().manual_seed(num_blocks)
+    for tensor in (cache.key, cache.value):
+        tensor.copy_(torch.randn(tensor.shape, generator=chance))
+    return cache
+
+
+def copied(cache):
+    return KVCache(cache.key.clone(), cache.value.clone())
+
+
+def check(before, source, target, source_blocks, target_blocks):
+    """The target holds what it held before, and the source's blocks in their places."""
+    for kept, now, given in ((before.key, target.key, source.key), (before.value, target.value, source.value)):
+        wanted = kept.clone()
+        for source_block, target_block in zip(source_blocks, target_blocks, strict=True):
+            wanted[target_block] = given[source_block].to(wanted.device)
+        assert torch.equal(now, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("source_blocks", "target_blocks"), [([], []), ([3], [0]), ([4, 0, 2], [1, 5, 0])])
+def test_blocks_arrive_in_another_pool_and_nothing_else_changes(dtype, source_blocks, target_blocks):
+    source, target = pool(5, dtype), pool(6, dtype)
+    before = copied(target)
+    copy_blocks(source, target, torch.tensor(source_blocks).long(), torch.tensor(target_blocks).long())
+    check(before, source, target, source_blocks, target_blocks)
+
+
+def test_blocks_can_change_places_within_a_pool():
+    cache = pool(4)
+    before = copied(cache)
+    copy_blocks(cache, cache, torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]))
+    check(before, before, cache, [0, 1, 2], [1, 2, 0])
+
+
+@pytest.mark.gpu
+def test_blocks_cross_to_a_gpu_and_back_in_the_order_in_which_they_are_sent():
+    gpu = torch.device("cuda")
+    host, device = pool(5, pinned=True), pool(6, device=gpu)
+    host_before, device_before = copied(host), copied(device)
+    copy_blocks(device, host, torch.tensor([4, 1]), torch.tensor([0, 3]))
+    copy_blocks(host, device, torch.tensor([3, 2]), torch.tensor([5, 4]))  # one of them has only just been sent
+    torch.cuda.synchronize()
+    check(host_before, device_before, host, [4, 1], [0, 3])
+    check(device_before, host, device, [3, 2], [5, 4])
