@@ -1,8 +1,8 @@
 """How the next token is chosen and when generation stops, checked once when it is built."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rayinfer.errors import InvalidParameter
 
@@ -10,12 +10,19 @@ MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
+MAX_BIASED_TOKENS = 1024
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 256
+MAX_BAD_SEQUENCES = 1024
+MAX_BAD_SEQUENCE_TOKENS = 64
+_MAX_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """Sampling settings of one request; the names and the defaults are vLLM's.
 
+    Lists are kept as tuples, under the names at the end of this class; what was kept may be given again.
     Raises InvalidParameter (a ValueError) that names the field, the value and its range.
     """
 
@@ -44,46 +51,80 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # likewise for the tokens of the prompt
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        self._check_numbers()
+        self._check_lengths()
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameter(f"{name} must be true or false, got {_shown(getattr(self, name))}", name)
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        self._keep("stop", _texts("stop", stop, MAX_STOP_STRINGS))
+        self._keep("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        self._keep("logit_bias", _biases("logit_bias", self.logit_bias))
+        if self.allowed_token_ids is not None:
+            self._keep("allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
+            if not self.allowed_token_ids:
+                raise InvalidParameter("allowed_token_ids must hold at least one id, got none", "allowed_token_ids")
+        self._keep("bad_words", _texts("bad_words", self.bad_words, MAX_BAD_WORDS, max_chars=MAX_BAD_WORD_CHARS))
+        self._keep("bad_token_sequences", _sequences("bad_token_sequences", self.bad_token_sequences))
+
+    def _check_numbers(self) -> None:
         _check_integer("n", self.n, 1, MAX_CHOICES)
         _check_number("temperature", self.temperature, 0.0, 2.0)
-        _check_integer("top_k", self.top_k, -1, 2**31 - 1)
+        _check_integer("top_k", self.top_k, -1, _MAX_INT32)
         _check_number("top_p", self.top_p, 0.0, 1.0, low_is_open=True)
         _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("typical_p", self.typical_p, 0.0, 1.0, low_is_open=True)
         _check_number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_is_open=True)
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:
             _check_integer("seed", self.seed, -(2**63), 2**64 - 1)
+        if self.logprobs is not None:
+            _check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            _check_integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+
+    def _check_lengths(self) -> None:
         if self.max_tokens is not None:
-            _check_integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _check_integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+            _check_integer("max_tokens", self.max_tokens, 0, _MAX_INT32)
+        _check_integer("min_tokens", self.min_tokens, 0, _MAX_INT32)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidParameter(
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}", "min_tokens"
             )
-        self._check_stops()
 
-    def _check_stops(self) -> None:
-        stop, stop_token_ids = self.stop_strings, self.stop_ids
-        if len(stop) > MAX_STOP_STRINGS:
-            raise InvalidParameter(f"stop must hold at most {MAX_STOP_STRINGS} strings, got {len(stop)}", "stop")
-        if not all(isinstance(text, str) and text for text in stop):
-            raise InvalidParameter("stop must hold non-empty strings only", "stop")
-        for token_id in stop_token_ids:
-            _check_integer("stop_token_ids", token_id, 0, 2**31 - 1)
+    def _keep(self, name: str, values: tuple[Any, ...]) -> None:
+        object.__setattr__(self, name, values)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """The stop strings as they are kept: always a tuple."""
+        """The stop strings."""
         return self.stop  # type: ignore[return-value]
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """The stop token ids as they are kept: always a tuple."""
+        """The stop token ids."""
         return self.stop_token_ids  # type: ignore[return-value]
+
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """The logit bias as pairs of token id and bias, each id once."""
+        return self.logit_bias  # type: ignore[return-value]
+
+    @property
+    def allowed_ids(self) -> tuple[int, ...] | None:
+        """The allowed token ids; None where all are allowed."""
+        return self.allowed_token_ids  # type: ignore[return-value]
+
+    @property
+    def bad_texts(self) -> tuple[str, ...]:
+        """The bad words that nobody has spelled yet."""
+        return self.bad_words  # type: ignore[return-value]
+
+    @property
+    def bad_sequences(self) -> tuple[tuple[int, ...], ...]:
+        """The bad token sequences."""
+        return self.bad_token_sequences  # type: ignore[return-value]
 
     @property
     def is_greedy(self) -> bool:
@@ -95,14 +136,73 @@ class SamplingParams:
         """Whether the choice depends on the tokens that came before."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
+    @property
+    def has_token_rules(self) -> bool:
+        """Whether tokens are favoured, allowed or forbidden by their ids."""
+        return bool(self.biases) or self.allowed_ids is not None or bool(self.bad_sequences)
 
-def _check_integer(name: str, value: object, low: int, high: int) -> None:
+
+def _check_integer(name: str, value: object, low: int, high: int, *, part: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidParameter(f"{name} must be an integer from {low} to {high}, got {value!r}", name)
+        raise InvalidParameter(f"{part}{name} must be an integer from {low} to {high}, got {_shown(value)}", name)
 
 
-def _check_number(name: str, value: object, low: float, high: float, *, low_is_open: bool = False) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _check_number(
+    name: str, value: object, low: float, high: float, *, low_is_open: bool = False, part: str = ""
+) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high or (low_is_open and value == low):  # type: ignore[operator]
         bracket = "(" if low_is_open else "["
-        raise InvalidParameter(f"{name} must lie in {bracket}{low:g}, {high:g}], got {value!r}", name)
+        raise InvalidParameter(f"{part}{name} must lie in {bracket}{low:g}, {high:g}], got {_shown(value)}", name)
+
+
+def _items(name: str, values: object, max_count: int | None = None) -> tuple[Any, ...]:
+    if values is None:
+        return ()
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise InvalidParameter(f"{name} must be a list, got {_shown(values)}", name)
+    items = tuple(values)
+    if max_count is not None and len(items) > max_count:
+        raise InvalidParameter(f"{name} must hold at most {max_count} items, got {len(items)}", name)
+    return items
+
+
+def _token_ids(name: str, values: object, max_count: int | None = None) -> tuple[int, ...]:
+    token_ids = _items(name, values, max_count)
+    for token_id in token_ids:
+        _check_integer(name, token_id, 0, _MAX_INT32, part="each id in ")
+    return token_ids
+
+
+def _texts(name: str, values: object, max_count: int, *, max_chars: int | None = None) -> tuple[str, ...]:
+    texts = _items(name, values, max_count)
+    if not all(isinstance(text, str) and text for text in texts):
+        raise InvalidParameter(f"{name} must hold non-empty strings only", name)
+    longest = max(map(len, texts), default=0)
+    if max_chars is not None and longest > max_chars:
+        raise InvalidParameter(f"{name} must hold strings of at most {max_chars} characters, got {longest}", name)
+    return texts
+
+
+def _sequences(name: str, values: object) -> tuple[tuple[int, ...], ...]:
+    items = _items(name, values, MAX_BAD_SEQUENCES)
+    sequences = tuple(_token_ids(name, item, MAX_BAD_SEQUENCE_TOKENS) for item in items)
+    if not all(sequences):
+        raise InvalidParameter(f"{name} must hold sequences of at least one token id, got an empty one", name)
+    return sequences
+
+
+def _biases(name: str, values: object) -> tuple[tuple[int, float], ...]:
+    pairs = _items(name, values.items() if isinstance(values, Mapping) else values, MAX_BIASED_TOKENS)
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        raise InvalidParameter(f"{name} must map token ids to numbers, got {_shown(values)}", name)
+    for token_id, bias in pairs:
+        _check_integer(name, token_id, 0, _MAX_INT32, part="each id in ")
+        _check_number(name, bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS, part="each bias in ")
+    return tuple({token_id: float(bias) for token_id, bias in pairs}.items())
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to write out the largest ones
+        return f"an integer of {value.bit_length()} bits"
+    return f"{value!r:.80}"
