@@ -6,10 +6,11 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 
 from rayinfer.errors import EngineDead, NotReady, PromptTooLong
 from rayinfer.metrics import ServiceMetrics
-from rayinfer.outputs import EngineStats, FinishReason, RequestOutput, TokenDelta
+from rayinfer.outputs import EngineStats, FinishReason, RequestOutput, TokenDelta, TraceEvent
 from rayinfer.protocols import EngineClient, GenerationRequest, ModelDescription, ServiceStatus
 from rayinfer.routing.admission import Admission
 from rayinfer.routing.delta_queue import DeltaQueue
@@ -18,6 +19,7 @@ from rayinfer.routing.replica_choice import least_loaded
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.routing.stream_timers import StreamTimers
 from rayinfer.tokenization.tokenizer import Tokenizer
+from rayinfer.traces.kept_traces import KeptTraces
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +29,7 @@ class Dispatcher:
 
     Text is made in that call, never in the task that listens to an engine: what one stream's text does, however wrong,
     reaches no other stream. Clients are told that an engine is gone; which one, and of what it died, is in the log.
+    What happens to requests that are traced goes into `traces`, from here and from the engines.
     """
 
     def __init__(
@@ -37,8 +40,10 @@ class Dispatcher:
         metrics: ServiceMetrics,
         *,
         router_id: str,
+        traces: KeptTraces | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._traces = KeptTraces() if traces is None else traces
         self._model_name = model_name
         self._tokenizer = tokenizer
         self._admission = admission
@@ -67,6 +72,7 @@ class Dispatcher:
             router_id=f"{self._router_id}/{self._num_added}",
             on_stats=self._record_stats,
             on_lost=self.remove_engine,
+            on_trace=self._record_engine_events,
         )
         self._engines[name] = engine
         self._record_stats(name, engine.stats)
@@ -119,7 +125,7 @@ class Dispatcher:
         self._check_length(request)
         ticket = self._admission.admit()
         timers = self._start_timers(request)
-        stream = StreamState(_with_seed(request), self._tokenizer)
+        stream = StreamState(_with_seed(request), self._tokenizer, keeps_outputs=False)
         request_ids = [part.request_id for part in stream.engine_requests()]
         queue = DeltaQueue()
         deadline = None if request.timeout_s is None else self._clock() + request.timeout_s
@@ -149,8 +155,11 @@ class Dispatcher:
         """Hand the stream's requests to the least loaded engine that takes them."""
         while True:
             engine = self._choose_engine()
+            requests = stream.engine_requests()
+            if requests[0].trace:
+                self._traces.dispatched(stream.request_id, [request.choice for request in requests])
             try:
-                await engine.submit(stream.engine_requests(), queue)
+                await engine.submit(requests, queue)
             except EngineDead as error:
                 self.remove_engine(engine.name, str(error))
             else:
@@ -169,8 +178,13 @@ class Dispatcher:
             return None
 
     def _start_timers(self, request: GenerationRequest) -> StreamTimers:
-        num_prompt_tokens, num_choices = len(request.prompt_token_ids), request.sampling_params.n
-        return StreamTimers(self._metrics, self._model_name, num_prompt_tokens, num_choices)
+        return StreamTimers(
+            self._metrics,
+            self._model_name,
+            len(request.prompt_token_ids),
+            request.sampling_params.n,
+            on_end=partial(self._traces.finished, request.request_id) if request.trace else None,
+        )
 
     def _choose_engine(self) -> EngineLink:
         engines = self._available_engines()
@@ -196,6 +210,10 @@ class Dispatcher:
                 "prompt",
                 "context_length_exceeded",
             )
+
+    def _record_engine_events(self, engine_request_id: str, events: list[TraceEvent]) -> None:
+        request_id, _, choice = engine_request_id.rpartition("/")
+        self._traces.take_over(request_id, int(choice), events)
 
     def _record_stats(self, name: str, stats: EngineStats) -> None:
         self._metrics.set_engine_stats(self._model_name, name, stats)
@@ -224,5 +242,6 @@ def _apply(stream: StreamState, deltas: list[TokenDelta]) -> RequestOutput | Non
         else:
             merged.outputs.extend(output.outputs)
             merged.finished = output.finished
+            merged.prompt_logprobs = merged.prompt_logprobs or output.prompt_logprobs
             merged.num_cached_tokens = max(merged.num_cached_tokens, output.num_cached_tokens)
     return merged

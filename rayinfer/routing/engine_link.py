@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayinfer.errors import EngineDead
-from rayinfer.outputs import EngineStats, StepMessage
+from rayinfer.outputs import EngineStats, StepMessage, TraceEvent
 from rayinfer.protocols import EngineClient, GenerationRequest, ModelDescription
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.replica_choice import EngineLoad, expected_tokens
@@ -25,7 +25,8 @@ class _Route:
 class EngineLink:
     """Sends requests to one engine and fans its messages out to the queues of the streams.
 
-    `on_stats` is told the engine's counters after every message, `on_lost` once and why, when the engine's outputs end.
+    `on_stats` is told the engine's counters after every message, `on_lost` once and why, when the engine's outputs end,
+    and `on_trace` what the engine says of a traced request, which may be after its stream has ended.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class EngineLink:
         router_id: str,
         on_stats: Callable[[str, EngineStats], None],
         on_lost: Callable[[str, str], None],
+        on_trace: Callable[[str, list[TraceEvent]], None],
     ) -> None:
         self.name = name
         self.description = description
@@ -47,6 +49,7 @@ class EngineLink:
         self._router_id = router_id
         self._on_stats = on_stats
         self._on_lost = on_lost
+        self._on_trace = on_trace
         self._routes: dict[str, _Route] = {}
         self._tasks: set[asyncio.Task[None]] = set()  # keeps them referenced until they are done
         # Ray cancels a client's request together with every call made in its context: an abort must not be one of them.
@@ -113,6 +116,8 @@ class EngineLink:
 
     def _deliver(self, message: StepMessage) -> None:
         for delta in message.deltas:
+            if delta.trace is not None:
+                self._on_trace(delta.request_id, delta.trace)
             route = self._routes.get(delta.request_id)
             if route is None:
                 continue  # it was aborted while this message was on its way

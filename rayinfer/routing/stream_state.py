@@ -17,19 +17,20 @@ class _Choice:
     index: int
     text: OutputText
     token_ids: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)  # what the client has seen
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # what the client has seen
+    texts: list[str] = field(default_factory=list)  # what the client has seen, if it is kept
+    logprobs: list[TokenLogprobs] = field(default_factory=list)  # likewise
     waiting_logprobs: list[TokenLogprobs] = field(default_factory=list)
     num_delivered: int = 0  # tokens that the client has seen
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
-    def take_output(self, text: str) -> CompletionOutput:
+    def take_output(self, text: str, *, is_kept: bool) -> CompletionOutput:
         """Make the delta that delivers this text, with every token that has waited for it."""
-        self.texts.append(text)
         start, self.num_delivered = self.num_delivered, len(self.token_ids)
         logprobs, self.waiting_logprobs = self.waiting_logprobs, []
-        self.logprobs += logprobs
+        if is_kept:
+            self.texts.append(text)
+            self.logprobs += logprobs
         return CompletionOutput(
             index=self.index,
             text=text,
@@ -55,12 +56,21 @@ class StreamState:
     """What a router or `LLM` owns of one client request: n engine requests, their tokens so far and their texts.
 
     Tokens that are known already are dropped, so a stream can continue on another engine from `engine_requests()`.
+    The choices share one prompt, so the first alone asks for the prompt's log probabilities; nothing is given out
+    before they are there. Only who `keeps_outputs` can have the `whole` of them again.
     """
 
-    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, *, keeps_outputs: bool = True) -> None:
         params = request.sampling_params
         self._request = request
-        self._engine_params = params if params.n == 1 else replace(params, n=1)
+        self._keeps_outputs = keeps_outputs
+        self._scoring_params = params if params.n == 1 else replace(params, n=1)
+        self._awaits_prompt_logprobs = params.prompt_logprobs is not None
+        self._engine_params = self._scoring_params
+        if self._awaits_prompt_logprobs:
+            self._engine_params = replace(self._scoring_params, prompt_logprobs=None)
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self._held: dict[str, str] = {}  # texts that wait for the prompt's log probabilities, by engine request
         self._special_ids = tokenizer.special_ids
         self._choices: dict[str, _Choice] = {}
         for index in range(params.n):
@@ -72,6 +82,11 @@ class StreamState:
         self._num_open = params.n
         self._stopped: list[str] = []
         self._num_cached_tokens: int | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The id of the client request."""
+        return self._request.request_id
 
     @property
     def is_finished(self) -> bool:
@@ -95,7 +110,7 @@ class StreamState:
                 self._request,
                 request_id=request_id,
                 output_token_ids=list(choice.token_ids),
-                sampling_params=self._engine_params,
+                sampling_params=self._scoring_params if self._must_score(choice) else self._engine_params,
                 choice=choice.index if self._request.sampling_params.n > 1 else self._request.choice,
                 epoch=self._request.epoch if epoch is None else epoch,
             )
@@ -131,24 +146,49 @@ class StreamState:
                 self._stopped.append(delta.request_id)
         elif delta.finish_reason is not None:
             self._end(choice, delta.finish_reason, delta.stop_reason)
+        if self._awaits_prompt_logprobs:
+            return self._hold(delta, new.text)
         if not new.text and choice.finish_reason is None:
             return None
-        return self._output([choice.take_output(new.text)])
+        return self._output([choice.take_output(new.text, is_kept=self._keeps_outputs)])
 
     def fail(self, finish_reason: FinishReason) -> RequestOutput:
         """End every open choice, giving out the text that was held back."""
-        outputs = []
         for request_id, choice in self._choices.items():
             if choice.finish_reason is None:
                 text = choice.text.append((), is_last=True).text
                 self._end(choice, finish_reason, None)
                 self._stopped.append(request_id)
-                outputs.append(choice.take_output(text))
-        return self._output(outputs)
+                self._held[request_id] = self._held.get(request_id, "") + text
+        return self._output(self._take_held())
 
     def whole(self) -> RequestOutput:
         """Return all there is so far, in the order of the choices."""
-        return self._output([choice.whole() for choice in self._choices.values()])
+        output = self._output([choice.whole() for choice in self._choices.values()])
+        output.prompt_logprobs = self._prompt_logprobs
+        return output
+
+    def _must_score(self, choice: _Choice) -> bool:
+        return self._awaits_prompt_logprobs and choice.index == 0
+
+    def _hold(self, delta: TokenDelta, text: str) -> RequestOutput | None:
+        """Keep a choice's text until the prompt's log probabilities are there, or will never be."""
+        self._held[delta.request_id] = self._held.get(delta.request_id, "") + text
+        scoring = self._choices[f"{self._request.request_id}/0"]
+        if delta.prompt_logprobs is None and scoring.finish_reason is None:
+            return None
+        self._prompt_logprobs, self._awaits_prompt_logprobs = delta.prompt_logprobs, False
+        output = self._output(self._take_held())
+        output.prompt_logprobs = self._prompt_logprobs
+        return output
+
+    def _take_held(self) -> list[CompletionOutput]:
+        held, self._held = self._held, {}
+        return [
+            choice.take_output(held[request_id], is_kept=self._keeps_outputs)
+            for request_id, choice in self._choices.items()
+            if request_id in held
+        ]
 
     def _add_text(self, choice: _Choice, token_ids: Sequence[int], delta: TokenDelta) -> TextDelta:
         """Make text of new tokens; the token that stopped the engine counts, but says nothing unless it is asked to."""

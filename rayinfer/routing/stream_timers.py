@@ -1,13 +1,27 @@
 """The clocks of one request's choices."""
 
+from collections.abc import Callable
+
 from rayinfer.metrics import RequestTimer, ServiceMetrics
 from rayinfer.outputs import FinishReason, RequestOutput
 
 
 class StreamTimers:
-    """Tells the metrics when a request's tokens came and how each of its choices ended, exactly once each."""
+    """Tells the metrics when a request's tokens came and how each of its choices ended, exactly once each.
 
-    def __init__(self, metrics: ServiceMetrics, model_name: str, num_prompt_tokens: int, num_choices: int) -> None:
+    `on_end` hears of each end too.
+    """
+
+    def __init__(
+        self,
+        metrics: ServiceMetrics,
+        model_name: str,
+        num_prompt_tokens: int,
+        num_choices: int,
+        *,
+        on_end: Callable[[int, FinishReason], None] | None = None,
+    ) -> None:
+        self._on_end = on_end
         self._running: dict[int, RequestTimer] = {
             # The choices share one prompt, so the first alone counts its tokens.
             choice: metrics.request_started(model_name, num_prompt_tokens if choice == 0 else 0)
@@ -28,6 +42,8 @@ class StreamTimers:
         """Note the end of one choice."""
         if timer := self._running.pop(choice, None):
             timer.finished(reason)
+            if self._on_end is not None:
+                self._on_end(choice, reason)
 
     def finish_all(self, reason: FinishReason) -> None:
         """Note the end of every choice that has not ended."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from rayinfer.outputs import EngineStats, FinishReason, StepMessage, TokenDelta
 from rayinfer.protocols import GenerationRequest, ModelDescription
@@ -53,12 +54,16 @@ class FakeEngineClient:
         return [request.request_id for request in self.submitted]
 
     def delta(
-        self, request_id: str, token_ids: Sequence[int] = (), finish_reason: FinishReason | None = None
+        self,
+        request_id: str,
+        token_ids: Sequence[int] = (),
+        finish_reason: FinishReason | None = None,
+        **fields: Any,
     ) -> TokenDelta:
         """Make the request's next delta."""
         start = self._num_said.get(request_id, 0)
         self._num_said[request_id] = start + len(token_ids)
-        return TokenDelta(request_id, start, list(token_ids), finish_reason=finish_reason)
+        return TokenDelta(request_id, start, list(token_ids), finish_reason=finish_reason, **fields)
 
     def say(self, *deltas: TokenDelta, stats: EngineStats | None = None) -> None:
         """Send one step's message."""

@@ -7,11 +7,12 @@ from prometheus_client import CollectorRegistry
 from fake_engine_client import FakeEngineClient
 from rayinfer.errors import EngineDead, NotReady, PromptTooLong, QueueFull
 from rayinfer.metrics import ServiceMetrics
-from rayinfer.outputs import EngineStats
+from rayinfer.outputs import EngineStats, Logprob, TraceEvent
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.admission import Admission
 from rayinfer.routing.dispatch import Dispatcher
 from rayinfer.sampling_params import SamplingParams
+from rayinfer.traces.kept_traces import KeptTraces
 
 
 class Service:
@@ -21,18 +22,24 @@ class Service:
         self.tokenizer = tokenizer
         self.metrics = ServiceMetrics(CollectorRegistry())
         admission = Admission(max_waiting_requests)
-        self.dispatcher = Dispatcher("m", tokenizer, admission, self.metrics, router_id="router-1")
+        self.traces = KeptTraces()
+        self.dispatcher = Dispatcher("m", tokenizer, admission, self.metrics, router_id="router-1", traces=self.traces)
         self.engines = [FakeEngineClient() for _ in range(num_engines)]
         for index, engine in enumerate(self.engines):
             self.dispatcher.add_engine(f"engine-{index}", engine, engine.description)
 
-    def open(self, request_id="a", prompt="hello", timeout_s=None, **params):
+    def open(self, request_id="a", prompt="hello", timeout_s=None, trace=False, **params):
         request = GenerationRequest(
             request_id=request_id,
             prompt_token_ids=self.tokenizer.encode(prompt),
             sampling_params=SamplingParams(**params),
             timeout_s=timeout_s,
+            trace=trace,
         )
+        if trace:
+            self.traces.open(
+                name=request_id, answer_id=f"cmpl-{request_id}", model="m", request_ids=[request_id], received_s=0.0
+            )
         return self.dispatcher.generate(request)
 
     async def start(self, request_id="a", engine=0, **settings):
@@ -48,6 +55,11 @@ class Service:
     def say(self, request_id, text="", finish_reason=None, engine=0):
         client = self.engines[engine]
         client.say(client.delta(request_id, self.tokenizer.encode(text), finish_reason))
+
+    def trace(self, request_id="a"):
+        """What is known of a request by now, without the prompt's number."""
+        (kept,) = self.traces.find(request_id)
+        return [(event.name, event.details | {"prompt": None}) for event in kept.trace.in_order()][1:]
 
     def metric(self, line):
         lines = self.metrics.render().decode().splitlines()
@@ -349,3 +361,85 @@ async def test_a_request_without_a_seed_gets_one_that_all_its_choices_share_and_
     assert seeds["drawn/0"] == seeds["drawn/1"] is not None
     assert seeds["given/0"] == 7
     assert seeds["other/0"] not in (None, seeds["drawn/0"])
+
+
+async def test_log_probabilities_of_prompt_and_answer_reach_the_client(service):
+    stream = service.open(n=2, prompt_logprobs=0, logprobs=1)
+    reading = asyncio.ensure_future(anext(stream))
+    client, places = service.engines[0], [{88: Logprob(-1.5, 1)}]
+    await until(lambda: client.submitted)
+    client.say(client.delta("a/1", [88], logprobs=places))
+    client.say(
+        client.delta("a/0", [88], "length", logprobs=places, prompt_logprobs=[None, *places * 4]),
+        client.delta("a/1", [89], "length", logprobs=places),
+    )
+    output = await reading
+    if not output.finished:
+        more = await anext(stream)
+        assert more.prompt_logprobs is None
+        output.outputs += more.outputs
+    assert output.prompt_logprobs == [None, *places * 4]
+    of_second = [place for part in output.outputs if part.index == 1 for place in part.logprobs]
+    assert of_second == places * 2
+
+
+async def test_what_waits_for_a_slow_client_keeps_the_prompts_log_probabilities(service):
+    stream = service.open(prompt_logprobs=0)
+    reading = asyncio.ensure_future(anext(stream))
+    client = service.engines[0]
+    await until(lambda: client.submitted)
+    client.say(
+        client.delta("a/0", [88], prompt_logprobs=[None]),
+        client.delta("a/0", [88]),
+        client.delta("a/0", [88], "length"),
+    )
+    output = await reading
+    assert (output.prompt_logprobs, output.outputs[0].token_ids) == ([None], [88, 88, 88])
+
+
+async def test_a_traced_requests_way_is_recorded_with_what_the_engine_says(service):
+    stream = await service.start(trace=True, n=2)
+    assert all(request.trace for request in service.engines[0].submitted)
+    assert service.trace() == [
+        ("dispatched", {"prompt": None, "choice": 0}),
+        ("dispatched", {"prompt": None, "choice": 1}),
+    ]
+    client = service.engines[0]
+    events = [TraceEvent("queued", 2e9, {}), TraceEvent("finished", 2.1e9, {"reason": "length"})]
+    client.say(client.delta("a/0", [], "length", trace=events), client.delta("a/1", [], "stop", trace=events))
+    assert (await anext(stream)).finished
+    assert service.trace()[2:] == [
+        ("finished", {"prompt": None, "choice": 0, "reason": "length"}),
+        ("finished", {"prompt": None, "choice": 1, "reason": "stop"}),
+        ("queued", {"prompt": None, "choice": 0}),
+        ("queued", {"prompt": None, "choice": 1}),
+    ]
+
+
+async def test_what_the_engine_says_after_a_stop_string_still_enters_the_trace(service):
+    stream = await service.start(trace=True, stop=["END"])
+    service.say("a/0", "END")
+    assert (await anext(stream)).finished
+    client = service.engines[0]
+    await until(lambda: client.aborted)
+    client.say(client.delta("a/0", [], "abort", trace=[TraceEvent("first_token", 2e9, {})]))
+    await until(lambda: len(service.trace()) == 3)
+    assert [(name, details.get("reason")) for name, details in service.trace()] == [
+        ("dispatched", None),
+        ("finished", "stop"),
+        ("first_token", None),
+    ]
+
+
+async def test_a_client_that_leaves_ends_its_trace(service):
+    stream = await service.start(trace=True)
+    await stream.aclose()
+    assert service.trace()[-1] == ("finished", {"prompt": None, "choice": 0, "reason": "abort"})
+
+
+async def test_a_request_that_is_not_traced_leaves_no_trace(service):
+    stream = await service.start()
+    service.say("a/0", "", "stop")
+    await anext(stream)
+    assert not service.engines[0].submitted[0].trace
+    assert service.traces.find("a") == []

@@ -62,6 +62,7 @@ def open_link(client):
         router_id="router",
         on_stats=lambda name, stats: None,
         on_lost=lambda name, reason: None,
+        on_trace=lambda request_id, events: None,
     )
 
 

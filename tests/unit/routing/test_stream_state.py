@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny_tokenizers
-from rayinfer.outputs import RequestOutput, TokenDelta
+from rayinfer.outputs import Logprob, RequestOutput, TokenDelta, TokenLogprobs
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.sampling_params import SamplingParams
@@ -35,6 +35,14 @@ def stream(*, output_token_ids: Sequence[int] = (), **params) -> StreamState:
 
 def delta(text: str | list[int], start: int, choice: int = 0, **fields) -> TokenDelta:
     return TokenDelta(f"r/{choice}", start, ids(text) if isinstance(text, str) else text, **fields)
+
+
+def scored(token_ids: Sequence[int]) -> list[TokenLogprobs]:
+    """Give each token a log probability of its own."""
+    return [{token_id: Logprob(-token_id / 100, 1)} for token_id in token_ids]
+
+
+PROMPT_LOGPROBS = [None, *scored(PROMPT[1:])]
 
 
 def only(output: RequestOutput | None):
@@ -79,7 +87,7 @@ def test_deltas_become_text_and_the_last_one_says_why_it_ended():
 def test_tokens_that_make_no_text_yet_travel_with_the_next_that_do():
     state = stream()
     face = TOKENIZER.encode("\N{OLD ITALIC LETTER A}")
-    logprobs = [{token_id: -float(position)} for position, token_id in enumerate(face)]
+    logprobs = scored(face)
     for position, token_id in enumerate(face[:-1]):
         assert state.apply(delta([token_id], position, logprobs=[logprobs[position]])) is None
     output = only(state.apply(delta(face[-1:], len(face) - 1, logprobs=logprobs[-1:])))
@@ -90,11 +98,11 @@ def test_tokens_that_make_no_text_yet_travel_with_the_next_that_do():
 def test_a_stop_string_ends_the_choice_and_has_the_engine_request_aborted_once():
     state = stream(n=2, stop=["lo w"])
     assert only(state.apply(delta("hel", 0))).text == "he"
-    output = state.apply(delta("lo world", 3, logprobs=[{i: 0.0} for i in ids("lo world")]))
+    output = state.apply(delta("lo world", 3, logprobs=scored(ids("lo world"))))
     choice = only(output)
     assert (choice.text, choice.finish_reason, choice.stop_reason) == ("l", "stop", "lo w")
     assert choice.token_ids == ids("lo w")
-    assert choice.logprobs == [{token_id: 0.0} for token_id in ids("lo w")]
+    assert choice.logprobs == scored(ids("lo w"))
     assert not output.finished
     assert state.stopped_request_ids() == ["r/0"]
     assert state.stopped_request_ids() == []
@@ -140,11 +148,11 @@ def test_tokens_below_the_known_position_are_dropped():
     state = stream()
     state.apply(delta("abc", 0))
     assert state.apply(delta("ab", 0)) is None
-    overlapping = state.apply(delta("bcd", 1, logprobs=[{1: -1.0}, {2: -2.0}, {3: -3.0}]))
+    overlapping = state.apply(delta("bcd", 1, logprobs=scored(ids("bcd"))))
     assert (only(overlapping).text, only(overlapping).token_ids, only(overlapping).logprobs) == (
         "d",
         ids("d"),
-        [{3: -3.0}],
+        scored(ids("d")),
     )
 
 
@@ -228,3 +236,106 @@ def test_whatever_the_engine_repeats_the_client_gets_every_token_once(steps, rep
     assert "".join(only(output).text for output in seen) == only(state.whole()).text
     if only(seen[-1]).finish_reason == "length":
         assert only(state.whole()).text == TOKENIZER.decode(whole)
+
+
+def test_a_silent_stop_token_keeps_its_log_probability():
+    state = stream(logprobs=0)
+    choice = only(state.apply(delta([*ids("a"), EOS], 0, finish_reason="stop", logprobs=scored([*ids("a"), EOS]))))
+    assert (choice.text, choice.logprobs) == ("a", scored([*ids("a"), EOS]))
+
+
+def test_only_the_first_choice_asks_for_the_prompts_log_probabilities_and_only_until_it_has_them():
+    state = stream(n=3, prompt_logprobs=2, logprobs=1)
+    asked = [request.sampling_params.prompt_logprobs for request in state.engine_requests()]
+    assert asked == [2, None, None]
+    assert {request.sampling_params.logprobs for request in state.engine_requests()} == {1}
+    state.apply(delta("a", 0, prompt_logprobs=PROMPT_LOGPROBS, logprobs=scored(ids("a"))))
+    assert [request.sampling_params.prompt_logprobs for request in state.engine_requests(epoch=1)] == [None] * 3
+
+
+def test_the_prompts_log_probabilities_come_once_and_with_the_first_output():
+    state = stream(n=3, prompt_logprobs=0)
+    assert state.apply(delta("x", 0, choice=1)) is None
+    assert state.apply(delta("y", 0, choice=2, finish_reason="length")) is None
+    assert state.apply(delta("z", 1, choice=1)) is None
+    first = state.apply(delta("a", 0, prompt_logprobs=PROMPT_LOGPROBS))
+    assert first.prompt_logprobs == PROMPT_LOGPROBS
+    assert [(part.index, part.text, part.finish_reason) for part in first.outputs] == [
+        (0, "a", None),
+        (1, "xz", None),
+        (2, "y", "length"),
+    ]
+    later = state.apply(delta("b", 1))
+    assert (later.prompt_logprobs, only(later).text) == (None, "b")
+    assert state.whole().prompt_logprobs == PROMPT_LOGPROBS
+
+
+def test_a_prompt_that_is_only_scored_ends_without_a_token():
+    state = stream(max_tokens=0, prompt_logprobs=1)
+    output = state.apply(delta([], 0, finish_reason="length", prompt_logprobs=PROMPT_LOGPROBS))
+    assert output.finished
+    assert output.prompt_logprobs == PROMPT_LOGPROBS
+    assert (only(output).text, only(output).token_ids, only(output).finish_reason) == ("", [], "length")
+    assert only(output).logprobs is None
+
+
+def test_a_prompt_whose_scoring_fails_holds_nobody_up():
+    state = stream(n=2, prompt_logprobs=0)
+    state.apply(delta("x", 0, choice=1))
+    output = state.apply(delta([], 0, finish_reason="error"))
+    ends = [(part.index, part.text, part.finish_reason) for part in output.outputs]
+    assert ends == [(0, "", "error"), (1, "x", None)]
+        (0, "", "error"),
+        (1, "x", None),
+    ]
+    assert output.prompt_logprobs is None
+    assert only(state.apply(delta("y", 1, choice=1))).text == "y"
+    held = stream(n=2, prompt_logprobs=0)
+    held.apply(delta("x", 0, choice=1, finish_reason="length"))
+    failed = held.fail("timeout")
+    assert [(part.index, part.text, part.finish_reason) for part in failed.outputs] == [
+        (0, "", "timeout"),
+        (1, "x", "length"),
+    ]
+
+
+def test_who_keeps_no_outputs_gets_the_same_deltas():
+    request = GenerationRequest(request_id="r", prompt_token_ids=PROMPT, sampling_params=SamplingParams(logprobs=0))
+    state = StreamState(request, TOKENIZER, keeps_outputs=False)
+    output = only(state.apply(delta("ab", 0, logprobs=scored(ids("ab")))))
+    assert (output.text, output.logprobs) == ("ab", scored(ids("ab")))
+    assert only(state.whole()).text == ""
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    st.lists(st.lists(st.integers(0, TOKENIZER.vocab_size), max_size=4), min_size=1, max_size=8),
+    st.integers(0, 8),
+    st.sampled_from([(), ("e",), ("a", "th")]),
+)
+def test_a_stream_that_goes_on_elsewhere_tells_every_log_probability_once(steps, death, stop):
+    """The engine dies before step `death`; another one begins where the first was heard last."""
+    state = stream(stop=stop, logprobs=0, prompt_logprobs=0)
+    outputs, said = [], []
+    for number, step in enumerate(steps):
+        if number == death:
+            for request in state.engine_requests(epoch=1):
+                assert request.output_token_ids == said
+                assert (request.sampling_params.prompt_logprobs is None) == bool(outputs)
+        reason = "length" if number == len(steps) - 1 else None
+        prompt_logprobs = PROMPT_LOGPROBS if not outputs else None
+        step_logprobs = scored(step)
+        outputs.append(
+            state.apply(
+                delta(step, len(said), finish_reason=reason, logprobs=step_logprobs, prompt_logprobs=prompt_logprobs)
+            )
+        )
+        said += step
+        if state.is_finished:
+            break
+    seen = [output for output in outputs if output is not None]
+    assert [output.prompt_logprobs for output in seen] == [PROMPT_LOGPROBS] + [None] * (len(seen) - 1)
+    token_ids = [token_id for output in seen for token_id in only(output).token_ids]
+    logprobs = [place for output in seen for place in only(output).logprobs or []]
+    assert logprobs == scored(token_ids) == (only(state.whole()).logprobs or [])
+    assert token_ids == said[: state.num_output_tokens]
