@@ -54,4 +54,4 @@ def pack(weight: torch.Tensor) -> PackedWeight:
     for start in range(0, len(panels), PANELS_AT_ONCE):
         part = slice(start, start + PANELS_AT_ONCE)
         panels[part] = outputs[part].transpose(1, 2).clone(memory_format=torch.contiguous_format)
-    return PackedWeight(panels.unflatten(0, (*layers, num_panels)), out_features)
+    return PackedWeight(panels.view(*layers, num_panels, *panels.shape[1:]), out_features)
