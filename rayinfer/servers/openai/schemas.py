@@ -81,6 +81,8 @@ class GenerationBody(_Strict):
         limits = (self.max_completion_tokens, self.max_tokens, default_max_tokens)
         max_tokens = next((limit for limit in limits if limit is not None), None)
         try:
+            if max_tokens == 0:  # a prompt that is only scored, for which no endpoint has a word yet
+                raise InvalidParameter("max_tokens must be an integer from 1 to 2147483647, got 0", "max_tokens")
             return SamplingParams(max_tokens=max_tokens, **given)
         except InvalidParameter as error:
             if error.param != "max_tokens" or self.max_completion_tokens is None:
