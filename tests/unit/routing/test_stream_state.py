@@ -285,9 +285,6 @@ def test_a_prompt_whose_scoring_fails_holds_nobody_up():
     output = state.apply(delta([], 0, finish_reason="error"))
     ends = [(part.index, part.text, part.finish_reason) for part in output.outputs]
     assert ends == [(0, "", "error"), (1, "x", None)]
-        (0, "", "error"),
-        (1, "x", None),
-    ]
     assert output.prompt_logprobs is None
     assert only(state.apply(delta("y", 1, choice=1))).text == "y"
     held = stream(n=2, prompt_logprobs=0)
