@@ -1,7 +1,10 @@
 """Who runs a step: the door between the scheduler's arrays and the model's tensors."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from rayinfer.engine.engine_state import SleepLevel
+from rayinfer.engine.kv_offload import BlockCopy
 from rayinfer.engine.step_plan import SampledTokens, StepPlan
 
 
@@ -14,12 +17,24 @@ class StepHandle(Protocol):
 
 
 class Executor(Protocol):
-    """Runs plans in the order in which they are submitted."""
+    """Runs plans and copies blocks, all in the order in which they are submitted."""
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start a step."""
         ...
 
+    def copy_blocks(self, copy: BlockCopy) -> None:
+        """Start to copy blocks between the model's pool and the second one."""
+        ...
+
+    def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
+        """Give memory back; from here to `restore` nothing is submitted."""
+        ...
+
+    def restore(self, level: SleepLevel) -> None:
+        """Take back what this level gave; the blocks that were in use are as they were, unless it was the deepest."""
+        ...
+
     def shutdown(self) -> None:
-        """Give back what it holds."""
+        """Give back what it holds, in whatever state it is."""
         ...

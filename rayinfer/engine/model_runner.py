@@ -21,10 +21,10 @@ class FinishedStep:
 
 
 class ModelRunner:
-    """An Executor that computes in the caller's thread."""
+    """Computes one step after the other in the caller's thread; `decoder` is None while its memory is given back."""
 
     def __init__(self, decoder: Decoder, sampler: Sampler, device: torch.device) -> None:
-        self._decoder: Decoder | None = decoder
+        self.decoder: Decoder | None = decoder
         self._sampler = sampler
         self._device = device
 
@@ -51,8 +51,8 @@ class ModelRunner:
             context_lengths=self._tensor(plan.context_lengths),
             block_tables=self._tensor(plan.block_tables),
         )
-        decoder = self._decoder
-        assert decoder is not None, "a step after the end"
+        decoder = self.decoder
+        assert decoder is not None, "a step without a model"
         hidden = decoder.forward(self._tensor(plan.token_ids), batch)
         sampling = np.flatnonzero(plan.samples)
         if not len(sampling):
@@ -67,4 +67,4 @@ class ModelRunner:
 
     def shutdown(self) -> None:
         """Let go of the weights and the cache."""
-        self._decoder = None
+        self.decoder = None

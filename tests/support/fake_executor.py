@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rayinfer.engine.engine import Engine
+from rayinfer.engine.engine_state import SleepLevel
+from rayinfer.engine.kv_offload import BlockCopy
 from rayinfer.engine.scheduler import Scheduler
-from rayinfer.engine.step_plan import EnteredRow, SampledTokens, StepPlan
+from rayinfer.engine.step_plan import EnteredRow, Int64Array, SampledTokens, StepPlan
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.outputs import TokenDelta
 from rayinfer.protocols import GenerationRequest, ModelDescription
@@ -21,6 +23,7 @@ from rayinfer.sampling_params import SamplingParams
 VOCAB_SIZE = 97
 EOS = 2
 INVALID = -1  # as an answer: the logits were worth nothing
+NOTHING = -1  # in a slot: nobody has written there
 
 Answer = Callable[[list[int]], int]
 
@@ -54,6 +57,7 @@ class FakeExecutor:
         block_size: int,
         answer: Answer = mixed_answer,
         failure: Callable[[list[int]], BaseException | None] = lambda context: None,
+        num_offload_blocks: int = 0,
     ) -> None:
         self.block_size = block_size
         self.answer = answer
@@ -62,8 +66,13 @@ class FakeExecutor:
         self.names: list[set[str]] = []  # who is in each of the plans
         self.name_of_row: Callable[[int], str] = str
         self.is_shut_down = False
-        self._cached_tokens = np.full(num_blocks * block_size, -1, np.int64)  # by slot
-        self._cached_positions = np.full(num_blocks * block_size, -1, np.int64)
+        self.copies: list[BlockCopy] = []
+        self.moves: list[tuple[str, SleepLevel]] = []
+        self.sleep_failure: BaseException | None = None
+        self.wake_failure: BaseException | None = None
+        # [num_blocks, block_size, 2], what lies in each slot: a token and its position
+        self._cached = np.full((num_blocks, block_size, 2), NOTHING, np.int64)
+        self._offloaded = np.full((num_offload_blocks, block_size, 2), NOTHING, np.int64)
         self._histories: dict[int, list[int]] = {}  # by row: what the sampler would know
         self.entered: dict[int, EnteredRow] = {}
 
@@ -80,8 +89,8 @@ class FakeExecutor:
             self.entered[entered.row] = entered
             self._histories[entered.row] = [*entered.prompt_token_ids.tolist(), *entered.output_token_ids.tolist()]
         _claim(len(set(plan.slots.tolist())) == plan.num_tokens, "two tokens of one step share a slot")
-        self._cached_tokens[plan.slots] = plan.token_ids
-        self._cached_positions[plan.slots] = plan.positions
+        self._slots[plan.slots, 0] = plan.token_ids
+        self._slots[plan.slots, 1] = plan.positions
         contexts = [self._context(plan, i) for i in range(plan.num_requests)]
         for context in contexts:
             if (error := self.failure(context)) is not None:
@@ -92,16 +101,47 @@ class FakeExecutor:
         tokens = np.array(answers, np.int64)
         return FinishedStep(SampledTokens(np.where(tokens == INVALID, 0, tokens), tokens == INVALID))
 
+    def copy_blocks(self, copy: BlockCopy) -> None:
+        """Copy what the slots of the blocks hold."""
+        self.copies.append(copy)
+        source, target = self._cached, self._offloaded
+        if copy.direction == "in":
+            source, target = target, source
+        for source_block, target_block in zip(copy.source_blocks, copy.target_blocks, strict=True):
+            target[target_block] = source[source_block]
+
+    def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
+        """Forget what a model would forget."""
+        if self.sleep_failure is not None:
+            raise self.sleep_failure
+        self.moves.append(("release", level))
+        if level is SleepLevel.OFFLOAD:
+            unused = [block for block in range(len(self._cached)) if block not in set(blocks_in_use)]
+            self._cached[unused] = NOTHING
+        elif level is SleepLevel.RECOMPUTE:
+            self._cached[:] = self._offloaded[:] = NOTHING
+            self._histories.clear()
+
+    def restore(self, level: SleepLevel) -> None:
+        """Come back."""
+        if self.wake_failure is not None:
+            raise self.wake_failure
+        self.moves.append(("restore", level))
+
     def shutdown(self) -> None:
         """Note that the engine gave it back."""
         self.is_shut_down = True
+
+    @property
+    def _slots(self) -> Int64Array:
+        return self._cached.reshape(-1, 2)
 
     def _context(self, plan: StepPlan, i: int) -> list[int]:
         positions = np.arange(plan.context_lengths[i])
         slots = plan.block_tables[i][positions // self.block_size].astype(np.int64) * self.block_size
         slots += positions % self.block_size
-        _claim(bool((self._cached_positions[slots] == positions).all()), "keys are read that nobody wrote there")
-        context: list[int] = self._cached_tokens[slots].tolist()
+        _claim(bool((self._slots[slots, 1] == positions).all()), "keys are read that nobody wrote there")
+        context: list[int] = self._slots[slots, 0].tolist()
         history = self._histories.get(int(plan.rows[i]), [])
         _claim(context == history[: len(context)], "the row or the cache holds another request's tokens")
         _claim(not plan.samples[i] or len(context) == len(history), "it samples before its last token, or too late")

@@ -1,0 +1,42 @@
+"""Runs the model in this process, in the caller's thread."""
+
+from collections.abc import Sequence
+
+from rayinfer.engine.engine_state import SleepLevel
+from rayinfer.engine.kv_offload import BlockCopy
+from rayinfer.engine.model_memory import ModelMemory
+from rayinfer.engine.model_runner import FinishedStep, ModelRunner
+from rayinfer.engine.step_plan import StepPlan
+
+
+class InProcessExecutor:
+    """An Executor: a model runner, and the memory of the model that it runs."""
+
+    def __init__(self, runner: ModelRunner, memory: ModelMemory) -> None:
+        self._runner = runner
+        self._memory = memory
+
+    def submit(self, plan: StepPlan) -> FinishedStep:
+        """Compute the step now."""
+        return self._runner.submit(plan)
+
+    def copy_blocks(self, copy: BlockCopy) -> None:
+        """Copy now, or on a GPU in its turn among the steps."""
+        move = self._memory.copy_out if copy.direction == "out" else self._memory.copy_in
+        move(copy.source_blocks, copy.target_blocks)
+
+    def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
+        """Give memory back."""
+        if level is SleepLevel.RECOMPUTE:
+            self._runner.decoder = None  # or it would hold on to the weights
+        self._memory.release(level, blocks_in_use)
+
+    def restore(self, level: SleepLevel) -> None:
+        """Take it again."""
+        self._memory.restore(level)
+        self._runner.decoder = self._memory.decoder
+
+    def shutdown(self) -> None:
+        """Let go of the weights and the cache."""
+        self._runner.decoder = None
+        self._memory.drop()
