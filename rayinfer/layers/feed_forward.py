@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 import torch
 
+from rayinfer.errors import UnsupportedArchitecture
 from rayinfer.layers.linear import Linear
 from rayinfer_kernels import ops
 
@@ -23,10 +24,13 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxy
 
 
 class FeedForward(torch.nn.Module):
-    """down(activation(up(x))), with biases; `activation` is a name in ACTIVATIONS."""
+    """down(activation(up(x))), with biases; raises UnsupportedArchitecture for a name that is not in ACTIVATIONS."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, activation: str) -> None:
         super().__init__()
+        if activation not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise UnsupportedArchitecture(f"activation {activation!r} is not supported, only {known}")
         self.up_proj = Linear(hidden_size, intermediate_size, bias=True)
         self.down_proj = Linear(intermediate_size, hidden_size, bias=True)
         self._activation = ACTIVATIONS[activation]

@@ -5,6 +5,7 @@ from types import MappingProxyType
 
 import torch
 
+from rayinfer.errors import UnsupportedArchitecture
 from rayinfer.layers.linear import FusedLinear, Linear, StackedLinear
 from rayinfer_kernels import ops
 
@@ -17,7 +18,7 @@ GATES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
 class GatedMLP(torch.nn.Module):
     """down(activation(gate(x)) * up(x)); `is_fused`: the checkpoint holds gate and up in one tensor.
 
-    `activation` is a name in GATES.
+    Raises UnsupportedArchitecture for an activation that is not in GATES.
     """
 
     def __init__(
@@ -30,6 +31,10 @@ class GatedMLP(torch.nn.Module):
         is_fused: bool = False,
     ) -> None:
         super().__init__()
+        if activation not in GATES:
+            raise UnsupportedArchitecture(
+                f"activation {activation!r} is not supported as a gate, only {', '.join(GATES)}"
+            )
         parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         self.gate_up_proj: StackedLinear | FusedLinear
         if is_fused:

@@ -1,11 +1,22 @@
 """Causal self-attention with its projections."""
 
+from typing import NamedTuple
+
 import torch
 
 from rayinfer.attention.batch import AttentionBatch
 from rayinfer.attention.paged_attention import PagedAttention
 from rayinfer.layers.linear import FusedLinear, Linear, StackedLinear
+from rayinfer.layers.relative_position_bias import RelativePositionBias
 from rayinfer.layers.rotary_embedding import Angles, RotaryEmbedding
+
+
+class Heads(NamedTuple):
+    """What a step's tokens look for, offer and tell; each [num_tokens, heads of its own, head_dim]."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
 
 
 class SelfAttention(torch.nn.Module):
@@ -30,6 +41,7 @@ class SelfAttention(torch.nn.Module):
         window: int | None = None,
         scale: float | None = None,
         softcap: float | None = None,
+        position_bias: RelativePositionBias | None = None,
         is_fused: bool = False,
     ) -> None:
         super().__init__()
@@ -44,18 +56,23 @@ class SelfAttention(torch.nn.Module):
         self.q_norm, self.k_norm = query_norm, key_norm
         self.attention = PagedAttention(head_dim, scale=scale, window=window, softcap=softcap)
         self._rotary = rotary
-        self._head_dim = head_dim
+        self._position_bias = position_bias
+        self.head_dim = head_dim
+
+    def split_heads(self, stacked: torch.Tensor) -> Heads:
+        """Cut the product of `qkv_proj` [num_tokens, all widths] into heads."""
+        parts = torch.split(stacked, self.qkv_proj.widths, -1)
+        return Heads(*(part.view(len(stacked), -1, self.head_dim) for part in parts))
 
     def forward(self, x: torch.Tensor, angles: Angles | None, batch: AttentionBatch) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""
-        stacked = self.qkv_proj.forward(x)
-        parts = torch.split(stacked, self.qkv_proj.widths, -1)
-        query, key, value = (part.view(len(x), -1, self._head_dim) for part in parts)
+        query, key, value = self.split_heads(self.qkv_proj.forward(x))
         if self.q_norm is not None:
             query = self.q_norm.forward(query)
         if self.k_norm is not None:
             key = self.k_norm.forward(key)
         if self._rotary is not None and angles is not None:
             query, key = self._rotary.forward(query, angles), self._rotary.forward(key, angles)
-        attended = self.attention.forward(query, key, value, batch)
+        bias = None if self._position_bias is None else self._position_bias.table
+        attended = self.attention.forward(query, key, value, batch, bias)
         return self.o_proj.forward(attended.flatten(1))

@@ -37,3 +37,13 @@ def weight_places(model: torch.nn.Module) -> dict[str, WeightPlace]:
             names = [f"{path}.{kind}" if path else kind for kind, _ in module.named_parameters(recurse=False)]
             places |= {name: WeightPlace(name) for name in names}
     return places
+
+
+def in_words_of(checkpoint_words: Mapping[str, str], places: Mapping[str, WeightPlace]) -> dict[str, WeightPlace]:
+    """Name the same places as a checkpoint does that has words of its own for parts of our names."""
+    named: dict[str, WeightPlace] = {}
+    for name, place in places.items():
+        for ours, theirs in checkpoint_words.items():
+            name = name.replace(ours, theirs)
+        named[name] = place
+    return named
