@@ -1,4 +1,4 @@
-"""The second pool of blocks, in the host's memory: what preempted requests had computed waits there for their return."""
+"""The second pool of blocks, in host memory: what preempted requests had computed waits there for their return."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -45,15 +45,15 @@ class KVOffload:
 
     @property
     def num_used(self) -> int:
-        """Blocks of the second pool that belong to somebody."""
+        """Blocks of the second pool that are kept for somebody."""
         return self._pool.num_used
 
     def holds(self, request: Request) -> bool:
         """Whether the request has something to come back to."""
         return request.request_id in self._swapped_out
 
-    def swap_out(self, request: Request, token_ids: Int32Array, num_stored_blocks: int) -> None:
-        """Keep the blocks of a running request's computed `token_ids`; nothing is kept if not all of them fit.
+    def swap_out(self, request: Request, token_ids: Int32Array, blocks: Sequence[int], num_stored_blocks: int) -> bool:
+        """Keep the `blocks` of a request's computed `token_ids`, all of them; False if they do not fit.
 
         The first `num_stored_blocks` are those that the prefix cache knows by their digests. They are copied although
         they may be hit there again: whoever made this request give way takes blocks that nobody reads first.
@@ -61,17 +61,18 @@ class KVOffload:
         count = -(-len(token_ids) // self._pool.block_size)
         digests = request.digests.digests[:num_stored_blocks]
         kept = self._pool.find_cached_prefix(digests, token_ids, request.salt).blocks
-        self._pool.pin(kept)
         num_kept = len(kept)
+        self._pool.pin(kept)
         if not count or count - num_kept > self._pool.num_free:
             self._pool.free(kept)
-            return
-        blocks = kept + self._pool.allocate(count - num_kept)
-        self._swapped_out[request.request_id] = _SwappedOut(blocks=blocks, num_tokens=len(token_ids))
-        self._note("out", request.blocks[num_kept:count], blocks[num_kept:])
-        self._store(request, token_ids, blocks[: len(digests)], num_kept)
+            return False
+        kept += self._pool.allocate(count - num_kept)
+        self._swapped_out[request.request_id] = _SwappedOut(blocks=kept, num_tokens=len(token_ids))
+        self._note("out", blocks[num_kept:count], kept[num_kept:])
+        self._store(request, token_ids, kept[: len(digests)], num_kept)
+        return True
 
-    def swap_in(self, request: Request, num_cached_blocks: int) -> int:
+    def swap_in(self, request: Request, blocks: Sequence[int], num_cached_blocks: int) -> int:
         """Copy what was kept of the request into its new blocks, behind those found in the prefix cache.
 
         Returns how many of its tokens need no computing then.
@@ -80,8 +81,7 @@ class KVOffload:
         kept = self._swapped_out.pop(request.request_id, None)
         if kept is None:
             return num_cached_tokens
-        count = len(kept.blocks)
-        self._note("in", kept.blocks[num_cached_blocks:], request.blocks[num_cached_blocks:count])
+        self._note("in", kept.blocks[num_cached_blocks:], blocks[num_cached_blocks : len(kept.blocks)])
         self._pool.free(kept.blocks)
         return max(num_cached_tokens, kept.num_tokens)
 

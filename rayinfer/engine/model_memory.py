@@ -1,4 +1,4 @@
-"""What a model takes of the device's memory, its weights and its pool of blocks, and how it is given back for a while."""
+"""What a model takes of the memory, its weights and its pool of blocks, and how it is given back for a while."""
 
 import contextlib
 import ctypes
