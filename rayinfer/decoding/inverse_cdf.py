@@ -27,6 +27,14 @@ def to_weights_(scores: Tensor, best: Tensor) -> Tensor:
     return threshold(weights, _SMALLEST_WEIGHT, 0.0, inplace=True)
 
 
+def row_sums(values: Tensor) -> Tensor:
+    """The sum of each row of float32 `values` [rows, whole blocks], float64 [rows].
+
+    Neither the number of rows nor of threads changes it: the sums of fixed blocks are added one after the other.
+    """
+    return _blocks(values).sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)[:, -1]
+
+
 def first_exceeding(weights: Tensor, share: Tensor) -> Tensor:
     """The first index per row whose cumulated weight exceeds `share` [rows] (float64, in [0, 1)) of the row's sum.
 
@@ -34,18 +42,22 @@ def first_exceeding(weights: Tensor, share: Tensor) -> Tensor:
     float64 over fixed blocks, so neither the number of rows nor of threads changes them. A row that holds NaN gets
     some index within the row.
     """
-    num_rows, width = weights.shape
-    blocks = weights.view(num_rows, width // BLOCK_SIZE, BLOCK_SIZE)
+    blocks = _blocks(weights)
     block_ends = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)  # [rows, blocks]
     target = (share * block_ends[:, -1]).unsqueeze(1)
     block = _count_reached(block_ends, target)
     before = block_ends.gather(1, (block - 1).clamp_(min=0)).masked_fill_(block == 0, 0.0)
 
-    rows = torch.arange(num_rows, device=weights.device)
+    rows = torch.arange(len(weights), device=weights.device)
     ends = blocks[rows, block.squeeze(1)].cumsum(dim=-1, dtype=torch.float64)  # [rows, BLOCK_SIZE]
     # Adding in another order may leave the block's own sum just short of what its entry in block_ends promised.
     rest = torch.minimum(target - before, ends[:, -1:] * _ALMOST_ALL)
     return (block * BLOCK_SIZE + _count_reached(ends, rest)).squeeze(1)
+
+
+def _blocks(values: Tensor) -> Tensor:
+    num_rows, width = values.shape
+    return values.view(num_rows, width // BLOCK_SIZE, BLOCK_SIZE)
 
 
 def _count_reached(ends: Tensor, target: Tensor) -> Tensor:

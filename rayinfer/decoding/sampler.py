@@ -12,8 +12,12 @@ from rayinfer.decoding.device_copy import copy_to_device
 from rayinfer.decoding.inverse_cdf import first_exceeding, padded_to_blocks, to_weights_
 from rayinfer.decoding.penalties import PenaltyHistory, PenaltyStrengths
 from rayinfer.decoding.philox import uniform
+from rayinfer.decoding.row_lists import RowLists
 from rayinfer.decoding.sampling_table import RowSettings, SamplingTable
+from rayinfer.decoding.token_rules import TokenRules
+from rayinfer.decoding.token_scores import TokenScores, score_tokens
 from rayinfer.decoding.truncation import keep_top_k_, keep_top_k_top_p_
+from rayinfer.decoding.typical_set import keep_typical_
 from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
 
@@ -28,19 +32,23 @@ class Sampled:
     """One token per row of a batch."""
 
     token_ids: Tensor  # int64 [rows]
-    is_invalid: Tensor  # bool [rows]: the best logit was NaN or infinite, so the token id (0) means nothing
+    is_invalid: Tensor  # bool [rows]: no token could be chosen, so the token id (0) means nothing
+    scored: npt.NDArray[np.int64]  # the lines whose requests asked for log probabilities
+    scores: TokenScores | None  # of their tokens, by the untouched logits; None if nobody asked
 
 
 class Sampler:
     """Holds the sampling settings of the running requests by row and draws their next tokens.
 
-    A row is treated in this order: repetition, then frequency and presence penalties; the ban on end tokens below
-    `min_tokens`; and if it is greedy, the best token, the lowest id of equals. Otherwise temperature, top-k, top-p
-    and min-p, each by the rule and in the order of transformers' warpers, and then one draw: the first token in
+    A row is treated in this order, which is that of transformers' processors and warpers: logit bias; repetition,
+    then frequency and presence penalties; bans, on what is not allowed, on bad tokens and sequences, and on end tokens
+    below `min_tokens`. Then a greedy row takes the best token, the lowest id of equals. For the others follow
+    temperature, top-k, top-p, min-p and typical-p, each by transformers' rule, and one draw: the first token in
     vocabulary order whose cumulated kept probability exceeds `u` times their sum, where `u` is a pure function of
     (seed, choice, position). So a request's tokens depend on its logits and its own settings alone: not on its
     row, its neighbours, the number of threads, or on having left and entered again.
 
+    A row is invalid if its best score is NaN or infinite: the logits were, or its bans leave no token.
     Scores are float32 whatever the logits are, and probabilities are cumulated in float64.
     """
 
@@ -49,6 +57,13 @@ class Sampler:
         self._device = torch.device(device)
         self._table = SamplingTable(max_num_rows, vocab_size)
         self._penalties = PenaltyHistory(vocab_size, self._device)
+        self._rules = TokenRules(max_num_rows, self._device)
+        self._end_ids = RowLists(max_num_rows, self._device)  # of the rows whose min_tokens forbids them
+
+    @property
+    def vocab_size(self) -> int:
+        """Logits of a row."""
+        return self._vocab_size
 
     @torch.inference_mode()
     def enter(
@@ -68,18 +83,23 @@ class Sampler:
         its outputs and goes on as if it had stayed. `end_token_ids` are those that `min_tokens` forbids.
         """
         self.leave(row)
+        prompt, output = _as_array(prompt_token_ids), _as_array(output_token_ids)
         penalty_slot = None
         if params.has_penalties:
             # Only the repetition penalty looks at the prompt.
-            prompt = prompt_token_ids if params.repetition_penalty != 1.0 else ()
-            penalty_slot = self._penalties.take(_as_array(prompt), _as_array(output_token_ids))
+            penalty_slot = self._penalties.take(prompt if params.repetition_penalty != 1.0 else prompt[:0], output)
+        if params.has_token_rules:
+            self._rules.enter(row, params, prompt, output)
+        end_ids = {token_id for token_id in end_token_ids if 0 <= token_id < self._vocab_size}
+        holds_end_back = params.min_tokens > 0 and bool(end_ids)
+        if holds_end_back:
+            self._end_ids.put(row, np.array(sorted(end_ids)))
         self._table.fill(
             row,
             params,
             seed=seed,
             choice=choice,
-            prompt_length=len(prompt_token_ids),
-            end_token_ids=end_token_ids,
+            min_end_position=len(prompt) + params.min_tokens if holds_end_back else 0,
             penalty_slot=penalty_slot,
         )
 
@@ -88,6 +108,8 @@ class Sampler:
         self._table.check(row)
         penalty_slot = self._table.penalty_slot(row)
         self._table.clear(row)
+        self._rules.leave(row)
+        self._end_ids.drop(row)
         if penalty_slot is not None:
             self._penalties.release(penalty_slot)
 
@@ -95,8 +117,8 @@ class Sampler:
     def sample(self, logits: Tensor, rows: RowNumbers, positions: RowNumbers) -> Sampled:
         """Choose a token for each of `rows` from its line of `logits` [len(rows), vocab], which stay as they are.
 
-        `positions` are the indices that the new tokens will have in prompt and output together. The token counts of
-        penalised rows grow by what was chosen; if this raises, nothing has changed.
+        `positions` are the indices that the new tokens will have in prompt and output together. What penalties and bad
+        sequences remember grows by what was chosen; if this raises, nothing has changed.
         """
         if logits.shape != (len(rows), self._vocab_size) or len(positions) != len(rows):
             raise InvalidParameter(
@@ -120,18 +142,25 @@ class Sampler:
                 scores.index_select(0, lines), best.values[lines], settings[drawn], positions[drawn]
             )
         token_ids.masked_fill_(is_invalid, 0)
+        scored = np.flatnonzero(settings["num_scored"])
+        token_scores = self._scores(logits, token_ids, settings, scored) if scored.size else None
 
         if penalised.size:
             lines = self._on_device(penalised)
             self._penalties.record(slots, token_ids[lines], ~is_invalid[lines])
-        return Sampled(token_ids, is_invalid)
+        if self._rules.apply_to(rows):
+            self._rules.record(rows, token_ids)
+        return Sampled(token_ids, is_invalid, scored, token_scores)
 
     def _adjusted(self, logits: Tensor, settings: RowSettings, rows: RowNumbers, positions: RowNumbers) -> Tensor:
+        has_rules = self._rules.apply_to(rows)
         penalised = np.flatnonzero(settings["is_penalised"])
         endless = np.flatnonzero(positions < settings["min_end_position"])
-        if not penalised.size and not endless.size:
+        if not has_rules and not penalised.size and not endless.size:
             return logits
         scores = logits.to(torch.float32, copy=True)
+        if has_rules:
+            self._rules.add_biases_(scores, rows)
         if penalised.size:
             chosen = settings[penalised]
             strengths = PenaltyStrengths(
@@ -140,10 +169,18 @@ class Sampler:
                 frequency=self._on_device(chosen["frequency_penalty"]),
             )
             self._penalties.penalise_(scores, self._on_device(penalised), chosen["penalty_slot"], strengths)
-        if endless.size:
-            end_ids = self._on_device(self._table.end_token_ids(rows[endless]))
-            scores[self._on_device(endless).unsqueeze(1), end_ids] = float("-inf")
+        if has_rules:
+            self._rules.forbid_(scores, rows)
+        if endless.size and (end_ids := self._end_ids.gather(rows[endless])) is not None:
+            scores[self._on_device(endless)[end_ids.lines], end_ids.columns[0]] = float("-inf")
         return scores
+
+    def _scores(
+        self, logits: Tensor, token_ids: Tensor, settings: RowSettings, scored: npt.NDArray[np.int64]
+    ) -> TokenScores:
+        lines = self._on_device(scored)
+        num_top = int(settings["num_scored"].max()) - 1
+        return score_tokens(logits.index_select(0, lines), token_ids[lines], num_top)
 
     def _draw(self, scores: Tensor, best: Tensor, settings: RowSettings, positions: RowNumbers) -> Tensor:
         temperature = self._on_device(settings["temperature"])
@@ -152,6 +189,12 @@ class Sampler:
         weights = to_weights_(scaled, (best.float() / temperature).unsqueeze(1))
         if settings["min_p"].any():
             weights.masked_fill_(weights < self._on_device(settings["min_p"]).unsqueeze(1), 0.0)
+        typical = np.flatnonzero(settings["typical_p"] < 1.0)
+        if typical.size:
+            lines = self._on_device(typical)
+            kept = weights.index_select(0, lines)
+            keep_typical_(kept, self._on_device(settings["typical_p"][typical]))
+            weights.index_copy_(0, lines, kept)
         share = uniform(
             self._on_device(settings["seed"]),
             self._on_device(positions.astype(np.int64)),

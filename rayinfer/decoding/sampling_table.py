@@ -1,7 +1,5 @@
 """The sampling settings of the running batch, one row per request, ready to be gathered by row number."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -25,7 +23,9 @@ ROW = np.dtype(
         ("penalty_slot", np.int64),  # means something only where is_penalised
         ("seed", np.int64),  # the bits of the 64-bit seed
         ("choice", np.int64),
-        ("min_end_position", np.int64),  # the first position where an end token may stand
+        ("typical_p", np.float64),
+        ("min_end_position", np.int64),  # the first position where an end token may stand; 0 where none is held back
+        ("num_scored", np.int64),  # tokens whose log probabilities are told: 0, or the chosen one and so many more
     ]
 )
 
@@ -38,8 +38,6 @@ class SamplingTable:
     def __init__(self, max_num_rows: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._rows: RowSettings = np.zeros(max_num_rows, dtype=ROW)
-        # As wide as the longest set of end ids; shorter ones repeat their first id.
-        self._end_token_ids = np.zeros((max_num_rows, 0), dtype=np.int64)
 
     def fill(
         self,
@@ -48,13 +46,10 @@ class SamplingTable:
         *,
         seed: int,
         choice: int,
-        prompt_length: int,
-        end_token_ids: Sequence[int],
+        min_end_position: int,
         penalty_slot: int | None,
     ) -> None:
         """Write one request's settings over whatever the row held."""
-        end_ids = sorted({token_id for token_id in end_token_ids if 0 <= token_id < self._vocab_size})
-        self._write_end_ids(row, end_ids)
         settings = self._rows[row]
         settings["is_greedy"] = params.temperature < _GREEDY_BELOW
         settings["is_penalised"] = penalty_slot is not None
@@ -68,7 +63,9 @@ class SamplingTable:
         settings["penalty_slot"] = 0 if penalty_slot is None else penalty_slot
         settings["seed"] = _as_int64(seed)
         settings["choice"] = choice
-        settings["min_end_position"] = prompt_length + params.min_tokens if end_ids else 0
+        settings["typical_p"] = params.typical_p
+        settings["min_end_position"] = min_end_position
+        settings["num_scored"] = 0 if params.logprobs is None else 1 + params.logprobs
         settings["is_entered"] = True
 
     def clear(self, row: int) -> None:
@@ -89,26 +86,10 @@ class SamplingTable:
             raise InvalidParameter(f"rows {rows[~settings['is_entered']].tolist()} hold no request", "rows")
         return settings
 
-    def end_token_ids(self, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        """The end ids of `rows` as a rectangle in which an id may repeat."""
-        end_ids: npt.NDArray[np.int64] = self._end_token_ids[rows]
-        return end_ids
-
     def check(self, row: int) -> None:
         """Raise InvalidParameter if there is no such row."""
         if not 0 <= row < len(self._rows):
             raise InvalidParameter(f"row must be an integer from 0 to {len(self._rows) - 1}, got {row}", "row")
-
-    def _write_end_ids(self, row: int, end_ids: list[int]) -> None:
-        num_rows, width = self._end_token_ids.shape
-        if len(end_ids) > width:
-            # Repeating the last column keeps what the rows mean; a row without ids is never read.
-            column = self._end_token_ids[:, -1:] if width else np.zeros((num_rows, 1), dtype=np.int64)
-            padding = np.repeat(column, len(end_ids) - width, axis=1)
-            self._end_token_ids = np.concatenate((self._end_token_ids, padding), axis=1)
-        if end_ids:
-            self._end_token_ids[row] = end_ids[0]
-            self._end_token_ids[row, : len(end_ids)] = end_ids
 
 
 def _as_int64(seed: int) -> int:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -5,10 +7,14 @@ from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
 from rayinfer.decoding.philox import uniform
@@ -31,7 +37,31 @@ MIXED_BY_NAME = {
     "frequency, min_tokens": SamplingParams(frequency_penalty=-0.5, top_p=0.6, min_tokens=4),
     "greedy, min_tokens": SamplingParams(temperature=0.0, min_tokens=10),
     "large top_k": SamplingParams(temperature=2.0, top_k=200),
+    "typical_p": SamplingParams(typical_p=0.4),
+    "min_p, typical_p": SamplingParams(temperature=1.5, min_p=0.03, typical_p=0.8),
+    "greedy, bias": SamplingParams(temperature=0.0, logit_bias={50: 6.5, 51: 6.0, 600: -100.0}),
+    "allowed": SamplingParams(allowed_token_ids=[699, 30, 31, 32, 5, 40]),
+    "bad sequences": SamplingParams(
+        temperature=0.0, allowed_token_ids=[20, 21, 30], bad_token_sequences=[[20, 21, 30], [21, 20, 21], [30, 30]]
+    ),
+    "all": SamplingParams(
+        temperature=0.9,
+        top_k=90,
+        top_p=0.9,
+        min_p=0.01,
+        typical_p=0.9,
+        repetition_penalty=1.2,
+        presence_penalty=0.1,
+        frequency_penalty=0.1,
+        logit_bias={20: 5.0, 21: 5.0, 22: 5.0, 23: -3.0},
+        allowed_token_ids=range(20, 60),
+        bad_token_sequences=[[20, 21], [21, 22], [22, 20], [50]],
+        min_tokens=6,
+        logprobs=3,
+    ),
 }
+EVEN = list(range(0, VOCAB, 2))
+BAD = [[4], [595, 30], [588, 595, 32], [588, 34], [36]]  # the histories below end in 588 and 595
 MIXED_NAMES = list(MIXED_BY_NAME)
 MIXED = list(MIXED_BY_NAME.values())
 
@@ -83,18 +113,43 @@ def drawn_by_the_book(logits, processors, token_ids, *, seed, position, choice=0
         ({"top_k": 333}, [TopKLogitsWarper(333)]),
         ({"top_p": 0.7}, [TopPLogitsWarper(0.7)]),
         ({"min_p": 0.15}, [MinPLogitsWarper(0.15)]),
+        ({"typical_p": 0.3}, [TypicalLogitsWarper(0.3)]),
+        ({"min_p": 0.05, "typical_p": 0.7}, [MinPLogitsWarper(0.05), TypicalLogitsWarper(0.7)]),
         (
-            {"temperature": 1.7, "top_k": 90, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.8},
+            {"logit_bias": {7: 9.0, 8: -4.0}, "repetition_penalty": 3.0},
+            [SequenceBiasLogitsProcessor([[[7], 9.0], [[8], -4.0]]), RepetitionPenaltyLogitsProcessor(3.0)],
+        ),
+        ({"allowed_token_ids": EVEN}, [PrefixConstrainedLogitsProcessor(lambda batch, ids: EVEN, 1)]),
+        ({"bad_token_sequences": BAD}, [NoBadWordsLogitsProcessor(BAD)]),
+        (
+            {
+                "logit_bias": {7: 9.0, 8: -4.0},
+                "repetition_penalty": 1.8,
+                "bad_token_sequences": BAD,
+                "allowed_token_ids": EVEN,
+                "temperature": 1.7,
+                "top_k": 90,
+                "top_p": 0.8,
+                "min_p": 0.05,
+                "typical_p": 0.9,
+            },
             [
+                SequenceBiasLogitsProcessor([[[7], 9.0], [[8], -4.0]]),
                 RepetitionPenaltyLogitsProcessor(1.8),
+                NoBadWordsLogitsProcessor(BAD),
+                PrefixConstrainedLogitsProcessor(lambda batch, ids: EVEN, 1),
                 TemperatureLogitsWarper(1.7),
                 TopKLogitsWarper(90),
                 TopPLogitsWarper(0.8),
                 MinPLogitsWarper(0.05),
+                TypicalLogitsWarper(0.9),
             ],
         ),
     ],
-    ids=["plain", "temperature", "small top_k", "large top_k", "top_p", "min_p", "all"],
+    ids=[
+        *("plain", "temperature", "small top_k", "large top_k", "top_p", "min_p", "typical_p", "min_p, typical_p"),
+        *("bias before repetition", "allowed", "bad sequences", "all"),
+    ],
 )
 def test_a_draw_is_the_one_that_transformers_probabilities_give(params, processors, seed):
     logits = logits_of(seed)
@@ -103,7 +158,11 @@ def test_a_draw_is_the_one_that_transformers_probabilities_give(params, processo
     assert token_id == drawn_by_the_book(logits, processors, history, seed=seed, position=len(history))
 
 
-@pytest.mark.parametrize("params", [{}, {"top_k": 60}, {"top_p": 0.9}], ids=["plain", "top_k", "top_p"])
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"top_k": 60}, {"top_p": 0.9}, {"typical_p": 0.6}, {"min_p": 0.1}, {"min_p": 0.02, "typical_p": 0.9}],
+    ids=["plain", "top_k", "top_p", "typical_p", "min_p", "min_p, typical_p"],
+)
 def test_tokens_are_drawn_as_often_as_their_probability_says(params):
     num_rows, num_steps = 500, 40
     sampler = Sampler(num_rows, 64)
@@ -114,7 +173,12 @@ def test_tokens_are_drawn_as_often_as_their_probability_says(params):
     for step in range(num_steps):
         drawn = sampler.sample(logits.expand(num_rows, -1), np.arange(num_rows), np.full(num_rows, 3 + step))
         counts += torch.bincount(drawn.token_ids, minlength=64)
-    warpers = {"top_k": TopKLogitsWarper, "top_p": TopPLogitsWarper}
+    warpers = {
+        "top_k": TopKLogitsWarper,
+        "top_p": TopPLogitsWarper,
+        "min_p": MinPLogitsWarper,
+        "typical_p": TypicalLogitsWarper,
+    }
     scores = LogitsProcessorList([warpers[name](value) for name, value in params.items()])(torch.zeros(1, 1), logits)
     expected = scores.softmax(-1)[0] * num_rows * num_steps
     kept = expected > 0
@@ -166,15 +230,16 @@ def test_a_request_draws_the_same_alone_in_company_in_another_row_and_after_comi
     enter(alone, 0, params, seed=77)
     expected = generate(alone, 0, 9, start=3)
 
-    busy = Sampler(16, VOCAB)
-    neighbours = [row for row in range(12) if row != 6][: len(MIXED)]
+    busy = Sampler(len(MIXED) + 2, VOCAB)
+    neighbours = [row for row in range(len(MIXED) + 1) if row != 6]
     for row, other in zip(neighbours, MIXED, strict=True):
         enter(busy, row, other, seed=row)
     enter(busy, 6, params, seed=77)
     first = generate(busy, 6, 4, start=3, neighbours=neighbours)
     busy.leave(6)
-    enter(busy, 15, params, seed=77, outputs=first)
-    rest = generate(busy, 15, 5, start=7, neighbours=neighbours)
+    last = len(MIXED) + 1
+    enter(busy, last, params, seed=77, outputs=first)
+    rest = generate(busy, last, 5, start=7, neighbours=neighbours)
     assert first + rest == expected
 
 
@@ -296,6 +361,94 @@ def test_the_logits_stay_as_they_are():
     before = logits.clone()
     sample(sampler, logits, range(len(MIXED)), [5] * len(MIXED))
     assert torch.equal(logits, before)
+
+
+# Tokens favoured, allowed and forbidden
+
+
+def test_bad_sequences_follow_the_tokens_chosen_so_far():
+    sampler = Sampler(1, VOCAB)
+    enter(sampler, 0, SamplingParams(temperature=0.0, bad_token_sequences=[[12, 5], [5, 5], [6, 5, 5], [5, 6, 5, 6]]))
+    logits = torch.zeros(1, VOCAB)
+    logits[0, [5, 6, 7]] = torch.tensor([3.0, 2.0, 1.0])
+    assert [sample(sampler, logits, [0], [3 + step])[0] for step in range(8)] == [6, 5, 6, 5, 7, 5, 6, 5]
+
+
+def test_a_bias_is_felt_by_greedy_and_by_sampled_rows():
+    logits = logits_of(0)
+    for temperature in (0.0, 1.0):
+        assert draw_alone(logits, SamplingParams(temperature=temperature, logit_bias={123: 100.0})) == 123
+    banned = SamplingParams(temperature=0.0, logit_bias={logits[0].argmax().item(): -100.0})
+    assert draw_alone(logits, banned) == logits[0].topk(2).indices[1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"allowed_token_ids": [EOS], "min_tokens": 1},
+        {"allowed_token_ids": [7, 8], "bad_token_sequences": [[8], [12, 7]]},
+        {"allowed_token_ids": [7], "bad_token_sequences": [[7]], "typical_p": 0.5, "top_p": 0.5},
+    ],
+    ids=["end token too early", "bad sequences", "bad token"],
+)
+def test_a_row_whose_rules_leave_nothing_is_invalid_and_hurts_no_other(rules, temperature):
+    sampler = Sampler(3, VOCAB)
+    for row in (0, 2):
+        enter(sampler, row, SamplingParams(), seed=row)
+    enter(sampler, 1, SamplingParams(temperature=temperature, logprobs=2, **rules))
+    logits = logits_of(6, num_rows=3)
+    sampled = sampler.sample(logits, np.arange(3), np.full(3, 3))
+    assert sampled.is_invalid.tolist() == [False, True, False]
+    assert sampled.token_ids[1] == 0
+    for row in (0, 2):
+        assert sampled.token_ids[row] == draw_alone(logits[row : row + 1], SamplingParams(), seed=row)
+
+
+# Log probabilities
+
+
+def test_those_who_ask_are_told_what_the_untouched_logits_say():
+    sampler = Sampler(4, VOCAB)
+    enter(sampler, 0, SamplingParams(logprobs=0))
+    enter(sampler, 1, SamplingParams())
+    enter(sampler, 2, MIXED_BY_NAME["all"])
+    enter(sampler, 3, SamplingParams(temperature=0.0, allowed_token_ids=[9], logprobs=5))
+    logits = logits_of(3, num_rows=4)
+    sampled = sampler.sample(logits, np.array([2, 1, 3, 0]), np.full(4, 3))
+    assert sampled.scored.tolist() == [0, 2, 3]
+    assert sampled.scores.token_ids[:, 0].tolist() == sampled.token_ids[[0, 2, 3]].tolist()
+    expected = logits[[0, 2, 3]].log_softmax(-1)
+    assert torch.equal(sampled.scores.token_ids[:, 1:], expected.topk(5).indices)
+    told = expected.gather(1, sampled.scores.token_ids)
+    torch.testing.assert_close(sampled.scores.logprobs, told, atol=1e-5, rtol=0)
+    assert torch.equal(sampled.scores.ranks, (expected > told[:, :1]).sum(-1) + 1)
+    assert sampled.scores.ranks[1] > 1
+
+
+def test_nobody_asks_nobody_is_told():
+    sampler = Sampler(1, VOCAB)
+    enter(sampler, 0, SamplingParams())
+    sampled = sampler.sample(logits_of(0), np.array([0]), np.array([3]))
+    assert sampled.scores is None
+    assert not len(sampled.scored)
+
+
+def test_log_probabilities_do_not_depend_on_the_batch():
+    sampler = Sampler(len(MIXED), VOCAB)
+    asking = [replace(params, logprobs=row % 3) for row, params in enumerate(MIXED)]
+    logits = logits_of(8, num_rows=len(MIXED))
+    for row, params in enumerate(asking):
+        enter(sampler, row, params, seed=row)
+    together = sampler.sample(logits, np.arange(len(MIXED)), np.full(len(MIXED), 3))
+    for row, params in enumerate(asking):
+        alone = Sampler(1, VOCAB)
+        enter(alone, 0, params, seed=row)
+        scores = alone.sample(logits[row : row + 1], np.array([0]), np.array([3])).scores
+        width = 1 + params.logprobs
+        assert torch.equal(scores.token_ids[0], together.scores.token_ids[row, :width])
+        assert torch.equal(scores.logprobs[0], together.scores.logprobs[row, :width])
+        assert scores.ranks[0] == together.scores.ranks[row]
 
 
 # Bad rows and bad calls

@@ -13,16 +13,8 @@ def table():
     return SamplingTable(4, VOCAB)
 
 
-def fill(table, row, params=None, *, seed=0, choice=0, prompt_length=5, end_token_ids=(2,), penalty_slot=None):
-    table.fill(
-        row,
-        params or SamplingParams(),
-        seed=seed,
-        choice=choice,
-        prompt_length=prompt_length,
-        end_token_ids=end_token_ids,
-        penalty_slot=penalty_slot,
-    )
+def fill(table, row, params=None, *, seed=0, choice=0):
+    table.fill(row, params or SamplingParams(), seed=seed, choice=choice, min_end_position=0, penalty_slot=None)
 
 
 def test_rows_come_back_in_the_order_asked_for(table):
@@ -57,18 +49,10 @@ def test_a_temperature_too_small_to_divide_by_is_greedy(table):
     assert table.at(np.array([0, 1, 2]))["is_greedy"].tolist() == [True, True, False]
 
 
-def test_end_ids_of_different_number_share_a_rectangle_and_strangers_to_the_vocabulary_are_dropped(table):
-    fill(table, 0, end_token_ids=(7,))
-    fill(table, 1, end_token_ids=(3, 9, 4, VOCAB, 2**31 - 1))
-    fill(table, 2, end_token_ids=(8, 8))
-    rectangle = table.end_token_ids(np.array([0, 1, 2]))
-    assert [set(row) for row in rectangle.tolist()] == [{7}, {3, 4, 9}, {8}]
-
-
-def test_without_end_ids_no_position_is_held_back(table):
-    fill(table, 0, SamplingParams(min_tokens=3), end_token_ids=(VOCAB,))
-    fill(table, 1, SamplingParams(min_tokens=3))
-    assert table.at(np.array([0, 1]))["min_end_position"].tolist() == [0, 8]
+def test_no_log_probabilities_are_told_apart_from_those_of_the_chosen_token_alone(table):
+    for row, logprobs in enumerate((None, 0, 20)):
+        fill(table, row, SamplingParams(logprobs=logprobs))
+    assert table.at(np.array([0, 1, 2]))["num_scored"].tolist() == [0, 1, 21]
 
 
 @pytest.mark.parametrize(("seed", "bits"), [(2**64 - 1, -1), (-1, -1), (2**63, -(2**63)), (-(2**63), -(2**63)), (5, 5)])

@@ -1,0 +1,70 @@
+"""Sequences of tokens that must not come about, and the last tokens of the requests that avoid them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rayinfer.decoding.device_copy import copy_to_device
+from rayinfer.decoding.row_lists import RowLists
+from rayinfer.sampling_params import MAX_BAD_SEQUENCE_TOKENS
+
+_REACH = MAX_BAD_SEQUENCE_TOKENS - 1  # how far back a sequence looks
+_NO_TOKEN = -1  # fills up short histories; in a sequence it is matched by every token
+
+
+class BadSequences:
+    """Bans the last token of a sequence where its other tokens, of which there is at least one, came just before."""
+
+    def __init__(self, max_num_rows: int, device: torch.device) -> None:
+        self._device = device
+        self._sequences = RowLists(max_num_rows, device)  # last tokens [n], and the others [n, _REACH] before them
+        self._recent = torch.full((max_num_rows, _REACH), _NO_TOKEN, dtype=torch.int32, device=device)  # newest last
+
+    def enter(
+        self, row: int, sequences: Sequence[Sequence[int]], prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int64]
+    ) -> None:
+        """Watch over a request that has got this far."""
+        last_ids = np.array([sequence[-1] for sequence in sequences], dtype=np.int64)
+        others = np.stack([_last_tokens(np.array(sequence[:-1])) for sequence in sequences])
+        self._sequences.put(row, last_ids, others)
+        recent = _last_tokens(np.concatenate((prompt[-_REACH:], output[-_REACH:])))
+        self._recent[row] = copy_to_device(recent, self._device)
+
+    def leave(self, row: int) -> None:
+        """Watch no more."""
+        self._sequences.drop(row)
+
+    def forbid_(self, scores: Tensor, rows: npt.NDArray[np.integer]) -> None:
+        """Set to -inf in place what would complete a sequence; `scores` [len(rows), vocab] are float32."""
+        gathered = self._sequences.gather(rows)
+        if gathered is None:
+            return
+        last_ids, others = gathered.columns
+        recent = self._recent[
+            copy_to_device(rows.astype(np.int64), self._device)[gathered.lines]
+        ]  # [sequences, _REACH]
+        is_next = ((others == recent) | (others == _NO_TOKEN)).all(dim=-1)
+        ban = torch.zeros_like(is_next, dtype=scores.dtype).masked_fill_(is_next, float("-inf"))
+        # Added, not written: another sequence that is not there yet may end in the same token.
+        scores.index_put_((gathered.lines, last_ids), ban, accumulate=True)
+
+    def record(self, rows: npt.NDArray[np.integer], token_ids: Tensor) -> None:
+        """Remember the tokens just chosen, int64 [len(rows)]."""
+        listed = self._sequences.lines_with_lists(rows)
+        if not listed.size:
+            return
+        lines = copy_to_device(listed, self._device)
+        kept = copy_to_device(rows[listed].astype(np.int64), self._device)
+        newest = token_ids[lines].to(torch.int32).unsqueeze(1)
+        self._recent[kept] = torch.cat((self._recent[kept, 1:], newest), dim=1)
+
+
+def _last_tokens(token_ids: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
+    """The last _REACH of them, filled up from the left."""
+    last = np.full(_REACH, _NO_TOKEN, dtype=np.int32)
+    kept = token_ids[-_REACH:]
+    last[_REACH - len(kept) :] = kept
+    return last

@@ -1,0 +1,59 @@
+"""Lists of token ids that a few rows of the batch have and most have not."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rayinfer.decoding.device_copy import copy_to_device
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredLists:
+    """The lists of some rows of a batch, one after the other."""
+
+    listed: npt.NDArray[np.int64]  # [rows with a list], their lines in the batch
+    lines: Tensor  # int64 [entries], the line in the batch that each entry belongs to
+    columns: tuple[Tensor, ...]  # [entries, ...] each
+
+
+class RowLists:
+    """One list per row, of any length and in parallel columns, kept where the logits are.
+
+    Rows without one cost nothing: Python meets only those that have a list and are in the batch.
+    """
+
+    def __init__(self, max_num_rows: int, device: torch.device) -> None:
+        self._device = device
+        self._columns: dict[int, tuple[Tensor, ...]] = {}
+        self._has_list = np.zeros(max_num_rows, dtype=np.bool_)
+
+    def put(self, row: int, *columns: npt.NDArray[np.generic]) -> None:
+        """Keep a list for `row` in place of the one it has."""
+        self._columns[row] = tuple(copy_to_device(column, self._device) for column in columns)
+        self._has_list[row] = True
+
+    def drop(self, row: int) -> None:
+        """Forget the list of `row`, if it has one."""
+        self._columns.pop(row, None)
+        self._has_list[row] = False
+
+    def lines_with_lists(self, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        """Which lines of a batch of rows have a list."""
+        return np.flatnonzero(self._has_list[rows])
+
+    def gather(self, rows: npt.NDArray[np.integer]) -> GatheredLists | None:
+        """The lists of a batch of rows; None if none of them has any."""
+        listed = self.lines_with_lists(rows)
+        if not listed.size:
+            return None
+        lists = [self._columns[row] for row in rows[listed].tolist()]
+        lengths = np.array([len(columns[0]) for columns in lists])
+        lines = torch.repeat_interleave(
+            copy_to_device(listed, self._device),
+            copy_to_device(lengths, self._device),
+            output_size=int(lengths.sum()),  # told, so that the host need not wait for the device's sum
+        )
+        return GatheredLists(listed, lines, tuple(torch.cat(column) for column in zip(*lists, strict=True)))

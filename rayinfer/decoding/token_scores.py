@@ -1,0 +1,74 @@
+"""How likely the model found tokens: log probabilities of raw logits, ranks, and the most likely tokens."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rayinfer.decoding.inverse_cdf import padded_to_blocks, row_sums, to_weights_
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """Scores of one token per line, and of the k most likely ones there, best first and of equals the lowest id."""
+
+    token_ids: Tensor  # int64 [lines, 1 + k]: the token itself, then the most likely
+    logprobs: Tensor  # float32 [lines, 1 + k]
+    ranks: Tensor  # int64 [lines], of the token itself: 1 is the most likely, and equals rank by id
+
+
+def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenScores:
+    """Score `token_ids` [lines] by `logits` [lines, vocab]; a line's numbers do not depend on the other lines."""
+    logits = logits.float()
+    chosen = token_ids.unsqueeze(1)
+    own = logits.gather(1, chosen)
+    scored = torch.cat((chosen, _most_likely(logits, num_top)), dim=1) if num_top else chosen
+    logprobs = (logits.gather(1, scored).double() - _log_sum_exp(logits)).float()
+    return TokenScores(scored, logprobs, _rank(logits, own, chosen))
+
+
+def _log_sum_exp(logits: Tensor) -> Tensor:
+    """[lines, 1], in float64."""
+    best = logits.amax(dim=-1, keepdim=True)
+    padded = padded_to_blocks(logits)
+    weights = to_weights_(padded.clone() if padded is logits else padded, best)
+    return best.double() + row_sums(weights).log_().unsqueeze(1)
+
+
+def _rank(logits: Tensor, own: Tensor, token_ids: Tensor) -> Tensor:
+    is_lower_id = torch.arange(logits.shape[-1], device=logits.device) < token_ids
+    is_ahead = (logits == own).logical_and_(is_lower_id).logical_or_(logits > own)
+    return is_ahead.sum(dim=-1) + 1
+
+
+def _most_likely(logits: Tensor, num_top: int) -> Tensor:
+    """The ids of the `num_top` highest logits, [lines, num_top]; of the whole vocabulary if that is smaller."""
+    vocab_size = logits.shape[-1]
+    num_top = min(num_top, vocab_size)
+    best = logits.topk(min(num_top + 1, vocab_size), dim=-1)
+    values, token_ids = best.values[:, :num_top], best.indices[:, :num_top]
+    if num_top < vocab_size:  # which of the tokens that tie for the last places come in, topk leaves open
+        _settle_ties_(token_ids, logits, values, best.values[:, num_top] == values[:, -1])
+    token_ids, order = token_ids.sort(dim=-1)
+    order = values.gather(1, order).sort(dim=-1, descending=True, stable=True).indices
+    return token_ids.gather(1, order)
+
+
+def _settle_ties_(token_ids: Tensor, logits: Tensor, values: Tensor, is_split: Tensor) -> None:
+    """Let the lowest ids have those places, in the lines where tied tokens were left out."""
+    if not logits.is_cpu:  # to look would make the host wait, and settling what is settled changes nothing
+        token_ids.copy_(_with_lowest_tied(token_ids, logits, values))
+        return
+    lines = is_split.nonzero().squeeze(1)
+    if len(lines) > 0:
+        token_ids[lines] = _with_lowest_tied(token_ids[lines], logits[lines], values[lines])
+
+
+def _with_lowest_tied(token_ids: Tensor, logits: Tensor, values: Tensor) -> Tensor:
+    last_value = values[:, -1:]
+    num_above = (values > last_value).sum(dim=-1, keepdim=True)
+    place = torch.arange(values.shape[-1], device=logits.device).expand_as(values)
+    num_tied_so_far = (logits == last_value).cumsum(dim=-1, dtype=torch.int32)
+    wanted = (place - num_above + 1).clamp_(min=1).to(torch.int32)
+    lowest = torch.searchsorted(num_tied_so_far, wanted).clamp_(max=logits.shape[-1] - 1)
+    return torch.where(place >= num_above, lowest, token_ids)

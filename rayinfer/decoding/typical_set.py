@@ -1,0 +1,40 @@
+"""Locally typical sampling (Meister et al. 2022), by the rule of transformers' TypicalLogitsWarper."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayinfer.decoding.inverse_cdf import first_exceeding, row_sums
+
+_FLOAT32_ROUNDING = 2.0**-24  # a mass this close to typical_p has reached it, as it has in float32
+_UNHEARD_OF = 1000.0  # more surprising than any token whose weight float32 can hold
+_LOW_WORD = 0xFFFFFFFF
+
+
+def keep_typical_(weights: Tensor, typical_p: Tensor) -> None:
+    """Set to 0 the weights of all but the fewest most typical tokens whose mass reaches `typical_p` (float64 [rows]).
+
+    A token is the more typical the closer its surprise, -log p, lies to the row's expected surprise, the entropy.
+    Equally typical ones stay or go together. `weights` are float32 [rows, whole blocks], `typical_p` lies below 1.
+    """
+    probabilities = weights / row_sums(weights).float().unsqueeze(1)
+    surprise = probabilities.log().neg_().clamp_(max=_UNHEARD_OF)
+    entropy = row_sums(probabilities.mul_(surprise)).float().unsqueeze(1)
+    distance = surprise.sub_(entropy).abs_()
+
+    keys = _sorted_ascending(_as_words(distance) << 32 | _as_words(weights))
+    ordered_weights = (keys & _LOW_WORD).to(torch.int32).view(torch.float32)
+    last_kept = first_exceeding(ordered_weights, (typical_p - _FLOAT32_ROUNDING).clamp_(min=0.0))
+    farthest = (keys.gather(1, last_kept.unsqueeze(1)) >> 32).to(torch.int32).view(torch.float32)
+    weights.masked_fill_(distance > farthest, 0.0)
+
+
+def _as_words(values: Tensor) -> Tensor:
+    # Floats that are not negative have the order of their bits, so one number can hold two and sort by the first.
+    return values.view(torch.int32).to(torch.int64)
+
+
+def _sorted_ascending(keys: Tensor) -> Tensor:
+    if keys.is_cpu:  # several times faster than torch's, which carries indices along
+        return torch.from_numpy(np.sort(keys.numpy(), axis=-1))
+    return keys.sort(dim=-1).values
