@@ -83,10 +83,13 @@ class TokenDelta(NamedTuple):
 class EngineStats:
     """An engine's counters (`*_total` only grow) and gauges at one moment."""
 
+    state: str = "running"  # or paused, asleep, dead
     num_running: int = 0
     num_waiting: int = 0
     kv_blocks_used: int = 0  # blocks with readers; free blocks that still hold a cached prefix are not counted
     kv_blocks_total: int = 0
+    kv_offload_blocks_used: int = 0  # of the second pool, kept for preempted requests
+    kv_offload_blocks_total: int = 0
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     cached_prompt_tokens_total: int = 0
