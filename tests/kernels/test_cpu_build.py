@@ -145,4 +145,4 @@ def test_the_operations_are_the_compiled_ones_once_configured_and_torch_s_openmp
 def test_the_library_needs_nothing_of_torch(library):
     names = subprocess.run(["ldd", str(library.path)], capture_output=True, text=True, check=True).stdout
     assert "torch" not in names.replace("torch/lib/libgomp", "")
-    assert ctypes.CDLL(str(library.path)).rayinfer_multiplies_bfloat16() in (0, 1)
+    assert ctypes.CDLL(str(library.path)).rayinfer_has_wide_registers() in (0, 1)

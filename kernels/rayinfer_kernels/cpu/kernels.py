@@ -38,7 +38,7 @@ class CpuKernels:
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self._packs = dtype != torch.bfloat16 or bool(library.rayinfer_multiplies_bfloat16())
+        self._packs = bool(library.rayinfer_has_wide_registers())
         functions = {}
         for name, signature in _SIGNATURES.items():
             function = library[f"rayinfer_{name}_{self.DTYPES[dtype]}"]

@@ -39,9 +39,9 @@ void linear(const PackedLinear<T>& layer, int64_t num_rows, int num_threads) {
 RAYINFER_LINEAR(rayinfer_linear_float32, float)
 RAYINFER_LINEAR(rayinfer_linear_bfloat16, rayinfer::bfloat16)
 
-// Without such an instruction the matrix library is faster than the above.
-extern "C" __attribute__((visibility("default"))) int rayinfer_multiplies_bfloat16() {
-#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+// With fewer or narrower registers than AVX-512's, sums spill to memory and the matrix library is faster than the above.
+extern "C" __attribute__((visibility("default"))) int rayinfer_has_wide_registers() {
+#if defined(__AVX512F__) && defined(__AVX512VL__)
     return 1;
 #else
     return 0;
