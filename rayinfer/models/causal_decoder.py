@@ -50,11 +50,13 @@ class CausalDecoder(torch.nn.Module):
             return None
         return tensor_name
 
-    def prepare(self, dtype: torch.dtype, device: torch.device, max_positions: int) -> None:
-        """Compute the rotary tables and pack the weights."""
+    def prepare(
+        self, dtype: torch.dtype, device: torch.device, max_positions: int, longest_sequence: int | None = None
+    ) -> None:
+        """Pack the weights and compute the rotary tables; see Decoder."""
         pack_matrices(self)
         for rotary in self._rotaries:
-            rotary.prepare(dtype, device, max_positions)
+            rotary.prepare(dtype, device, max_positions, longest_sequence)
 
     def bind_kv_caches(self, kv_caches: list[ops.KVCache]) -> None:
         """Give each layer its pool of blocks."""

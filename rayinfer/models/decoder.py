@@ -24,8 +24,14 @@ class Decoder(Protocol):
         """Spell a tensor of the checkpoint as `weight_places` does; None for one the model has no use for."""
         ...
 
-    def prepare(self, dtype: torch.dtype, device: torch.device, max_positions: int) -> None:
-        """Compute what does not come from the checkpoint and pack the weights, once they are in."""
+    def prepare(
+        self, dtype: torch.dtype, device: torch.device, max_positions: int, longest_sequence: int | None = None
+    ) -> None:
+        """Compute what does not come from the checkpoint and pack the weights, once they are in.
+
+        No position reaches max_positions. `longest_sequence` is what the settings allow, whatever memory does: it
+        decides how some rotary scalings turn, so it must be the same wherever the model's tokens must be.
+        """
         ...
 
     def bind_kv_caches(self, kv_caches: list[ops.KVCache]) -> None:

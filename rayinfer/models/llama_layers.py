@@ -6,7 +6,7 @@ import torch
 
 from rayinfer.errors import UnsupportedArchitecture
 from rayinfer.layers.decoder_layer import PreNormLayer
-from rayinfer.layers.gated_mlp import GatedMLP
+from rayinfer.layers.gated_mlp import GATES, GatedMLP
 from rayinfer.layers.rms_norm import RMSNorm
 from rayinfer.layers.rotary_embedding import RotaryEmbedding
 from rayinfer.layers.self_attention import SelfAttention
@@ -54,7 +54,12 @@ def llama_layers(
 
 
 def gated_mlp(config: ModelConfig, *, is_fused: bool = False) -> GatedMLP:
-    """Build the feed-forward of the config's width; raises UnsupportedArchitecture for another gate than SiLU."""
-    if config.hidden_act != "silu":
-        raise UnsupportedArchitecture(f"hidden_act {config.hidden_act!r} is not supported, only 'silu'")
-    return GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias, is_fused=is_fused)
+    """Build the feed-forward of the config's width; raises UnsupportedArchitecture for an unknown activation."""
+    if config.hidden_act not in GATES:
+        raise UnsupportedArchitecture(f"hidden_act {config.hidden_act!r} is not supported, only {', '.join(GATES)}")
+    return GatedMLP(
+        *(config.hidden_size, config.intermediate_size),
+        activation=config.hidden_act,
+        bias=config.mlp_bias,
+        is_fused=is_fused,
+    )

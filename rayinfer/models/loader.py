@@ -40,8 +40,11 @@ def check_checkpoint(folder: Path) -> None:
 def _empty_decoder(folder: Path) -> Decoder:
     config = read_model_config(folder)
     check_architecture(config)
-    with torch.device("meta"):
-        return build_decoder(config)
+    try:
+        with torch.device("meta"):
+            return build_decoder(config)
+    except (KeyError, TypeError, ValueError) as error:  # of fields that only this architecture reads
+        raise ModelLoadError(f"{folder / 'config.json'}: missing or wrong field: {error}") from None
 
 
 def _places(decoder: torch.nn.Module, checkpoint: Checkpoint, folder: Path) -> dict[str, WeightPlace]:

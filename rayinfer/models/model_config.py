@@ -8,6 +8,8 @@ from typing import Any
 
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
 from rayinfer.models.config_fields import RawConfig, count
+from rayinfer.models.language_model_config import language_model_config
+from rayinfer.models.rope_settings import read_rope, stretched_length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,11 +35,10 @@ class ModelConfig:
     dtype: str = "float32"  # the checkpoint's own
     raw: RawConfig = field(default_factory=dict)  # all of config.json, for what a single architecture knows
 
-
-_ROPE_NUMBERS = {
-    "linear": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-}
+    @property
+    def longest_sequence(self) -> int:
+        """What the rotary scaling allows when it is asked for; unasked, sequences end at max_position_embeddings."""
+        return stretched_length(self.max_position_embeddings, self.rope)
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -48,7 +49,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     if not isinstance(architectures, list) or not architectures:
         raise UnsupportedArchitecture(f"{file}: no architecture is named")
     try:
-        return _from_raw(raw, str(architectures[0]), _end_token_ids(raw, folder))
+        return _from_raw(language_model_config(raw), str(architectures[0]), _end_token_ids(raw, folder))
     except (KeyError, TypeError, ValueError) as error:
         raise ModelLoadError(f"{file}: missing or wrong field: {error}") from None
 
@@ -75,7 +76,7 @@ def _from_raw(raw: Mapping[str, Any], architecture: str, eos_token_ids: tuple[in
         head_dim=head_dim,
         max_position_embeddings=count(raw, "max_position_embeddings", "n_positions"),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope=_rope(raw),
+        rope=read_rope(raw, head_dim),
         hidden_act=str(raw.get("hidden_act", "silu")),
         attention_bias=bool(raw.get("attention_bias", False)),
         mlp_bias=bool(raw.get("mlp_bias", False)),
@@ -84,24 +85,6 @@ def _from_raw(raw: Mapping[str, Any], architecture: str, eos_token_ids: tuple[in
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         raw=raw,
     )
-
-
-def _rope(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Both spellings: `rope_parameters` (transformers 5), and `rope_theta` beside `rope_scaling` (before)."""
-    rope = {"rope_theta": raw.get("rope_theta", 10000.0), "rope_type": "default"}
-    for name in ("rope_scaling", "rope_parameters"):
-        if not isinstance(settings := raw.get(name) or {}, dict):
-            raise ValueError(f"{name} must be an object, got {settings!r}")
-        rope.update(settings)
-    if "type" in rope:  # the oldest spelling
-        rope["rope_type"] = rope.pop("type")
-    if rope["rope_type"] == "llama3":
-        rope.setdefault("original_max_position_embeddings", raw["max_position_embeddings"])
-    for name in ("rope_theta", *_ROPE_NUMBERS.get(rope["rope_type"], ())):
-        value = rope.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-            raise ValueError(f"{name} of rope type {rope['rope_type']!r} must be a number above 0, got {value!r}")
-    return rope
 
 
 def _end_token_ids(raw: Mapping[str, Any], folder: Path) -> tuple[int, ...]:

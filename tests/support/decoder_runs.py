@@ -28,10 +28,12 @@ class GreedyTokens:
 class DecoderRun:
     """Holds a decoder with its cache; every sequence gets blocks that lie scattered in the pool."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype = torch.float32, *, longest_sequence: int | None = None
+    ) -> None:
         self.decoder: Decoder = load_decoder(folder, dtype, CPU)
         config = self.decoder.config
-        self.decoder.prepare(dtype, CPU, config.max_position_embeddings)
+        self.decoder.prepare(dtype, CPU, NUM_BLOCKS * BLOCK_SIZE, longest_sequence or config.max_position_embeddings)
         caches = allocate_kv_caches(
             config.num_layers, NUM_BLOCKS, BLOCK_SIZE, config.num_kv_heads, config.head_dim, dtype, CPU
         )
@@ -96,5 +98,7 @@ def assert_decodes_like_transformers(folder: Path, *, prompt: list[int] = PROMPT
 @torch.inference_mode()
 def transformers_logits(folder: Path, token_ids: list[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """The logits that transformers computes for every position, [num_tokens, vocab_size]."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager").eval()
+    # Eager experts, because the grouped ones refuse odd widths.
+    plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **plain).eval()
     return model(torch.tensor([token_ids])).logits[0]

@@ -60,13 +60,21 @@ def test_end_tokens_come_from_the_generation_config_first(eos, generation, wante
     assert read(tmp_path, RAW | {"eos_token_id": eos}, generation).eos_token_ids == wanted
 
 
-def test_newer_rope_parameters_go_before_older_ones(tmp_path):
-    raw = RAW | {
-        "rope_theta": 1.0,
-        "rope_scaling": {"type": "linear", "factor": 2.0},
-        "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 9.0},
-    }
-    assert read(tmp_path, raw).rope == {"rope_theta": 9.0, "rope_type": "linear", "factor": 4.0}
+@pytest.mark.parametrize(
+    ("rope", "longest"),
+    [
+        ({"rope_type": "linear", "factor": 4.0}, 2048),
+        ({"rope_type": "dynamic", "factor": 2.5}, 1280),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}, 2048),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 512),
+        ({"rope_type": "yarn", "original_max_position_embeddings": 64}, 512),
+        ({"rope_type": "default"}, 512),
+    ],
+    ids=str,
+)
+def test_a_rotary_scaling_may_make_room_for_longer_sequences(rope, longest, tmp_path):
+    config = read(tmp_path, RAW | {"rope_parameters": rope})
+    assert (config.max_position_embeddings, config.longest_sequence) == (512, longest)
 
 
 @pytest.mark.parametrize(
@@ -81,11 +89,7 @@ def test_newer_rope_parameters_go_before_older_ones(tmp_path):
         ({"hidden_size": 66}, "hidden_size"),
         ({"head_dim": 15}, "head_dim"),
         ({"max_position_embeddings": 0}, "max_position_embeddings"),
-        ({"rope_scaling": "linear"}, "rope|dictionary"),
         ({"rope_scaling": {"type": "linear"}}, "factor"),
-        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}}, "high_freq_factor"),
-        ({"rope_theta": "ten thousand"}, "rope_theta"),
         ({"eos_token_id": "two"}, "two"),
     ],
     ids=str,

@@ -1,0 +1,45 @@
+"""How many of the last tokens each layer sees: a list with an entry per layer, None for all."""
+
+from rayinfer.errors import UnsupportedArchitecture
+from rayinfer.models.config_fields import count, flag
+from rayinfer.models.model_config import ModelConfig
+
+_KINDS = ("full_attention", "sliding_attention")
+
+
+def same_window_everywhere(config: ModelConfig, *, default: int | None = None) -> list[int | None]:
+    """Mistral's way: one `sliding_window`, null for none, for all layers; `default` where the config does not say."""
+    named = "sliding_window" in config.raw
+    window = default if not named else _window(config)
+    return [window] * config.num_layers
+
+
+def windows_by_layer(config: ModelConfig, *, default: int = 4096, default_first: int = 28) -> list[int | None]:
+    """Qwen's way: with `use_sliding_window`, the layers that `layer_types` names, or those from `max_window_layers` on.
+
+    The defaults are transformers'.
+    """
+    if not flag(config.raw, "use_sliding_window"):
+        return [None] * config.num_layers
+    window = same_window_everywhere(config, default=default)[0]
+    kinds = config.raw.get("layer_types")
+    if kinds is None:
+        first = _layers_before_the_window(config, default_first)
+        return [window if index >= first else None for index in range(config.num_layers)]
+    if not isinstance(kinds, list) or len(kinds) != config.num_layers:
+        raise ValueError(f"layer_types must be a list of {config.num_layers} names, got {kinds!r}")
+    for kind in kinds:
+        if kind not in _KINDS:
+            raise UnsupportedArchitecture(f"layer type {kind!r} is not supported, only {', '.join(_KINDS)}")
+    return [window if kind == "sliding_attention" else None for kind in kinds]
+
+
+def _window(config: ModelConfig) -> int | None:
+    return None if config.raw["sliding_window"] is None else count(config.raw, "sliding_window")
+
+
+def _layers_before_the_window(config: ModelConfig, default: int) -> int:
+    first = config.raw.get("max_window_layers", default)
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise ValueError(f"max_window_layers must be a whole number, 0 or above, got {first!r}")
+    return first
