@@ -3,7 +3,7 @@
 import heapq
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -25,6 +25,11 @@ class Ticket(Generic[T]):
     deadline: float  # infinity where there is none
     order: int  # how many were pushed before
 
+    @property
+    def place(self) -> tuple[float, float, int]:
+        """What tickets are compared by: the smallest goes first."""
+        return (self.key, self.deadline, self.order)
+
 
 class PriorityQueue(Generic[T]):
     """A heap by a key that never changes, so nothing is ever sorted again, aged or scanned.
@@ -36,8 +41,17 @@ class PriorityQueue(Generic[T]):
     first come, first served within each priority.
     """
 
-    def __init__(self, ageing_s: float = 10.0, rate: float = 1.0, weights: Mapping[str, float] | None = None) -> None:
-        """Take the cost units served per second as `rate`, and tenants' weights where they are not 1."""
+    def __init__(
+        self,
+        ageing_s: float = 10.0,
+        rate: float = 1.0,
+        weights: Mapping[str, float] | None = None,
+        orders: Iterator[int] | None = None,
+    ) -> None:
+        """Take the cost units served per second as `rate`, and tenants' weights where they are not 1.
+
+        Queues whose tickets are compared with each other share the numbers of their tickets, `orders`.
+        """
         self._weights = dict(weights or {})
         if not 0 <= ageing_s < math.inf:
             raise ConfigError(f"ageing_s must be at least 0 and finite, got {ageing_s}")
@@ -48,7 +62,7 @@ class PriorityQueue(Generic[T]):
         self._rate = rate
         self._tenant_finish: dict[str, float] = {}
         self._prune_above = _FEWEST_TENANTS_TO_PRUNE
-        self._orders = itertools.count()
+        self._orders = itertools.count() if orders is None else orders
         self._waiting: dict[int, Ticket[T]] = {}  # by order
         # Entries are (key, deadline, order). One whose order no longer waits is dead, and skipped when it comes up.
         self._heap: list[tuple[float, float, int]] = []
@@ -110,13 +124,13 @@ class PriorityQueue(Generic[T]):
             return False
         del self._waiting[ticket.order]
         if len(self._heap) > max(2 * len(self._waiting), _FEWEST_ENTRIES_TO_COMPACT):
-            self._heap = [_entry(waiting) for waiting in self._waiting.values()]
+            self._heap = [waiting.place for waiting in self._waiting.values()]
             heapq.heapify(self._heap)
         return True
 
     def _insert(self, ticket: Ticket[T]) -> None:
         self._waiting[ticket.order] = ticket
-        heapq.heappush(self._heap, _entry(ticket))
+        heapq.heappush(self._heap, ticket.place)
 
     def _prune_tenants(self, now: float) -> None:
         """Drop tenants that owe nothing, each time their number has doubled: names are the clients' to invent."""
@@ -124,7 +138,3 @@ class PriorityQueue(Generic[T]):
             return
         self._tenant_finish = {tenant: finish for tenant, finish in self._tenant_finish.items() if finish > now}
         self._prune_above = max(_FEWEST_TENANTS_TO_PRUNE, 2 * len(self._tenant_finish))
-
-
-def _entry(ticket: Ticket[T]) -> tuple[float, float, int]:
-    return (ticket.key, ticket.deadline, ticket.order)

@@ -1,9 +1,11 @@
 """The running requests as rows of preallocated arrays, so that a step costs no Python per request."""
 
+import math
+
 import numpy as np
 
 from rayinfer.engine.request import Request
-from rayinfer.engine.step_plan import BoolArray, EnteredRow, Int64Array, StepPlan
+from rayinfer.engine.step_plan import BoolArray, EnteredRow, Int32Array, Int64Array, StepPlan
 
 
 class BatchTable:
@@ -17,11 +19,22 @@ class BatchTable:
         self.block_tables = np.zeros((num_rows, max_blocks), np.int32)
         self.num_tokens = np.zeros(num_rows, np.int64)  # known: prompt and output
         self.num_computed = np.zeros(num_rows, np.int64)  # whose keys and values are in the cache
+        self.num_scheduled = np.zeros(num_rows, np.int64)  # to be computed in the step that is being planned
         self.num_blocks = np.zeros(num_rows, np.int64)
         self.num_stored_blocks = np.zeros(num_rows, np.int64)  # of those, hit-able in the prefix cache
+        # What the row's request has brought along:
+        self.request_ids = np.full(num_rows, "", np.object_)
+        self.prompt_lens = np.zeros(num_rows, np.int64)
         self.max_total_tokens = np.zeros(num_rows, np.int64)
+        self.num_cached_tokens = np.zeros(num_rows, np.int64)  # as its client is told
         self.checks_eos = np.zeros(num_rows, np.bool_)
         self.has_stop_ids = np.zeros(num_rows, np.bool_)
+        self.only_scores_prompt = np.zeros(num_rows, np.bool_)
+        self.wants_details = np.zeros(num_rows, np.bool_)  # log probabilities or a trace
+        self.priorities = np.zeros(num_rows, np.int64)
+        self.deadlines = np.zeros(num_rows, np.float64)
+        self.keys = np.zeros(num_rows, np.float64)  # of the tickets
+        self.num_preemptions = np.zeros(num_rows, np.int64)
         self.requests: list[Request | None] = [None] * num_rows
         self._free_rows = list(range(num_rows - 1, -1, -1))
         self._active: dict[int, None] = {}  # rows in the order in which they were taken
@@ -54,11 +67,9 @@ class BatchTable:
 
     def entered_row(self, row: int) -> EnteredRow:
         """What the sampler must know of the row's request as it is now."""
-        request = self.request_at(row)
-        request.token_ids = self.token_ids[row, : self.num_tokens[row]].copy()
-        return request.entered_row(row)
+        return self.request_at(row).entered_row(row, self._tokens_at(row))
 
-    def take(self, request: Request, num_cached_tokens: int, num_cached_blocks: int) -> int:
+    def take(self, request: Request, *, num_computed: int, num_stored_blocks: int) -> int:
         """Give the request a row and copy its tokens and blocks in."""
         row = self._free_rows.pop()
         self._active[row] = None
@@ -67,56 +78,79 @@ class BatchTable:
         self.token_ids[row, : len(request.token_ids)] = request.token_ids
         self.block_tables[row, : len(request.blocks)] = request.blocks
         self.num_tokens[row] = len(request.token_ids)
-        self.num_computed[row] = num_cached_tokens
+        self.num_computed[row] = num_computed
         self.num_blocks[row] = len(request.blocks)
-        self.num_stored_blocks[row] = num_cached_blocks
-        self.max_total_tokens[row] = request.max_total_tokens
-        self.checks_eos[row] = not request.params.ignore_eos
-        self.has_stop_ids[row] = bool(request.params.stop_ids)
+        self.num_stored_blocks[row] = num_stored_blocks
+        self._describe(row, request)
         return row
 
-    def add_block(self, row: int, block: int) -> None:
-        """Append a block to the row's table."""
-        self.block_tables[row, self.num_blocks[row]] = block
-        self.num_blocks[row] += 1
+    def _describe(self, row: int, request: Request) -> None:
+        assert request.ticket is not None, f"{request.request_id} has no place in the order"
+        self.request_ids[row] = request.request_id
+        self.prompt_lens[row] = request.prompt_len
+        self.max_total_tokens[row] = request.max_total_tokens
+        self.num_cached_tokens[row] = request.num_cached_tokens or 0
+        self.checks_eos[row] = not request.params.ignore_eos
+        self.has_stop_ids[row] = bool(request.params.stop_ids)
+        self.only_scores_prompt[row] = request.only_scores_prompt
+        self.wants_details[row] = request.wants_details
+        self.priorities[row] = request.priority
+        self.deadlines[row] = math.inf if request.deadline is None else request.deadline
+        self.keys[row] = request.ticket.key
+        self.num_preemptions[row] = request.num_preemptions
+
+    def add_blocks(self, rows: Int64Array, blocks: list[int]) -> None:
+        """Append a block to each of the rows' tables."""
+        self.block_tables[rows, self.num_blocks[rows]] = blocks
+        self.num_blocks[rows] += 1
 
     def release(self, row: int) -> Request:
-        """Free the row and hand its tokens back to its request."""
+        """Free the row and hand its tokens and blocks back to its request."""
         request = self.request_at(row)
-        request.token_ids = self.token_ids[row, : self.num_tokens[row]].copy()
+        request.token_ids = self._tokens_at(row)
+        request.blocks = self.block_tables[row, : self.num_blocks[row]].tolist()
         self.requests[row] = None
+        self.request_ids[row] = ""
+        self.num_scheduled[row] = 0
         del self._active[row]
         self._active_rows = None
         self._free_rows.append(row)
         return request
 
-    def assemble(self, rows: Int64Array, counts: Int64Array, *, step: int, entered: tuple[EnteredRow, ...]) -> StepPlan:
-        """Gather the next `counts` tokens of each of the rows into one plan."""
-        computed = self.num_computed[rows]
+    def _tokens_at(self, row: int) -> Int32Array:
+        tokens: Int32Array = self.token_ids[row, : self.num_tokens[row]].copy()
+        return tokens
+
+    def assemble(self, rows: Int64Array, *, step: int, entered: tuple[EnteredRow, ...]) -> StepPlan:
+        """Gather the scheduled tokens of the rows into one plan."""
+        counts, computed = self.num_scheduled[rows], self.num_computed[rows]
         context_lengths = computed + counts
         query_starts = np.zeros(len(rows) + 1, np.int64)
         np.cumsum(counts, out=query_starts[1:])
-        token_rows = np.repeat(rows, counts)
-        positions = np.arange(query_starts[-1]) + np.repeat(computed - query_starts[:-1], counts)
-        blocks = self.block_tables[token_rows, positions // self._block_size].astype(np.int64)
+        if len(rows) == query_starts[-1]:  # a token each, as in most steps
+            token_rows, positions = rows, computed
+        else:
+            token_rows = np.repeat(rows, counts)
+            positions = np.arange(query_starts[-1]) + np.repeat(computed - query_starts[:-1], counts)
+        block_indices, offsets = np.divmod(positions, self._block_size)
         max_blocks = -(-int(context_lengths.max()) // self._block_size)
         return StepPlan(
             step=step,
             rows=rows,
             token_ids=self.token_ids[token_rows, positions],
             positions=positions,
-            slots=blocks * self._block_size + positions % self._block_size,
+            slots=self.block_tables[token_rows, block_indices] * np.int64(self._block_size) + offsets,
             query_starts=query_starts.astype(np.int32),
             context_lengths=context_lengths.astype(np.int32),
             block_tables=self.block_tables[rows, :max_blocks],
-            samples=context_lengths == self.num_tokens[rows],
+            samples=(context_lengths == self.num_tokens[rows]) & ~self.only_scores_prompt[rows],
             entered=entered,
         )
 
     def ends_of(self, rows: Int64Array, token_ids: Int64Array, eos_token_ids: Int64Array) -> BoolArray:
         """Which of the rows' new tokens are end or stop tokens, [num_rows]."""
-        ends: BoolArray = self.checks_eos[rows] & np.isin(token_ids, eos_token_ids)
-        for i in np.flatnonzero(self.has_stop_ids[rows]):
+        ends: BoolArray = (token_ids[:, None] == eos_token_ids).any(axis=1) & self.checks_eos[rows]
+        for i in np.flatnonzero(self.has_stop_ids[rows]).tolist():
             ends[i] |= int(token_ids[i]) in self.request_at(rows[i]).params.stop_ids
         return ends
 

@@ -1,23 +1,20 @@
 """The engine: takes requests, moves all of them forward one step at a time, and says what each of them gained."""
 
 import logging
-import math
 import random
 import time
 from collections.abc import Callable
 
-from rayinfer.engine.deadlines import Deadlines
 from rayinfer.engine.executor import Executor
 from rayinfer.engine.request import new_request
+from rayinfer.engine.request_checks import checked_token_ids
 from rayinfer.engine.scheduler import Scheduler
 from rayinfer.engine.step_plan import StepPlan
-from rayinfer.errors import InvalidParameter, PromptTooLong
+from rayinfer.errors import InvalidParameter
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
 from rayinfer.protocols import GenerationRequest, ModelDescription
 
 logger = logging.getLogger(__name__)
-
-MAX_PRIORITY = 10
 
 
 class Engine:
@@ -38,25 +35,23 @@ class Engine:
         self._executor = executor
         self._eos_token_ids = eos_token_ids
         self._seeds = random.Random(seed)  # for requests that bring none
-        self._deadlines = Deadlines()
         self._clock = clock
         self._deltas: list[TokenDelta] = []  # of the step under way: they outlast an interruption
 
     def add_request(self, request: GenerationRequest) -> None:
         """Queue a request with n == 1; raises RequestError for one that could never finish."""
-        self._check(request)
-        now = self._clock()
+        if self._scheduler.knows(request.request_id):
+            raise InvalidParameter(f"request_id {request.request_id!r} is in use", "request_id")
         accepted = new_request(
             request,
+            checked_token_ids(request, self.description),
             seed=self._seeds.getrandbits(64),
             max_model_len=self.description.max_model_len,
             block_size=self.description.block_size,
             eos_token_ids=self._eos_token_ids,
-            now=now,
+            now=self._clock(),
         )
         self._scheduler.add(accepted)
-        if accepted.deadline is not None:
-            self._deadlines.add(request.request_id, accepted.deadline)
 
     def abort(self, request_id: str) -> TokenDelta | None:
         """End a request and free what it holds; None if it is unknown or over."""
@@ -123,51 +118,13 @@ class Engine:
             self._finish(request_id, "error")
 
     def _end_overdue_requests(self) -> None:
-        now = self._clock()
-        for request_id in self._deadlines.take_overdue(now):
-            if self._scheduler.is_overdue(request_id, now):  # the date may be of an earlier request with this id
-                self._finish(request_id, "timeout")
+        for request_id in self._scheduler.take_overdue(self._clock()):
+            self._finish(request_id, "timeout")
 
     def _finish(self, request_id: str, reason: FinishReason) -> None:
         delta = self._scheduler.finish(request_id, reason)
         if delta is not None:
             self._deltas.append(delta)
-
-    def _check(self, request: GenerationRequest) -> None:
-        limit, vocab_size = self.description.max_model_len, self.description.vocab_size
-        prompt, outputs = request.prompt_token_ids, request.output_token_ids
-        if not prompt:
-            raise InvalidParameter("prompt must not be empty", "prompt")
-        if len(prompt) + len(outputs) >= limit:
-            raise PromptTooLong(
-                f"This model's maximum context length is {limit} tokens. However, your prompt has"
-                f" {len(prompt) + len(outputs)} tokens and needs room for at least one more.",
-                "prompt",
-                "context_length_exceeded",
-            )
-        if not all(isinstance(token_id, int) and 0 <= token_id < vocab_size for token_id in (*prompt, *outputs)):
-            raise InvalidParameter(f"prompt must hold token ids from 0 to {vocab_size - 1}", "prompt")
-        params = request.sampling_params
-        if params.n != 1:
-            raise InvalidParameter(f"n must be 1 for one choice of a request, got {params.n}", "n")
-        if params.max_tokens is not None and len(outputs) >= params.max_tokens:
-            raise InvalidParameter(
-                f"max_tokens is {params.max_tokens}, but {len(outputs)} are there already", "max_tokens"
-            )
-        if any(token_id >= vocab_size for token_id in params.stop_ids):
-            raise InvalidParameter(f"stop_token_ids must lie below {vocab_size}", "stop_token_ids")
-        _check_urgency(request.priority, request.timeout_s)
-        if self._scheduler.knows(request.request_id):
-            raise InvalidParameter(f"request_id {request.request_id!r} is in use", "request_id")
-
-
-def _check_urgency(priority: object, timeout_s: object) -> None:
-    if not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-        raise InvalidParameter(
-            f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}, got {priority!r}", "priority"
-        )
-    if timeout_s is not None and not (isinstance(timeout_s, int | float) and not math.isnan(timeout_s)):
-        raise InvalidParameter(f"timeout_s must be a number of seconds, got {timeout_s!r}", "timeout_s")
 
 
 def _may_be_one_request(error: Exception) -> bool:

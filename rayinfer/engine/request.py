@@ -3,11 +3,10 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-import numpy as np
-
+from rayinfer.engine.request_trace import RequestTrace
 from rayinfer.engine.step_plan import EnteredRow, Int32Array
 from rayinfer.kv_cache.block_hash import PrefixDigests
-from rayinfer.outputs import FinishReason
+from rayinfer.outputs import FinishReason, TokenLogprobs
 from rayinfer.priority_queue import Ticket
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
@@ -32,7 +31,7 @@ _NEXT = {
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Request:
-    """A request's own state; while it runs, its counters and tokens live in its row of the batch table."""
+    """A request's own state; while it runs, its counters, tokens and blocks live in its row of the batch table."""
 
     request_id: str
     prompt_len: int  # of the client's prompt: kept through preemptions
@@ -50,10 +49,13 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     ticket: Ticket["Request"] | None = None
     row: int | None = None
-    blocks: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)  # stale while it runs
     num_cached_tokens: int | None = None  # found in the prefix cache when it first ran
     num_preemptions: int = 0
+    num_blocks_lent: int = 0  # taken by requests that passed this one because it did not fit
     finish_reason: FinishReason | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # as far as known; None if unwanted or handed out
+    trace: RequestTrace | None = None
 
     def move_to(self, status: RequestStatus) -> None:
         """Take the next step of the life cycle."""
@@ -65,21 +67,55 @@ class Request:
         """Whether its one terminal event has happened."""
         return self.status is RequestStatus.FINISHED
 
-    def entered_row(self, row: int) -> EnteredRow:
-        """What the sampler must know when the request takes a row."""
+    @property
+    def only_scores_prompt(self) -> bool:
+        """Whether no token follows the prompt."""
+        return self.params.max_tokens == 0
+
+    @property
+    def wants_details(self) -> bool:
+        """Whether its tokens come with more than themselves."""
+        wants_logprobs = self.params.logprobs is not None or self.prompt_logprobs is not None
+        return wants_logprobs or self.trace is not None
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """How many of its first tokens need no computing if their keys and values are there already.
+
+        The last token is always computed, since its logits are needed, and so is every one before a token whose log
+        probability is still to be told.
+        """
+        scored = self.prompt_logprobs
+        return len(self.token_ids if scored is None or len(scored) == self.prompt_len else scored) - 1
+
+    def num_blocks_needed(self, block_size: int) -> int:
+        """Blocks that hold the tokens it has."""
+        return -(-len(self.token_ids) // block_size)
+
+    def take_prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+        """Hand out the prompt's log probabilities, once and whole; None until then and afterwards."""
+        scored = self.prompt_logprobs
+        if scored is None or len(scored) < self.prompt_len:
+            return None
+        self.prompt_logprobs = None
+        return scored
+
+    def entered_row(self, row: int, token_ids: Int32Array) -> EnteredRow:
+        """What the sampler must know when the request has a row, with these tokens."""
         return EnteredRow(
             row=row,
             params=self.params,
             seed=self.seed,
             choice=self.choice,
-            prompt_token_ids=self.token_ids[: self.prompt_len],
-            output_token_ids=self.token_ids[self.prompt_len :],
+            prompt_token_ids=token_ids[: self.prompt_len],
+            output_token_ids=token_ids[self.prompt_len :],
             end_token_ids=self.end_token_ids,
         )
 
 
 def new_request(
     request: GenerationRequest,
+    token_ids: Int32Array,
     *,
     seed: int,
     max_model_len: int,
@@ -87,7 +123,7 @@ def new_request(
     eos_token_ids: tuple[int, ...],
     now: float,
 ) -> Request:
-    """Turn what came over the wire into the engine's own state; the request has been checked."""
+    """Turn what came over the wire into the engine's own state; `token_ids` are its checked prompt and output."""
     params = request.sampling_params
     prompt_len = len(request.prompt_token_ids)
     limit = max_model_len if params.max_tokens is None else min(max_model_len, prompt_len + params.max_tokens)
@@ -96,7 +132,7 @@ def new_request(
     return Request(
         request_id=request.request_id,
         prompt_len=prompt_len,
-        token_ids=np.array([*request.prompt_token_ids, *request.output_token_ids], np.int32),
+        token_ids=token_ids,
         max_total_tokens=limit,
         params=params,
         seed=seed if params.seed is None else params.seed,
@@ -107,4 +143,6 @@ def new_request(
         arrival=now,
         deadline=None if request.timeout_s is None else now + request.timeout_s,
         digests=PrefixDigests(block_size, salt),
+        prompt_logprobs=None if params.prompt_logprobs is None else [None],
+        trace=RequestTrace() if request.trace else None,
     )

@@ -1,6 +1,5 @@
 """The running requests with their rows and blocks: who takes them here gives them back here."""
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -9,8 +8,12 @@ import numpy as np
 from rayinfer.engine.batch_table import BatchTable
 from rayinfer.engine.prefixes_under_way import PrefixesUnderWay
 from rayinfer.engine.request import Request, RequestStatus
-from rayinfer.engine.step_plan import Int64Array
-from rayinfer.kv_cache.block_manager import BlockManager
+from rayinfer.engine.step_plan import BoolArray, Int64Array
+from rayinfer.kv_cache.block_manager import BlockManager, CachedPrefix
+
+# A request that has given way this often is spared until the others have, too: else one of low priority could be sent
+# away by each generation of better ones, for ever.
+PREEMPTIONS_PER_LEVEL = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,56 +29,105 @@ class RunningBatch:
 
     def __init__(self, table: BatchTable, block_manager: BlockManager, *, enable_prefix_caching: bool) -> None:
         self.table = table
+        self.num_departures = 0  # grows whenever a row and its blocks come back
         self._blocks = block_manager
         self._block_size = block_manager.block_size
         self._under_way = PrefixesUnderWay()
         self._caches_prefixes = enable_prefix_caching
         self._priorities: Counter[int] = Counter()  # how many run of each
 
-    def park_behind_twin(self, request: Request) -> bool:
-        """Set the request aside if a running one is about to write the next blocks of its prefix."""
+    # Coming
+
+    def find_cached_prefix(self, request: Request) -> CachedPrefix:
+        """Find the blocks that the request need not compute."""
+        if not self._caches_prefixes:
+            return CachedPrefix(blocks=[], num_tokens=0)
+        request.digests.extend(request.token_ids, len(request.token_ids))
+        return self._blocks.find_cached_prefix(self._reusable_digests(request), request.token_ids, request.salt)
+
+    def park_behind_twin(self, request: Request, prefix: CachedPrefix) -> bool:
+        """Set the request aside if a running one is about to write the blocks after its cached prefix."""
         if not self._caches_prefixes:
             return False
-        request.digests.extend(request.token_ids, len(request.token_ids))
         reusable = self._reusable_digests(request)
-        num_cached = len(self._blocks.find_cached_prefix(reusable, request.token_ids, request.salt).blocks)
-        last = num_cached
+        last = len(prefix.blocks)
         while last < len(reusable) and self._under_way.is_under_way(reusable[last]):
             last += 1
-        if last == num_cached:
+        if last == len(prefix.blocks):
             return False
-        self._under_way.park(
-            request, reusable[last - 1]
-        )  # behind the last of them: it is woken once, not block by block
+        # Behind the last of them: it is woken once, not block by block.
+        self._under_way.park(request, reusable[last - 1])
         return True
 
-    def reserve(self, request: Request) -> Reservation | None:
+    def reserve(self, request: Request, prefix: CachedPrefix) -> Reservation | None:
         """Take blocks for all tokens the request has, cached ones first; None, and nothing taken, if they don't fit."""
         if not self.table.has_free_row:
             return None
-        cached: list[int] = []
-        if self._caches_prefixes:
-            reusable = self._reusable_digests(request)
-            cached = self._blocks.find_cached_prefix(reusable, request.token_ids, request.salt).blocks
+        cached = prefix.blocks
         self._blocks.pin(cached)  # before anything is evicted
-        needed = -(-len(request.token_ids) // self._block_size) - len(cached)
-        # Without something to spare the next decode step would send the newcomer away again.
-        spare = self._blocks.num_blocks // 100 + 1 if len(self.table) else 0
-        if needed + spare > self._blocks.num_free:
+        needed = request.num_blocks_needed(self._block_size) - len(cached)
+        if needed + self._num_spare(len(self.table)) > self._blocks.num_free:
             self._blocks.free(cached)
             return None
         return Reservation(cached + self._blocks.allocate(needed), len(cached))
 
     def enter(self, request: Request, reservation: Reservation) -> int:
         """Give the request its row; returns the number of tokens that need no computing."""
-        num_cached_tokens = reservation.num_cached * self._block_size
+        num_computed = reservation.num_cached * self._block_size
         request.move_to(RequestStatus.RUNNING)
-        request.blocks = reservation.blocks
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = min(num_computed, request.prompt_len)
         self._priorities[request.priority] += 1
-        request.row = self.table.take(request, num_cached_tokens, reservation.num_cached)
+        request.blocks = reservation.blocks
+        request.row = self.table.take(request, num_computed=num_computed, num_stored_blocks=reservation.num_cached)
         if self._caches_prefixes:
             self._under_way.announce(request, request.digests.digests[reservation.num_cached :])
-        return num_cached_tokens
+        return num_computed
+
+    # Staying
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be handed out."""
+        return self._blocks.num_free
+
+    def rows_short_of_a_block(self) -> Int64Array:
+        """Rows whose next token has no block to go to."""
+        table, rows = self.table, self.table.rows
+        return rows[table.num_tokens[rows] > table.num_blocks[rows] * self._block_size]
+
+    def grow(self, rows: Int64Array) -> None:
+        """Give each of the rows one more block."""
+        self.table.add_blocks(rows, self._blocks.allocate(len(rows)))
+
+    def store_written_blocks(self, rows: Int64Array) -> list[Request]:
+        """Make the rows' newly full blocks hit-able; returns the twins that waited for them."""
+        released: list[Request] = []
+        if not self._caches_prefixes:
+            return released
+        table = self.table
+        num_full = table.num_computed[rows] // self._block_size
+        for i in np.flatnonzero(num_full > table.num_stored_blocks[rows]).tolist():
+            released += self._store(table.request_at(rows[i]), int(rows[i]), int(num_full[i]))
+        return released
+
+    def _store(self, request: Request, row: int, last: int) -> list[Request]:
+        table, digests = self.table, request.digests
+        first, block_size = int(table.num_stored_blocks[row]), self._block_size
+        digests.extend(table.token_ids[row], last * block_size)
+        blocks = table.block_tables[row, :last].tolist()
+        for index in range(first, last):
+            self._blocks.store(
+                blocks[index],
+                digests.digests[index],
+                parent=blocks[index - 1] if index else None,
+                token_ids=table.token_ids[row, index * block_size : (index + 1) * block_size],
+                salt=request.salt,
+            )
+        table.num_stored_blocks[row] = last
+        return self._under_way.settle(request, digests.digests[first:last])
+
+    # Going
 
     def leave(self, request: Request) -> list[Request]:
         """Take row and blocks back; returns the twins that waited for what the request did not get to write."""
@@ -85,67 +137,54 @@ class RunningBatch:
         self.table.release(row)
         self._blocks.free(request.blocks)
         request.blocks, request.row = [], None
+        self.num_departures += 1
         self._priorities[request.priority] -= 1
-        self._priorities += Counter()  # drops what has come to nothing
+        if not self._priorities[request.priority]:
+            del self._priorities[request.priority]
         return self._under_way.settle(request, unwritten)
-
-    def rows_short_of_a_block(self) -> Int64Array:
-        """Rows whose next token has no block to go to."""
-        table, rows = self.table, self.table.rows
-        return rows[table.num_tokens[rows] > table.num_blocks[rows] * self._block_size]
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that can be handed out."""
-        return self._blocks.num_free
-
-    def grow(self, request: Request) -> None:
-        """Give the request one more block."""
-        assert request.row is not None, f"{request.request_id} does not run"
-        block = self._blocks.allocate(1)[0]
-        request.blocks.append(block)
-        self.table.add_block(request.row, block)
-
-    def store_written_blocks(self, rows: Int64Array) -> list[Request]:
-        """Make the rows' newly full blocks hit-able; returns the twins that waited for them."""
-        released: list[Request] = []
-        if not self._caches_prefixes:
-            return released
-        table = self.table
-        num_full = table.num_computed[rows] // self._block_size
-        for i in np.flatnonzero(num_full > table.num_stored_blocks[rows]):
-            released += self._store(table.request_at(rows[i]), int(rows[i]), int(num_full[i]))
-        return released
-
-    def _store(self, request: Request, row: int, last: int) -> list[Request]:
-        first = int(self.table.num_stored_blocks[row])
-        tokens, digests = self.table.token_ids[row], request.digests
-        digests.extend(tokens, last * self._block_size)
-        for index in range(first, last):
-            self._blocks.store(
-                request.blocks[index],
-                digests.digests[index],
-                parent=request.blocks[index - 1] if index else None,
-                token_ids=tokens[index * self._block_size : (index + 1) * self._block_size],
-                salt=request.salt,
-            )
-        self.table.num_stored_blocks[row] = last
-        return self._under_way.settle(request, digests.digests[first:last])
 
     def has_lower_priority_than(self, request: Request) -> bool:
         """Whether anybody runs that matters less by priority alone."""
         return request.priority < max(self._priorities, default=request.priority)
 
-    def victim(self) -> Request | None:
-        """Who gives way: lowest priority first, then most slack before its deadline, then least work lost."""
-        running = [self.table.request_at(row) for row in self.table.rows]
-        return max(running, key=self._expendability, default=None)
+    def victim(self) -> Request:
+        """Who gives way when running requests are short of blocks."""
+        return self._victim_among(self.table.rows)
 
-    def _expendability(self, request: Request) -> tuple[int, float, int]:
-        deadline = math.inf if request.deadline is None else request.deadline
-        assert request.row is not None
-        return (request.priority, deadline, -int(self.table.num_computed[request.row]))
+    def victim_for(self, request: Request) -> Request | None:
+        """Who gives way to a waiting request: one that matters less; None if all of those together would not do."""
+        if not self.has_lower_priority_than(request):
+            return None
+        table, rows = self.table, self.table.rows
+        below = rows[self._matters_less(rows, request)]
+        room = self._blocks.num_free + int(table.num_blocks[below].sum()) - self._num_spare(len(rows) - len(below))
+        if not len(below) or request.num_blocks_needed(self._block_size) > room:
+            return None
+        return self._victim_among(below)
+
+    def _victim_among(self, rows: Int64Array) -> Request:
+        """The one that was spared least, of lowest priority, with most slack before its deadline, with least to lose.
+
+        Among equals, the youngest.
+        """
+        table = self.table
+        levels = table.num_preemptions // PREEMPTIONS_PER_LEVEL
+        for worth in (levels, -table.priorities, -table.deadlines, table.num_computed):
+            worths = worth[rows]
+            rows = rows[worths == worths.min()]
+        return table.request_at(rows[-1])
+
+    def _matters_less(self, rows: Int64Array, request: Request) -> BoolArray:
+        # Equal priorities never take each other's place, and who has waited longer keeps what it has.
+        assert request.ticket is not None
+        less: BoolArray = (self.table.priorities[rows] > request.priority) & (
+            self.table.keys[rows] > request.ticket.key
+        )
+        return less
+
+    def _num_spare(self, num_running: int) -> int:
+        # Without something to spare the next decode step would send a newcomer away again.
+        return self._blocks.num_blocks // 100 + 1 if num_running else 0
 
     def _reusable_digests(self, request: Request) -> list[bytes]:
-        # The last token is always computed: its logits are needed.
-        return request.digests.digests[: (len(request.token_ids) - 1) // self._block_size]
+        return request.digests.digests[: request.num_reusable_tokens // self._block_size]

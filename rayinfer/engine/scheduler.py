@@ -1,15 +1,23 @@
-"""Decides what each step computes: who runs, who waits, who gives way, all under one budget of tokens."""
+"""Decides what each step computes, under one budget of tokens, and what its tokens mean to the requests."""
 
 import numpy as np
 
+from rayinfer.engine.admission import Admission, Admitted, order_key
 from rayinfer.engine.batch_table import BatchTable
-from rayinfer.engine.request import Request, RequestStatus
-from rayinfer.engine.running_batch import Reservation, RunningBatch
-from rayinfer.engine.step_plan import EnteredRow, SampledTokens, StepPlan
+from rayinfer.engine.deadlines import Deadlines
+from rayinfer.engine.request import Request
+from rayinfer.engine.running_batch import RunningBatch
+from rayinfer.engine.step_deltas import (
+    add_details,
+    collect_prompt_logprobs,
+    note_prefill_chunks,
+    one_token_deltas,
+)
+from rayinfer.engine.step_plan import EnteredRow, Int64Array, SampledTokens, StepPlan
+from rayinfer.engine.waiting_queue import WaitingQueue
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.kv_cache.stored_blocks import BlockEvents
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
-from rayinfer.priority_queue import PriorityQueue, Ticket
 
 AGEING_S = 10.0  # one level of priority counts as having arrived this much earlier
 
@@ -32,15 +40,18 @@ class Scheduler:
         eos_token_ids: tuple[int, ...] = (),
         enable_prefix_caching: bool = True,
     ) -> None:
+        block_size = block_manager.block_size
         # No more rows than tokens in a step: every decoding request has its token in every step.
-        self._table = BatchTable(min(max_num_seqs, max_num_batched_tokens), max_model_len, block_manager.block_size)
+        self._table = BatchTable(min(max_num_seqs, max_num_batched_tokens), max_model_len, block_size)
         self._batch = RunningBatch(self._table, block_manager, enable_prefix_caching=enable_prefix_caching)
-        self._waiting: PriorityQueue[Request] = PriorityQueue(ageing_s=AGEING_S)
+        waiting = WaitingQueue(ageing_s=AGEING_S, block_size=block_size)
+        self._admission = Admission(waiting, self._batch, block_size)
         self._requests: dict[str, Request] = {}
+        self._deadlines = Deadlines(self._requests)
+        self._num_traced = 0
         self._blocks = block_manager
         self._budget = max_num_batched_tokens
         self._eos_token_ids = np.array(eos_token_ids, np.int64)
-        self._counts = np.zeros(self._table.num_rows, np.int64)  # tokens that each row computes in the next step
         self._entered: list[EnteredRow] = []
         self._totals = EngineStats(kv_blocks_total=block_manager.num_blocks)
 
@@ -50,9 +61,11 @@ class Scheduler:
         """Queue a request."""
         assert request.request_id not in self._requests, f"{request.request_id} is known already"
         self._requests[request.request_id] = request
-        request.ticket = self._waiting.push(
-            request, priority=request.priority, arrival=request.arrival, deadline=request.deadline
-        )
+        self._admission.add(request)
+        self._deadlines.add(request)
+        if request.trace is not None:
+            self._num_traced += 1
+            request.trace.note("queued", prompt_tokens=request.prompt_len, priority=request.priority)
 
     def finish(self, request_id: str, reason: FinishReason) -> TokenDelta | None:
         """End a request wherever it stands and free what it holds; None if it is unknown or over."""
@@ -60,16 +73,22 @@ class Scheduler:
         if request is None:
             return None
         self._end(request, reason)
-        return TokenDelta(request_id, len(request.token_ids) - request.prompt_len, [], None, reason)
+        return TokenDelta(
+            request_id,
+            len(request.token_ids) - request.prompt_len,
+            [],
+            finish_reason=reason,
+            num_cached_tokens=request.num_cached_tokens or 0,
+            trace=request.trace and request.trace.events,
+        )
 
     def knows(self, request_id: str) -> bool:
         """Whether the request is here and not over."""
         return request_id in self._requests
 
-    def is_overdue(self, request_id: str, now: float) -> bool:
-        """Whether the request is not over although its time is."""
-        request = self._requests.get(request_id)
-        return request is not None and request.deadline is not None and request.deadline <= now
+    def take_overdue(self, now: float) -> list[str]:
+        """Return, once, the requests that are not over although their time is."""
+        return self._deadlines.take_overdue(now)
 
     def request_id_at(self, row: int) -> str:
         """Whose row of the batch it is."""
@@ -96,7 +115,7 @@ class Scheduler:
             prompt_tokens_total=totals.prompt_tokens_total,
             generation_tokens_total=totals.generation_tokens_total,
             cached_prompt_tokens_total=totals.cached_prompt_tokens_total,
-            num_preemptions_total=totals.num_preemptions_total,
+            num_preemptions_total=self._admission.num_preemptions,
             num_steps_total=totals.num_steps_total,
             requests_finished_total=dict(totals.requests_finished_total),
         )
@@ -105,112 +124,63 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """Choose the next step's tokens; None when there is nothing to compute."""
-        self._grow_decoding_requests()
+        self._admission.grow_decoding_requests()
         self._spread_budget()
         rows = self._table.rows
-        rows = rows[self._counts[rows] > 0]
+        is_scheduled = self._table.num_scheduled[rows] > 0
+        if not is_scheduled.all():
+            rows = rows[is_scheduled]
         if not len(rows):
             return None
-        present = set(rows.tolist())
-        entered = tuple(entered for entered in self._entered if entered.row in present)
-        self._entered.clear()
         self._totals.num_steps_total += 1
-        return self._table.assemble(rows, self._counts[rows], step=self._totals.num_steps_total, entered=entered)
+        return self._table.assemble(rows, step=self._totals.num_steps_total, entered=self._take_entered(rows))
 
     def enter_again(self, plan: StepPlan) -> None:
         """Let the executor hear once more, with the next plan, who is in the rows of a plan that was interrupted."""
         self._entered += [self._table.entered_row(row) for row in plan.rows.tolist() if self._table.is_taken(row)]
 
-    def _grow_decoding_requests(self) -> None:
-        """Give a block to every request whose next token needs one, the most important first."""
-        short = [self._table.request_at(row) for row in self._batch.rows_short_of_a_block()]
-        if len(short) > self._batch.num_free_blocks:
-            short.sort(key=_key)
-        for request in short:
-            while request.status is RequestStatus.RUNNING and not self._batch.num_free_blocks:
-                victim = self._batch.victim()
-                assert victim is not None
-                self._preempt(victim)
-            if request.status is RequestStatus.RUNNING:
-                self._batch.grow(request)
+    def _take_entered(self, rows: Int64Array) -> tuple[EnteredRow, ...]:
+        if not self._entered:
+            return ()
+        present = set(rows.tolist())  # others have been sent away again meanwhile
+        entered = tuple(entered for entered in self._entered if entered.row in present)
+        self._entered.clear()
+        return entered
 
     def _spread_budget(self) -> None:
         """Set what each request computes: first one token for all that run, then prompts and arrivals by importance."""
-        rows = self._table.rows
-        pending = self._table.num_tokens[rows] - self._table.num_computed[rows]
-        self._counts.fill(0)
-        self._counts[rows] = 1
-        prefilling = [self._table.request_at(row) for row in rows[pending > 1]]
-        for request in sorted(prefilling, key=_key):
+        table, rows = self._table, self._table.rows
+        table.num_scheduled[rows] = 1
+        num_pending = table.num_tokens - table.num_computed
+        for request in sorted(map(table.request_at, rows[num_pending[rows] > 1]), key=order_key):
             self._admit(before=request)
             if request.row is not None:  # an arrival may have taken its place
-                num_pending = int(self._table.num_tokens[request.row] - self._table.num_computed[request.row])
-                self._counts[request.row] += min(num_pending - 1, self._num_tokens_left)
+                table.num_scheduled[request.row] += min(int(num_pending[request.row]) - 1, self._num_tokens_left)
         self._admit()
 
     @property
     def _num_tokens_left(self) -> int:
-        return self._budget - int(self._counts.sum())
-
-    def _preempt(self, request: Request) -> None:
-        assert request.ticket is not None
-        self._counts[request.row] = 0
-        released = self._batch.leave(request)
-        request.move_to(RequestStatus.WAITING)
-        self._totals.num_preemptions_total += 1
-        self._waiting.push_back(request.ticket)
-        self._queue_again(released)
-
-    def _queue_again(self, requests: list[Request]) -> None:
-        for request in requests:
-            assert request.ticket is not None
-            self._waiting.push_back(request.ticket)
-
-    # Admission
+        return self._budget - int(self._table.num_scheduled.sum())
 
     def _admit(self, before: Request | None = None) -> None:
-        """Take requests from the queue, in its order, while there are tokens, rows and blocks for them.
-
-        With `before`, only those that matter more than this running request do.
-        """
+        """Let waiting requests in while there are tokens for them; with `before`, those that matter more than it."""
         # Without a free row an arrival comes in, if at all, with the tokens of the request that it replaces.
-        while (self._num_tokens_left or not self._table.has_free_row) and (ticket := self._waiting.peek()) is not None:
-            request = ticket.item
-            if before is not None and not _matters_more(request, before):
-                break
-            if self._batch.park_behind_twin(request):
-                self._waiting.pop()
-                continue
-            reservation = self._make_room_for(request)
-            if reservation is None:
-                break
-            self._waiting.remove(ticket)
-            self._enter(request, reservation)
+        while self._num_tokens_left or not self._table.has_free_row:
+            admitted = self._admission.admit_next(before)
+            if admitted is None:
+                return
+            self._enter(admitted)
 
-    def _make_room_for(self, request: Request) -> Reservation | None:
-        """Reserve the request's blocks, preempting requests of lower priority where that helps."""
-        while (reservation := self._batch.reserve(request)) is None:
-            victim = self._batch.victim() if self._batch.has_lower_priority_than(request) else None
-            if victim is None or not _matters_more(request, victim) or not self._has_enough_below(request):
-                return None
-            self._preempt(victim)
-        return reservation
-
-    def _has_enough_below(self, request: Request) -> bool:
-        """Whether the request would fit, at best, if all that matter less were gone."""
-        running = [self._table.request_at(row) for row in self._table.rows]
-        below = sum(len(other.blocks) for other in running if _matters_more(request, other))
-        return len(request.token_ids) <= (self._batch.num_free_blocks + below) * self._blocks.block_size
-
-    def _enter(self, request: Request, reservation: Reservation) -> None:
-        num_cached_tokens = self._batch.enter(request, reservation)
-        assert request.row is not None
-        self._entered.append(request.entered_row(request.row))
-        if request.num_cached_tokens is None:
-            request.num_cached_tokens = min(num_cached_tokens, request.prompt_len)
+    def _enter(self, admitted: Admitted) -> None:
+        request = admitted.request
+        row = request.row
+        assert row is not None
+        num_pending = len(request.token_ids) - admitted.num_computed
+        self._table.num_scheduled[row] = min(num_pending, self._num_tokens_left)
+        self._entered.append(request.entered_row(row, request.token_ids))
+        if admitted.is_first_time:
             self._totals.prompt_tokens_total += request.prompt_len
-            self._totals.cached_prompt_tokens_total += request.num_cached_tokens
-        self._counts[request.row] = min(len(request.token_ids) - num_cached_tokens, self._num_tokens_left)
+            self._totals.cached_prompt_tokens_total += request.num_cached_tokens or 0
 
     # A step's tokens are in
 
@@ -218,64 +188,75 @@ class Scheduler:
         """Move the plan's requests forward and end those that are done; returns what each of them gained."""
         table = self._table
         table.num_computed[plan.rows] = plan.context_lengths
-        is_sound = np.ones(plan.num_requests, np.bool_)  # what came out as nonsense must not be hit by others
-        is_sound[plan.samples] = ~sampled.is_invalid
-        self._queue_again(self._batch.store_written_blocks(plan.rows[is_sound]))
-        rows = plan.rows[plan.samples]
-        if not len(rows):
-            return []
-        ends = table.ends_of(rows, sampled.token_ids, self._eos_token_ids)
-        table.append(rows, sampled.token_ids)
-        is_full = table.num_tokens[rows] >= table.max_total_tokens[rows]
-        is_over = ends | is_full | sampled.is_invalid
-        self._totals.generation_tokens_total += int((~sampled.is_invalid).sum())
+        self._admission.queue_again(self._batch.store_written_blocks(_sound_rows(plan, sampled)))
+        if self._num_traced:
+            note_prefill_chunks(table, plan)
+        if sampled.prompt_logprobs is not None:
+            collect_prompt_logprobs(table, sampled.prompt_logprobs)
+        if plan.samples.all():
+            return self._advance(plan.rows, sampled)
+        deltas = self._advance(plan.rows[plan.samples], sampled) if plan.samples.any() else []
+        return deltas + self._end_scored_prompts(plan.rows[~plan.samples])
+
+    def _advance(self, rows: Int64Array, sampled: SampledTokens) -> list[TokenDelta]:
+        """Give each of the rows its new token."""
+        table, token_ids, is_invalid = self._table, sampled.token_ids, sampled.is_invalid
+        deltas = one_token_deltas(table, rows, token_ids)
+        num_valid = len(rows) - int(np.count_nonzero(is_invalid))
+        if num_valid == len(rows):
+            table.append(rows, token_ids)
+        else:
+            table.append(rows[~is_invalid], token_ids[~is_invalid])
+        self._totals.generation_tokens_total += num_valid
+        if table.wants_details[rows].any():
+            add_details(deltas, table, rows, sampled)
+        ends = table.ends_of(rows, token_ids, self._eos_token_ids)
+        is_over = ends | is_invalid | (table.num_tokens[rows] >= table.max_total_tokens[rows])
+        for i in np.flatnonzero(is_over).tolist():
+            reason: FinishReason = "error" if is_invalid[i] else "stop" if ends[i] else "length"
+            deltas[i] = self._last_delta(table.request_at(rows[i]), deltas[i], reason)
+        return deltas
+
+    def _last_delta(self, request: Request, delta: TokenDelta, reason: FinishReason) -> TokenDelta:
+        self._end(request, reason)
+        token_ids = [] if reason == "error" else delta.token_ids
+        is_stop_id = reason == "stop" and token_ids[0] in request.params.stop_ids
+        return delta._replace(
+            token_ids=token_ids,
+            logprobs=delta.logprobs if token_ids else None,
+            finish_reason=reason,
+            stop_reason=token_ids[0] if is_stop_id else None,
+            trace=request.trace and request.trace.events,
+        )
+
+    def _end_scored_prompts(self, rows: Int64Array) -> list[TokenDelta]:
+        """End the requests among the rows that wanted no token, once all of their prompt is computed."""
+        table = self._table
+        is_over = table.only_scores_prompt[rows] & (table.num_computed[rows] == table.num_tokens[rows])
         deltas = []
-        for i, (row, token_id) in enumerate(zip(rows.tolist(), sampled.token_ids.tolist(), strict=True)):
+        for row in rows[is_over].tolist():
             request = table.request_at(row)
-            start = int(table.num_tokens[row]) - request.prompt_len - 1
-            if not is_over[i]:
-                deltas.append(_delta(request, start, [token_id]))
-            elif sampled.is_invalid[i]:
-                self._end(request, "error")
-                deltas.append(_delta(request, start, [], "error"))
-            else:
-                reason: FinishReason = "stop" if ends[i] else "length"
-                self._end(request, reason)
-                is_stop_id = bool(ends[i]) and token_id in request.params.stop_ids
-                deltas.append(_delta(request, start, [token_id], reason, token_id if is_stop_id else None))
+            prompt_logprobs = request.take_prompt_logprobs()
+            delta = self.finish(request.request_id, "length")
+            assert delta is not None
+            deltas.append(delta._replace(prompt_logprobs=prompt_logprobs))
         return deltas
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         del self._requests[request.request_id]
-        if request.status is RequestStatus.RUNNING:
-            self._queue_again(self._batch.leave(request))
-        elif request.status is RequestStatus.WAITING:
-            assert request.ticket is not None
-            self._waiting.remove(request.ticket)
-        request.move_to(RequestStatus.FINISHED)
+        self._admission.end(request)
         request.finish_reason = reason
         finished = self._totals.requests_finished_total
         finished[reason] = finished.get(reason, 0) + 1
+        if request.trace is not None:
+            self._num_traced -= 1
+            request.trace.note("finished", reason=reason, output_tokens=len(request.token_ids) - request.prompt_len)
 
 
-def _key(request: Request) -> float:
-    ticket: Ticket[Request] | None = request.ticket
-    assert ticket is not None
-    return ticket.key
-
-
-def _matters_more(request: Request, running: Request) -> bool:
-    # Equal priorities never take each other's place, and who has waited longer keeps what it has.
-    return request.priority < running.priority and _key(request) < _key(running)
-
-
-def _delta(
-    request: Request,
-    start: int,
-    token_ids: list[int],
-    finish_reason: FinishReason | None = None,
-    stop_reason: int | None = None,
-) -> TokenDelta:
-    return TokenDelta(
-        request.request_id, start, token_ids, None, finish_reason, stop_reason, request.num_cached_tokens or 0
-    )
+def _sound_rows(plan: StepPlan, sampled: SampledTokens) -> Int64Array:
+    """The rows whose keys and values others may hit: not those of a request whose logits came out as nonsense."""
+    if not sampled.is_invalid.any():
+        return plan.rows
+    is_sound = np.ones(plan.num_requests, np.bool_)
+    is_sound[plan.samples] = ~sampled.is_invalid
+    return plan.rows[is_sound]

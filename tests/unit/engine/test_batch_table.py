@@ -3,6 +3,7 @@ import pytest
 
 from rayinfer.engine.batch_table import BatchTable
 from rayinfer.engine.request import new_request
+from rayinfer.priority_queue import PriorityQueue
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 
@@ -12,6 +13,7 @@ def request(length, blocks, **params):
         GenerationRequest(
             request_id=f"{length}", prompt_token_ids=list(range(length)), sampling_params=SamplingParams(**params)
         ),
+        np.arange(length, dtype=np.int32),
         seed=0,
         max_model_len=32,
         block_size=4,
@@ -19,26 +21,31 @@ def request(length, blocks, **params):
         now=0.0,
     )
     made.blocks = blocks
+    made.ticket = PriorityQueue().push(made, priority=0, arrival=0.0)
     return made
+
+
+def take(table, made, num_computed=0, num_stored_blocks=0):
+    return table.take(made, num_computed=num_computed, num_stored_blocks=num_stored_blocks)
 
 
 def test_rows_are_taken_in_order_and_used_again():
     table = BatchTable(3, 32, 4)
-    rows = [table.take(request(5, [0, 1]), 0, 0) for _ in range(3)]
+    rows = [take(table, request(5, [0, 1])) for _ in range(3)]
     assert sorted(rows) == [0, 1, 2]
     assert not table.has_free_row
     table.release(rows[1])
     assert table.rows.tolist() == [rows[0], rows[2]]
-    assert table.take(request(5, [0, 1]), 0, 0) == rows[1]
+    assert take(table, request(5, [0, 1])) == rows[1]
     assert table.rows.tolist() == [rows[0], rows[2], rows[1]]  # oldest first
     assert len(table) == 3
 
 
 def test_a_row_that_is_used_again_keeps_nothing_of_its_last_request():
     table = BatchTable(1, 32, 4)
-    table.take(request(5, [0, 1], stop_token_ids=[9], ignore_eos=True), 4, 1)
+    take(table, request(5, [0, 1], stop_token_ids=[9], ignore_eos=True), 4, 1)
     table.release(0)
-    table.take(request(3, [7]), 0, 0)
+    take(table, request(3, [7]))
     assert not table.has_stop_ids[0]
     assert table.checks_eos[0]
     assert (table.num_tokens[0], table.num_computed[0], table.num_blocks[0], table.num_stored_blocks[0]) == (3, 0, 1, 0)
@@ -47,7 +54,7 @@ def test_a_row_that_is_used_again_keeps_nothing_of_its_last_request():
 def test_released_tokens_go_back_to_their_request():
     table = BatchTable(1, 32, 4)
     made = request(3, [5])
-    row = table.take(made, 0, 0)
+    row = take(table, made)
     table.append(np.array([row]), np.array([77]))
     assert table.release(row) is made
     assert made.token_ids.tolist() == [0, 1, 2, 77]
@@ -57,9 +64,10 @@ def test_released_tokens_go_back_to_their_request():
 
 def test_a_plan_finds_every_token_in_its_block():
     table = BatchTable(2, 32, 4)
-    rows = np.array([table.take(request(6, [9, 3]), 0, 0), table.take(request(5, [4, 8]), 4, 1)])
-    table.add_block(int(rows[0]), 6)
-    plan = table.assemble(rows, np.array([5, 1]), step=1, entered=())
+    rows = np.array([take(table, request(6, [9, 3])), take(table, request(5, [4, 8]), 4, 1)])
+    table.add_blocks(rows[:1], [6])
+    table.num_scheduled[rows] = [5, 1]
+    plan = table.assemble(rows, step=1, entered=())
     assert plan.token_ids.tolist() == [0, 1, 2, 3, 4, 4]
     assert plan.positions.tolist() == [0, 1, 2, 3, 4, 4]
     assert plan.slots.tolist() == [36, 37, 38, 39, 12, 32]
@@ -72,7 +80,7 @@ def test_a_plan_finds_every_token_in_its_block():
 def test_ends_are_each_rows_own():
     table = BatchTable(3, 32, 4)
     kinds = ({}, {"ignore_eos": True}, {"stop_token_ids": [5, 6]})
-    rows = np.array([table.take(request(3, [0], **params), 0, 0) for params in kinds])
+    rows = np.array([take(table, request(3, [0], **params)) for params in kinds])
     eos = np.array([2])
     assert table.ends_of(rows, np.array([2, 2, 2]), eos).tolist() == [True, False, True]
     assert table.ends_of(rows, np.array([5, 5, 5]), eos).tolist() == [False, False, True]

@@ -1,9 +1,10 @@
 """Requests of one prefix that come together: one computes it, the others wait for it."""
 
+from itertools import groupby
+
 import pytest
 
 from fake_executor import drive, expected_tokens, numbers
-from rayinfer.engine.request import RequestStatus
 
 PROMPT = numbers(33)  # eight full blocks and one token
 # With one row and chunks smaller than a block, a twin stays aside for several steps.
@@ -18,13 +19,13 @@ def twins(count, **settings):
 
 
 @pytest.mark.parametrize("budget", [64, 16, 8, 5])
-def test_twins_of_one_step_share_one_prefill(budget):
-    driven = twins(4, budget=budget)
+def test_eight_twins_of_one_step_share_one_prefill(budget):
+    driven = twins(8, budget=budget)
     driven.run()
-    num_prefill = driven.executor.num_tokens_computed - 4  # each decodes one token
-    assert num_prefill == len(PROMPT) + 3
+    num_prefill = driven.executor.num_tokens_computed - 8  # each decodes one token
+    assert num_prefill == len(PROMPT) + 7
     assert all(tokens == expected_tokens(PROMPT, 2) for tokens in driven.tokens.values())
-    assert [driven.ends[f"twin {i}"].num_cached_tokens for i in range(4)] == [0, 32, 32, 32]
+    assert [driven.ends[f"twin {i}"].num_cached_tokens for i in range(8)] == [0] + 7 * [32]
 
 
 def test_twins_of_exactly_k_blocks_share_all_but_the_last():
@@ -103,16 +104,22 @@ def test_a_waiting_twin_can_end_and_is_not_woken_afterwards(reason, sizes):
 
 
 def test_a_waiting_twin_is_woken_once_not_block_by_block():
-    driven = twins(3, budget=4, max_num_seqs=1)
-    twin = driven.scheduler._requests["twin 1"]
-    times_aside, was_aside = 0, False
+    driven = drive(budget=4)
+    driven.add("writer", PROMPT, max_tokens=2, priority=1)
+    driven.step()
+    driven.add("twin", PROMPT, max_tokens=2)  # looked at in every step, before the writer has its next chunk
+    twin = driven.scheduler._requests["twin"]
+    statuses = []
     while driven.engine.has_unfinished_requests:
         driven.step()
-        is_aside = twin.status is RequestStatus.PARKED
-        times_aside += is_aside and not was_aside
-        was_aside = is_aside
-    assert times_aside == 1
-    assert driven.tokens["twin 2"] == expected_tokens(PROMPT, 2)
+        statuses.append(twin.status)
+    assert [(status.value, len([*steps])) for status, steps in groupby(statuses)] == [
+        ("parked", 6),
+        ("waiting", 1),
+        ("running", 1),
+        ("finished", 1),
+    ]
+    assert driven.tokens["twin"] == expected_tokens(PROMPT, 2)
 
 
 def test_nobody_waits_for_a_prefix_that_is_shared_in_part_only_after_it_is_written():

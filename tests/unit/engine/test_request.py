@@ -1,5 +1,6 @@
 import itertools
 
+import numpy as np
 import pytest
 
 from rayinfer.engine.request import RequestStatus, new_request
@@ -23,8 +24,9 @@ def accepted(*, max_model_len=100, eos_token_ids=(2,), params=None, **fields):
     request = GenerationRequest(
         request_id="r/0", prompt_token_ids=[5, 6, 7], sampling_params=params or SamplingParams(), **fields
     )
+    token_ids = np.array([*request.prompt_token_ids, *request.output_token_ids], np.int32)
     return new_request(
-        request, seed=77, max_model_len=max_model_len, block_size=4, eos_token_ids=eos_token_ids, now=50.0
+        request, token_ids, seed=77, max_model_len=max_model_len, block_size=4, eos_token_ids=eos_token_ids, now=50.0
     )
 
 
@@ -85,7 +87,8 @@ def test_tenant_salt_and_adapter_cannot_be_mistaken_for_each_other():
 
 
 def test_a_request_enters_a_row_with_its_prompt_and_outputs_apart():
-    entered = accepted(output_token_ids=[8, 9], choice=3).entered_row(6)
+    request = accepted(output_token_ids=[8, 9], choice=3)
+    entered = request.entered_row(6, request.token_ids)
     assert (entered.row, entered.choice, entered.seed) == (6, 3, 77)
     assert entered.prompt_token_ids.tolist() == [5, 6, 7]
     assert entered.output_token_ids.tolist() == [8, 9]

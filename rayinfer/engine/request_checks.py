@@ -1,0 +1,60 @@
+"""What an engine demands of a request before it takes it: whatever passes can be computed to its end."""
+
+import math
+from array import array
+
+import numpy as np
+
+from rayinfer.engine.step_plan import Int32Array
+from rayinfer.errors import InvalidParameter, PromptTooLong
+from rayinfer.protocols import GenerationRequest, ModelDescription
+
+MAX_PRIORITY = 10
+
+
+def checked_token_ids(request: GenerationRequest, description: ModelDescription) -> Int32Array:
+    """Prompt and output of a request with n == 1; raises RequestError for one that could never finish."""
+    params, num_outputs = request.sampling_params, len(request.output_token_ids)
+    if not request.prompt_token_ids:
+        raise InvalidParameter("prompt must not be empty", "prompt")
+    _check_length(len(request.prompt_token_ids) + num_outputs, params.max_tokens, description.max_model_len)
+    token_ids = _array(request, description.vocab_size)
+    if params.n != 1:
+        raise InvalidParameter(f"n must be 1 for one choice of a request, got {params.n}", "n")
+    if params.max_tokens is not None and num_outputs >= max(params.max_tokens, 1):
+        raise InvalidParameter(f"max_tokens is {params.max_tokens}, but {num_outputs} are there already", "max_tokens")
+    if any(token_id >= description.vocab_size for token_id in params.stop_ids):
+        raise InvalidParameter(f"stop_token_ids must lie below {description.vocab_size}", "stop_token_ids")
+    _check_urgency(request.priority, request.timeout_s)
+    return token_ids
+
+
+def _check_length(num_tokens: int, max_tokens: int | None, limit: int) -> None:
+    room = 0 if max_tokens == 0 else 1  # a prompt that is only scored may fill the context
+    if num_tokens + room > limit:
+        raise PromptTooLong(
+            f"This model's maximum context length is {limit} tokens. However, your prompt has {num_tokens} tokens"
+            + (" and needs room for at least one more." if room else "."),
+            "prompt",
+            "context_length_exceeded",
+        )
+
+
+def _array(request: GenerationRequest, vocab_size: int) -> Int32Array:
+    try:
+        # `array` refuses what is no integer, and does so much faster than a look at each.
+        token_ids = np.frombuffer(array("i", [*request.prompt_token_ids, *request.output_token_ids]), np.int32)
+    except (TypeError, OverflowError):
+        token_ids = np.array([-1], np.int32)
+    if token_ids.view(np.uint32).max() >= vocab_size:  # read without a sign, negative ids are above every size
+        raise InvalidParameter(f"prompt must hold token ids from 0 to {vocab_size - 1}", "prompt")
+    return token_ids
+
+
+def _check_urgency(priority: object, timeout_s: object) -> None:
+    if not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InvalidParameter(
+            f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}, got {priority!r}", "priority"
+        )
+    if timeout_s is not None and not (isinstance(timeout_s, int | float) and not math.isnan(timeout_s)):
+        raise InvalidParameter(f"timeout_s must be a number of seconds, got {timeout_s!r}", "timeout_s")

@@ -1,0 +1,63 @@
+"""What a step's tokens mean to each request, made without Python per request where nothing is special."""
+
+from functools import partial
+from itertools import repeat
+
+import numpy as np
+
+from rayinfer.engine.batch_table import BatchTable
+from rayinfer.engine.scored_tokens import logprobs_by_row
+from rayinfer.engine.step_plan import Int64Array, SampledTokens, ScoredTokens, StepPlan
+from rayinfer.outputs import TokenDelta
+
+_NONE = repeat(None)
+_as_delta = partial(tuple.__new__, TokenDelta)  # TokenDelta's own constructor is Python, and takes twice as long
+
+
+def one_token_deltas(table: BatchTable, rows: Int64Array, token_ids: Int64Array) -> list[TokenDelta]:
+    """A delta for each row's new token, which is not in the table yet, as long as nobody ends or asks for more."""
+    fields = zip(
+        table.request_ids[rows].tolist(),
+        (table.num_tokens[rows] - table.prompt_lens[rows]).tolist(),
+        token_ids[:, np.newaxis].tolist(),
+        _NONE,  # logprobs
+        _NONE,  # finish_reason
+        _NONE,  # stop_reason
+        table.num_cached_tokens[rows].tolist(),
+        _NONE,  # prompt_logprobs
+        _NONE,  # trace
+        strict=False,
+    )
+    return list(map(_as_delta, fields))
+
+
+def add_details(deltas: list[TokenDelta], table: BatchTable, rows: Int64Array, sampled: SampledTokens) -> None:
+    """Add log probabilities to the deltas of requests that asked for them, and note first tokens in traces."""
+    logprobs = logprobs_by_row(sampled.logprobs, lambda row: table.request_at(row).params.logprobs or 0)
+    for i in np.flatnonzero(table.wants_details[rows] & ~sampled.is_invalid).tolist():
+        request = table.request_at(rows[i])
+        deltas[i] = deltas[i]._replace(
+            logprobs=logprobs.get(int(rows[i])), prompt_logprobs=request.take_prompt_logprobs()
+        )
+        if request.trace is not None:
+            request.trace.note_first_token()
+
+
+def collect_prompt_logprobs(table: BatchTable, scored: ScoredTokens) -> None:
+    """Add what a step has scored of prompts; places that are known are passed over: they were computed twice."""
+    by_row = logprobs_by_row(scored, lambda row: table.request_at(row).params.prompt_logprobs or 0)
+    rows, firsts = np.unique(scored.rows, return_index=True)
+    for row, position in zip(rows.tolist(), scored.positions[firsts].tolist(), strict=True):
+        known = table.request_at(row).prompt_logprobs
+        if known is not None:
+            assert position <= len(known), f"row {row}: place {position} is scored, {len(known)} is next"
+            known += by_row[row][len(known) - position :]
+
+
+def note_prefill_chunks(table: BatchTable, plan: StepPlan) -> None:
+    """Note in the traces which part of a prompt, or of what is computed again, the step has computed."""
+    for i, row in enumerate(plan.rows.tolist()):
+        request = table.request_at(row)
+        # While it runs, its own tokens are those that it has entered with.
+        if request.trace is not None and (start := int(plan.positions[plan.query_starts[i]])) < len(request.token_ids):
+            request.trace.note("prefill_chunk", start=start, end=int(plan.context_lengths[i]))
