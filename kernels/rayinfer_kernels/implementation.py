@@ -30,6 +30,7 @@ class Implementation(Protocol):
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        position_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Attend from the step's tokens to their requests' cached tokens."""
 

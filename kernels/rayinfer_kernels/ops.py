@@ -67,16 +67,19 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    position_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend causally from each request's last tokens to all of its tokens in the cache.
 
     query [num_tokens, num_heads, head_dim] holds the requests' new tokens one after the other, request i's from
     query_starts[i] to query_starts[i + 1]; block_tables [num_requests, max_blocks] and context_lengths [num_requests]
     say where its keys lie and how many there are, the new tokens included. A token sees the last `window` tokens,
-    itself among them, or all; scores are capped by softcap x tanh(score / softcap). Returns the shape of query.
+    itself among them, or all; scores are capped by softcap x tanh(score / softcap). position_bias [num_heads,
+    num_distances] in float32 is added to the scores by how far back a token lies, its last column from there on
+    (Raffel et al. 2020). Returns the shape of query.
     """
     return implementation_for(query).paged_attention(
-        query, kv_cache, block_tables, query_starts, context_lengths, scale, window, softcap
+        query, kv_cache, block_tables, query_starts, context_lengths, scale, window, softcap, position_bias
     )
 
 

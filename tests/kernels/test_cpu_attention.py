@@ -26,6 +26,9 @@ SHAPES = [
     Shape(window=100),
     Shape(softcap=2.0),
     Shape(softcap=30.0, window=40, scale=1.0),
+    Shape(num_heads=6, num_kv_heads=6, head_dim=16, scale=1.0, num_distances=300),
+    Shape(num_distances=90, window=100, block_size=8),
+    Shape(num_distances=1),
 ]
 TOLERANCES = {torch.float32: {"atol": 4e-6, "rtol": 1e-5}, torch.bfloat16: {"atol": 0.02, "rtol": 0.02}}
 
@@ -73,6 +76,7 @@ def test_any_batch_of_any_shape_equals_the_reference(library, data):
         block_size=data.draw(st.sampled_from([8, 16, 32, 40])),
         window=data.draw(st.none() | st.integers(1, 100)),
         softcap=data.draw(st.none() | st.floats(0.5, 60)),
+        num_distances=data.draw(st.none() | st.integers(1, 200)),
     )
     lengths = data.draw(st.lists(st.integers(1, 150), min_size=1, max_size=4))
     spans = [(i, data.draw(st.integers(0, length)), length) for i, length in enumerate(lengths)]

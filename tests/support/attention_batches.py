@@ -20,6 +20,7 @@ class Shape:
     window: int | None = None
     softcap: float | None = None
     scale: float = field(default=0.2)
+    num_distances: int | None = None  # None: no position bias
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Batch:
     block_tables: torch.Tensor
     context_lengths: list[int]
     queries: list[torch.Tensor]  # per request [context_length, num_heads, head_dim]
+    position_bias: torch.Tensor | None = None
 
     def attend(self, kernels, spans: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
         """One step: spans of (request, first, last + 1); returns each span's result, in float32."""
@@ -46,6 +48,7 @@ class Batch:
             self.shape.scale,
             self.shape.window,
             self.shape.softcap,
+            self.position_bias,
         )
         return [out[starts[i] : starts[i + 1]].float() for i in range(len(spans))]
 
@@ -72,4 +75,5 @@ def make_batch(shape: Shape, context_lengths: list[int], dtype: torch.dtype, see
         reference.write_kv(key.to(dtype), value.to(dtype), kv_cache, slots.long())
         query = torch.randn(length, shape.num_heads, shape.head_dim, generator=generator)
         queries.append(query.to(dtype))
-    return Batch(shape, kv_cache, block_tables, context_lengths, queries)
+    bias = shape.num_distances and torch.randn(shape.num_heads, shape.num_distances, generator=generator)
+    return Batch(shape, kv_cache, block_tables, context_lengths, queries, bias)

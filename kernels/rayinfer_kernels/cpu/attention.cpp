@@ -31,6 +31,8 @@ struct Batch {
     float scale;
     int64_t window;  // 0: none
     float softcap;   // 0: none
+    const float* position_bias;  // [num_heads, num_distances]; null: none
+    int64_t num_distances;
 
     int64_t group() const { return num_heads / cache.num_kv_heads; }
     int64_t first_visible(int64_t position) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
@@ -200,6 +202,7 @@ class TileWorker {
         for (int64_t v = 0; v < num_vectors; ++v) {
             Float score = load(scores + v * kWidth) * batch_.scale;
             if (batch_.softcap != 0.0f) score = batch_.softcap * tanh(score / batch_.softcap);
+            if (batch_.position_bias != nullptr) score += biases(head_of(row), position - start - v * kWidth);
             const Int token = lanes + (int32_t)(v * kWidth);
             score = (token >= first) & (token <= last) ? score : splat(-kInfinity);
             store(scores + v * kWidth, score);
@@ -217,6 +220,15 @@ class TileWorker {
             total += weight;
         }
         total_[row] = total_[row] * decay_[row] + sum_of(total);
+    }
+
+    // Of sixteen tokens, the first of which lies `distance` before the query.
+    Float biases(int64_t head, int64_t distance) const {
+        const float* bias = batch_.position_bias + head * batch_.num_distances;
+        float lanes[kWidth];
+        for (int64_t i = 0; i < kWidth; ++i)
+            lanes[i] = bias[std::clamp<int64_t>(distance - i, 0, batch_.num_distances - 1)];
+        return load(lanes);
     }
 
     void add_weighted_values(int64_t first_block, int64_t num_tokens) {
@@ -299,12 +311,13 @@ void attend(const Batch<T>& batch, int num_threads) {
                          void* key, void* value, int64_t num_kv_heads, int64_t block_size, int64_t padded_dim,         \
                          const int32_t* block_tables, int64_t block_table_stride, const int32_t* query_starts,         \
                          const int32_t* context_lengths, int64_t num_requests, int64_t num_heads, int64_t head_dim,    \
-                         float scale, int64_t window, float softcap, int num_threads) {                                \
+                         float scale, int64_t window, float softcap, const float* position_bias,                       \
+                         int64_t num_distances, int num_threads) {                                                     \
         using namespace rayinfer;                                                                                      \
         const Cache<T> cache{(T*)key, (T*)value, num_kv_heads, block_size, padded_dim};                                \
         attend(Batch<T>{(const T*)query, query_token_stride, query_head_stride, (T*)out, cache, block_tables,          \
                         block_table_stride, query_starts, context_lengths, num_requests, num_heads, head_dim, scale,   \
-                        window, softcap},                                                                              \
+                        window, softcap, position_bias, num_distances},                                                \
                num_threads);                                                                                           \
     }
 

@@ -19,7 +19,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "linear": (_POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, c_int),
     "paged_attention": (
         *(*_STRIDED_HEADS, _POINTER, *_CACHE, _POINTER, _SIZE, _POINTER, _POINTER),
-        *(_SIZE, _SIZE, _SIZE, c_float, _SIZE, c_float, c_int),
+        *(_SIZE, _SIZE, _SIZE, c_float, _SIZE, c_float, _POINTER, _SIZE, c_int),
     ),
     "rms_norm": (*(_POINTER, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER), _SIZE, _SIZE, c_float, c_int, c_int),
     "layer_norm": (_POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, c_float, c_int),
@@ -93,6 +93,7 @@ class CpuKernels:
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
+        position_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `ops.paged_attention`."""
         query = _dense_last(query)
@@ -106,7 +107,7 @@ class CpuKernels:
             *_cache_arguments(kv_cache),
             *(block_tables.data_ptr(), block_tables.shape[1], query_starts.data_ptr(), context_lengths.data_ptr()),
             *(len(context_lengths), num_heads, head_dim),
-            *(scale, window or 0, softcap or 0.0, torch.get_num_threads()),
+            *(scale, window or 0, softcap or 0.0, *_bias_arguments(position_bias), torch.get_num_threads()),
         )
         return out
 
@@ -184,6 +185,13 @@ def _change_rows(function: Callable[..., None], x: torch.Tensor, width: int) -> 
 
 def _dense_last(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _bias_arguments(bias: torch.Tensor | None) -> tuple[int | None, int]:
+    if bias is None:
+        return None, 0
+    assert bias.is_contiguous() and bias.dtype == torch.float32
+    return bias.data_ptr(), bias.shape[1]
 
 
 def _cache_arguments(cache: KVCache) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    position_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend causally from each request's last tokens to all of its tokens in the cache.
 
@@ -48,6 +49,8 @@ def paged_attention(
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
         distance = torch.arange(length - q.shape[1], length)[:, None] - torch.arange(length)
+        if position_bias is not None:
+            scores += position_bias[:, distance.clamp(0, position_bias.shape[1] - 1)]
         hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
         weights = scores.masked_fill(hidden.to(scores.device), float("-inf")).softmax(-1)
         out[starts[i] : starts[i + 1]] = (weights @ value.repeat_interleave(group, 0)).transpose(0, 1).to(out.dtype)
