@@ -14,3 +14,4 @@ class AttentionBatch:
     query_starts: torch.Tensor  # int32 [num_requests + 1]
     context_lengths: torch.Tensor  # int32 [num_requests], cached tokens, the new ones included
     block_tables: torch.Tensor  # int32 [num_requests, max_blocks]
+    rows: torch.Tensor | None = None  # int64 [num_requests], the requests' rows, for models that keep things by row

@@ -14,7 +14,7 @@ class PagedAttention(torch.nn.Module):
     ) -> None:
         super().__init__()
         self._scale = head_dim**-0.5 if scale is None else scale
-        self._window = window
+        self.window = window
         self._softcap = softcap
         self._kv_cache: ops.KVCache | None = None
 
@@ -23,9 +23,17 @@ class PagedAttention(torch.nn.Module):
         self._kv_cache = kv_cache
 
     def forward(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, batch: AttentionBatch
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        batch: AttentionBatch,
+        position_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attend with query [num_tokens, num_heads, head_dim]; key and value [num_tokens, num_kv_heads, head_dim]."""
+        """Attend with query [num_tokens, num_heads, head_dim]; key and value [num_tokens, num_kv_heads, head_dim].
+
+        position_bias [num_heads, num_distances], if any, is added to the scores by distance.
+        """
         assert self._kv_cache is not None, "the layer has no cache yet"
         ops.write_kv(key, value, self._kv_cache, batch.slots)
         return ops.paged_attention(
@@ -35,6 +43,7 @@ class PagedAttention(torch.nn.Module):
             batch.query_starts,
             batch.context_lengths,
             self._scale,
-            self._window,
+            self.window,
             self._softcap,
+            position_bias,
         )

@@ -19,20 +19,22 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxy
         "gelu_pytorch_tanh": ops.gelu_tanh,
         "gelu_python_tanh": ops.gelu_tanh,
         "relu": torch.relu,
+        "silu": torch.nn.functional.silu,
+        "swish": torch.nn.functional.silu,
     }
 )
 
 
 class FeedForward(torch.nn.Module):
-    """down(activation(up(x))), with biases; raises UnsupportedArchitecture for a name that is not in ACTIVATIONS."""
+    """down(activation(up(x))); raises UnsupportedArchitecture for a name that is not in ACTIVATIONS."""
 
-    def __init__(self, hidden_size: int, intermediate_size: int, activation: str) -> None:
+    def __init__(self, hidden_size: int, intermediate_size: int, activation: str, *, bias: bool = True) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
             raise UnsupportedArchitecture(f"activation {activation!r} is not supported, only {known}")
-        self.up_proj = Linear(hidden_size, intermediate_size, bias=True)
-        self.down_proj = Linear(intermediate_size, hidden_size, bias=True)
+        self.up_proj = Linear(hidden_size, intermediate_size, bias=bias)
+        self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
         self._activation = ACTIVATIONS[activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,49 @@
+"""Where the sources of an encoder-decoder's requests lie: each row of the batch has blocks of its own for one source."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rayinfer.attention.batch import AttentionBatch
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SourceBatch:
+    """One step's tokens, each with the source that it reads: a token attends to all of it, whatever its own place."""
+
+    query_starts: torch.Tensor  # int32 [num_tokens + 1]
+    lengths: torch.Tensor  # int32 [num_tokens], tokens of the source
+    block_tables: torch.Tensor  # int32 [num_tokens, blocks_per_row]
+
+
+class SourceRows:
+    """The fixed blocks of every row, and how many tokens the source in them has."""
+
+    def __init__(self, num_rows: int, max_source_tokens: int, device: torch.device) -> None:
+        self.blocks_per_row = -(-max_source_tokens // BLOCK_SIZE)
+        self.num_blocks = num_rows * self.blocks_per_row
+        blocks = torch.arange(self.num_blocks, dtype=torch.int32, device=device)
+        self._block_tables = blocks.view(num_rows, self.blocks_per_row)
+        self._lengths = torch.ones(num_rows, dtype=torch.int32, device=device)  # a row without a source reads zeros
+
+    def fill(self, rows: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+        """Give rows new sources of so many tokens; returns the slots of these tokens, one source after the other."""
+        device = self._lengths.device
+        self._lengths[torch.tensor(rows, device=device)] = torch.tensor(lengths, dtype=torch.int32, device=device)
+        starts = (row * self.blocks_per_row * BLOCK_SIZE for row in rows)
+        spans = [torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+        return torch.cat(spans).to(device)
+
+    def of(self, batch: AttentionBatch) -> SourceBatch:
+        """Say what each token of a step reads."""
+        assert batch.rows is not None, "whoever reads sources must know the rows"
+        num_tokens = len(batch.positions)
+        rows = torch.repeat_interleave(batch.rows, batch.query_starts.diff(), output_size=num_tokens)
+        return SourceBatch(
+            query_starts=torch.arange(num_tokens + 1, dtype=torch.int32, device=rows.device),
+            lengths=self._lengths[rows],
+            block_tables=self._block_tables[rows],
+        )
