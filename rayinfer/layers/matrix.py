@@ -6,11 +6,11 @@ from rayinfer_kernels import ops
 
 
 class Matrix(torch.nn.Module):
-    """weight [out_features, in_features]; once it is loaded, `pack` replaces it by a copy that is read faster."""
+    """weight [..., out_features, in_features]; once it is loaded, `pack` replaces it by a copy that is read faster."""
 
-    def __init__(self, out_features: int, in_features: int) -> None:
+    def __init__(self, *shape: int) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
+        self.weight = torch.nn.Parameter(torch.empty(shape), requires_grad=False)
         self._packed: ops.PackedWeight | None = None
 
     def pack(self) -> None:
@@ -21,11 +21,19 @@ class Matrix(torch.nn.Module):
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [num_tokens, in_features] -> x W^T + bias, [num_tokens, out_features]."""
-        return ops.linear(x, self.weight if self._packed is None else self._packed, bias)
+        return ops.linear(x, self._operand, bias)
+
+    def multiply_groups(self, x: torch.Tensor, group_starts: torch.Tensor) -> torch.Tensor:
+        """x [num_rows, in_features] -> [num_rows, out_features], each group of rows by its own matrix."""
+        return ops.grouped_linear(x, self._operand, group_starts)
 
     def take_rows(self, indices: torch.Tensor) -> torch.Tensor:
         """indices [num_tokens] -> [num_tokens, in_features]."""
-        return ops.embedding(indices, self.weight if self._packed is None else self._packed)
+        return ops.embedding(indices, self._operand)
+
+    @property
+    def _operand(self) -> torch.Tensor | ops.PackedWeight:
+        return self.weight if self._packed is None else self._packed
 
 
 def pack_matrices(model: torch.nn.Module) -> None:

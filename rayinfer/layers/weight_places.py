@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -41,9 +41,13 @@ def weight_places(model: torch.nn.Module) -> dict[str, WeightPlace]:
 
 def in_words_of(checkpoint_words: Mapping[str, str], places: Mapping[str, WeightPlace]) -> dict[str, WeightPlace]:
     """Name the same places as a checkpoint does that has words of its own for parts of our names."""
-    named: dict[str, WeightPlace] = {}
-    for name, place in places.items():
+
+    def spelt(name: str) -> str:
         for ours, theirs in checkpoint_words.items():
             name = name.replace(ours, theirs)
-        named[name] = place
-    return named
+        return name
+
+    return {
+        spelt(name): replace(place, instead_of=frozenset(map(spelt, place.instead_of)))
+        for name, place in places.items()
+    }

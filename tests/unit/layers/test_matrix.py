@@ -1,18 +1,9 @@
-import pytest
 import torch
 
 import rayinfer_kernels
 from rayinfer.layers.embedding import TokenEmbedding
 from rayinfer.layers.linear import Linear
 from rayinfer.layers.matrix import pack_matrices
-
-
-@pytest.fixture(scope="module")
-def compiled_kernels(tmp_path_factory):
-    rayinfer_kernels.configure(tmp_path_factory.mktemp("kernels"))
-    assert rayinfer_kernels.cpu_kernels_status().is_active
-    yield
-    rayinfer_kernels.configure(None)
 
 
 def make_model() -> torch.nn.ModuleDict:

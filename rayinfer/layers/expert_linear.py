@@ -1,0 +1,36 @@
+"""The same linear layer of many experts, multiplied as one."""
+
+from collections.abc import Mapping
+
+import torch
+
+from rayinfer.layers.matrix import Matrix
+from rayinfer.layers.weight_places import WeightLayout, WeightPlace
+
+
+class ExpertLinear(Matrix, WeightLayout):
+    """A linear layer per expert, or several of one input stacked: weight [num_experts, out_features, in_features].
+
+    `parts` names the layers of one expert in order with their widths.
+    """
+
+    def __init__(self, num_experts: int, in_features: int, parts: Mapping[str, int]) -> None:
+        super().__init__(num_experts, sum(parts.values()), in_features)
+        self._num_experts = num_experts
+        self._parts = dict(parts)
+
+    def forward(self, x: torch.Tensor, expert_starts: torch.Tensor) -> torch.Tensor:
+        """x [num_rows, in_features] sorted by expert -> [num_rows, out_features]; expert_starts [num_experts + 1]."""
+        return self.multiply_groups(x, expert_starts)
+
+    def weight_places(self, path: str) -> dict[str, WeightPlace]:
+        """The checkpoint holds each expert's parts one by one, or all experts in one tensor of this layer's name."""
+        parent, parameter = path.rpartition(".")[0], f"{path}.weight"
+        places: dict[str, WeightPlace] = {}
+        for expert in range(self._num_experts):
+            start = 0
+            for part, width in self._parts.items():
+                rows = slice(start, start + width)
+                places[f"{parent}.{expert}.{part}.weight"] = WeightPlace(parameter, (expert, rows))
+                start += width
+        return places | {path: WeightPlace(parameter, instead_of=frozenset(places))}

@@ -1,0 +1,60 @@
+"""A feed-forward part of many experts, of which each token goes to a few (Shazeer et al. 2017)."""
+
+import torch
+
+from rayinfer.layers.expert_linear import ExpertLinear
+from rayinfer.layers.linear import Linear
+from rayinfer_kernels import ops
+
+
+class MixtureOfExperts(torch.nn.Module):
+    """Each token goes to the `experts_per_token` experts that the router finds most probable.
+
+    Their outputs are weighted by these probabilities, which `renormalise` scales to a sum of 1.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        num_experts: int,
+        experts_per_token: int,
+        renormalise: bool,
+    ) -> None:
+        super().__init__()
+        self.gate = Linear(hidden_size, num_experts)
+        self.experts = GatedExperts(hidden_size, intermediate_size, num_experts)
+        self._experts_per_token = experts_per_token
+        self._renormalise = renormalise
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [num_tokens, hidden_size] -> the same shape."""
+        probabilities = self.gate.forward(x).softmax(-1, dtype=torch.float32)
+        weights, chosen = probabilities.topk(self._experts_per_token)
+        if self._renormalise:
+            weights /= weights.sum(-1, keepdim=True)
+        return self.experts.forward(x, chosen, weights)
+
+
+class GatedExperts(torch.nn.Module):
+    """down(silu(gate(x)) * up(x)), by the experts that each token has chosen."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int, num_experts: int) -> None:
+        super().__init__()
+        parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
+        self.gate_up_proj = ExpertLinear(num_experts, hidden_size, parts)
+        self.down_proj = ExpertLinear(num_experts, intermediate_size, {"down_proj": hidden_size})
+        self._num_experts = num_experts
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """x [num_tokens, hidden_size] -> the same shape; chosen experts and weights [num_tokens, experts_per_token]."""
+        # One row for each pair of a token and an expert: a product takes the rows of an expert together.
+        experts, order = chosen.flatten().sort(stable=True)
+        starts = torch.searchsorted(experts, torch.arange(self._num_experts + 1, device=x.device))
+        x_of_pairs = x.index_select(0, order // chosen.shape[1])
+        hidden = ops.silu_and_mul(self.gate_up_proj.forward(x_of_pairs, starts))
+        rows = self.down_proj.forward(hidden, starts)
+        # Each token sums its rows in the order of its own choice, so that its bits do not depend on the batch.
+        row_of_pair = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
+        return ops.combine_rows(rows, row_of_pair.view_as(chosen), weights)
