@@ -12,10 +12,16 @@ class Implementation(Protocol):
     """All operations, for the devices and types it is chosen for."""
 
     def pack(self, weight: torch.Tensor) -> PackedWeight | None:
-        """Bring a linear layer's weight into the order that `packed_linear` reads, if that is worth it."""
+        """Bring the weight of one or several linear layers into the order that products read, if that is worth it."""
 
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """Multiply by a weight that `pack` returned."""
+
+    def packed_grouped_linear(self, x: torch.Tensor, weight: PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
+        """Multiply each group of rows by its own layer of a weight that `pack` returned."""
+
+    def combine_rows(self, rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """Sum a few weighted rows for each token."""
 
     def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
         """Put keys and values into the cache."""

@@ -3,9 +3,10 @@
 import torch
 import torch.nn.functional as F
 
+from rayinfer_kernels.block_copy import copy_blocks
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache, kv_block_bytes
 from rayinfer_kernels.packed_weight import PackedWeight
-from rayinfer_kernels.reference import copy_blocks
+from rayinfer_kernels.reference import grouped_linear as plain_grouped_linear
 from rayinfer_kernels.selection import implementation_for
 
 __all__ = [
@@ -13,11 +14,13 @@ __all__ = [
     "PackedWeight",
     "add_rms_norm",
     "allocate_kv_cache",
+    "combine_rows",
     "copy_blocks",
     "embedding",
     "gelu",
     "gelu_tanh",
     "gelu_tanh_and_mul",
+    "grouped_linear",
     "kv_block_bytes",
     "layer_norm",
     "linear",
@@ -31,8 +34,9 @@ __all__ = [
 
 
 def pack_weight(weight: torch.Tensor) -> PackedWeight | None:
-    """Bring a weight [out_features, in_features] into the order in which `linear` reads it fastest; None: keep it.
+    """Bring a weight into the order in which products read it fastest; None: keep it.
 
+    A weight [out_features, in_features] is for `linear`, one [num_groups, out_features, in_features] for `grouped_linear`.
     Its memory is reused where that can be, so that a packed weight is not to be used any more.
     Products with a packed weight are the same to the bit whatever else is in the batch.
     """
@@ -44,6 +48,25 @@ def linear(x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Ten
     if isinstance(weight, PackedWeight):
         return implementation_for(x).packed_linear(x, weight, bias)
     return F.linear(x, weight, bias)
+
+
+def grouped_linear(x: torch.Tensor, weight: torch.Tensor | PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
+    """Multiply each group of rows by its own weight: x [num_rows, in_features] -> [num_rows, out_features].
+
+    Group i's rows are those from group_starts[i] to group_starts[i + 1], maybe none; weight [num_groups, out_features,
+    in_features], group_starts [num_groups + 1] from 0 to num_rows.
+    """
+    if isinstance(weight, PackedWeight):
+        return implementation_for(x).packed_grouped_linear(x, weight, group_starts)
+    return plain_grouped_linear(x, weight, group_starts)
+
+
+def combine_rows(rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Sum rows[indices[t, i]] x weights[t, i] over i, in the order of i: rows [num_rows, width] -> [num_tokens, width].
+
+    indices [num_tokens, num_choices]; weights of the same shape, in float32 as the sums are.
+    """
+    return implementation_for(rows).combine_rows(rows, indices, weights)
 
 
 def embedding(indices: torch.Tensor, weight: torch.Tensor | PackedWeight) -> torch.Tensor:

@@ -17,6 +17,8 @@ _ROWS_TO_ROWS = (_POINTER, _SIZE, _POINTER, _SIZE, _SIZE, c_int)
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "write_kv": (*_STRIDED_HEADS, *_STRIDED_HEADS, *_CACHE, _POINTER, _SIZE, _SIZE, c_int),
     "linear": (_POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, c_int),
+    "grouped_linear": (_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _SIZE, c_int),
+    "combine_rows": (_POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, c_int),
     "paged_attention": (
         *(*_STRIDED_HEADS, _POINTER, *_CACHE, _POINTER, _SIZE, _POINTER, _POINTER),
         *(_SIZE, _SIZE, _SIZE, c_float, _SIZE, c_float, _POINTER, _SIZE, c_int),
@@ -47,6 +49,8 @@ class CpuKernels:
         self._write_kv = functions["write_kv"]
         self._paged_attention = functions["paged_attention"]
         self._linear = functions["linear"]
+        self._grouped_linear = functions["grouped_linear"]
+        self._combine_rows = functions["combine_rows"]
         self._rms_norm = functions["rms_norm"]
         self._rotary_embedding = functions["rotary_embedding"]
         self._layer_norm = functions["layer_norm"]
@@ -60,15 +64,36 @@ class CpuKernels:
 
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """See `ops.linear`."""
-        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
-        if rows.stride(1) != 1 or rows.stride(0) * rows.element_size() % WORD_BYTES:
-            rows = rows.contiguous()
+        rows = _in_words(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]))
         num_rows, in_features = rows.shape
         assert in_features == weight.in_features, f"{in_features} inputs for a weight of {weight.in_features}"
         out = torch.empty((*x.shape[:-1], weight.out_features), dtype=x.dtype)
         self._linear(
             *(rows.data_ptr(), rows.stride(0), weight.panels.data_ptr(), None if bias is None else bias.data_ptr()),
             *(out.data_ptr(), num_rows, in_features, weight.out_features, torch.get_num_threads()),
+        )
+        return out
+
+    def packed_grouped_linear(self, x: torch.Tensor, weight: PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
+        """See `ops.grouped_linear`."""
+        x, group_starts = _in_words(x), group_starts.to(torch.int32).contiguous()
+        num_rows, in_features = x.shape
+        assert in_features == weight.in_features, f"{in_features} inputs for weights of {weight.in_features}"
+        assert len(group_starts) == len(weight.panels) + 1, "a start for each group, and an end"
+        out = torch.empty((num_rows, weight.out_features), dtype=x.dtype)
+        self._grouped_linear(
+            *(x.data_ptr(), x.stride(0), weight.panels.data_ptr(), group_starts.data_ptr(), len(group_starts) - 1),
+            *(out.data_ptr(), in_features, weight.out_features, torch.get_num_threads()),
+        )
+        return out
+
+    def combine_rows(self, rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """See `ops.combine_rows`."""
+        rows, indices, weights = rows.contiguous(), indices.to(torch.int64).contiguous(), weights.float().contiguous()
+        out = torch.empty((len(indices), rows.shape[1]), dtype=rows.dtype)
+        self._combine_rows(
+            *(rows.data_ptr(), indices.data_ptr(), weights.data_ptr(), out.data_ptr()),
+            *(*indices.shape, rows.shape[1], torch.get_num_threads()),
         )
         return out
 
@@ -185,6 +210,12 @@ def _change_rows(function: Callable[..., None], x: torch.Tensor, width: int) -> 
 
 def _dense_last(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _in_words(rows: torch.Tensor) -> torch.Tensor:
+    if rows.stride(1) == 1 and rows.stride(0) * rows.element_size() % WORD_BYTES == 0:
+        return rows
+    return rows.contiguous()
 
 
 def _bias_arguments(bias: torch.Tensor | None) -> tuple[int | None, int]:

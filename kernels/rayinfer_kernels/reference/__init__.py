@@ -11,16 +11,20 @@ from rayinfer_kernels.reference.elementwise import (
     rotary_embedding,
     silu_and_mul,
 )
+from rayinfer_kernels.reference.grouped_linear import combine_rows, grouped_linear, packed_grouped_linear
 from rayinfer_kernels.reference.linear import pack, packed_linear
 
 __all__ = [
     "add_rms_norm",
+    "combine_rows",
     "copy_blocks",
     "gelu",
     "gelu_tanh",
     "gelu_tanh_and_mul",
+    "grouped_linear",
     "layer_norm",
     "pack",
+    "packed_grouped_linear",
     "packed_linear",
     "paged_attention",
     "rms_norm",
