@@ -71,7 +71,34 @@ class TextGenerator(Protocol):
         ...
 
 
-class EngineClient(Protocol):
+class EngineControl(Protocol):
+    """Stops and starts with requests in flight: one engine, or all engines of a model.
+
+    Raises WrongEngineState for what does not go with an engine's state, EngineDead when it is gone.
+    """
+
+    async def pause(self) -> None:
+        """Plan no further step; requests stay, and more are taken."""
+        ...
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        ...
+
+    async def sleep(self, level: int) -> None:
+        """Pause and give memory back: 0 none, 1 unused blocks (on a GPU all of it, to the host), 2 all of it."""
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory again and go on as before `sleep`."""
+        ...
+
+    async def states(self) -> list[str]:
+        """Tell each engine's state: running, paused or asleep."""
+        ...
+
+
+class EngineClient(EngineControl, Protocol):
     """A router's end of the line to one engine, in this process or in another."""
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:

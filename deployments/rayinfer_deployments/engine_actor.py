@@ -67,6 +67,26 @@ class EngineActor:
             async for message in messages:
                 yield message
 
+    async def pause(self) -> None:
+        """Plan no further step."""
+        await self._started.pause()
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await self._started.resume()
+
+    async def sleep(self, level: int) -> None:
+        """Pause and give memory back."""
+        await self._started.sleep(level)
+
+    async def wake(self) -> None:
+        """Take the memory again."""
+        await self._started.wake()
+
+    async def states(self) -> list[str]:
+        """Tell the engine's state."""
+        return await self._started.states()
+
     async def describe(self) -> ModelDescription:
         """Say what the model is."""
         return self._started.description

@@ -1,11 +1,12 @@
 """A router's end of the line to an engine actor."""
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 
 from rayinfer.errors import EngineDead
 from rayinfer.outputs import StepMessage
@@ -46,6 +47,27 @@ class RayEngineClient:
         with _lost_actor_is_dead_engine():
             await self._actor.abort.remote(list(request_ids))
 
+    async def pause(self) -> None:
+        """Plan no further step."""
+        await _answer(self._actor.pause.remote())
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+        await _answer(self._actor.resume.remote())
+
+    async def sleep(self, level: int) -> None:
+        """Pause and give memory back."""
+        await _answer(self._actor.sleep.remote(level))
+
+    async def wake(self) -> None:
+        """Take the memory again."""
+        await _answer(self._actor.wake.remote())
+
+    async def states(self) -> list[str]:
+        """Tell the engine's state."""
+        states: list[str] = await _answer(self._actor.states.remote())
+        return states
+
     async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
         """Yield this router's messages; closing it aborts this router's requests."""
         stream = self._actor.outputs.options(
@@ -57,6 +79,15 @@ class RayEngineClient:
                     yield await message
         finally:
             ray.cancel(stream)  # without it the actor would go on for nobody
+
+
+async def _answer(call: Awaitable[Any]) -> Any:
+    """Wait for a call; what the engine raises there is raised here, without Ray's account of where."""
+    try:
+        with _lost_actor_is_dead_engine():
+            return await call
+    except RayTaskError as error:
+        raise error.cause from None
 
 
 @contextlib.contextmanager

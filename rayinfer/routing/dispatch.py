@@ -14,6 +14,7 @@ from rayinfer.outputs import EngineStats, FinishReason, RequestOutput, TokenDelt
 from rayinfer.protocols import EngineClient, GenerationRequest, ModelDescription, ServiceStatus
 from rayinfer.routing.admission import Admission
 from rayinfer.routing.delta_queue import DeltaQueue
+from rayinfer.routing.engine_fleet import EngineFleet
 from rayinfer.routing.engine_link import EngineLink
 from rayinfer.routing.replica_choice import least_loaded
 from rayinfer.routing.stream_state import StreamState
@@ -22,6 +23,8 @@ from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.kept_traces import KeptTraces
 
 logger = logging.getLogger(__name__)
+
+RUNNING = "running"  # the one state of an engine in which requests do not just wait
 
 
 class Dispatcher:
@@ -51,6 +54,7 @@ class Dispatcher:
         self._router_id = router_id
         self._clock = clock
         self._engines: dict[str, EngineLink] = {}
+        self.control = EngineFleet(model_name, self._engines)
         self._num_chosen = 0
         self._num_added = 0
         self._why_not_ready = "no engine is ready yet"
@@ -112,10 +116,11 @@ class Dispatcher:
 
     def status(self) -> ServiceStatus:
         """Say whether a request could start now, and how every engine is doing."""
-        ready = bool(self._available_engines())
+        states = {engine.stats.state for engine in self._available_engines()}
+        ready = RUNNING in states
         return ServiceStatus(
             ready=ready,
-            reason="" if ready else self._not_ready_message(),
+            reason="" if ready else ", ".join(sorted(states)) or self._not_ready_message(),
             num_waiting=self._admission.num_waiting,
             engines={engine.name: engine.stats for engine in self._engines.values()},
         )
@@ -190,6 +195,7 @@ class Dispatcher:
         engines = self._available_engines()
         if not engines:
             raise NotReady(self._not_ready_message())
+        engines = [engine for engine in engines if engine.stats.state == RUNNING] or engines
         load = least_loaded([engine.load for engine in engines])
         self._num_chosen += 1
         load.last_chosen = self._num_chosen

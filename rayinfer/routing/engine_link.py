@@ -9,7 +9,7 @@ from typing import Any
 
 from rayinfer.errors import EngineDead
 from rayinfer.outputs import EngineStats, StepMessage, TraceEvent
-from rayinfer.protocols import EngineClient, GenerationRequest, ModelDescription
+from rayinfer.protocols import EngineClient, EngineControl, GenerationRequest, ModelDescription
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.replica_choice import EngineLoad, expected_tokens
 
@@ -73,6 +73,14 @@ class EngineLink:
         except BaseException:
             self._release([request.request_id for request in requests], after=handing_over)
             raise
+
+    async def carry_out(self, action: Callable[[EngineControl], Coroutine[Any, Any, None]]) -> None:
+        """Have the engine as a whole do something, to its end even if the caller leaves meanwhile."""
+        await asyncio.shield(self._start(action(self._client)))
+
+    async def states(self) -> list[str]:
+        """Ask the engine for its state."""
+        return await self._client.states()
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Forget these requests and abort those that still run; returns at once, whatever state the engine is in."""

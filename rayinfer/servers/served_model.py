@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rayinfer.errors import InvalidParameter, NotReady, UnknownModel
-from rayinfer.protocols import TextGenerator
+from rayinfer.protocols import EngineControl, TextGenerator
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
 
@@ -18,6 +18,7 @@ class ServedModel:
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     created: int  # seconds since 1970
+    control: EngineControl | None = None  # of its engines, where that is open to clients at all
 
 
 def find_model(models: Mapping[str, ServedModel], name: str | None) -> ServedModel:

@@ -24,6 +24,11 @@ class FakeEngineClient:
         self.submit_may_arrive.set()
         self.abort_may_return = asyncio.Event()
         self.abort_may_return.set()
+        self.state = "running"
+        self.controls: list[str] = []
+        self.control_error: Exception | None = None
+        self.control_may_return = asyncio.Event()
+        self.control_may_return.set()
         self._num_said: dict[str, int] = {}
         self._messages: asyncio.Queue[StepMessage | Exception] = asyncio.Queue()
 
@@ -48,6 +53,28 @@ class FakeEngineClient:
                 yield message
         finally:
             self.is_listened_to = False
+
+    async def pause(self) -> None:
+        await self._become("pause", "paused")
+
+    async def resume(self) -> None:
+        await self._become("resume", "running")
+
+    async def sleep(self, level: int) -> None:
+        await self._become(f"sleep {level}", "asleep")
+
+    async def wake(self) -> None:
+        await self._become("wake", "running")
+
+    async def states(self) -> list[str]:
+        return [self.state]
+
+    async def _become(self, control: str, state: str) -> None:
+        await self.control_may_return.wait()
+        if self.control_error is not None:
+            raise self.control_error
+        self.controls.append(control)
+        self.state = state
 
     @property
     def submitted_ids(self) -> list[str]:

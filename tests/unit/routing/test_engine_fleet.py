@@ -1,0 +1,115 @@
+"""All engines of a model stopped and started together, and what a dispatcher makes of their states."""
+
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from fake_engine_client import FakeEngineClient
+from rayinfer.errors import EngineDead, NotReady, WrongEngineState
+from rayinfer.metrics import ServiceMetrics
+from rayinfer.outputs import EngineStats
+from rayinfer.protocols import GenerationRequest
+from rayinfer.routing.admission import Admission
+from rayinfer.routing.dispatch import Dispatcher
+from rayinfer.sampling_params import SamplingParams
+
+
+@pytest.fixture
+async def engines():
+    return [FakeEngineClient() for _ in range(3)]
+
+
+@pytest.fixture
+async def dispatcher(tokenizer, engines):
+    dispatcher = Dispatcher("m", tokenizer, Admission(100), ServiceMetrics(CollectorRegistry()), router_id="r")
+    for index, engine in enumerate(engines):
+        dispatcher.add_engine(f"engine-{index}", engine, engine.description)
+    yield dispatcher
+    await dispatcher.close()
+
+
+async def told(dispatcher, engines, *states):
+    """Let the engines tell their states, and wait until that is known."""
+    for engine, state in zip(engines, states, strict=True):
+        engine.say(stats=EngineStats(state=state))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert [stats.state for stats in dispatcher.status().engines.values()] == list(states)
+
+
+async def test_every_engine_is_told(dispatcher, engines):
+    await dispatcher.control.pause()
+    assert await dispatcher.control.states() == ["paused"] * 3
+    await dispatcher.control.sleep(2)
+    assert await dispatcher.control.states() == ["asleep"] * 3
+    await dispatcher.control.wake()
+    await dispatcher.control.resume()
+    assert await dispatcher.control.states() == ["running"] * 3
+    assert [engine.controls for engine in engines] == [["pause", "sleep 2", "wake", "resume"]] * 3
+
+
+@pytest.mark.parametrize("error", [WrongEngineState("asleep at level 1"), EngineDead("it is gone")])
+async def test_one_engine_that_cannot_does_not_keep_the_others_from_it(dispatcher, engines, error):
+    engines[1].control_error = error
+    with pytest.raises(type(error), match=str(error)):
+        await dispatcher.control.pause()
+    assert [engine.state for engine in engines] == ["paused", "running", "paused"]
+
+
+async def test_what_was_begun_is_done_although_the_caller_leaves(dispatcher, engines):
+    for engine in engines:
+        engine.control_may_return.clear()
+    pausing = asyncio.ensure_future(dispatcher.control.pause())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    pausing.cancel()
+    await asyncio.wait([pausing])
+    for engine in engines:
+        engine.control_may_return.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert [engine.state for engine in engines] == ["paused"] * 3
+
+
+async def test_a_model_without_engines_says_so(tokenizer):
+    lonely = Dispatcher("m", tokenizer, Admission(100), ServiceMetrics(CollectorRegistry()), router_id="r")
+    for ask in (lonely.control.pause, lonely.control.states):
+        with pytest.raises(NotReady, match="'m' has no engine"):
+            await ask()
+
+
+@pytest.mark.parametrize(
+    ("states", "reason"),
+    [
+        (("asleep", "asleep", "asleep"), "asleep"),
+        (("paused", "paused", "paused"), "paused"),
+        (("asleep", "paused", "asleep"), "asleep, paused"),
+    ],
+)
+async def test_a_model_of_which_no_engine_runs_is_not_ready_and_says_why(dispatcher, engines, states, reason):
+    await told(dispatcher, engines, *states)
+    assert (dispatcher.status().ready, dispatcher.status().reason) == (False, reason)
+    await told(dispatcher, engines, "running", *states[1:])
+    assert (dispatcher.status().ready, dispatcher.status().reason) == (True, "")
+
+
+async def test_requests_go_to_an_engine_that_runs_and_else_wait_at_any(dispatcher, engines, tokenizer):
+    async def send(request_id):
+        request = GenerationRequest(
+            request_id=request_id, prompt_token_ids=tokenizer.encode("hello"), sampling_params=SamplingParams()
+        )
+        sending = asyncio.ensure_future(anext(dispatcher.generate(request)))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        return sending
+
+    await told(dispatcher, engines, "paused", "running", "asleep")
+    sendings = [await send(f"a{number}") for number in range(3)]
+    assert [len(engine.submitted) for engine in engines] == [0, 3, 0]
+    await told(dispatcher, engines, "paused", "paused", "paused")
+    sendings += [await send(f"b{number}") for number in range(2)]
+    assert [len(engine.submitted) for engine in engines] == [1, 3, 1]
+    for sending in sendings:
+        sending.cancel()
+    await asyncio.wait(sendings)
