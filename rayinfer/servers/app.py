@@ -15,9 +15,12 @@ from rayinfer import metrics as service_metrics
 from rayinfer.errors import InvalidParameter, RayinferError
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.servers.edge import DEFAULT_MAX_BODY_BYTES, Edge
+from rayinfer.servers.engine_control import add_engine_control_routes
 from rayinfer.servers.error_responses import error_kind, error_response, json_response, refusal_reason, status_response
 from rayinfer.servers.openai.routes import add_openai_routes
 from rayinfer.servers.served_model import ServedModel as ServedModel
+from rayinfer.servers.traces import add_trace_routes
+from rayinfer.traces.kept_traces import KeptTraces
 
 logger = logging.getLogger(__name__)
 
@@ -28,17 +31,23 @@ def build_app(
     *,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
     request_timeout_s: float | None = None,
+    traces: KeptTraces | None = None,
     echoes_request_id: bool = True,
+    enable_engine_control: bool = False,
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves.
 
-    A proxy that puts `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`.
+    Requests are traced if there are `traces` to keep them in, which whoever generates shares. A proxy that puts
+    `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False)
     app.add_middleware(Edge, metrics=metrics, max_body_bytes=max_body_bytes, echoes_request_id=echoes_request_id)
     _add_error_handlers(app, metrics)
     _add_service_routes(app, models, metrics)
-    add_openai_routes(app, models, request_timeout_s)
+    add_trace_routes(app, traces)
+    add_openai_routes(app, models, request_timeout_s=request_timeout_s, traces=traces)
+    if enable_engine_control:
+        add_engine_control_routes(app, models)
     return app
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import re
+import time
 import uuid
 from dataclasses import dataclass, field
 
@@ -22,9 +23,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class RequestIdentity:
-    """The name of a request in answers and logs: the client's own, cleaned, or one of ours."""
+    """The name of a request in answers and logs: the client's own, cleaned, or one of ours; and when it came."""
 
     name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    received_s: float = field(default_factory=time.time)  # since 1970
 
     def rename(self, wanted: str) -> None:
         """Take the client's word for it, as far as its characters are harmless."""

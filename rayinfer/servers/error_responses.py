@@ -17,8 +17,10 @@ from rayinfer.errors import (
     RequestFailed,
     RequestTimedOut,
     RequestTooLarge,
+    TraceNotFound,
     Unavailable,
     UnknownModel,
+    WrongEngineState,
 )
 
 MAX_MESSAGE_CHARS = 1000
@@ -43,12 +45,14 @@ ERROR_KINDS: Mapping[type[BaseException], ErrorKind] = {
     RequestError: ErrorKind(400, "invalid_request_error"),
     PromptTooLong: ErrorKind(400, "invalid_request_error", "context_length_exceeded"),
     UnknownModel: ErrorKind(404, "invalid_request_error", "model_not_found"),
+    TraceNotFound: ErrorKind(404, "invalid_request_error", "trace_not_found"),
     UnsupportedContentType: ErrorKind(415, "invalid_request_error", "unsupported_content_type"),
     RequestTooLarge: ErrorKind(413, "invalid_request_error", "request_too_large"),
     QueueFull: ErrorKind(429, "rate_limit_error", "queue_full"),
     NotReady: ErrorKind(503, "service_unavailable_error", "not_ready"),
     EngineDead: ErrorKind(503, "service_unavailable_error", "engine_dead"),
     Unavailable: ErrorKind(503, "service_unavailable_error", "unavailable"),
+    WrongEngineState: ErrorKind(409, "conflict_error", "wrong_engine_state"),
     RequestTimedOut: ErrorKind(504, "timeout_error", "timeout"),
     RequestFailed: ErrorKind(500, "server_error", "generation_failed", is_told=False),
     BaseException: ErrorKind(500, "server_error", "internal_error", is_told=False),

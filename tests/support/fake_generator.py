@@ -5,15 +5,23 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from rayinfer.errors import NotReady
-from rayinfer.outputs import CompletionOutput, FinishReason, RequestOutput
+from rayinfer.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput, TokenLogprobs
 from rayinfer.protocols import GenerationRequest, ModelDescription, ServiceStatus
+
+
+def scored(token_id: int, num_top: int) -> TokenLogprobs:
+    """Make a place where this token is the second likeliest, after the next id and before those that follow."""
+    likeliest = {token_id + 1: Logprob(-0.5, 1), token_id: Logprob(-1.0, 2)}
+    likeliest |= {token_id + rank - 1: Logprob(-float(rank), rank) for rank in range(3, num_top + 1)}
+    return {token_id: likeliest[token_id]} | dict(list(likeliest.items())[:num_top])
 
 
 @dataclass(kw_only=True)
 class FakeGenerator:
     """Answers every request with the same pieces of text; token ids count up from 10 within each choice.
 
-    Piece k of every choice travels in output k; the last output carries the finish reason as well.
+    Piece k of every choice travels in output k; the last output carries the finish reason as well. Log probabilities
+    are those of `scored`. A request for no tokens gets none.
     """
 
     pieces: Sequence[str] = ("Hello", " there", "!")
@@ -39,6 +47,9 @@ class FakeGenerator:
         if self.refusal is not None:
             raise self.refusal
         try:
+            if request.sampling_params.max_tokens == 0:
+                yield self._scoring(request)
+                return
             for position in range(len(self.pieces)):
                 await self._wait_if_blocked(position)
                 if position == 1 and self.failure is not None:
@@ -70,8 +81,25 @@ class FakeGenerator:
         else:
             await asyncio.sleep(0)
 
+    def _scoring(self, request: GenerationRequest) -> RequestOutput:
+        choices = range(request.sampling_params.n)
+        return RequestOutput(
+            request_id=request.request_id,
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=[CompletionOutput(index=i, text="", token_ids=[], finish_reason="length") for i in choices],
+            finished=True,
+            prompt_logprobs=self._prompt_logprobs(request),
+        )
+
+    def _prompt_logprobs(self, request: GenerationRequest) -> list[TokenLogprobs | None] | None:
+        num_top = request.sampling_params.prompt_logprobs
+        if num_top is None:
+            return None
+        return [None, *(scored(token_id, num_top) for token_id in request.prompt_token_ids[1:])]
+
     def _output(self, request: GenerationRequest, position: int) -> RequestOutput:
         is_last = position == len(self.pieces) - 1
+        num_top = request.sampling_params.logprobs
         return RequestOutput(
             request_id=request.request_id,
             prompt_token_ids=request.prompt_token_ids,
@@ -80,6 +108,7 @@ class FakeGenerator:
                     index=choice,
                     text=self.pieces[position],
                     token_ids=[10 + position],
+                    logprobs=None if num_top is None else [scored(10 + position, num_top)],
                     finish_reason=self.finish_reason if is_last else None,
                     stop_reason=self.stop_reason if is_last else None,
                 )
@@ -87,4 +116,5 @@ class FakeGenerator:
             ],
             num_cached_tokens=self.num_cached_tokens,
             finished=is_last and self.finish_reason is not None,
+            prompt_logprobs=self._prompt_logprobs(request) if position == 0 else None,
         )

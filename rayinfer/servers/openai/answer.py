@@ -1,11 +1,14 @@
 """What whole and streamed answers share: who they are, what they count, and when a choice's end is a failure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rayinfer.errors import RequestFailed, RequestTimedOut, Unavailable
 from rayinfer.outputs import CompletionOutput
+from rayinfer.servers.openai.logprob_wording import CompletionLogprobs, LogprobWording
 from rayinfer.servers.openai.prompt_outputs import PromptOutput
+from rayinfer.tokenization.token_offsets import TokenOffsets
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,8 +18,12 @@ class AnswerSettings:
     id: str
     created: int  # seconds since 1970
     model: str
-    prompts: list[list[int]]
+    prompts: Sequence[list[int]]
     num_choices: int  # per prompt
+    echoed_texts: list[str] | None = None  # of the prompts, if the answers begin with them
+    skips_special_tokens: bool = True
+    logprobs: LogprobWording | None = None  # of the choices' tokens, and of the echoed prompts' too
+    prompt_logprobs: LogprobWording | None = None  # whole answers only: beside the choices
     with_token_ids: bool = False
     with_usage: bool = False  # streams only: a last chunk that tells the usage
     with_usage_in_every_chunk: bool = False
@@ -25,6 +32,12 @@ class AnswerSettings:
     def choices(self) -> range:
         """The indices of all choices: prompt x num_choices + choice."""
         return range(len(self.prompts) * self.num_choices)
+
+    def completion_logprobs(self, choice: int, wording: LogprobWording) -> CompletionLogprobs:
+        """Begin the lists of one of a completion's choices, with its prompt's tokens if they are echoed."""
+        context = self.prompts[choice // self.num_choices] if self.echoed_texts is None else ()
+        offsets = TokenOffsets(wording.tokenizer, context, skip_special_tokens=self.skips_special_tokens)
+        return CompletionLogprobs(wording, offsets)
 
 
 class Tally:

@@ -1,12 +1,16 @@
 """Answers that are sent as they are made: everything of a chunk but its text is encoded once per choice."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
+from typing import Any
 
+from rayinfer.errors import RequestFailed
 from rayinfer.outputs import CompletionOutput
 from rayinfer.servers import sse
 from rayinfer.servers.openai.answer import AnswerSettings, Tally, check_ended_well
+from rayinfer.servers.openai.logprob_wording import CompletionLogprobs, Places
 from rayinfer.servers.openai.prompt_outputs import PromptOutput
 
 
@@ -47,6 +51,8 @@ class ChunkWriter:
         self._choice_heads = [self._head + _choice(index) for index in settings.choices]
         self._unended_usage = b"}]" + (b',"usage":null}' if settings.with_usage else b"}") + b"\n\n"
         self._has_told_prompt = [False] * len(settings.prompts)
+        self._unechoed = set() if settings.echoed_texts is None else set(range(len(settings.prompts)))
+        self._completion_logprobs: dict[int, CompletionLogprobs] = {}
 
     def opening(self) -> bytes:
         """Introduce every choice."""
@@ -65,8 +71,11 @@ class ChunkWriter:
         pieces: list[bytes] = []
         for completion in prompt_output.output.outputs:
             check_ended_well(completion)
+        if self._unechoed and prompt_output.prompt in self._unechoed:
+            pieces += self._echo(prompt_output.prompt, prompt_output.output.prompt_logprobs)
+        for completion in prompt_output.output.outputs:
             index = prompt_output.prompt * self._settings.num_choices + completion.index
-            if completion.text or (self._settings.with_token_ids and completion.token_ids):
+            if completion.text or completion.logprobs or (self._settings.with_token_ids and completion.token_ids):
                 pieces += self._text_chunk(index, completion)
             if completion.finish_reason is not None:
                 self._tally.finish(index)
@@ -81,15 +90,47 @@ class ChunkWriter:
         return self._head + b',"choices":[],"usage":' + _encode(self._tally.usage()) + b"}\n\n" + sse.DONE
 
     def _text_chunk(self, index: int, completion: CompletionOutput) -> tuple[bytes, ...]:
+        logprobs = _NOT_ENDED
+        if completion.logprobs is not None:
+            logprobs = self._logprobs(index, completion.token_ids, completion.logprobs)
+        return self._chunk(index, completion.text, logprobs, self._token_ids(index, completion))
+
+    def _chunk(self, index: int, text: str, logprobs: bytes, token_ids: bytes) -> tuple[bytes, ...]:
         return (
             self._choice_heads[index],
             self._shape.before_text,
-            encode_basestring(completion.text).encode(errors="replace"),
+            encode_basestring(text).encode(errors="replace"),
             self._shape.after_text,
-            _NOT_ENDED,
-            self._token_ids(index, completion),
+            logprobs,
+            token_ids,
             self._close(),
         )
+
+    def _echo(self, prompt: int, places: Places | None) -> list[bytes]:
+        """Begin every choice of a prompt with the prompt itself."""
+        assert self._settings.echoed_texts is not None
+        self._unechoed.discard(prompt)
+        pieces: list[bytes] = []
+        for index in range(prompt * self._settings.num_choices, (prompt + 1) * self._settings.num_choices):
+            logprobs = _NOT_ENDED
+            if self._settings.logprobs is not None:
+                if places is None:
+                    raise RequestFailed(f"the first output brought no log probabilities of prompt {prompt}")
+                logprobs = self._logprobs(index, self._settings.prompts[prompt], places)
+            pieces += self._chunk(index, self._settings.echoed_texts[prompt], logprobs, b"")
+        return pieces
+
+    def _logprobs(self, index: int, token_ids: Sequence[int], places: Places) -> bytes:
+        wording = self._settings.logprobs
+        if wording is None:
+            return _NOT_ENDED
+        if self._shape is CHAT:
+            told: dict[str, Any] = wording.chat(token_ids, places)
+        else:
+            if index not in self._completion_logprobs:
+                self._completion_logprobs[index] = self._settings.completion_logprobs(index, wording)
+            told = self._completion_logprobs[index].word(token_ids, places)
+        return b',"logprobs":' + _encode(told) + b',"finish_reason":null'
 
     def _end_chunk(self, index: int, completion: CompletionOutput) -> tuple[bytes, ...]:
         reasons = {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}

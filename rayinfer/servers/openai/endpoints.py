@@ -1,39 +1,38 @@
 """What each of OpenAI's paths does."""
 
 import json
-import time
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
 
 from rayinfer.errors import NotReady
-from rayinfer.protocols import GenerationRequest
-from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.edge import RequestIdentity
 from rayinfer.servers.error_responses import json_response
-from rayinfer.servers.openai.answer import AnswerSettings
-from rayinfer.servers.openai.chunks import CHAT, COMPLETION, ChunkShape, ChunkWriter
+from rayinfer.servers.openai.chunks import CHAT, COMPLETION, ChunkWriter
+from rayinfer.servers.openai.generation import Generation
 from rayinfer.servers.openai.generation_response import StreamedResponse, WholeResponse
 from rayinfer.servers.openai.prompt_outputs import generate_outputs
-from rayinfer.servers.openai.prompts import chat_prompts, completion_prompts
+from rayinfer.servers.openai.prompts import chat_prompts, completion_prompts, echoed_texts
 from rayinfer.servers.openai.request_body import check_schema, read_json_object
-from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody, GenerationBody
+from rayinfer.servers.openai.sampling_settings import chat_params, check_num_prompt_logprobs, completion_params
+from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
 from rayinfer.servers.openai.unsupported_fields import refuse_unsupported_fields
 from rayinfer.servers.openai.whole_answer import WholeAnswer
 from rayinfer.servers.served_model import ServedModel, find_model
-
-DEFAULT_COMPLETION_TOKENS = 16
+from rayinfer.traces.kept_traces import KeptTraces
 
 
 class OpenAIEndpoints:
     """OpenAI's paths over the models in a mapping that may change while we serve."""
 
-    def __init__(self, models: Mapping[str, ServedModel], request_timeout_s: float | None) -> None:
+    def __init__(
+        self, models: Mapping[str, ServedModel], request_timeout_s: float | None, traces: KeptTraces | None
+    ) -> None:
         self._models = models
         self._request_timeout_s = request_timeout_s
+        self._traces = traces
 
     async def list_models(self) -> Response:
         """GET /v1/models."""
@@ -49,82 +48,56 @@ class OpenAIEndpoints:
     async def create_chat_completion(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
         raw = await read_json_object(request)
-        refuse_unsupported_fields(raw)
+        refuse_unsupported_fields(raw, is_chat=True)
         body = check_schema(ChatCompletionBody, raw)
         model = find_model(self._models, body.model)
         description = model.generator.describe()
-        body.check_ranges(description.vocab_size)
-        params = body.sampling_params(default_max_tokens=None)
+        body.check_ranges()
+        params = chat_params(body, description.vocab_size)
         prompts = await chat_prompts(body, model, description)
-        return self._respond(request, body, model, params, prompts, CHAT)
+        check_num_prompt_logprobs(params, prompts, per_choice=False)
+        return self._respond(request, Generation(body=body, model=model, params=params, prompts=prompts, shape=CHAT))
 
     async def create_completion(self, request: Request) -> Response:
         """POST /v1/completions."""
         raw = await read_json_object(request)
-        refuse_unsupported_fields(raw)
+        refuse_unsupported_fields(raw, is_chat=False)
         body = check_schema(CompletionBody, raw)
         model = find_model(self._models, body.model)
         description = model.generator.describe()
-        body.check_ranges(description.vocab_size)
-        params = body.sampling_params(DEFAULT_COMPLETION_TOKENS)
+        body.check_ranges()
+        params = completion_params(body, description.vocab_size)
         prompts = await completion_prompts(body, model, description)
-        return self._respond(request, body, model, params, prompts, COMPLETION)
+        check_num_prompt_logprobs(params, prompts, per_choice=bool(body.echo and body.logprobs is not None))
+        generation = Generation(
+            body=body,
+            model=model,
+            params=params,
+            prompts=prompts,
+            shape=COMPLETION,
+            echoed_texts=echoed_texts(body, prompts, model.tokenizer) if body.echo else None,
+        )
+        return self._respond(request, generation)
 
-    def _respond(
-        self,
-        request: Request,
-        body: GenerationBody,
-        model: ServedModel,
-        params: SamplingParams,
-        prompts: list[list[int]],
-        shape: ChunkShape,
-    ) -> Response:
-        settings = _answer_settings(request, body, model, prompts, params.n, "chatcmpl" if shape is CHAT else "cmpl")
-        outputs = generate_outputs(model.generator, self._generation_requests(body, params, prompts))
-        if body.stream:
-            return StreamedResponse(outputs, ChunkWriter(settings, shape))
-        answer = WholeAnswer(settings)
-        return WholeResponse(outputs, answer, answer.chat_completion if shape is CHAT else answer.completion)
-
-    def _generation_requests(
-        self, body: GenerationBody, params: SamplingParams, prompts: Sequence[list[int]]
-    ) -> list[GenerationRequest]:
-        return [
-            GenerationRequest(
-                request_id=uuid.uuid4().hex,  # ours: two clients may choose the same name
-                prompt_token_ids=prompt,
-                sampling_params=params,
-                priority=body.priority or 0,
-                timeout_s=self._request_timeout_s,
-                cache_salt=body.cache_salt or "",
+    def _respond(self, request: Request, generation: Generation) -> Response:
+        identity: RequestIdentity = request.state.identity
+        if generation.body.request_id:
+            identity.rename(generation.body.request_id)  # over the header's, which proxies set on their own as well
+        settings = generation.answer_settings(identity.name)
+        requests = generation.requests(timeout_s=self._request_timeout_s, trace=self._traces is not None)
+        if self._traces is not None:
+            self._traces.open(
+                name=identity.name,
+                answer_id=settings.id,
+                model=settings.model,
+                request_ids=[each.request_id for each in requests],
+                received_s=identity.received_s,
             )
-            for prompt in prompts
-        ]
-
-
-def _answer_settings(
-    request: Request,
-    body: GenerationBody,
-    model: ServedModel,
-    prompts: list[list[int]],
-    num_choices: int,
-    id_prefix: str,
-) -> AnswerSettings:
-    identity: RequestIdentity = request.state.identity
-    if body.request_id:
-        identity.rename(body.request_id)  # over the header's, which proxies set on their own as well
-    options = body.stream_options
-    with_usage = bool(options and options.include_usage)
-    return AnswerSettings(
-        id=f"{id_prefix}-{identity.name}",
-        created=int(time.time()),
-        model=model.name,
-        prompts=prompts,
-        num_choices=num_choices,
-        with_token_ids=bool(body.return_token_ids),
-        with_usage=with_usage,
-        with_usage_in_every_chunk=with_usage and bool(options and options.continuous_usage_stats),
-    )
+        outputs = generate_outputs(generation.model.generator, requests)
+        if generation.body.stream:
+            return StreamedResponse(outputs, ChunkWriter(settings, generation.shape))
+        answer = WholeAnswer(settings)
+        return WholeResponse(outputs, answer, answer.chat_completion if generation.shape is CHAT else answer.completion)
 
 
 def _model_card(model: ServedModel) -> dict[str, Any]:

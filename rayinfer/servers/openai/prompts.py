@@ -37,6 +37,15 @@ async def completion_prompts(
     return await _tokenise(prompts, body.add_special_tokens is not False, model.tokenizer, description, "prompt")
 
 
+def echoed_texts(body: CompletionBody, prompts: Sequence[list[int]], tokenizer: Tokenizer) -> list[str]:
+    """Give the texts that answers begin with: texts as the client wrote them, token ids as they read."""
+    skips = body.skip_special_tokens is not False
+    return [
+        prompt if isinstance(prompt, str) else tokenizer.decode(token_ids, skip_special_tokens=skips)
+        for prompt, token_ids in zip(_split_prompts(body.prompt), prompts, strict=True)
+    ]
+
+
 async def _tokenise(
     prompts: Sequence[str | list[Any]],
     adds_special_tokens: bool,

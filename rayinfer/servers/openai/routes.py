@@ -10,14 +10,21 @@ from pydantic import BaseModel
 from rayinfer.servers.openai.endpoints import OpenAIEndpoints
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
 from rayinfer.servers.served_model import ServedModel
+from rayinfer.traces.kept_traces import KeptTraces
 
 PREFIX = "/v1"
 _SCHEMA_PLACE = "#/components/schemas/{model}"
 
 
-def add_openai_routes(app: FastAPI, models: Mapping[str, ServedModel], request_timeout_s: float | None) -> None:
-    """Add the paths of OpenAI's protocol to an application."""
-    endpoints = OpenAIEndpoints(models, request_timeout_s)
+def add_openai_routes(
+    app: FastAPI,
+    models: Mapping[str, ServedModel],
+    *,
+    request_timeout_s: float | None = None,
+    traces: KeptTraces | None = None,
+) -> None:
+    """Add the paths of OpenAI's protocol to an application; without `traces` no request is traced."""
+    endpoints = OpenAIEndpoints(models, request_timeout_s, traces)
     for prefix in (PREFIX, ""):
         is_told = prefix == PREFIX  # the aliases stay out of the schema
         for path in ("/models", "/models/"):

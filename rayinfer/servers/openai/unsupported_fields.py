@@ -10,16 +10,8 @@ _EMPTY: tuple[Any, ...] = (None, [], {}, "")
 
 # What a client may send although the field is not supported: it asks for nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "logprobs": _SWITCHED_OFF,
-    "top_logprobs": (None, False, 0),
-    "prompt_logprobs": _SWITCHED_OFF,
     "logprob_token_ids": _EMPTY,
-    "return_tokens_as_token_ids": _SWITCHED_OFF,
-    "echo": _SWITCHED_OFF,
     "suffix": _EMPTY,
-    "logit_bias": _EMPTY,
-    "allowed_token_ids": (None,),
-    "bad_words": _EMPTY,
     "use_beam_search": _SWITCHED_OFF,
     "length_penalty": (None, 1, 1.0),
     "truncate_prompt_tokens": (None,),
@@ -35,6 +27,10 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "chat_template": (None,),
 }
 
+# What only the other endpoint has.
+_NEUTRAL_IN_CHAT = {"echo": _SWITCHED_OFF}
+_NEUTRAL_IN_COMPLETIONS = {"top_logprobs": (None, 0)}
+
 _REMOVED: Mapping[str, str] = {
     "functions": "use tools instead of functions",
     "function_call": "use tool_choice instead of function_call",
@@ -48,15 +44,20 @@ _REMOVED: Mapping[str, str] = {
 }
 
 
-def refuse_unsupported_fields(body: Mapping[str, Any]) -> None:
-    """Raise InvalidParameter for the first field that asks for something this service does not do."""
+def refuse_unsupported_fields(body: Mapping[str, Any], *, is_chat: bool) -> None:
+    """Raise InvalidParameter for the first field that asks for something this endpoint does not do."""
     for field, hint in _REMOVED.items():
         if body.get(field) is not None:
             raise InvalidParameter(f"{field} is not supported: {hint}.", field, "unsupported_parameter")
-    for field, neutral in _NEUTRAL.items():
-        if field in body and not _is_one_of(body[field], neutral):
-            raise InvalidParameter(f"{field} is not supported by this service.", field, "unsupported_parameter")
+    _refuse(body, _NEUTRAL, "this service")
+    _refuse(body, _NEUTRAL_IN_CHAT if is_chat else _NEUTRAL_IN_COMPLETIONS, "this endpoint")
     _check_best_of(body)
+
+
+def _refuse(body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], by: str) -> None:
+    for field, values in neutral.items():
+        if field in body and not _is_one_of(body[field], values):
+            raise InvalidParameter(f"{field} is not supported by {by}.", field, "unsupported_parameter")
 
 
 def _check_best_of(body: Mapping[str, Any]) -> None:

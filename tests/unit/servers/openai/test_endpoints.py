@@ -92,16 +92,12 @@ BAD_BODIES = [
         "boolean",
     ),
     (TEXT, text(best_of=2), 400, "best_of", UNSUPPORTED, "equals n"),
-    (TEXT, text(logprobs=0), 400, "logprobs", UNSUPPORTED, "logprobs"),
-    (TEXT, text(logprobs=5), 400, "logprobs", UNSUPPORTED, "logprobs"),
-    (TEXT, text(echo=True), 400, "echo", UNSUPPORTED, "echo"),
-    (TEXT, text(prompt_logprobs=0), 400, "prompt_logprobs", UNSUPPORTED, "prompt_logprobs"),
+    (TEXT, text(top_logprobs=5), 400, "top_logprobs", UNSUPPORTED, "by this endpoint"),
+    (CHAT, chat(echo=True), 400, "echo", UNSUPPORTED, "by this endpoint"),
+    (TEXT, text(logprob_token_ids=[5]), 400, "logprob_token_ids", UNSUPPORTED, "by this service"),
     (TEXT, text(suffix="end"), 400, "suffix", UNSUPPORTED, "suffix"),
-    (TEXT, text(logit_bias={"5": 1}), 400, "logit_bias", UNSUPPORTED, "logit_bias"),
     (TEXT, text(guided_json={}), 400, "guided_json", UNSUPPORTED, "structured_outputs"),
     (TEXT, text(structured_outputs={"regex": "a"}), 400, "structured_outputs", UNSUPPORTED, "structured_outputs"),
-    (CHAT, chat(logprobs=True), 400, "logprobs", UNSUPPORTED, "logprobs"),
-    (CHAT, chat(top_logprobs=2), 400, "top_logprobs", UNSUPPORTED, "top_logprobs"),
     (CHAT, chat(tools=[]), 400, "tools", UNSUPPORTED, "tools"),
     (CHAT, chat(tools=[{"type": "function"}]), 400, "tools", UNSUPPORTED, "tools"),
     (CHAT, chat(tool_choice="auto"), 400, "tool_choice", UNSUPPORTED, "tool_choice"),
@@ -153,7 +149,7 @@ async def test_a_bad_body_is_refused_by_field(client, generator, path, body, sta
 
 
 async def test_fields_that_ask_for_nothing_are_fine(client):
-    nothing = {"logprobs": False, "top_logprobs": None, "tools": None, "tool_choice": "none", "logit_bias": {}}
+    nothing = {"logprobs": False, "top_logprobs": 0, "tools": None, "tool_choice": "none", "logit_bias": {}}
     ignored = {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "brand_new_field": [1]}
     formats = {"response_format": {"type": "text"}, "modalities": ["text"], "n": None, "stop": None, "seed": None}
     response = await client.post(CHAT, json=chat(**nothing, **ignored, **formats))
@@ -226,12 +222,16 @@ async def test_every_setting_reaches_the_generator(client, generator):
         **{"n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1},
         **{"presence_penalty": 0.2, "frequency_penalty": -0.2, "seed": 7, "max_tokens": 9, "min_tokens": 2},
         **{"stop": ["a", "b"], "stop_token_ids": [3], "ignore_eos": True, "include_stop_str_in_output": True},
-        "skip_special_tokens": False,
+        **{"skip_special_tokens": False, "typical_p": 0.8, "allowed_token_ids": [4, 5], "bad_words": ["x y"]},
+        "prompt_logprobs": 3,
     }
-    await client.post(TEXT, json=text(**settings, priority=-3, cache_salt="tenant-1"))
-    request = generator.requests[0]
-    assert request.sampling_params == SamplingParams(**settings)
-    assert (request.priority, request.cache_salt) == (-3, "tenant-1")
+    fields = {**settings, "logit_bias": {"7": -1.5, "383": 100}, "priority": -3, "cache_salt": "tenant-1"}
+    params = SamplingParams(**settings, logit_bias={7: -1.5, 383: 100.0}, logprobs=2)
+    await client.post(TEXT, json=text(**fields, logprobs=2))
+    await client.post(CHAT, json=chat(**fields, logprobs=True, top_logprobs=2))
+    for request in generator.requests:
+        assert request.sampling_params == params
+        assert (request.priority, request.cache_salt) == (-3, "tenant-1")
 
 
 async def test_without_a_limit_a_completion_has_16_tokens_and_a_chat_what_the_context_leaves(client, generator):

@@ -1,0 +1,66 @@
+"""One checked request: what is to be generated, and what its answer has to tell."""
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rayinfer.protocols import GenerationRequest
+from rayinfer.sampling_params import SamplingParams
+from rayinfer.servers.openai.answer import AnswerSettings
+from rayinfer.servers.openai.chunks import CHAT, ChunkShape
+from rayinfer.servers.openai.logprob_wording import LogprobWording
+from rayinfer.servers.openai.schemas import GenerationBody
+from rayinfer.servers.served_model import ServedModel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """A completion or chat completion whose fields are all in order."""
+
+    body: GenerationBody
+    model: ServedModel
+    params: SamplingParams
+    prompts: Sequence[list[int]]
+    shape: ChunkShape
+    echoed_texts: list[str] | None = None
+
+    def requests(self, *, timeout_s: float | None, trace: bool) -> list[GenerationRequest]:
+        """Make one request of each prompt."""
+        return [
+            GenerationRequest(
+                request_id=uuid.uuid4().hex,  # ours: two clients may choose the same name
+                prompt_token_ids=prompt,
+                sampling_params=self.params,
+                priority=self.body.priority or 0,
+                timeout_s=timeout_s,
+                cache_salt=self.body.cache_salt or "",
+                trace=trace,
+            )
+            for prompt in self.prompts
+        ]
+
+    def answer_settings(self, name: str) -> AnswerSettings:
+        """Say what the answer to the request of this name tells."""
+        options = self.body.stream_options
+        with_usage = bool(options and options.include_usage)
+        return AnswerSettings(
+            id=f"{'chatcmpl' if self.shape is CHAT else 'cmpl'}-{name}",
+            created=int(time.time()),
+            model=self.model.name,
+            prompts=self.prompts,
+            num_choices=self.params.n,
+            echoed_texts=self.echoed_texts,
+            skips_special_tokens=self.params.skip_special_tokens,
+            logprobs=self._wording(self.params.logprobs),
+            prompt_logprobs=self._wording(self.body.prompt_logprobs),
+            with_token_ids=bool(self.body.return_token_ids),
+            with_usage=with_usage,
+            with_usage_in_every_chunk=with_usage and bool(options and options.continuous_usage_stats),
+        )
+
+    def _wording(self, num_top: int | None) -> LogprobWording | None:
+        if num_top is None:
+            return None
+        as_token_ids = bool(self.body.return_tokens_as_token_ids)
+        return LogprobWording(tokenizer=self.model.tokenizer, num_top=num_top, as_token_ids=as_token_ids)

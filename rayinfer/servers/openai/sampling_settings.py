@@ -1,0 +1,120 @@
+"""From a body's fields to SamplingParams, with every complaint in the words that the client used."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rayinfer.errors import InvalidParameter
+from rayinfer.sampling_params import MAX_BIASED_TOKENS, MAX_LOGPROBS, SamplingParams
+from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody, GenerationBody
+
+DEFAULT_COMPLETION_TOKENS = 16
+MAX_PROMPT_LOGPROBS = 2**20  # of one request: each becomes some fifty bytes of its answer
+
+_SAME_NAME = (
+    *("n", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty"),
+    *("frequency_penalty", "seed", "min_tokens", "stop", "stop_token_ids", "allowed_token_ids", "bad_words"),
+    *("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
+)
+
+
+def completion_params(body: CompletionBody, vocab_size: int) -> SamplingParams:
+    """Build the settings of a completion; echoed prompts are scored like the answers. Raises InvalidParameter."""
+    echoed = body.logprobs if body.echo else None
+    _check_logprobs("logprobs", body.logprobs)
+    return _params(
+        body,
+        vocab_size,
+        default_max_tokens=DEFAULT_COMPLETION_TOKENS,
+        scores_only=bool(body.echo),
+        logprobs=body.logprobs,
+        echoed_logprobs=echoed,
+    )
+
+
+def chat_params(body: ChatCompletionBody, vocab_size: int) -> SamplingParams:
+    """Build the settings of a chat completion; raises InvalidParameter."""
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidParameter("top_logprobs is only allowed with logprobs=true.", "top_logprobs")
+    _check_logprobs("top_logprobs", body.top_logprobs)
+    return _params(
+        body, vocab_size, default_max_tokens=None, logprobs=(body.top_logprobs or 0) if body.logprobs else None
+    )
+
+
+def check_num_prompt_logprobs(params: SamplingParams, prompts: Sequence[Sequence[int]], *, per_choice: bool) -> None:
+    """Refuse prompts whose log probabilities would fill the memory; `per_choice`: every choice repeats them."""
+    if params.prompt_logprobs is None:
+        return
+    num_tokens = sum(map(len, prompts)) * (params.n if per_choice else 1)
+    if num_tokens * (1 + params.prompt_logprobs) > MAX_PROMPT_LOGPROBS:
+        raise InvalidParameter(
+            f"the answer would tell log probabilities of {num_tokens} tokens of prompts, "
+            f"with {params.prompt_logprobs} more for each: at most {MAX_PROMPT_LOGPROBS} of them fit into one answer",
+            "logprobs" if per_choice else "prompt_logprobs",
+        )
+
+
+def _params(
+    body: GenerationBody,
+    vocab_size: int,
+    *,
+    default_max_tokens: int | None,
+    logprobs: int | None,
+    echoed_logprobs: int | None = None,
+    scores_only: bool = False,
+) -> SamplingParams:
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidParameter(
+            "prompt_logprobs is only told in whole answers, not with stream=true.", "prompt_logprobs"
+        )
+    _check_logprobs("prompt_logprobs", body.prompt_logprobs)
+    wanted = [count for count in (body.prompt_logprobs, echoed_logprobs) if count is not None]
+    given = {field: value for field in _SAME_NAME if (value := getattr(body, field)) is not None}
+    for field in ("stop_token_ids", "allowed_token_ids"):
+        _check_vocabulary(field, given.get(field, ()), vocab_size)
+    return SamplingParams(
+        **given,
+        max_tokens=_max_tokens(body, default_max_tokens, least=0 if scores_only else 1),
+        logit_bias=_logit_bias(body.logit_bias, vocab_size),
+        logprobs=logprobs,
+        prompt_logprobs=max(wanted, default=None),
+    )
+
+
+def _max_tokens(body: GenerationBody, default: int | None, *, least: int) -> int | None:
+    field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    limit: int | None = getattr(body, field)
+    if limit is None:
+        return default
+    if not least <= limit < 2**31:
+        hint = " (0 is for prompts that are only scored: it needs echo=true)" if limit == 0 else ""
+        raise InvalidParameter(f"{field} must be an integer from {least} to {2**31 - 1}, got {limit}{hint}", field)
+    return limit
+
+
+def _check_logprobs(field: str, count: int | None) -> None:
+    if count is not None and not 0 <= count <= MAX_LOGPROBS:
+        raise InvalidParameter(f"{field} must be an integer from 0 to {MAX_LOGPROBS}, got {count}", field)
+
+
+def _logit_bias(biases: Mapping[str, Any] | None, vocab_size: int) -> dict[int, float] | None:
+    if not biases:
+        return None
+    if len(biases) > MAX_BIASED_TOKENS:
+        raise InvalidParameter(
+            f"logit_bias must hold at most {MAX_BIASED_TOKENS} tokens, got {len(biases)}", "logit_bias"
+        )
+    for key in biases:
+        if not (key.isascii() and key.isdigit() and str(int(key[:20])) == key):
+            raise InvalidParameter(
+                f'logit_bias must have token ids such as "42" as its keys, got {key!r:.80}', "logit_bias"
+            )
+    by_id = {int(key): bias for key, bias in biases.items()}
+    _check_vocabulary("logit_bias", by_id, vocab_size)
+    return by_id
+
+
+def _check_vocabulary(field: str, token_ids: Sequence[int] | Mapping[int, Any], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if not 0 <= token_id < vocab_size:
+            raise InvalidParameter(f"{field} must lie in the vocabulary, 0 to {vocab_size - 1}, got {token_id}", field)

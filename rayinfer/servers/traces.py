@@ -1,0 +1,45 @@
+"""`GET /v1/requests/{id}/trace`: what happened to a request, and when."""
+
+import json
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import Response
+
+from rayinfer.errors import TraceNotFound
+from rayinfer.servers.error_responses import json_response
+from rayinfer.traces.kept_traces import KeptTrace, KeptTraces
+
+PATH = "/v1/requests/{request_id}/trace"
+SWITCHED_OFF = "Traces are not kept here: the service runs with trace_requests=false."
+
+
+def add_trace_routes(app: FastAPI, traces: KeptTraces | None) -> None:
+    """Add the path to an application; None stands for a service that keeps no traces, and the path says so."""
+
+    async def read_trace(request_id: str) -> Response:
+        """Tell what happened to the requests of this id or name, the latest first."""
+        if traces is None:
+            raise TraceNotFound(SWITCHED_OFF, "trace_requests", "traces_switched_off")
+        found = traces.find(request_id)
+        if not found:
+            raise TraceNotFound(
+                f"No trace of a request {request_id!r:.200}: it is unknown here, or its trace is no longer kept.",
+                "request_id",
+            )
+        data = [_worded(kept) for kept in found]
+        return json_response(json.dumps({"object": "list", "data": data}).encode())
+
+    app.add_api_route(PATH, read_trace, methods=["GET"], response_class=Response)
+    app.add_api_route(PATH + "/", read_trace, methods=["GET"], response_class=Response, include_in_schema=False)
+
+
+def _worded(kept: KeptTrace) -> dict[str, Any]:
+    events = [{"name": event.name, "time_s": event.time_s, "details": event.details} for event in kept.trace.in_order()]
+    return {
+        "id": kept.answer_id,
+        "object": "request.trace",
+        "model": kept.model,
+        "events": events,
+        "num_events_dropped": kept.trace.num_dropped,
+    }
