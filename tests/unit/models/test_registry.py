@@ -1,6 +1,9 @@
+from pathlib import Path
+
 import pytest
 import torch
 
+import rayinfer.models
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
 from rayinfer.models.llama import LlamaForCausalLM
 from rayinfer.models.model_config import ModelConfig
@@ -33,3 +36,10 @@ def test_an_unknown_architecture_is_refused_with_a_list_of_the_known(refuse):
         refuse(config("MambaForCausalLM"))
     assert isinstance(caught.value, ModelLoadError)
     assert all(name in str(caught.value) for name in ARCHITECTURES)
+
+
+def test_the_error_leads_to_a_worked_example_that_is_up_to_date():
+    with pytest.raises(UnsupportedArchitecture, match=r"rayinfer/models/README\.md says how to add one"):
+        check_architecture(config("MambaForCausalLM"))
+    models = Path(rayinfer.models.__file__).parent
+    assert (models / "qwen3.py").read_text() in (models / "README.md").read_text()
