@@ -1,7 +1,10 @@
-"""Settings of the environment that must stand before torch, transformers or Ray are imported anywhere."""
+"""Settings of the environment that must stand before torch or Ray are imported anywhere, and what all tests share."""
 
 import os
 import signal
+from pathlib import Path
+
+import pytest
 
 # No test may reach a model hub: what a test needs it makes, or takes from the cached embedded model.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -14,3 +17,9 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 # A shell that starts the tests with `&` has SIGINT ignored; a test that interrupts itself needs Python's own handler.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the C++ kernels are kept, so that all tests together compile them once."""
+    return tmp_path_factory.mktemp("kernels")

@@ -6,10 +6,10 @@ from rayinfer.layers.rms_norm import RMSNorm
 from rayinfer.layers.rotary_embedding import RotaryEmbedding
 from rayinfer.layers.weight_places import WeightPlace, in_words_of
 from rayinfer.models.causal_decoder import CausalDecoder
-from rayinfer.models.config_fields import count
 from rayinfer.models.expert_layers import mixture_of_experts
 from rayinfer.models.llama_layers import llama_layers
 from rayinfer.models.model_config import ModelConfig
+from rayinfer.models.sliding_windows import same_window_everywhere
 
 _CHECKPOINT_WORDS = {
     ".mlp.": ".block_sparse_moe.",
@@ -23,12 +23,11 @@ class MixtralForCausalLM(CausalDecoder):
     """Rotary positions, grouped queries, maybe a sliding window, and experts whose weights are made to sum to 1."""
 
     def __init__(self, config: ModelConfig) -> None:
-        window = None if config.raw.get("sliding_window") is None else count(config.raw, "sliding_window")
         rotary = RotaryEmbedding(config.head_dim, config.max_position_embeddings, config.rope)
         layers = llama_layers(
             config,
             rotary,
-            windows=[window] * config.num_layers,
+            windows=same_window_everywhere(config),
             feed_forward=lambda _: mixture_of_experts(config, config.intermediate_size, renormalise=True),
         )
         norm = RMSNorm(config.hidden_size, config.rms_norm_eps)

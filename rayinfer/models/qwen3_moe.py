@@ -12,19 +12,19 @@ from rayinfer.models.config_fields import count, flag
 from rayinfer.models.expert_layers import mixture_of_experts
 from rayinfer.models.llama_layers import gated_mlp, llama_layers
 from rayinfer.models.model_config import ModelConfig
+from rayinfer.models.sliding_windows import same_window_everywhere
 
 
 class Qwen3MoeForCausalLM(CausalDecoder):
     """Rotary positions, grouped queries with a norm over each head, and experts or a dense feed-forward per layer."""
 
     def __init__(self, config: ModelConfig) -> None:
-        is_windowed = flag(config.raw, "use_sliding_window") and config.raw.get("sliding_window") is not None
-        window = count(config.raw, "sliding_window") if is_windowed else None
+        is_windowed = flag(config.raw, "use_sliding_window")
         rotary = RotaryEmbedding(config.head_dim, config.max_position_embeddings, config.rope)
         layers = llama_layers(
             config,
             rotary,
-            windows=[window] * config.num_layers,
+            windows=same_window_everywhere(config, default=4096) if is_windowed else None,
             qkv_bias=config.attention_bias,
             output_bias=config.attention_bias,
             has_head_norms=True,

@@ -8,8 +8,8 @@ from rayinfer_kernels.cpu.kernels import CpuKernels
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory) -> CpuLibrary:
-    return build_cpu_library(tmp_path_factory.mktemp("kernels"), CompilerSettings("g++", "native"))
+def library(kernel_folder) -> CpuLibrary:
+    return build_cpu_library(kernel_folder, CompilerSettings("g++", "native"))
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)

@@ -8,12 +8,6 @@ import pytest
 import rayinfer_kernels
 
 
-@pytest.fixture(scope="session")
-def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the C++ kernels are kept, so that they are compiled once."""
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture
 def compiled_kernels(kernel_folder: Path) -> Iterator[None]:
     """Run the C++ kernels, and the reference again afterwards."""
