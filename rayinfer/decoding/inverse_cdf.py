@@ -28,11 +28,11 @@ def to_weights_(scores: Tensor, best: Tensor) -> Tensor:
 
 
 def row_sums(values: Tensor) -> Tensor:
-    """The sum of each row of float32 `values` [rows, whole blocks], float64 [rows].
+    """The sum of each row of float32 `values` [rows, whole blocks], float64 [rows] but only of float32's precision.
 
     Neither the number of rows nor of threads changes it: the sums of fixed blocks are added one after the other.
     """
-    return _blocks(values).sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)[:, -1]
+    return _blocks(values).sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)[:, -1]
 
 
 def first_exceeding(weights: Tensor, share: Tensor) -> Tensor:

@@ -129,7 +129,8 @@ class Sampler:
         settings = self._table.at(rows)
         penalised = np.flatnonzero(settings["is_penalised"])
         slots = settings["penalty_slot"][penalised]
-        self._penalties.reserve(slots)
+        if penalised.size:
+            self._penalties.reserve(slots)
 
         scores = self._adjusted(logits, settings, rows, positions)
         best = scores.max(dim=-1)
@@ -148,12 +149,12 @@ class Sampler:
         if penalised.size:
             lines = self._on_device(penalised)
             self._penalties.record(slots, token_ids[lines], ~is_invalid[lines])
-        if self._rules.apply_to(rows):
+        if np.count_nonzero(settings["has_rules"]):
             self._rules.record(rows, token_ids)
         return Sampled(token_ids, is_invalid, scored, token_scores)
 
     def _adjusted(self, logits: Tensor, settings: RowSettings, rows: RowNumbers, positions: RowNumbers) -> Tensor:
-        has_rules = self._rules.apply_to(rows)
+        has_rules = np.count_nonzero(settings["has_rules"]) > 0
         penalised = np.flatnonzero(settings["is_penalised"])
         endless = np.flatnonzero(positions < settings["min_end_position"])
         if not has_rules and not penalised.size and not endless.size:

@@ -13,17 +13,18 @@ ROW = np.dtype(
         ("is_entered", np.bool_),
         ("is_greedy", np.bool_),
         ("is_penalised", np.bool_),
+        ("has_rules", np.bool_),  # about single tokens
         ("temperature", np.float32),
         ("top_k", np.int64),  # the vocabulary's size when it is off
         ("top_p", np.float64),
         ("min_p", np.float32),
+        ("typical_p", np.float64),
         ("repetition_penalty", np.float32),
         ("presence_penalty", np.float32),
         ("frequency_penalty", np.float32),
         ("penalty_slot", np.int64),  # means something only where is_penalised
         ("seed", np.int64),  # the bits of the 64-bit seed
         ("choice", np.int64),
-        ("typical_p", np.float64),
         ("min_end_position", np.int64),  # the first position where an end token may stand; 0 where none is held back
         ("num_scored", np.int64),  # tokens whose log probabilities are told: 0, or the chosen one and so many more
     ]
@@ -53,17 +54,18 @@ class SamplingTable:
         settings = self._rows[row]
         settings["is_greedy"] = params.temperature < _GREEDY_BELOW
         settings["is_penalised"] = penalty_slot is not None
+        settings["has_rules"] = params.has_token_rules
         settings["temperature"] = max(params.temperature, _GREEDY_BELOW)
         settings["top_k"] = min(params.top_k, self._vocab_size) if params.top_k > 0 else self._vocab_size
         settings["top_p"] = params.top_p
         settings["min_p"] = params.min_p
+        settings["typical_p"] = params.typical_p
         settings["repetition_penalty"] = params.repetition_penalty
         settings["presence_penalty"] = params.presence_penalty
         settings["frequency_penalty"] = params.frequency_penalty
         settings["penalty_slot"] = 0 if penalty_slot is None else penalty_slot
         settings["seed"] = _as_int64(seed)
         settings["choice"] = choice
-        settings["typical_p"] = params.typical_p
         settings["min_end_position"] = min_end_position
         settings["num_scored"] = 0 if params.logprobs is None else 1 + params.logprobs
         settings["is_entered"] = True

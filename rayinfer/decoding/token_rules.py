@@ -21,7 +21,6 @@ class TokenRules:
 
     def __init__(self, max_num_rows: int, device: torch.device) -> None:
         self._device = device
-        self._has_rules = np.zeros(max_num_rows, dtype=np.bool_)
         self._biases = RowLists(max_num_rows, device)  # token ids, biases
         self._allowed = RowLists(max_num_rows, device)  # token ids
         self._bad_tokens = RowLists(max_num_rows, device)  # token ids
@@ -31,7 +30,6 @@ class TokenRules:
         self, row: int, params: SamplingParams, prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int64]
     ) -> None:
         """Keep the rules of a request that has got this far, for a row that has none."""
-        self._has_rules[row] = params.has_token_rules
         if params.biases:
             token_ids, biases = zip(*params.biases, strict=True)
             self._biases.put(row, np.array(token_ids, dtype=np.int64), np.array(biases, dtype=np.float32))
@@ -46,15 +44,9 @@ class TokenRules:
 
     def leave(self, row: int) -> None:
         """Forget the rules of `row`."""
-        if self._has_rules[row]:
-            for each in (self._biases, self._allowed, self._bad_tokens):
-                each.drop(row)
-            self._bad_sequences.leave(row)
-            self._has_rules[row] = False
-
-    def apply_to(self, rows: npt.NDArray[np.integer]) -> bool:
-        """Whether any of these rows has rules; without them the other calls do nothing."""
-        return bool(self._has_rules[rows].any())
+        for each in (self._biases, self._allowed, self._bad_tokens):
+            each.drop(row)
+        self._bad_sequences.leave(row)
 
     def add_biases_(self, scores: Tensor, rows: npt.NDArray[np.integer]) -> None:
         """Add in place each row's biases to `scores` [len(rows), vocab], float32."""

@@ -14,7 +14,7 @@ class TokenScores:
 
     token_ids: Tensor  # int64 [lines, 1 + k]: the token itself, then the most likely
     logprobs: Tensor  # float32 [lines, 1 + k]
-    ranks: Tensor  # int64 [lines], of the token itself: 1 is the most likely, and equals rank by id
+    ranks: Tensor  # int32 [lines], of the token itself: 1 is the most likely, and equals rank by id
 
 
 def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenScores:
@@ -36,9 +36,19 @@ def _log_sum_exp(logits: Tensor) -> Tensor:
 
 
 def _rank(logits: Tensor, own: Tensor, token_ids: Tensor) -> Tensor:
+    num_above = (logits > own).sum(dim=-1, dtype=torch.int32)
+    if not logits.is_cpu:  # to look who needs it would make the host wait
+        return num_above + _num_level_before(logits, own, token_ids) + 1
+    num_level = (logits >= own).sum(dim=-1, dtype=torch.int32) - num_above
+    lines = (num_level > 1).nonzero().squeeze(1)
+    if len(lines) > 0:
+        num_above[lines] += _num_level_before(logits[lines], own[lines], token_ids[lines])
+    return num_above + 1
+
+
+def _num_level_before(logits: Tensor, own: Tensor, token_ids: Tensor) -> Tensor:
     is_lower_id = torch.arange(logits.shape[-1], device=logits.device) < token_ids
-    is_ahead = (logits == own).logical_and_(is_lower_id).logical_or_(logits > own)
-    return is_ahead.sum(dim=-1) + 1
+    return (logits == own).logical_and_(is_lower_id).sum(dim=-1, dtype=torch.int32)
 
 
 def _most_likely(logits: Tensor, num_top: int) -> Tensor:

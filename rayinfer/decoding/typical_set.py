@@ -8,7 +8,6 @@ from rayinfer.decoding.inverse_cdf import first_exceeding, row_sums
 
 _FLOAT32_ROUNDING = 2.0**-24  # a mass this close to typical_p has reached it, as it has in float32
 _UNHEARD_OF = 1000.0  # more surprising than any token whose weight float32 can hold
-_LOW_WORD = 0xFFFFFFFF
 
 
 def keep_typical_(weights: Tensor, typical_p: Tensor) -> None:
@@ -22,16 +21,12 @@ def keep_typical_(weights: Tensor, typical_p: Tensor) -> None:
     entropy = row_sums(probabilities.mul_(surprise)).float().unsqueeze(1)
     distance = surprise.sub_(entropy).abs_()
 
-    keys = _sorted_ascending(_as_words(distance) << 32 | _as_words(weights))
-    ordered_weights = (keys & _LOW_WORD).to(torch.int32).view(torch.float32)
-    last_kept = first_exceeding(ordered_weights, (typical_p - _FLOAT32_ROUNDING).clamp_(min=0.0))
-    farthest = (keys.gather(1, last_kept.unsqueeze(1)) >> 32).to(torch.int32).view(torch.float32)
+    # The bits of floats that are not negative have their order, so a number made of two is sorted by its high word.
+    keys = torch.stack((weights, distance), dim=-1).view(torch.int64).squeeze(-1)
+    ordered = _sorted_ascending(keys).view(torch.float32).unflatten(-1, (-1, 2))  # [rows, width, weight and distance]
+    last_kept = first_exceeding(ordered[..., 0].contiguous(), (typical_p - _FLOAT32_ROUNDING).clamp_(min=0.0))
+    farthest = ordered[..., 1].gather(1, last_kept.unsqueeze(1))
     weights.masked_fill_(distance > farthest, 0.0)
-
-
-def _as_words(values: Tensor) -> Tensor:
-    # Floats that are not negative have the order of their bits, so one number can hold two and sort by the first.
-    return values.view(torch.int32).to(torch.int64)
 
 
 def _sorted_ascending(keys: Tensor) -> Tensor:

@@ -72,19 +72,11 @@ def test_rows_with_different_rules_and_rows_without_share_a_batch():
         assert torch.equal(together[line : line + 1], ruled_alone(RULES[name], scores[line : line + 1]))
 
 
-def test_a_batch_without_rules_is_seen_at_once():
-    rules = TokenRules(4, torch.device("cpu"))
-    enter(rules, 1, RULES["bias"])
-    assert rules.apply_to(np.array([0, 1]))
-    assert not rules.apply_to(np.array([0, 2, 3]))
-    assert not rules.apply_to(np.array([], np.int64))
-
-
 def test_nothing_is_left_of_a_row_that_was_left():
     rules = TokenRules(2, torch.device("cpu"))
     enter(rules, 0, RULES["all"])
     rules.leave(0)
     rules.leave(1)
-    assert not rules.apply_to(np.array([0, 1]))
+    assert torch.equal(ruled(rules, scores_of(2), 0), scores_of(2))
     enter(rules, 0, SamplingParams(logit_bias={1: 1.0}))
     assert (ruled(rules, scores_of(2), 0) != scores_of(2)).nonzero().tolist() == [[0, 1]]
