@@ -78,6 +78,7 @@ class Admission:
         """Send a running request back to its place in the queue."""
         if request.trace is not None:
             request.trace.note("preempted", computed_tokens=int(self._batch.table.num_computed[request.row]))
+        self._batch.swap_out(request)
         released = self._batch.leave(request)
         request.num_preemptions += 1
         self.num_preemptions += 1
@@ -90,6 +91,7 @@ class Admission:
             self.queue_again(self._batch.leave(request))
         elif request.status is RequestStatus.WAITING:
             self._waiting.remove(request)
+        self._batch.drop_swapped(request)
         request.move_to(RequestStatus.FINISHED)
         request.ticket = None  # it knows the request: the two would wait for the garbage collector
 

@@ -5,12 +5,11 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from rayinfer.engine.engine import Engine
-from rayinfer.engine.message_box import MessageBox
-from rayinfer.errors import EngineDead, RequestError
+from rayinfer.engine.engine_commands import Abort, Change, Command, Forget, RouterLine, Stop, Submit
+from rayinfer.errors import EngineDead, RequestError, WrongEngineState
 from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
 from rayinfer.protocols import GenerationRequest, ModelDescription
 
@@ -18,41 +17,6 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 1.0
 LISTEN_WITHIN_S = 60.0  # a router that submits and does not listen by then is gone, and its requests with it
-
-
-@dataclass(slots=True, eq=False)
-class _Router:
-    """One opening of `outputs`; a router that comes back under its old id is another one."""
-
-    box: MessageBox = field(default_factory=MessageBox)
-    request_ids: set[str] = field(default_factory=set)  # the thread's own
-    since: float = field(default_factory=time.monotonic)
-    listens: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Submit:
-    requests: Sequence[GenerationRequest]
-    router: _Router
-
-
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    request_ids: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Forget:
-    """The router is gone: end what it asked for."""
-
-    router: _Router
-
-
-class _Stop:
-    """The loop's last command."""
-
-
-_Command = _Submit | _Abort | _Forget | _Stop
 
 
 class AsyncEngine:
@@ -77,13 +41,14 @@ class AsyncEngine:
         self._epoch = epoch
         self._heartbeat_s = heartbeat_s
         self._listen_within_s = listen_within_s
-        self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
-        self._routers: dict[str, _Router] = {}
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._routers: dict[str, RouterLine] = {}
         self._is_over = False
         self._lock = threading.Lock()  # over _routers and _is_over, which both sides look up
-        self._owners: dict[str, _Router] = {}  # by request id; the thread's own
+        self._owners: dict[str, RouterLine] = {}  # by request id; the thread's own
         self._stats = engine.stats
         self._last_beat = time.monotonic()
+        self._is_changing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -95,11 +60,11 @@ class AsyncEngine:
         router = self._router(router_id)
         if self._is_over:
             raise self._death()
-        self._commands.put(_Submit(list(requests), router))
+        self._commands.put(Submit(list(requests), router))
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests before the next step; unknown ids are ignored."""
-        self._commands.put(_Abort(list(request_ids)))
+        self._commands.put(Abort(list(request_ids)))
 
     async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
         """Yield this router's messages; closing the iterator aborts all of the router's requests."""
@@ -113,11 +78,33 @@ class AsyncEngine:
             with self._lock:
                 if self._routers.get(router_id) is router:
                     del self._routers[router_id]
-            self._commands.put(_Forget(router))
+            self._commands.put(Forget(router))
+
+    async def pause(self) -> None:
+        """Plan no further step; requests stay, and more are taken. Raises WrongEngineState while asleep."""
+        await self._change(Engine.pause)
+
+    async def resume(self) -> None:
+        """Go on after `pause`. Raises WrongEngineState while asleep."""
+        await self._change(Engine.resume)
+
+    async def sleep(self, level: int) -> None:
+        """Pause, and give memory back as the level says; raises InvalidParameter or WrongEngineState."""
+        await self._change(lambda engine: engine.sleep(level))
+
+    async def wake(self) -> None:
+        """Take the memory again and go on as before; raises EngineDead when it cannot be had."""
+        await self._change(Engine.wake)
+
+    async def states(self) -> list[str]:
+        """Tell the one engine's state; raises EngineDead once it is over."""
+        if self._is_over:
+            raise self._death()
+        return [self._stats.state]
 
     async def shutdown(self) -> None:
         """End every `outputs`, abort what still runs, stop the loop and give the engine's memory back."""
-        self._commands.put(_Stop())
+        self._commands.put(Stop())
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
 
@@ -128,8 +115,11 @@ class AsyncEngine:
 
     @property
     def seconds_since_last_beat(self) -> float:
-        """How long ago the loop last came round; steps and idle waits both count."""
-        return time.monotonic() - self._last_beat
+        """How long ago the loop last came round; steps and idle waits both count.
+
+        Nothing while the engine falls asleep or wakes: reading a checkpoint takes as long as at the start.
+        """
+        return 0.0 if self._is_changing else time.monotonic() - self._last_beat
 
     @property
     def stats(self) -> EngineStats:
@@ -141,15 +131,26 @@ class AsyncEngine:
         """Requests that wait or run."""
         return self._stats.num_running + self._stats.num_waiting + self._commands.qsize()
 
-    def _router(self, router_id: str, *, listens: bool = False) -> _Router:
+    def _router(self, router_id: str, *, listens: bool = False) -> RouterLine:
         with self._lock:
-            router = self._routers.setdefault(router_id, _Router())
+            router = self._routers.setdefault(router_id, RouterLine())
             router.listens |= listens
             if self._is_over:
                 router.box.close()
             return router
 
+    async def _change(self, action: Callable[[Engine], None]) -> None:
+        """Have it done between two steps, and wait for it; who is cancelled before its turn has changed nothing."""
+        change = Change(action)
+        with self._lock:
+            if self._is_over:
+                raise self._death()
+            self._commands.put(change)
+        await asyncio.wrap_future(change.done)
+
     def _death(self) -> EngineDead:
+        if isinstance(self.failure, EngineDead):
+            return EngineDead(str(self.failure))
         cause = "it was shut down" if self.failure is None else type(self.failure).__name__
         return EngineDead(f"the engine ended: {cause}")
 
@@ -168,14 +169,15 @@ class AsyncEngine:
                 self._is_over = True
                 for router in self._routers.values():
                     router.box.close()
+            self._refuse_changes()
             self._engine.exit()
 
     def _obey(self) -> bool:
         """Carry out what has been asked since the last step; when idle, wait for it, a heartbeat long at most."""
-        is_idle = not self._engine.has_unfinished_requests
+        is_idle = not self._engine.can_advance
         try:
             command = self._commands.get(block=is_idle, timeout=self._heartbeat_s if is_idle else None)
-            while not isinstance(command, _Stop):
+            while not isinstance(command, Stop):
                 self._carry_out(command)
                 command = self._commands.get_nowait()
         except queue.Empty:
@@ -187,16 +189,18 @@ class AsyncEngine:
         self._stats = self._engine.stats
         return False
 
-    def _carry_out(self, command: _Submit | _Abort | _Forget) -> None:
-        if isinstance(command, _Submit):
+    def _carry_out(self, command: Submit | Abort | Forget | Change) -> None:
+        if isinstance(command, Submit):
             for request in command.requests:
                 self._add(request, command.router)
-        elif isinstance(command, _Abort):
+        elif isinstance(command, Abort):
             self._end(command.request_ids)
+        elif isinstance(command, Change):
+            self._make(command)
         else:
             self._end(list(command.router.request_ids))
 
-    def _add(self, request: GenerationRequest, router: _Router) -> None:
+    def _add(self, request: GenerationRequest, router: RouterLine) -> None:
         try:
             self._engine.add_request(request)
         except RequestError as error:
@@ -205,6 +209,30 @@ class AsyncEngine:
             return
         router.request_ids.add(request.request_id)
         self._owners[request.request_id] = router
+
+    def _make(self, change: Change) -> None:
+        if not change.done.set_running_or_notify_cancel():
+            return
+        self._is_changing = True
+        try:
+            change.action(self._engine)
+        except (RequestError, WrongEngineState) as error:
+            change.done.set_exception(error)
+        except BaseException as error:
+            change.done.set_exception(error)
+            raise
+        else:
+            self._stats = self._engine.stats
+            change.done.set_result(None)
+        finally:
+            self._last_beat, self._is_changing = time.monotonic(), False
+
+    def _refuse_changes(self) -> None:
+        """Tell those who still wait for their turn; nobody comes after `_is_over`."""
+        while not self._commands.empty():
+            command = self._commands.get()
+            if isinstance(command, Change) and command.done.set_running_or_notify_cancel():
+                command.done.set_exception(self._death())
 
     def _end(self, request_ids: Sequence[str]) -> None:
         aborted = (self._engine.abort(request_id) for request_id in request_ids)
@@ -220,7 +248,7 @@ class AsyncEngine:
 
     def _publish(self, deltas: list[TokenDelta]) -> None:
         """Give every router its own deltas and the engine's state."""
-        by_router: dict[_Router, list[TokenDelta]] = {}
+        by_router: dict[RouterLine, list[TokenDelta]] = {}
         for delta in deltas:
             by_router.setdefault(self._owners[delta.request_id], []).append(delta)
             if delta.finish_reason is not None:

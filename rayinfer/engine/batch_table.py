@@ -15,7 +15,8 @@ class BatchTable:
         self.num_rows = num_rows
         self._block_size = block_size
         max_blocks = -(-max_model_len // block_size)
-        self.token_ids = np.empty((num_rows, max_model_len), np.int32)
+        self.token_ids = np.empty((num_rows, max_blocks * block_size), np.int32)
+        self.tokens_in_blocks = self.token_ids.reshape(num_rows, max_blocks, block_size)
         self.block_tables = np.zeros((num_rows, max_blocks), np.int32)
         self.num_tokens = np.zeros(num_rows, np.int64)  # known: prompt and output
         self.num_computed = np.zeros(num_rows, np.int64)  # whose keys and values are in the cache
@@ -116,6 +117,13 @@ class BatchTable:
         self._active_rows = None
         self._free_rows.append(row)
         return request
+
+    @property
+    def blocks_in_use(self) -> list[int]:
+        """Every block of the taken rows, once."""
+        blocks = [self.block_tables[row, : self.num_blocks[row]] for row in self.rows]
+        in_use: list[int] = np.unique(np.concatenate(blocks)).tolist() if blocks else []
+        return in_use
 
     def _tokens_at(self, row: int) -> Int32Array:
         tokens: Int32Array = self.token_ids[row, : self.num_tokens[row]].copy()

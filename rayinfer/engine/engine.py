@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import Callable
 
+from rayinfer.engine.engine_state import LifeCycle, SleepLevel, sleep_level
 from rayinfer.engine.executor import Executor
 from rayinfer.engine.request import new_request
 from rayinfer.engine.request_checks import checked_token_ids
@@ -36,10 +37,12 @@ class Engine:
         self._eos_token_ids = eos_token_ids
         self._seeds = random.Random(seed)  # for requests that bring none
         self._clock = clock
+        self._life = LifeCycle()
         self._deltas: list[TokenDelta] = []  # of the step under way: they outlast an interruption
 
     def add_request(self, request: GenerationRequest) -> None:
-        """Queue a request with n == 1; raises RequestError for one that could never finish."""
+        """Queue a request with n == 1, in any state but dead; raises RequestError for one that could never finish."""
+        self._life.check_alive()
         if self._scheduler.knows(request.request_id):
             raise InvalidParameter(f"request_id {request.request_id!r} is in use", "request_id")
         accepted = new_request(
@@ -58,11 +61,12 @@ class Engine:
         return self._scheduler.finish(request_id, "abort")
 
     def step(self) -> list[TokenDelta]:
-        """Move every scheduled request one step forward."""
+        """Move every scheduled request one step forward; while paused or asleep, only end those whose time is up."""
+        self._life.check_alive()
         self._end_overdue_requests()
-        plan = self._scheduler.plan()
-        if plan is not None:
+        if self._life.is_running and (plan := self._scheduler.plan()) is not None:
             try:
+                self._copy_blocks()
                 self._run(plan)
             except BaseException:
                 self._scheduler.enter_again(plan)
@@ -70,10 +74,37 @@ class Engine:
         deltas, self._deltas = self._deltas, []
         return deltas
 
+    # Between two steps
+
+    def pause(self) -> None:
+        """Plan no further step: requests stay, more are taken, aborts and deadlines still end them."""
+        self._life.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._life.resume()
+
+    def sleep(self, level: int = SleepLevel.OFFLOAD) -> None:
+        """Pause and give memory back, as SleepLevel has it; raises InvalidParameter, WrongEngineState or EngineDead."""
+        self._life.sleep(sleep_level(level), self._give_memory_back)
+
+    def wake(self) -> None:
+        """Take the memory again, and go on unless the engine was paused; if there is none, the engine is dead."""
+        self._life.wake(self._executor.restore)
+
+    def check_running(self, wanted: str) -> None:
+        """Raise WrongEngineState, or EngineDead, unless steps bring requests forward."""
+        self._life.check_running(wanted)
+
     @property
     def has_unfinished_requests(self) -> bool:
-        """Whether another step would do anything."""
+        """Whether anybody waits or runs."""
         return self._scheduler.num_unfinished > 0
+
+    @property
+    def can_advance(self) -> bool:
+        """Whether another step would bring anybody forward."""
+        return self._life.is_running and self.has_unfinished_requests
 
     @property
     def num_unfinished_requests(self) -> int:
@@ -83,7 +114,9 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         """Counters and gauges as they are now."""
-        return self._scheduler.stats
+        stats = self._scheduler.stats
+        stats.state = self._life.state.value
+        return stats
 
     def take_block_events(self) -> tuple[list[bytes], list[bytes]]:
         """Digests that entered and left the prefix cache since the last call."""
@@ -116,6 +149,21 @@ class Engine:
             request_id = self._scheduler.request_id_at(int(plan.rows[0]))
             logger.error("request %s failed in step %d", request_id, plan.step, exc_info=failure)
             self._finish(request_id, "error")
+
+    def _copy_blocks(self) -> None:
+        """Make the copies that the scheduler has noted, in their order, and each until it is done."""
+        copies = self._scheduler.block_copies
+        while copies:
+            self._executor.copy_blocks(copies[0])
+            copies.popleft()
+
+    def _give_memory_back(self, level: SleepLevel) -> None:
+        if level is SleepLevel.RECOMPUTE:
+            self._scheduler.drop_computed()
+        elif level is SleepLevel.OFFLOAD:
+            self._copy_blocks()
+            self._scheduler.forget_cached_prefixes()
+        self._executor.release(level, self._scheduler.blocks_in_use)
 
     def _end_overdue_requests(self) -> None:
         for request_id in self._scheduler.take_overdue(self._clock()):

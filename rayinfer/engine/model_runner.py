@@ -64,7 +64,3 @@ class ModelRunner:
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
-
-    def shutdown(self) -> None:
-        """Let go of the weights and the cache."""
-        self.decoder = None

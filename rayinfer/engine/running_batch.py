@@ -2,13 +2,16 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 
 from rayinfer.engine.batch_table import BatchTable
+from rayinfer.engine.kv_offload import KVOffload
 from rayinfer.engine.prefixes_under_way import PrefixesUnderWay
 from rayinfer.engine.request import Request, RequestStatus
-from rayinfer.engine.step_plan import BoolArray, Int64Array
+from rayinfer.engine.step_plan import BoolArray, Int32Array, Int64Array
+from rayinfer.kv_cache.block_hash import token_bytes
 from rayinfer.kv_cache.block_manager import BlockManager, CachedPrefix
 
 # A request that has given way this often is spared until the others have, too: else one of low priority could be sent
@@ -27,13 +30,21 @@ class Reservation:
 class RunningBatch:
     """Admits requests to rows and blocks, grows them, stores what they wrote, and lets them go."""
 
-    def __init__(self, table: BatchTable, block_manager: BlockManager, *, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        table: BatchTable,
+        block_manager: BlockManager,
+        *,
+        enable_prefix_caching: bool,
+        offload: KVOffload | None = None,
+    ) -> None:
         self.table = table
         self.num_departures = 0  # grows whenever a row and its blocks come back
         self._blocks = block_manager
         self._block_size = block_manager.block_size
         self._under_way = PrefixesUnderWay()
         self._caches_prefixes = enable_prefix_caching
+        self._offload = offload
         self._priorities: Counter[int] = Counter()  # how many run of each
 
     # Coming
@@ -47,7 +58,7 @@ class RunningBatch:
 
     def park_behind_twin(self, request: Request, prefix: CachedPrefix) -> bool:
         """Set the request aside if a running one is about to write the blocks after its cached prefix."""
-        if not self._caches_prefixes:
+        if not self._caches_prefixes or (self._offload is not None and self._offload.holds(request)):
             return False
         reusable = self._reusable_digests(request)
         last = len(prefix.blocks)
@@ -77,6 +88,8 @@ class RunningBatch:
         request.move_to(RequestStatus.RUNNING)
         if request.num_cached_tokens is None:
             request.num_cached_tokens = min(num_computed, request.prompt_len)
+        if self._offload is not None:
+            num_computed = self._offload.swap_in(request, reservation.blocks, reservation.num_cached)
         self._priorities[request.priority] += 1
         request.blocks = reservation.blocks
         request.row = self.table.take(request, num_computed=num_computed, num_stored_blocks=reservation.num_cached)
@@ -102,32 +115,49 @@ class RunningBatch:
 
     def store_written_blocks(self, rows: Int64Array) -> list[Request]:
         """Make the rows' newly full blocks hit-able; returns the twins that waited for them."""
-        released: list[Request] = []
         if not self._caches_prefixes:
-            return released
+            return []
         table = self.table
         num_full = table.num_computed[rows] // self._block_size
-        for i in np.flatnonzero(num_full > table.num_stored_blocks[rows]).tolist():
-            released += self._store(table.request_at(rows[i]), int(rows[i]), int(num_full[i]))
-        return released
-
-    def _store(self, request: Request, row: int, last: int) -> list[Request]:
-        table, digests = self.table, request.digests
-        first, block_size = int(table.num_stored_blocks[row]), self._block_size
-        digests.extend(table.token_ids[row], last * block_size)
-        blocks = table.block_tables[row, :last].tolist()
-        for index in range(first, last):
-            self._blocks.store(
-                blocks[index],
-                digests.digests[index],
-                parent=blocks[index - 1] if index else None,
-                token_ids=table.token_ids[row, index * block_size : (index + 1) * block_size],
-                salt=request.salt,
-            )
-        table.num_stored_blocks[row] = last
-        return self._under_way.settle(request, digests.digests[first:last])
+        num_new = num_full - table.num_stored_blocks[rows]
+        if not num_new.any():
+            return []
+        table.num_stored_blocks[rows] = num_full
+        # From here on one entry for each new block: its row, and which block of that row it is.
+        ends = np.cumsum(num_new)
+        indices = np.arange(ends[-1]) - np.repeat(ends - num_full, num_new)
+        rows = np.repeat(rows, num_new)
+        writers = [table.request_at(row) for row in rows.tolist()]
+        token_ids = table.tokens_in_blocks[rows, indices]
+        digests = _digests_of(writers, indices.tolist(), token_ids)
+        parents = table.block_tables[rows, indices - 1].tolist()
+        self._blocks.store_all(
+            table.block_tables[rows, indices].tolist(),
+            digests,
+            parents=[parent if index else None for parent, index in zip(parents, indices.tolist(), strict=True)],
+            token_ids=token_ids,
+            salts=[writer.salt for writer in writers],
+        )
+        return self._under_way.settle(writers, digests)
 
     # Going
+
+    def swap_out(self, request: Request) -> None:
+        """Keep what a running request has computed in the second pool, if there is one and it has room."""
+        if self._offload is None:
+            return
+        table, row = self.table, request.row
+        self._offload.swap_out(
+            request,
+            table.token_ids[row, : table.num_computed[row]],
+            table.block_tables[row, : table.num_blocks[row]].tolist(),
+            num_stored_blocks=int(table.num_stored_blocks[row]),
+        )
+
+    def drop_swapped(self, request: Request) -> None:
+        """Free what the second pool keeps of a request that waits and will not come back."""
+        if self._offload is not None:
+            self._offload.drop(request)
 
     def leave(self, request: Request) -> list[Request]:
         """Take row and blocks back; returns the twins that waited for what the request did not get to write."""
@@ -141,7 +171,7 @@ class RunningBatch:
         self._priorities[request.priority] -= 1
         if not self._priorities[request.priority]:
             del self._priorities[request.priority]
-        return self._under_way.settle(request, unwritten)
+        return self._under_way.settle(repeat(request), unwritten)
 
     def has_lower_priority_than(self, request: Request) -> bool:
         """Whether anybody runs that matters less by priority alone."""
@@ -188,3 +218,16 @@ class RunningBatch:
 
     def _reusable_digests(self, request: Request) -> list[bytes]:
         return request.digests.digests[: request.num_reusable_tokens // self._block_size]
+
+
+def _digests_of(writers: list[Request], indices: list[int], token_ids: Int32Array) -> list[bytes]:
+    """The digests of blocks of these tokens, [num_blocks, block_size], each its writer's block of that index."""
+    written = token_bytes(token_ids)
+    width = len(written) // len(writers)
+    digests = []
+    for start, (writer, index) in enumerate(zip(writers, indices, strict=True)):
+        prefix = writer.digests
+        if index == len(prefix.digests):  # a block of the answer: a prompt's are known since it was queued
+            prefix.append(written[start * width : (start + 1) * width])
+        digests.append(prefix.digests[index])
+    return digests

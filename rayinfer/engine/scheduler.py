@@ -1,10 +1,13 @@
 """Decides what each step computes, under one budget of tokens, and what its tokens mean to the requests."""
 
+from collections import deque
+
 import numpy as np
 
 from rayinfer.engine.admission import Admission, Admitted, order_key
 from rayinfer.engine.batch_table import BatchTable
 from rayinfer.engine.deadlines import Deadlines
+from rayinfer.engine.kv_offload import BlockCopy, KVOffload
 from rayinfer.engine.request import Request
 from rayinfer.engine.running_batch import RunningBatch
 from rayinfer.engine.step_deltas import (
@@ -23,7 +26,7 @@ AGEING_S = 10.0  # one level of priority counts as having arrived this much earl
 
 
 class Scheduler:
-    """Continuous batching with chunked prefill, priorities, and preemption by recomputing.
+    """Continuous batching with chunked prefill, priorities, and preemption by swapping or recomputing.
 
     Decoding requests come first with one token each; what is left of the budget goes to prompts, in chunks. A request
     gets the blocks for all tokens it has when it is admitted, so only decoding can run out of blocks; then the request
@@ -39,17 +42,21 @@ class Scheduler:
         block_manager: BlockManager,
         eos_token_ids: tuple[int, ...] = (),
         enable_prefix_caching: bool = True,
+        offload: KVOffload | None = None,
     ) -> None:
         block_size = block_manager.block_size
         # No more rows than tokens in a step: every decoding request has its token in every step.
         self._table = BatchTable(min(max_num_seqs, max_num_batched_tokens), max_model_len, block_size)
-        self._batch = RunningBatch(self._table, block_manager, enable_prefix_caching=enable_prefix_caching)
+        self._batch = RunningBatch(
+            self._table, block_manager, enable_prefix_caching=enable_prefix_caching, offload=offload
+        )
         waiting = WaitingQueue(ageing_s=AGEING_S, block_size=block_size)
         self._admission = Admission(waiting, self._batch, block_size)
         self._requests: dict[str, Request] = {}
         self._deadlines = Deadlines(self._requests)
         self._num_traced = 0
         self._blocks = block_manager
+        self._offload = offload
         self._budget = max_num_batched_tokens
         self._eos_token_ids = np.array(eos_token_ids, np.int64)
         self._entered: list[EnteredRow] = []
@@ -98,6 +105,32 @@ class Scheduler:
         """Digests that entered and left the prefix cache since the last call."""
         return self._blocks.take_events()
 
+    # Between steps, when memory is given back
+
+    @property
+    def block_copies(self) -> deque[BlockCopy]:
+        """The copies between the two pools to be made before the next plan is computed, in this order."""
+        return deque() if self._offload is None else self._offload.copies
+
+    @property
+    def blocks_in_use(self) -> list[int]:
+        """The blocks of running requests; once `forget_cached_prefixes` is done, the others need hold nothing."""
+        return self._table.blocks_in_use
+
+    def forget_cached_prefixes(self) -> None:
+        """Let nothing be hit in blocks that no running request reads."""
+        self._blocks.reset_prefix_cache()
+
+    def drop_computed(self) -> None:
+        """Send every running request back to the queue and forget all blocks, those of the second pool too."""
+        for row in self._table.rows.tolist():
+            self._admission.preempt(self._table.request_at(row))
+        if self._offload is not None:
+            self._offload.drop_all()
+        self._blocks.reset_prefix_cache()
+
+    # What there is
+
     @property
     def num_unfinished(self) -> int:
         """Requests that wait or run."""
@@ -112,6 +145,8 @@ class Scheduler:
             num_waiting=len(self._requests) - len(self._table),
             kv_blocks_used=self._blocks.num_used,
             kv_blocks_total=self._blocks.num_blocks,
+            kv_offload_blocks_used=0 if self._offload is None else self._offload.num_used,
+            kv_offload_blocks_total=0 if self._offload is None else self._offload.num_blocks,
             prompt_tokens_total=totals.prompt_tokens_total,
             generation_tokens_total=totals.generation_tokens_total,
             cached_prompt_tokens_total=totals.cached_prompt_tokens_total,

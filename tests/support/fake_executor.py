@@ -12,7 +12,7 @@ import numpy as np
 
 from rayinfer.engine.engine import Engine
 from rayinfer.engine.engine_state import SleepLevel
-from rayinfer.engine.kv_offload import BlockCopy
+from rayinfer.engine.kv_offload import BlockCopy, KVOffload
 from rayinfer.engine.scheduler import Scheduler
 from rayinfer.engine.step_plan import EnteredRow, Int64Array, SampledTokens, StepPlan
 from rayinfer.kv_cache.block_manager import BlockManager
@@ -237,7 +237,7 @@ class Driven:
                 break
             self.step()
         assert not self.engine.has_unfinished_requests, "somebody waits for ever"
-        assert self.engine.stats.kv_blocks_used == 0
+        assert self.engine.stats.kv_blocks_used == self.engine.stats.kv_offload_blocks_used == 0
         assert self.engine.stats.num_running == self.engine.stats.num_waiting == 0
 
     def running(self) -> set[str]:
@@ -260,6 +260,7 @@ def drive(
     eos_token_ids: tuple[int, ...] = (EOS,),
     answer: Answer = mixed_answer,
     failure: Callable[[list[int]], BaseException | None] = lambda context: None,
+    num_offload_blocks: int = 0,
 ) -> Driven:
     """Build an engine over a small pool."""
     max_model_len = min(max_model_len or num_blocks * block_size, num_blocks * block_size)
@@ -270,8 +271,11 @@ def drive(
         block_manager=BlockManager(num_blocks, block_size, enable_prefix_caching=caching),
         eos_token_ids=eos_token_ids,
         enable_prefix_caching=caching,
+        offload=KVOffload(num_offload_blocks, block_size, enable_prefix_caching=caching)
+        if num_offload_blocks
+        else None,
     )
-    executor = FakeExecutor(num_blocks, block_size, answer, failure)
+    executor = FakeExecutor(num_blocks, block_size, answer, failure, num_offload_blocks)
     executor.name_of_row = scheduler.request_id_at
     description = ModelDescription(
         name="fake",

@@ -15,7 +15,7 @@ def request(request_id, token_ids=()):
     """As much of a request as the second pool looks at."""
     digests = PrefixDigests(SIZE, b"salt")
     digests.extend(np.array(token_ids, np.int32), len(token_ids))
-    return SimpleNamespace(request_id=request_id, digests=digests, salt=b"salt")
+    return SimpleNamespace(request_id=request_id, digests=digests, salt=b"salt", trace=None)
 
 
 def tokens(count, start=0):

@@ -1,0 +1,57 @@
+"""What event loops ask of the thread to which an engine belongs."""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from rayinfer.engine.engine import Engine
+from rayinfer.engine.message_box import MessageBox
+from rayinfer.protocols import GenerationRequest
+
+
+@dataclass(slots=True, eq=False)
+class RouterLine:
+    """One opening of `outputs`; a router that comes back under its old id is another one."""
+
+    box: MessageBox = field(default_factory=MessageBox)
+    request_ids: set[str] = field(default_factory=set)  # the thread's own
+    since: float = field(default_factory=time.monotonic)
+    listens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Take requests."""
+
+    requests: Sequence[GenerationRequest]
+    router: RouterLine
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """End requests."""
+
+    request_ids: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The router is gone: end what it asked for."""
+
+    router: RouterLine
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Do something to the engine as a whole, and tell whoever waits for it."""
+
+    action: Callable[[Engine], None]
+    done: Future[None] = field(default_factory=Future)
+
+
+class Stop:
+    """End the loop; nothing after it is carried out."""
+
+
+Command = Submit | Abort | Forget | Change | Stop
