@@ -67,6 +67,16 @@ class SamplingParams:
         self._keep("bad_words", _texts("bad_words", self.bad_words, MAX_BAD_WORDS, max_chars=MAX_BAD_WORD_CHARS))
         self._keep("bad_token_sequences", _sequences("bad_token_sequences", self.bad_token_sequences))
 
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise InvalidParameter for a token id that a model's vocabulary lacks."""
+        if self.stop_ids:
+            _check_vocabulary("stop_token_ids", self.stop_ids, vocab_size)
+        if self.has_token_rules:
+            _check_vocabulary("logit_bias", (token_id for token_id, _ in self.biases), vocab_size)
+            _check_vocabulary("allowed_token_ids", self.allowed_ids or (), vocab_size)
+            for sequence in self.bad_sequences:
+                _check_vocabulary("bad_token_sequences", sequence, vocab_size)
+
     def _check_numbers(self) -> None:
         _check_integer("n", self.n, 1, MAX_CHOICES)
         _check_number("temperature", self.temperature, 0.0, 2.0)
@@ -154,6 +164,14 @@ def _check_number(
     if not is_number or not low <= value <= high or (low_is_open and value == low):  # type: ignore[operator]
         bracket = "(" if low_is_open else "["
         raise InvalidParameter(f"{part}{name} must lie in {bracket}{low:g}, {high:g}], got {_shown(value)}", name)
+
+
+def _check_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    for token_id in token_ids:
+        if token_id >= vocab_size:
+            raise InvalidParameter(
+                f"each id in {name} must lie in the vocabulary, 0 to {vocab_size - 1}, got {token_id}", name
+            )
 
 
 def _items(name: str, values: object, max_count: int | None = None) -> tuple[Any, ...]:

@@ -23,8 +23,7 @@ def checked_token_ids(request: GenerationRequest, description: ModelDescription)
         raise InvalidParameter(f"n must be 1 for one choice of a request, got {params.n}", "n")
     if params.max_tokens is not None and num_outputs >= max(params.max_tokens, 1):
         raise InvalidParameter(f"max_tokens is {params.max_tokens}, but {num_outputs} are there already", "max_tokens")
-    if any(token_id >= description.vocab_size for token_id in params.stop_ids):
-        raise InvalidParameter(f"stop_token_ids must lie below {description.vocab_size}", "stop_token_ids")
+    params.check_vocabulary(description.vocab_size)
     _check_urgency(request.priority, request.timeout_s)
     return token_ids
 

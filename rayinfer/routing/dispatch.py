@@ -208,11 +208,12 @@ class Dispatcher:
         return f"model {self._model_name!r} cannot answer now: {self._why_not_ready}"
 
     def _check_length(self, request: GenerationRequest) -> None:
-        num_tokens, longest = len(request.prompt_token_ids), self.describe().max_model_len - 1
+        room = 0 if request.sampling_params.max_tokens == 0 else 1  # a prompt that is only scored may fill the context
+        num_tokens, longest = len(request.prompt_token_ids), self.describe().max_model_len - room
         if num_tokens > longest:
             raise PromptTooLong(
                 f"the prompt has {num_tokens} tokens, at most {longest} fit into the context of model "
-                f"{self._model_name!r} beside one new token",
+                f"{self._model_name!r}{' beside one new token' if room else ''}",
                 "prompt",
                 "context_length_exceeded",
             )

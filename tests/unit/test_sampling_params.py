@@ -145,3 +145,20 @@ def test_parameters_do_not_change_and_survive_a_pickle_round_trip():
     with pytest.raises(FrozenInstanceError):
         params.seed = 6
     assert pickle.loads(pickle.dumps(params)) == params
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stop_token_ids", [3, 10]),
+        ("logit_bias", {10: 1.0}),
+        ("allowed_token_ids", [10]),
+        ("bad_token_sequences", [[1], [2, 10]]),
+    ],
+)
+def test_an_id_that_a_vocabulary_lacks_is_named(name, value):
+    params = SamplingParams(**{name: value})
+    params.check_vocabulary(11)
+    with pytest.raises(InvalidParameter, match=f"{name} must lie in the vocabulary, 0 to 9, got 10") as refusal:
+        params.check_vocabulary(10)
+    assert refusal.value.param == name

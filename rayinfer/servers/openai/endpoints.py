@@ -67,7 +67,7 @@ class OpenAIEndpoints:
         description = model.generator.describe()
         body.check_ranges()
         params = completion_params(body, description.vocab_size)
-        prompts = await completion_prompts(body, model, description)
+        prompts = await completion_prompts(body, model, description, scores_only=params.max_tokens == 0)
         check_num_prompt_logprobs(params, prompts, per_choice=bool(body.echo and body.logprobs is not None))
         generation = Generation(
             body=body,

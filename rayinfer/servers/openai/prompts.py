@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rayinfer.errors import InvalidParameter, PromptTooLong
@@ -15,17 +16,38 @@ MAX_PROMPTS = 1024
 MAX_CHOICES_PER_REQUEST = 1024  # prompts times n: each of them is a request of its own to an engine
 
 
+@dataclass(frozen=True, slots=True)
+class _Context:
+    """The longest prompt that may come, and which field of the body brings it."""
+
+    max_model_len: int
+    num_new_tokens: int  # for which there must be room
+    param: str
+
+    def check(self, num_tokens: int, *, at_least: str = "") -> None:
+        if num_tokens == 0:
+            raise InvalidParameter(f"{self.param} must hold at least one token", self.param)
+        if num_tokens + self.num_new_tokens > self.max_model_len:
+            reason = ", which leaves no room for an answer" if self.num_new_tokens else ""
+            raise PromptTooLong(
+                f"This model's maximum context length is {self.max_model_len} tokens. "
+                f"The prompt has {at_least}{num_tokens} tokens{reason}.",
+                self.param,
+                "context_length_exceeded",
+            )
+
+
 async def chat_prompts(body: ChatCompletionBody, model: ServedModel, description: ModelDescription) -> list[list[int]]:
     """Render a conversation and tokenise it: always one prompt."""
     text = model.chat_template.render(template_messages(body.messages), **template_settings(body))
-    tokenizer = model.tokenizer
-    return await _tokenise([text], bool(body.add_special_tokens), tokenizer, description, "messages")
+    context = _Context(description.max_model_len, 1, "messages")
+    return await _tokenise([text], bool(body.add_special_tokens), model.tokenizer, description.vocab_size, context)
 
 
 async def completion_prompts(
-    body: CompletionBody, model: ServedModel, description: ModelDescription
+    body: CompletionBody, model: ServedModel, description: ModelDescription, *, scores_only: bool = False
 ) -> list[list[int]]:
-    """Tokenise every prompt of a completion request, in their order."""
+    """Tokenise every prompt of a completion, in their order; those that are only scored may fill the context."""
     prompts = _split_prompts(body.prompt)
     num_choices = len(prompts) * (body.n or 1)
     if num_choices > MAX_CHOICES_PER_REQUEST:
@@ -34,7 +56,9 @@ async def completion_prompts(
             f"a request may ask for {MAX_CHOICES_PER_REQUEST}",
             "n",
         )
-    return await _tokenise(prompts, body.add_special_tokens is not False, model.tokenizer, description, "prompt")
+    context = _Context(description.max_model_len, 0 if scores_only else 1, "prompt")
+    adds_special_tokens = body.add_special_tokens is not False
+    return await _tokenise(prompts, adds_special_tokens, model.tokenizer, description.vocab_size, context)
 
 
 def echoed_texts(body: CompletionBody, prompts: Sequence[list[int]], tokenizer: Tokenizer) -> list[str]:
@@ -50,12 +74,12 @@ async def _tokenise(
     prompts: Sequence[str | list[Any]],
     adds_special_tokens: bool,
     tokenizer: Tokenizer,
-    description: ModelDescription,
-    param: str,
+    vocab_size: int,
+    context: _Context,
 ) -> list[list[int]]:
     """Turn prompts into token ids, in a thread when it takes long, so that nobody else's tokens wait for it."""
     for prompt in prompts:
-        _check_size(prompt, tokenizer, description, param)
+        _check_size(prompt, tokenizer, context)
 
     def token_ids_of_all() -> list[list[int]]:
         all_token_ids = []
@@ -63,8 +87,8 @@ async def _tokenise(
             if isinstance(prompt, str):
                 token_ids = tokenizer.encode(prompt, add_special_tokens=adds_special_tokens)
             else:
-                token_ids = _checked_token_ids(prompt, description.vocab_size)
-            _check_num_tokens(len(token_ids), description, param)
+                token_ids = _checked_token_ids(prompt, vocab_size)
+            context.check(len(token_ids))
             all_token_ids.append(token_ids)
         return all_token_ids
 
@@ -104,24 +128,12 @@ def _checked_token_ids(token_ids: list[Any], vocab_size: int) -> list[int]:
     return token_ids
 
 
-def _check_size(prompt: str | list[Any], tokenizer: Tokenizer, description: ModelDescription, param: str) -> None:
+def _check_size(prompt: str | list[Any], tokenizer: Tokenizer, context: _Context) -> None:
     """Refuse what cannot fit however it is tokenised, before any work is done on it."""
     if isinstance(prompt, list):
-        _check_num_tokens(len(prompt), description, param)
-    elif (least := tokenizer.least_num_tokens(prompt)) >= description.max_model_len:
-        _check_num_tokens(least, description, param, at_least="at least ")
-
-
-def _check_num_tokens(num_tokens: int, description: ModelDescription, param: str, at_least: str = "") -> None:
-    if num_tokens == 0:
-        raise InvalidParameter(f"{param} must hold at least one token", param)
-    if num_tokens >= description.max_model_len:
-        raise PromptTooLong(
-            f"This model's maximum context length is {description.max_model_len} tokens. "
-            f"The prompt has {at_least}{num_tokens} tokens, which leaves no room for an answer.",
-            param,
-            "context_length_exceeded",
-        )
+        context.check(len(prompt))
+    elif (least := tokenizer.least_num_tokens(prompt)) > 0:
+        context.check(least, at_least="at least ")
 
 
 def _is_integer(value: Any) -> bool:

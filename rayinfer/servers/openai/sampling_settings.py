@@ -19,15 +19,14 @@ _SAME_NAME = (
 
 def completion_params(body: CompletionBody, vocab_size: int) -> SamplingParams:
     """Build the settings of a completion; echoed prompts are scored like the answers. Raises InvalidParameter."""
-    echoed = body.logprobs if body.echo else None
     _check_logprobs("logprobs", body.logprobs)
     return _params(
         body,
         vocab_size,
         default_max_tokens=DEFAULT_COMPLETION_TOKENS,
-        scores_only=bool(body.echo),
+        least_tokens=0 if body.echo else 1,
         logprobs=body.logprobs,
-        echoed_logprobs=echoed,
+        echoed_logprobs=body.logprobs if body.echo else None,
     )
 
 
@@ -36,9 +35,8 @@ def chat_params(body: ChatCompletionBody, vocab_size: int) -> SamplingParams:
     if body.top_logprobs and not body.logprobs:
         raise InvalidParameter("top_logprobs is only allowed with logprobs=true.", "top_logprobs")
     _check_logprobs("top_logprobs", body.top_logprobs)
-    return _params(
-        body, vocab_size, default_max_tokens=None, logprobs=(body.top_logprobs or 0) if body.logprobs else None
-    )
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return _params(body, vocab_size, default_max_tokens=None, logprobs=logprobs)
 
 
 def check_num_prompt_logprobs(params: SamplingParams, prompts: Sequence[Sequence[int]], *, per_choice: bool) -> None:
@@ -59,26 +57,24 @@ def _params(
     vocab_size: int,
     *,
     default_max_tokens: int | None,
+    least_tokens: int = 1,
     logprobs: int | None,
     echoed_logprobs: int | None = None,
-    scores_only: bool = False,
 ) -> SamplingParams:
     if body.prompt_logprobs is not None and body.stream:
-        raise InvalidParameter(
-            "prompt_logprobs is only told in whole answers, not with stream=true.", "prompt_logprobs"
-        )
+        raise InvalidParameter("prompt_logprobs is told in whole answers only, not in streams.", "prompt_logprobs")
     _check_logprobs("prompt_logprobs", body.prompt_logprobs)
     wanted = [count for count in (body.prompt_logprobs, echoed_logprobs) if count is not None]
     given = {field: value for field in _SAME_NAME if (value := getattr(body, field)) is not None}
-    for field in ("stop_token_ids", "allowed_token_ids"):
-        _check_vocabulary(field, given.get(field, ()), vocab_size)
-    return SamplingParams(
+    params = SamplingParams(
         **given,
-        max_tokens=_max_tokens(body, default_max_tokens, least=0 if scores_only else 1),
-        logit_bias=_logit_bias(body.logit_bias, vocab_size),
+        max_tokens=_max_tokens(body, default_max_tokens, least=least_tokens),
+        logit_bias=_logit_bias(body.logit_bias),
         logprobs=logprobs,
         prompt_logprobs=max(wanted, default=None),
     )
+    params.check_vocabulary(vocab_size)
+    return params
 
 
 def _max_tokens(body: GenerationBody, default: int | None, *, least: int) -> int | None:
@@ -97,7 +93,7 @@ def _check_logprobs(field: str, count: int | None) -> None:
         raise InvalidParameter(f"{field} must be an integer from 0 to {MAX_LOGPROBS}, got {count}", field)
 
 
-def _logit_bias(biases: Mapping[str, Any] | None, vocab_size: int) -> dict[int, float] | None:
+def _logit_bias(biases: Mapping[str, Any] | None) -> dict[int, float] | None:
     if not biases:
         return None
     if len(biases) > MAX_BIASED_TOKENS:
@@ -106,15 +102,5 @@ def _logit_bias(biases: Mapping[str, Any] | None, vocab_size: int) -> dict[int, 
         )
     for key in biases:
         if not (key.isascii() and key.isdigit() and str(int(key[:20])) == key):
-            raise InvalidParameter(
-                f'logit_bias must have token ids such as "42" as its keys, got {key!r:.80}', "logit_bias"
-            )
-    by_id = {int(key): bias for key, bias in biases.items()}
-    _check_vocabulary("logit_bias", by_id, vocab_size)
-    return by_id
-
-
-def _check_vocabulary(field: str, token_ids: Sequence[int] | Mapping[int, Any], vocab_size: int) -> None:
-    for token_id in token_ids:
-        if not 0 <= token_id < vocab_size:
-            raise InvalidParameter(f"{field} must lie in the vocabulary, 0 to {vocab_size - 1}, got {token_id}", field)
+            raise InvalidParameter(f'logit_bias must have token ids like "42" as keys, got {key!r:.80}', "logit_bias")
+    return {int(key): bias for key, bias in biases.items()}
