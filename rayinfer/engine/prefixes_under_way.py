@@ -1,6 +1,6 @@
 """Prefix blocks that a running request is about to write, and the twins that wait for them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from rayinfer.engine.request import Request, RequestStatus
@@ -32,10 +32,10 @@ class PrefixesUnderWay:
         request.move_to(RequestStatus.PARKED)
         self._pending[digest].parked.append(request)
 
-    def settle(self, writer: Request, digests: Sequence[bytes]) -> list[Request]:
-        """The writer has written these blocks or gives them up: return who waited and may run now."""
+    def settle(self, writers: Iterable[Request], digests: Iterable[bytes]) -> list[Request]:
+        """Each writer has written its block or gives it up: return who waited and may run now."""
         released: list[Request] = []
-        for digest in digests:
+        for writer, digest in zip(writers, digests, strict=False):
             pending = self._pending.get(digest)
             if pending is not None and pending.writer is writer:
                 del self._pending[digest]

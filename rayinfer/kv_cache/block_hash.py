@@ -12,7 +12,7 @@ _LITTLE_ENDIAN_INT32 = np.dtype("<i4")
 
 def hash_block(parent_digest: bytes, salt: bytes, token_ids: NDArray[np.int32]) -> bytes:
     """Digest one full block; the first block of a sequence has ROOT_DIGEST as its parent."""
-    digest: bytes = xxhash.xxh3_128_digest(parent_digest + salt + _token_bytes(token_ids))
+    digest: bytes = xxhash.xxh3_128_digest(parent_digest + salt + token_bytes(token_ids))
     return digest
 
 
@@ -34,13 +34,19 @@ class PrefixDigests:
         first, full = len(digests), num_tokens // self._block_size
         if full <= first:
             return
-        tokens = _token_bytes(token_ids[first * self._block_size : full * self._block_size])
+        tokens = token_bytes(token_ids[first * self._block_size : full * self._block_size])
         digest = digests[-1] if digests else ROOT_DIGEST
         digest_of = xxhash.xxh3_128_digest
         for start in range(0, len(tokens), width):
             digest = digest_of(digest + salt + tokens[start : start + width])
             digests.append(digest)
 
+    def append(self, block_bytes: bytes) -> None:
+        """Add the digest of the next block, whose token ids are given as `token_bytes` writes them."""
+        digest = self.digests[-1] if self.digests else ROOT_DIGEST
+        self.digests.append(xxhash.xxh3_128_digest(digest + self._salt + block_bytes))
 
-def _token_bytes(token_ids: NDArray[np.int32]) -> bytes:
+
+def token_bytes(token_ids: NDArray[np.int32]) -> bytes:
+    """Write token ids as digests take them in: four bytes each, the lowest first."""
     return token_ids.astype(_LITTLE_ENDIAN_INT32, copy=False).tobytes()

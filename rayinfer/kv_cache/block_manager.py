@@ -55,9 +55,9 @@ class BlockManager:
         """Hand out blocks for new content with one reader each, least recently used first; raises OutOfBlocks."""
         if count > len(self._free):
             raise OutOfBlocks(f"{count} blocks wanted, {len(self._free)} of {self.num_blocks} free")
-        blocks = [self._free.pop_first() for _ in range(count)]
+        blocks = self._free.take_first(count)
+        self._stored.forget(blocks)
         for block in blocks:
-            self._stored.forget(block)
             self._readers[block] = 1
         return blocks
 
@@ -98,15 +98,28 @@ class BlockManager:
         already, that one goes on being hit and this one counts as its twin. An older block whose own parent is gone
         can never be hit again and makes way.
         """
+        self.store_all([block], [digest], parents=[parent], token_ids=token_ids[np.newaxis], salts=[salt])
+
+    def store_all(
+        self,
+        blocks: Sequence[int],
+        digests: Sequence[bytes],
+        *,
+        parents: Sequence[int | None],
+        token_ids: NDArray[np.int32],
+        salts: Sequence[bytes],
+    ) -> None:
+        """Store many blocks as `store` does one, in their order; `token_ids` is [num_blocks, block_size]."""
         if not self._caches_prefixes:
             return
-        if not self._readers[block]:
-            raise RuntimeError(f"block {block} is stored but has no readers")
-        displaced = self._stored.add(block, digest, parent=parent, token_ids=token_ids, salt=salt)
-        if displaced is not None and not self._readers[displaced]:
-            self._stored.forget(displaced)
-            self._free.remove(displaced)
-            self._free.add_first(displaced)
+        for block in blocks:
+            if not self._readers[block]:
+                raise RuntimeError(f"block {block} is stored but has no readers")
+        for displaced in self._stored.add(blocks, digests, parents=parents, token_ids=token_ids, salts=salts):
+            if not self._readers[displaced]:
+                self._stored.forget([displaced])
+                self._free.remove(displaced)
+                self._free.add_first(displaced)
 
     def is_stored(self, digest: bytes) -> bool:
         """Whether some block is stored under this digest."""
@@ -118,15 +131,14 @@ class BlockManager:
 
     def reset_prefix_cache(self) -> None:
         """Forget the content of all free blocks; this one operation takes time in proportion to the stored blocks."""
-        for block in [block for block in self._stored.holders() if not self._readers[block]]:
-            self._stored.forget(block)
+        self._stored.forget([block for block in self._stored.holders() if not self._readers[block]])
 
     def _release(self, block: int) -> None:
         holder = self._stored.settle(block)
         if holder == block:
             self._free.add_last(block)
             return
-        self._stored.forget(block)
+        self._stored.forget([block])
         self._free.add_first(block)
         if holder is not None and not self._readers[holder]:  # using a twin is using its holder
             self._free.remove(holder)

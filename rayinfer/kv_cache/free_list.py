@@ -20,12 +20,17 @@ class FreeList:
     def __len__(self) -> int:
         return self._size
 
-    def pop_first(self) -> int:
-        """Take the least recently used block."""
-        first = self._next[self._end]
-        assert first != self._end, "the free list is empty"
-        self.remove(first)
-        return first
+    def take_first(self, count: int) -> list[int]:
+        """Take the least recently used blocks."""
+        assert count <= self._size, f"{count} blocks wanted, {self._size} are in the list"
+        blocks, block = [], self._next[self._end]
+        for _ in range(count):
+            blocks.append(block)
+            block = self._next[block]
+        self._next[self._end] = block
+        self._previous[block] = self._end
+        self._size -= count
+        return blocks
 
     def remove(self, block: int) -> None:
         """Take a block that is in the list, wherever it stands."""

@@ -68,26 +68,39 @@ class StoredBlocks:
         return blocks[: self._count_equal(blocks, token_ids)]
 
     def add(
-        self, block: int, digest: bytes, *, parent: int | None, token_ids: NDArray[np.int32], salt: bytes
-    ) -> int | None:
-        """Note what a written block contains; returns the block that is no longer hit for this digest, if any."""
-        if self._digests[block] is not None:
-            if self._digests[block] != digest:
-                raise RuntimeError(f"block {block} is stored already, under another digest")
-            return None
-        self._describe(block, digest, parent, token_ids, salt)
-        holder = self._holders.get(digest)
-        if holder is not None and self._are_twins(block, holder):
-            self._chains[block] = self._chains[holder]
-            return None
-        self._newest_chain += 1
-        self._chains[block] = self._newest_chain
-        if holder is None:
-            self._hold(block, digest)
-        elif not self._is_reachable(holder):
-            self._holders[digest] = block
-            return holder
-        return None
+        self,
+        blocks: Sequence[int],
+        digests: Sequence[bytes],
+        *,
+        parents: Sequence[int | None],
+        token_ids: NDArray[np.int32],
+        salts: Sequence[bytes],
+    ) -> list[int]:
+        """Note what written blocks contain, [num_blocks, block_size]; returns those no longer hit for their digests."""
+        displaced = []
+        known = self._digests
+        self._token_ids[blocks] = token_ids
+        for block, digest, parent, salt in zip(blocks, digests, parents, salts, strict=True):
+            if known[block] is not None:
+                if known[block] != digest:
+                    raise RuntimeError(f"block {block} is stored already, under another digest")
+                continue
+            if parent is not None:
+                self._note_parent(block, parent)
+            known[block] = digest
+            self._salts[block] = salt
+            holder = self._holders.get(digest)
+            if holder is not None and self._are_twins(block, holder):
+                self._chains[block] = self._chains[holder]
+                continue
+            self._newest_chain += 1
+            self._chains[block] = self._newest_chain
+            if holder is None:
+                self._hold(block, digest)
+            elif not self._is_reachable(holder):
+                self._holders[digest] = block
+                displaced.append(holder)
+        return displaced
 
     def settle(self, block: int) -> int | None:
         """Return who is hit for the digest of a block that lost its last reader: itself, another, or none."""
@@ -100,19 +113,21 @@ class StoredBlocks:
             return block
         return holder
 
-    def forget(self, block: int) -> None:
-        """Let go of whatever is known of a block, before something else is written to it."""
-        digest = self._digests[block]
-        if digest is None:
-            return
-        if self._holders.get(digest) == block:
-            del self._holders[digest]
-            if digest in self._newly_stored:
-                del self._newly_stored[digest]
-            else:
-                self._newly_removed[digest] = None
-        self._digests[block] = self._parent_digests[block] = None
-        self._salts[block] = b""
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Let go of whatever is known of blocks, before something else is written to them."""
+        for block in blocks:
+            digest = self._digests[block]
+            if digest is None:
+                continue
+            if self._holders.get(digest) == block:
+                del self._holders[digest]
+                if digest in self._newly_stored:
+                    del self._newly_stored[digest]
+                else:
+                    self._newly_removed[digest] = None
+            self._digests[block] = self._parent_digests[block] = None
+            self._parent_chains[block] = _NO_CHAIN
+            self._salts[block] = b""
 
     def take_events(self) -> BlockEvents:
         """Return what changed since the last call."""
@@ -128,16 +143,12 @@ class StoredBlocks:
         differs = (self._token_ids[blocks] != wanted).any(axis=1)
         return int(differs.argmax()) if differs.any() else len(blocks)
 
-    def _describe(
-        self, block: int, digest: bytes, parent: int | None, token_ids: NDArray[np.int32], salt: bytes
-    ) -> None:
-        if parent is not None and self._digests[parent] is None:
+    def _note_parent(self, block: int, parent: int) -> None:
+        digest = self._digests[parent]
+        if digest is None:
             raise RuntimeError(f"block {block} is stored before its parent, block {parent}")
-        self._token_ids[block] = token_ids
-        self._digests[block] = digest
-        self._salts[block] = salt
-        self._parent_digests[block] = None if parent is None else self._digests[parent]
-        self._parent_chains[block] = _NO_CHAIN if parent is None else self._chains[parent]
+        self._parent_digests[block] = digest
+        self._parent_chains[block] = self._chains[parent]
 
     def _hold(self, block: int, digest: bytes) -> None:
         self._holders[digest] = block

@@ -6,7 +6,7 @@ from rayinfer.kv_cache.free_list import FreeList
 
 
 def drain(free_list):
-    return [free_list.pop_first() for _ in range(len(free_list))]
+    return free_list.take_first(len(free_list))
 
 
 def test_a_new_list_gives_out_all_blocks_in_order():
@@ -30,19 +30,22 @@ def test_a_block_is_taken_from_the_middle():
     assert drain(free_list) == [0, 1, 3]
 
 
-def test_an_empty_list_gives_nothing():
-    free_list = FreeList(1)
-    free_list.pop_first()
-    with pytest.raises(AssertionError, match="empty"):
-        free_list.pop_first()
+def test_a_list_gives_no_more_than_it_has():
+    free_list = FreeList(2)
+    assert free_list.take_first(1) == [0]
+    with pytest.raises(AssertionError, match="2 blocks wanted, 1 are in the list"):
+        free_list.take_first(2)
+    assert free_list.take_first(0) == []
+    assert drain(free_list) == [1]
 
 
-@given(st.integers(1, 6), st.lists(st.tuples(st.sampled_from(["pop", "remove", "first", "last"]), st.integers(0, 5))))
+@given(st.integers(1, 6), st.lists(st.tuples(st.sampled_from(["take", "remove", "first", "last"]), st.integers(0, 5))))
 def test_it_behaves_like_a_plain_list(num_blocks, operations):
     free_list, model = FreeList(num_blocks), list(range(num_blocks))
     for operation, block in operations:
-        if operation == "pop" and model:
-            assert free_list.pop_first() == model.pop(0)
+        if operation == "take" and block <= len(model):
+            assert free_list.take_first(block) == model[:block]
+            del model[:block]
         elif operation == "remove" and block in model:
             free_list.remove(block)
             model.remove(block)
