@@ -187,6 +187,7 @@ class Driven:
         tenant: str = "",
         cache_salt: str = "",
         adapter: str | None = None,
+        trace: bool = False,
         **params: object,
     ) -> None:
         """Queue a request."""
@@ -201,6 +202,7 @@ class Driven:
                 tenant=tenant,
                 cache_salt=cache_salt,
                 adapter=adapter,
+                trace=trace,
             )
         )
         self.tokens[request_id] = list(outputs)
