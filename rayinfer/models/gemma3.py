@@ -1,6 +1,6 @@
 """Gemma 3 (Gemma team 2025), the language model: most layers see a sliding window, every few see all."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -16,8 +16,7 @@ from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.config_fields import RawConfig, count, flag, number
 from rayinfer.models.model_config import ModelConfig
 from rayinfer.models.rope_settings import read_rope
-
-SLIDING, GLOBAL = "sliding_attention", "full_attention"  # the words of config.json
+from rayinfer.models.sliding_windows import GLOBAL, SLIDING, layer_kinds
 
 # Checkpoints that read images, too, keep the language model behind one of these names, and the rest beside it.
 _LANGUAGE_MODEL = {"model.language_model.": "model.", "language_model.": ""}
@@ -51,7 +50,7 @@ class Gemma3ForCausalLM(CausalDecoder):
         if flag(raw, "use_bidirectional_attention"):
             raise UnsupportedArchitecture("use_bidirectional_attention is not supported: tokens see only those before")
         rotaries = {kind: _rotary(config, kind) for kind in (SLIDING, GLOBAL)}
-        kinds = _layer_kinds(raw, config.num_layers)
+        kinds = layer_kinds(config) or _kinds_by_pattern(config)
         layers = [_layer(config, rotaries[kind], is_sliding=kind == SLIDING) for kind in kinds]
         config = replace(config, tie_word_embeddings=flag(raw, "tie_word_embeddings", default=True))
         norm = RMSNorm(config.hidden_size, config.rms_norm_eps, unit_offset=True)
@@ -108,15 +107,10 @@ def _layer(config: ModelConfig, rotary: RotaryEmbedding, *, is_sliding: bool) ->
     return Gemma3Layer(attention, GatedMLP(config.hidden_size, config.intermediate_size, activation=activation), norm)
 
 
-def _layer_kinds(raw: RawConfig, num_layers: int) -> Sequence[str]:
-    """One kind per layer; older checkpoints only say that every `sliding_window_pattern`th is global."""
-    kinds = raw.get("layer_types")
-    if kinds is None:
-        pattern = count(raw, "sliding_window_pattern", default=6)
-        return [SLIDING if (index + 1) % pattern else GLOBAL for index in range(num_layers)]
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not {SLIDING, GLOBAL}.issuperset(kinds):
-        raise ValueError(f"layer_types must name {num_layers} layers {SLIDING!r} or {GLOBAL!r}, got {kinds!r}")
-    return kinds
+def _kinds_by_pattern(config: ModelConfig) -> list[str]:
+    """Older checkpoints only say that every `sliding_window_pattern`th layer is global."""
+    pattern = count(config.raw, "sliding_window_pattern", default=6)
+    return [SLIDING if (index + 1) % pattern else GLOBAL for index in range(config.num_layers)]
 
 
 def _rotary(config: ModelConfig, kind: str) -> RotaryEmbedding:

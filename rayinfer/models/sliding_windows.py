@@ -4,7 +4,7 @@ from rayinfer.errors import UnsupportedArchitecture
 from rayinfer.models.config_fields import count, flag
 from rayinfer.models.model_config import ModelConfig
 
-_KINDS = ("full_attention", "sliding_attention")
+GLOBAL, SLIDING = "full_attention", "sliding_attention"  # the kinds of layers by the words of config.json
 
 
 def same_window_everywhere(config: ModelConfig, *, default: int | None = None) -> list[int | None]:
@@ -22,16 +22,24 @@ def windows_by_layer(config: ModelConfig, *, default: int = 4096, default_first:
     if not flag(config.raw, "use_sliding_window"):
         return [None] * config.num_layers
     window = same_window_everywhere(config, default=default)[0]
-    kinds = config.raw.get("layer_types")
+    kinds = layer_kinds(config)
     if kinds is None:
         first = _layers_before_the_window(config, default_first)
         return [window if index >= first else None for index in range(config.num_layers)]
+    return [window if kind == SLIDING else None for kind in kinds]
+
+
+def layer_kinds(config: ModelConfig) -> list[str] | None:
+    """Read `layer_types`, GLOBAL or SLIDING for each layer; None where older checkpoints do not have it."""
+    kinds = config.raw.get("layer_types")
+    if kinds is None:
+        return None
     if not isinstance(kinds, list) or len(kinds) != config.num_layers:
         raise ValueError(f"layer_types must be a list of {config.num_layers} names, got {kinds!r}")
     for kind in kinds:
-        if kind not in _KINDS:
-            raise UnsupportedArchitecture(f"layer type {kind!r} is not supported, only {', '.join(_KINDS)}")
-    return [window if kind == "sliding_attention" else None for kind in kinds]
+        if kind not in (GLOBAL, SLIDING):
+            raise UnsupportedArchitecture(f"layer type {kind!r} is not supported, only {GLOBAL} and {SLIDING}")
+    return kinds
 
 
 def _window(config: ModelConfig) -> int | None:
