@@ -4,8 +4,10 @@ import numpy as np
 import torch
 
 from rayinfer.attention.batch import AttentionBatch
-from rayinfer.decoding.sampler import Sampler
-from rayinfer.engine.step_plan import SampledTokens, StepPlan
+from rayinfer.decoding.sampler import Sampled, Sampler
+from rayinfer.engine.prompt_scorer import PromptScorer
+from rayinfer.engine.scored_tokens import on_host
+from rayinfer.engine.step_plan import Int64Array, SampledTokens, ScoredTokens, StepPlan
 from rayinfer.models.decoder import Decoder
 
 
@@ -26,6 +28,7 @@ class ModelRunner:
     def __init__(self, decoder: Decoder, sampler: Sampler, device: torch.device) -> None:
         self.decoder: Decoder | None = decoder
         self._sampler = sampler
+        self._prompt_scorer = PromptScorer(sampler.vocab_size)
         self._device = device
 
     def submit(self, plan: StepPlan) -> FinishedStep:
@@ -40,6 +43,7 @@ class ModelRunner:
                 output_token_ids=entered.output_token_ids,
                 end_token_ids=entered.end_token_ids,
             )
+            self._prompt_scorer.enter(entered)
         with torch.inference_mode():
             return FinishedStep(self._run(plan))
 
@@ -54,13 +58,27 @@ class ModelRunner:
         decoder = self.decoder
         assert decoder is not None, "a step without a model"
         hidden = decoder.forward(self._tensor(plan.token_ids), batch)
+        # Before sampling, for what fails here is tried again, and a sampler must not remember a token twice.
+        prompt_logprobs = self._prompt_scorer.score(plan, hidden, decoder.logits)
         sampling = np.flatnonzero(plan.samples)
         if not len(sampling):
-            return SampledTokens(np.empty(0, np.int64), np.empty(0, np.bool_))
+            return SampledTokens(np.empty(0, np.int64), np.empty(0, np.bool_), None, prompt_logprobs)
         last_tokens = plan.query_starts[1:][sampling] - 1
         logits = decoder.logits(hidden[self._tensor(last_tokens)])
-        sampled = self._sampler.sample(logits, plan.rows[sampling], plan.context_lengths[sampling].astype(np.int64))
-        return SampledTokens(sampled.token_ids.cpu().numpy(), sampled.is_invalid.cpu().numpy())
+        rows, positions = plan.rows[sampling], plan.context_lengths[sampling].astype(np.int64)
+        sampled = self._sampler.sample(logits, rows, positions)
+        return SampledTokens(
+            sampled.token_ids.cpu().numpy(),
+            sampled.is_invalid.cpu().numpy(),
+            _logprobs(sampled, rows, positions),
+            prompt_logprobs,
+        )
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+
+
+def _logprobs(sampled: Sampled, rows: Int64Array, positions: Int64Array) -> ScoredTokens | None:
+    if sampled.scores is None:
+        return None
+    return on_host(rows[sampled.scored], positions[sampled.scored], [sampled.scores])

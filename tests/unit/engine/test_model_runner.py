@@ -92,3 +92,38 @@ def test_a_draw_is_that_of_the_position_which_the_new_token_will_have():
         sampler = Sampler(1, VOCAB)
         sampler.enter(0, params, seed=seed, choice=0, prompt_token_ids=[1], output_token_ids=[], end_token_ids=())
         assert drawn.tolist() == sampler.sample(logits, np.array([0]), np.array([len(tokens)])).token_ids.tolist()
+
+
+def test_log_probabilities_come_for_the_rows_that_asked_with_their_positions():
+    asking = entered_row(3, SamplingParams(temperature=0.0, logprobs=2))
+    runner = ModelRunner(NextToken(), Sampler(4, VOCAB), torch.device("cpu"))
+    step = plan({2: [5, 6], 3: [9], 0: [1, 2, 3]}, [True, True, True], [entered_row(2), asking, entered_row(0)])
+    sampled = runner.submit(step).result()
+    scored = sampled.logprobs
+    assert scored.rows.tolist() == [3]
+    assert scored.positions.tolist() == [1]
+    assert scored.token_ids.tolist() == [[10, 10, 0]]
+    best = -np.log1p((VOCAB - 1) / np.e)
+    assert scored.logprobs == pytest.approx(np.array([[best, best, best - 1]]), abs=1e-6)
+    assert scored.ranks.tolist() == [1]
+    assert sampled.prompt_logprobs is None
+
+
+def test_nobody_who_asked_no_log_probabilities():
+    runner = ModelRunner(NextToken(), Sampler(4, VOCAB), torch.device("cpu"))
+    sampled = runner.submit(plan({2: [5, 6]}, [True], [entered_row(2)])).result()
+    assert sampled.logprobs is None
+    assert sampled.prompt_logprobs is None
+
+
+@pytest.mark.parametrize("samples", [True, False])
+def test_a_prompt_is_scored_whether_or_not_its_chunk_ends_in_a_new_token(samples):
+    decoder = NextToken()
+    runner = ModelRunner(decoder, Sampler(4, VOCAB), torch.device("cpu"))
+    row = replace(entered_row(1, SamplingParams(prompt_logprobs=1)), prompt_token_ids=np.array([4, 5, 9], np.int32))
+    sampled = runner.submit(plan({1: [4, 5, 9]}, [samples], [row])).result()
+    assert sampled.prompt_logprobs.positions.tolist() == [1, 2]
+    assert sampled.prompt_logprobs.token_ids.tolist() == [[5, 5], [9, 6]]
+    assert sampled.prompt_logprobs.ranks.tolist() == [1, 10]
+    assert decoder.rows_asked_for == [2, 1][: 1 + samples]
+    assert len(sampled.token_ids) == samples
