@@ -1,4 +1,4 @@
-"""Where the sources of an encoder-decoder's requests lie: each row of the batch has blocks of its own for one source."""
+"""Where the sources of an encoder-decoder's requests lie: each row of the batch has blocks of its own for one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

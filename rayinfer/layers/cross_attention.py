@@ -29,14 +29,14 @@ class CrossAttention(torch.nn.Module):
     def keep(self, encoded: torch.Tensor, slots: torch.Tensor) -> None:
         """Keep the keys and values of sources: encoded [num_source_tokens, hidden_size], slots [num_source_tokens]."""
         assert self._kv_cache is not None, "the layer has no cache yet"
-        parts = self.kv_proj.forward(encoded).split(self.kv_proj.widths, -1)
-        key, value = (part.unflatten(-1, (-1, self._head_dim)) for part in parts)
+        parts = torch.split(self.kv_proj.forward(encoded), self.kv_proj.widths, -1)
+        key, value = (part.view(len(encoded), -1, self._head_dim) for part in parts)
         ops.write_kv(key, value, self._kv_cache, slots)
 
     def forward(self, x: torch.Tensor, sources: SourceBatch) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""
         assert self._kv_cache is not None, "the layer has no cache yet"
-        query = self.q_proj.forward(x).unflatten(-1, (-1, self._head_dim))
+        query = self.q_proj.forward(x).view(len(x), -1, self._head_dim)
         # Each token is a request of its own that stands at the end of its source: so it sees all of it.
         attended = ops.paged_attention(
             query, self._kv_cache, sources.block_tables, sources.query_starts, sources.lengths, self._scale

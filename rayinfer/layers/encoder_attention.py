@@ -32,8 +32,8 @@ class EncoderAttention(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """x [num_tokens, hidden_size], of sources of these `lengths`, -> the same shape."""
-        stacked = self.qkv_proj.forward(x).unflatten(-1, (3, -1, self._head_dim))
-        attended = [self._attend(source) for source in stacked.split(list(lengths))]
+        stacked = self.qkv_proj.forward(x).view(len(x), 3, -1, self._head_dim)
+        attended = [self._attend(source) for source in torch.split(stacked, list(lengths))]
         return self.o_proj.forward(torch.cat(attended))
 
     def _attend(self, source: torch.Tensor) -> torch.Tensor:

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
 from rayinfer.models.config_fields import RawConfig, count
+from rayinfer.models.encoder_decoder_config import AnswerSettings, in_common_words, read_answer_settings
 from rayinfer.models.language_model_config import language_model_config
 from rayinfer.models.rope_settings import read_rope, stretched_length
 
@@ -34,6 +35,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"  # the checkpoint's own
     raw: RawConfig = field(default_factory=dict)  # all of config.json, for what a single architecture knows
+    answers: AnswerSettings | None = None  # of an encoder-decoder; the other fields tell its decoder's shape
 
     @property
     def longest_sequence(self) -> int:
@@ -48,8 +50,13 @@ def read_model_config(folder: Path) -> ModelConfig:
     architectures = raw.get("architectures")
     if not isinstance(architectures, list) or not architectures:
         raise UnsupportedArchitecture(f"{file}: no architecture is named")
+    generation = _read_generation_config(folder)
     try:
-        return _from_raw(language_model_config(raw), str(architectures[0]), _end_token_ids(raw, folder))
+        end_token_ids = _end_token_ids(raw, generation)
+        if raw.get("is_encoder_decoder"):
+            answers = read_answer_settings(raw, generation)
+            return replace(_from_raw(in_common_words(raw), str(architectures[0]), end_token_ids), answers=answers)
+        return _from_raw(language_model_config(raw), str(architectures[0]), end_token_ids)
     except (KeyError, TypeError, ValueError) as error:
         raise ModelLoadError(f"{file}: missing or wrong field: {error}") from None
 
@@ -87,10 +94,14 @@ def _from_raw(raw: Mapping[str, Any], architecture: str, eos_token_ids: tuple[in
     )
 
 
-def _end_token_ids(raw: Mapping[str, Any], folder: Path) -> tuple[int, ...]:
-    """generation_config.json decides, as in transformers; chat models often name several there."""
+def _read_generation_config(folder: Path) -> RawConfig:
     file = folder / "generation_config.json"
-    ids = _read_json(file).get("eos_token_id") if file.is_file() else None
+    return _read_json(file) if file.is_file() else {}
+
+
+def _end_token_ids(raw: RawConfig, generation: RawConfig) -> tuple[int, ...]:
+    """generation_config.json decides, as in transformers; chat models often name several there."""
+    ids = generation.get("eos_token_id")
     ids = raw.get("eos_token_id") if ids is None else ids
     if ids is None:
         return ()

@@ -8,6 +8,7 @@ from rayinfer.models.gemma3 import Gemma3ForCausalLM
 from rayinfer.models.gpt2 import GPT2LMHeadModel
 from rayinfer.models.gpt_neox import GPTNeoXForCausalLM
 from rayinfer.models.llama import LlamaForCausalLM
+from rayinfer.models.marian import MarianMTModel
 from rayinfer.models.mistral import MistralForCausalLM
 from rayinfer.models.mixtral import MixtralForCausalLM
 from rayinfer.models.model_config import ModelConfig
@@ -15,6 +16,7 @@ from rayinfer.models.phi3 import Phi3ForCausalLM
 from rayinfer.models.qwen2 import Qwen2ForCausalLM
 from rayinfer.models.qwen3 import Qwen3ForCausalLM
 from rayinfer.models.qwen3_moe import Qwen3MoeForCausalLM
+from rayinfer.models.t5 import T5ForConditionalGeneration
 
 ARCHITECTURES: Mapping[str, Callable[[ModelConfig], Decoder]] = {
     "GPT2LMHeadModel": GPT2LMHeadModel,
@@ -22,12 +24,14 @@ ARCHITECTURES: Mapping[str, Callable[[ModelConfig], Decoder]] = {
     "Gemma3ForCausalLM": Gemma3ForCausalLM,
     "Gemma3ForConditionalGeneration": Gemma3ForCausalLM,  # answers to text alone
     "LlamaForCausalLM": LlamaForCausalLM,
+    "MarianMTModel": MarianMTModel,
     "MistralForCausalLM": MistralForCausalLM,
     "MixtralForCausalLM": MixtralForCausalLM,
     "Phi3ForCausalLM": Phi3ForCausalLM,
     "Qwen2ForCausalLM": Qwen2ForCausalLM,
     "Qwen3ForCausalLM": Qwen3ForCausalLM,
     "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
+    "T5ForConditionalGeneration": T5ForConditionalGeneration,
 }
 
 

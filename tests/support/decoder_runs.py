@@ -64,6 +64,7 @@ class DecoderRun:
             query_starts=torch.tensor(starts, dtype=torch.int32),
             context_lengths=torch.tensor([self._lengths[sequence] for sequence, _ in parts], dtype=torch.int32),
             block_tables=torch.tensor([table + [0] * (width - len(table)) for table in tables], dtype=torch.int32),
+            rows=torch.tensor([sequence for sequence, _ in parts]),
         )
         logits = self.decoder.logits(self.decoder.forward(torch.tensor(token_ids, dtype=torch.int32), batch))
         return list(logits.split([len(tokens) for _, tokens in parts]))

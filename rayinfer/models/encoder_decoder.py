@@ -1,0 +1,138 @@
+"""The frame that every encoder-decoder fills: it reads a source once, and then decodes like any other decoder."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.sources import BLOCK_SIZE, SourceBatch, SourceRows
+from rayinfer.layers.cross_attention import CrossAttention
+from rayinfer.layers.embedding import TokenEmbedding
+from rayinfer.layers.linear import Linear
+from rayinfer.layers.matrix import pack_matrices
+from rayinfer.layers.relative_position_bias import RelativePositionBias
+from rayinfer.layers.residual import Residual
+from rayinfer.layers.self_attention import SelfAttention
+from rayinfer.layers.weight_places import WeightPlace, weight_places
+from rayinfer.models.model_config import ModelConfig
+from rayinfer_kernels import ops
+
+
+class EncoderLayer(torch.nn.Module):
+    """Attention among a source's tokens, and a feed-forward."""
+
+    def __init__(self, attention: Residual, feed_forward: Residual) -> None:
+        super().__init__()
+        self.self_attn = attention
+        self.mlp = feed_forward
+
+    def forward(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+        """x [num_tokens, hidden_size], of sources of these `lengths`, -> the same shape."""
+        return self.mlp.forward(self.self_attn.forward(x, lengths))
+
+
+class CrossDecoderLayer(torch.nn.Module):
+    """Attention to the answer so far, attention to the source, and a feed-forward."""
+
+    def __init__(self, attention: Residual, cross_attention: Residual, feed_forward: Residual) -> None:
+        super().__init__()
+        self.self_attn = attention
+        self.cross_attn = cross_attention
+        self.mlp = feed_forward
+
+    def forward(self, x: torch.Tensor, batch: AttentionBatch, sources: SourceBatch) -> torch.Tensor:
+        """x [num_tokens, hidden_size] -> the same shape."""
+        x = self.self_attn.forward(x, None, batch)
+        return self.mlp.forward(self.cross_attn.forward(x, sources))
+
+
+class EncoderDecoder(torch.nn.Module, ABC):
+    """A Decoder whose tokens also attend to a source, one per row of the batch.
+
+    Both sides share one embedding. A norm behind the layers is None where the layers end with one.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        encoder_layers: Sequence[EncoderLayer],
+        decoder_layers: Sequence[CrossDecoderLayer],
+        encoder_norm: torch.nn.Module | None = None,
+        decoder_norm: torch.nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.shared = TokenEmbedding(config.vocab_size, config.hidden_size)
+        self.encoder_layers = torch.nn.ModuleList(encoder_layers)
+        self.decoder_layers = torch.nn.ModuleList(decoder_layers)
+        self.encoder_norm, self.decoder_norm = encoder_norm, decoder_norm
+        self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        self._sources: SourceRows | None = None
+
+    @abstractmethod
+    def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """token_ids [num_tokens] at `positions` -> [num_tokens, hidden_size], for encoder and decoder alike."""
+
+    @abstractmethod
+    def known_name(self, tensor_name: str) -> str | None:
+        """See Decoder."""
+
+    def weight_places(self) -> Mapping[str, WeightPlace]:
+        """See Decoder."""
+        return weight_places(self)
+
+    def prepare(
+        self, dtype: torch.dtype, device: torch.device, max_positions: int, longest_sequence: int | None = None
+    ) -> None:
+        """Pack the weights and look the position biases up."""
+        pack_matrices(self)
+        for module in self.modules():
+            if isinstance(module, RelativePositionBias):
+                module.prepare()
+
+    def bind_kv_caches(self, kv_caches: list[ops.KVCache]) -> None:
+        """Give the self-attention of each decoder layer its pool of blocks."""
+        attentions = [module for module in self.modules() if isinstance(module, SelfAttention)]
+        for layer, kv_cache in zip(attentions, kv_caches, strict=True):
+            layer.attention.bind(kv_cache)
+
+    def make_room_for_sources(
+        self, num_rows: int, max_source_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Reserve, for each row of the batch, the keys and values of one source in every decoder layer."""
+        self._sources = SourceRows(num_rows, max_source_tokens, device)
+        num_blocks, config = self._sources.num_blocks, self.config
+        for layer in self._cross_attentions:
+            layer.bind(ops.allocate_kv_cache(num_blocks, BLOCK_SIZE, config.num_heads, config.head_dim, dtype, device))
+
+    def read_sources(self, rows: Sequence[int], sources: Sequence[torch.Tensor]) -> None:
+        """Run the encoder over these sources, each int [num_source_tokens], and keep what rows attend to."""
+        assert self._sources is not None, "there is no room for sources yet"
+        lengths = [len(source) for source in sources]
+        positions = torch.cat([torch.arange(length, device=sources[0].device) for length in lengths])
+        x = self.embed(torch.cat(list(sources)), positions)
+        for layer in self.encoder_layers:
+            x = layer.forward(x, lengths)
+        if self.encoder_norm is not None:
+            x = self.encoder_norm.forward(x)
+        slots = self._sources.fill(rows, lengths)
+        for attention in self._cross_attentions:
+            attention.keep(x, slots)
+
+    def forward(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
+        """token_ids [num_tokens] -> last hidden states [num_tokens, hidden_size]."""
+        assert self._sources is not None, "there is no room for sources yet"
+        sources = self._sources.of(batch)
+        x = self.embed(token_ids, batch.positions)
+        for layer in self.decoder_layers:
+            x = layer.forward(x, batch, sources)
+        return x if self.decoder_norm is None else self.decoder_norm.forward(x)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]."""
+        return (self.shared if self.lm_head is None else self.lm_head).multiply(hidden)
+
+    @property
+    def _cross_attentions(self) -> list[CrossAttention]:
+        return [module for module in self.modules() if isinstance(module, CrossAttention)]
