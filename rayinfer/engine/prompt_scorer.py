@@ -39,10 +39,10 @@ class PromptScorer:
         self._prompts: dict[int, _Prompt] = {}
 
     def enter(self, entered: EnteredRow) -> None:
-        """Take note of who takes a row; a prompt whose answer has begun has been scored before."""
+        """Take note of who takes a row."""
         self._prompts.pop(entered.row, None)
         num_top = entered.params.prompt_logprobs
-        if num_top is not None and not len(entered.output_token_ids):
+        if num_top is not None:
             self._prompts[entered.row] = _Prompt(entered.prompt_token_ids, num_top)
 
     def score(

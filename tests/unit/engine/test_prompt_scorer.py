@@ -124,14 +124,12 @@ def test_a_step_that_failed_is_scored_again():
     assert np.array_equal(once.logprobs, again.logprobs)
 
 
-def test_a_request_that_comes_back_is_scored_again_unless_its_answer_has_begun():
+def test_a_request_that_comes_back_is_scored_again_but_not_its_answer():
     scorer = PromptScorer(VOCAB)
     scorer.enter(entered(5))
     score(scorer, {5: (0, 4)})
-    scorer.enter(entered(1))
-    assert score(scorer, {1: (0, 8)}).positions.tolist() == [1, 2, 3, 4, 5, 6, 7]
-    scorer.enter(entered(3, outputs=(6,)))
-    assert score(scorer, {3: (0, 9)}) is None
+    scorer.enter(entered(1, outputs=(6, 7)))
+    assert score(scorer, {1: (4, 6)}).positions.tolist() == [5, 6, 7]
 
 
 def test_a_row_is_scored_for_the_request_that_has_it_now():
