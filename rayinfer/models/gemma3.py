@@ -1,5 +1,6 @@
 """Gemma 3 (Gemma team 2025), the language model: most layers see a sliding window, every few see all."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -56,7 +57,7 @@ class Gemma3ForCausalLM(CausalDecoder):
         norm = RMSNorm(config.hidden_size, config.rms_norm_eps, unit_offset=True)
         super().__init__(config, layers, norm, [rotaries[kind] for kind in kinds])
         self._logit_cap = _optional_number(raw, "final_logit_softcapping")
-        self._embedding_scale = config.hidden_size**0.5
+        self._embedding_scale = math.sqrt(config.hidden_size)
 
     def known_name(self, tensor_name: str) -> str | None:
         """Strip what checkpoints that read images, too, put before the names; their other parts are not used."""
@@ -72,7 +73,7 @@ class Gemma3ForCausalLM(CausalDecoder):
     ) -> None:
         """Round the scale of the embeddings to `dtype`, as the model was trained: 25.3 is 25.25 in bfloat16."""
         super().prepare(dtype, device, max_positions, longest_sequence)
-        self._embedding_scale = float(torch.tensor(self.config.hidden_size**0.5).to(dtype))
+        self._embedding_scale = float(torch.tensor(math.sqrt(self.config.hidden_size)).to(dtype))
 
     def embed(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         """token_ids [num_tokens] -> [num_tokens, hidden_size]."""

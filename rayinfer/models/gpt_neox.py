@@ -45,8 +45,9 @@ class ParallelLayer(PreNormLayer):
         self, x: torch.Tensor, residual: torch.Tensor, angles: Angles | None, batch: AttentionBatch
     ) -> torch.Tensor:
         """See DecoderLayer."""
-        attended = self.self_attn.forward(self.input_layernorm.forward(x, residual), angles, batch)
-        return self.mlp.forward(self.post_attention_layernorm.forward(residual)) + attended
+        attended: torch.Tensor = self.self_attn.forward(self.input_layernorm.forward(x, residual), angles, batch)
+        fed_forward: torch.Tensor = self.mlp.forward(self.post_attention_layernorm.forward(residual))
+        return fed_forward + attended
 
 
 class GPTNeoXForCausalLM(CausalDecoder):
