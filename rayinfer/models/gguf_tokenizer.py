@@ -45,7 +45,7 @@ def write_tokenizer(source: GgufFile, folder: Path, *, max_length: int) -> None:
 
 
 def special_token_id(source: GgufFile, name: str) -> int | None:
-    """Return the id of the "bos", "eos", "unknown" or "padding" token, if the file names one."""
+    """Return the id of the "bos", "eos", "eot" (end of turn), "unknown" or "padding" token, if the file names one."""
     token_id: int | None = source.get(f"tokenizer.ggml.{name}_token_id")
     return token_id
 

@@ -104,7 +104,7 @@ def test_llama3_rotation_is_recognised_by_its_factors(tmp_path):
 
 def test_another_architecture_is_refused_with_those_known(original, tmp_path):
     file = write_tiny_gguf(original, tmp_path / "other.gguf", architecture="mamba")
-    with pytest.raises(UnsupportedArchitecture, match=r"other\.gguf: .*'mamba' is not supported; known: llama"):
+    with pytest.raises(UnsupportedArchitecture, match=r"other\.gguf: .*'mamba' is not supported; known: gemma3, llama"):
         convert_gguf(file, tmp_path / "model")
 
 
