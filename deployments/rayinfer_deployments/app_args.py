@@ -46,6 +46,12 @@ class LLMAppArgs(BaseModel):
     )
     max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024, description="largest request body")
     request_timeout_s: float | None = Field(None, gt=0, description="longest time for one request; more ends it")
+    enable_engine_control: bool = Field(
+        False, description="paths that pause engines and put them to sleep, open to whoever reaches the service"
+    )
+    trace_requests: bool = Field(
+        True, description="keep what happens to each request for ten minutes, for GET /v1/requests/{id}/trace"
+    )
     router_num_cpus: float = Field(0.1, ge=0, description="CPUs that Ray sets aside for the router's process")
 
     @model_validator(mode="after")

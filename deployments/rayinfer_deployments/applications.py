@@ -44,6 +44,8 @@ def build_llm_app(args: LLMAppArgs) -> Application:
             max_waiting_requests=args.max_waiting_requests,
             max_body_bytes=args.max_body_bytes,
             request_timeout_s=args.request_timeout_s,
+            trace_requests=args.trace_requests,
+            enable_engine_control=args.enable_engine_control,
         )
     )
 

@@ -18,6 +18,7 @@ from rayinfer.servers.app import build_app
 from rayinfer.servers.served_model import ServedModel
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
+from rayinfer.traces.kept_traces import KeptTraces
 from rayinfer_deployments.engine_roster import EngineRoster
 
 
@@ -41,10 +42,14 @@ class Router:
         max_waiting_requests: int,
         max_body_bytes: int,
         request_timeout_s: float | None,
+        trace_requests: bool = True,
+        enable_engine_control: bool = False,
     ) -> None:
         self._max_waiting_requests = max_waiting_requests
         self._max_body_bytes = max_body_bytes
         self._request_timeout_s = request_timeout_s
+        self._enable_engine_control = enable_engine_control
+        self._traces = KeptTraces() if trace_requests else None
         self._metrics = ServiceMetrics(CollectorRegistry())
         self._dispatchers: list[Dispatcher] = []
         self._following: list[asyncio.Task[None]] = []
@@ -56,7 +61,9 @@ class Router:
             self._metrics,
             max_body_bytes=self._max_body_bytes,
             request_timeout_s=self._request_timeout_s,
+            traces=self._traces,
             echoes_request_id=False,  # Serve's proxy puts it on every answer
+            enable_engine_control=self._enable_engine_control,
         )
 
     async def __del__(self) -> None:
@@ -74,6 +81,7 @@ class Router:
             Admission(self._max_waiting_requests),
             self._metrics,
             router_id=serve.get_replica_context().replica_tag,
+            traces=self._traces,
         )
         following = EngineRoster(dispatcher).follow(model.engines)
         self._following.append(asyncio.get_running_loop().create_task(following))
@@ -84,4 +92,5 @@ class Router:
             tokenizer=tokenizer,
             chat_template=ChatTemplate.from_folder(folder),
             created=int(time.time()),
+            control=dispatcher.control,
         )

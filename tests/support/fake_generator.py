@@ -30,6 +30,7 @@ class FakeGenerator:
     num_cached_tokens: int = 0
     refusal: Exception | None = None  # raised before the first output
     failure: Exception | None = None  # raised after the first output
+    scores_prompts: bool = True
     blocks_after: int | None = None  # outputs after which it waits for `release`
     not_ready: str = ""
     max_model_len: int = 256
@@ -93,7 +94,7 @@ class FakeGenerator:
 
     def _prompt_logprobs(self, request: GenerationRequest) -> list[TokenLogprobs | None] | None:
         num_top = request.sampling_params.prompt_logprobs
-        if num_top is None:
+        if num_top is None or not self.scores_prompts:
             return None
         return [None, *(scored(token_id, num_top) for token_id in request.prompt_token_ids[1:])]
 

@@ -1,0 +1,96 @@
+import time
+
+import httpx
+import pytest
+
+from rayinfer.outputs import TraceEvent
+from rayinfer.servers.app import build_app
+from rayinfer.traces.kept_traces import KeptTraces
+
+TEXT = "/v1/completions"
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "a secret of mine"}]
+
+
+@pytest.fixture
+def traces():
+    return KeptTraces()
+
+
+@pytest.fixture
+def app(models, metrics, traces):
+    return build_app(models, metrics, traces=traces)
+
+
+async def trace(client, name):
+    response = await client.get(f"/v1/requests/{name}/trace")
+    assert response.status_code == 200, response.text
+    assert response.json()["object"] == "list"
+    return response.json()["data"]
+
+
+async def test_a_requests_trace_is_found_by_every_name_that_its_client_knows(client, generator):
+    before = time.time()
+    answer = await client.post(TEXT, json={"prompt": ["a", "b"]}, headers={"x-request-id": "mine"})
+    (told,) = await trace(client, "mine")
+    assert [told] == await trace(client, answer.json()["id"])
+    assert (await client.get("/v1/requests/mine/trace/")).json()["data"] == [told]
+    assert (told["id"], told["object"], told["model"]) == ("cmpl-mine", "request.trace", "org/tiny")
+    (received,) = told["events"]
+    assert (received["name"], received["details"]) == ("received", {"num_prompts": 2})
+    assert before <= received["time_s"] <= time.time()
+    assert all(request.trace for request in generator.requests)
+
+
+async def test_a_request_without_a_name_of_its_own_is_found_by_the_one_it_got(client):
+    answer = await client.post(CHAT, json={"messages": HELLO})
+    (told,) = await trace(client, answer.headers["x-request-id"])
+    assert told["id"] == answer.json()["id"]
+
+
+async def test_events_of_all_prompts_and_choices_are_told_in_order_and_without_their_texts(client, generator, traces):
+    await client.post(TEXT, json={"prompt": ["a secret", "of mine"], "n": 2}, headers={"x-request-id": "mine"})
+    now = time.time()
+    for request, delay in zip(generator.requests, (2.0, 1.0), strict=True):
+        traces.take_over(request.request_id, 1, [TraceEvent("queued", now + delay, {"prompt_tokens": 4})])
+    (told,) = await trace(client, "mine")
+    assert told["events"][1:] == [
+        {"name": "queued", "time_s": now + 1.0, "details": {"prompt": 1, "choice": 1, "prompt_tokens": 4}},
+        {"name": "queued", "time_s": now + 2.0, "details": {"prompt": 0, "choice": 1, "prompt_tokens": 4}},
+    ]
+    assert told["num_events_dropped"] == 0
+    assert "secret" not in str(told)
+
+
+async def test_requests_of_one_name_are_told_apart(client):
+    for prompt in (["a"], ["a", "b"]):
+        await client.post(TEXT, json={"prompt": prompt}, headers={"x-request-id": "same"})
+    told = await trace(client, "same")
+    assert [each["events"][0]["details"]["num_prompts"] for each in told] == [2, 1]
+
+
+async def test_a_refused_request_has_no_trace(client):
+    await client.post(TEXT, json={"prompt": "a", "temperature": 9}, headers={"x-request-id": "bad"})
+    assert (await client.get("/v1/requests/bad/trace")).status_code == 404
+
+
+@pytest.mark.parametrize("name", ["nobody", "cmpl-nobody", "%20", "x" * 3000, "..%2F..", "ü"])
+async def test_an_unknown_request_is_not_found(client, name):
+    response = await client.get(f"/v1/requests/{name}/trace")
+    error = response.json()["error"]
+    assert response.status_code == 404
+    assert (error["type"], error["code"]) in (
+        ("invalid_request_error", "trace_not_found"),
+        ("invalid_request_error", None),  # no such path at all
+    )
+    assert len(response.content) < 500
+
+
+async def test_a_service_that_keeps_no_traces_says_so_and_asks_for_none(models, metrics, generator):
+    app = build_app(models, metrics)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        await client.post(TEXT, json={"prompt": "a"}, headers={"x-request-id": "mine"})
+        response = await client.get("/v1/requests/mine/trace")
+    assert response.status_code == 404
+    assert "trace_requests=false" in response.json()["error"]["message"]
+    assert not generator.requests[0].trace
