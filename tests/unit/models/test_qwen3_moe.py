@@ -39,7 +39,6 @@ SHAPES = {
     "head width of its own": {"head_dim": 16},
     "attention biases": {"attention_bias": True},
     "sliding window": {"use_sliding_window": True, "sliding_window": 17},
-    "window not in use": {"use_sliding_window": False, "sliding_window": 17},
 }
 
 
@@ -60,12 +59,12 @@ def test_experts_may_be_stored_all_in_one_tensor(tmp_path):
     assert torch.equal(DecoderRun(fused).feed((0, PROMPT))[0], DecoderRun(single).feed((0, PROMPT))[0])
 
 
-def test_the_number_of_experts_has_two_spellings(tmp_path):
+def test_published_configs_spell_the_number_of_experts_otherwise_and_may_name_a_window_that_is_not_in_use(tmp_path):
     folder = make_tiny_model(tmp_path, Qwen3MoeConfig(**TINY))
     config = json.loads((folder / "config.json").read_text())
-    config["num_experts"] = config.pop("num_local_experts")  # as the published checkpoints have it
-    (folder / "config.json").write_text(json.dumps(config))
-    check_checkpoint(folder)
+    config["num_experts"] = config.pop("num_local_experts")
+    (folder / "config.json").write_text(json.dumps(config | {"use_sliding_window": False, "sliding_window": 17}))
+    assert_decodes_like_transformers(folder)
 
 
 @pytest.mark.parametrize(
