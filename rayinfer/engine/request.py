@@ -6,7 +6,7 @@ from enum import Enum
 from rayinfer.engine.request_trace import RequestTrace
 from rayinfer.engine.step_plan import EnteredRow, Int32Array
 from rayinfer.kv_cache.block_hash import PrefixDigests
-from rayinfer.outputs import FinishReason, TokenLogprobs
+from rayinfer.outputs import FinishReason, TokenLogprobs, TraceEvent
 from rayinfer.priority_queue import Ticket
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
@@ -56,6 +56,11 @@ class Request:
     finish_reason: FinishReason | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # as far as known; None if unwanted or handed out
     trace: RequestTrace | None = None
+
+    @property
+    def trace_events(self) -> list[TraceEvent] | None:
+        """What has happened to it, if it is traced."""
+        return None if self.trace is None else self.trace.events
 
     def move_to(self, status: RequestStatus) -> None:
         """Take the next step of the life cycle."""

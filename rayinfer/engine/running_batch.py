@@ -118,10 +118,12 @@ class RunningBatch:
         if not self._caches_prefixes:
             return []
         table = self.table
+        num_unstored_tokens = table.num_computed[rows] - table.num_stored_blocks[rows] * self._block_size
+        rows = rows[num_unstored_tokens >= self._block_size]
+        if not len(rows):
+            return []
         num_full = table.num_computed[rows] // self._block_size
         num_new = num_full - table.num_stored_blocks[rows]
-        if not num_new.any():
-            return []
         table.num_stored_blocks[rows] = num_full
         # From here on one entry for each new block: its row, and which block of that row it is.
         ends = np.cumsum(num_new)

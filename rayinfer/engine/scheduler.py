@@ -86,7 +86,7 @@ class Scheduler:
             [],
             finish_reason=reason,
             num_cached_tokens=request.num_cached_tokens or 0,
-            trace=request.trace and request.trace.events,
+            trace=request.trace_events,
         )
 
     def knows(self, request_id: str) -> bool:
@@ -261,7 +261,7 @@ class Scheduler:
             logprobs=delta.logprobs if token_ids else None,
             finish_reason=reason,
             stop_reason=token_ids[0] if is_stop_id else None,
-            trace=request.trace and request.trace.events,
+            trace=request.trace_events,
         )
 
     def _end_scored_prompts(self, rows: Int64Array) -> list[TokenDelta]:

@@ -1,6 +1,5 @@
 """What a step's tokens mean to each request, made without Python per request where nothing is special."""
 
-from functools import partial
 from itertools import repeat
 
 import numpy as np
@@ -11,7 +10,6 @@ from rayinfer.engine.step_plan import Int64Array, SampledTokens, ScoredTokens, S
 from rayinfer.outputs import TokenDelta
 
 _NONE = repeat(None)
-_as_delta = partial(tuple.__new__, TokenDelta)  # TokenDelta's own constructor is Python, and takes twice as long
 
 
 def one_token_deltas(table: BatchTable, rows: Int64Array, token_ids: Int64Array) -> list[TokenDelta]:
@@ -28,7 +26,8 @@ def one_token_deltas(table: BatchTable, rows: Int64Array, token_ids: Int64Array)
         _NONE,  # trace
         strict=False,
     )
-    return list(map(_as_delta, fields))
+    # TokenDelta's own constructor is Python, and takes twice as long.
+    return list(map(tuple.__new__, repeat(TokenDelta), fields))
 
 
 def add_details(deltas: list[TokenDelta], table: BatchTable, rows: Int64Array, sampled: SampledTokens) -> None:

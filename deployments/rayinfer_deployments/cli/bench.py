@@ -21,9 +21,12 @@ Seed = Annotated[int, typer.Option(help="draws the prompts and lengths")]
 
 def build_application() -> typer.Typer:
     """Put the benchmarks together."""
-    application = typer.Typer(help="Measure the engine, a peer, or any OpenAI-compatible server.", no_args_is_help=True)
+    application = typer.Typer(
+        help="Measure the engine, its scheduler, a peer, or any OpenAI-compatible server.", no_args_is_help=True
+    )
     application.command()(offline)
     application.command()(serve)
+    application.command()(scheduler)
     return application
 
 
@@ -115,6 +118,42 @@ def serve(
         write_json(report, json_file)
     if report.failed:
         raise typer.Exit(1)
+
+
+@in_one_line
+def scheduler(
+    running: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="running requests, once for each number to measure; 256 and 1024 unless given"),
+    ] = None,
+    queued: Annotated[int, typer.Option(min=0, help="requests that wait meanwhile")] = 10_000,
+    num_steps: Annotated[int, typer.Option(min=2, help="steps that are timed")] = 500,
+    num_requests: Annotated[
+        int, typer.Option(min=0, help="short requests sent through while memory is watched; 0 for none")
+    ] = 1_000_000,
+    seed: Seed = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Time and memory of the engine's control plane alone: planning steps, applying their tokens, adding requests."""
+    from rich.progress import Progress
+
+    from rayinfer.benchmark.report import write_json
+    from rayinfer.benchmark.scheduler import print_scheduler_report, run_scheduler_benchmark
+
+    console = Console()
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task("requests", total=num_requests)
+        report = run_scheduler_benchmark(
+            running=running or (256, 1024),
+            num_queued=queued,
+            num_steps=num_steps,
+            num_requests=num_requests,
+            seed=seed,
+            on_progress=lambda num_ended: progress.update(task, completed=num_ended),
+        )
+    print_scheduler_report(report, console)
+    if json_file is not None:
+        write_json(report, json_file)
 
 
 def _open_peer(
