@@ -21,6 +21,7 @@ def address(app: FastAPI) -> Iterator[str]:
     """Serve the application from a thread of its own until the test is over."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off"))
     bound = server.config.bind_socket()
+    bound.listen()  # from here on clients are kept waiting, not refused, while the server comes up
     thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
     thread.start()
     yield f"http://127.0.0.1:{bound.getsockname()[1]}"
