@@ -30,17 +30,16 @@ def read_rope(raw: RawConfig, head_dim: int, *, layer_type: str | None = None) -
     Both spellings: `rope_parameters` (transformers 5), and `rope_theta` beside `rope_scaling` (before).
     Raises ValueError or KeyError with the name of a wrong field.
     """
-    rope: dict[str, Any] = {"rope_theta": raw.get("rope_theta", 10000.0), "rope_type": "default"}
-    if raw.get("partial_rotary_factor") is not None:
-        rope["partial_rotary_factor"] = raw["partial_rotary_factor"]
+    rope: dict[str, Any] = {"rope_theta": 10000.0}
+    rope |= {name: raw[name] for name in ("rope_theta", "partial_rotary_factor") if raw.get(name) is not None}
     for name in ("rope_scaling", "rope_parameters"):
         if not isinstance(settings := raw.get(name) or {}, dict):
             raise ValueError(f"{name} must be an object, got {settings!r}")
         if layer_type is not None and isinstance(settings.get(layer_type), dict):
             settings = settings[layer_type]
         rope.update(settings)
-    if "type" in rope:  # the oldest spelling
-        rope["rope_type"] = rope.pop("type")
+    oldest_spelling = rope.pop("type", "default")
+    rope.setdefault("rope_type", oldest_spelling)
     if rope["rope_type"] == "su" or (rope["rope_type"] == "yarn" and "long_factor" in rope):
         rope["rope_type"] = "longrope"  # what the first Phi-3 checkpoints call it
     if rope["rope_type"] != "default":

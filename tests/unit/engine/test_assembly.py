@@ -124,6 +124,27 @@ def test_more_context_than_the_model_has_is_refused(folder):
         engine_of(folder, max_model_len=513)
 
 
+@pytest.fixture(scope="module")
+def stretchable_folder(tmp_path_factory):
+    rope = {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 10000.0}
+    return make_tiny_llama(tmp_path_factory.mktemp("dynamic"), max_position_embeddings=64, rope_parameters=rope)
+
+
+def test_a_rotary_scaling_makes_room_for_longer_sequences_when_it_is_asked_for(stretchable_folder):
+    assert engine_of(stretchable_folder).description.max_model_len == 64
+    assert engine_of(stretchable_folder, max_model_len=192).description.max_model_len == 192
+    with pytest.raises(ConfigError, match="max_model_len 193 is above the model's 192"):
+        engine_of(stretchable_folder, max_model_len=193)
+
+
+def test_settings_and_not_memory_decide_how_positions_turn(stretchable_folder):
+    answers = [
+        run(engine_of(stretchable_folder, **settings), request("a", PARAMS["greedy"]))[0]
+        for settings in ({"max_model_len": 192}, {"max_model_len": 192, "num_kv_blocks": 5}, {"max_model_len": 64})
+    ]
+    assert answers[0] == answers[1] != answers[2]
+
+
 def test_threads_are_set_when_asked_for(folder):
     before = torch.get_num_threads()
     try:
