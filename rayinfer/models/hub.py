@@ -12,7 +12,7 @@ from rayinfer.models.model_folder import check_model_folder
 
 REPO_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
-WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*"]
+WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.spm"]
 UNWANTED_FILES = ["*/*", "consolidated*"]  # other formats' folders, and a second copy of the same weights
 
 

@@ -8,14 +8,16 @@ from rayinfer.errors import ModelLoadError
 SINGLE_WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 REQUIRED_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
+MARIAN_FILES = ("source.spm", "target.spm", "vocab.json")  # instead of a tokenizer.json
 
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth")
 
 
 def check_model_folder(folder: Path) -> None:
     """Raise ModelLoadError that names the first file missing from `folder`."""
+    is_marian = all((folder / name).is_file() for name in MARIAN_FILES)
     for name in REQUIRED_FILES:
-        if not (folder / name).is_file():
+        if not (folder / name).is_file() and not (is_marian and name == "tokenizer.json"):
             raise ModelLoadError(f"{folder / name} is missing: a model folder needs {', '.join(REQUIRED_FILES)}")
     weight_files(folder)
 

@@ -11,6 +11,14 @@ from tokenizers import Tokenizer as Backend
 from rayinfer.errors import InvalidParameter, ModelLoadError
 from rayinfer.tokenization.detokenizer import DecoderTables, Detokenizer
 from rayinfer.tokenization.longest_token import find_longest_token
+from rayinfer.tokenization.marian_spelling import (
+    MARIAN_SPECIAL_TOKENS,
+    MarianSpelling,
+    answer_backend,
+    is_marian_folder,
+    read_marian_spelling,
+    read_vocabulary,
+)
 from rayinfer.tokenization.token_spelling import SpelledToken, TokenSpelling
 
 LONG_TEXT_CHARS = 8192  # tokenising more takes milliseconds, for which other threads should not have to wait
@@ -18,20 +26,37 @@ SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_
 
 
 class Tokenizer:
-    """One model's tokenizer; it gives the ids that transformers gives for the same folder."""
+    """One model's tokenizer; it gives the ids that transformers gives for the same folder.
 
-    def __init__(self, backend: Backend, special_tokens: Mapping[str, str] | None = None) -> None:
+    With `source`, prompts are spelled by it and only answers by the backend. An answer that begins anew is a text of
+    its own, not what follows a prompt: a translation.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        special_tokens: Mapping[str, str] | None = None,
+        *,
+        source: MarianSpelling | None = None,
+        answers_begin_anew: bool = False,
+    ) -> None:
         self._backend = backend
+        self._source = source
+        self._answers_begin_anew = answers_begin_anew
         self._special_tokens = dict(special_tokens or {})
         self._special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self._tables = DecoderTables(backend, self._special_ids)
         self._spelling = TokenSpelling(self._tables)
-        self._longest_token = find_longest_token(backend)
+        self._longest_token = find_longest_token(backend) if source is None else None
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Load tokenizer.json and tokenizer_config.json; raises ModelLoadError that names the file at fault."""
+        """Load tokenizer.json (or Marian's files) and tokenizer_config.json; raises ModelLoadError that names a file."""
         settings = read_tokenizer_config(folder)
+        if is_marian_folder(folder):
+            vocabulary, special = read_vocabulary(folder), MARIAN_SPECIAL_TOKENS | special_tokens(settings)
+            source = read_marian_spelling(folder, vocabulary, special)
+            return cls(answer_backend(vocabulary, special), special, source=source, answers_begin_anew=True)
         backend = _read_backend(folder / "tokenizer.json")
         try:
             _add_tokens(backend, settings)
@@ -40,7 +65,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = bool(settings.get("split_special_tokens", False))
-        return cls(backend, special_tokens(settings))
+        return cls(backend, special_tokens(settings), answers_begin_anew=_is_encoder_decoder(folder))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Turn text into token ids, with the special tokens that the tokenizer puts around a text.
@@ -54,6 +79,8 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             found = f"a lone surrogate, U+{ord(text[error.start]):04X} at position {error.start}"
             raise InvalidParameter(f"a prompt must be valid Unicode, got {found}", "prompt") from error
+        if self._source is not None:
+            return self._source.encode(text, add_special_tokens=add_special_tokens)
         if len(text) <= LONG_TEXT_CHARS:
             return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         # Of the library's ways to the same ids only those for batches let go of the interpreter's lock.
@@ -70,7 +97,8 @@ class Tokenizer:
 
     def detokenizer(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
         """Begin to turn the tokens that follow a prompt into text, one at a time."""
-        return self._tables.start(prompt_token_ids, skip_special_tokens=skip_special_tokens)
+        context = () if self._answers_begin_anew else prompt_token_ids
+        return self._tables.start(context, skip_special_tokens=skip_special_tokens)
 
     def spell(self, token_id: int) -> SpelledToken:
         """Write a single token down as it reads behind others, special ones included."""
@@ -118,6 +146,11 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
         for name, token in tokens.items()
         if token is not None
     }
+
+
+def _is_encoder_decoder(folder: Path) -> bool:
+    file = folder / "config.json"
+    return file.is_file() and _read_json(file).get("is_encoder_decoder") is True
 
 
 def _read_json(path: Path) -> dict[str, Any]:
