@@ -12,13 +12,13 @@ class _Match(NamedTuple):
 
 
 class CharacterMap:
-    """Replaces, from left to right, the longest strings that the table holds; it lies in a double-array trie (Aoe 1989).
+    """Replaces, from left to right, the longest strings that the table, a double-array trie (Aoe 1989), holds.
 
     tokenizers' own `Precompiled` loses a mark behind a character that it replaces.
     """
 
     def __init__(self, data: bytes) -> None:
-        """`data` is a model's `precompiled_charsmap`: the trie's size, the trie, and replacements that end with a zero."""
+        """`data` is a model's `precompiled_charsmap`: the trie's size, the trie, replacements that end with a zero."""
         (num_bytes,) = struct.unpack_from("<I", data)
         self._trie = struct.unpack_from(f"<{num_bytes // 4}I", data, 4)
         self._replacements = data[4 + num_bytes :]

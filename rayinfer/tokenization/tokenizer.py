@@ -51,7 +51,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Load tokenizer.json (or Marian's files) and tokenizer_config.json; raises ModelLoadError that names a file."""
+        """Load tokenizer.json or Marian's files, and tokenizer_config.json; raises ModelLoadError that names a file."""
         settings = read_tokenizer_config(folder)
         if is_marian_folder(folder):
             vocabulary, special = read_vocabulary(folder), MARIAN_SPECIAL_TOKENS | special_tokens(settings)
