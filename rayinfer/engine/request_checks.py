@@ -24,6 +24,8 @@ def checked_token_ids(request: GenerationRequest, description: ModelDescription)
     if params.max_tokens is not None and num_outputs >= max(params.max_tokens, 1):
         raise InvalidParameter(f"max_tokens is {params.max_tokens}, but {num_outputs} are there already", "max_tokens")
     params.check_vocabulary(description.vocab_size)
+    if params.bad_texts:
+        raise InvalidParameter("bad_words must be spelled in tokens before they come to an engine", "bad_words")
     _check_urgency(request.priority, request.timeout_s)
     return token_ids
 

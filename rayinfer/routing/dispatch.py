@@ -19,6 +19,7 @@ from rayinfer.routing.engine_link import EngineLink
 from rayinfer.routing.replica_choice import least_loaded
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.routing.stream_timers import StreamTimers
+from rayinfer.tokenization.bad_words import spell_bad_words
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.kept_traces import KeptTraces
 
@@ -128,6 +129,7 @@ class Dispatcher:
     async def generate(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
         """Yield the answer as it grows; closing the iterator aborts what still runs, without waiting for it."""
         self._check_length(request)
+        request = _with_bad_words_spelled(request, self._tokenizer)
         ticket = self._admission.admit()
         timers = self._start_timers(request)
         stream = StreamState(_with_seed(request), self._tokenizer, keeps_outputs=False)
@@ -227,6 +229,11 @@ class Dispatcher:
         engine = self._engines.get(name)
         if engine is not None and engine.is_draining and engine.num_in_flight == 0:
             self.remove_engine(name, "it was drained")
+
+
+def _with_bad_words_spelled(request: GenerationRequest, tokenizer: Tokenizer) -> GenerationRequest:
+    params = spell_bad_words(request.sampling_params, tokenizer)
+    return request if params is request.sampling_params else replace(request, sampling_params=params)
 
 
 def _with_seed(request: GenerationRequest) -> GenerationRequest:

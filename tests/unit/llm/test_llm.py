@@ -4,6 +4,7 @@ import json
 import threading
 import time
 import weakref
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -159,6 +160,26 @@ def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(llm):
     output = llm.generate(TEXTS[0], params, use_tqdm=False)[0].outputs[0]
     assert output.text == whole[: whole.index(stop)]
     assert (output.finish_reason, output.stop_reason) == ("stop", stop)
+
+
+def test_tokens_can_be_favoured_allowed_and_forbidden(llm):
+    (plain,) = tokens_of(llm.generate(TEXTS[0], GREEDY, use_tqdm=False))
+    (without,) = tokens_of(llm.generate(TEXTS[0], replace(GREEDY, bad_token_sequences=[plain[2:4]])))
+    assert without[:3] == plain[:3]
+    assert without[3] != plain[3]
+    (only,) = tokens_of(llm.generate(TEXTS[0], replace(GREEDY, allowed_token_ids=plain[:3])))
+    assert set(only) <= set(plain[:3])
+    (favoured,) = tokens_of(llm.generate(TEXTS[0], replace(GREEDY, logit_bias={77: 100.0})))
+    assert set(favoured) == {77}
+
+
+def test_a_bad_word_does_not_appear(llm):
+    (plain,) = tokens_of(llm.generate(TEXTS[1], GREEDY, use_tqdm=False))
+    words = [llm.tokenizer.decode([token_id]).strip() for token_id in plain]
+    word = next(word for word in words if word.isalpha() and word.isascii())
+    output = llm.generate(TEXTS[1], replace(GREEDY, bad_words=[word]), use_tqdm=False)[0].outputs[0]
+    assert len(output.token_ids) == len(plain)
+    assert word not in output.text
 
 
 def test_the_context_ends_an_answer(llm):

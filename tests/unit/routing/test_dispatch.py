@@ -5,7 +5,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from fake_engine_client import FakeEngineClient
-from rayinfer.errors import EngineDead, NotReady, PromptTooLong, QueueFull
+from rayinfer.errors import EngineDead, InvalidParameter, NotReady, PromptTooLong, QueueFull
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import EngineStats, Logprob, TraceEvent
 from rayinfer.protocols import GenerationRequest
@@ -245,6 +245,18 @@ async def test_a_prompt_that_fills_the_context_is_refused(service):
     assert service.engines[0].submitted == []
     stream = await service.start(prompt="x" * 99)
     await stream.aclose()
+
+
+async def test_bad_words_are_spelled_for_the_engine_and_refused_before_any_work_if_they_cannot_be(service):
+    stream = await service.start(bad_words=["hello"])
+    params = service.engines[0].submitted[0].sampling_params
+    assert tuple(service.tokenizer.encode("hello")) in params.bad_sequences
+    assert params.bad_texts == ()
+    await stream.aclose()
+    with pytest.raises(InvalidParameter, match="bad_words must hold words of 1 to 64 tokens"):
+        await anext(service.open("b", bad_words=["x" * 200]))
+    assert service.dispatcher.status().num_waiting == 0
+    assert len(service.engines[0].submitted) == 1
 
 
 async def test_too_many_waiting_requests_are_refused_until_one_has_its_first_token(tokenizer):
