@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -21,75 +19,10 @@ from rayinfer.decoding.philox import uniform
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
+from sampler_requests import EOS, MIXED, MIXED_BY_NAME, MIXED_NAMES, VOCAB, draw_alone, enter, logits_of, sample
 
-VOCAB = 700  # not a whole number of blocks
-EOS = 2
-
-MIXED_BY_NAME = {
-    "greedy": SamplingParams(temperature=0.0),
-    "plain": SamplingParams(),
-    "small top_k": SamplingParams(temperature=0.7, top_k=5),
-    "top_p": SamplingParams(temperature=1.3, top_p=0.8),
-    "top_k, top_p, min_p": SamplingParams(top_k=300, top_p=0.95, min_p=0.02),
-    "min_p": SamplingParams(min_p=0.1),
-    "repetition": SamplingParams(repetition_penalty=1.3, top_k=40),
-    "greedy penalised": SamplingParams(temperature=0.0, presence_penalty=1.5, frequency_penalty=0.5),
-    "frequency, min_tokens": SamplingParams(frequency_penalty=-0.5, top_p=0.6, min_tokens=4),
-    "greedy, min_tokens": SamplingParams(temperature=0.0, min_tokens=10),
-    "large top_k": SamplingParams(temperature=2.0, top_k=200),
-    "typical_p": SamplingParams(typical_p=0.4),
-    "min_p, typical_p": SamplingParams(temperature=1.5, min_p=0.03, typical_p=0.8),
-    "greedy, bias": SamplingParams(temperature=0.0, logit_bias={50: 6.5, 51: 6.0, 600: -100.0}),
-    "allowed": SamplingParams(allowed_token_ids=[699, 30, 31, 32, 5, 40]),
-    "bad sequences": SamplingParams(
-        temperature=0.0, allowed_token_ids=[20, 21, 30], bad_token_sequences=[[20, 21, 30], [21, 20, 21], [30, 30]]
-    ),
-    "all": SamplingParams(
-        temperature=0.9,
-        top_k=90,
-        top_p=0.9,
-        min_p=0.01,
-        typical_p=0.9,
-        repetition_penalty=1.2,
-        presence_penalty=0.1,
-        frequency_penalty=0.1,
-        logit_bias={20: 5.0, 21: 5.0, 22: 5.0, 23: -3.0},
-        allowed_token_ids=range(20, 60),
-        bad_token_sequences=[[20, 21], [21, 22], [22, 20], [50]],
-        min_tokens=6,
-        logprobs=3,
-    ),
-}
 EVEN = list(range(0, VOCAB, 2))
 BAD = [[4], [595, 30], [588, 595, 32], [588, 34], [36]]  # the histories below end in 588 and 595
-MIXED_NAMES = list(MIXED_BY_NAME)
-MIXED = list(MIXED_BY_NAME.values())
-
-
-def logits_of(seed, num_rows=1, spread=2.0):
-    return torch.randn(num_rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * spread
-
-
-def enter(sampler, row, params, *, seed=1, choice=0, prompt=(10, 11, 12), outputs=(), end_token_ids=(EOS,)):
-    sampler.enter(
-        row,
-        params,
-        seed=seed,
-        choice=choice,
-        prompt_token_ids=list(prompt),
-        output_token_ids=list(outputs),
-        end_token_ids=end_token_ids,
-    )
-
-
-def sample(sampler, logits, rows, positions):
-    return sampler.sample(logits, np.array(rows), np.array(positions)).token_ids.tolist()
-
-
-def draw_alone(logits, params, *, position=3, **request):
-    sampler = Sampler(1, VOCAB)
-    enter(sampler, 0, params, **request)
-    return sample(sampler, logits, [0], [position])[0]
 
 
 def drawn_by_the_book(logits, processors, token_ids, *, seed, position, choice=0):
@@ -209,85 +142,6 @@ def test_greedy_rows_keep_the_lowest_id_of_equals_in_a_mixed_batch():
 def test_bfloat16_logits_give_the_token_of_the_same_logits_in_float32(params):
     logits = logits_of(5).bfloat16()
     assert draw_alone(logits, params) == draw_alone(logits.float(), params)
-
-
-# Independence: the same request, the same tokens
-
-
-def generate(sampler, row, num_steps, *, start, neighbours=()):
-    """Drive `row` through steps whose logits depend on the position, in company or alone."""
-    tokens = []
-    for position in range(start, start + num_steps):
-        rows = [*neighbours[: position % 3], row, *neighbours[position % 3 :]]
-        logits = torch.cat([logits_of(position if r == row else 1000 * r + position) for r in rows])
-        tokens.append(sample(sampler, logits, rows, [position] * len(rows))[rows.index(row)])
-    return tokens
-
-
-@pytest.mark.parametrize("params", MIXED, ids=MIXED_NAMES)
-def test_a_request_draws_the_same_alone_in_company_in_another_row_and_after_coming_back(params):
-    alone = Sampler(1, VOCAB)
-    enter(alone, 0, params, seed=77)
-    expected = generate(alone, 0, 9, start=3)
-
-    busy = Sampler(len(MIXED) + 2, VOCAB)
-    neighbours = [row for row in range(len(MIXED) + 1) if row != 6]
-    for row, other in zip(neighbours, MIXED, strict=True):
-        enter(busy, row, other, seed=row)
-    enter(busy, 6, params, seed=77)
-    first = generate(busy, 6, 4, start=3, neighbours=neighbours)
-    busy.leave(6)
-    last = len(MIXED) + 1
-    enter(busy, last, params, seed=77, outputs=first)
-    rest = generate(busy, last, 5, start=7, neighbours=neighbours)
-    assert first + rest == expected
-
-
-def test_a_mixed_batch_equals_its_rows_one_by_one():
-    sampler = Sampler(len(MIXED), VOCAB)
-    logits = logits_of(9, num_rows=len(MIXED))
-    outputs = [20, 21, 20]
-    for row, params in enumerate(MIXED):
-        enter(sampler, row, params, seed=row, outputs=outputs)
-    together = sample(sampler, logits, range(len(MIXED)), [6] * len(MIXED))
-    one_by_one = [
-        draw_alone(logits[row : row + 1], params, seed=row, outputs=outputs, position=6)
-        for row, params in enumerate(MIXED)
-    ]
-    assert together == one_by_one
-
-
-def test_the_number_of_threads_changes_nothing():
-    threads = torch.get_num_threads()
-    logits = torch.randn(40, 30_000, generator=torch.Generator().manual_seed(3))
-    drawn = []
-    try:
-        for num_threads in (1, 2):
-            torch.set_num_threads(num_threads)
-            sampler = Sampler(40, 30_000)
-            for row in range(40):
-                enter(sampler, row, MIXED[row % len(MIXED)], seed=row)
-            drawn.append(sample(sampler, logits, range(40), [3] * 40))
-    finally:
-        torch.set_num_threads(threads)
-    assert drawn[0] == drawn[1]
-
-
-def test_seed_choice_and_position_each_change_the_draw():
-    logits = torch.zeros(1, VOCAB)
-    base = draw_alone(logits, SamplingParams())
-    assert base == draw_alone(logits, SamplingParams())
-    assert (
-        len({base, draw_alone(logits, SamplingParams(), choice=1), draw_alone(logits, SamplingParams(), seed=2)}) == 3
-    )
-    assert base != draw_alone(logits, SamplingParams(), position=4)
-
-
-@pytest.mark.parametrize("seed", [2**64 - 1, -(2**63), 2**63, -5])
-def test_the_widest_seeds_work(seed):
-    logits = torch.zeros(1, VOCAB)
-    share = uniform(torch.tensor([(seed + 2**63) % 2**64 - 2**63]), torch.tensor([3]), torch.tensor([0])).item()
-    assert draw_alone(logits, SamplingParams(), seed=seed) == int(share * VOCAB)
 
 
 # Penalties and the ban on end tokens
@@ -432,23 +286,6 @@ def test_nobody_asks_nobody_is_told():
     sampled = sampler.sample(logits_of(0), np.array([0]), np.array([3]))
     assert sampled.scores is None
     assert not len(sampled.scored)
-
-
-def test_log_probabilities_do_not_depend_on_the_batch():
-    sampler = Sampler(len(MIXED), VOCAB)
-    asking = [replace(params, logprobs=row % 3) for row, params in enumerate(MIXED)]
-    logits = logits_of(8, num_rows=len(MIXED))
-    for row, params in enumerate(asking):
-        enter(sampler, row, params, seed=row)
-    together = sampler.sample(logits, np.arange(len(MIXED)), np.full(len(MIXED), 3))
-    for row, params in enumerate(asking):
-        alone = Sampler(1, VOCAB)
-        enter(alone, 0, params, seed=row)
-        scores = alone.sample(logits[row : row + 1], np.array([0]), np.array([3])).scores
-        width = 1 + params.logprobs
-        assert torch.equal(scores.token_ids[0], together.scores.token_ids[row, :width])
-        assert torch.equal(scores.logprobs[0], together.scores.logprobs[row, :width])
-        assert scores.ranks[0] == together.scores.ranks[row]
 
 
 # Bad rows and bad calls
