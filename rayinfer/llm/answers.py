@@ -3,8 +3,9 @@
 from collections import deque
 from dataclasses import dataclass
 
-from rayinfer.outputs import RequestOutput
+from rayinfer.outputs import RequestOutput, TokenDelta
 from rayinfer.routing.stream_state import StreamState
+from rayinfer.traces.request_trace import RequestTrace
 
 
 @dataclass(slots=True)
@@ -14,10 +15,32 @@ class Answer:
     stream: StreamState
     prompt: str | None
     news: deque[RequestOutput] | None = None  # what a `stream` has yet to yield, whoever did the steps
+    trace: RequestTrace | None = None
+
+    def apply(self, delta: TokenDelta) -> RequestOutput | None:
+        """Take what the engine says, and return what the caller may see of it, if anything."""
+        output = self.stream.apply(delta)
+        if self.trace is not None and output is not None:
+            for choice in output.outputs:
+                if choice.finish_reason is not None:
+                    num_tokens = self.stream.num_tokens_of(choice.index)
+                    self.trace.record_end(choice.finish_reason, output_tokens=num_tokens, choice=choice.index)
+        return output
+
+    def take_over_events(self, delta: TokenDelta | None) -> None:
+        """Keep what the end of a traced choice says of its way through the engine."""
+        if self.trace is not None and delta is not None and delta.trace is not None:
+            self.trace.take_over(delta.trace, choice=int(delta.request_id.rpartition("/")[2]))
+
+    def with_trace(self, output: RequestOutput) -> RequestOutput:
+        """Add the events to the request's last output."""
+        if self.trace is not None and output.finished:
+            output.trace = self.trace.in_order()
+        return output
 
     def whole(self) -> RequestOutput:
         """Return all there is so far."""
-        output = self.stream.whole()
+        output = self.with_trace(self.stream.whole())
         output.prompt = self.prompt
         return output
 

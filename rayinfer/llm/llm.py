@@ -21,6 +21,7 @@ from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.bad_words import spell_bad_words
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
+from rayinfer.traces.request_trace import RequestTrace
 
 
 class LLM:
@@ -48,12 +49,15 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         priority: int | Sequence[int] = 0,
+        trace: bool = False,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer prompts given as texts or as token ids; the outputs come in the order of the prompts.
 
-        Raises RequestError (a ValueError) naming the first prompt that cannot be served; then none is.
+        With `trace` each says what happened to it, and when. Raises RequestError (a ValueError) naming the first prompt
+        that cannot be served; then none is.
         """
+        self._engine.check_running("generate")  # or it would wait for ever
         texts = as_prompts(prompts)
         default = SamplingParams() if sampling_params is None else sampling_params
         params = spread(default, len(texts), SamplingParams, "sampling_params")
@@ -62,9 +66,10 @@ class LLM:
         try:
             for index, text in enumerate(texts):
                 try:
-                    request_ids.append(self.add_request(text, params[index], priority=priorities[index]))
+                    request_id = self.add_request(text, params[index], priority=priorities[index], trace=trace)
                 except RequestError as error:
                     raise type(error)(f"prompt {index}: {error}", error.param, error.code) from None
+                request_ids.append(request_id)
             return self._finish_all(request_ids, use_tqdm=use_tqdm)
         finally:
             for request_id in request_ids:
@@ -75,13 +80,14 @@ class LLM:
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        trace: bool = False,
         use_tqdm: bool = True,
         **template_arguments: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several; `template_arguments` go to the chat template."""
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         prompts = [self.chat_prompt(conversation, **template_arguments) for conversation in conversations]  # type: ignore[arg-type]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, trace=trace, use_tqdm=use_tqdm)
 
     def chat_prompt(self, messages: Sequence[Message], **template_arguments: Any) -> list[int]:
         """Turn a conversation into the token ids of the prompt that the model was trained to answer."""
@@ -89,18 +95,23 @@ class LLM:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def stream(
-        self, prompt: Prompt | Sequence[Message], sampling_params: SamplingParams | None = None
+        self,
+        prompt: Prompt | Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        *,
+        trace: bool = False,
     ) -> Iterator[RequestOutput]:
         """Yield what is new of one answer as soon as it is known; a list of messages is a conversation."""
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
             prompt = self.chat_prompt(prompt)  # type: ignore[arg-type]
-        request_id = self.add_request(prompt, sampling_params)  # type: ignore[arg-type]
+        request_id = self.add_request(prompt, sampling_params, trace=trace)  # type: ignore[arg-type]
         news = self._answers[request_id].news = deque()
         try:
             while news or request_id in self._answers:
                 if news:
                     yield news.popleft()
                     continue
+                self._engine.check_running("stream")
                 for advance in self._advance():
                     self._keep_for_step(advance)
         finally:
@@ -116,10 +127,10 @@ class LLM:
         request_id: str | None = None,
         priority: int = 0,
         timeout_s: float | None = None,
+        trace: bool = False,
     ) -> str:
         """Queue a prompt for `step` and return its id; raises RequestError for one that cannot be served."""
-        if self._is_over:
-            raise EngineDead("this LLM has exited")
+        self._check_not_over()
         request_id = request_id or self._new_request_id()
         if request_id in self._answers:
             raise InvalidParameter(f"request_id {request_id!r} is in use", "request_id")
@@ -130,8 +141,10 @@ class LLM:
             sampling_params=spell_bad_words(sampling_params or SamplingParams(), self.tokenizer),
             priority=priority,
             timeout_s=timeout_s,
+            trace=trace,
         )
         answer = Answer(StreamState(request, self.tokenizer), prompt if isinstance(prompt, str) else None)
+        answer.trace = RequestTrace() if trace else None
         self._answers[request_id] = answer
         try:
             for part in answer.stream.engine_requests():
@@ -156,6 +169,31 @@ class LLM:
         if answer is not None:
             for part in answer.stream.engine_requests():
                 self._engine.abort(part.request_id)
+
+    # The engine as a whole
+
+    def pause(self) -> None:
+        """Let `step` compute nothing until `resume`; requests stay, and more are taken."""
+        self._check_not_over()
+        self._engine.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._check_not_over()
+        self._engine.resume()
+
+    def sleep(self, level: int = 1) -> None:
+        """Pause and give memory back; level 0 gives none, 1 the blocks not in use (on a GPU all, to the host), 2 all.
+
+        Raises WrongEngineState when it sleeps at another level, EngineDead when it failed: then this LLM is at its end.
+        """
+        self._check_not_over()
+        self._engine.sleep(level)
+
+    def wake(self) -> None:
+        """Take the memory again and go on as before `sleep`; raises EngineDead when that cannot be."""
+        self._check_not_over()
+        self._engine.wake()
 
     @property
     def stats(self) -> EngineStats:
@@ -182,6 +220,10 @@ class LLM:
     ) -> None:
         self.exit()
 
+    def _check_not_over(self) -> None:
+        if self._is_over:
+            raise EngineDead("this LLM has exited")
+
     def _advance(self) -> list[Advance]:
         """Do one step and turn its tokens into what callers may see; streams get theirs here."""
         advances = []
@@ -190,13 +232,14 @@ class LLM:
             answer = self._answers.get(request_id)
             if answer is None:
                 continue
-            output = answer.stream.apply(delta)
+            output = answer.apply(delta)
+            answer.take_over_events(delta)
             for stopped in answer.stream.stopped_request_ids():
-                self._engine.abort(stopped)
+                answer.take_over_events(self._engine.abort(stopped))
             if answer.stream.is_finished:
                 del self._answers[request_id]
             if output is not None and answer.news is not None:
-                answer.news.append(output)
+                answer.news.append(answer.with_trace(output))
             elif output is not None:
                 advances.append(Advance(answer, output))
         return advances

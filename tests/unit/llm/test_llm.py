@@ -29,11 +29,6 @@ SETTINGS = {"dtype": "float32", "num_kv_blocks": 64, "block_size": 8, "max_num_b
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_tiny_llama(tmp_path_factory.mktemp("llama"), tie=False)
-
-
-@pytest.fixture(scope="module")
 def shared_llm(folder):
     with LLM(str(folder), **SETTINGS) as llm:
         yield llm
@@ -406,7 +401,7 @@ def test_the_pool_and_the_setting_limit_the_context(folder):
 
 def test_leaving_the_context_ends_everything_and_gives_the_memory_back(folder):
     with LLM(str(folder), **SETTINGS) as llm:
-        decoder = weakref.ref(llm._engine._executor._decoder)
+        decoder = weakref.ref(llm._engine._executor._runner.decoder)
         llm.add_request(TEXTS[0], SamplingParams(max_tokens=400))
         llm.step()
         assert decoder() is not None

@@ -1,0 +1,11 @@
+from pathlib import Path
+
+import pytest
+
+from tiny_models import make_tiny_llama
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of 384 tokens and a context of 512."""
+    return make_tiny_llama(tmp_path_factory.mktemp("llama"), tie=False)
