@@ -10,6 +10,8 @@ from rayinfer.errors import ModelLoadError
 from rayinfer.models.model_folder import SINGLE_WEIGHTS, WEIGHTS_INDEX, read_weight_map, weight_files
 from rayinfer.models.safetensors_header import TensorEntry, read_safetensors_header
 
+MAPPED_AROUND_BYTES = 2 << 20  # at most, in the page sizes of today
+
 TORCH_DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
@@ -100,5 +102,6 @@ def _view(mapped: mmap.mmap, entry: TensorEntry) -> torch.Tensor:
 
 
 def _give_back(mapped: mmap.mmap, entry: TensorEntry) -> None:
-    first_page = entry.start // mmap.PAGESIZE * mmap.PAGESIZE  # shared with the tensor before, which is done with
+    # With a page the system maps what lies around it: a bit of the tensors before came back, which are done with.
+    first_page = max(0, entry.start - MAPPED_AROUND_BYTES) // mmap.PAGESIZE * mmap.PAGESIZE
     mapped.madvise(mmap.MADV_DONTNEED, first_page, entry.start + entry.num_bytes - first_page)
