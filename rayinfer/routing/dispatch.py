@@ -131,8 +131,8 @@ class Dispatcher:
         self._check_length(request)
         request = _with_bad_words_spelled(request, self._tokenizer)
         ticket = self._admission.admit()
-        timers = self._start_timers(request)
         stream = StreamState(_with_seed(request), self._tokenizer, keeps_outputs=False)
+        timers = self._start_timers(request, stream)
         request_ids = [part.request_id for part in stream.engine_requests()]
         queue = DeltaQueue()
         deadline = None if request.timeout_s is None else self._clock() + request.timeout_s
@@ -184,13 +184,13 @@ class Dispatcher:
         except TimeoutError:
             return None
 
-    def _start_timers(self, request: GenerationRequest) -> StreamTimers:
+    def _start_timers(self, request: GenerationRequest, stream: StreamState) -> StreamTimers:
         return StreamTimers(
             self._metrics,
             self._model_name,
             len(request.prompt_token_ids),
             request.sampling_params.n,
-            on_end=partial(self._traces.finished, request.request_id) if request.trace else None,
+            on_end=partial(self._record_end, stream) if request.trace else None,
         )
 
     def _choose_engine(self) -> EngineLink:
@@ -219,6 +219,9 @@ class Dispatcher:
                 "prompt",
                 "context_length_exceeded",
             )
+
+    def _record_end(self, stream: StreamState, choice: int, reason: FinishReason) -> None:
+        self._traces.finished(stream.request_id, choice, reason, stream.num_tokens_of(choice))
 
     def _record_engine_events(self, engine_request_id: str, events: list[TraceEvent]) -> None:
         request_id, _, choice = engine_request_id.rpartition("/")

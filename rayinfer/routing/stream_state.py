@@ -98,6 +98,10 @@ class StreamState:
         """Tokens of all choices that count, whether the client has seen them or not."""
         return sum(len(choice.token_ids) for choice in self._choices.values())
 
+    def num_tokens_of(self, choice: int) -> int:
+        """Tokens of one choice that count."""
+        return len(self._choices[f"{self.request_id}/{choice}"].token_ids)
+
     @property
     def num_cached_tokens(self) -> int:
         """Prompt tokens that not even the first choice had to compute."""

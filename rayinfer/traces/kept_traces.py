@@ -71,12 +71,12 @@ class KeptTraces:
                 kept.trace.record("dispatched", prompt=prompt, choice=choice)
             self._note_change(kept)
 
-    def finished(self, request_id: str, choice: int, reason: FinishReason) -> None:
-        """Note how a choice ended for its client."""
+    def finished(self, request_id: str, choice: int, reason: FinishReason, output_tokens: int) -> None:
+        """Note how a choice ended for its client, and with how many tokens."""
         if (found := self._by_request_id.get(request_id)) is not None:
             kept, prompt = found
             kept.running.discard((prompt, choice))
-            kept.trace.record_end(reason, prompt=prompt, choice=choice)
+            kept.trace.record_end(reason, output_tokens=output_tokens, prompt=prompt, choice=choice)
             self._note_change(kept)
 
     def take_over(self, request_id: str, choice: int, events: Iterable[TraceEvent]) -> None:

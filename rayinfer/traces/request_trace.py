@@ -26,9 +26,9 @@ class RequestTrace:
         """Note what has just happened, or happened at `time_s`."""
         self._add(TraceEvent(name, time.time() if time_s is None else time_s, details))
 
-    def record_end(self, reason: FinishReason, **place: int) -> None:
+    def record_end(self, reason: FinishReason, *, output_tokens: int, **place: int) -> None:
         """Note the end of a choice."""
-        self.record("finished", **place, reason=reason)
+        self.record("finished", **place, reason=reason, output_tokens=output_tokens)
 
     def take_over(self, events: Iterable[TraceEvent], **place: int) -> None:
         """Add what an engine says of one choice."""

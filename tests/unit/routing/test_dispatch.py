@@ -421,8 +421,8 @@ async def test_a_traced_requests_way_is_recorded_with_what_the_engine_says(servi
     client.say(client.delta("a/0", [], "length", trace=events), client.delta("a/1", [], "stop", trace=events))
     assert (await anext(stream)).finished
     assert service.trace()[2:] == [
-        ("finished", {"prompt": None, "choice": 0, "reason": "length"}),
-        ("finished", {"prompt": None, "choice": 1, "reason": "stop"}),
+        ("finished", {"prompt": None, "choice": 0, "reason": "length", "output_tokens": 1}),
+        ("finished", {"prompt": None, "choice": 1, "reason": "stop", "output_tokens": 0}),
         ("queued", {"prompt": None, "choice": 0}),
         ("queued", {"prompt": None, "choice": 1}),
     ]
@@ -446,7 +446,7 @@ async def test_what_the_engine_says_after_a_stop_string_still_enters_the_trace(s
 async def test_a_client_that_leaves_ends_its_trace(service):
     stream = await service.start(trace=True)
     await stream.aclose()
-    assert service.trace()[-1] == ("finished", {"prompt": None, "choice": 0, "reason": "abort"})
+    assert service.trace()[-1] == ("finished", {"prompt": None, "choice": 0, "reason": "abort", "output_tokens": 1})
 
 
 async def test_a_request_that_is_not_traced_leaves_no_trace(service):

@@ -32,12 +32,12 @@ def test_a_requests_way_is_told_with_its_prompts_and_choices():
     open_trace(traces, "a", ["x", "y"])
     traces.dispatched("y", [0, 1])
     traces.take_over("y", 1, [TraceEvent("queued", 2e9, {}), TraceEvent("first_token", 2.1e9, {})])
-    traces.finished("y", 0, "length")
+    traces.finished("y", 0, "length", 5)
     assert events_of(traces, "a") == [
         ("received", {"num_prompts": 2}),
         ("dispatched", {"prompt": 1, "choice": 0}),
         ("dispatched", {"prompt": 1, "choice": 1}),
-        ("finished", {"prompt": 1, "choice": 0, "reason": "length"}),
+        ("finished", {"prompt": 1, "choice": 0, "reason": "length", "output_tokens": 5}),
         ("queued", {"prompt": 1, "choice": 1}),
         ("first_token", {"prompt": 1, "choice": 1}),
     ]
@@ -79,7 +79,7 @@ def test_a_trace_is_kept_for_a_while_after_its_latest_event(clock):
     assert traces.find("a") == []
     traces.take_over("a-inside", 0, [TraceEvent("queued", 1.0, {})])
     traces.dispatched("a-inside", [0])
-    traces.finished("a-inside", 0, "stop")
+    traces.finished("a-inside", 0, "stop", 1)
     assert traces.find("a") == []
 
 
@@ -90,7 +90,7 @@ def test_an_answer_that_takes_longer_than_that_keeps_its_trace(clock):
     for _ in range(5):
         clock.now += 11
         assert traces.find("long")
-    traces.finished("long-inside", 0, "stop")
+    traces.finished("long-inside", 0, "stop", 1)
     clock.now += 11
     assert traces.find("long") == []
 

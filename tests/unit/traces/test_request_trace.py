@@ -21,13 +21,13 @@ def test_events_of_all_choices_come_in_the_order_of_their_times():
 
 def test_a_choice_ends_as_its_client_saw_it_and_not_as_the_engine_did():
     trace = RequestTrace()
-    trace.record_end("stop", choice=0)
+    trace.record_end("stop", output_tokens=7, choice=0)
     trace.take_over([TraceEvent("finished", 1.0, {"reason": "abort"})], choice=0)
-    assert named(trace) == [("finished", {"choice": 0, "reason": "stop"})]
+    assert named(trace) == [("finished", {"choice": 0, "reason": "stop", "output_tokens": 7})]
 
 
 def test_more_events_than_the_bound_are_counted_and_dropped():
     trace = RequestTrace()
     trace.take_over([TraceEvent("prefill_chunk", float(i), {}) for i in range(MAX_EVENTS + 3)])
-    trace.record_end("length")
+    trace.record_end("length", output_tokens=1)
     assert (len(trace), trace.num_dropped) == (MAX_EVENTS, 4)

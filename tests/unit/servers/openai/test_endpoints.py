@@ -6,6 +6,7 @@ from tokenizers.processors import TemplateProcessing
 
 from rayinfer.errors import EngineDead, QueueFull
 from rayinfer.sampling_params import SamplingParams
+from rayinfer.tokenization.bad_words import spell_bad_words
 from rayinfer.tokenization.tokenizer import Tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -226,7 +227,7 @@ async def test_token_ids_are_taken_as_they_are(client, generator, prompt):
     assert choices[0]["token_ids"] == [10, 11, 12]
 
 
-async def test_every_setting_reaches_the_generator(client, generator):
+async def test_every_setting_reaches_the_generator(client, generator, models):
     settings = {
         **{"n": 2, "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1},
         **{"presence_penalty": 0.2, "frequency_penalty": -0.2, "seed": 7, "max_tokens": 9, "min_tokens": 2},
@@ -236,6 +237,7 @@ async def test_every_setting_reaches_the_generator(client, generator):
     }
     fields = {**settings, "logit_bias": {"7": -1.5, "383": 100}, "priority": -3, "cache_salt": "tenant-1"}
     params = SamplingParams(**settings, logit_bias={7: -1.5, 383: 100.0}, logprobs=2)
+    params = spell_bad_words(params, models["org/tiny"].tokenizer)
     await client.post(TEXT, json=text(**fields, logprobs=2))
     await client.post(CHAT, json=chat(**fields, logprobs=True, top_logprobs=2))
     for request in generator.requests:
