@@ -29,13 +29,14 @@ class BatchTable:
         self.max_total_tokens = np.zeros(num_rows, np.int64)
         self.num_cached_tokens = np.zeros(num_rows, np.int64)  # as its client is told
         self.checks_eos = np.zeros(num_rows, np.bool_)
-        self.has_stop_ids = np.zeros(num_rows, np.bool_)
-        self.only_scores_prompt = np.zeros(num_rows, np.bool_)
-        self.wants_details = np.zeros(num_rows, np.bool_)  # log probabilities or a trace
         self.priorities = np.zeros(num_rows, np.int64)
         self.deadlines = np.zeros(num_rows, np.float64)
         self.keys = np.zeros(num_rows, np.float64)  # of the tickets
         self.num_preemptions = np.zeros(num_rows, np.int64)
+        # What few requests want, and no array is to be looked at for while nobody does:
+        self.rows_with_stop_ids: set[int] = set()
+        self.rows_with_details: set[int] = set()  # log probabilities or a trace
+        self.rows_without_answer: set[int] = set()  # only the prompt is scored
         self.requests: list[Request | None] = [None] * num_rows
         self._free_rows = list(range(num_rows - 1, -1, -1))
         self._active: dict[int, None] = {}  # rows in the order in which they were taken
@@ -61,6 +62,14 @@ class BatchTable:
         request = self.requests[row]
         assert request is not None, f"row {row} is free"
         return request
+
+    def requests_at(self, rows: Int64Array) -> list[Request]:
+        """The requests that have these rows."""
+        return list(map(self.requests.__getitem__, rows.tolist()))  # type: ignore[arg-type]
+
+    def num_pending(self, request: Request) -> int:
+        """Tokens of a request that are known and not computed; 0 if it does not run."""
+        return 0 if request.row is None else int(self.num_tokens[request.row] - self.num_computed[request.row])
 
     def is_taken(self, row: int) -> bool:
         """Whether a request has the row."""
@@ -92,13 +101,16 @@ class BatchTable:
         self.max_total_tokens[row] = request.max_total_tokens
         self.num_cached_tokens[row] = request.num_cached_tokens or 0
         self.checks_eos[row] = not request.params.ignore_eos
-        self.has_stop_ids[row] = bool(request.params.stop_ids)
-        self.only_scores_prompt[row] = request.only_scores_prompt
-        self.wants_details[row] = request.wants_details
         self.priorities[row] = request.priority
         self.deadlines[row] = math.inf if request.deadline is None else request.deadline
         self.keys[row] = request.ticket.key
         self.num_preemptions[row] = request.num_preemptions
+        if request.params.stop_ids:
+            self.rows_with_stop_ids.add(row)
+        if request.wants_details:
+            self.rows_with_details.add(row)
+        if request.only_scores_prompt:
+            self.rows_without_answer.add(row)
 
     def add_blocks(self, rows: Int64Array, blocks: list[int]) -> None:
         """Append a block to each of the rows' tables."""
@@ -113,6 +125,8 @@ class BatchTable:
         self.requests[row] = None
         self.request_ids[row] = ""
         self.num_scheduled[row] = 0
+        for some_rows in (self.rows_with_stop_ids, self.rows_with_details, self.rows_without_answer):
+            some_rows.discard(row)
         del self._active[row]
         self._active_rows = None
         self._free_rows.append(row)
@@ -129,20 +143,26 @@ class BatchTable:
         tokens: Int32Array = self.token_ids[row, : self.num_tokens[row]].copy()
         return tokens
 
-    def assemble(self, rows: Int64Array, *, step: int, entered: tuple[EnteredRow, ...]) -> StepPlan:
-        """Gather the scheduled tokens of the rows into one plan."""
-        counts, computed = self.num_scheduled[rows], self.num_computed[rows]
-        context_lengths = computed + counts
-        query_starts = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(counts, out=query_starts[1:])
-        if len(rows) == query_starts[-1]:  # a token each, as in most steps
+    def assemble(self, *, step: int, entered: tuple[EnteredRow, ...]) -> StepPlan:
+        """Gather the scheduled tokens of all taken rows, of which each has one at least, into one plan."""
+        rows, num_tokens = self.rows, int(self.num_scheduled.sum())
+        computed = self.num_computed[rows]
+        if num_tokens == len(rows):  # a token each, as in most steps
             token_rows, positions = rows, computed
+            context_lengths = computed + 1
+            query_starts = np.arange(len(rows) + 1)
         else:
+            counts = self.num_scheduled[rows]
+            query_starts = np.zeros(len(rows) + 1, np.int64)
+            np.cumsum(counts, out=query_starts[1:])
             token_rows = np.repeat(rows, counts)
-            positions = np.arange(query_starts[-1]) + np.repeat(computed - query_starts[:-1], counts)
+            positions = np.arange(num_tokens) + np.repeat(computed - query_starts[:-1], counts)
+            context_lengths = computed + counts
         block_indices = positions // self._block_size
         offsets = positions - block_indices * self._block_size  # a quarter of what divmod takes
         max_blocks = -(-int(context_lengths.max()) // self._block_size)
+        samples = context_lengths == self.num_tokens[rows]
+        samples[indices_of(self.rows_without_answer, rows)] = False
         return StepPlan(
             step=step,
             rows=rows,
@@ -152,18 +172,27 @@ class BatchTable:
             query_starts=query_starts.astype(np.int32),
             context_lengths=context_lengths.astype(np.int32),
             block_tables=self.block_tables[rows, :max_blocks],
-            samples=(context_lengths == self.num_tokens[rows]) & ~self.only_scores_prompt[rows],
+            samples=samples,
             entered=entered,
         )
 
     def ends_of(self, rows: Int64Array, token_ids: Int64Array, eos_token_ids: Int64Array) -> BoolArray:
         """Which of the rows' new tokens are end or stop tokens, [num_rows]."""
         ends: BoolArray = (token_ids[:, None] == eos_token_ids).any(axis=1) & self.checks_eos[rows]
-        for i in np.flatnonzero(self.has_stop_ids[rows]).tolist():
+        for i in indices_of(self.rows_with_stop_ids, rows):
             ends[i] |= int(token_ids[i]) in self.request_at(rows[i]).params.stop_ids
         return ends
 
     def append(self, rows: Int64Array, token_ids: Int64Array) -> None:
         """Add one new token to each of the rows."""
-        self.token_ids[rows, self.num_tokens[rows]] = token_ids
-        self.num_tokens[rows] += 1
+        num_tokens = self.num_tokens[rows]
+        self.token_ids[rows, num_tokens] = token_ids
+        self.num_tokens[rows] = num_tokens + 1
+
+
+def indices_of(some_rows: set[int], rows: Int64Array) -> list[int]:
+    """Where the rows of a set stand among `rows`."""
+    if not some_rows:
+        return []
+    indices: list[int] = np.flatnonzero(np.isin(rows, list(some_rows))).tolist()
+    return indices

@@ -104,7 +104,9 @@ class KVOffload:
         self._pool.reset_prefix_cache()
         self.copies.clear()
 
-    def _note(self, direction: Literal["out", "in"], source_blocks: list[int], target_blocks: list[int]) -> None:
+    def _note(
+        self, direction: Literal["out", "in"], source_blocks: Sequence[int], target_blocks: Sequence[int]
+    ) -> None:
         if source_blocks:
             self.copies.append(BlockCopy(direction=direction, source_blocks=source_blocks, target_blocks=target_blocks))
 

@@ -37,6 +37,7 @@ class Request:
     prompt_len: int  # of the client's prompt: kept through preemptions
     token_ids: Int32Array  # prompt and output known so far; stale while it runs
     max_total_tokens: int  # prompt and output together end here
+    source_token_ids: Int32Array | None = None  # of an encoder-decoder's request: its prompt is what begins answers
     params: SamplingParams
     seed: int
     choice: int = 0
@@ -115,6 +116,8 @@ class Request:
             prompt_token_ids=token_ids[: self.prompt_len],
             output_token_ids=token_ids[self.prompt_len :],
             end_token_ids=self.end_token_ids,
+            last_position=self.max_total_tokens - 1,
+            source_token_ids=self.source_token_ids,
         )
 
 
@@ -127,6 +130,7 @@ def new_request(
     block_size: int,
     eos_token_ids: tuple[int, ...],
     now: float,
+    source_token_ids: Int32Array | None = None,
 ) -> Request:
     """Turn what came over the wire into the engine's own state; `token_ids` are its checked prompt and output."""
     params = request.sampling_params
@@ -138,6 +142,7 @@ def new_request(
         request_id=request.request_id,
         prompt_len=prompt_len,
         token_ids=token_ids,
+        source_token_ids=source_token_ids,
         max_total_tokens=limit,
         params=params,
         seed=seed if params.seed is None else params.seed,

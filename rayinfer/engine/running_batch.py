@@ -129,7 +129,7 @@ class RunningBatch:
         ends = np.cumsum(num_new)
         indices = np.arange(ends[-1]) - np.repeat(ends - num_full, num_new)
         rows = np.repeat(rows, num_new)
-        writers = [table.request_at(row) for row in rows.tolist()]
+        writers = table.requests_at(rows)
         token_ids = table.tokens_in_blocks[rows, indices]
         digests = _digests_of(writers, indices.tolist(), token_ids)
         parents = table.block_tables[rows, indices - 1].tolist()

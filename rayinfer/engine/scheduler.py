@@ -5,7 +5,7 @@ from collections import deque
 import numpy as np
 
 from rayinfer.engine.admission import Admission, Admitted, order_key
-from rayinfer.engine.batch_table import BatchTable
+from rayinfer.engine.batch_table import BatchTable, indices_of
 from rayinfer.engine.deadlines import Deadlines
 from rayinfer.engine.kv_offload import BlockCopy, KVOffload
 from rayinfer.engine.request import Request
@@ -41,6 +41,7 @@ class Scheduler:
         max_model_len: int,
         block_manager: BlockManager,
         eos_token_ids: tuple[int, ...] = (),
+        forced_end_token_id: int | None = None,
         enable_prefix_caching: bool = True,
         offload: KVOffload | None = None,
     ) -> None:
@@ -54,12 +55,13 @@ class Scheduler:
         self._admission = Admission(waiting, self._batch, block_size)
         self._requests: dict[str, Request] = {}
         self._deadlines = Deadlines(self._requests)
-        self._num_traced = 0
         self._blocks = block_manager
         self._offload = offload
         self._budget = max_num_batched_tokens
         self._eos_token_ids = np.array(eos_token_ids, np.int64)
+        self._forced_end_token_id = forced_end_token_id
         self._entered: list[EnteredRow] = []
+        self._prefilling: dict[Request, None] = {}  # an ordered set, which some have left since it was last looked at
         self._totals = EngineStats(kv_blocks_total=block_manager.num_blocks)
 
     # What comes from outside
@@ -71,7 +73,6 @@ class Scheduler:
         self._admission.add(request)
         self._deadlines.add(request)
         if request.trace is not None:
-            self._num_traced += 1
             request.trace.note("queued", prompt_tokens=request.prompt_len, priority=request.priority)
 
     def finish(self, request_id: str, reason: FinishReason) -> TokenDelta | None:
@@ -161,36 +162,31 @@ class Scheduler:
         """Choose the next step's tokens; None when there is nothing to compute."""
         self._admission.grow_decoding_requests()
         self._spread_budget()
-        rows = self._table.rows
-        is_scheduled = self._table.num_scheduled[rows] > 0
-        if not is_scheduled.all():
-            rows = rows[is_scheduled]
-        if not len(rows):
+        if not len(self._table):
             return None
         self._totals.num_steps_total += 1
-        return self._table.assemble(rows, step=self._totals.num_steps_total, entered=self._take_entered(rows))
+        return self._table.assemble(step=self._totals.num_steps_total, entered=self._take_entered())
 
     def enter_again(self, plan: StepPlan) -> None:
         """Let the executor hear once more, with the next plan, who is in the rows of a plan that was interrupted."""
         self._entered += [self._table.entered_row(row) for row in plan.rows.tolist() if self._table.is_taken(row)]
 
-    def _take_entered(self, rows: Int64Array) -> tuple[EnteredRow, ...]:
-        if not self._entered:
-            return ()
-        present = set(rows.tolist())  # others have been sent away again meanwhile
-        entered = tuple(entered for entered in self._entered if entered.row in present)
+    def _take_entered(self) -> tuple[EnteredRow, ...]:
+        # Some may have been sent away again while the step was planned.
+        entered = tuple(entered for entered in self._entered if self._table.is_taken(entered.row))
         self._entered.clear()
         return entered
 
     def _spread_budget(self) -> None:
         """Set what each request computes: first one token for all that run, then prompts and arrivals by importance."""
-        table, rows = self._table, self._table.rows
-        table.num_scheduled[rows] = 1
-        num_pending = table.num_tokens - table.num_computed
-        for request in sorted(map(table.request_at, rows[num_pending[rows] > 1]), key=order_key):
+        table = self._table
+        table.num_scheduled[table.rows] = 1
+        self._prefilling = {request: None for request in self._prefilling if table.num_pending(request) > 1}
+        for request in sorted(self._prefilling, key=order_key):
             self._admit(before=request)
             if request.row is not None:  # an arrival may have taken its place
-                table.num_scheduled[request.row] += min(int(num_pending[request.row]) - 1, self._num_tokens_left)
+                num_more = min(table.num_pending(request) - 1, self._num_tokens_left)
+                table.num_scheduled[request.row] += num_more
         self._admit()
 
     @property
@@ -212,6 +208,7 @@ class Scheduler:
         assert row is not None
         num_pending = len(request.token_ids) - admitted.num_computed
         self._table.num_scheduled[row] = min(num_pending, self._num_tokens_left)
+        self._prefilling[request] = None
         self._entered.append(request.entered_row(row, request.token_ids))
         if admitted.is_first_time:
             self._totals.prompt_tokens_total += request.prompt_len
@@ -224,14 +221,13 @@ class Scheduler:
         table = self._table
         table.num_computed[plan.rows] = plan.context_lengths
         self._admission.queue_again(self._batch.store_written_blocks(_sound_rows(plan, sampled)))
-        if self._num_traced:
-            note_prefill_chunks(table, plan)
+        note_prefill_chunks(table, plan)
         if sampled.prompt_logprobs is not None:
             collect_prompt_logprobs(table, sampled.prompt_logprobs)
-        if plan.samples.all():
-            return self._advance(plan.rows, sampled)
-        deltas = self._advance(plan.rows[plan.samples], sampled) if plan.samples.any() else []
-        return deltas + self._end_scored_prompts(plan.rows[~plan.samples])
+        deltas = self._advance(plan.rows[plan.samples], sampled) if len(sampled.token_ids) else []
+        if table.rows_without_answer:
+            deltas += self._end_scored_prompts(plan.rows)
+        return deltas
 
     def _advance(self, rows: Int64Array, sampled: SampledTokens) -> list[TokenDelta]:
         """Give each of the rows its new token."""
@@ -243,10 +239,12 @@ class Scheduler:
         else:
             table.append(rows[~is_invalid], token_ids[~is_invalid])
         self._totals.generation_tokens_total += num_valid
-        if table.wants_details[rows].any():
-            add_details(deltas, table, rows, sampled)
+        add_details(deltas, table, rows, sampled)
         ends = table.ends_of(rows, token_ids, self._eos_token_ids)
-        is_over = ends | is_invalid | (table.num_tokens[rows] >= table.max_total_tokens[rows])
+        is_full = table.num_tokens[rows] >= table.max_total_tokens[rows]
+        if self._forced_end_token_id is not None:
+            ends &= ~(is_full & (token_ids == self._forced_end_token_id))  # it had no choice
+        is_over = ends | is_invalid | is_full
         for i in np.flatnonzero(is_over).tolist():
             reason: FinishReason = "error" if is_invalid[i] else "stop" if ends[i] else "length"
             deltas[i] = self._last_delta(table.request_at(rows[i]), deltas[i], reason)
@@ -267,10 +265,11 @@ class Scheduler:
     def _end_scored_prompts(self, rows: Int64Array) -> list[TokenDelta]:
         """End the requests among the rows that wanted no token, once all of their prompt is computed."""
         table = self._table
-        is_over = table.only_scores_prompt[rows] & (table.num_computed[rows] == table.num_tokens[rows])
         deltas = []
-        for row in rows[is_over].tolist():
+        for row in rows[indices_of(table.rows_without_answer, rows)].tolist():
             request = table.request_at(row)
+            if table.num_pending(request):
+                continue
             prompt_logprobs = request.take_prompt_logprobs()
             delta = self.finish(request.request_id, "length")
             assert delta is not None
@@ -284,7 +283,6 @@ class Scheduler:
         finished = self._totals.requests_finished_total
         finished[reason] = finished.get(reason, 0) + 1
         if request.trace is not None:
-            self._num_traced -= 1
             request.trace.note("finished", reason=reason, output_tokens=len(request.token_ids) - request.prompt_len)
 
 

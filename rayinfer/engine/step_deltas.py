@@ -4,7 +4,7 @@ from itertools import repeat
 
 import numpy as np
 
-from rayinfer.engine.batch_table import BatchTable
+from rayinfer.engine.batch_table import BatchTable, indices_of
 from rayinfer.engine.scored_tokens import logprobs_by_row
 from rayinfer.engine.step_plan import Int64Array, SampledTokens, ScoredTokens, StepPlan
 from rayinfer.outputs import TokenDelta
@@ -32,8 +32,13 @@ def one_token_deltas(table: BatchTable, rows: Int64Array, token_ids: Int64Array)
 
 def add_details(deltas: list[TokenDelta], table: BatchTable, rows: Int64Array, sampled: SampledTokens) -> None:
     """Add log probabilities to the deltas of requests that asked for them, and note first tokens in traces."""
+    indices = indices_of(table.rows_with_details, rows)
+    if not indices:
+        return
     logprobs = logprobs_by_row(sampled.logprobs, lambda row: table.request_at(row).params.logprobs or 0)
-    for i in np.flatnonzero(table.wants_details[rows] & ~sampled.is_invalid).tolist():
+    for i in indices:
+        if sampled.is_invalid[i]:
+            continue
         request = table.request_at(rows[i])
         deltas[i] = deltas[i]._replace(
             logprobs=logprobs.get(int(rows[i])), prompt_logprobs=request.take_prompt_logprobs()
@@ -55,8 +60,8 @@ def collect_prompt_logprobs(table: BatchTable, scored: ScoredTokens) -> None:
 
 def note_prefill_chunks(table: BatchTable, plan: StepPlan) -> None:
     """Note in the traces which part of a prompt, or of what is computed again, the step has computed."""
-    for i, row in enumerate(plan.rows.tolist()):
-        request = table.request_at(row)
+    for i in indices_of(table.rows_with_details, plan.rows):
+        request = table.request_at(plan.rows[i])
         # While it runs, its own tokens are those that it has entered with.
         if request.trace is not None and (start := int(plan.positions[plan.query_starts[i]])) < len(request.token_ids):
             request.trace.note("prefill_chunk", start=start, end=int(plan.context_lengths[i]))

@@ -24,6 +24,8 @@ class EnteredRow:
     prompt_token_ids: Int32Array
     output_token_ids: Int32Array
     end_token_ids: tuple[int, ...]  # the ids that min_tokens forbids
+    last_position: int | None = None  # where its last token will stand at the latest
+    source_token_ids: Int32Array | None = None  # what an encoder reads
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

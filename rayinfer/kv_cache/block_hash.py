@@ -43,8 +43,9 @@ class PrefixDigests:
 
     def append(self, block_bytes: bytes) -> None:
         """Add the digest of the next block, whose token ids are given as `token_bytes` writes them."""
-        digest = self.digests[-1] if self.digests else ROOT_DIGEST
-        self.digests.append(xxhash.xxh3_128_digest(digest + self._salt + block_bytes))
+        digests = self.digests
+        parent = digests[-1] if digests else ROOT_DIGEST
+        digests.append(xxhash.xxh3_128_digest(parent + self._salt + block_bytes))
 
 
 def token_bytes(token_ids: NDArray[np.int32]) -> bytes:

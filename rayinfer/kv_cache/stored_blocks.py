@@ -31,7 +31,7 @@ class StoredBlocks:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
         self._holders: dict[bytes, int] = {}
-        self._digests: list[bytes | None] = [None] * num_blocks
+        self._digests: list[bytes | None] = [None] * num_blocks  # None: nothing that follows means anything
         self._parent_digests: list[bytes | None] = [None] * num_blocks
         self._salts: list[bytes] = [b""] * num_blocks
         self._chains = array("q", bytes(8 * num_blocks))
@@ -77,24 +77,25 @@ class StoredBlocks:
         salts: Sequence[bytes],
     ) -> list[int]:
         """Note what written blocks contain, [num_blocks, block_size]; returns those no longer hit for their digests."""
-        displaced = []
-        known = self._digests
+        known, chains, displaced = self._digests, self._chains, []
         self._token_ids[blocks] = token_ids
         for block, digest, parent, salt in zip(blocks, digests, parents, salts, strict=True):
             if known[block] is not None:
                 if known[block] != digest:
                     raise RuntimeError(f"block {block} is stored already, under another digest")
                 continue
-            if parent is not None:
-                self._note_parent(block, parent)
+            if parent is not None and known[parent] is None:
+                raise RuntimeError(f"block {block} is stored before its parent, block {parent}")
             known[block] = digest
             self._salts[block] = salt
+            self._parent_digests[block] = None if parent is None else known[parent]
+            self._parent_chains[block] = _NO_CHAIN if parent is None else chains[parent]
             holder = self._holders.get(digest)
             if holder is not None and self._are_twins(block, holder):
-                self._chains[block] = self._chains[holder]
+                chains[block] = chains[holder]
                 continue
             self._newest_chain += 1
-            self._chains[block] = self._newest_chain
+            chains[block] = self._newest_chain
             if holder is None:
                 self._hold(block, digest)
             elif not self._is_reachable(holder):
@@ -115,19 +116,18 @@ class StoredBlocks:
 
     def forget(self, blocks: Iterable[int]) -> None:
         """Let go of whatever is known of blocks, before something else is written to them."""
+        known, holders = self._digests, self._holders
         for block in blocks:
-            digest = self._digests[block]
+            digest = known[block]
             if digest is None:
                 continue
-            if self._holders.get(digest) == block:
-                del self._holders[digest]
+            known[block] = None
+            if holders.get(digest) == block:
+                del holders[digest]
                 if digest in self._newly_stored:
                     del self._newly_stored[digest]
                 else:
                     self._newly_removed[digest] = None
-            self._digests[block] = self._parent_digests[block] = None
-            self._parent_chains[block] = _NO_CHAIN
-            self._salts[block] = b""
 
     def take_events(self) -> BlockEvents:
         """Return what changed since the last call."""
@@ -142,13 +142,6 @@ class StoredBlocks:
         wanted = token_ids[: len(blocks) * self._block_size].reshape(len(blocks), self._block_size)
         differs = (self._token_ids[blocks] != wanted).any(axis=1)
         return int(differs.argmax()) if differs.any() else len(blocks)
-
-    def _note_parent(self, block: int, parent: int) -> None:
-        digest = self._digests[parent]
-        if digest is None:
-            raise RuntimeError(f"block {block} is stored before its parent, block {parent}")
-        self._parent_digests[block] = digest
-        self._parent_chains[block] = self._chains[parent]
 
     def _hold(self, block: int, digest: bytes) -> None:
         self._holders[digest] = block

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fake_scores import ScoredPlace, score
 from rayinfer.engine.engine import Engine
 from rayinfer.engine.engine_state import SleepLevel
 from rayinfer.engine.kv_offload import BlockCopy, KVOffload
 from rayinfer.engine.scheduler import Scheduler
-from rayinfer.engine.step_plan import EnteredRow, Int64Array, SampledTokens, StepPlan
+from rayinfer.engine.step_plan import EnteredRow, Int64Array, SampledTokens, ScoredTokens, StepPlan
 from rayinfer.kv_cache.block_manager import BlockManager
-from rayinfer.outputs import TokenDelta
+from rayinfer.outputs import TokenDelta, TokenLogprobs
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.sampling_params import SamplingParams
 
@@ -96,10 +97,12 @@ class FakeExecutor:
             if (error := self.failure(context)) is not None:
                 raise error
         answers = [self.answer(context) for context, samples in zip(contexts, plan.samples, strict=True) if samples]
+        tokens = np.array(answers, np.int64)
+        token_ids = np.where(tokens == INVALID, 0, tokens)
+        scores = self._score_new_tokens(plan, token_ids), self._score_prompts(plan)
         for row, token_id in zip(plan.rows[plan.samples].tolist(), answers, strict=True):
             self._histories[row].append(token_id)
-        tokens = np.array(answers, np.int64)
-        return FinishedStep(SampledTokens(np.where(tokens == INVALID, 0, tokens), tokens == INVALID))
+        return FinishedStep(SampledTokens(token_ids, tokens == INVALID, *scores))
 
     def copy_blocks(self, copy: BlockCopy) -> None:
         """Copy what the slots of the blocks hold."""
@@ -131,6 +134,28 @@ class FakeExecutor:
     def shutdown(self) -> None:
         """Note that the engine gave it back."""
         self.is_shut_down = True
+
+    def _score_new_tokens(self, plan: StepPlan, token_ids: Int64Array) -> ScoredTokens | None:
+        wanted = [
+            (self.entered[row].params.logprobs, row, token_id)
+            for row, token_id in zip(plan.rows[plan.samples].tolist(), token_ids.tolist(), strict=True)
+            if self.entered[row].params.logprobs is not None
+        ]
+        places = [
+            ScoredPlace(row, len(self._histories[row]), list(self._histories[row]), token) for _, row, token in wanted
+        ]
+        return score(places, max((num_top or 0 for num_top, _, _ in wanted), default=0), VOCAB_SIZE)
+
+    def _score_prompts(self, plan: StepPlan) -> ScoredTokens | None:
+        places, num_top = [], 0
+        for i, row in enumerate(plan.rows.tolist()):
+            entered = self.entered[row]
+            if entered.params.prompt_logprobs is not None:
+                num_top = max(num_top, entered.params.prompt_logprobs)
+                prompt = entered.prompt_token_ids.tolist()
+                first, last = int(plan.positions[plan.query_starts[i]]) + 1, int(plan.context_lengths[i])
+                places += [ScoredPlace(row, j, prompt[:j], prompt[j]) for j in range(first, min(last + 1, len(prompt)))]
+        return score(places, num_top, VOCAB_SIZE)
 
     @property
     def _slots(self) -> Int64Array:
@@ -173,6 +198,8 @@ class Driven:
     clock: FakeClock
     tokens: dict[str, list[int]] = field(default_factory=dict)
     ends: dict[str, TokenDelta] = field(default_factory=dict)
+    logprobs: dict[str, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[str, list[TokenLogprobs | None]] = field(default_factory=dict)
     budget: int = 0
 
     def add(
@@ -224,6 +251,13 @@ class Driven:
             assert delta.request_id not in self.ends, f"{delta.request_id} speaks after its end"
             assert delta.start_pos == len(self.tokens[delta.request_id])
             self.tokens[delta.request_id] += delta.token_ids
+            if delta.logprobs is not None:
+                assert len(delta.logprobs) == len(delta.token_ids)
+                self.logprobs.setdefault(delta.request_id, []).extend(delta.logprobs)
+            if delta.prompt_logprobs is not None:
+                assert delta.request_id not in self.prompt_logprobs, "the prompt is scored once"
+                assert delta.token_ids or delta.finish_reason == "length"
+                self.prompt_logprobs[delta.request_id] = delta.prompt_logprobs
             if delta.finish_reason is not None:
                 self.ends[delta.request_id] = delta
 

@@ -46,7 +46,7 @@ def test_a_row_that_is_used_again_keeps_nothing_of_its_last_request():
     take(table, request(5, [0, 1], stop_token_ids=[9], ignore_eos=True), 4, 1)
     table.release(0)
     take(table, request(3, [7]))
-    assert not table.has_stop_ids[0]
+    assert not table.rows_with_stop_ids
     assert table.checks_eos[0]
     assert (table.num_tokens[0], table.num_computed[0], table.num_blocks[0], table.num_stored_blocks[0]) == (3, 0, 1, 0)
 
@@ -67,7 +67,7 @@ def test_a_plan_finds_every_token_in_its_block():
     rows = np.array([take(table, request(6, [9, 3])), take(table, request(5, [4, 8]), 4, 1)])
     table.add_blocks(rows[:1], [6])
     table.num_scheduled[rows] = [5, 1]
-    plan = table.assemble(rows, step=1, entered=())
+    plan = table.assemble(step=1, entered=())
     assert plan.token_ids.tolist() == [0, 1, 2, 3, 4, 4]
     assert plan.positions.tolist() == [0, 1, 2, 3, 4, 4]
     assert plan.slots.tolist() == [36, 37, 38, 39, 12, 32]
