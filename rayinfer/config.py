@@ -20,6 +20,11 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     model: str = Field(DEFAULT_MODEL, min_length=1, description="folder, GGUF file, hub repository or embedded name")
+    engine: Literal["dynamic", "static"] = Field(
+        "dynamic",
+        description="static: room for max_num_seqs requests of max_model_len tokens each, all taken at once, and steps"
+        " of few shapes; encoder-decoders always run so",
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="arithmetic of the model; auto is the checkpoint's own"
     )

@@ -48,12 +48,21 @@ class Sampler:
     (seed, choice, position). So a request's tokens depend on its logits and its own settings alone: not on its
     row, its neighbours, the number of threads, or on having left and entered again.
 
+    A model with a forced end has it as the last token of every request, whatever else holds.
     A row is invalid if its best score is NaN or infinite: the logits were, or its bans leave no token.
     Scores are float32 whatever the logits are, and probabilities are cumulated in float64.
     """
 
-    def __init__(self, max_num_rows: int, vocab_size: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        max_num_rows: int,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+        *,
+        forced_end_token_id: int | None = None,
+    ) -> None:
         self._vocab_size = vocab_size
+        self._forced_end_token_id = forced_end_token_id
         self._device = torch.device(device)
         self._table = SamplingTable(max_num_rows, vocab_size)
         self._penalties = PenaltyHistory(vocab_size, self._device)
@@ -76,11 +85,13 @@ class Sampler:
         prompt_token_ids: TokenIds,
         output_token_ids: TokenIds,
         end_token_ids: Sequence[int],
+        last_position: int | None = None,
     ) -> None:
         """Put a request into `row`, in place of whatever is there.
 
         A request that comes back, from preemption or from another engine, enters with its original prompt and all
-        its outputs and goes on as if it had stayed. `end_token_ids` are those that `min_tokens` forbids.
+        its outputs and goes on as if it had stayed. `end_token_ids` are those that `min_tokens` forbids, and its last
+        token will stand at `last_position` at the latest.
         """
         self.leave(row)
         prompt, output = _as_array(prompt_token_ids), _as_array(output_token_ids)
@@ -100,6 +111,7 @@ class Sampler:
             seed=seed,
             choice=choice,
             min_end_position=len(prompt) + params.min_tokens if holds_end_back else 0,
+            last_position=last_position,
             penalty_slot=penalty_slot,
         )
 
@@ -157,7 +169,9 @@ class Sampler:
         has_rules = np.count_nonzero(settings["has_rules"]) > 0
         penalised = np.flatnonzero(settings["is_penalised"])
         endless = np.flatnonzero(positions < settings["min_end_position"])
-        if not has_rules and not penalised.size and not endless.size:
+        must_end = self._forced_end_token_id is not None and positions >= settings["last_position"]
+        forced = np.flatnonzero(must_end)
+        if not has_rules and not penalised.size and not endless.size and not forced.size:
             return logits
         scores = logits.to(torch.float32, copy=True)
         if has_rules:
@@ -174,6 +188,10 @@ class Sampler:
             self._rules.forbid_(scores, rows)
         if endless.size and (end_ids := self._end_ids.gather(rows[endless])) is not None:
             scores[self._on_device(endless)[end_ids.lines], end_ids.columns[0]] = float("-inf")
+        if forced.size:
+            lines = self._on_device(forced)
+            scores.index_fill_(0, lines, float("-inf"))
+            scores[lines, self._forced_end_token_id] = 0.0
         return scores
 
     def _scores(

@@ -6,6 +6,7 @@ import numpy.typing as npt
 from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
 
+_NO_LAST_POSITION = 2**63 - 1
 _GREEDY_BELOW = 1e-5  # dividing by less would overflow float32, and the most likely token wins anyway
 
 ROW = np.dtype(
@@ -26,6 +27,7 @@ ROW = np.dtype(
         ("seed", np.int64),  # the bits of the 64-bit seed
         ("choice", np.int64),
         ("min_end_position", np.int64),  # the first position where an end token may stand; 0 where none is held back
+        ("last_position", np.int64),  # where the request's last token will stand
         ("num_scored", np.int64),  # tokens whose log probabilities are told: 0, or the chosen one and so many more
     ]
 )
@@ -48,6 +50,7 @@ class SamplingTable:
         seed: int,
         choice: int,
         min_end_position: int,
+        last_position: int | None = None,
         penalty_slot: int | None,
     ) -> None:
         """Write one request's settings over whatever the row held."""
@@ -67,6 +70,7 @@ class SamplingTable:
         settings["seed"] = _as_int64(seed)
         settings["choice"] = choice
         settings["min_end_position"] = min_end_position
+        settings["last_position"] = _NO_LAST_POSITION if last_position is None else last_position
         settings["num_scored"] = 0 if params.logprobs is None else 1 + params.logprobs
         settings["is_entered"] = True
 

@@ -1,6 +1,7 @@
 """Puts an engine together from its settings and a model's folder."""
 
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -8,17 +9,22 @@ import torch
 import rayinfer_kernels
 from rayinfer.config import EngineConfig, cache_folder
 from rayinfer.decoding.sampler import Sampler
+from rayinfer.engine.encoder_decoder_engine import EncoderDecoderEngine
+from rayinfer.engine.encoder_decoder_runner import EncoderDecoderRunner
 from rayinfer.engine.engine import Engine
 from rayinfer.engine.in_process_executor import InProcessExecutor
 from rayinfer.engine.kv_offload import KVOffload
 from rayinfer.engine.model_memory import ModelMemory
 from rayinfer.engine.model_runner import ModelRunner
 from rayinfer.engine.scheduler import Scheduler
+from rayinfer.engine.static_runner import StaticRunner
+from rayinfer.engine.static_shapes import StaticShapes
 from rayinfer.errors import ConfigError, ModelLoadError
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.kv_cache.cache_tensors import BlockShape
-from rayinfer.kv_cache.pool_size import count_kv_blocks, count_offload_blocks
+from rayinfer.kv_cache.pool_size import count_kv_blocks, count_offload_blocks, count_static_blocks
 from rayinfer.models.decoder import Decoder
+from rayinfer.models.encoder_decoder import EncoderDecoder
 from rayinfer.models.loader import load_decoder, torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.protocols import ModelDescription
@@ -32,17 +38,19 @@ def build_engine(config: EngineConfig, folder: Path, *, name: str | None = None)
     if device.type == "cpu":
         rayinfer_kernels.configure(cache_folder() / "kernels")
     model = read_model_config(folder)
+    if model.answers is not None:  # the tokens of its answers do not say what they answer: they are no cached prefixes
+        config = config.model_copy(update={"engine": "static", "enable_prefix_caching": False})
     memory = _model_memory(config, model, folder, device)
-    max_model_len = _max_model_len(config, model, memory.num_blocks)
-    block_manager = BlockManager(
-        memory.num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching
-    )
+    num_blocks = memory.num_blocks - _num_spare_blocks(config)
+    max_model_len = _max_model_len(config, model, num_blocks)
+    block_manager = BlockManager(num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
     scheduler = Scheduler(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=max_model_len,
         block_manager=block_manager,
         eos_token_ids=model.eos_token_ids,
+        forced_end_token_id=model.forced_end_token_id,
         enable_prefix_caching=config.enable_prefix_caching,
         offload=_kv_offload(config, memory),
     )
@@ -51,17 +59,42 @@ def build_engine(config: EngineConfig, folder: Path, *, name: str | None = None)
         max_model_len=max_model_len,
         vocab_size=model.vocab_size,
         created=int(time.time()),
-        kv_blocks_total=memory.num_blocks,
+        kv_blocks_total=num_blocks,
         block_size=config.block_size,
     )
-    sampler = Sampler(config.max_num_seqs, model.vocab_size, device)
-    return Engine(
+    engine_class = Engine if model.answers is None else partial(EncoderDecoderEngine, answers=model.answers)
+    return engine_class(
         description=description,
         scheduler=scheduler,
-        executor=InProcessExecutor(ModelRunner(memory.decoder, sampler, device), memory),
+        executor=InProcessExecutor(_runner(config, model, memory, max_model_len, device), memory),
         eos_token_ids=model.eos_token_ids,
         seed=config.seed,
     )
+
+
+def _runner(
+    config: EngineConfig, model: ModelConfig, memory: ModelMemory, max_model_len: int, device: torch.device
+) -> ModelRunner:
+    """What runs the steps; a static one has run each shape once."""
+    decoder, num_rows = memory.decoder, _num_rows(config)
+    assert decoder is not None, "the weights are gone"
+    num_sampler_rows = num_rows + _num_spare_blocks(config)  # the spare block has a row, too
+    sampler = Sampler(num_sampler_rows, model.vocab_size, device, forced_end_token_id=model.forced_end_token_id)
+    if config.engine == "dynamic":
+        return ModelRunner(decoder, sampler, device)
+    shapes = StaticShapes(
+        num_rows=num_rows,
+        max_step_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        block_size=config.block_size,
+        spare_block=memory.num_blocks - 1,
+    )
+    runner = StaticRunner(decoder, sampler, device, shapes)
+    if isinstance(decoder, EncoderDecoder):
+        max_read_tokens = config.max_num_batched_tokens
+        runner = EncoderDecoderRunner(decoder, sampler, device, shapes, max_read_tokens=max_read_tokens)
+    runner.warm_up()
+    return runner
 
 
 def _model_memory(config: EngineConfig, model: ModelConfig, folder: Path, device: torch.device) -> ModelMemory:
@@ -76,18 +109,28 @@ def _model_memory(config: EngineConfig, model: ModelConfig, folder: Path, device
     )
     num_offload_blocks = count_offload_blocks(config, shape.num_bytes)
     decoder = load_decoder(folder, dtype, device)
-    num_blocks = count_kv_blocks(config, shape.num_bytes, device)
-    # Some rotary scalings look at the longest sequence: at what is allowed, for what fits differs between machines.
-    lengths = _max_model_len(config, model, num_blocks), config.max_model_len or model.max_position_embeddings
-    decoder.prepare(dtype, device, *lengths)
+    longest = _longest_sequence(config, model)
+    if config.engine == "static":
+        # An encoder-decoder's sources take as much again as its answers.
+        row_bytes = shape.num_bytes if model.answers is None else 2 * shape.num_bytes
+        num_blocks = count_static_blocks(config, longest, row_bytes, device) + _num_spare_blocks(config)
+    else:
+        num_blocks = count_kv_blocks(config, shape.num_bytes, device)
+
+    def make_ready(decoder: Decoder) -> None:
+        # Some rotary scalings look at the longest sequence: at what is allowed, for what fits differs between machines.
+        decoder.prepare(dtype, device, _max_model_len(config, model, num_blocks), longest)
+        if isinstance(decoder, EncoderDecoder):
+            decoder.make_room_for_sources(_num_rows(config) + 1, longest, dtype, device)
 
     def load_again() -> Decoder:
         if read_model_config(folder) != model:
             raise ModelLoadError(f"{folder}: config.json is not what it was when the engine was built")
         again = load_decoder(folder, dtype, device)
-        again.prepare(dtype, device, *lengths)
+        make_ready(again)
         return again
 
+    make_ready(decoder)
     return ModelMemory(
         decoder, load_again, shape, num_blocks=num_blocks, num_offload_blocks=num_offload_blocks, device=device
     )
@@ -99,8 +142,22 @@ def _kv_offload(config: EngineConfig, memory: ModelMemory) -> KVOffload | None:
     return KVOffload(memory.num_offload_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
 
 
+def _num_rows(config: EngineConfig) -> int:
+    return min(config.max_num_seqs, config.max_num_batched_tokens)
+
+
+def _num_spare_blocks(config: EngineConfig) -> int:
+    # What fills a static engine's steps up reads and writes the pool's last block.
+    return 1 if config.engine == "static" else 0
+
+
 def _max_model_len(config: EngineConfig, model: ModelConfig, num_blocks: int) -> int:
     """The longest sequence that the model, the settings and the pool allow."""
+    return min(_longest_sequence(config, model), num_blocks * config.block_size)
+
+
+def _longest_sequence(config: EngineConfig, model: ModelConfig) -> int:
+    """What the model and the settings allow, whatever the pool does."""
     if config.max_model_len is not None and config.max_model_len > model.longest_sequence:
         raise ConfigError(f"max_model_len {config.max_model_len} is above the model's {model.longest_sequence}")
-    return min(config.max_model_len or model.max_position_embeddings, num_blocks * config.block_size)
+    return config.max_model_len or model.max_position_embeddings

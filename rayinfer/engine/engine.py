@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from rayinfer.engine.engine_state import LifeCycle, SleepLevel, sleep_level
 from rayinfer.engine.executor import Executor
-from rayinfer.engine.request import new_request
+from rayinfer.engine.request import Request, new_request
 from rayinfer.engine.request_checks import checked_token_ids
 from rayinfer.engine.scheduler import Scheduler
-from rayinfer.engine.step_plan import StepPlan
+from rayinfer.engine.step_plan import Int32Array, StepPlan
 from rayinfer.errors import InvalidParameter
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
 from rayinfer.protocols import GenerationRequest, ModelDescription
@@ -45,16 +45,7 @@ class Engine:
         self._life.check_alive()
         if self._scheduler.knows(request.request_id):
             raise InvalidParameter(f"request_id {request.request_id!r} is in use", "request_id")
-        accepted = new_request(
-            request,
-            checked_token_ids(request, self.description),
-            seed=self._seeds.getrandbits(64),
-            max_model_len=self.description.max_model_len,
-            block_size=self.description.block_size,
-            eos_token_ids=self._eos_token_ids,
-            now=self._clock(),
-        )
-        self._scheduler.add(accepted)
+        self._scheduler.add(self._accepted(request))
 
     def abort(self, request_id: str) -> TokenDelta | None:
         """End a request and free what it holds; None if it is unknown or over."""
@@ -126,6 +117,18 @@ class Engine:
     def exit(self) -> None:
         """Give everything back."""
         self._executor.shutdown()
+
+    def _accepted(self, request: GenerationRequest, source_token_ids: Int32Array | None = None) -> Request:
+        return new_request(
+            request,
+            checked_token_ids(request, self.description),
+            source_token_ids=source_token_ids,
+            seed=self._seeds.getrandbits(64),
+            max_model_len=self.description.max_model_len,
+            block_size=self.description.block_size,
+            eos_token_ids=self._eos_token_ids,
+            now=self._clock(),
+        )
 
     def _run(self, plan: StepPlan) -> None:
         """Compute the plan; if it fails, compute its halves, until the request at fault is alone and ends with "error".

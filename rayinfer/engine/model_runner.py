@@ -42,6 +42,7 @@ class ModelRunner:
                 prompt_token_ids=entered.prompt_token_ids,
                 output_token_ids=entered.output_token_ids,
                 end_token_ids=entered.end_token_ids,
+                last_position=entered.last_position,
             )
             self._prompt_scorer.enter(entered)
         with torch.inference_mode():
@@ -54,6 +55,7 @@ class ModelRunner:
             query_starts=self._tensor(plan.query_starts),
             context_lengths=self._tensor(plan.context_lengths),
             block_tables=self._tensor(plan.block_tables),
+            rows=self._tensor(plan.rows),
         )
         decoder = self.decoder
         assert decoder is not None, "a step without a model"

@@ -18,7 +18,7 @@ def checked_token_ids(request: GenerationRequest, description: ModelDescription)
     if not request.prompt_token_ids:
         raise InvalidParameter("prompt must not be empty", "prompt")
     _check_length(len(request.prompt_token_ids) + num_outputs, params.max_tokens, description.max_model_len)
-    token_ids = _array(request, description.vocab_size)
+    token_ids = _array([*request.prompt_token_ids, *request.output_token_ids], description.vocab_size)
     if params.n != 1:
         raise InvalidParameter(f"n must be 1 for one choice of a request, got {params.n}", "n")
     if params.max_tokens is not None and num_outputs >= max(params.max_tokens, 1):
@@ -28,6 +28,24 @@ def checked_token_ids(request: GenerationRequest, description: ModelDescription)
         raise InvalidParameter("bad_words must be spelled in tokens before they come to an engine", "bad_words")
     _check_urgency(request.priority, request.timeout_s)
     return token_ids
+
+
+def checked_source(request: GenerationRequest, description: ModelDescription) -> Int32Array:
+    """What an encoder reads for a request; raises RequestError for what it cannot read, or cannot tell of it."""
+    num_tokens, limit = len(request.prompt_token_ids), description.max_model_len
+    if not num_tokens:
+        raise InvalidParameter("prompt must not be empty", "prompt")
+    if num_tokens > limit:
+        raise PromptTooLong(
+            f"This model reads at most {limit} tokens. However, your prompt has {num_tokens} tokens.",
+            "prompt",
+            "context_length_exceeded",
+        )
+    if request.sampling_params.prompt_logprobs is not None:
+        raise InvalidParameter("prompt_logprobs must be null: this model does not score its prompts", "prompt_logprobs")
+    if request.sampling_params.max_tokens == 0:
+        raise InvalidParameter("max_tokens must be at least 1: this model does not score its prompts", "max_tokens")
+    return _array(request.prompt_token_ids, description.vocab_size)
 
 
 def _check_length(num_tokens: int, max_tokens: int | None, limit: int) -> None:
@@ -41,10 +59,10 @@ def _check_length(num_tokens: int, max_tokens: int | None, limit: int) -> None:
         )
 
 
-def _array(request: GenerationRequest, vocab_size: int) -> Int32Array:
+def _array(prompt: list[int], vocab_size: int) -> Int32Array:
     try:
         # `array` refuses what is no integer, and does so much faster than a look at each.
-        token_ids = np.frombuffer(array("i", [*request.prompt_token_ids, *request.output_token_ids]), np.int32)
+        token_ids = np.frombuffer(array("i", prompt), np.int32)
     except (TypeError, OverflowError):
         token_ids = np.array([-1], np.int32)
     if token_ids.view(np.uint32).max() >= vocab_size:  # read without a sign, negative ids are above every size

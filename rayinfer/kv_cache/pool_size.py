@@ -28,6 +28,23 @@ def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device
     return num_blocks
 
 
+def count_static_blocks(config: EngineConfig, max_model_len: int, block_bytes: int, device: torch.device) -> int:
+    """Blocks for a full batch of requests that are all as long as they may be; raises ConfigError if they don't fit."""
+    for name in ("num_kv_blocks", "kv_cache_memory_bytes", "memory_fraction"):
+        if getattr(config, name) is not None:
+            raise ConfigError(f"{name} must be left out: a static engine's pool follows from its batch and length")
+    num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
+    num_blocks = num_rows * -(-max_model_len // config.block_size)
+    wanted, most = num_blocks * block_bytes, _memory_bytes(device)
+    if wanted > most:
+        raise ConfigError(
+            f"{num_rows} requests at once of max_model_len {max_model_len} tokens each need {wanted} bytes, there are"
+            f" {most} at most: lower max_num_seqs or max_model_len"
+        )
+    # A hundredth of the pool, and one, is kept from newcomers: the last of a full batch must come in nevertheless.
+    return num_blocks + num_blocks // 99 + 2
+
+
 def count_offload_blocks(config: EngineConfig, block_bytes: int) -> int:
     """Blocks of the second pool, in the host's memory; none unless they are asked for."""
     if config.kv_offload_bytes is None:

@@ -38,6 +38,11 @@ class ModelConfig:
     answers: AnswerSettings | None = None  # of an encoder-decoder; the other fields tell its decoder's shape
 
     @property
+    def forced_end_token_id(self) -> int | None:
+        """The last token of an answer that has grown as long as it may; None where any token may be that."""
+        return None if self.answers is None else self.answers.forced_end_token_id
+
+    @property
     def longest_sequence(self) -> int:
         """What the rotary scaling allows when it is asked for; unasked, sequences end at max_position_embeddings."""
         return stretched_length(self.max_position_embeddings, self.rope)

@@ -1,0 +1,31 @@
+"""The engine of encoder-decoders: a prompt is a source to be read, and its answer is a text of its own."""
+
+from dataclasses import replace
+from typing import Any
+
+from rayinfer.engine.engine import Engine
+from rayinfer.engine.request import Request
+from rayinfer.engine.request_checks import checked_source
+from rayinfer.engine.step_plan import Int32Array
+from rayinfer.models.encoder_decoder_config import AnswerSettings
+from rayinfer.protocols import GenerationRequest
+
+
+class EncoderDecoderEngine(Engine):
+    """An Engine whose requests bring their prompts along as sources, and begin with the token that begins answers.
+
+    Prompt and answer may each be as long as `max_model_len`, the beginning token included. What penalties and
+    sequences look at is the answer.
+    """
+
+    def __init__(self, *, answers: AnswerSettings, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._answers = answers
+
+    def _accepted(self, request: GenerationRequest, source_token_ids: Int32Array | None = None) -> Request:
+        source_token_ids = checked_source(request, self.description)
+        params = request.sampling_params
+        if bad := self._answers.bad_token_sequences:
+            params = replace(params, bad_token_sequences=(*params.bad_sequences, *bad))
+        answer = replace(request, prompt_token_ids=[self._answers.start_token_id], sampling_params=params)
+        return super()._accepted(answer, source_token_ids)

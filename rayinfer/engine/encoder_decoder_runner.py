@@ -1,0 +1,57 @@
+"""Runs the steps of an encoder-decoder: whoever takes a row has its source read first."""
+
+from collections.abc import Sequence
+
+import torch
+
+from rayinfer.decoding.sampler import Sampler
+from rayinfer.engine.model_runner import FinishedStep
+from rayinfer.engine.static_runner import StaticRunner
+from rayinfer.engine.static_shapes import StaticShapes
+from rayinfer.engine.step_plan import EnteredRow, Int32Array, StepPlan
+from rayinfer.models.encoder_decoder import EncoderDecoder
+
+
+class EncoderDecoderRunner(StaticRunner):
+    """A StaticRunner that also reads sources, at most `max_read_tokens` at once unless a single one is longer."""
+
+    def __init__(
+        self,
+        decoder: EncoderDecoder,
+        sampler: Sampler,
+        device: torch.device,
+        shapes: StaticShapes,
+        *,
+        max_read_tokens: int,
+    ) -> None:
+        super().__init__(decoder, sampler, device, shapes)
+        self._max_read_tokens = max_read_tokens
+
+    def submit(self, plan: StepPlan) -> FinishedStep:
+        """Read the sources of who is new, and compute the step."""
+        for readers in self._read_together(plan.entered):
+            self._read(readers)
+        return super().submit(plan)
+
+    def _read_together(self, entered: Sequence[EnteredRow]) -> list[list[EnteredRow]]:
+        groups: list[list[EnteredRow]] = []
+        num_tokens = 0
+        for reader in entered:
+            num_more = len(_source_of(reader))
+            if not groups or num_tokens + num_more > self._max_read_tokens:
+                groups.append([])
+                num_tokens = 0
+            groups[-1].append(reader)
+            num_tokens += num_more
+        return groups
+
+    @torch.inference_mode()
+    def _read(self, readers: Sequence[EnteredRow]) -> None:
+        assert isinstance(self.decoder, EncoderDecoder), "a source without a model that reads"
+        sources = [torch.from_numpy(_source_of(reader)).to(self._device) for reader in readers]
+        self.decoder.read_sources([reader.row for reader in readers], sources)
+
+
+def _source_of(reader: EnteredRow) -> Int32Array:
+    assert reader.source_token_ids is not None, "a request without a source"
+    return reader.source_token_ids

@@ -1,0 +1,32 @@
+"""Runs every step in one of a few shapes, all of which have run before the first request comes."""
+
+from dataclasses import replace
+
+import torch
+
+from rayinfer.decoding.sampler import Sampler
+from rayinfer.engine.model_runner import FinishedStep, ModelRunner
+from rayinfer.engine.static_shapes import StaticShapes
+from rayinfer.engine.step_plan import StepPlan
+from rayinfer.models.decoder import Decoder
+
+
+class StaticRunner(ModelRunner):
+    """A ModelRunner for a fixed batch; the sampler must have a row more than there are requests."""
+
+    def __init__(self, decoder: Decoder, sampler: Sampler, device: torch.device, shapes: StaticShapes) -> None:
+        super().__init__(decoder, sampler, device)
+        self._shapes = shapes
+
+    def warm_up(self) -> None:
+        """Run a step of every shape; the model's caches must be bound."""
+        for plan in self._shapes.warm_up_plans():
+            super().submit(plan)
+
+    def submit(self, plan: StepPlan) -> FinishedStep:
+        """Compute the step now; of its tokens only those of its own requests count."""
+        sampled = super().submit(self._shapes.fill_up(plan)).result()
+        count = int(plan.samples.sum())
+        return FinishedStep(
+            replace(sampled, token_ids=sampled.token_ids[:count], is_invalid=sampled.is_invalid[:count])
+        )
