@@ -22,23 +22,27 @@ class GatheredLists:
 class RowLists:
     """One list per row, of any length and in parallel columns, kept where the logits are.
 
-    Rows without one cost nothing: Python meets only those that have a list and are in the batch.
+    Rows without one cost nothing. What a batch gathers is kept for the next step, which mostly has the same rows.
     """
 
     def __init__(self, max_num_rows: int, device: torch.device) -> None:
         self._device = device
         self._columns: dict[int, tuple[Tensor, ...]] = {}
         self._has_list = np.zeros(max_num_rows, dtype=np.bool_)
+        self._gathered_rows: npt.NDArray[np.integer] = np.zeros(0, dtype=np.int64)
+        self._gathered: GatheredLists | None = None  # the lists of these rows, as long as none has changed
 
     def put(self, row: int, *columns: npt.NDArray[np.generic]) -> None:
         """Keep a list for `row` in place of the one it has."""
         self._columns[row] = tuple(copy_to_device(column, self._device) for column in columns)
         self._has_list[row] = True
+        self._gathered = None
 
     def drop(self, row: int) -> None:
         """Forget the list of `row`, if it has one."""
-        self._columns.pop(row, None)
-        self._has_list[row] = False
+        if self._columns.pop(row, None) is not None:
+            self._has_list[row] = False
+            self._gathered = None
 
     def lines_with_lists(self, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
         """Which lines of a batch of rows have a list."""
@@ -46,9 +50,14 @@ class RowLists:
 
     def gather(self, rows: npt.NDArray[np.integer]) -> GatheredLists | None:
         """The lists of a batch of rows; None if none of them has any."""
-        listed = self.lines_with_lists(rows)
-        if not listed.size:
-            return None
+        if self._gathered is None or not np.array_equal(rows, self._gathered_rows):
+            listed = self.lines_with_lists(rows)
+            if not listed.size:
+                return None
+            self._gathered, self._gathered_rows = self._gather(rows, listed), rows.copy()
+        return self._gathered
+
+    def _gather(self, rows: npt.NDArray[np.integer], listed: npt.NDArray[np.int64]) -> GatheredLists:
         lists = [self._columns[row] for row in rows[listed].tolist()]
         lengths = np.array([len(columns[0]) for columns in lists])
         lines = torch.repeat_interleave(

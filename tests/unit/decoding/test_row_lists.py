@@ -35,6 +35,17 @@ def test_a_dropped_list_is_gone_and_dropping_none_is_fine(lists):
     assert entries(lists.gather(np.array([1, 4]))) == [(1, 40, 4.0)]
 
 
+def test_changes_between_two_equal_batches_are_seen(lists):
+    rows = np.array([1, 4, 2])
+    assert [line for line, *_ in entries(lists.gather(rows))] == [0, 0, 1]
+    lists.put(2, np.array([20]), np.array([2.0], np.float32))
+    assert [line for line, *_ in entries(lists.gather(rows))] == [0, 0, 1, 2]
+    lists.drop(1)
+    assert [line for line, *_ in entries(lists.gather(rows))] == [1, 2]
+    rows[2] = 5  # a caller may use its array again
+    assert [line for line, *_ in entries(lists.gather(rows))] == [1]
+
+
 def test_a_new_list_takes_the_place_of_the_old_one(lists):
     lists.put(4, np.array([7, 8, 9]), np.zeros(3, np.float32))
     assert [token_id for _, token_id, _ in entries(lists.gather(np.array([4])))] == [7, 8, 9]
