@@ -1,6 +1,7 @@
 """From bytes to a checked request: strict JSON, strict types, and messages that name the field and nothing inside."""
 
 import json
+from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 from fastapi import Request
@@ -38,7 +39,9 @@ async def read_json_object(request: Request) -> dict[str, Any]:
             code="invalid_json",
         ) from None
     except _UnknownConstant as error:
-        raise RequestError(f"The request's body is not valid JSON: {error}.", code="invalid_json") from None
+        field = _field_of_constant(raw)
+        told = f"{field}: {error}" if field else str(error)
+        raise RequestError(f"The request's body is not valid JSON: {told}.", field, "invalid_json") from None
     except ValueError:  # an integer of thousands of digits, which Python does not read
         raise RequestError("The request's body cannot be read: a number is too large.", code="invalid_json") from None
     if not isinstance(body, dict):
@@ -68,6 +71,18 @@ def _check_headers(request: Request) -> None:
 
 def _refuse_constant(constant: str) -> NoReturn:
     raise _UnknownConstant(f"{constant} is not a number")
+
+
+def _field_of_constant(raw: bytes) -> str | None:
+    """Read a body that is refused already once more, to find the first field with such a value."""
+    fields: list[str] = []
+
+    def note_fields(pairs: list[tuple[str, Any]]) -> None:
+        fields.extend(field for field, value in pairs if value is _UnknownConstant)
+
+    with suppress(ValueError, RecursionError):  # behind the constant there may be more that cannot be read
+        json.loads(raw.decode("utf-8"), parse_constant=lambda _: _UnknownConstant, object_pairs_hook=note_fields)
+    return fields[0] if fields else None
 
 
 def _field_path(location: tuple[int | str, ...], body: Any) -> str:

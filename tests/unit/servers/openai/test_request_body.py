@@ -51,7 +51,9 @@ async def test_broken_json_is_told_with_its_place(client):
     [
         (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "cannot be read: a number is too large."),
         (b'{"prompt": ' + b"[" * 9000 + b"]" * 9000 + b"}", "cannot be read: the JSON is nested too deeply."),
-        (b'{"prompt": "a", "temperature": -Infinity}', "is not valid JSON: -Infinity is not a number."),
+        (b'{"prompt": "a", "temperature": -Infinity}', "is not valid JSON: temperature: -Infinity is not a number."),
+        (b'{"prompt": [NaN]}', "is not valid JSON: NaN is not a number."),
+        (b'{"temperature": NaN, "prompt": ' + b"[" * 9000, "is not valid JSON: NaN is not a number."),
     ],
 )
 async def test_what_python_cannot_read_is_told_in_plain_words(client, content, told):
