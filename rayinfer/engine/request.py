@@ -74,6 +74,11 @@ class Request:
         return self.status is RequestStatus.FINISHED
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt as its client counts them."""
+        return self.prompt_len if self.source_token_ids is None else len(self.source_token_ids)
+
+    @property
     def only_scores_prompt(self) -> bool:
         """Whether no token follows the prompt."""
         return self.params.max_tokens == 0

@@ -73,7 +73,7 @@ class Scheduler:
         self._admission.add(request)
         self._deadlines.add(request)
         if request.trace is not None:
-            request.trace.note("queued", prompt_tokens=request.prompt_len, priority=request.priority)
+            request.trace.note("queued", prompt_tokens=request.num_prompt_tokens, priority=request.priority)
 
     def finish(self, request_id: str, reason: FinishReason) -> TokenDelta | None:
         """End a request wherever it stands and free what it holds; None if it is unknown or over."""
@@ -211,7 +211,7 @@ class Scheduler:
         self._prefilling[request] = None
         self._entered.append(request.entered_row(row, request.token_ids))
         if admitted.is_first_time:
-            self._totals.prompt_tokens_total += request.prompt_len
+            self._totals.prompt_tokens_total += request.num_prompt_tokens
             self._totals.cached_prompt_tokens_total += request.num_cached_tokens or 0
 
     # A step's tokens are in
