@@ -88,3 +88,10 @@ class RequestFailed(RayinferError):
 
 class RequestTimedOut(RayinferError):
     """The request's time ran out before its answer was complete."""
+
+
+def shown(value: object) -> str:
+    """Write a wrong value for a message, cut where it is long."""
+    if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to write out the largest ones
+        return f"an integer of {value.bit_length()} bits"
+    return f"{value!r:.80}"

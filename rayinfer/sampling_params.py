@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayinfer.errors import InvalidParameter
+from rayinfer.errors import InvalidParameter, shown
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -55,7 +55,7 @@ class SamplingParams:
         self._check_lengths()
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
-                raise InvalidParameter(f"{name} must be true or false, got {_shown(getattr(self, name))}", name)
+                raise InvalidParameter(f"{name} must be true or false, got {shown(getattr(self, name))}", name)
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         self._keep("stop", _texts("stop", stop, MAX_STOP_STRINGS))
         self._keep("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
@@ -154,7 +154,7 @@ class SamplingParams:
 
 def _check_integer(name: str, value: object, low: int, high: int, *, part: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidParameter(f"{part}{name} must be an integer from {low} to {high}, got {_shown(value)}", name)
+        raise InvalidParameter(f"{part}{name} must be an integer from {low} to {high}, got {shown(value)}", name)
 
 
 def _check_number(
@@ -163,7 +163,7 @@ def _check_number(
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not low <= value <= high or (low_is_open and value == low):  # type: ignore[operator]
         bracket = "(" if low_is_open else "["
-        raise InvalidParameter(f"{part}{name} must lie in {bracket}{low:g}, {high:g}], got {_shown(value)}", name)
+        raise InvalidParameter(f"{part}{name} must lie in {bracket}{low:g}, {high:g}], got {shown(value)}", name)
 
 
 def _check_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
@@ -178,7 +178,7 @@ def _items(name: str, values: object, max_count: int | None = None) -> tuple[Any
     if values is None:
         return ()
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        raise InvalidParameter(f"{name} must be a list, got {_shown(values)}", name)
+        raise InvalidParameter(f"{name} must be a list, got {shown(values)}", name)
     items = tuple(values)
     if max_count is not None and len(items) > max_count:
         raise InvalidParameter(f"{name} must hold at most {max_count} items, got {len(items)}", name)
@@ -213,14 +213,8 @@ def _sequences(name: str, values: object) -> tuple[tuple[int, ...], ...]:
 def _biases(name: str, values: object) -> tuple[tuple[int, float], ...]:
     pairs = _items(name, values.items() if isinstance(values, Mapping) else values, MAX_BIASED_TOKENS)
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        raise InvalidParameter(f"{name} must map token ids to numbers, got {_shown(values)}", name)
+        raise InvalidParameter(f"{name} must map token ids to numbers, got {shown(values)}", name)
     for token_id, bias in pairs:
         _check_integer(name, token_id, 0, _MAX_INT32, part="each id in ")
         _check_number(name, bias, -MAX_LOGIT_BIAS, MAX_LOGIT_BIAS, part="each bias in ")
     return tuple({token_id: float(bias) for token_id, bias in pairs}.items())
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to write out the largest ones
-        return f"an integer of {value.bit_length()} bits"
-    return f"{value!r:.80}"

@@ -1,15 +1,15 @@
 """What an engine demands of a request before it takes it: whatever passes can be computed to its end."""
 
-import math
 from array import array
 
 import numpy as np
 
 from rayinfer.engine.step_plan import Int32Array
-from rayinfer.errors import InvalidParameter, PromptTooLong
+from rayinfer.errors import InvalidParameter, PromptTooLong, shown
 from rayinfer.protocols import GenerationRequest, ModelDescription
 
 MAX_PRIORITY = 10
+MAX_TIMEOUT_S = 10**9
 
 
 def checked_token_ids(request: GenerationRequest, description: ModelDescription) -> Int32Array:
@@ -71,9 +71,14 @@ def _array(prompt: list[int], vocab_size: int) -> Int32Array:
 
 
 def _check_urgency(priority: object, timeout_s: object) -> None:
-    if not isinstance(priority, int) or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+    is_integer = isinstance(priority, int) and not isinstance(priority, bool)
+    if not is_integer or not -MAX_PRIORITY <= priority <= MAX_PRIORITY:  # type: ignore[operator]
         raise InvalidParameter(
-            f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}, got {priority!r}", "priority"
+            f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}, got {shown(priority)}", "priority"
         )
-    if timeout_s is not None and not (isinstance(timeout_s, int | float) and not math.isnan(timeout_s)):
-        raise InvalidParameter(f"timeout_s must be a number of seconds, got {timeout_s!r}", "timeout_s")
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    # What is left of a client's time may be nothing by now: that request ends, but it is not wrong.
+    if timeout_s is not None and not (is_number and timeout_s <= MAX_TIMEOUT_S):  # type: ignore[operator]
+        raise InvalidParameter(
+            f"timeout_s must be a number of at most {MAX_TIMEOUT_S} seconds, got {shown(timeout_s)}", "timeout_s"
+        )

@@ -11,7 +11,7 @@ from rayinfer.config import DEFAULT_MODEL, engine_config
 from rayinfer.engine.assembly import build_engine
 from rayinfer.errors import EngineDead, InvalidParameter, RequestError
 from rayinfer.llm.answers import Advance, Answer
-from rayinfer.llm.arguments import Message, Prompt, as_prompts, checked_token_ids, spread
+from rayinfer.llm.arguments import Message, Prompt, as_prompts, check_request, checked_token_ids, spread
 from rayinfer.llm.progress_bar import progress_bar
 from rayinfer.models.sources import resolve_model
 from rayinfer.outputs import EngineStats, RequestOutput
@@ -131,6 +131,7 @@ class LLM:
     ) -> str:
         """Queue a prompt for `step` and return its id; raises RequestError for one that cannot be served."""
         self._check_not_over()
+        check_request(request_id, timeout_s)
         request_id = request_id or self._new_request_id()
         if request_id in self._answers:
             raise InvalidParameter(f"request_id {request_id!r} is in use", "request_id")

@@ -34,3 +34,9 @@ def test_every_error_is_ours_and_models_errors_are_one_family():
     assert all(issubclass(error, errors.RayinferError) for error in CLASSES)
     assert issubclass(errors.UnsupportedArchitecture, errors.ModelLoadError)
     assert issubclass(errors.ModelNotFound, errors.ModelLoadError)
+
+
+def test_a_wrong_value_is_shown_however_large_it_is():
+    assert errors.shown("two") == "'two'"
+    assert errors.shown(10**5000) == "an integer of 16610 bits"
+    assert len(errors.shown(["x"] * 1000)) == 80

@@ -1,6 +1,7 @@
 import _thread
 import gc
 import json
+import math
 import threading
 import time
 import weakref
@@ -435,3 +436,42 @@ def test_token_ids_may_come_from_numpy(llm):
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     from_list, from_array = llm.generate([[5, 6, 7], np.array([5, 6, 7])], params, use_tqdm=False)
     assert from_list.outputs[0].token_ids == from_array.outputs[0].token_ids
+
+
+@pytest.mark.parametrize(
+    ("params", "param"),
+    [
+        ({"stop_token_ids": [384]}, "stop_token_ids"),
+        ({"logit_bias": {384: 1.0}}, "logit_bias"),
+        ({"allowed_token_ids": [5, 10**6]}, "allowed_token_ids"),
+        ({"bad_token_sequences": [[5, 384]]}, "bad_token_sequences"),
+        ({"bad_words": ["ab " * 80]}, "bad_words"),
+    ],
+)
+def test_token_ids_that_the_model_lacks_are_refused_before_anything_runs(llm, params, param):
+    num_steps = llm.stats.num_steps_total
+    with pytest.raises(ValueError, match=param) as refusal:
+        llm.generate(["fine", "bad"], [GREEDY, SamplingParams(**params)], use_tqdm=False)
+    assert refusal.value.param == param
+    assert llm.stats.num_steps_total == num_steps
+
+
+@pytest.mark.parametrize("value", [11, -11, 1.5, True, "0", None, math.nan, 10**5000], ids=type)
+def test_a_priority_is_an_integer_in_its_range(llm, value):
+    with pytest.raises(ValueError, match="priority") as refusal:
+        llm.generate(TEXTS[0], GREEDY, priority=value, use_tqdm=False)
+    assert refusal.value.param == "priority"
+
+
+@pytest.mark.parametrize("value", [math.nan, "1", [1], True, -1.0, 0, math.inf, 10**5000], ids=type)
+def test_a_timeout_is_a_number_of_seconds(llm, value):
+    with pytest.raises(ValueError, match="timeout_s") as refusal:
+        llm.add_request(TEXTS[0], GREEDY, timeout_s=value)
+    assert refusal.value.param == "timeout_s"
+
+
+@pytest.mark.parametrize("value", [7, b"name", ["a"], True], ids=repr)
+def test_a_requests_name_is_a_text(llm, value):
+    with pytest.raises(ValueError, match="request_id") as refusal:
+        llm.add_request(TEXTS[0], GREEDY, request_id=value)
+    assert refusal.value.param == "request_id"

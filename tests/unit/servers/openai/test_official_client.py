@@ -80,6 +80,45 @@ def test_a_completion_whole_and_streamed(official, address):
     assert chunks[-1].usage == whole.usage
 
 
+def test_a_chats_log_probabilities_whole_and_streamed(official):
+    asked = {"model": "org/tiny", "messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
+    (choice,) = official.chat.completions.create(**asked).choices
+    content = choice.logprobs.content
+    assert [token.logprob for token in content] == [-1.0] * 3
+    assert [[top.logprob for top in token.top_logprobs] for token in content] == [[-0.5, -1.0]] * 3
+    assert all(token.token == bytes(token.bytes).decode() == token.top_logprobs[1].token for token in content)
+    chunks = list(official.chat.completions.create(**asked, stream=True))
+    parts = [part for chunk in chunks for part in chunk.choices]
+    assert [token for part in parts if part.logprobs for token in part.logprobs.content] == content
+    with official.chat.completions.stream(**asked) as stream:
+        assert stream.get_final_completion().choices[0].logprobs.content == content
+
+
+def test_a_completions_log_probabilities_whole_and_streamed(official, address):
+    asked = {"model": "org/tiny", "prompt": "hello", "logprobs": 2}
+    told = official.completions.create(**asked).choices[0].logprobs
+    assert told.token_logprobs == [-1.0] * 3
+    assert [sorted(top.values()) for top in told.top_logprobs] == [[-1.0, -0.5]] * 3
+    # The strict types know neither a chunk that has not ended nor the null of an echoed prompt's first token.
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as lax:
+        chunks = list(lax.completions.create(**asked, stream=True))
+        echoed = lax.completions.create(**asked, echo=True, max_tokens=0)
+    parts = [part.logprobs for chunk in chunks for part in chunk.choices if part.logprobs]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [value for part in parts for value in getattr(part, name)] == getattr(told, name)
+    assert echoed.choices[0].text == "hello"
+    assert echoed.choices[0].logprobs.token_logprobs[0] is None
+    assert echoed.usage.completion_tokens == 0
+
+
+def test_what_openai_has_no_word_for_comes_along(official):
+    extensions = {"return_token_ids": True, "prompt_logprobs": 0, "return_tokens_as_token_ids": True}
+    whole = official.chat.completions.create(model="org/tiny", messages=MESSAGES, logprobs=True, extra_body=extensions)
+    assert [token.token for token in whole.choices[0].logprobs.content] == ["token_id:10", "token_id:11", "token_id:12"]
+    assert whole.choices[0].token_ids == [10, 11, 12]
+    assert len(whole.prompt_logprobs) == len(whole.prompt_token_ids)
+
+
 def test_emoji_arrive_whole(official, generator):
     generator.pieces = ("Flag ", "🇯🇵", " and 👩‍👩‍👧", "!")
     chunks = official.chat.completions.create(model="org/tiny", messages=MESSAGES, stream=True)
