@@ -1,59 +1,13 @@
 """The engine behind an event loop: whose deltas go where, and who frees what when somebody leaves or dies."""
 
 import asyncio
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 
 import pytest
 
-from fake_executor import drive, expected_tokens, numbers
-from rayinfer.engine.async_engine import AsyncEngine
+from async_engines import ENDLESS, PATIENCE_S, collect, request, running, wait_until
+from fake_executor import expected_tokens, numbers
 from rayinfer.errors import EngineDead
-from rayinfer.protocols import GenerationRequest
-from rayinfer.sampling_params import SamplingParams
-
-PATIENCE_S = 10.0
-ENDLESS = 10_000
-
-
-def request(request_id, prompt, max_tokens=4, **fields):
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    return GenerationRequest(request_id=request_id, prompt_token_ids=prompt, sampling_params=params, **fields)
-
-
-@asynccontextmanager
-async def running(heartbeat_s=0.02, listen_within_s=60.0, **settings):
-    driven = drive(**settings)
-    engine = AsyncEngine(driven.engine, epoch=7, heartbeat_s=heartbeat_s, listen_within_s=listen_within_s)
-    engine.start()
-    engine.executor = driven.executor
-    try:
-        yield engine
-    finally:
-        await asyncio.wait_for(engine.shutdown(), PATIENCE_S)
-
-
-async def collect(engine, router_id, until):
-    """Read a router's messages until so many of its requests have ended."""
-    tokens, ends = {}, {}
-    async with asyncio.timeout(PATIENCE_S), aclosing(engine.outputs(router_id)) as messages:
-        async for message in messages:
-            assert message.epoch == 7
-            for delta in message.deltas:
-                known = tokens.setdefault(delta.request_id, [])
-                assert delta.request_id not in ends
-                assert delta.start_pos == len(known)
-                known += delta.token_ids
-                if delta.finish_reason:
-                    ends[delta.request_id] = delta.finish_reason
-            if len(ends) >= until:
-                break
-    return tokens, ends
-
-
-async def wait_until(condition):
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110  the condition is the thread's, which sets no event
-            await asyncio.sleep(0.002)
 
 
 async def test_every_router_gets_its_own_requests_and_no_others():

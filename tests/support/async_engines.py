@@ -1,0 +1,70 @@
+"""Runs an AsyncEngine on a fake executor and reads a router's messages."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+from fake_executor import FakeExecutor, drive
+from rayinfer.engine.async_engine import AsyncEngine
+from rayinfer.outputs import FinishReason
+from rayinfer.protocols import GenerationRequest
+from rayinfer.sampling_params import SamplingParams
+
+PATIENCE_S = 10.0
+ENDLESS = 10_000
+
+
+class FakedEngine(AsyncEngine):
+    """An AsyncEngine that also tells what it runs on."""
+
+    executor: FakeExecutor
+
+
+def request(request_id: str, prompt: list[int], max_tokens: int = 4, **fields: Any) -> GenerationRequest:
+    """A request that only its length ends."""
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    return GenerationRequest(request_id=request_id, prompt_token_ids=prompt, sampling_params=params, **fields)
+
+
+@asynccontextmanager
+async def running(
+    heartbeat_s: float = 0.02, listen_within_s: float = 60.0, **settings: Any
+) -> AsyncIterator[FakedEngine]:
+    """An engine whose loop runs."""
+    driven = drive(**settings)
+    engine = FakedEngine(driven.engine, epoch=7, heartbeat_s=heartbeat_s, listen_within_s=listen_within_s)
+    engine.executor = driven.executor
+    engine.start()
+    try:
+        yield engine
+    finally:
+        await asyncio.wait_for(engine.shutdown(), PATIENCE_S)
+
+
+async def collect(
+    engine: AsyncEngine, router_id: str, until: int
+) -> tuple[dict[str, list[int]], dict[str, FinishReason]]:
+    """Read a router's messages until so many of its requests have ended: everybody's tokens, and their ends."""
+    tokens: dict[str, list[int]] = {}
+    ends: dict[str, FinishReason] = {}
+    async with asyncio.timeout(PATIENCE_S), aclosing(engine.outputs(router_id)) as messages:  # type: ignore[type-var]
+        async for message in messages:
+            assert message.epoch == 7
+            for delta in message.deltas:
+                known = tokens.setdefault(delta.request_id, [])
+                assert delta.request_id not in ends
+                assert delta.start_pos == len(known)
+                known += delta.token_ids
+                if delta.finish_reason:
+                    ends[delta.request_id] = delta.finish_reason
+            if len(ends) >= until:
+                break
+    return tokens, ends
+
+
+async def wait_until(condition: Callable[[], object]) -> None:
+    """Wait for something that the engine's thread does."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110  the condition is the thread's, which sets no event
+            await asyncio.sleep(0.002)
