@@ -23,7 +23,6 @@ SHAPES = {
     "as many heads of keys": {"num_key_value_heads": 4},
     "odd number of heads": {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3},
     "published head width": {"head_dim": 256, "num_attention_heads": 2, "num_key_value_heads": 1},
-    "usual order of layers": {"layer_types": None, "num_hidden_layers": 7},
     "sliding layers only": {"layer_types": [SLIDING] * 2, "num_hidden_layers": 2},
     "window of one token": {"sliding_window": 1},
     "linear rope": {"rope_parameters": LINEAR},
@@ -66,9 +65,9 @@ def test_older_checkpoints_have_other_words_for_rope_and_layers(tmp_path):
     assert_decodes_like_transformers(folder)
 
 
-def test_rope_bases_that_the_config_leaves_out_are_the_usual_ones(tmp_path):
-    folder = make_tiny_model(tmp_path, tiny_config())
-    change_config(folder, without=("rope_parameters",))
+def test_what_the_config_leaves_out_is_as_usual(tmp_path):
+    folder = make_tiny_model(tmp_path, tiny_config(layer_types=None, num_hidden_layers=7))
+    change_config(folder, without=("rope_parameters", "layer_types", "_sliding_window_pattern"))
     assert_decodes_like_transformers(folder, num_decoded=1)
 
 

@@ -67,6 +67,15 @@ def test_the_head_goes_by_its_old_name_and_its_new_one(name, tmp_path):
     assert_decodes_like_transformers(folder, num_decoded=1)
 
 
+@pytest.mark.parametrize("name", ["embed_out.weight", "lm_head.weight"])
+def test_a_tied_checkpoint_may_carry_a_copy_of_its_head(name, tmp_path):
+    folder = make_tiny_neox(tmp_path, tie_word_embeddings=True)
+    weights = load_file(folder / "model.safetensors")
+    weights[name] = weights["gpt_neox.embed_in.weight"].clone()
+    save_weights(folder, weights)
+    check_checkpoint(folder)
+
+
 def test_a_missing_tensor_is_named_in_the_checkpoints_own_words(tmp_path):
     folder = make_tiny_neox(tmp_path)
     weights = load_file(folder / "model.safetensors")
