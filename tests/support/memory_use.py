@@ -1,0 +1,24 @@
+"""What torch asks of the host's memory while something runs."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch.profiler import ProfilerActivity, profile
+
+
+class MemoryUse(NamedTuple):
+    """All that torch's CPU allocator did: every tensor counts, temporary ones inside operations too."""
+
+    num_allocations: int
+    num_bytes: int  # of all allocations together
+    num_bytes_kept: int  # what is still held of them, less what was held before and has been given back
+
+
+def memory_use_of(action: Callable[[], object]) -> MemoryUse:
+    """Run the action and say what it took and gave back."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        action()
+    events = recorded.profiler.kineto_results.events()
+    changes = [event.nbytes() for event in events if event.name() == "[memory]"]
+    taken = [change for change in changes if change > 0]
+    return MemoryUse(len(taken), sum(taken), sum(changes))
