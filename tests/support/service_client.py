@@ -1,7 +1,8 @@
 """A test's view of a running service: its address, its metrics, and the processes behind it."""
 
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,12 @@ class ServiceClient:
     def complete(self, prompt: Any = "Once upon a time", model: str = "tiny", **fields: Any) -> httpx.Response:
         body = {"model": model, "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": True} | fields
         return self.http.post("/v1/completions", json=body)
+
+    def stream(self, **fields: Any) -> Iterator[dict[str, Any]]:
+        """Yield the choices of a streamed completion's chunks."""
+        for line in self.complete(**fields, stream=True).text.splitlines():
+            if line.startswith("data: {"):
+                yield from json.loads(line.removeprefix("data: "))["choices"]
 
     def text_of(self, **fields: Any) -> str:
         response = self.complete(**fields)
