@@ -76,5 +76,5 @@ def deploy(cluster: str) -> Deploy:
 def service(deploy: Deploy, tiny_models: dict[str, Path]) -> Iterator[ServiceClient]:
     """Two models behind one address."""
     models = [{"name": name, "model": str(folder), "num_kv_blocks": 4096} for name, folder in tiny_models.items()]
-    with deploy("service", models) as client:
+    with deploy("service", models, enable_engine_control=True) as client:
         yield client
