@@ -9,7 +9,7 @@ from rayinfer.layers.weight_places import WeightPlace
 from rayinfer.models.checkpoint import Checkpoint
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.model_config import ModelConfig, read_model_config
-from rayinfer.models.registry import build_decoder, check_architecture
+from rayinfer.models.registry import build_decoder
 
 
 def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
@@ -39,7 +39,6 @@ def check_checkpoint(folder: Path) -> None:
 
 def _empty_decoder(folder: Path) -> Decoder:
     config = read_model_config(folder)
-    check_architecture(config)
     try:
         with torch.device("meta"):
             return build_decoder(config)

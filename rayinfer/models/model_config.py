@@ -9,6 +9,7 @@ from typing import Any
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
 from rayinfer.models.config_fields import RawConfig, count
 from rayinfer.models.encoder_decoder_config import AnswerSettings, in_common_words, read_answer_settings
+from rayinfer.models.known_architectures import check_architecture
 from rayinfer.models.language_model_config import language_model_config
 from rayinfer.models.rope_settings import read_rope, stretched_length
 
@@ -55,6 +56,7 @@ def read_model_config(folder: Path) -> ModelConfig:
     architectures = raw.get("architectures")
     if not isinstance(architectures, list) or not architectures:
         raise UnsupportedArchitecture(f"{file}: no architecture is named")
+    check_architecture(str(architectures[0]))  # before its fields, which others have other words for
     generation = _read_generation_config(folder)
     try:
         end_token_ids = _end_token_ids(raw, generation)

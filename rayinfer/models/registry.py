@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 
-from rayinfer.errors import UnsupportedArchitecture
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.gemma3 import Gemma3ForCausalLM
 from rayinfer.models.gpt2 import GPT2LMHeadModel
 from rayinfer.models.gpt_neox import GPTNeoXForCausalLM
+from rayinfer.models.known_architectures import check_architecture
 from rayinfer.models.llama import LlamaForCausalLM
 from rayinfer.models.marian import MarianMTModel
 from rayinfer.models.mistral import MistralForCausalLM
@@ -35,16 +35,7 @@ ARCHITECTURES: Mapping[str, Callable[[ModelConfig], Decoder]] = {
 }
 
 
-def check_architecture(config: ModelConfig) -> None:
-    """Raise UnsupportedArchitecture, listing the known ones, when there is no class for the checkpoint."""
-    if config.architecture not in ARCHITECTURES:
-        raise UnsupportedArchitecture(
-            f"architecture {config.architecture!r} is not supported; known: {', '.join(sorted(ARCHITECTURES))}"
-            " (rayinfer/models/README.md says how to add one)"
-        )
-
-
 def build_decoder(config: ModelConfig) -> Decoder:
-    """Build the architecture's class, its weights not yet filled."""
-    check_architecture(config)
+    """Build the architecture's class, its weights not yet filled; raises UnsupportedArchitecture."""
+    check_architecture(config.architecture)
     return ARCHITECTURES[config.architecture](config)

@@ -128,3 +128,8 @@ def test_a_missing_config_is_named(tmp_path):
 def test_a_config_without_an_architecture_is_refused(architectures, tmp_path):
     with pytest.raises(UnsupportedArchitecture, match=r"config\.json"):
         read(tmp_path, RAW | {"architectures": architectures})
+
+
+def test_an_unknown_architecture_is_refused_before_its_fields_are_read(tmp_path):
+    with pytest.raises(UnsupportedArchitecture, match=r"'MambaForCausalLM'.*LlamaForCausalLM"):
+        read(tmp_path, {"architectures": ["MambaForCausalLM"], "d_model": 64})
