@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_batches import Shape, make_batch
-from rayinfer_kernels import reference
+from rayinfer_kernels import ops, reference
 from rayinfer_kernels.cpu.kernels import CpuKernels
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache
 
@@ -137,7 +137,7 @@ def test_copied_blocks_give_the_same_attention(kernels, dtype):
     source = batch.kv_cache
     target = KVCache(torch.zeros_like(source.key), torch.zeros_like(source.value))
     blocks = batch.block_tables[0].long()
-    reference.copy_blocks(source, target, blocks, blocks)
+    ops.copy_blocks(source, target, blocks, blocks)
     [expected] = batch.attend(kernels, [(0, 0, 50)])
     source.key.copy_(target.key)
     source.value.copy_(target.value)

@@ -1,6 +1,6 @@
 """The shortest correct torch for every operation: the truth that faster kernels are tested against."""
 
-from rayinfer_kernels.reference.attention import copy_blocks, paged_attention, write_kv
+from rayinfer_kernels.reference.attention import paged_attention, write_kv
 from rayinfer_kernels.reference.elementwise import (
     add_rms_norm,
     gelu,
@@ -17,7 +17,6 @@ from rayinfer_kernels.reference.linear import pack, packed_linear
 __all__ = [
     "add_rms_norm",
     "combine_rows",
-    "copy_blocks",
     "gelu",
     "gelu_tanh",
     "gelu_tanh_and_mul",

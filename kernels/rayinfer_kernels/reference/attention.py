@@ -55,9 +55,3 @@ def paged_attention(
         weights = scores.masked_fill(hidden.to(scores.device), float("-inf")).softmax(-1)
         out[starts[i] : starts[i + 1]] = (weights @ value.repeat_interleave(group, 0)).transpose(0, 1).to(out.dtype)
     return out
-
-
-def copy_blocks(source: KVCache, target: KVCache, source_blocks: torch.Tensor, target_blocks: torch.Tensor) -> None:
-    """Copy whole blocks from one pool to another (or within one); both index tensors are [num_copies]."""
-    target.key[target_blocks] = source.key[source_blocks].to(target.key.device)
-    target.value[target_blocks] = source.value[source_blocks].to(target.value.device)
