@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -167,6 +169,18 @@ def test_a_new_request_inherits_nothing_from_the_row_before():
     assert sample(sampler, logits, [0], [1]) == [EOS]
     enter(sampler, 0, SamplingParams(temperature=0.0), prompt=(1,))
     assert sample(sampler, logits, [0], [1]) == [EOS]
+
+
+def test_a_new_request_with_rules_inherits_none_of_those_before():
+    sampler = Sampler(1, VOCAB)
+    greedy = SamplingParams(temperature=0.0)
+    enter(sampler, 0, replace(greedy, logit_bias={7: 50.0}, bad_token_sequences=[[5], [12, 6]]))
+    enter(sampler, 0, replace(greedy, allowed_token_ids=[5, 6, 7, 8], logit_bias={8: 1.0}))
+    logits = torch.zeros(1, VOCAB)
+    logits[0, [5, 6, 7, 8]] = torch.tensor([4.0, 3.0, 2.0, 1.0])
+    assert sample(sampler, logits, [0], [3]) == [5]
+    enter(sampler, 0, replace(greedy, bad_token_sequences=[[5]]))
+    assert sample(sampler, logits, [0], [3]) == [6]
 
 
 @pytest.mark.parametrize("min_tokens", [0, 1, 4])
