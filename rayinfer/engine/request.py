@@ -86,8 +86,12 @@ class Request:
     @property
     def wants_details(self) -> bool:
         """Whether its tokens come with more than themselves."""
-        wants_logprobs = self.params.logprobs is not None or self.prompt_logprobs is not None
-        return wants_logprobs or self.trace is not None
+        return self.wants_logprobs or self.trace is not None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log probabilities are still to be told of it."""
+        return self.params.logprobs is not None or self.prompt_logprobs is not None
 
     @property
     def num_reusable_tokens(self) -> int:

@@ -45,6 +45,8 @@ def add_details(deltas: list[TokenDelta], table: BatchTable, rows: Int64Array, s
         )
         if request.trace is not None:
             request.trace.note_first_token()
+        if not request.wants_logprobs:
+            table.rows_with_details.discard(int(rows[i]))  # while it runs, its end alone is still to be told
 
 
 def collect_prompt_logprobs(table: BatchTable, scored: ScoredTokens) -> None:

@@ -79,3 +79,16 @@ def test_a_request_that_is_not_traced_has_no_trace_beside_one_that_is():
     driven.run()
     assert driven.ends["b"].trace is None
     assert told(driven)
+
+
+def test_a_traced_request_that_decodes_is_as_plain_as_any_other_to_the_steps():
+    driven = drive(budget=10)
+    driven.add("traced", PROMPT, trace=True, max_tokens=9)
+    driven.add("told", numbers(5, 1), logprobs=0, max_tokens=9)
+    rows_with_details = driven.scheduler._table.rows_with_details
+    driven.step()
+    assert rows_with_details
+    driven.step()
+    driven.step()
+    assert {driven.scheduler.request_id_at(row) for row in rows_with_details} == {"told"}
+    driven.run()
