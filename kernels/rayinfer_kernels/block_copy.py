@@ -1,5 +1,8 @@
 """Copies whole blocks between two pools, on one device or on two."""
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import torch
 
 from rayinfer_kernels.kv_cache import KVCache
@@ -16,25 +19,40 @@ def copy_blocks(source: KVCache, target: KVCache, source_blocks: torch.Tensor, t
             chosen = given.index_select(0, source_blocks.to(given.device))
             kept.index_copy_(0, target_blocks.to(given.device), chosen)
         elif given.device.type == "cpu":
-            _copy_to_device(given, kept, source_blocks, target_blocks)
+            fetch_from_host(given, kept, source_blocks, target_blocks)
         else:
-            _copy_to_host(given, kept, source_blocks, target_blocks)
+            send_to_host(given, kept, source_blocks, target_blocks)
 
 
-def _copy_to_device(
+def fetch_from_host(
     host: torch.Tensor, device: torch.Tensor, host_blocks: torch.Tensor, device_blocks: torch.Tensor
 ) -> None:
-    """Fetch the blocks one by one into one piece, which is spread over its places on the device."""
+    """Fetch blocks into one piece, then spread them over their places on the device."""
     arrived = torch.empty((len(host_blocks), *host.shape[1:]), dtype=host.dtype, device=device.device)
-    for place, block in zip(arrived, host_blocks.tolist(), strict=True):
-        place.copy_(host[block], non_blocking=True)
+    for run in _runs(host_blocks.tolist()):
+        arrived[run.places].copy_(host[run.blocks], non_blocking=True)
     device.index_copy_(0, device_blocks.to(device.device, non_blocking=True), arrived)
 
 
-def _copy_to_host(
+def send_to_host(
     device: torch.Tensor, host: torch.Tensor, device_blocks: torch.Tensor, host_blocks: torch.Tensor
 ) -> None:
-    """Gather the blocks on the device, so that what overwrites them next need not wait, and send them one by one."""
+    """Gather blocks on the device, so that what overwrites them next need not wait, and send them from there."""
     gathered = device.index_select(0, device_blocks.to(device.device, non_blocking=True))
-    for block, values in zip(host_blocks.tolist(), gathered, strict=True):
-        host[block].copy_(values, non_blocking=True)
+    for run in _runs(host_blocks.tolist()):
+        host[run.blocks].copy_(gathered[run.places], non_blocking=True)
+
+
+class _Run(NamedTuple):
+    """Neighbouring blocks that also stand next to each other in a list: one copy moves them all."""
+
+    places: slice
+    blocks: slice
+
+
+def _runs(blocks: list[int]) -> Iterator[_Run]:
+    start = 0
+    for end in range(1, len(blocks) + 1):
+        if end == len(blocks) or blocks[end] != blocks[end - 1] + 1:
+            yield _Run(slice(start, end), slice(blocks[start], blocks[end - 1] + 1))
+            start = end

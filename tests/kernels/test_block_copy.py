@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rayinfer_kernels.block_copy import copy_blocks
+from rayinfer_kernels.block_copy import copy_blocks, fetch_from_host, send_to_host
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache
 
 CPU = torch.device("cpu")
@@ -43,6 +43,16 @@ def test_blocks_can_change_places_within_a_pool():
     before = copied(cache)
     copy_blocks(cache, cache, torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0]))
     check(before, before, cache, [0, 1, 2], [1, 2, 0])
+
+
+@pytest.mark.parametrize("move", [fetch_from_host, send_to_host])
+@pytest.mark.parametrize("ends", [([], []), ([2], [5]), ([0, 1, 2], [3, 4, 5]), ([3, 4, 0, 2, 1], [0, 3, 1, 2, 5])])
+def test_both_ways_across_bring_every_block_to_its_place(move, ends):
+    given, kept = pool(5).key, pool(6).key  # as if they were on two devices
+    wanted = kept.clone()
+    wanted[ends[1]] = given[ends[0]]
+    move(given, kept, *(torch.tensor(blocks).long() for blocks in ends))
+    assert torch.equal(kept, wanted)
 
 
 @pytest.mark.gpu
