@@ -12,7 +12,7 @@ from rayinfer.config import DEFAULT_MODEL
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.failures import in_one_line, one_line
-from rayinfer_deployments.cli.sampling_options import MaxTokens, Seed, Temperature, TopP
+from rayinfer_deployments.cli.sampling_options import with_sampling_options
 
 LEAVE = {"/exit", "/quit"}
 FORGET = "/new"
@@ -23,6 +23,7 @@ Talker = Callable[[list[Message]], Iterator[str]]  # from a conversation to the 
 
 @in_one_line
 @with_engine_options
+@with_sampling_options(max_tokens=512, temperature=0.7, top_p=1.0)
 def chat(
     model: Annotated[
         str | None, typer.Argument(help=f"which model (default: {DEFAULT_MODEL}, or the service's first)")
@@ -30,14 +31,10 @@ def chat(
     base_url: Annotated[str | None, typer.Option(help="talk to this OpenAI-compatible service instead")] = None,
     api_key: Annotated[str | None, typer.Option(help="the service's key")] = None,
     system: Annotated[str | None, typer.Option(help="instructions that precede the conversation")] = None,
-    max_tokens: MaxTokens = 512,
-    temperature: Temperature = 0.7,
-    top_p: TopP = 1.0,
-    seed: Seed = None,
+    sampling: dict[str, Any] = {},  # noqa: B006 - filled by with_sampling_options
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
     """Chat with a model; /new forgets the conversation, /exit or Ctrl-D leaves."""
-    sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     if base_url is None:
         opened = local_talker(model or DEFAULT_MODEL, sampling, engine_settings)
     elif engine_settings:
@@ -91,12 +88,11 @@ def remote_talker(base_url: str, model: str | None, api_key: str | None, samplin
 
     url = base_url.rstrip("/").removesuffix("/v1") + "/v1"
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    settings = {name: value for name, value in sampling.items() if value is not None}
 
     with httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(600.0, connect=5.0)) as client:
 
         def talk(conversation: list[Message]) -> Iterator[str]:
-            body = {"model": name, "messages": conversation, "stream": True, **settings}
+            body = {"model": name, "messages": conversation, "stream": True, **sampling}
             try:
                 with client.stream("POST", "/chat/completions", json=body) as response:
                     _refuse_errors(response)

@@ -7,27 +7,25 @@ import typer
 from rayinfer.config import DEFAULT_MODEL
 from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.failures import in_one_line
-from rayinfer_deployments.cli.sampling_options import MaxTokens, Seed, Temperature, TopP
+from rayinfer_deployments.cli.sampling_options import with_sampling_options
 
 
 @in_one_line
 @with_engine_options
+@with_sampling_options(max_tokens=128, temperature=1.0, top_p=1.0)
 def generate(
     prompt: Annotated[str, typer.Argument(help="the text to continue")],
     model: Annotated[
         str, typer.Option(help="folder, GGUF file, Hugging Face repository or embedded name")
     ] = DEFAULT_MODEL,
-    max_tokens: MaxTokens = 128,
-    temperature: Temperature = 1.0,
-    top_p: TopP = 1.0,
-    seed: Seed = None,
+    sampling: dict[str, Any] = {},  # noqa: B006 - filled by with_sampling_options
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
     """Continue a prompt, without a server."""
     from rayinfer.llm import LLM
     from rayinfer.sampling_params import SamplingParams
 
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
+    params = SamplingParams(**sampling)
     with LLM(model, **engine_settings) as llm:
         for output in llm.stream(prompt, params):
             typer.echo(output.outputs[0].text, nl=False)
