@@ -9,11 +9,12 @@ from rayinfer import LLM, SamplingParams
 from rayinfer.errors import EngineDead, InvalidParameter, WrongEngineState
 from tiny_models import make_tiny_llama
 
-PROMPTS = [[9, 8, 7, 200, 6], [31, 5] * 20, [9, 8, 7, 200, 6, 77]]
+PROMPTS = [[9, 8, 7, 200, 6], [31, 5] * 20, [9, 8, 7, 200, 6, 77], [4, 80, 90, 3] * 9]
 PARAMS = [
     SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True),
     SamplingParams(temperature=1.2, seed=3, repetition_penalty=1.3, frequency_penalty=0.5, max_tokens=24),
     SamplingParams(temperature=0.9, seed=4, n=2, logprobs=2, max_tokens=24, ignore_eos=True),
+    SamplingParams(temperature=0.0, prompt_logprobs=1, max_tokens=16, ignore_eos=True),
 ]
 SETTINGS = {"dtype": "float32", "block_size": 8, "num_kv_blocks": 64, "max_num_batched_tokens": 256}
 
@@ -33,10 +34,7 @@ def answers_of(folder, between_steps, **settings):
             outputs |= {output.request_id: output for output in llm.step()}
             between_steps(llm)
         assert llm.stats.kv_blocks_used == 0
-        return {
-            request_id: [(choice.token_ids, choice.logprobs, choice.finish_reason) for choice in output.outputs]
-            for request_id, output in outputs.items()
-        }
+        return outputs
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +42,25 @@ def undisturbed(folder):
     return answers_of(folder, lambda llm: None)
 
 
-def check_same(answers, undisturbed):
-    assert answers.keys() == undisturbed.keys()
-    for request_id, choices in answers.items():
-        for (tokens, logprobs, reason), (wanted, wanted_logprobs, wanted_reason) in zip(
-            choices, undisturbed[request_id], strict=True
-        ):
-            assert (tokens, reason) == (wanted, wanted_reason)
-            for place, wanted_place in zip(logprobs or [], wanted_logprobs or [], strict=True):
-                assert place.keys() == wanted_place.keys()
-                for token_id, known in place.items():
-                    assert known.rank == wanted_place[token_id].rank
-                    assert known.logprob == pytest.approx(wanted_place[token_id].logprob, abs=1e-4)
+def check_same(outputs, undisturbed):
+    assert outputs.keys() == undisturbed.keys()
+    for request_id, output in outputs.items():
+        wanted_output = undisturbed[request_id]
+        check_places(output.prompt_logprobs, wanted_output.prompt_logprobs)
+        for choice, wanted in zip(output.outputs, wanted_output.outputs, strict=True):
+            assert (choice.token_ids, choice.text) == (wanted.token_ids, wanted.text)
+            assert choice.finish_reason == wanted.finish_reason
+            check_places(choice.logprobs, wanted.logprobs)
+
+
+def check_places(places, wanted_places):
+    """Equal log probabilities, as far as float32 goes."""
+    assert (places is None) == (wanted_places is None)
+    for place, wanted in zip(places or [], wanted_places or [], strict=True):
+        assert (place or {}).keys() == (wanted or {}).keys()
+        for token_id, known in (place or {}).items():
+            assert known.rank == wanted[token_id].rank
+            assert known.logprob == pytest.approx(wanted[token_id].logprob, abs=1e-4)
 
 
 @pytest.mark.parametrize("caching", [True, False])
@@ -71,16 +76,19 @@ def test_answers_are_the_same_with_a_sleep_after_every_step(level, caching, fold
 
 def test_answers_are_the_same_with_a_second_pool_and_a_tight_first_one(folder, undisturbed):
     block_bytes = 2 * 2 * 8 * 2 * 16 * 4  # 2 layers of keys and values, 8 tokens, 2 heads of 16 channels, float32
-    preemptions = []
+    seen = []
     answers = answers_of(
         folder,
-        lambda llm: preemptions.append(llm.stats.num_preemptions_total),
+        lambda llm: seen.append(llm.stats),
         num_kv_blocks=None,
         kv_cache_memory_bytes=14 * block_bytes,
         kv_offload_bytes=40 * block_bytes,
         max_model_len=100,
+        max_num_batched_tokens=16,
     )
-    assert preemptions[-1] > 0
+    assert (seen[-1].kv_blocks_total, seen[-1].kv_offload_blocks_total) == (14, 40)
+    assert seen[-1].num_preemptions_total > 0
+    assert max(stats.kv_offload_blocks_used for stats in seen) > 0
     check_same(answers, undisturbed)
 
 
