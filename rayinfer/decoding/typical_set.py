@@ -23,7 +23,7 @@ def keep_typical_(weights: Tensor, typical_p: Tensor) -> None:
 
     # The bits of floats that are not negative have their order, so a number made of two is sorted by its high word.
     keys = torch.stack((weights, distance), dim=-1).view(torch.int64).squeeze(-1)
-    ordered = _sorted_ascending(keys).view(torch.float32).unflatten(-1, (-1, 2))  # [rows, width, weight and distance]
+    ordered = _sorted_ascending(keys).view(torch.float32).view(*weights.shape, 2)  # weight and distance
     last_kept = first_exceeding(ordered[..., 0].contiguous(), (typical_p - _FLOAT32_ROUNDING).clamp_(min=0.0))
     farthest = ordered[..., 1].gather(1, last_kept.unsqueeze(1))
     weights.masked_fill_(distance > farthest, 0.0)
