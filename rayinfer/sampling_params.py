@@ -1,7 +1,7 @@
 """How the next token is chosen and when generation stops, checked once when it is built."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rayinfer.errors import InvalidParameter, shown
@@ -16,6 +16,7 @@ MAX_BAD_WORD_CHARS = 256
 MAX_BAD_SEQUENCES = 1024
 MAX_BAD_SEQUENCE_TOKENS = 64
 _MAX_INT32 = 2**31 - 1
+_NOTHING = ()  # every empty tuple is this one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,19 +54,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         self._check_numbers()
         self._check_lengths()
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidParameter(f"{name} must be true or false, got {shown(getattr(self, name))}", name)
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        self._keep("stop", _texts("stop", stop, MAX_STOP_STRINGS))
-        self._keep("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
-        self._keep("logit_bias", _biases("logit_bias", self.logit_bias))
-        if self.allowed_token_ids is not None:
-            self._keep("allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
-            if not self.allowed_token_ids:
-                raise InvalidParameter("allowed_token_ids must hold at least one id, got none", "allowed_token_ids")
-        self._keep("bad_words", _texts("bad_words", self.bad_words, MAX_BAD_WORDS, max_chars=MAX_BAD_WORD_CHARS))
-        self._keep("bad_token_sequences", _sequences("bad_token_sequences", self.bad_token_sequences))
+        self._check_flags()
+        self._keep_lists()
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise InvalidParameter for a token id that a model's vocabulary lacks."""
@@ -103,6 +93,29 @@ class SamplingParams:
                 f"min_tokens must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}", "min_tokens"
             )
 
+    def _check_flags(self) -> None:
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidParameter(f"{name} must be true or false, got {shown(getattr(self, name))}", name)
+
+    def _keep_lists(self) -> None:
+        """Keep lists as tuples; the empty ones that most requests have are some already."""
+        if self.stop is not _NOTHING:
+            stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+            self._keep("stop", _texts("stop", stop, MAX_STOP_STRINGS))
+        if self.stop_token_ids is not _NOTHING:
+            self._keep("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        if self.logit_bias is not None:
+            self._keep("logit_bias", _biases("logit_bias", self.logit_bias))
+        if self.allowed_token_ids is not None:
+            self._keep("allowed_token_ids", _token_ids("allowed_token_ids", self.allowed_token_ids))
+            if not self.allowed_token_ids:
+                raise InvalidParameter("allowed_token_ids must hold at least one id, got none", "allowed_token_ids")
+        if self.bad_words is not _NOTHING:
+            self._keep("bad_words", _texts("bad_words", self.bad_words, MAX_BAD_WORDS, max_chars=MAX_BAD_WORD_CHARS))
+        if self.bad_token_sequences is not _NOTHING:
+            self._keep("bad_token_sequences", _sequences("bad_token_sequences", self.bad_token_sequences))
+
     def _keep(self, name: str, values: tuple[Any, ...]) -> None:
         object.__setattr__(self, name, values)
 
@@ -119,12 +132,32 @@ class SamplingParams:
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
         """The logit bias as pairs of token id and bias, each id once."""
-        return self.logit_bias  # type: ignore[return-value]
+        return self.logit_bias or ()  # type: ignore[return-value]
 
     @property
     def allowed_ids(self) -> tuple[int, ...] | None:
         """The allowed token ids; None where all are allowed."""
         return self.allowed_token_ids  # type: ignore[return-value]
+
+    def with_bad_words_spelled(self, spell: Callable[[str], Sequence[tuple[int, ...]]]) -> "SamplingParams":
+        """Put the spellings of `bad_words` among `bad_token_sequences`: nothing is left to spell then.
+
+        Raises InvalidParameter for a word of no tokens or of too many.
+        """
+        if not self.bad_texts:
+            return self
+        spellings = []
+        for word in self.bad_texts:
+            new = spell(word)
+            spellings += new
+            longest = max(map(len, new), default=0)
+            if not 0 < longest <= MAX_BAD_SEQUENCE_TOKENS:
+                limits = f"1 to {MAX_BAD_SEQUENCE_TOKENS} tokens"
+                raise InvalidParameter(
+                    f"bad_words must hold words of {limits}, got {word!r:.80} of {longest}", "bad_words"
+                )
+        sequences = tuple(dict.fromkeys((*self.bad_sequences, *spellings)))
+        return replace(self, bad_words=(), bad_token_sequences=sequences)
 
     @property
     def bad_texts(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from rayinfer.routing.engine_link import EngineLink
 from rayinfer.routing.replica_choice import least_loaded
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.routing.stream_timers import StreamTimers
-from rayinfer.tokenization.bad_words import spell_bad_words
+from rayinfer.tokenization.bad_words import speller
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.kept_traces import KeptTraces
 
@@ -235,7 +235,7 @@ class Dispatcher:
 
 
 def _with_bad_words_spelled(request: GenerationRequest, tokenizer: Tokenizer) -> GenerationRequest:
-    params = spell_bad_words(request.sampling_params, tokenizer)
+    params = request.sampling_params.with_bad_words_spelled(speller(tokenizer))
     return request if params is request.sampling_params else replace(request, sampling_params=params)
 
 

@@ -2,6 +2,7 @@ import math
 import pickle
 from dataclasses import FrozenInstanceError, fields, replace
 
+import numpy as np
 import pytest
 
 from rayinfer.errors import InvalidParameter
@@ -112,6 +113,14 @@ def test_lists_are_kept_as_tuples_that_later_changes_do_not_reach():
     assert params.bad_sequences == ((1, 2), (3,))
     assert params.bad_texts == ("x",)
     hash(params)
+
+
+def test_lists_may_be_of_any_kind_that_holds_plain_numbers_in_order():
+    assert SamplingParams(stop_token_ids=range(3)).stop_ids == (0, 1, 2)
+    assert SamplingParams(allowed_token_ids=iter([4])).allowed_ids == (4,)
+    assert SamplingParams(stop_token_ids=np.array([3, 4]).tolist()).stop_ids == (3, 4)
+    with pytest.raises(InvalidParameter, match="each id in stop_token_ids must be an integer"):
+        SamplingParams(stop_token_ids=np.array([3, 4]))
 
 
 def test_no_lists_are_empty_tuples_but_no_allowed_ids_are_none():

@@ -21,7 +21,7 @@ from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
 from rayinfer.servers.openai.unsupported_fields import refuse_unsupported_fields
 from rayinfer.servers.openai.whole_answer import WholeAnswer
 from rayinfer.servers.served_model import ServedModel, find_model
-from rayinfer.tokenization.bad_words import spell_bad_words
+from rayinfer.tokenization.bad_words import speller
 from rayinfer.traces.kept_traces import KeptTraces
 
 
@@ -54,7 +54,7 @@ class OpenAIEndpoints:
         model = find_model(self._models, body.model)
         description = model.generator.describe()
         body.check_ranges()
-        params = spell_bad_words(chat_params(body, description.vocab_size), model.tokenizer)
+        params = chat_params(body, description.vocab_size).with_bad_words_spelled(speller(model.tokenizer))
         prompts = await chat_prompts(body, model, description)
         check_num_prompt_logprobs(params, prompts, per_choice=False)
         return self._respond(request, Generation(body=body, model=model, params=params, prompts=prompts, shape=CHAT))
@@ -67,7 +67,7 @@ class OpenAIEndpoints:
         model = find_model(self._models, body.model)
         description = model.generator.describe()
         body.check_ranges()
-        params = spell_bad_words(completion_params(body, description.vocab_size), model.tokenizer)
+        params = completion_params(body, description.vocab_size).with_bad_words_spelled(speller(model.tokenizer))
         prompts = await completion_prompts(body, model, description, scores_only=params.max_tokens == 0)
         check_num_prompt_logprobs(params, prompts, per_choice=bool(body.echo and body.logprobs is not None))
         generation = Generation(

@@ -3,7 +3,7 @@ import pytest
 import tiny_tokenizers
 from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
-from rayinfer.tokenization.bad_words import spell_bad_words
+from rayinfer.tokenization.bad_words import speller
 from rayinfer.tokenization.tokenizer import Tokenizer
 
 MAKES = {
@@ -20,7 +20,7 @@ def tokenizer(request):
 
 
 def sequences(tokenizer, *words, **settings):
-    return spell_bad_words(SamplingParams(bad_words=words, **settings), tokenizer).bad_sequences
+    return SamplingParams(bad_words=words, **settings).with_bad_words_spelled(speller(tokenizer)).bad_sequences
 
 
 def avoids(banned, token_ids):
@@ -54,15 +54,16 @@ def test_a_word_of_byte_level_bpe_has_one_spelling_with_and_one_without_a_space(
 
 
 def test_sequences_that_are_there_already_stay_and_no_word_is_spelled_twice(tokenizer):
-    params = spell_bad_words(SamplingParams(bad_words=["fox", "fox"], bad_token_sequences=[[1, 2]]), tokenizer)
+    given = SamplingParams(bad_words=["fox", "fox"], bad_token_sequences=[[1, 2]])
+    params = given.with_bad_words_spelled(speller(tokenizer))
     assert params.bad_sequences == ((1, 2), *sequences(tokenizer, "fox"))
     assert params.bad_texts == ()
-    assert spell_bad_words(params, tokenizer) == params
+    assert params.with_bad_words_spelled(speller(tokenizer)) == params
 
 
 def test_without_bad_words_nothing_changes(tokenizer):
     params = SamplingParams(bad_token_sequences=[[1, 2]])
-    assert spell_bad_words(params, tokenizer) is params
+    assert params.with_bad_words_spelled(speller(tokenizer)) is params
 
 
 def test_a_word_of_too_many_tokens_is_refused(tokenizer):
