@@ -80,7 +80,6 @@ class Admission:
             request.trace.note("preempted", computed_tokens=int(self._batch.table.num_computed[request.row]))
         self._batch.swap_out(request)
         released = self._batch.leave(request)
-        request.num_preemptions += 1
         self.num_preemptions += 1
         request.move_to(RequestStatus.WAITING)
         self.queue_again([request, *released])
@@ -123,7 +122,6 @@ class Admission:
             if passed.status is RequestStatus.WAITING and order_key(passed) < order_key(request):
                 passed.num_blocks_lent += len(reservation.blocks)
         self._waiting.remove(request)
-        request.num_blocks_lent = 0
         is_first_time = request.num_cached_tokens is None
         num_computed = self._batch.enter(request, reservation)
         if request.trace is not None:

@@ -31,8 +31,8 @@ class BatchTable:
         self.checks_eos = np.zeros(num_rows, np.bool_)
         self.priorities = np.zeros(num_rows, np.int64)
         self.deadlines = np.zeros(num_rows, np.float64)
-        self.keys = np.zeros(num_rows, np.float64)  # of the tickets
-        self.num_preemptions = np.zeros(num_rows, np.int64)
+        self.keys = np.zeros(num_rows, np.float64)  # of the tickets, as the orders
+        self.orders = np.zeros(num_rows, np.int64)
         # What few requests want, and no array is to be looked at for while nobody does:
         self.rows_with_stop_ids: set[int] = set()
         self.rows_with_details: set[int] = set()  # log probabilities or a trace
@@ -104,7 +104,7 @@ class BatchTable:
         self.priorities[row] = request.priority
         self.deadlines[row] = math.inf if request.deadline is None else request.deadline
         self.keys[row] = request.ticket.key
-        self.num_preemptions[row] = request.num_preemptions
+        self.orders[row] = request.ticket.order
         if request.params.stop_ids:
             self.rows_with_stop_ids.add(row)
         if request.wants_details:

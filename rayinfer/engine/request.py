@@ -52,7 +52,6 @@ class Request:
     row: int | None = None
     blocks: list[int] = field(default_factory=list)  # stale while it runs
     num_cached_tokens: int | None = None  # found in the prefix cache when it first ran
-    num_preemptions: int = 0
     num_blocks_lent: int = 0  # taken by requests that passed this one because it did not fit
     finish_reason: FinishReason | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # as far as known; None if unwanted or handed out

@@ -14,10 +14,6 @@ from rayinfer.engine.step_plan import BoolArray, Int32Array, Int64Array
 from rayinfer.kv_cache.block_hash import token_bytes
 from rayinfer.kv_cache.block_manager import BlockManager, CachedPrefix
 
-# A request that has given way this often is spared until the others have, too: else one of low priority could be sent
-# away by each generation of better ones, for ever.
-PREEMPTIONS_PER_LEVEL = 4
-
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
@@ -180,8 +176,13 @@ class RunningBatch:
         return request.priority < max(self._priorities, default=request.priority)
 
     def victim(self) -> Request:
-        """Who gives way when running requests are short of blocks."""
-        return self._victim_among(self.table.rows)
+        """Who gives way when running requests are short of blocks: not the first in the order of all, if others run.
+
+        So there is always one that gets on until it is done, and with time everybody comes to be that one.
+        """
+        table, rows = self.table, self.table.rows
+        first = np.lexsort((table.orders[rows], table.deadlines[rows], table.keys[rows]))[0]
+        return self._victim_among(np.delete(rows, first) if len(rows) > 1 else rows)
 
     def victim_for(self, request: Request) -> Request | None:
         """Who gives way to a waiting request: one that matters less; None if all of those together would not do."""
@@ -195,13 +196,12 @@ class RunningBatch:
         return self._victim_among(below)
 
     def _victim_among(self, rows: Int64Array) -> Request:
-        """The one that was spared least, of lowest priority, with most slack before its deadline, with least to lose.
+        """The one of lowest priority, then with most slack before its deadline, then with least to lose.
 
-        Among equals, the youngest.
+        Among equals, the one that came last.
         """
         table = self.table
-        levels = table.num_preemptions // PREEMPTIONS_PER_LEVEL
-        for worth in (levels, -table.priorities, -table.deadlines, table.num_computed):
+        for worth in (-table.priorities, -table.deadlines, table.num_computed):
             worths = worth[rows]
             rows = rows[worths == worths.min()]
         return table.request_at(rows[-1])

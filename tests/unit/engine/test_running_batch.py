@@ -1,8 +1,20 @@
 """Who gives way when rows or blocks are short, and how it comes back."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from fake_executor import drive, expected_tokens, numbers
+
+
+@dataclass(frozen=True)
+class Running:
+    """A request among which one has to give way."""
+
+    name: str
+    priority: int = 0
+    timeout_s: float | None = None
+    length: int = 5
 
 
 def test_a_request_that_gave_way_keeps_its_prompts_boundary_and_resumes_from_its_cached_prefix():
@@ -26,38 +38,48 @@ def test_a_request_that_gave_way_keeps_its_prompts_boundary_and_resumes_from_its
     assert driven.ends["low"].num_cached_tokens == 0  # found when it first ran
 
 
-def preempted_by_urgent(driven):
-    """Let an arrival take one request's row and say whose."""
+NEVER = None
+
+# What matters first comes first; in every case "b" gives way.
+WHO_GIVES_WAY = {
+    "the lowest priority, whatever else": [
+        Running("a", priority=1, timeout_s=NEVER, length=5),
+        Running("b", priority=3, timeout_s=1.0, length=9),
+        Running("c", priority=2, timeout_s=NEVER, length=5),
+    ],
+    "of these, whoever has most time": [
+        Running("a", priority=3, timeout_s=30.0, length=5),
+        Running("b", priority=3, timeout_s=60.0, length=9),
+        Running("c", priority=2, timeout_s=90.0, length=5),
+    ],
+    "who has no deadline has most time": [
+        Running("a", timeout_s=1e6, length=5),
+        Running("b", timeout_s=NEVER, length=9),
+    ],
+    "of these, whoever has least to lose": [
+        Running("a", timeout_s=60.0, length=9),
+        Running("b", timeout_s=60.0, length=6),
+        Running("c", timeout_s=60.0, length=7),
+        Running("d", timeout_s=50.0, length=5),
+    ],
+    "of these, whoever came last": [Running("a"), Running("b")],
+}
+
+
+@pytest.mark.parametrize("running", WHO_GIVES_WAY.values(), ids=WHO_GIVES_WAY)
+def test_who_gives_way_is_decided_by_priority_then_time_left_then_work_lost(running):
+    driven = drive(max_num_seqs=len(running))
+    for start, each in enumerate(running):
+        driven.add(
+            each.name, numbers(each.length, start), max_tokens=9, priority=each.priority, timeout_s=each.timeout_s
+        )
+    driven.step()
     before = driven.running()
+    assert len(before) == len(running)
     driven.add("urgent", numbers(4, 40), max_tokens=2, priority=-1)
     driven.step()
-    (victim,) = before - driven.running()
+    assert before - driven.running() == {"b"}
     driven.run()
-    return victim
-
-
-def test_the_lowest_priority_gives_way_first():
-    driven = drive(max_num_seqs=3)
-    for request_id, priority in {"a": 1, "b": 3, "c": 2}.items():
-        driven.add(request_id, numbers(5, priority), max_tokens=9, priority=priority)
-    driven.step()
-    assert preempted_by_urgent(driven) == "b"
-
-
-def test_among_equal_priorities_the_one_with_most_time_gives_way():
-    driven = drive(max_num_seqs=3)
-    for start, (request_id, timeout_s) in enumerate({"a": 30.0, "b": 60.0, "c": 40.0}.items()):
-        driven.add(request_id, numbers(5, start), max_tokens=9, timeout_s=timeout_s)
-    driven.step()
-    assert preempted_by_urgent(driven) == "b"
-
-
-def test_among_equals_the_one_with_the_least_work_done_gives_way():
-    driven = drive(max_num_seqs=3)
-    for start, (request_id, length) in enumerate({"a": 9, "b": 5, "c": 7}.items()):
-        driven.add(request_id, numbers(length, start), max_tokens=9)
-    driven.step()
-    assert preempted_by_urgent(driven) == "b"
 
 
 @pytest.mark.parametrize("budget", [3, 64])
@@ -96,15 +118,15 @@ def test_equal_priorities_never_take_each_others_place():
     assert list(driven.ends) == ["first", "second"]
 
 
-def test_an_older_request_that_gave_way_does_not_take_the_place_back_from_its_equals():
+def test_the_first_of_all_never_gives_way_for_want_of_blocks_even_if_it_has_least_to_lose():
     driven = drive(num_blocks=9)
-    driven.add("older", numbers(6), max_tokens=20)
-    driven.clock.now += 1
-    driven.add("younger", numbers(22, 1), max_tokens=12)
+    driven.add("first", numbers(6), max_tokens=20, priority=1)
+    driven.clock.now += 11
+    driven.add("second", numbers(22, 1), max_tokens=12)
     driven.run()
-    assert list(driven.ends) == ["younger", "older"]  # it had less to lose
+    assert list(driven.ends) == ["first", "second"]
     assert driven.engine.stats.num_preemptions_total == 1
-    assert driven.tokens["older"] == expected_tokens(numbers(6), 20)
+    assert driven.tokens["second"] == expected_tokens(numbers(22, 1), 12)
 
 
 def test_requests_that_outgrow_the_pool_together_finish_one_after_the_other_without_ping_pong():
@@ -136,6 +158,18 @@ def test_nobody_is_sent_away_when_that_would_not_make_enough_room():
     driven.add("low", numbers(4, 1), max_tokens=4, priority=1)
     driven.step()
     driven.add("large", numbers(20, 2), max_tokens=1)
+    driven.step()
+    assert driven.running() == {"equal", "low"}
+    driven.run()
+    assert driven.engine.stats.num_preemptions_total == 0
+
+
+def test_nobody_is_sent_away_for_a_newcomer_that_would_then_leave_nothing_to_spare():
+    driven = drive(num_blocks=10)
+    driven.add("equal", numbers(6), max_tokens=4)
+    driven.add("low", numbers(19, 1), max_tokens=2, priority=1)
+    driven.step()
+    driven.add("large", numbers(32, 2), max_tokens=1)  # eight blocks: all but those of "equal"
     driven.step()
     assert driven.running() == {"equal", "low"}
     driven.run()

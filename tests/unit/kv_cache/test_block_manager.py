@@ -1,11 +1,10 @@
-import sys
-
 import numpy as np
 import pytest
 
 from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.block_hash import PrefixDigests
 from rayinfer.kv_cache.block_manager import BlockManager, OutOfBlocks
+from work_count import count_bytecodes
 
 BLOCK_SIZE = 2
 
@@ -182,30 +181,6 @@ def test_turn_two_of_a_chat_reads_the_answer_of_turn_one(manager):
 def test_a_pool_of_nothing_is_refused(num_blocks, block_size):
     with pytest.raises(ConfigError, match=f"{num_blocks} and {block_size}"):
         BlockManager(num_blocks, block_size)
-
-
-def count_bytecodes(action):
-    """Run an action and count what the interpreter executes for it in Python code, and how often it calls into C."""
-    count, tracer, profiler = 0, sys.gettrace(), sys.getprofile()
-
-    def trace(frame, event, _):
-        nonlocal count
-        frame.f_trace_opcodes = True
-        count += event == "opcode"
-        return trace
-
-    def profile(_frame, event, _):
-        nonlocal count
-        count += event == "c_call"
-
-    sys.settrace(trace)
-    sys.setprofile(profile)
-    try:
-        action()
-    finally:
-        sys.settrace(tracer)
-        sys.setprofile(profiler)
-    return count
 
 
 def count_a_life(num_blocks):

@@ -1,0 +1,27 @@
+"""How much work an action is, in a measure that a busy machine does not change."""
+
+import sys
+
+
+def count_bytecodes(action):
+    """Run an action and count what the interpreter executes for it in Python code, and how often it calls into C."""
+    count, tracer, profiler = 0, sys.gettrace(), sys.getprofile()
+
+    def trace(frame, event, _):
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return trace
+
+    def profile(_frame, event, _):
+        nonlocal count
+        count += event == "c_call"
+
+    sys.settrace(trace)
+    sys.setprofile(profile)
+    try:
+        action()
+    finally:
+        sys.settrace(tracer)
+        sys.setprofile(profiler)
+    return count
