@@ -146,7 +146,7 @@ class SamplingParams:
         """
         if not self.bad_texts:
             return self
-        spellings = []
+        spellings: list[tuple[int, ...]] = []
         for word in self.bad_texts:
             new = spell(word)
             spellings += new
