@@ -11,6 +11,11 @@ from rayinfer.models.encoder_decoder import EncoderDecoder
 
 NUM_ROWS, MAX_SOURCE_TOKENS = 4, 90
 PAD, END = 95, 1
+# By a part of a parameter's name: so an answer depends on what was read and written, and does not repeat itself soon.
+_WIDTHS = {
+    "t5": {"norm": 0.2, "lm_head": 0.1, "": 0.25},
+    "marian": {"norm": 0.2, "fc": 0.4, "q_proj": 0.4, "k_proj": 0.4, "": 0.1},
+}
 
 
 def make_tiny_t5(folder: Path, *, owns_head: bool = False, **settings: Any) -> Path:
@@ -39,11 +44,14 @@ def _save(folder: Path, config: PreTrainedConfig, *, owns_head: bool = False, **
         torch.manual_seed(0)
         model = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32)
         if owns_head:
-            model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.lm_head.weight))
+            model.lm_head.weight = torch.nn.Parameter(torch.zeros_like(model.lm_head.weight))
         with torch.no_grad():
-            for name, tensor in model.state_dict().items():
+            for name, parameter in model.named_parameters():
                 if "embed_positions" not in name:
-                    tensor.add_(0.15 * torch.randn(tensor.shape)) if tensor.dim() > 1 else tensor.add_(0.3)
+                    width = next(width for part, width in _WIDTHS[config.model_type].items() if part in name)
+                    parameter.copy_(width * torch.randn(parameter.shape) + float(name.endswith("norm.weight")))
+            if hasattr(model, "final_logits_bias"):
+                model.final_logits_bias += 0.1 * torch.randn(model.final_logits_bias.shape)
     common = {"pad_token_id": config.pad_token_id, "decoder_start_token_id": config.decoder_start_token_id}
     model.generation_config = GenerationConfig(eos_token_id=END, **common, **generation)
     model.save_pretrained(folder)
