@@ -16,7 +16,7 @@ from rayinfer.servers.openai.generation_response import StreamedResponse, WholeR
 from rayinfer.servers.openai.prompt_outputs import generate_outputs
 from rayinfer.servers.openai.prompts import chat_prompts, completion_prompts, echoed_texts
 from rayinfer.servers.openai.request_body import check_schema, read_json_object
-from rayinfer.servers.openai.sampling_settings import chat_params, check_num_prompt_logprobs, completion_params
+from rayinfer.servers.openai.sampling_settings import chat_params, check_num_logprobs, completion_params
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
 from rayinfer.servers.openai.unsupported_fields import refuse_unsupported_fields
 from rayinfer.servers.openai.whole_answer import WholeAnswer
@@ -56,7 +56,7 @@ class OpenAIEndpoints:
         body.check_ranges()
         params = chat_params(body, description.vocab_size).with_bad_words_spelled(speller(model.tokenizer))
         prompts = await chat_prompts(body, model, description)
-        check_num_prompt_logprobs(params, prompts, per_choice=False)
+        check_num_logprobs(params, prompts, description.max_model_len, echoes=False, stream=bool(body.stream))
         return self._respond(request, Generation(body=body, model=model, params=params, prompts=prompts, shape=CHAT))
 
     async def create_completion(self, request: Request) -> Response:
@@ -69,7 +69,8 @@ class OpenAIEndpoints:
         body.check_ranges()
         params = completion_params(body, description.vocab_size).with_bad_words_spelled(speller(model.tokenizer))
         prompts = await completion_prompts(body, model, description, scores_only=params.max_tokens == 0)
-        check_num_prompt_logprobs(params, prompts, per_choice=bool(body.echo and body.logprobs is not None))
+        echoes = bool(body.echo and body.logprobs is not None)
+        check_num_logprobs(params, prompts, description.max_model_len, echoes=echoes, stream=bool(body.stream))
         generation = Generation(
             body=body,
             model=model,

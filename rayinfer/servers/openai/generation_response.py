@@ -1,5 +1,6 @@
 """Responses that generate while they are sent: they own the generation, and end it when the client leaves."""
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -39,8 +40,11 @@ class WholeResponse(Response):
         async with aclosing(self._outputs) as outputs:
             async for output in outputs:
                 self._answer.add(output)
-        body = json.dumps(self._body(), ensure_ascii=False).encode(errors="replace")
+        body = await asyncio.to_thread(self._encode) if self._answer.is_long else self._encode()
         await json_response(body)(scope, receive, send)
+
+    def _encode(self) -> bytes:
+        return json.dumps(self._body(), ensure_ascii=False).encode(errors="replace")
 
 
 class StreamedResponse(Response):
@@ -61,7 +65,7 @@ class StreamedResponse(Response):
             first = await anext(outputs, None)
             if first is None:
                 raise RequestFailed("the generator gave no output at all")
-            opening = self._writer.opening() + self._writer.write(first)
+            opening = self._writer.opening() + await self._write(first)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": opening, "more_body": True})
             async for events in self._later_events(outputs):
@@ -71,10 +75,15 @@ class StreamedResponse(Response):
     async def _later_events(self, outputs: Outputs) -> AsyncIterator[bytes]:
         try:
             async for output in outputs:
-                if events := self._writer.write(output):
+                if events := await self._write(output):
                     yield events
             yield self._writer.ending()
         except Exception as error:  # the status is sent: the stream itself has to say what went wrong
             if error_kind(error).status == 500:
                 logger.exception("a stream failed after its first output")
             yield sse.event(error_body(error)) + sse.DONE
+
+    async def _write(self, output: PromptOutput) -> bytes:
+        if output.output.prompt_logprobs is None:
+            return self._writer.write(output)
+        return await asyncio.to_thread(self._writer.write, output)  # a whole prompt may take its time

@@ -8,7 +8,9 @@ from rayinfer.sampling_params import MAX_BIASED_TOKENS, MAX_LOGPROBS, SamplingPa
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody, GenerationBody
 
 DEFAULT_COMPLETION_TOKENS = 16
-MAX_PROMPT_LOGPROBS = 2**20  # of one request: each becomes some fifty bytes of its answer
+# Of one request. Each takes a few hundred bytes until the answer is sent; those of prompts come all at once.
+MAX_PROMPT_LOGPROBS = 2**18
+MAX_ANSWER_LOGPROBS = 2**22
 
 _SAME_NAME = (
     *("n", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty"),
@@ -39,16 +41,29 @@ def chat_params(body: ChatCompletionBody, vocab_size: int) -> SamplingParams:
     return _params(body, vocab_size, default_max_tokens=None, logprobs=logprobs)
 
 
-def check_num_prompt_logprobs(params: SamplingParams, prompts: Sequence[Sequence[int]], *, per_choice: bool) -> None:
-    """Refuse prompts whose log probabilities would fill the memory; `per_choice`: every choice repeats them."""
-    if params.prompt_logprobs is None:
-        return
-    num_tokens = sum(map(len, prompts)) * (params.n if per_choice else 1)
-    if num_tokens * (1 + params.prompt_logprobs) > MAX_PROMPT_LOGPROBS:
+def check_num_logprobs(
+    params: SamplingParams, prompts: Sequence[Sequence[int]], max_model_len: int, *, echoes: bool, stream: bool
+) -> None:
+    """Refuse answers whose log probabilities would fill the memory: those of prompts, and of choices that are kept.
+
+    Every choice repeats an echoed prompt's; a stream keeps nothing.
+    """
+    num_prompt_tokens = sum(map(len, prompts)) * (params.n if echoes else 1)
+    if params.prompt_logprobs is not None:
+        field = "logprobs" if echoes else "prompt_logprobs"
+        _check_count(field, num_prompt_tokens, params.prompt_logprobs, MAX_PROMPT_LOGPROBS, "prompts")
+    if params.logprobs is not None and not stream:
+        longest = max_model_len if params.max_tokens is None else min(params.max_tokens, max_model_len)
+        num_tokens = longest * params.n * len(prompts)
+        _check_count("logprobs", num_tokens, params.logprobs, MAX_ANSWER_LOGPROBS, "answers")
+
+
+def _check_count(field: str, num_tokens: int, num_top: int, limit: int, of: str) -> None:
+    if num_tokens * (1 + num_top) > limit:
         raise InvalidParameter(
-            f"the answer would tell log probabilities of {num_tokens} tokens of prompts, "
-            f"with {params.prompt_logprobs} more for each: at most {MAX_PROMPT_LOGPROBS} of them fit into one answer",
-            "logprobs" if per_choice else "prompt_logprobs",
+            f"{field}: the answer may tell of up to {num_tokens} tokens of {of}, with {num_top} others beside each; "
+            f"at most {limit} log probabilities fit into it",
+            field,
         )
 
 

@@ -8,6 +8,8 @@ from rayinfer.servers.openai.answer import AnswerSettings, Tally, check_ended_we
 from rayinfer.servers.openai.logprob_wording import LogprobWording
 from rayinfer.servers.openai.prompt_outputs import PromptOutput
 
+MANY_PLACES = 1000  # whose log probabilities take milliseconds to write down
+
 
 class _Choice:
     """One choice while its deltas come in."""
@@ -44,6 +46,12 @@ class WholeAnswer:
             if completion.finish_reason is not None:
                 choice.finish_reason, choice.stop_reason = completion.finish_reason, completion.stop_reason
                 self._tally.finish(index)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it takes so long to write that nobody else should wait for it."""
+        num_places = sum(len(choice.logprobs) for choice in self._choices)
+        return num_places + sum(map(len, self._prompt_logprobs.values())) > MANY_PLACES
 
     def chat_completion(self) -> dict[str, Any]:
         """The answer as /v1/chat/completions words it; raises RequestFailed when a choice has not ended."""

@@ -233,15 +233,29 @@ async def test_echo_and_prompt_log_probabilities_may_ask_for_different_numbers(c
     assert len(choice["logprobs"]["top_logprobs"][1]) == 2
 
 
-async def test_answers_that_would_tell_too_much_of_their_prompts_are_refused(client, generator):
-    generator.max_model_len = 100_000
+async def test_answers_that_would_tell_too_much_are_refused(client, generator):
+    generator.max_model_len = 30_000
     cases = (
-        ({"prompt_logprobs": 20}, "prompt_logprobs"),
-        ({"echo": True, "logprobs": 0, "n": 24, "max_tokens": 0}, "logprobs"),
+        (TEXT, {"prompt": [5] * 20_000, "prompt_logprobs": 20}, "prompt_logprobs", "prompts"),
+        (TEXT, {"prompt": [5] * 20_000, "echo": True, "logprobs": 0, "n": 24, "max_tokens": 0}, "logprobs", "prompts"),
+        (TEXT, {"prompt": "hello", "logprobs": 20, "n": 100, "max_tokens": 2000}, "logprobs", "answers"),
+        (CHAT, HELLO | {"logprobs": True, "top_logprobs": 20, "n": 128}, "logprobs", "answers"),
     )
-    for fields, param in cases:
-        response = await client.post(TEXT, json={"prompt": [5] * 50_000, **fields})
+    for path, fields, param, of in cases:
+        response = await client.post(path, json=fields)
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, param)
-        assert "at most 1048576" in error["message"]
+        assert f"tokens of {of}" in error["message"]
     assert generator.requests == []
+    fields = HELLO | {"logprobs": True, "top_logprobs": 20, "n": 128, "stream": True}
+    assert (await client.post(CHAT, json=fields)).status_code == 200  # a stream keeps nothing
+
+
+async def test_a_long_answer_is_written_like_a_short_one(client, generator):
+    generator.max_model_len = 10_000
+    generator.pieces = ("x",) * 1200
+    fields = {"prompt": [5] * 1500, "echo": True, "logprobs": 1, "max_tokens": 1200}
+    (choice,) = (await whole(client, TEXT, **fields))["choices"]
+    assert {len(choice["logprobs"][name]) for name in LISTS} == {2700}
+    ((other,), _) = await streamed(client, TEXT, **fields)
+    assert other["logprobs"] == choice["logprobs"]
