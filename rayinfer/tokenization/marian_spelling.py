@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
@@ -11,15 +12,15 @@ from tokenizers import decoders, models, pre_tokenizers
 from rayinfer.errors import ModelLoadError
 from rayinfer.tokenization.sentencepiece_model import NORMAL, SentencePieceModel, read_sentencepiece_model
 
-SOURCE_MODEL, VOCABULARY = "source.spm", "vocab.json"
+SOURCE_MODEL, TARGET_MODEL, VOCABULARY = "source.spm", "target.spm", "vocab.json"
 MARIAN_SPECIAL_TOKENS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token": "<pad>"}  # where none are named
 _LANGUAGE_CODE = re.compile(">>.*?<<", re.DOTALL)
 
 
 class MarianSpelling:
-    """Cuts a source text into the pieces of its language, and looks these up in the vocabulary of both languages.
+    """Cuts a text into the pieces of its language, and looks these up in the vocabulary of both languages.
 
-    A stretch that the source's pieces do not spell is looked up as a whole, too: the other language may have it.
+    A stretch that these pieces do not spell is looked up as a whole, too: the other language may have it.
     """
 
     def __init__(self, model: SentencePieceModel, vocabulary: Mapping[str, int], special: Mapping[str, str]) -> None:
@@ -48,17 +49,24 @@ class MarianSpelling:
         return [code[0], *pieces] if code else pieces
 
 
+class MarianSpellings(NamedTuple):
+    """How the texts that are read are spelled, and those that are written."""
+
+    source: MarianSpelling
+    target: MarianSpelling
+
+
 def is_marian_folder(folder: Path) -> bool:
     """Say whether a model's folder has Marian's files instead of a tokenizer.json."""
     return not (folder / "tokenizer.json").is_file() and (folder / SOURCE_MODEL).is_file()
 
 
-def read_marian_spelling(folder: Path, vocabulary: Mapping[str, int], special: Mapping[str, str]) -> MarianSpelling:
-    """Read how sources are spelled; `special` names all of MARIAN_SPECIAL_TOKENS."""
-    model = read_sentencepiece_model(folder / SOURCE_MODEL)
+def read_marian_spellings(folder: Path, vocabulary: Mapping[str, int], special: Mapping[str, str]) -> MarianSpellings:
+    """Read how texts are spelled; `special` names all of MARIAN_SPECIAL_TOKENS."""
+    source, target = (read_sentencepiece_model(folder / name) for name in (SOURCE_MODEL, TARGET_MODEL))
     if missing := [token for token in special.values() if token not in vocabulary]:
         raise ModelLoadError(f"{folder / VOCABULARY}: lacks {', '.join(missing)}")
-    return MarianSpelling(model, vocabulary, special)
+    return MarianSpellings(*(MarianSpelling(model, vocabulary, special) for model in (source, target)))
 
 
 def read_vocabulary(folder: Path) -> dict[str, int]:

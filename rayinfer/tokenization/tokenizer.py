@@ -13,10 +13,10 @@ from rayinfer.tokenization.detokenizer import DecoderTables, Detokenizer
 from rayinfer.tokenization.longest_token import find_longest_token
 from rayinfer.tokenization.marian_spelling import (
     MARIAN_SPECIAL_TOKENS,
-    MarianSpelling,
+    MarianSpellings,
     answer_backend,
     is_marian_folder,
-    read_marian_spelling,
+    read_marian_spellings,
     read_vocabulary,
 )
 from rayinfer.tokenization.token_spelling import SpelledToken, TokenSpelling
@@ -28,8 +28,8 @@ SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_
 class Tokenizer:
     """One model's tokenizer; it gives the ids that transformers gives for the same folder.
 
-    With `source`, prompts are spelled by it and only answers by the backend. An answer that begins anew is a text of
-    its own, not what follows a prompt: a translation.
+    With `spellings` these spell texts, and the backend only reads what is spelled. An answer that begins anew is a text
+    of its own, not what follows a prompt: a translation.
     """
 
     def __init__(
@@ -37,17 +37,17 @@ class Tokenizer:
         backend: Backend,
         special_tokens: Mapping[str, str] | None = None,
         *,
-        source: MarianSpelling | None = None,
+        spellings: MarianSpellings | None = None,
         answers_begin_anew: bool = False,
     ) -> None:
         self._backend = backend
-        self._source = source
+        self._spellings = spellings
         self._answers_begin_anew = answers_begin_anew
         self._special_tokens = dict(special_tokens or {})
         self._special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self._tables = DecoderTables(backend, self._special_ids)
         self._spelling = TokenSpelling(self._tables)
-        self._longest_token = find_longest_token(backend) if source is None else None
+        self._longest_token = find_longest_token(backend) if spellings is None else None
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -55,8 +55,8 @@ class Tokenizer:
         settings = read_tokenizer_config(folder)
         if is_marian_folder(folder):
             vocabulary, special = read_vocabulary(folder), MARIAN_SPECIAL_TOKENS | special_tokens(settings)
-            source = read_marian_spelling(folder, vocabulary, special)
-            return cls(answer_backend(vocabulary, special), special, source=source, answers_begin_anew=True)
+            spellings = read_marian_spellings(folder, vocabulary, special)
+            return cls(answer_backend(vocabulary, special), special, spellings=spellings, answers_begin_anew=True)
         backend = _read_backend(folder / "tokenizer.json")
         try:
             _add_tokens(backend, settings)
@@ -79,13 +79,19 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             found = f"a lone surrogate, U+{ord(text[error.start]):04X} at position {error.start}"
             raise InvalidParameter(f"a prompt must be valid Unicode, got {found}", "prompt") from error
-        if self._source is not None:
-            return self._source.encode(text, add_special_tokens=add_special_tokens)
+        if self._spellings is not None:
+            return self._spellings.source.encode(text, add_special_tokens=add_special_tokens)
         if len(text) <= LONG_TEXT_CHARS:
             return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         # Of the library's ways to the same ids only those for batches let go of the interpreter's lock.
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encoding.ids)
+
+    def encode_answer(self, text: str) -> list[int]:
+        """Turn text into the token ids that it has in an answer, without special tokens around it."""
+        if self._spellings is None:
+            return self.encode(text, add_special_tokens=False)
+        return self._spellings.target.encode(text, add_special_tokens=False)
 
     def least_num_tokens(self, text: str) -> int:
         """Return a number of tokens that a text surely has, without tokenising it; 0 where that cannot be said."""

@@ -221,7 +221,8 @@ def _in_words(rows: torch.Tensor) -> torch.Tensor:
 def _bias_arguments(bias: torch.Tensor | None) -> tuple[int | None, int]:
     if bias is None:
         return None, 0
-    assert bias.is_contiguous() and bias.dtype == torch.float32
+    assert bias.is_contiguous(), "its rows are read one after the other"
+    assert bias.dtype == torch.float32, "it is added to scores of this type, whatever the queries are"
     return bias.data_ptr(), bias.shape[1]
 
 

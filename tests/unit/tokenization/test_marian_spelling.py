@@ -10,6 +10,7 @@ from transformers import MarianTokenizer
 
 from rayinfer.errors import ModelLoadError
 from rayinfer.models.model_folder import check_model_folder
+from rayinfer.tokenization.bad_words import speller
 from rayinfer.tokenization.output_text import OutputText
 from rayinfer.tokenization.tokenizer import Tokenizer
 from tiny_marian_spelling import save_marian_spelling
@@ -54,6 +55,15 @@ def theirs(folder):
 def test_a_source_has_the_ids_that_transformers_gives_it(text, ours, theirs):
     assert ours.encode(text) == theirs(text)["input_ids"]
     assert ours.encode(text, add_special_tokens=False) == theirs(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "Bonjour, comment allez-vous ?"])
+def test_an_answer_has_the_ids_that_transformers_gives_it(text, ours, theirs):
+    assert ours.encode_answer(text) == theirs(text_target=text, add_special_tokens=False)["input_ids"]
+
+
+def test_words_that_must_not_appear_are_spelled_in_the_answers_language(ours, theirs):
+    assert tuple(theirs(text_target="Bonjour", add_special_tokens=False)["input_ids"]) in speller(ours)("Bonjour")
 
 
 @settings(deadline=None, max_examples=200)
@@ -102,6 +112,7 @@ def test_a_marian_folder_needs_no_tokenizer_json(folder, tmp_path):
         ("source.spm", b"\x0f", "wire type"),
         ("source.spm", b"\x12\x02\x18\x02", "of kind 2"),
         ("source.spm", b"\x0a\x03\x0a\x01a\x1a\x05\x12\x03abc", "source.spm"),
+        ("target.spm", b"", "it has no pieces"),
         ("vocab.json", b"[]", "must map tokens"),
         ("vocab.json", b"{", "cannot be read"),
         ("vocab.json", b'{"</s>": 0}', "lacks <unk>, <pad>"),
@@ -123,7 +134,8 @@ def test_a_model_without_a_character_map_leaves_characters_alone(folder, tmp_pat
     def piece(text, score):
         return field(1, 2, field(1, 2, text.encode()) + field(2, 5, struct.pack("<f", score)))
 
-    (tmp_path / "source.spm").write_bytes(piece("▁", -2.0) + piece("½", -1.0))
+    for name in ("source.spm", "target.spm"):
+        (tmp_path / name).write_bytes(piece("▁", -2.0) + piece("½", -1.0))
     (tmp_path / "vocab.json").write_text(json.dumps({"</s>": 0, "<unk>": 1, "<pad>": 2, "▁": 3, "½": 4}))
     (tmp_path / "tokenizer_config.json").write_text("{}")
     assert Tokenizer.from_folder(tmp_path).encode("½ ½") == [3, 4, 3, 4, 0]
