@@ -69,11 +69,12 @@ class ChunkWriter:
         """Encode an output, which may be nothing yet; raises the error of a choice that failed."""
         self._tally.add(prompt_output)
         pieces: list[bytes] = []
-        for completion in prompt_output.output.outputs:
-            check_ended_well(completion)
         if self._unechoed and prompt_output.prompt in self._unechoed:
+            for completion in prompt_output.output.outputs:
+                check_ended_well(completion)  # a failed choice may have kept the prompt from being scored
             pieces += self._echo(prompt_output.prompt, prompt_output.output.prompt_logprobs)
         for completion in prompt_output.output.outputs:
+            check_ended_well(completion)
             index = prompt_output.prompt * self._settings.num_choices + completion.index
             if completion.text or completion.logprobs or (self._settings.with_token_ids and completion.token_ids):
                 pieces += self._text_chunk(index, completion)
