@@ -1,0 +1,163 @@
+"""One set of forty mixed requests in every way that requests may come and run: what each gets is what it got alone."""
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from invariance_comparison import differences
+from invariance_requests import MixedRequest, make_mixed_model, make_sparse_model, mixed_requests
+from invariance_runs import ROOMY, Run, open_llm, run, run_alone, run_behind_a_router, run_moving, run_shuffled
+
+TIGHT = {"num_kv_blocks": 12}
+BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values of 2 layers, 16 tokens, 2 heads of 16 channels in float32
+SECOND_POOL = {"kv_offload_bytes": 60 * BLOCK_BYTES}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_mixed_model(tmp_path_factory.mktemp("mixed"))
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[MixedRequest]:
+    return mixed_requests()
+
+
+@pytest.fixture(scope="module")
+def alone(folder, requests) -> Run:
+    """One request after the other, none of which finds anything in a cache."""
+    with open_llm(folder, enable_prefix_caching=False, **ROOMY) as llm:
+        return run_alone(llm, requests)
+
+
+def check_same(got: Run, alone: Run) -> None:
+    assert "\n".join(differences(alone.outputs, got.outputs)) == ""
+
+
+def check_counters(stats, alone: Run) -> None:
+    """Nothing is counted twice, however often it was computed, and nothing is left behind."""
+    names = ("prompt_tokens_total", "generation_tokens_total", "requests_finished_total")
+    assert {name: getattr(stats, name) for name in names} == {name: getattr(alone.stats, name) for name in names}
+    assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used, stats.kv_offload_blocks_used) == (0, 0, 0, 0)
+
+
+def test_the_requests_end_in_every_way_and_differ_from_each_other(alone, requests):
+    assert len(requests) == 40
+    choices = [choice for output in alone.outputs.values() for choice in output.outputs]
+    ends = Counter((choice.finish_reason, type(choice.stop_reason)) for choice in choices)
+    assert min(ends[end] for end in (("stop", str), ("stop", int), ("stop", type(None)), ("length", type(None)))) >= 3
+    assert len({tuple(choice.token_ids) for choice in choices}) >= len(choices) - 5  # twins, and scored prompts
+    assert {request.params.n for request in requests} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_answers_are_the_same_in_one_batch(caching, folder, requests, alone):
+    with open_llm(folder, enable_prefix_caching=caching, **ROOMY) as llm:
+        got = run(llm, requests)
+    check_same(got, alone)
+    check_counters(got.stats, alone)
+    assert got.stats.num_preemptions_total == 0
+
+
+def test_answers_are_the_same_when_the_cache_holds_the_prompts(folder, requests, alone):
+    with open_llm(folder, **ROOMY) as llm:
+        run(llm, requests)
+        got = run(llm, requests)
+    check_same(got, alone)
+    for request in requests:
+        num_hit = 0 if request.params.prompt_logprobs is not None else (len(request.prompt_token_ids) - 1) // 16 * 16
+        assert got.outputs[request.name].num_cached_tokens == num_hit, request.name
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_answers_are_the_same_when_requests_arrive_in_between_and_a_step_has_16_tokens(
+    caching, folder, requests, alone
+):
+    limits = {"num_kv_blocks": 80, "max_num_batched_tokens": 16, "max_num_seqs": 12}
+    with open_llm(folder, enable_prefix_caching=caching, **limits) as llm:
+        got = run_shuffled(llm, requests, seed=caching)
+    check_same(got, alone)
+    check_counters(got.stats, alone)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("budget", [16, 512])
+def test_answers_are_the_same_in_a_pool_of_12_blocks(budget, caching, folder, requests, alone):
+    with open_llm(folder, enable_prefix_caching=caching, max_num_batched_tokens=budget, **TIGHT) as llm:
+        got = run_shuffled(llm, requests, seed=budget + caching)
+    check_same(got, alone)
+    check_counters(got.stats, alone)
+    assert got.stats.num_preemptions_total > 10
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_answers_are_the_same_when_requests_are_swapped(caching, folder, requests, alone):
+    with open_llm(folder, enable_prefix_caching=caching, **TIGHT, **SECOND_POOL) as llm:
+        got = run(llm, requests, trace=True)
+    check_same(got, alone)
+    check_counters(got.stats, alone)
+    assert got.num_events("swapped_in") > 10
+
+
+@pytest.mark.parametrize("level", [None, 0, 1, 2])
+def test_answers_are_the_same_when_the_engine_sleeps_in_between(level, folder, requests, alone):
+    steps, num_interrupted = itertools.count(), []
+
+    def rest(llm):
+        if next(steps) % 7:
+            return
+        num_interrupted.append(llm.stats.num_running)
+        if level is None:
+            llm.pause()
+            llm.step()
+            llm.resume()
+        else:
+            llm.sleep(level)
+            llm.step()
+            llm.wake()
+
+    with open_llm(folder, **TIGHT, **SECOND_POOL) as llm:
+        got = run(llm, requests, after_step=rest)
+    check_same(got, alone)
+    check_counters(got.stats, alone)
+    assert sum(count > 2 for count in num_interrupted) > 10
+
+
+@pytest.mark.parametrize("settings", [ROOMY, TIGHT | {"max_num_batched_tokens": 16}], ids=["roomy", "tight"])
+async def test_answers_are_the_same_in_streams_behind_a_router(settings, folder, requests, alone):
+    got = await run_behind_a_router(folder, requests, num_engines=2, **settings)
+    check_same(got, alone)
+
+
+def test_answers_are_the_same_from_a_static_engine(folder, requests, alone):
+    with open_llm(folder, engine="static", max_num_seqs=8) as llm:
+        got = run(llm, requests)
+    check_same(got, alone)
+    check_counters(got.stats, alone)
+
+
+def test_answers_are_the_same_when_requests_move_from_engine_to_engine(folder, requests, alone):
+    check_same(run_moving(folder, requests, steps_each=15, **ROOMY), alone)
+
+
+@pytest.fixture(scope="module")
+def sparse_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sparse_model(tmp_path_factory.mktemp("sparse"))
+
+
+@pytest.fixture(scope="module")
+def sparse_alone(sparse_folder, requests) -> Run:
+    with open_llm(sparse_folder, enable_prefix_caching=False, **ROOMY) as llm:
+        return run_alone(llm, requests)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_answers_of_a_model_with_windows_and_experts_are_the_same_too(caching, sparse_folder, requests, sparse_alone):
+    limits = {"max_num_batched_tokens": 48, "enable_prefix_caching": caching} | TIGHT | SECOND_POOL
+    with open_llm(sparse_folder, **limits) as llm:
+        got = run(llm, requests, trace=True)
+    check_same(got, sparse_alone)
+    check_counters(got.stats, sparse_alone)
+    assert got.num_events("swapped_in") > 10
