@@ -28,15 +28,15 @@ def make_tiny_t5(folder: Path, *, owns_head: bool = False, **settings: Any) -> P
     return _save(folder, T5Config(**(shape | settings)), owns_head=owns_head)
 
 
-def make_tiny_marian(folder: Path, **settings: Any) -> Path:
+def make_tiny_marian(folder: Path, *, pad: int = PAD, end: int = END, **settings: Any) -> Path:
     """Save a random Marian whose padding token begins answers and must not stand in them."""
     shape = {
         **{"vocab_size": 96, "d_model": 64, "max_position_embeddings": 160, "scale_embedding": True},
         **{"encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 100},
         **{"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 100, "activation_function": "swish"},
-        **{"pad_token_id": PAD, "eos_token_id": END, "decoder_start_token_id": PAD, "forced_eos_token_id": END},
+        **{"pad_token_id": pad, "eos_token_id": end, "decoder_start_token_id": pad, "forced_eos_token_id": end},
     }
-    return _save(folder, MarianConfig(**(shape | settings)), bad_words_ids=[[PAD]], forced_eos_token_id=END)
+    return _save(folder, MarianConfig(**(shape | settings)), bad_words_ids=[[pad]], forced_eos_token_id=end)
 
 
 def _save(folder: Path, config: PreTrainedConfig, *, owns_head: bool = False, **generation: Any) -> Path:
@@ -52,8 +52,8 @@ def _save(folder: Path, config: PreTrainedConfig, *, owns_head: bool = False, **
                     parameter.copy_(width * torch.randn(parameter.shape) + float(name.endswith("norm.weight")))
             if hasattr(model, "final_logits_bias"):
                 model.final_logits_bias += 0.1 * torch.randn(model.final_logits_bias.shape)
-    common = {"pad_token_id": config.pad_token_id, "decoder_start_token_id": config.decoder_start_token_id}
-    model.generation_config = GenerationConfig(eos_token_id=END, **common, **generation)
+    names = ("pad_token_id", "eos_token_id", "decoder_start_token_id")
+    model.generation_config = GenerationConfig(**{name: getattr(config, name) for name in names}, **generation)
     model.save_pretrained(folder)
     return folder
 
