@@ -29,11 +29,12 @@ class EncoderDecoderRunner(StaticRunner):
 
     def submit(self, plan: StepPlan) -> FinishedStep:
         """Read the sources of who is new, and compute the step."""
-        for readers in self._read_together(plan.entered):
+        for readers in self.read_together(plan.entered):
             self._read(readers)
         return super().submit(plan)
 
-    def _read_together(self, entered: Sequence[EnteredRow]) -> list[list[EnteredRow]]:
+    def read_together(self, entered: Sequence[EnteredRow]) -> list[list[EnteredRow]]:
+        """Group requests, in their order, into those whose sources are read at once."""
         groups: list[list[EnteredRow]] = []
         num_tokens = 0
         for reader in entered:
