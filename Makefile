@@ -32,7 +32,12 @@ serve: $(INSTALLED) ## serve the default model on http://127.0.0.1:8000
 	@exec $(BIN)/rayinfer serve $(ARGS)
 
 test: $(INSTALLED) ## run every test that needs no GPU and no large checkpoint
+ifeq ($(strip $(ARGS)),)
+	@$(BIN)/python -m pytest --ignore=tests/integration -n 2 --dist loadgroup
+	@exec $(BIN)/python -m pytest tests/integration
+else
 	@exec $(BIN)/python -m pytest $(ARGS)
+endif
 
 test-gpu: $(INSTALLED) ## run the tests that need an NVIDIA GPU
 	@exec $(BIN)/python -m pytest -m gpu $(ARGS)

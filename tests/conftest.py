@@ -14,6 +14,10 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Ray would otherwise try to report its use.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
+# Workers side by side have one core each; left alone, each would start a thread on every core.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"
+
 # A shell that starts the tests with `&` has SIGINT ignored; a test that interrupts itself needs Python's own handler.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -23,3 +27,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the C++ kernels are kept, so that all tests together compile them once."""
     return tmp_path_factory.mktemp("kernels")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep on one worker what shares an expensive fixture: the tests of a file, and of some folders."""
+    for item in items:
+        room = item.path.relative_to(Path(__file__).parent).parts[0]
+        item.add_marker(pytest.mark.xdist_group(room if room in ("golden", "invariance") else item.path.name))
