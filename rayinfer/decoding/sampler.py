@@ -22,6 +22,7 @@ from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
 
 _LARGEST_SMALL_TOP_K = 128  # up to here finding the k best is cheaper than sorting the row
+_NO_LINES = np.zeros(0, dtype=np.int64)
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
 RowNumbers = npt.NDArray[np.integer]
@@ -63,6 +64,7 @@ class Sampler:
     ) -> None:
         self._vocab_size = vocab_size
         self._forced_end_token_id = forced_end_token_id
+        self._has_forced_end = forced_end_token_id is not None
         self._device = torch.device(device)
         self._table = SamplingTable(max_num_rows, vocab_size)
         self._penalties = PenaltyHistory(vocab_size, self._device)
@@ -169,8 +171,7 @@ class Sampler:
         has_rules = np.count_nonzero(settings["has_rules"]) > 0
         penalised = np.flatnonzero(settings["is_penalised"])
         endless = np.flatnonzero(positions < settings["min_end_position"])
-        must_end = self._forced_end_token_id is not None and positions >= settings["last_position"]
-        forced = np.flatnonzero(must_end)
+        forced = np.flatnonzero(positions >= settings["last_position"]) if self._has_forced_end else _NO_LINES
         if not has_rules and not penalised.size and not endless.size and not forced.size:
             return logits
         scores = logits.to(torch.float32, copy=True)

@@ -1,12 +1,12 @@
 """Locally typical sampling (Meister et al. 2022), by the rule of transformers' TypicalLogitsWarper."""
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rayinfer.decoding.inverse_cdf import first_exceeding, row_sums
 
 _FLOAT32_ROUNDING = 2.0**-24  # a mass this close to typical_p has reached it, as it has in float32
+_ROWS_AT_ONCE = 8  # on a CPU, whose caches hold what is made of them
 _UNHEARD_OF = 1000.0  # more surprising than any token whose weight float32 can hold
 
 
@@ -16,20 +16,28 @@ def keep_typical_(weights: Tensor, typical_p: Tensor) -> None:
     A token is the more typical the closer its surprise, -log p, lies to the row's expected surprise, the entropy.
     Equally typical ones stay or go together. `weights` are float32 [rows, whole blocks], `typical_p` lies below 1.
     """
+    at_once = _ROWS_AT_ONCE if weights.is_cpu else max(len(weights), 1)
+    for few, their_p in zip(weights.split(at_once), typical_p.split(at_once), strict=True):
+        _keep_typical_(few, their_p)
+
+
+def _keep_typical_(weights: Tensor, typical_p: Tensor) -> None:
     probabilities = weights / row_sums(weights).float().unsqueeze(1)
     surprise = probabilities.log().neg_().clamp_(max=_UNHEARD_OF)
     entropy = row_sums(probabilities.mul_(surprise)).float().unsqueeze(1)
     distance = surprise.sub_(entropy).abs_()
 
     # The bits of floats that are not negative have their order, so a number made of two is sorted by its high word.
-    keys = torch.stack((weights, distance), dim=-1).view(torch.int64).squeeze(-1)
-    ordered = _sorted_ascending(keys).view(torch.float32).view(*weights.shape, 2)  # weight and distance
-    last_kept = first_exceeding(ordered[..., 0].contiguous(), (typical_p - _FLOAT32_ROUNDING).clamp_(min=0.0))
-    farthest = ordered[..., 1].gather(1, last_kept.unsqueeze(1))
+    pairs = weights.new_empty(*weights.shape, 2)  # weight and distance
+    pairs[..., 0], pairs[..., 1] = weights, distance
+    _sort_(pairs.view(torch.int64).squeeze(-1))
+    last_kept = first_exceeding(pairs[..., 0].contiguous(), (typical_p - _FLOAT32_ROUNDING).clamp_(min=0.0))
+    farthest = pairs[..., 1].gather(1, last_kept.unsqueeze(1))
     weights.masked_fill_(distance > farthest, 0.0)
 
 
-def _sorted_ascending(keys: Tensor) -> Tensor:
+def _sort_(keys: Tensor) -> None:
     if keys.is_cpu:  # several times faster than torch's, which carries indices along
-        return torch.from_numpy(np.sort(keys.numpy(), axis=-1))
-    return keys.sort(dim=-1).values
+        keys.numpy().sort(axis=-1)
+    else:
+        keys.copy_(keys.sort(dim=-1).values)
