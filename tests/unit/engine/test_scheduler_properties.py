@@ -1,11 +1,14 @@
-"""Random scripts of submissions, aborts, time and failures over small pools: what must hold whatever happens."""
+"""Random scripts of submissions, aborts, rests, time and failures over small pools: what holds whatever happens."""
 
 from dataclasses import dataclass
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from fake_executor import EOS, INVALID, drive, expected_tokens, mixed_answer, numbers
+from fake_executor import EOS, INVALID, VOCAB_SIZE, drive, expected_tokens, mixed_answer, numbers
+from fake_scores import expected_logprobs
+from rayinfer.engine.engine_state import EngineState
 
 POISON, WORTHLESS = 95, 96  # as a prompt's first token: its steps fail, its logits are invalid
 
@@ -22,121 +25,156 @@ def failure(context):
 
 
 @dataclass(frozen=True)
-class Submit:
+class Submission:
     prompt: tuple[int, ...]
     max_tokens: int | None
     priority: int
     timeout_s: float | None
     tenant: str
     ignore_eos: bool
-
-
-@dataclass(frozen=True)
-class Abort:
-    number: int
-
-
-@dataclass(frozen=True)
-class Step:
-    count: int
-    seconds: float
+    logprobs: int | None
+    prompt_logprobs: int | None
 
 
 @st.composite
-def submissions(draw, longest):
-    # Few beginnings, so that prefixes are shared; prompts end at and around block borders.
+def submissions(draw):
+    # Few beginnings, so that prefixes are shared; prompts end at and around block borders, and some are very long.
     first = draw(st.sampled_from([3, 3, 3, 4, 5, POISON, WORTHLESS]))
-    shared = draw(st.integers(0, longest - 2))
-    tail = draw(st.integers(0, min(6, longest - 2 - shared)))
-    prompt = (first, *numbers(shared), *numbers(tail, draw(st.integers(0, 3))))
-    return Submit(
-        prompt,
-        draw(st.none() | st.integers(1, 12)),
+    shared, tail = draw(st.integers(0, 24) | st.integers(24, 120)), draw(st.integers(0, 6))
+    wishes = st.sampled_from([None, None, None, None, 0, 2])
+    return Submission(
+        (first, *numbers(shared), *numbers(tail, draw(st.integers(0, 3)))),
+        draw(st.none() | st.integers(0, 12)),
         draw(st.sampled_from([0, 0, 0, 1, -1, 10])),
         draw(st.sampled_from([None, None, None, 0.0, 0.5, 5.0])),
         draw(st.sampled_from(["", "", "other"])),
         draw(st.booleans()),
+        draw(wishes),
+        draw(wishes),
     )
 
 
 @st.composite
-def scripts(draw):
-    block_size = draw(st.sampled_from([1, 2, 4, 8]))
-    num_blocks = draw(st.integers(2, 16))
-    size = {
-        "block_size": block_size,
-        "num_blocks": num_blocks,
+def sizes(draw):
+    return {
+        "block_size": draw(st.sampled_from([1, 2, 4, 8])),
+        "num_blocks": draw(st.integers(2, 16)),
         "max_num_seqs": draw(st.integers(1, 6)),
         "budget": draw(st.sampled_from([1, 2, 3, 7, 16, 64])),
         "caching": draw(st.sampled_from([True, True, True, False])),
+        "num_offload_blocks": draw(st.sampled_from([0, 0, 3, 16])),
     }
-    move = st.one_of(
-        submissions(num_blocks * block_size - 1) if num_blocks * block_size > 2 else st.nothing(),
-        st.builds(Step, st.integers(1, 6), st.sampled_from([0.0, 0.1, 1.0])),
-        st.builds(Abort, st.integers(0, 20)),
-    )
-    return size, draw(st.lists(move, max_size=30))
 
 
-def wanted_tokens(submit, max_model_len):
+def wanted_tokens(submission, max_model_len):
     """What the request would get alone, and how it would end."""
-    tokens, context = [], list(submit.prompt)
+    tokens, context = [], list(submission.prompt)
     while True:
         if failure(context):
             return tokens, "error"
+        if submission.max_tokens == 0:
+            return tokens, "length"
         token_id = answer(context)
         if token_id == INVALID:
             return tokens, "error"
         tokens.append(token_id)
         context.append(token_id)
-        if token_id == EOS and not submit.ignore_eos:
+        if token_id == EOS and not submission.ignore_eos:
             return tokens, "stop"
-        if len(tokens) == submit.max_tokens or len(context) == max_model_len:
+        if len(tokens) == submission.max_tokens or len(context) == max_model_len:
             return tokens, "length"
 
 
-def check_ends(driven, submitted, max_model_len):
-    assert driven.ends.keys() == submitted.keys()
-    for request_id, submit in submitted.items():
-        wanted, reason = wanted_tokens(submit, max_model_len)
-        got, got_reason = driven.tokens[request_id], driven.ends[request_id].finish_reason
+def wanted_logprobs(context, num_top, first):
+    return [expected_logprobs(context[:i], context[i], num_top, VOCAB_SIZE) for i in range(first, len(context))]
+
+
+class Scripts(RuleBasedStateMachine):
+    """One engine and whatever is asked of it; afterwards everybody has ended as if alone."""
+
+    @initialize(size=sizes())
+    def build(self, size):
+        self.driven = drive(answer=answer, failure=failure, **size)
+        self.submitted = {}
+
+    @rule(submission=submissions())
+    def submit(self, submission):
+        driven, request_id = self.driven, f"r{len(self.submitted)}"
+        longest = driven.engine.description.max_model_len - 1
+        submission = Submission(submission.prompt[:longest], *list(vars(submission).values())[1:])
+        driven.add(request_id, **vars(submission))
+        self.submitted[request_id] = submission
+
+    @rule(number=st.integers(0, 12))
+    def abort(self, number):
+        self.driven.abort(f"r{number}")
+
+    @rule(count=st.integers(1, 8), seconds=st.sampled_from([0.0, 0.1, 1.0]))
+    def step(self, count, seconds):
+        self.driven.clock.now += seconds
+        for _ in range(count):
+            self.driven.step()  # whose checks include the budget
+
+    @rule(level=st.sampled_from([None, None, 0, 1, 2]))
+    def rest(self, level):
+        engine = self.driven.engine
+        if engine.stats.state == EngineState.ASLEEP:
+            engine.wake()
+        elif level is None:
+            engine.pause()
+        else:
+            engine.sleep(level)
+
+    @rule()
+    def go_on(self):
+        self.driven.engine.wake()
+        self.driven.engine.resume()
+
+    @invariant()
+    def nobody_is_counted_twice_or_lost(self):
+        stats = self.driven.engine.stats
+        assert stats.num_running + stats.num_waiting + len(self.driven.ends) == len(self.submitted)
+
+    def teardown(self):
+        if not hasattr(self, "driven"):
+            return
+        self.go_on()
+        self.driven.run(max_steps=3000)  # nobody waits for ever, and all blocks come back
+        assert self.driven.ends.keys() == self.submitted.keys()
+        assert sum(self.driven.engine.stats.requests_finished_total.values()) == len(self.submitted)
+        for request_id, submission in self.submitted.items():
+            self.check_end(request_id, submission)
+
+    def check_end(self, request_id, submission):
+        driven = self.driven
+        wanted, wanted_reason = wanted_tokens(submission, driven.engine.description.max_model_len)
+        got, reason = driven.tokens[request_id], driven.ends[request_id].finish_reason
         # A poisoned chunk may fail before the prompt is whole: its end is an error, sooner than alone.
-        if got_reason in ("abort", "timeout") or submit.prompt[0] == POISON:
+        if reason in ("abort", "timeout") or submission.prompt[0] == POISON:
             assert got == wanted[: len(got)]
         else:
-            assert (got, got_reason) == (wanted, reason)
-
-
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
-@given(scripts())
-def test_whatever_happens_everybody_ends_once_with_the_right_tokens_and_all_blocks_come_back(script):
-    size, moves = script
-    driven = drive(answer=answer, failure=failure, **size)
-    submitted = {}
-    for move in moves:
-        if isinstance(move, Submit):
-            request_id = f"r{len(submitted)}"
-            driven.add(
-                request_id,
-                move.prompt,
-                max_tokens=move.max_tokens,
-                priority=move.priority,
-                timeout_s=move.timeout_s,
-                tenant=move.tenant,
-                ignore_eos=move.ignore_eos,
-            )
-            submitted[request_id] = move
-        elif isinstance(move, Abort):
-            driven.abort(f"r{move.number}")
+            assert (got, reason) == (wanted, wanted_reason)
+        told = driven.logprobs.get(request_id, [])
+        if submission.logprobs is None:
+            assert told == []
         else:
-            driven.clock.now += move.seconds
-            for _ in range(move.count):
-                driven.step()
-    driven.run(max_steps=3000)
-    check_ends(driven, submitted, driven.engine.description.max_model_len)
-    assert sum(driven.engine.stats.requests_finished_total.values()) == len(submitted)
+            assert told == wanted_logprobs([*submission.prompt, *got], submission.logprobs, len(submission.prompt))
+        told_of_prompt = driven.prompt_logprobs.get(request_id)
+        if submission.prompt_logprobs is None or not (got or reason == "length"):
+            assert told_of_prompt is None
+        else:
+            assert told_of_prompt == [None, *wanted_logprobs(submission.prompt, submission.prompt_logprobs, 1)]
+
+
+def test_whatever_happens_everybody_ends_once_with_the_right_tokens_and_all_blocks_come_back():
+    run_state_machine_as_test(
+        Scripts,
+        settings=settings(
+            max_examples=1000, stateful_step_count=16, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
 
 
 def test_the_reference_of_these_scripts_is_the_executors_answer():
-    submit = Submit(tuple(numbers(5)), 6, 0, None, "", True)
-    assert wanted_tokens(submit, 100) == (expected_tokens(numbers(5), 6, answer), "length")
+    submission = Submission(tuple(numbers(5)), 6, 0, None, "", True, None, None)
+    assert wanted_tokens(submission, 100) == (expected_tokens(numbers(5), 6, answer), "length")
