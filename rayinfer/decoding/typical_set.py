@@ -17,7 +17,7 @@ def keep_typical_(weights: Tensor, typical_p: Tensor) -> None:
     Equally typical ones stay or go together. `weights` are float32 [rows, whole blocks], `typical_p` lies below 1.
     """
     at_once = _ROWS_AT_ONCE if weights.is_cpu else max(len(weights), 1)
-    for few, their_p in zip(weights.split(at_once), typical_p.split(at_once), strict=True):
+    for few, their_p in zip(torch.split(weights, at_once), torch.split(typical_p, at_once), strict=True):
         _keep_typical_(few, their_p)
 
 
