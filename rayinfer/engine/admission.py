@@ -77,7 +77,7 @@ class Admission:
     def preempt(self, request: Request) -> None:
         """Send a running request back to its place in the queue."""
         if request.trace is not None:
-            request.trace.note("preempted", computed_tokens=int(self._batch.table.num_computed[request.row]))
+            request.trace.record("preempted", computed_tokens=int(self._batch.table.num_computed[request.row]))
         self._batch.swap_out(request)
         released = self._batch.leave(request)
         self.num_preemptions += 1
@@ -125,7 +125,7 @@ class Admission:
         is_first_time = request.num_cached_tokens is None
         num_computed = self._batch.enter(request, reservation)
         if request.trace is not None:
-            request.trace.note(
+            request.trace.record(
                 "admitted" if is_first_time else "resumed",
                 row=request.row or 0,
                 blocks=len(reservation.blocks),

@@ -12,6 +12,7 @@ from rayinfer.engine.engine_commands import Abort, Change, Command, Forget, Rout
 from rayinfer.errors import EngineDead, RequestError, WrongEngineState
 from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
 from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.traces.request_trace import RequestTrace
 
 logger = logging.getLogger(__name__)
 
@@ -205,7 +206,7 @@ class AsyncEngine:
             self._engine.add_request(request)
         except RequestError as error:
             logger.warning("request %s refused: %s", request.request_id, error)
-            router.box.put(self._message([TokenDelta(request.request_id, 0, [], finish_reason="error")]))
+            router.box.put(self._message([_refusal(request)]))
             return
         router.request_ids.add(request.request_id)
         self._owners[request.request_id] = router
@@ -271,3 +272,10 @@ class AsyncEngine:
             blocks_stored=list(stored),
             blocks_removed=list(removed),
         )
+
+
+def _refusal(request: GenerationRequest) -> TokenDelta:
+    trace = RequestTrace()
+    trace.record("finished", reason="error", output_tokens=0)
+    events = trace.in_order() if request.trace else None
+    return TokenDelta(request.request_id, 0, [], finish_reason="error", trace=events)

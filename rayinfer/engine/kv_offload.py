@@ -71,7 +71,7 @@ class KVOffload:
         self._note("out", blocks[num_kept:count], kept[num_kept:])
         self._store(request, token_ids, kept[: len(digests)], num_kept)
         if request.trace is not None:
-            request.trace.note("swapped_out", tokens=len(token_ids), copied_blocks=count - num_kept)
+            request.trace.record("swapped_out", tokens=len(token_ids), copied_blocks=count - num_kept)
         return True
 
     def swap_in(self, request: Request, blocks: Sequence[int], num_cached_blocks: int) -> int:
@@ -87,7 +87,7 @@ class KVOffload:
         self._pool.free(kept.blocks)
         if request.trace is not None:
             num_copied = max(len(kept.blocks) - num_cached_blocks, 0)
-            request.trace.note("swapped_in", tokens=kept.num_tokens, copied_blocks=num_copied)
+            request.trace.record("swapped_in", tokens=kept.num_tokens, copied_blocks=num_copied)
         return max(num_cached_tokens, kept.num_tokens)
 
     def drop(self, request: Request) -> None:

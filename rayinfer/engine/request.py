@@ -3,13 +3,13 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from rayinfer.engine.request_trace import RequestTrace
 from rayinfer.engine.step_plan import EnteredRow, Int32Array
 from rayinfer.kv_cache.block_hash import PrefixDigests
 from rayinfer.outputs import FinishReason, TokenLogprobs, TraceEvent
 from rayinfer.priority_queue import Ticket
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
+from rayinfer.traces.request_trace import RequestTrace
 
 
 class RequestStatus(Enum):
@@ -36,6 +36,7 @@ class Request:
     request_id: str
     prompt_len: int  # of the client's prompt: kept through preemptions
     token_ids: Int32Array  # prompt and output known so far; stale while it runs
+    num_given_outputs: int = 0  # tokens of the answer that it came with
     max_total_tokens: int  # prompt and output together end here
     source_token_ids: Int32Array | None = None  # of an encoder-decoder's request: its prompt is what begins answers
     params: SamplingParams
@@ -60,7 +61,7 @@ class Request:
     @property
     def trace_events(self) -> list[TraceEvent] | None:
         """What has happened to it, if it is traced."""
-        return None if self.trace is None else self.trace.events
+        return None if self.trace is None else self.trace.in_order()
 
     def move_to(self, status: RequestStatus) -> None:
         """Take the next step of the life cycle."""
@@ -107,11 +108,9 @@ class Request:
         return -(-len(self.token_ids) // block_size)
 
     def take_prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
-        """Hand out the prompt's log probabilities, once and whole; None until then and afterwards."""
-        scored = self.prompt_logprobs
-        if scored is None or len(scored) < self.prompt_len:
-            return None
-        self.prompt_logprobs = None
+        """Hand out the prompt's log probabilities when all of it is computed; None if unwanted, and afterwards."""
+        scored, self.prompt_logprobs = self.prompt_logprobs, None
+        assert scored is None or len(scored) == self.prompt_len, f"{self.request_id}: {len(scored)} places are scored"
         return scored
 
     def entered_row(self, row: int, token_ids: Int32Array) -> EnteredRow:
@@ -150,6 +149,7 @@ def new_request(
         request_id=request.request_id,
         prompt_len=prompt_len,
         token_ids=token_ids,
+        num_given_outputs=len(request.output_token_ids),
         source_token_ids=source_token_ids,
         max_total_tokens=limit,
         params=params,

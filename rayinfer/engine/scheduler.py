@@ -73,7 +73,7 @@ class Scheduler:
         self._admission.add(request)
         self._deadlines.add(request)
         if request.trace is not None:
-            request.trace.note("queued", prompt_tokens=request.num_prompt_tokens, priority=request.priority)
+            request.trace.record("queued", prompt_tokens=request.num_prompt_tokens, priority=request.priority)
 
     def finish(self, request_id: str, reason: FinishReason) -> TokenDelta | None:
         """End a request wherever it stands and free what it holds; None if it is unknown or over."""
@@ -256,7 +256,6 @@ class Scheduler:
         is_stop_id = reason == "stop" and token_ids[0] in request.params.stop_ids
         return delta._replace(
             token_ids=token_ids,
-            logprobs=delta.logprobs if token_ids else None,
             finish_reason=reason,
             stop_reason=token_ids[0] if is_stop_id else None,
             trace=request.trace_events,
@@ -283,7 +282,7 @@ class Scheduler:
         finished = self._totals.requests_finished_total
         finished[reason] = finished.get(reason, 0) + 1
         if request.trace is not None:
-            request.trace.note("finished", reason=reason, output_tokens=len(request.token_ids) - request.prompt_len)
+            request.trace.record("finished", reason=reason, output_tokens=len(request.token_ids) - request.prompt_len)
 
 
 def _sound_rows(plan: StepPlan, sampled: SampledTokens) -> Int64Array:

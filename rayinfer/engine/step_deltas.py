@@ -43,8 +43,8 @@ def add_details(deltas: list[TokenDelta], table: BatchTable, rows: Int64Array, s
         deltas[i] = deltas[i]._replace(
             logprobs=logprobs.get(int(rows[i])), prompt_logprobs=request.take_prompt_logprobs()
         )
-        if request.trace is not None:
-            request.trace.note_first_token()
+        if request.trace is not None and deltas[i].start_pos == request.num_given_outputs:
+            request.trace.record("first_token")
         if not request.wants_logprobs:
             table.rows_with_details.discard(int(rows[i]))  # while it runs, its end alone is still to be told
 
@@ -66,4 +66,4 @@ def note_prefill_chunks(table: BatchTable, plan: StepPlan) -> None:
         request = table.request_at(plan.rows[i])
         # While it runs, its own tokens are those that it has entered with.
         if request.trace is not None and (start := int(plan.positions[plan.query_starts[i]])) < len(request.token_ids):
-            request.trace.note("prefill_chunk", start=start, end=int(plan.context_lengths[i]))
+            request.trace.record("prefill_chunk", start=start, end=int(plan.context_lengths[i]))

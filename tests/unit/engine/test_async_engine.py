@@ -69,6 +69,24 @@ async def test_a_refused_request_comes_back_as_an_error_and_the_others_run():
         assert tokens["good"] == expected_tokens(numbers(9), 4)
 
 
+@pytest.mark.parametrize("is_traced", [True, False])
+async def test_a_refusal_has_a_trace_if_it_is_to_have_one(is_traced):
+    async with running() as engine, aclosing(engine.outputs("r")) as messages:
+        await engine.submit([request("bad", [], trace=is_traced)], "r")
+        async with asyncio.timeout(PATIENCE_S):
+            ends = [delta async for message in first_with_deltas(messages) for delta in message.deltas]
+        events = ends[0].trace
+        assert [event.name for event in events or []] == is_traced * ["finished"]
+        assert (events is None) == (not is_traced)
+
+
+async def first_with_deltas(messages):
+    async for message in messages:
+        if message.deltas:
+            yield message
+            return
+
+
 async def test_an_abort_ends_a_request_and_unknown_ids_are_ignored():
     async with running(num_blocks=4000) as engine:
         await engine.submit([request("a", numbers(9), ENDLESS), request("b", numbers(9, 1), 3)], "r")
