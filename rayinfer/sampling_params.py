@@ -67,6 +67,15 @@ class SamplingParams:
             for sequence in self.bad_sequences:
                 _check_vocabulary("bad_token_sequences", sequence, vocab_size)
 
+    def check_prompt_is_not_scored(self) -> None:
+        """Raise InvalidParameter where something is asked that only models which go on from their prompt can tell."""
+        if self.prompt_logprobs is not None:
+            raise InvalidParameter("prompt_logprobs must be null: this model does not score prompts", "prompt_logprobs")
+        if self.max_tokens == 0:
+            raise InvalidParameter(
+                "max_tokens must be at least 1, got 0: this model does not score prompts", "max_tokens"
+            )
+
     def _check_numbers(self) -> None:
         _check_integer("n", self.n, 1, MAX_CHOICES)
         _check_number("temperature", self.temperature, 0.0, 2.0)

@@ -61,6 +61,7 @@ def build_engine(config: EngineConfig, folder: Path, *, name: str | None = None)
         created=int(time.time()),
         kv_blocks_total=num_blocks,
         block_size=config.block_size,
+        scores_prompts=model.answers is None,
     )
     engine_class = Engine if model.answers is None else partial(EncoderDecoderEngine, answers=model.answers)
     return engine_class(

@@ -31,7 +31,7 @@ def checked_token_ids(request: GenerationRequest, description: ModelDescription)
 
 
 def checked_source(request: GenerationRequest, description: ModelDescription) -> Int32Array:
-    """What an encoder reads for a request; raises RequestError for what it cannot read, or cannot tell of it."""
+    """What an encoder reads for a request; raises RequestError for what it cannot read or tell."""
     num_tokens, limit = len(request.prompt_token_ids), description.max_model_len
     if not num_tokens:
         raise InvalidParameter("prompt must not be empty", "prompt")
@@ -41,10 +41,7 @@ def checked_source(request: GenerationRequest, description: ModelDescription) ->
             "prompt",
             "context_length_exceeded",
         )
-    if request.sampling_params.prompt_logprobs is not None:
-        raise InvalidParameter("prompt_logprobs must be null: this model does not score its prompts", "prompt_logprobs")
-    if request.sampling_params.max_tokens == 0:
-        raise InvalidParameter("max_tokens must be at least 1: this model does not score its prompts", "max_tokens")
+    request.sampling_params.check_prompt_is_not_scored()
     return _array(request.prompt_token_ids, description.vocab_size)
 
 

@@ -128,7 +128,7 @@ class Dispatcher:
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
         """Yield the answer as it grows; closing the iterator aborts what still runs, without waiting for it."""
-        self._check_length(request)
+        self._check(request)
         request = _with_bad_words_spelled(request, self._tokenizer)
         ticket = self._admission.admit()
         stream = StreamState(_with_seed(request), self._tokenizer, keeps_outputs=False)
@@ -209,9 +209,12 @@ class Dispatcher:
     def _not_ready_message(self) -> str:
         return f"model {self._model_name!r} cannot answer now: {self._why_not_ready}"
 
-    def _check_length(self, request: GenerationRequest) -> None:
+    def _check(self, request: GenerationRequest) -> None:
+        description = self.describe()
+        if not description.scores_prompts:
+            request.sampling_params.check_prompt_is_not_scored()
         room = 0 if request.sampling_params.max_tokens == 0 else 1  # a prompt that is only scored may fill the context
-        num_tokens, longest = len(request.prompt_token_ids), self.describe().max_model_len - room
+        num_tokens, longest = len(request.prompt_token_ids), description.max_model_len - room
         if num_tokens > longest:
             raise PromptTooLong(
                 f"the prompt has {num_tokens} tokens, at most {longest} fit into the context of model "

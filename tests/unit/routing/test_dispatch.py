@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -236,6 +237,19 @@ async def test_a_request_that_an_engine_cannot_take_goes_to_another(two_engines)
     stream = await two_engines.start(engine=1)
     assert two_engines.dispatcher.engine_names == ["engine-1"]
     await stream.aclose()
+
+
+@pytest.mark.parametrize("params", [{"prompt_logprobs": 1}, {"max_tokens": 0}], ids=str)
+async def test_a_model_that_reads_its_prompts_as_a_whole_does_not_score_them(tokenizer, params):
+    async with running(Service(tokenizer, 0)) as service:
+        service.engines.append(FakeEngineClient())
+        description = replace(service.engines[0].description, scores_prompts=False)
+        service.dispatcher.add_engine("engine-0", service.engines[0], description)
+        with pytest.raises(
+            InvalidParameter, match=f"{next(iter(params))} must be .*: this model does not score prompts"
+        ):
+            await anext(service.open(**params))
+        assert service.engines[0].submitted == []
 
 
 async def test_a_prompt_that_fills_the_context_is_refused(service):
