@@ -72,9 +72,7 @@ class SamplingParams:
         if self.prompt_logprobs is not None:
             raise InvalidParameter("prompt_logprobs must be null: this model does not score prompts", "prompt_logprobs")
         if self.max_tokens == 0:
-            raise InvalidParameter(
-                "max_tokens must be at least 1, got 0: this model does not score prompts", "max_tokens"
-            )
+            raise InvalidParameter("max_tokens must be at least 1: this model does not score prompts", "max_tokens")
 
     def _check_numbers(self) -> None:
         _check_integer("n", self.n, 1, MAX_CHOICES)
