@@ -31,6 +31,7 @@ class Admission:
         self._block_size = block_size
         self._too_large: set[Request] = set()  # found not to fit since somebody last left
         self._num_departures = 0  # of the batch, when that was found
+        self._fruitless = (0, 0)  # departures and changes of the queue when nobody could be admitted
         self.num_preemptions = 0
 
     def add(self, request: Request) -> None:
@@ -42,6 +43,11 @@ class Admission:
         for request in requests:
             self._waiting.put_back(request)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing has changed since nobody could be admitted."""
+        return self._fruitless == (self._batch.num_departures, self._waiting.num_changes)
+
     def admit_next(self, before: Request | None = None) -> Admitted | None:
         """Give the next request that fits its row and blocks; None if there is none.
 
@@ -49,7 +55,7 @@ class Admission:
         """
         while (request := self._next_in_turn(before)) is not None:
             if not self._batch.table.has_free_row and not self._batch.has_lower_priority_than(request):
-                return None
+                break
             prefix = self._batch.find_cached_prefix(request)
             if self._batch.park_behind_twin(request, prefix):
                 self._waiting.remove(request)
@@ -58,6 +64,8 @@ class Admission:
             if reservation is not None:
                 return self._enter(request, reservation)
             self._too_large.add(request)
+        if before is None:
+            self._fruitless = (self._batch.num_departures, self._waiting.num_changes)
         return None
 
     def grow_decoding_requests(self) -> None:

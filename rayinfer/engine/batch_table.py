@@ -1,6 +1,7 @@
 """The running requests as rows of preallocated arrays, so that a step costs no Python per request."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -150,11 +151,11 @@ class BatchTable:
         if num_tokens == len(rows):  # a token each, as in most steps
             token_rows, positions = rows, computed
             context_lengths = computed + 1
-            query_starts = np.arange(len(rows) + 1)
+            query_starts = np.arange(len(rows) + 1, dtype=np.int32)
         else:
             counts = self.num_scheduled[rows]
-            query_starts = np.zeros(len(rows) + 1, np.int64)
-            np.cumsum(counts, out=query_starts[1:])
+            query_starts = np.zeros(len(rows) + 1, np.int32)
+            counts.cumsum(out=query_starts[1:])
             token_rows = np.repeat(rows, counts)
             positions = np.arange(num_tokens) + np.repeat(computed - query_starts[:-1], counts)
             context_lengths = computed + counts
@@ -162,23 +163,27 @@ class BatchTable:
         offsets = positions - block_indices * self._block_size  # a quarter of what divmod takes
         max_blocks = -(-int(context_lengths.max()) // self._block_size)
         samples = context_lengths == self.num_tokens[rows]
-        samples[indices_of(self.rows_without_answer, rows)] = False
+        if self.rows_without_answer:
+            samples[indices_of(self.rows_without_answer, rows)] = False
         return StepPlan(
             step=step,
             rows=rows,
             token_ids=self.token_ids[token_rows, positions],
             positions=positions,
             slots=self.block_tables[token_rows, block_indices] * np.int64(self._block_size) + offsets,
-            query_starts=query_starts.astype(np.int32),
+            query_starts=query_starts,
             context_lengths=context_lengths.astype(np.int32),
             block_tables=self.block_tables[rows, :max_blocks],
             samples=samples,
             entered=entered,
         )
 
-    def ends_of(self, rows: Int64Array, token_ids: Int64Array, eos_token_ids: Int64Array) -> BoolArray:
+    def ends_of(self, rows: Int64Array, token_ids: Int64Array, eos_token_ids: Sequence[int]) -> BoolArray:
         """Which of the rows' new tokens are end or stop tokens, [num_rows]."""
-        ends: BoolArray = (token_ids[:, None] == eos_token_ids).any(axis=1) & self.checks_eos[rows]
+        ends = np.zeros(len(rows), np.bool_)
+        for eos_token_id in eos_token_ids:  # there are few
+            ends |= token_ids == eos_token_id
+        ends &= self.checks_eos[rows]
         for i in indices_of(self.rows_with_stop_ids, rows):
             ends[i] |= int(token_ids[i]) in self.request_at(rows[i]).params.stop_ids
         return ends

@@ -122,9 +122,9 @@ class RunningBatch:
         num_new = num_full - table.num_stored_blocks[rows]
         table.num_stored_blocks[rows] = num_full
         # From here on one entry for each new block: its row, and which block of that row it is.
-        ends = np.cumsum(num_new)
-        indices = np.arange(ends[-1]) - np.repeat(ends - num_full, num_new)
-        rows = np.repeat(rows, num_new)
+        ends = num_new.cumsum()
+        indices = np.arange(ends[-1]) - (ends - num_full).repeat(num_new)
+        rows = rows.repeat(num_new)
         writers = table.requests_at(rows)
         token_ids = table.tokens_in_blocks[rows, indices]
         digests = _digests_of(writers, indices.tolist(), token_ids)
@@ -227,9 +227,9 @@ def _digests_of(writers: list[Request], indices: list[int], token_ids: Int32Arra
     written = token_bytes(token_ids)
     width = len(written) // len(writers)
     digests = []
-    for start, (writer, index) in enumerate(zip(writers, indices, strict=True)):
-        prefix = writer.digests
-        if index == len(prefix.digests):  # a block of the answer: a prompt's are known since it was queued
-            prefix.append(written[start * width : (start + 1) * width])
-        digests.append(prefix.digests[index])
+    for writer, index, start in zip(writers, indices, range(0, len(written), width), strict=True):
+        known = writer.digests.digests
+        if index == len(known):  # a block of the answer: a prompt's are known since it was queued
+            writer.digests.append(written[start : start + width])
+        digests.append(known[index])
     return digests

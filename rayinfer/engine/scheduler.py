@@ -58,7 +58,7 @@ class Scheduler:
         self._blocks = block_manager
         self._offload = offload
         self._budget = max_num_batched_tokens
-        self._eos_token_ids = np.array(eos_token_ids, np.int64)
+        self._eos_token_ids = eos_token_ids
         self._forced_end_token_id = forced_end_token_id
         self._entered: list[EnteredRow] = []
         self._prefilling: dict[Request, None] = {}  # an ordered set, which some have left since it was last looked at
@@ -195,6 +195,8 @@ class Scheduler:
 
     def _admit(self, before: Request | None = None) -> None:
         """Let waiting requests in while there are tokens for them; with `before`, those that matter more than it."""
+        if len(self._requests) == len(self._table):
+            return
         # Without a free row an arrival comes in, if at all, with the tokens of the request that it replaces.
         while self._num_tokens_left or not self._table.has_free_row:
             admitted = self._admission.admit_next(before)
@@ -245,7 +247,7 @@ class Scheduler:
         if self._forced_end_token_id is not None:
             ends &= ~(is_full & (token_ids == self._forced_end_token_id))  # it had no choice
         is_over = ends | is_invalid | is_full
-        for i in np.flatnonzero(is_over).tolist():
+        for i in is_over.nonzero()[0].tolist():
             reason: FinishReason = "error" if is_invalid[i] else "stop" if ends[i] else "length"
             deltas[i] = self._last_delta(table.request_at(rows[i]), deltas[i], reason)
         return deltas

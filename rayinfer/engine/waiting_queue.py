@@ -17,9 +17,11 @@ class WaitingQueue:
         self._block_size = block_size
         self._orders = itertools.count()
         self._classes: dict[int, PriorityQueue[Request]] = {}
+        self.num_changes = 0  # grows whenever somebody comes or goes
 
     def add(self, request: Request) -> None:
         """Queue a request for the first time, which fixes its place in the order."""
+        self.num_changes += 1
         request.ticket = self._class_of(request).push(
             request, priority=request.priority, arrival=request.arrival, deadline=request.deadline
         )
@@ -27,11 +29,13 @@ class WaitingQueue:
     def put_back(self, request: Request) -> None:
         """Return a request to its place in the order."""
         assert request.ticket is not None
+        self.num_changes += 1
         self._class_of(request).push_back(request.ticket)
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it stands."""
         assert request.ticket is not None
+        self.num_changes += 1
         self._class_of(request).remove(request.ticket)
 
     def heads(self) -> list[Request]:

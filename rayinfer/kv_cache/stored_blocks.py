@@ -77,7 +77,9 @@ class StoredBlocks:
         salts: Sequence[bytes],
     ) -> list[int]:
         """Note what written blocks contain, [num_blocks, block_size]; returns those no longer hit for their digests."""
-        known, chains, displaced = self._digests, self._chains, []
+        displaced = []
+        known, chains, holders = self._digests, self._chains, self._holders
+        parent_digests, parent_chains, known_salts = self._parent_digests, self._parent_chains, self._salts
         self._token_ids[blocks] = token_ids
         for block, digest, parent, salt in zip(blocks, digests, parents, salts, strict=True):
             if known[block] is not None:
@@ -87,10 +89,10 @@ class StoredBlocks:
             if parent is not None and known[parent] is None:
                 raise RuntimeError(f"block {block} is stored before its parent, block {parent}")
             known[block] = digest
-            self._salts[block] = salt
-            self._parent_digests[block] = None if parent is None else known[parent]
-            self._parent_chains[block] = _NO_CHAIN if parent is None else chains[parent]
-            holder = self._holders.get(digest)
+            known_salts[block] = salt
+            parent_digests[block] = None if parent is None else known[parent]
+            parent_chains[block] = _NO_CHAIN if parent is None else chains[parent]
+            holder = holders.get(digest)
             if holder is not None and self._are_twins(block, holder):
                 chains[block] = chains[holder]
                 continue
@@ -99,7 +101,7 @@ class StoredBlocks:
             if holder is None:
                 self._hold(block, digest)
             elif not self._is_reachable(holder):
-                self._holders[digest] = block
+                holders[digest] = block
                 displaced.append(holder)
         return displaced
 

@@ -81,7 +81,7 @@ def test_ends_are_each_rows_own():
     table = BatchTable(3, 32, 4)
     kinds = ({}, {"ignore_eos": True}, {"stop_token_ids": [5, 6]})
     rows = np.array([take(table, request(3, [0], **params)) for params in kinds])
-    eos = np.array([2])
+    eos = (2,)
     assert table.ends_of(rows, np.array([2, 2, 2]), eos).tolist() == [True, False, True]
     assert table.ends_of(rows, np.array([5, 5, 5]), eos).tolist() == [False, False, True]
     assert table.ends_of(rows, np.array([7, 7, 7]), eos).tolist() == [False, False, False]
