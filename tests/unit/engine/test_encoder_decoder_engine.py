@@ -83,7 +83,7 @@ def test_each_is_answered_alike_alone_and_together(name, request_fixture):
 
 def test_an_answer_ends_by_force_where_the_checkpoint_says_so_and_never_holds_padding(marian):
     engine = engine_of(marian)
-    params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, logprobs=0, logit_bias={PAD: 100.0})
+    params = SamplingParams(temperature=0.0, max_tokens=5, logprobs=0, logit_bias={PAD: 100.0})
     engine.add_request(request("23", params))
     deltas = [delta for _ in range(5) for delta in engine.step()]
     tokens = [token_id for delta in deltas for token_id in delta.token_ids]
@@ -129,10 +129,10 @@ def test_sources_outlast_sleep(t5, level):
 
 
 def test_equal_answers_to_different_sources_are_no_cached_prefixes(t5):
-    params = SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True, allowed_token_ids=[9])
     engine = engine_of(t5, enable_prefix_caching=True)
-    run(engine, request("70", params))
-    assert run(engine, request("8")) == run(engine_of(t5), request("8"))
+    run(engine, request("70", SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True, allowed_token_ids=[9])))
+    goes_on = request("8", outputs=[9] * 48)
+    assert run(engine, goes_on) == run(engine_of(t5), goes_on)
     assert engine.stats.cached_prompt_tokens_total == 0
 
 
