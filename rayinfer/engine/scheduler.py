@@ -195,7 +195,7 @@ class Scheduler:
 
     def _admit(self, before: Request | None = None) -> None:
         """Let waiting requests in while there are tokens for them; with `before`, those that matter more than it."""
-        if len(self._requests) == len(self._table):
+        if self._admission.is_idle:
             return
         # Without a free row an arrival comes in, if at all, with the tokens of the request that it replaces.
         while self._num_tokens_left or not self._table.has_free_row:
