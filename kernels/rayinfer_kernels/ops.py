@@ -36,7 +36,7 @@ __all__ = [
 def pack_weight(weight: torch.Tensor) -> PackedWeight | None:
     """Bring a weight into the order in which products read it fastest; None: keep it.
 
-    A weight [out_features, in_features] is for `linear`, one [num_groups, out_features, in_features] for `grouped_linear`.
+    A weight [out_features, in_features] is for `linear`, [num_groups, out_features, in_features] for `grouped_linear`.
     Its memory is reused where that can be, so that a packed weight is not to be used any more.
     Products with a packed weight are the same to the bit whatever else is in the batch.
     """
