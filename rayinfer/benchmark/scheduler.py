@@ -133,6 +133,7 @@ def run_scheduler_benchmark(
     num_queued: int,
     num_steps: int,
     num_requests: int,
+    num_additions: int = ADDITIONS,
     seed: int = 0,
     on_progress: Callable[[int], None] = lambda num_ended: None,
 ) -> SchedulerReport:
@@ -140,7 +141,7 @@ def run_scheduler_benchmark(
     steps = [times for count in running for times in measure_steps(count, num_queued, num_steps, seed)]
     return SchedulerReport(
         steps=steps,
-        additions=[measure_additions(length, seed) for length in ADDED_PROMPT_LENGTHS],
+        additions=[measure_additions(length, num_additions, seed) for length in ADDED_PROMPT_LENGTHS],
         churn=measure_churn(num_requests, on_progress) if num_requests else None,
     )
 
@@ -197,12 +198,12 @@ def _busy_plane(num_running: int, num_queued: int, num_steps: int, seed: int) ->
     return plane
 
 
-def measure_additions(prompt_len: int, seed: int) -> AdditionTimes:
+def measure_additions(prompt_len: int, num_additions: int, seed: int) -> AdditionTimes:
     """Time `add_request` for requests that then wait."""
     plane = _control_plane(1, -(-2 * prompt_len // BLOCK_SIZE), 64, 2 * prompt_len)
     prompt = random.Random(seed).choices(range(VOCAB_SIZE), k=prompt_len)
     seconds = []
-    for index in range(ADDITIONS):
+    for index in range(num_additions):
         request = _request(f"request-{index}", list(prompt), 16)
         started = time.perf_counter()
         plane.engine.add_request(request)

@@ -9,7 +9,7 @@ from rayinfer.benchmark.scheduler import measure_churn, print_scheduler_report, 
 
 
 def test_the_control_plane_is_measured_with_and_without_a_queue(tmp_path):
-    report = run_scheduler_benchmark(running=(3,), num_queued=5, num_steps=4, num_requests=1300)
+    report = run_scheduler_benchmark(running=(3,), num_queued=5, num_steps=4, num_requests=1300, num_additions=9)
     assert [(times.num_running, times.num_queued, times.num_steps) for times in report.steps] == [(3, 0, 4), (3, 5, 4)]
     for times in report.steps:
         assert 0 < times.plan_us < times.median_us <= times.p95_us

@@ -64,3 +64,19 @@ def test_lengths_that_cannot_be_drawn_are_one_line(server, length):
     assert result.stderr.startswith("error: a length")
     assert result.stderr.count("\n") == 1
     assert server.bodies == []
+
+
+def test_the_scheduler_is_measured_without_a_model(tmp_path):
+    sizes = ["--running", "2", "--running", "4", "--queued", "3", "--num-steps", "2", "--num-requests", "10"]
+    command = ["bench", "scheduler", *sizes, "--json", str(tmp_path / "report.json")]
+    result = CliRunner().invoke(build_application(), command)
+    assert result.exit_code == 0, result.output
+    assert "microseconds per step" in result.output
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [(times["num_running"], times["num_queued"]) for times in report["steps"]] == [
+        (2, 0),
+        (2, 3),
+        (4, 0),
+        (4, 3),
+    ]
+    assert report["churn"]["num_requests"] == 10

@@ -102,7 +102,7 @@ class Scripts(RuleBasedStateMachine):
         driven, request_id = self.driven, f"r{len(self.submitted)}"
         longest = driven.engine.description.max_model_len - 1
         submission = Submission(submission.prompt[:longest], *list(vars(submission).values())[1:])
-        driven.add(request_id, **vars(submission))
+        driven.add(request_id, **vars(submission), stop_token_ids=() if submission.ignore_eos else (EOS,))
         self.submitted[request_id] = submission
 
     @rule(number=st.integers(0, 12))
@@ -142,6 +142,10 @@ class Scripts(RuleBasedStateMachine):
         self.driven.run(max_steps=3000)  # nobody waits for ever, and all blocks come back
         assert self.driven.ends.keys() == self.submitted.keys()
         assert sum(self.driven.engine.stats.requests_finished_total.values()) == len(self.submitted)
+        batch = self.driven.scheduler._batch
+        assert not batch._priorities
+        assert not batch._under_way._pending
+        assert not batch.table.rows_with_details | batch.table.rows_with_stop_ids | batch.table.rows_without_answer
         for request_id, submission in self.submitted.items():
             self.check_end(request_id, submission)
 
