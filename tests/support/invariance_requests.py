@@ -71,6 +71,8 @@ def _prompt(length: int, seed: int) -> list[int]:
 GREEDY: dict[str, Any] = {"temperature": 0.0, "seed": None, "ignore_eos": True}
 DOCUMENT = _prompt(64, seed=100)  # four blocks, at the head of a dozen prompts
 QUESTION = [*DOCUMENT, *_prompt(7, seed=101)]
+ALLOWED = list(range(60, 90))
+PARITY_PAIRS = [[one, other] for one in ALLOWED for other in ALLOWED if (one + other) % 2]
 
 _TABLE: tuple[tuple[str, list[int], dict[str, Any]], ...] = (
     ("greedy, behind a single token", _prompt(1, 0), GREEDY),
@@ -103,12 +105,16 @@ _TABLE: tuple[tuple[str, list[int], dict[str, Any]], ...] = (
         _prompt(6, 15),
         {"logit_bias": dict.fromkeys(END_TOKEN_IDS, -100.0), "top_k": 20},
     ),
-    ("allowed ids", _prompt(40, 16), {"allowed_token_ids": list(range(60, 90))}),
+    (
+        "allowed ids, half of which may not follow the one before",
+        _prompt(40, 16),
+        {"allowed_token_ids": ALLOWED, "bad_token_sequences": PARITY_PAIRS, "max_tokens": 60},
+    ),
     ("bad words", _prompt(8, 17), {"bad_words": ["e", " the", "France"], "max_tokens": 40, "temperature": 0.5}),
     (
         "bad sequences behind the document",
         DOCUMENT,
-        GREEDY | {"bad_token_sequences": [[token_id] for token_id in range(100, 200)] + [[DOCUMENT[-1], 300]]},
+        GREEDY | {"bad_token_sequences": [[DOCUMENT[-1], token_id] for token_id in range(100, VOCAB_SIZE)]},
     ),
     ("typical-p", _prompt(26, 18), {"typical_p": 0.6, "ignore_eos": True}),
     ("min-p", _prompt(14, 19), {"min_p": 0.2, "ignore_eos": True}),

@@ -71,18 +71,15 @@ def run_alone(llm: LLM, requests: Iterable[MixedRequest]) -> Run:
     return Run(outputs, llm.stats)
 
 
-def run_shuffled(llm: LLM, requests: Sequence[MixedRequest], *, seed: int) -> Run:
+def run_shuffled(llm: LLM, requests: Sequence[MixedRequest], *, seed: int, trace: bool = False) -> Run:
     """Give an LLM the requests in another order, up to three before each step."""
     chance = random.Random(seed)
     coming = chance.sample(requests, len(requests))
 
-    def let_some_in(llm: LLM) -> None:
-        for _ in range(min(chance.randrange(4), len(coming))):
-            _add(llm, coming.pop())
-
     outputs: dict[str, RequestOutput] = {}
     while coming or llm.has_unfinished_requests():
-        let_some_in(llm)
+        for _ in range(min(chance.randrange(4), len(coming))):
+            _add(llm, coming.pop(), trace=trace)
         outputs |= {output.request_id: output for output in llm.step() if output.finished}
     return Run(outputs, llm.stats)
 
