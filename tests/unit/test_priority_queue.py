@@ -1,3 +1,4 @@
+import itertools
 import math
 from collections import Counter
 
@@ -52,6 +53,13 @@ def test_items_need_no_order_of_their_own():
     for item in items:
         queue.push(item, priority=0, arrival=1.0)
     assert drain(queue) == items
+
+
+def test_the_tickets_of_queues_that_share_their_numbers_have_one_order():
+    orders = itertools.count()
+    queues = [PriorityQueue(orders=orders) for _ in range(3)]
+    tickets = [queues[index % 3].push(index, priority=0, arrival=1.0) for index in range(9)]
+    assert [ticket.item for ticket in sorted(tickets, key=lambda ticket: ticket.place)] == list(range(9))
 
 
 def test_a_ticket_shows_item_key_and_priority():

@@ -4,6 +4,7 @@ import pytest
 
 from fake_executor import INVALID, VOCAB_SIZE, drive, expected_tokens, mixed_answer, numbers
 from fake_scores import expected_logprobs
+from rayinfer.outputs import TokenDelta
 
 PROMPT = numbers(19)
 
@@ -18,6 +19,17 @@ def scores_of_prompt(prompt, num_top):
 
 
 # New tokens
+
+
+def test_every_delta_has_every_field():
+    # They are made without their constructor, which would say what is missing.
+    driven = drive()
+    driven.add("a", PROMPT, max_tokens=2)
+    first, last = driven.step() + driven.step()
+    token_ids = expected_tokens(PROMPT, 2)
+    assert type(first) is type(last) is TokenDelta
+    assert first == TokenDelta("a", 0, token_ids[:1])
+    assert last == TokenDelta("a", 1, token_ids[1:], finish_reason="length")
 
 
 def test_each_request_gets_the_log_probabilities_it_asked_for_and_others_get_none():
