@@ -15,6 +15,7 @@ MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARS = 256
 MAX_BAD_SEQUENCES = 1024
 MAX_BAD_SEQUENCE_TOKENS = 64
+MIN_REPETITION_PENALTY = 1e-6  # scores are divided by it, and float32 ends at 3e38
 _MAX_INT32 = 2**31 - 1
 _NOTHING = ()  # every empty tuple is this one
 
@@ -56,6 +57,7 @@ class SamplingParams:
         self._check_lengths()
         self._check_flags()
         self._keep_lists()
+        self._check_something_is_left()
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise InvalidParameter for a token id that a model's vocabulary lacks."""
@@ -81,7 +83,7 @@ class SamplingParams:
         _check_number("top_p", self.top_p, 0.0, 1.0, low_is_open=True)
         _check_number("min_p", self.min_p, 0.0, 1.0)
         _check_number("typical_p", self.typical_p, 0.0, 1.0, low_is_open=True)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, low_is_open=True)
+        _check_number("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 10.0)
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:
@@ -122,6 +124,20 @@ class SamplingParams:
             self._keep("bad_words", _texts("bad_words", self.bad_words, MAX_BAD_WORDS, max_chars=MAX_BAD_WORD_CHARS))
         if self.bad_token_sequences is not _NOTHING:
             self._keep("bad_token_sequences", _sequences("bad_token_sequences", self.bad_token_sequences))
+
+    def _check_something_is_left(self) -> None:
+        """Refuse settings that forbid every allowed token already for the first place of the answer."""
+        if self.allowed_ids is None:
+            return
+        forbidden = {sequence[0] for sequence in self.bad_sequences if len(sequence) == 1}
+        if self.min_tokens:
+            forbidden.update(self.stop_ids)
+        if forbidden.issuperset(self.allowed_ids):
+            raise InvalidParameter(
+                "allowed_token_ids must leave a token that neither bad_words nor, with min_tokens, stop_token_ids "
+                f"forbid, got {shown(list(self.allowed_ids))}",
+                "allowed_token_ids",
+            )
 
     def _keep(self, name: str, values: tuple[Any, ...]) -> None:
         object.__setattr__(self, name, values)

@@ -18,7 +18,7 @@ from rayinfer.sampling_params import SamplingParams
         "top_p": [0.0, -0.1, 1.1, math.nan],
         "min_p": [-0.1, 1.1, math.nan],
         "typical_p": [0.0, -0.1, 1.1, math.nan, None],
-        "repetition_penalty": [0.0, -1.0, 11.0, math.nan],
+        "repetition_penalty": [0.0, 1e-320, 9e-7, -1.0, 11.0, math.nan],
         "presence_penalty": [-2.1, 2.1, math.nan],
         "frequency_penalty": [-2.1, 2.1, math.inf],
         "logit_bias": [
@@ -75,6 +75,33 @@ def test_a_value_out_of_range_is_refused_by_name(name, values):
 def test_the_range_and_the_value_are_said(values, said):
     with pytest.raises(InvalidParameter, match=said):
         SamplingParams(**values)
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"bad_token_sequences": [[7], [3, 4], [8]]},
+        {"stop_token_ids": [7, 8, 9], "min_tokens": 1},
+        {"stop_token_ids": [7], "bad_token_sequences": [[8]], "min_tokens": 1},
+    ],
+)
+def test_settings_that_leave_no_token_to_begin_with_are_refused(rules):
+    with pytest.raises(InvalidParameter, match=r"must leave a token .* got \[7, 8\]") as caught:
+        SamplingParams(allowed_token_ids=[7, 8], **rules)
+    assert caught.value.param == "allowed_token_ids"
+    SamplingParams(allowed_token_ids=[7, 8, 6], **rules)
+    SamplingParams(**rules)
+
+
+def test_bad_words_that_leave_no_token_are_refused_once_they_are_spelled():
+    params = SamplingParams(allowed_token_ids=[7], bad_words=["x"])
+    assert params.with_bad_words_spelled(lambda word: [(7, 8)]).allowed_ids == (7,)
+    with pytest.raises(InvalidParameter, match="allowed_token_ids must leave a token"):
+        params.with_bad_words_spelled(lambda word: [(7,)])
+
+
+def test_a_stop_token_may_be_the_only_one_where_none_is_demanded_before_it():
+    SamplingParams(allowed_token_ids=[7], stop_token_ids=[7])
 
 
 @pytest.mark.parametrize(

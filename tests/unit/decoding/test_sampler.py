@@ -256,9 +256,9 @@ def test_a_bias_is_felt_by_greedy_and_by_sampled_rows():
     [
         {"allowed_token_ids": [EOS], "min_tokens": 1},
         {"allowed_token_ids": [7, 8], "bad_token_sequences": [[8], [12, 7]]},
-        {"allowed_token_ids": [7], "bad_token_sequences": [[7]], "typical_p": 0.5, "top_p": 0.5},
+        {"allowed_token_ids": [7], "bad_token_sequences": [[12, 7]], "typical_p": 0.5, "top_p": 0.5},
     ],
-    ids=["end token too early", "bad sequences", "bad token"],
+    ids=["end token too early", "bad sequences", "bad sequence and truncation"],
 )
 def test_a_row_whose_rules_leave_nothing_is_invalid_and_hurts_no_other(rules, temperature):
     sampler = Sampler(3, VOCAB)

@@ -22,7 +22,7 @@ NUMBERS = {
     "top_p": ([0, -0.5, 1.01, HUGE], "(0, 1]"),
     "min_p": ([-0.1, 1.1], "[0, 1]"),
     "typical_p": ([0, -0.1, 1.1], "(0, 1]"),
-    "repetition_penalty": ([0, -1, 10.5], "(0, 10]"),
+    "repetition_penalty": ([0, -1, 1e-320, 10.5], "[1e-06, 10]"),
     "presence_penalty": ([-2.1, 2.1], "[-2, 2]"),
     "frequency_penalty": ([-2.1, 2.1], "[-2, 2]"),
 }
