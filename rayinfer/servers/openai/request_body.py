@@ -1,14 +1,19 @@
 """From bytes to a checked request: strict JSON, strict types, and messages that name the field and nothing inside."""
 
 import json
-from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from rayinfer.errors import InvalidParameter, RequestError
+from rayinfer.errors import InvalidParameter, RequestError, shown
 from rayinfer.servers.error_responses import UnsupportedContentType
+from rayinfer.servers.openai.unreadable_values import (
+    place_of_constant,
+    place_of_half_character,
+    place_of_long_number,
+)
 
 MAX_FINDINGS = 10
 
@@ -22,28 +27,7 @@ class _UnknownConstant(ValueError):
 async def read_json_object(request: Request) -> dict[str, Any]:
     """Read the body as one JSON object; raises RequestError when it is anything else."""
     _check_headers(request)
-    raw = await request.body()
-    try:
-        body = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant)
-        if b"\\u" in raw:
-            json.dumps(body, ensure_ascii=False).encode("utf-8")  # half a surrogate pair is no character
-    except UnicodeError:
-        raise RequestError("The request's body is not valid UTF-8.", code="invalid_json") from None
-    except RecursionError:
-        raise RequestError(
-            "The request's body cannot be read: the JSON is nested too deeply.", code="invalid_json"
-        ) from None
-    except json.JSONDecodeError as error:
-        raise RequestError(
-            f"The request's body is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno}).",
-            code="invalid_json",
-        ) from None
-    except _UnknownConstant as error:
-        field = _field_of_constant(raw)
-        told = f"{field}: {error}" if field else str(error)
-        raise RequestError(f"The request's body is not valid JSON: {told}.", field, "invalid_json") from None
-    except ValueError:  # an integer of thousands of digits, which Python does not read
-        raise RequestError("The request's body cannot be read: a number is too large.", code="invalid_json") from None
+    body = _read_json(await request.body())
     if not isinstance(body, dict):
         raise RequestError("The request's body must be a JSON object.", code="invalid_json")
     return body
@@ -54,10 +38,58 @@ def check_schema(schema: type[Schema], body: dict[str, Any]) -> Schema:
     try:
         return schema.model_validate(body)
     except ValidationError as error:
-        findings = error.errors(include_url=False, include_input=False, include_context=False)[:MAX_FINDINGS]
-        paths = [_field_path(finding["loc"], body) for finding in findings]
-        told = "; ".join(f"{path}: {finding['msg']}" for path, finding in zip(paths, findings, strict=True))
+        findings = error.errors(include_url=False, include_context=False)[:MAX_FINDINGS]
+        paths = [_field_path(finding["loc"], body, is_missing=finding["type"] == "missing") for finding in findings]
+        told = "; ".join(f"{path}: {_told(finding)}" for path, finding in zip(paths, findings, strict=True))
         raise InvalidParameter(told, paths[0]) from None
+
+
+def _read_json(raw: bytes) -> Any:
+    body = None
+    try:
+        body = json.loads(raw.decode("utf-8"), parse_constant=_refuse_constant)
+        if b"\\u" in raw:
+            json.dumps(body, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        raise _unreadable(
+            "cannot be read", "half a surrogate pair is no character", place_of_half_character(raw, body)
+        ) from None
+    except UnicodeDecodeError:
+        raise RequestError("The request's body is not valid UTF-8.", code="invalid_json") from None
+    except RecursionError:
+        raise _unreadable("cannot be read", "the JSON is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg} (line {error.lineno}, column {error.colno})"
+        raise _unreadable("is not valid JSON", reason) from None
+    except _UnknownConstant as error:
+        raise _unreadable("is not valid JSON", str(error), place_of_constant(raw)) from None
+    except ValueError:  # an integer of thousands of digits, which Python does not read
+        raise _unreadable("cannot be read", "a number is too large", place_of_long_number(raw)) from None
+    return body
+
+
+def _unreadable(what: str, reason: str, place: str | None = None) -> RequestError:
+    told = reason if place is None else f"{place}: {reason}"
+    return RequestError(f"The request's body {what}: {told}.", place, "invalid_json")
+
+
+def _told(finding: ErrorDetails) -> str:
+    """Say what is wrong with a value, and of what kind it is; texts may be secrets and are not repeated."""
+    if finding["type"] in ("missing", "too_long"):  # which say all there is to say
+        return finding["msg"]
+    is_no_object = finding["type"] in ("dict_type", "model_type")  # told in Python's words
+    expected = "Input should be an object" if is_no_object else finding["msg"]
+    return f"{expected}, got {_kind(finding['input'])}"
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, str):
+        return "a string"
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    return json.dumps(value) if value is None or isinstance(value, bool) else shown(value)
 
 
 def _check_headers(request: Request) -> None:
@@ -73,24 +105,12 @@ def _refuse_constant(constant: str) -> NoReturn:
     raise _UnknownConstant(f"{constant} is not a number")
 
 
-def _field_of_constant(raw: bytes) -> str | None:
-    """Read a body that is refused already once more, to find the first field with such a value."""
-    fields: list[str] = []
-
-    def note_fields(pairs: list[tuple[str, Any]]) -> None:
-        fields.extend(field for field, value in pairs if value is _UnknownConstant)
-
-    with suppress(ValueError, RecursionError):  # behind the constant there may be more that cannot be read
-        json.loads(raw.decode("utf-8"), parse_constant=lambda _: _UnknownConstant, object_pairs_hook=note_fields)
-    return fields[0] if fields else None
-
-
-def _field_path(location: tuple[int | str, ...], body: Any) -> str:
+def _field_path(location: tuple[int | str, ...], body: Any, *, is_missing: bool) -> str:
     """Write a place as `messages.0.role`, without the names that pydantic gives to a union's members."""
     path: list[str] = []
     here = body
     for part in location:
-        if isinstance(here, dict) and isinstance(part, str):
+        if isinstance(here, dict) and isinstance(part, str) and (part in here or is_missing):
             path.append(part)
             here = here.get(part)
         elif isinstance(here, list) and isinstance(part, int) and part < len(here):

@@ -143,7 +143,7 @@ BAD_BODIES = [
         *(400, "continue_final_message", None, "cannot both be true"),
     ),
     (CHAT, chat(chat_template_kwargs={"messages": []}), 400, "chat_template_kwargs.messages", None, "must not set"),
-    (CHAT, chat(chat_template_kwargs=[]), 400, "chat_template_kwargs", None, "dictionary"),
+    (CHAT, chat(chat_template_kwargs=[]), 400, "chat_template_kwargs", None, "an object, got a list"),
 ]
 
 

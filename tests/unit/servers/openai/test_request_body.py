@@ -5,6 +5,7 @@ import pytest
 from rayinfer.errors import InvalidParameter
 from rayinfer.servers.openai.request_body import check_schema
 from rayinfer.servers.openai.schemas import CompletionBody
+from rayinfer.servers.openai.unreadable_values import MAX_SEARCHED_BYTES
 
 JSON = {"content-type": "application/json"}
 
@@ -49,16 +50,47 @@ async def test_broken_json_is_told_with_its_place(client):
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "cannot be read: a number is too large."),
+        (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "cannot be read: max_tokens: a number is too large."),
+        (b'{"prompt": [' + b"9" * 5000 + b", NaN", "cannot be read: a number is too large."),
+        (
+            b'{"prompt": "a", "messages": [[], {"content": "\\udc00"}]}',
+            "cannot be read: messages.1.content: half a surrogate pair is no character.",
+        ),
+        (b'{"prompt": "a", "\\udc00": 1}', "cannot be read: half a surrogate pair is no character."),
         (b'{"prompt": ' + b"[" * 9000 + b"]" * 9000 + b"}", "cannot be read: the JSON is nested too deeply."),
         (b'{"prompt": "a", "temperature": -Infinity}', "is not valid JSON: temperature: -Infinity is not a number."),
-        (b'{"prompt": [NaN]}', "is not valid JSON: NaN is not a number."),
+        (b'{"prompt": [1, NaN]}', "is not valid JSON: prompt.1: NaN is not a number."),
+        (b'{"prompt": "' + b"a" * MAX_SEARCHED_BYTES + b'", "n": NaN}', "is not valid JSON: NaN is not a number."),
+        (b'{"a": [{}, []], "logit_bias": {"5": NaN}}', "is not valid JSON: logit_bias.5: NaN is not a number."),
         (b'{"temperature": NaN, "prompt": ' + b"[" * 9000, "is not valid JSON: NaN is not a number."),
     ],
 )
 async def test_what_python_cannot_read_is_told_in_plain_words(client, content, told):
     message = (await post(client, content)).json()["error"]["message"]
     assert message == f"The request's body {told}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"n": 1.5}, "n: Input should be a valid integer, got 1.5"),
+        ({"n": True}, "n: Input should be a valid integer, got true"),
+        ({"temperature": "my-secret"}, "temperature: Input should be a valid number, got a string"),
+        ({"stop_token_ids": [None]}, "stop_token_ids.0: Input should be a valid integer, got null"),
+        ({"logit_bias": [1]}, "logit_bias: Input should be an object, got a list"),
+        ({"stream_options": "x"}, "stream_options: Input should be an object, got a string"),
+        ({"prompt": None, "echo": {}}, "echo: Input should be a valid boolean, got an object"),
+    ],
+)
+async def test_a_wrong_type_is_told_with_the_right_one(client, fields, told):
+    response = await client.post("/v1/completions", json={"prompt": "a"} | fields)
+    assert response.json()["error"]["message"] == told
+
+
+@pytest.mark.parametrize("stop", [{}, {"a": 1}])
+async def test_the_members_of_a_union_are_not_named(client, stop):
+    error = (await client.post("/v1/completions", json={"prompt": "a", "stop": stop})).json()["error"]
+    assert (error["param"], "str]" in error["message"]) == ("stop", False)
 
 
 @pytest.mark.parametrize("depth", [300, 600, 900, 960])

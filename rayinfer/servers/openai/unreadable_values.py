@@ -1,0 +1,72 @@
+"""Where in a refused body the value stands for which it was refused; long bodies are not searched."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+MAX_SEARCHED_BYTES = 2**17  # a tenth of a second, in which everybody else waits
+
+_MARK = object()  # stands where such a value was
+_READABLE_DIGITS = 4000  # Python's own limit, or a little less
+
+
+def place_of_constant(raw: bytes) -> str | None:
+    """Find the first value that Python calls a number and JSON does not."""
+    return _place_of_mark(raw, json.JSONDecoder(parse_constant=lambda _: _MARK))
+
+
+def place_of_long_number(raw: bytes) -> str | None:
+    """Find the first integer of more digits than Python reads."""
+
+    def read(digits: str) -> Any:
+        return int(digits) if len(digits) <= _READABLE_DIGITS else _MARK
+
+    return _place_of_mark(raw, json.JSONDecoder(parse_int=read))
+
+
+def place_of_half_character(raw: bytes, body: Any) -> str | None:
+    """Find the first text of a body that holds half a surrogate pair."""
+    if len(raw) > MAX_SEARCHED_BYTES:
+        return None
+    return _first_place(body, lambda value: isinstance(value, str) and not _can_be_sent(value))
+
+
+def _place_of_mark(raw: bytes, decoder: json.JSONDecoder) -> str | None:
+    if len(raw) > MAX_SEARCHED_BYTES:
+        return None
+    with suppress(ValueError, RecursionError):  # behind the value there may be more that cannot be read
+        return _first_place(decoder.decode(raw.decode("utf-8")), lambda value: value is _MARK)
+    return None
+
+
+def _first_place(body: Any, is_wanted: Callable[[Any], bool]) -> str | None:
+    """Write the place of the first such value as `messages.0.content`."""
+    path: list[str] = []
+    levels = [_members(body)]
+    while levels:
+        for key, value in levels[-1]:
+            if is_wanted(value):
+                return ".".join([*path, key])
+            if isinstance(value, dict | list):
+                path.append(key)
+                levels.append(_members(value))
+                break
+        else:
+            levels.pop()
+            del path[-1:]
+    return None
+
+
+def _members(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return iter(value.items())
+    return ((str(index), item) for index, item in enumerate(value if isinstance(value, list) else ()))
+
+
+def _can_be_sent(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
