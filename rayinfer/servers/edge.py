@@ -30,8 +30,13 @@ class RequestIdentity:
 
     def rename(self, wanted: str) -> None:
         """Take the client's word for it, as far as its characters are harmless."""
-        if cleaned := re.sub(r"[^A-Za-z0-9._:-]", "", wanted[: 4 * MAX_REQUEST_ID_CHARS])[:MAX_REQUEST_ID_CHARS]:
+        if cleaned := cleaned_name(wanted):
             self.name = cleaned
+
+
+def cleaned_name(wanted: str) -> str:
+    """Keep what is harmless of a name that a client chose."""
+    return re.sub(r"[^A-Za-z0-9._:-]", "", wanted[: 4 * MAX_REQUEST_ID_CHARS])[:MAX_REQUEST_ID_CHARS]
 
 
 class Edge:

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 
 from rayinfer.errors import TraceNotFound
+from rayinfer.servers.edge import cleaned_name
 from rayinfer.servers.error_responses import json_response
 from rayinfer.traces.kept_traces import KeptTrace, KeptTraces
 
@@ -21,7 +22,7 @@ def add_trace_routes(app: FastAPI, traces: KeptTraces | None) -> None:
         """Tell what happened to the requests of this id or name, the latest first."""
         if traces is None:
             raise TraceNotFound(SWITCHED_OFF, "trace_requests", "traces_switched_off")
-        found = traces.find(request_id)
+        found = traces.find(request_id) or traces.find(cleaned_name(request_id))  # who chose a name may not know ours
         if not found:
             raise TraceNotFound(
                 f"No trace of a request {request_id!r:.200}: it is unknown here, or its trace is no longer kept.",

@@ -10,7 +10,7 @@ from rayinfer.traces.request_trace import RequestTrace
 
 KEEP_S = 600.0
 MAX_REQUESTS = 10_000
-MAX_EVENTS = 100_000  # of all requests together, a few hundred bytes each
+MAX_SIZE = 100_000  # events and prompts of all requests together, a few hundred bytes each
 MAX_NAMESAKES = 16
 
 
@@ -25,7 +25,7 @@ class KeptTrace:
     trace: RequestTrace = field(default_factory=RequestTrace)
     running: set[tuple[int, int]] = field(default_factory=set)  # prompt and choice
     latest_event: float = 0.0
-    num_counted: int = 0  # events that the bound on all of them knows of
+    counted_size: int = 0  # as far as the bound on all traces knows
 
 
 class KeptTraces:
@@ -39,14 +39,14 @@ class KeptTraces:
         *,
         keep_s: float = KEEP_S,
         max_requests: int = MAX_REQUESTS,
-        max_events: int = MAX_EVENTS,
+        max_size: int = MAX_SIZE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keep_s = keep_s
         self._max_requests = max_requests
-        self._max_events = max_events
+        self._max_size = max_size
         self._clock = clock
-        self._num_events = 0
+        self._size = 0
         self._by_age: OrderedDict[KeptTrace, None] = OrderedDict()  # by their latest events
         self._by_name: dict[str, list[KeptTrace]] = {}
         self._by_request_id: dict[str, tuple[KeptTrace, int]] = {}  # with the number of the prompt
@@ -94,8 +94,9 @@ class KeptTraces:
         return [*self._by_name.get(wanted, ()), *by_answer][::-1]
 
     def _note_change(self, kept: KeptTrace) -> None:
-        self._num_events += len(kept.trace) - kept.num_counted
-        kept.num_counted = len(kept.trace)
+        size = len(kept.trace) + len(kept.request_ids)  # a refusal of a thousand prompts has one event
+        self._size += size - kept.counted_size
+        kept.counted_size = size
         kept.latest_event = self._clock()
         self._by_age[kept] = None
         self._by_age.move_to_end(kept)
@@ -104,7 +105,7 @@ class KeptTraces:
     def _forget_old(self) -> None:
         while self._by_age:
             oldest = next(iter(self._by_age))
-            if len(self._by_age) <= self._max_requests and self._num_events <= self._max_events:
+            if len(self._by_age) <= self._max_requests and self._size <= self._max_size:
                 if self._clock() - oldest.latest_event <= self._keep_s:
                     return
                 if oldest.running:  # a long answer: its last events are still to come
@@ -115,7 +116,7 @@ class KeptTraces:
 
     def _forget(self, kept: KeptTrace) -> None:
         del self._by_age[kept]
-        self._num_events -= kept.num_counted
+        self._size -= kept.counted_size
         for request_id in kept.request_ids:
             del self._by_request_id[request_id]
         namesakes = self._by_name[kept.name]

@@ -48,6 +48,13 @@ async def test_a_request_without_a_name_of_its_own_is_found_by_the_one_it_got(cl
     assert told["id"] == answer.json()["id"]
 
 
+@pytest.mark.parametrize("name", ["two words", "x" * 300, "a+b@c"])
+async def test_a_name_that_had_to_be_cleaned_is_found_as_it_was_sent(client, name):
+    await client.post(TEXT, json={"prompt": "a", "request_id": name})
+    (told,) = await trace(client, name)
+    assert told["id"] != f"cmpl-{name}"
+
+
 async def test_events_of_all_prompts_and_choices_are_told_in_order_and_without_their_texts(client, generator, traces):
     await client.post(TEXT, json={"prompt": ["a secret", "of mine"], "n": 2}, headers={"x-request-id": "mine"})
     now = time.time()

@@ -105,11 +105,20 @@ def test_too_many_requests_make_the_quietest_go():
 
 
 def test_too_many_events_make_the_quietest_go_and_leave_nothing_behind():
-    traces = KeptTraces(max_events=100)
+    traces = KeptTraces(max_size=110)
     for number in range(500):
         name = f"r{number}"
         open_trace(traces, name)
         traces.take_over(f"{name}-inside", 0, [TraceEvent("prefill_chunk", 1.0, {})] * 9)
     assert [bool(traces.find(f"r{number}")) for number in (489, 490, 499)] == [False, True, True]
     assert len(traces._by_age) == len(traces._by_name) == len(traces._by_request_id) == 10
-    assert traces._num_events == 100
+    assert traces._size == 110
+
+
+def test_many_prompts_count_like_events():
+    """Requests that are refused at once have one event, however many prompts they bring."""
+    traces = KeptTraces(max_size=100)
+    for number in range(10):
+        open_trace(traces, f"r{number}", [f"{number}/{prompt}" for prompt in range(24)])
+    assert [bool(traces.find(f"r{number}")) for number in (5, 6, 9)] == [False, True, True]
+    assert len(traces._by_request_id) == 4 * 24
