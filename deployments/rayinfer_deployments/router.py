@@ -20,6 +20,7 @@ from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.kept_traces import KeptTraces
 from rayinfer_deployments.engine_roster import EngineRoster
+from rayinfer_deployments.service_log import log_beside_serve
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +46,7 @@ class Router:
         trace_requests: bool = True,
         enable_engine_control: bool = False,
     ) -> None:
+        log_beside_serve()
         self._max_waiting_requests = max_waiting_requests
         self._max_body_bytes = max_body_bytes
         self._request_timeout_s = request_timeout_s
