@@ -1,5 +1,6 @@
 """Decides what each step computes, under one budget of tokens, and what its tokens mean to the requests."""
 
+import logging
 from collections import deque
 
 import numpy as np
@@ -21,6 +22,8 @@ from rayinfer.engine.waiting_queue import WaitingQueue
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.kv_cache.stored_blocks import BlockEvents
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
+
+logger = logging.getLogger(__name__)
 
 AGEING_S = 10.0  # one level of priority counts as having arrived this much earlier
 
@@ -254,7 +257,10 @@ class Scheduler:
 
     def _last_delta(self, request: Request, delta: TokenDelta, reason: FinishReason) -> TokenDelta:
         self._end(request, reason)
-        token_ids = [] if reason == "error" else delta.token_ids
+        token_ids = delta.token_ids
+        if reason == "error":
+            token_ids = []
+            logger.error("request %s: its settings allow no token, or its scores are no numbers", request.request_id)
         is_stop_id = reason == "stop" and token_ids[0] in request.params.stop_ids
         return delta._replace(
             token_ids=token_ids,

@@ -227,7 +227,7 @@ def test_the_context_ends_an_answer_with_length(max_tokens):
     assert driven.reasons() == {"a": "length"}
 
 
-def test_invalid_logits_end_one_request_and_leave_the_others():
+def test_invalid_logits_end_one_request_and_leave_the_others(caplog):
     driven = drive(answer=lambda context: INVALID if context[0] == 3 and len(context) == 8 else mixed_answer(context))
     driven.add("bad", numbers(6, 0), max_tokens=5)
     driven.add("good", numbers(6, 1), max_tokens=5)
@@ -235,6 +235,8 @@ def test_invalid_logits_end_one_request_and_leave_the_others():
     assert driven.tokens == {"bad": driven.tokens["bad"][:2], "good": expected_tokens(numbers(6, 1), 5)}
     assert driven.reasons() == {"bad": "error", "good": "length"}
     assert driven.engine.stats.generation_tokens_total == 7
+    (told,) = caplog.messages
+    assert told.startswith("request bad: ")
 
 
 # Counters
