@@ -158,7 +158,9 @@ class LLM:
     def step(self) -> list[RequestOutput]:
         """Move every scheduled request one step forward; returns those that gained something, each as a whole."""
         finished, self._finished_meanwhile = self._finished_meanwhile, []
-        return finished + [advance.answer.whole() for advance in self._advance()]
+        # Choices advance one by one: a request of several would be told as often.
+        advanced = {advance.delta.request_id: advance.answer for advance in self._advance()}
+        return finished + [answer.whole() for answer in advanced.values()]
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything left to do or to say."""

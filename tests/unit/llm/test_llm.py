@@ -267,6 +267,14 @@ def test_requests_can_be_added_and_stepped(llm):
     assert tokens_of([finished[request_id]]) == tokens_of(llm.generate(TEXTS[0], GREEDY, use_tqdm=False))
 
 
+def test_a_step_returns_a_request_once_however_many_of_its_choices_advance(llm):
+    llm.add_request(TEXTS[0], SamplingParams(n=3, seed=1, max_tokens=4, ignore_eos=True))
+    steps = []
+    while llm.has_unfinished_requests():
+        steps.append(llm.step())
+    assert [[len(choice.token_ids) for choice in output.outputs] for (output,) in steps if output.finished] == [[4] * 3]
+
+
 def test_an_abort_midway_frees_the_request_and_leaves_the_others(llm):
     llm.add_request(TEXTS[0], SamplingParams(n=2, max_tokens=400, ignore_eos=True), request_id="long")
     llm.add_request(TEXTS[1], GREEDY, request_id="short")
