@@ -13,19 +13,25 @@ class _PendingBlock:
 
 
 class PrefixesUnderWay:
-    """Digests that will be hit-able soon; a request whose next block is among them is parked."""
+    """Digests that will be hit-able soon; a request whose next block is among them is parked.
+
+    Not behind a writer of lower priority, whose turn may be long in coming.
+    """
 
     def __init__(self) -> None:
         self._pending: dict[bytes, _PendingBlock] = {}
 
     def announce(self, writer: Request, digests: Sequence[bytes]) -> None:
-        """The writer will compute these blocks; what another writes already stays its own."""
+        """The writer will compute these blocks; what another of its priority writes already stays the other's."""
         for digest in digests:
-            self._pending.setdefault(digest, _PendingBlock(writer))
+            pending = self._pending.setdefault(digest, _PendingBlock(writer))
+            if writer.priority < pending.writer.priority:
+                pending.writer = writer
 
-    def is_under_way(self, digest: bytes) -> bool:
-        """Whether somebody is about to write the block."""
-        return digest in self._pending
+    def is_under_way(self, digest: bytes, request: Request) -> bool:
+        """Whether somebody is about to write the block for whom this request may wait."""
+        pending = self._pending.get(digest)
+        return pending is not None and pending.writer.priority <= request.priority
 
     def park(self, request: Request, digest: bytes) -> None:
         """Let the request wait until the block is written or given up."""

@@ -58,7 +58,7 @@ class RunningBatch:
             return False
         reusable = self._reusable_digests(request)
         last = len(prefix.blocks)
-        while last < len(reusable) and self._under_way.is_under_way(reusable[last]):
+        while last < len(reusable) and self._under_way.is_under_way(reusable[last], request):
             last += 1
         if last == len(prefix.blocks):
             return False

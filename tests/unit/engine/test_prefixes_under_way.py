@@ -104,17 +104,19 @@ def test_a_waiting_twin_can_end_and_is_not_woken_afterwards(reason, sizes):
 
 
 def test_a_waiting_twin_is_woken_once_not_block_by_block():
-    driven = drive(budget=4)
-    driven.add("writer", PROMPT, max_tokens=2, priority=1)
+    driven = drive(budget=4, max_num_seqs=2)
+    driven.add("less important", numbers(60, 1), max_tokens=2, priority=1)
     driven.step()
-    driven.add("twin", PROMPT, max_tokens=2)  # looked at in every step, before the writer has its next chunk
+    driven.add("writer", PROMPT, max_tokens=2)
+    driven.step()
+    driven.add("twin", PROMPT, max_tokens=2)  # looked at in every step, for there is somebody who would give way to it
     twin = driven.scheduler._requests["twin"]
     statuses = []
-    while driven.engine.has_unfinished_requests:
+    while "twin" not in driven.ends:
         driven.step()
         statuses.append(twin.status)
     assert [(status.value, len([*steps])) for status, steps in groupby(statuses)] == [
-        ("parked", 6),
+        ("parked", 9),
         ("waiting", 1),
         ("running", 1),
         ("finished", 1),
@@ -129,6 +131,21 @@ def test_nobody_waits_for_a_prefix_that_is_shared_in_part_only_after_it_is_writt
     driven.run()
     assert driven.executor.num_tokens_computed == 26 + 10
     assert driven.tokens["b"] == expected_tokens(PROMPT[:16] + numbers(10, 2), 1)
+
+
+def test_nobody_waits_for_a_twin_of_lower_priority():
+    driven = drive(budget=8)
+    driven.add("writer", PROMPT, max_tokens=2, priority=1)
+    driven.step()
+    driven.add("other", numbers(33, 1), max_tokens=2)
+    driven.add("urgent", PROMPT, max_tokens=2, priority=-1)
+    driven.add("its twin", PROMPT, max_tokens=2, priority=-1)
+    driven.run()
+    # The two urgent ones share what the first of them computes, and the writer's blocks are found where they are there.
+    assert list(driven.ends) == ["urgent", "its twin", "other", "writer"]
+    assert driven.ends["urgent"].num_cached_tokens == 8
+    assert driven.ends["its twin"].num_cached_tokens == 32
+    assert driven.tokens["urgent"] == driven.tokens["its twin"] == driven.tokens["writer"] == expected_tokens(PROMPT, 2)
 
 
 def test_others_pass_a_waiting_twin():
