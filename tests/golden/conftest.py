@@ -11,8 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from golden_comparison import BestTwo, Difference, GoldenRequest, OwnModel, best_two
+from golden_comparison import Difference, GoldenRequest, OwnModel
 from golden_prompts import GOLDEN_PROMPTS
+from golden_reference import Reference, greedy_references, one_thread
 from rayinfer import LLM, SamplingParams
 from rayinfer.models.sources import resolve_model
 from rayinfer.outputs import EngineStats, RequestOutput
@@ -20,7 +21,6 @@ from rayinfer.tokenization.tokenizer import Tokenizer
 
 MODEL = "smollm2-135m"
 NUM_TOKENS = 32
-REFERENCE_BATCH = 10
 # Enough for every request at once; each needs less than what remains of it in a step.
 ROOMY = {"num_kv_blocks": 800, "max_num_seqs": 128}
 CASES = ("alone", "in_one_batch", "already_cached", "arriving_at_random_times", "preempted", "in_chunks_of_16_tokens")
@@ -37,13 +37,6 @@ SAMPLING_SETTINGS: tuple[dict[str, Any], ...] = (
     {"top_p": 0.7, "top_k": 20, "repetition_penalty": 1.1},
     {"min_p": 0.05, "frequency_penalty": 0.8},
 )
-
-
-class Reference(NamedTuple):
-    """What transformers generated, and how close each decision was."""
-
-    token_ids: list[int]
-    best_two: list[BestTwo]
 
 
 class CaseRun(NamedTuple):
@@ -97,15 +90,8 @@ def transformers_model(model_folder: Path) -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def references(transformers_model: PreTrainedModel, greedy_requests: list[GoldenRequest]) -> dict[str, Reference]:
-    """The golden tokens by the request's name; prompts of similar length together, which is several times faster."""
-    by_length = sorted(greedy_requests, key=lambda request: len(request.prompt_token_ids))
-    references = {}
-    for start in range(0, len(by_length), REFERENCE_BATCH):
-        requests = by_length[start : start + REFERENCE_BATCH]
-        with _one_thread():
-            generated = _generate_together(transformers_model, [request.prompt_token_ids for request in requests])
-        references |= {request.name: each for request, each in zip(requests, generated, strict=True)}
-    return references
+    """The golden tokens by the request's name."""
+    return greedy_references(transformers_model, greedy_requests, NUM_TOKENS)
 
 
 @pytest.fixture(scope="session")
@@ -177,9 +163,9 @@ def run(request: pytest.FixtureRequest) -> CaseRun:
     return case_run
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    with _one_thread():
+@pytest.fixture(name="one_thread")
+def _one_thread() -> Iterator[None]:
+    with one_thread():
         yield
 
 
@@ -207,20 +193,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @contextlib.contextmanager
 def _engine(**settings: Any) -> Iterator[LLM]:
-    with _one_thread(), LLM(MODEL, dtype="float32", num_threads=1, **settings) as llm:
+    with one_thread(), LLM(MODEL, dtype="float32", num_threads=1, **settings) as llm:
         yield llm
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    # Threads that share their cores with other processes wait for each other at every small operation, which may cost
-    # fifty times the work.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _answer(llm: LLM, requests: list[GoldenRequest]) -> dict[str, RequestOutput]:
@@ -230,22 +204,3 @@ def _answer(llm: LLM, requests: list[GoldenRequest]) -> dict[str, RequestOutput]
         use_tqdm=False,
     )
     return {request.name: output for request, output in zip(requests, outputs, strict=True)}
-
-
-def _generate_together(model: PreTrainedModel, prompts: list[list[int]]) -> list[Reference]:
-    """Generate with the shorter prompts filled up at their left, out of the attention's sight."""
-    width = max(len(prompt) for prompt in prompts)
-    generated = model.generate(
-        torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts]),
-        attention_mask=torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]),
-        pad_token_id=0,
-        max_new_tokens=NUM_TOKENS,
-        do_sample=False,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    logits = torch.stack(generated.logits, dim=1)  # [prompts, NUM_TOKENS, vocab]
-    return [
-        Reference(token_ids, [best_two(position) for position in positions])
-        for token_ids, positions in zip(generated.sequences[:, width:].tolist(), logits, strict=True)
-    ]

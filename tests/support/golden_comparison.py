@@ -27,7 +27,7 @@ from rayinfer.sampling_params import SamplingParams
 
 NEAR_TIE = 1e-3  # between the two best logits: either of their tokens is right
 NEAR_BORDER = 1e-6  # between a draw and the border of two tokens, in probability: either of them is right
-BLOCK_SIZE, NUM_BLOCKS = 16, 32
+BLOCK_SIZE, NUM_BLOCKS = 16, 80
 
 
 class GoldenRequest(NamedTuple):
