@@ -29,8 +29,7 @@ def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Keep on one worker what shares an expensive fixture: the tests of a file, and of some folders."""
-    for item in items:
-        room = item.path.relative_to(Path(__file__).parent).parts[0]
-        item.add_marker(pytest.mark.xdist_group(room if room in ("golden", "invariance") else item.path.name))
+    room = item.path.relative_to(Path(__file__).parent).parts[0]
+    item.add_marker(pytest.mark.xdist_group(room if room in ("golden", "invariance") else item.path.name))
