@@ -3,8 +3,10 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 # No test may reach a model hub: what a test needs it makes, or takes from the cached embedded model.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -29,7 +31,14 @@ def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("kernels")
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Keep on one worker what shares an expensive fixture: the tests of a file, and of some folders."""
-    room = item.path.relative_to(Path(__file__).parent).parts[0]
-    item.add_marker(pytest.mark.xdist_group(room if room in ("golden", "invariance") else item.path.name))
+class ByFile(LoadScopeScheduling):
+    """Keeps on one worker what shares an expensive fixture: the tests of a file, and of some folders."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return next((room for room in ("tests/golden", "tests/invariance") if file.startswith(room)), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    """Say how workers share the tests."""
+    return ByFile(config, log)
