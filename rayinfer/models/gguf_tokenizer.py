@@ -69,6 +69,8 @@ def _byte_level_bpe(source: GgufFile, tokens: list[str]) -> Tokenizer:
     # Llama 3 takes a whole word that is in the vocabulary, whatever the merges say.
     model = models.BPE(vocab=_vocabulary(tokens), merges=merges, ignore_merges=name in LLAMA3_NAMES)
     tokenizer = Tokenizer(model)
+    if name in COMPOSING_NAMES:
+        tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = words()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
@@ -185,6 +187,8 @@ def _words_by(pattern: str) -> Any:
     )
 
 
+# Qwen's own tokenizers compose characters and their marks first, which no GGUF file says.
+COMPOSING_NAMES = ("qwen2",)
 LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 
 WORD_SPLITTERS: Mapping[str, Callable[[], Any]] = MappingProxyType(

@@ -74,6 +74,13 @@ def test_each_pre_tokenizer_cuts_words_and_digits_its_own_way(original, tmp_path
     assert [text[start:end] for _, (start, end) in cut] == words
 
 
+@pytest.mark.parametrize(("pre_tokenizer", "composed"), [("qwen2", True), ("smollm", False)])
+def test_marks_are_composed_with_their_letters_where_the_original_does_so(original, tmp_path, pre_tokenizer, composed):
+    file = write_tiny_gguf(original, tmp_path / "tiny.gguf", pre_tokenizer=pre_tokenizer)
+    tokenizer = tokenizer_of(file, tmp_path / "tokenizer")
+    assert tokenizer.decode(tokenizer.encode("e\u0301").ids) == ("\u00e9" if composed else "e\u0301")
+
+
 def test_an_unknown_pre_tokenizer_is_refused_rather_than_guessed(original, tmp_path):
     file = write_tiny_gguf(original, tmp_path / "tiny.gguf", pre_tokenizer="martian")
     with pytest.raises(UnsupportedArchitecture, match=r"'martian' is not supported; known: .*smollm"):
