@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
-from rayinfer.errors import ConfigError
+from rayinfer.errors import ConfigError, shown
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -47,7 +48,9 @@ class EngineConfig(BaseModel):
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
     tensor_parallel_size: Literal[1] = 1
     pipeline_parallel_size: Literal[1] = 1
-    num_threads: int | None = Field(None, ge=1, description="CPU threads; default: the node's cores over its engines")
+    num_threads: int | None = Field(
+        None, ge=1, le=1024, description="CPU threads; default: the node's cores over its engines"
+    )
     deterministic: Literal[False] = False
     enforce_eager: bool = Field(False, description="no CUDA graphs")
     seed: int = Field(0, ge=0, lt=2**64, description="seeds the draws of requests that bring no seed")
@@ -68,11 +71,16 @@ def engine_config(**settings: Any) -> EngineConfig:
 
 
 def describe_validation_error(error: ValidationError) -> str:
-    """Put pydantic's findings into one line: `field: what is wrong; field: ...`."""
-    return "; ".join(
-        f"{'.'.join(str(part) for part in finding['loc']) or 'settings'}: {finding['msg']}"
-        for finding in error.errors(include_url=False, include_input=False)[:10]
-    )
+    """Put pydantic's findings into one line: `field: what is wrong, got what; field: ...`."""
+    return "; ".join(_in_words(finding) for finding in error.errors(include_url=False)[:10])
+
+
+def _in_words(finding: ErrorDetails) -> str:
+    if not finding["loc"]:
+        return f"settings: {finding['msg']}"
+    name = ".".join(str(part) for part in finding["loc"])
+    got = "" if finding["type"] == "missing" else f", got {shown(finding['input'])}"
+    return f"{name}: {finding['msg']}{got}"
 
 
 def cache_folder() -> Path:

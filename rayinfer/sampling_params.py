@@ -250,8 +250,8 @@ def _token_ids(name: str, values: object, max_count: int | None = None) -> tuple
 
 def _texts(name: str, values: object, max_count: int, *, max_chars: int | None = None) -> tuple[str, ...]:
     texts = _items(name, values, max_count)
-    if not all(isinstance(text, str) and text for text in texts):
-        raise InvalidParameter(f"{name} must hold non-empty strings only", name)
+    for wrong in (text for text in texts if not isinstance(text, str) or not text):
+        raise InvalidParameter(f"{name} must hold non-empty strings only, got {shown(wrong)}", name)
     longest = max(map(len, texts), default=0)
     if max_chars is not None and longest > max_chars:
         raise InvalidParameter(f"{name} must hold strings of at most {max_chars} characters, got {longest}", name)

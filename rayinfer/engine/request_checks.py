@@ -63,7 +63,8 @@ def _array(prompt: list[int], vocab_size: int) -> Int32Array:
     except (TypeError, OverflowError):
         token_ids = np.array([-1], np.int32)
     if token_ids.view(np.uint32).max() >= vocab_size:  # read without a sign, negative ids are above every size
-        raise InvalidParameter(f"prompt must hold token ids from 0 to {vocab_size - 1}", "prompt")
+        wrong = next((i for i in prompt if not (isinstance(i, int) and 0 <= i < vocab_size)), prompt)
+        raise InvalidParameter(f"prompt must hold token ids from 0 to {vocab_size - 1}, got {shown(wrong)}", "prompt")
     return token_ids
 
 

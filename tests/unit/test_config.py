@@ -34,6 +34,7 @@ def test_the_defaults_serve_the_embedded_model():
         {"memory_fraction": float("nan")},
         {"seed": -1},
         {"num_threads": 0},
+        {"num_threads": 1_000_000},
         {"tensor_parallel_size": 2},
         {"quantization": "int4"},
     ],
@@ -45,9 +46,12 @@ def test_a_setting_that_cannot_work_is_named_in_one_line(settings):
     assert "\n" not in str(caught.value)
 
 
-def test_all_wrong_settings_are_named_together():
-    with pytest.raises(ConfigError, match=r"block_size.*seed.*surprise"):
+def test_all_wrong_settings_are_named_together_with_their_values():
+    with pytest.raises(ConfigError, match=r"block_size: .*, got 1; seed: .*, got -1; surprise: .*, got True"):
         engine_config(block_size=1, seed=-1, surprise=True)
+    with pytest.raises(ConfigError) as caught:
+        engine_config(dtype="x" * 10_000)
+    assert len(str(caught.value)) < 250
 
 
 def test_a_config_does_not_change():

@@ -69,6 +69,8 @@ def test_a_value_out_of_range_is_refused_by_name(name, values):
         ({"bad_words": ["x" * 300]}, "bad_words must hold strings of at most 256 characters, got 300"),
         ({"prompt_logprobs": 21}, "prompt_logprobs must be an integer from 0 to 20, got 21"),
         ({"stop": ["x"] * 17}, "stop must hold at most 16 items, got 17"),
+        ({"stop": ["x", ""]}, "stop must hold non-empty strings only, got ''"),
+        ({"bad_words": ["x", 5]}, "bad_words must hold non-empty strings only, got 5"),
         ({"seed": 10**5000}, "seed must be an integer from .*, got an integer of 16610 bits"),
     ],
 )

@@ -327,7 +327,9 @@ def test_an_id_in_use_is_refused_and_leaves_the_first_alone(llm):
     [
         ([], InvalidParameter, "prompt 1: .*empty"),
         ([5] * 600, PromptTooLong, "prompt 1: .*512"),
-        ([5, 9999], InvalidParameter, "prompt 1: .*0 to 383"),
+        ([5, 9999], InvalidParameter, "prompt 1: .*0 to 383, got 9999"),
+        ([5, 2**40], InvalidParameter, "prompt 1: .*0 to 383, got 1099511627776"),
+        ([5, -1], InvalidParameter, "prompt 1: .*0 to 383, got -1"),
         ([5, "six"], InvalidParameter, "prompt 1: .*token ids"),
         ([5, True], InvalidParameter, "prompt 1: .*token ids"),
         (7, InvalidParameter, "prompt 1: .*token ids"),
