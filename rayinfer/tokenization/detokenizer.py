@@ -218,6 +218,8 @@ class WindowDetokenizer:
         if token_id in self._skipped:
             return NOTHING
         self._window.append(token_id)
+        if self._tables.byte_of(token_id) is not None:  # one of a run, which may yet prove broken as a whole
+            return NOTHING
         text = self._tables.decode(self._window)
         if len(text) <= len(self._known_text) or text.endswith(REPLACEMENT):
             return NOTHING

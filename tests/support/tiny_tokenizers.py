@@ -61,6 +61,17 @@ def unigram() -> Backend:
     return tokenizer
 
 
+def unigram_with_bytes() -> Backend:
+    """Build a Unigram that spells what it does not know in byte tokens, as SentencePiece does when it is asked to."""
+    trained = json.loads(unigram().to_str())["model"]
+    vocab = [tuple(entry) for entry in trained["vocab"]] + [(f"<0x{byte:02X}>", -20.0) for byte in range(256)]
+    tokenizer = Backend(models.Unigram(vocab, trained["unk_id"], byte_fallback=True))
+    tokenizer.add_special_tokens(["<unk>", *SPECIAL])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Sequence([decoders.Metaspace(), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
 def word_piece() -> Backend:
     """Build BERT's WordPiece."""
     tokenizer = Backend(models.WordPiece(unk_token="[UNK]"))
@@ -115,6 +126,7 @@ MAKERS = {
     "byte_fallback": byte_fallback,
     "byte_fallback_without_strip": lambda: byte_fallback(strips=False),
     "unigram": unigram,
+    "unigram_with_bytes": unigram_with_bytes,
     "word_piece": word_piece,
     "word_level": word_level,
     "suffix_bpe": suffix_bpe,
