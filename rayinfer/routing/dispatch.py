@@ -262,6 +262,5 @@ def _apply(stream: StreamState, deltas: list[TokenDelta]) -> RequestOutput | Non
         else:
             merged.outputs.extend(output.outputs)
             merged.finished = output.finished
-            merged.prompt_logprobs = merged.prompt_logprobs or output.prompt_logprobs
-            merged.num_cached_tokens = max(merged.num_cached_tokens, output.num_cached_tokens)
+            merged.num_cached_tokens = output.num_cached_tokens  # of what is known, the latest word counts
     return merged

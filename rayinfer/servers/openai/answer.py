@@ -51,8 +51,8 @@ class Tally:
 
     def add(self, prompt_output: PromptOutput) -> None:
         """Count an output's tokens."""
-        output, prompt = prompt_output.output, prompt_output.prompt
-        self._num_cached_tokens[prompt] = max(self._num_cached_tokens[prompt], output.num_cached_tokens)
+        output = prompt_output.output
+        self._num_cached_tokens[prompt_output.prompt] = output.num_cached_tokens  # of all its choices so far
         self._num_completion_tokens += sum(len(completion.token_ids) for completion in output.outputs)
 
     def finish(self, choice: int) -> None:

@@ -261,6 +261,15 @@ async def test_a_prompt_that_fills_the_context_is_refused(service):
     await stream.aclose()
 
 
+async def test_a_prompt_that_is_only_scored_may_fill_the_context(service):
+    scoring = asyncio.ensure_future(anext(service.open(prompt="x" * 100, max_tokens=0)))
+    await until(lambda: service.engines[0].submitted)
+    service.say("a/0", "", "length")
+    assert (await scoring).finished
+    with pytest.raises(PromptTooLong, match="the prompt has 101 tokens, at most 100 fit"):
+        await anext(service.open("b", prompt="x" * 101, max_tokens=0))
+
+
 async def test_bad_words_are_spelled_for_the_engine_and_refused_before_any_work_if_they_cannot_be(service):
     stream = await service.start(bad_words=["hello"])
     params = service.engines[0].submitted[0].sampling_params
@@ -301,6 +310,7 @@ async def test_a_stream_whose_tokens_make_no_sense_harms_no_other(service):
     assert (await anext(healthy)).outputs[0].text == "Y"
     await until(lambda: client.aborted == ["a/0"])
     await healthy.aclose()
+    assert service.metric('vllm:request_success_total{finished_reason="error"') == 1.0
 
 
 async def test_a_draining_engine_ends_its_streams_but_gets_no_new_ones(two_engines):
@@ -407,6 +417,14 @@ async def test_log_probabilities_of_prompt_and_answer_reach_the_client(service):
     assert output.prompt_logprobs == [None, *places * 4]
     of_second = [place for part in output.outputs if part.index == 1 for place in part.logprobs]
     assert of_second == places * 2
+
+
+async def test_what_the_first_choice_computed_does_not_count_as_cached_for_the_others(service):
+    reading = asyncio.ensure_future(anext(service.open(n=2)))
+    client = service.engines[0]
+    await until(lambda: client.submitted)
+    client.say(client.delta("a/1", [88], num_cached_tokens=5), client.delta("a/0", [88], num_cached_tokens=0))
+    assert (await reading).num_cached_tokens == 0
 
 
 async def test_what_waits_for_a_slow_client_keeps_the_prompts_log_probabilities(service):

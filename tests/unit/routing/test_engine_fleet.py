@@ -57,6 +57,19 @@ async def test_one_engine_that_cannot_does_not_keep_the_others_from_it(dispatche
     assert [engine.state for engine in engines] == ["paused", "running", "paused"]
 
 
+async def test_an_error_is_told_when_every_engine_had_its_turn(dispatcher, engines):
+    engines[1].control_error = EngineDead("it is gone")
+    engines[2].control_may_return.clear()
+    pausing = asyncio.ensure_future(dispatcher.control.pause())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not pausing.done()
+    engines[2].control_may_return.set()
+    with pytest.raises(EngineDead):
+        await pausing
+    assert engines[2].state == "paused"
+
+
 async def test_what_was_begun_is_done_although_the_caller_leaves(dispatcher, engines):
     for engine in engines:
         engine.control_may_return.clear()

@@ -198,6 +198,12 @@ def test_failing_ends_what_is_open_and_gives_out_what_was_held():
     assert state.fail("abort").outputs == []
 
 
+def test_failing_gives_out_what_was_held_for_two_reasons_at_once():
+    state = stream(n=2, stop=["xyz"], prompt_logprobs=0)
+    state.apply(delta("axy", 0, choice=1))
+    assert [c.text for c in state.fail("timeout").outputs] == ["", "axy"]
+
+
 def test_choices_end_one_by_one_and_the_request_with_the_last():
     state = stream(n=2)
     assert not state.apply(delta("a", 0, choice=1, finish_reason="length")).finished

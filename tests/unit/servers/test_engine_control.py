@@ -13,9 +13,18 @@ POSTS = ("/pause", "/resume", "/sleep", "/wake_up")
 GETS = ("/is_sleeping", "/is_paused")
 
 
+class Fleet(FakeEngineClient):
+    """Tells what several engines would."""
+
+    states_told = None
+
+    async def states(self):
+        return await super().states() if self.states_told is None else list(self.states_told)
+
+
 @pytest.fixture
 async def engine():
-    return FakeEngineClient()
+    return Fleet()
 
 
 @pytest.fixture
@@ -92,6 +101,17 @@ async def test_an_engine_that_does_not_wake_is_told(operator, engine):
     engine.control_error = EngineDead("the engine is dead: it could not wake from level 2")
     refused = await operator.post("/wake_up")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_dead")
+
+
+async def test_a_model_sleeps_when_all_of_its_engines_do_and_is_paused_when_none_runs(operator, engine):
+    cases = {
+        ("asleep", "paused"): (False, True),
+        ("asleep", "running"): (False, False),
+        ("asleep", "asleep"): (True, True),
+    }
+    for engine.states_told, (sleeps, rests) in cases.items():
+        assert (await operator.get("/is_sleeping")).json() == {"is_sleeping": sleeps}
+        assert (await operator.get("/is_paused")).json() == {"is_paused": rests}
 
 
 async def test_with_several_models_the_query_says_which(operator, models, engine):

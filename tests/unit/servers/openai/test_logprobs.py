@@ -192,6 +192,20 @@ async def test_a_generator_that_does_not_score_is_an_inner_failure(client, gener
         assert (response.status_code, response.json()["error"]["code"]) == (500, "generation_failed")
 
 
+async def test_a_prompt_whose_time_ran_out_before_it_was_scored_is_told_so(client, generator):
+    generator.scores_prompts, generator.finish_reason, generator.pieces = False, "timeout", ("",)
+    response = await client.post(TEXT, json={"prompt": "hello", "echo": True, "logprobs": 0, "stream": True})
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "timeout")
+
+
+@pytest.mark.parametrize("skips", [True, False])
+async def test_offsets_count_special_tokens_only_where_they_are_shown(client, skips):
+    fields = {"echo": True, "logprobs": 0, "skip_special_tokens": skips}
+    (choice,) = (await whole(client, TEXT, prompt=[60, 2, 61], **fields))["choices"]
+    assert choice["logprobs"]["tokens"][1] == "<|im_end|>"
+    assert choice["logprobs"]["text_offset"][:3] == ([0, 1, 1] if skips else [0, 1, 11])
+
+
 # Prompts' log probabilities beside the choices
 
 
@@ -249,6 +263,8 @@ async def test_answers_that_would_tell_too_much_are_refused(client, generator):
     assert generator.requests == []
     fields = HELLO | {"logprobs": True, "top_logprobs": 20, "n": 128, "stream": True}
     assert (await client.post(CHAT, json=fields)).status_code == 200  # a stream keeps nothing
+    fields = HELLO | {"logprobs": True, "max_tokens": 2**31 - 1}
+    assert (await client.post(CHAT, json=fields)).status_code == 200  # the context ends it long before
 
 
 async def test_a_long_answer_is_written_like_a_short_one(client, generator):

@@ -1,0 +1,43 @@
+import tiny_tokenizers
+from rayinfer.outputs import CompletionOutput, Logprob, RequestOutput
+from rayinfer.servers.openai.answer import AnswerSettings, Tally
+from rayinfer.servers.openai.logprob_wording import LogprobWording
+from rayinfer.servers.openai.prompt_outputs import PromptOutput
+from rayinfer.tokenization.tokenizer import Tokenizer
+
+TOKENIZER = Tokenizer(tiny_tokenizers.unigram(), {"eos_token": "</s>"})
+WORDS = TOKENIZER.encode("one two")
+WORDING = LogprobWording(tokenizer=TOKENIZER, num_top=0)
+
+
+def settings(**fields) -> AnswerSettings:
+    return AnswerSettings(id="cmpl-1", created=1, model="m", prompts=[[5, 6], WORDS], num_choices=2, **fields)
+
+
+def output(choice, num_cached_tokens) -> RequestOutput:
+    completion = CompletionOutput(index=choice, text="a", token_ids=[7])
+    return RequestOutput(
+        request_id="r", prompt_token_ids=[5, 6], outputs=[completion], num_cached_tokens=num_cached_tokens
+    )
+
+
+def test_the_latest_output_of_a_prompt_says_what_was_cached():
+    """What one choice found may be what another one had computed, which is known only when that one is heard."""
+    tally = Tally(settings())
+    for prompt, choice, num_cached in ((0, 1, 5), (1, 0, 3), (0, 0, 2)):
+        tally.add(PromptOutput(prompt, output(choice, num_cached)))
+    usage = tally.usage()
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 3 + 2}
+    assert usage["completion_tokens"] == 3
+
+
+def test_the_first_token_of_an_answer_reads_as_it_does_behind_its_prompt():
+    """A space before the first word belongs to the text only where something stands before it."""
+    places = [{token_id: Logprob(-1.0, 1)} for token_id in WORDS]
+    behind = settings().completion_logprobs(2, WORDING).word(WORDS, places)
+    echoed = settings(echoed_texts=["", ""]).completion_logprobs(2, WORDING).word(WORDS, places)
+    assert behind["tokens"] == echoed["tokens"]
+    assert [ours - theirs for ours, theirs in zip(behind["text_offset"], echoed["text_offset"], strict=True)][:2] == [
+        0,
+        1,
+    ]
