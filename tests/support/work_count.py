@@ -1,11 +1,12 @@
 """How much work an action is, in a measure that a busy machine does not change."""
 
+import gc
 import sys
 
 
 def count_bytecodes(action):
     """Run an action and count what the interpreter executes for it in Python code, and how often it calls into C."""
-    count, tracer, profiler = 0, sys.gettrace(), sys.getprofile()
+    count, tracer, profiler, collects = 0, sys.gettrace(), sys.getprofile(), gc.isenabled()
 
     def trace(frame, event, _):
         nonlocal count
@@ -17,6 +18,7 @@ def count_bytecodes(action):
         nonlocal count
         count += event == "c_call"
 
+    gc.disable()  # a collection in between runs callbacks of libraries, which would be counted
     sys.settrace(trace)
     sys.setprofile(profile)
     try:
@@ -24,4 +26,6 @@ def count_bytecodes(action):
     finally:
         sys.settrace(tracer)
         sys.setprofile(profiler)
+        if collects:
+            gc.enable()
     return count

@@ -48,6 +48,7 @@ def drawn_by_the_book(logits, processors, token_ids, *, seed, position, choice=0
         ({"top_k": 333}, [TopKLogitsWarper(333)]),
         ({"top_p": 0.7}, [TopPLogitsWarper(0.7)]),
         ({"min_p": 0.15}, [MinPLogitsWarper(0.15)]),
+        ({"min_p": 1.0}, [MinPLogitsWarper(1.0)]),
         ({"typical_p": 0.3}, [TypicalLogitsWarper(0.3)]),
         ({"min_p": 0.05, "typical_p": 0.7}, [MinPLogitsWarper(0.05), TypicalLogitsWarper(0.7)]),
         (
@@ -82,7 +83,8 @@ def drawn_by_the_book(logits, processors, token_ids, *, seed, position, choice=0
         ),
     ],
     ids=[
-        *("plain", "temperature", "small top_k", "large top_k", "top_p", "min_p", "typical_p", "min_p, typical_p"),
+        *("plain", "temperature", "small top_k", "large top_k", "top_p", "min_p", "largest min_p"),
+        *("typical_p", "min_p, typical_p"),
         *("bias before repetition", "allowed", "bad sequences", "all"),
     ],
 )

@@ -1,10 +1,12 @@
 """Whose turn it is: who passes a request that does not fit, for how long, and that nobody waits for ever."""
 
+import gc
 from itertools import takewhile
 
 import pytest
 
 from fake_executor import drive, expected_tokens, numbers
+from rayinfer.engine.request import Request
 from work_count import count_bytecodes
 
 
@@ -54,6 +56,20 @@ def test_a_request_lets_others_pass_until_they_have_taken_as_many_blocks_as_it_n
     steps = list(takewhile(lambda names: "large" not in names, driven.executor.names))
     assert len(set.union(*steps)) == 12 + 1  # twelve of them and "old"
     assert driven.tokens["large"] == expected_tokens(numbers(46, 1), 2)
+
+
+def test_those_who_come_before_it_in_the_order_are_not_counted_as_passing():
+    driven = drive(num_blocks=40, max_num_seqs=16)
+    driven.add("old", numbers(37), max_tokens=25)
+    driven.add("large", numbers(124, 1), max_tokens=2)
+    for index in range(4):  # eight blocks each time, while "large" is known not to fit
+        driven.add(f"urgent {index}", numbers(2, 2 + index), max_tokens=2, priority=-1)
+        driven.step()
+        driven.add(f"urgent too {index}", numbers(31, 20 + index), max_tokens=1, priority=-1)
+        driven.step()
+    driven.add("small", numbers(2, 99), max_tokens=1)
+    driven.step()
+    assert driven.running() == {"old", "small"}
 
 
 def test_a_stream_of_small_requests_does_not_keep_a_large_one_out():
@@ -155,3 +171,16 @@ def test_a_waiting_request_is_aborted_without_a_prefill(kind):
     driven.run()
     assert driven.reasons() == {"runs": "length", "waiting": "abort"}
     assert not any("waiting" in names for names in driven.executor.names)
+
+
+def test_a_request_that_is_over_is_gone_without_the_garbage_collector():
+    driven = crowded()
+    driven.add("passes", numbers(3, 2), max_tokens=2)
+    gc.collect()  # those of other tests
+    gc.disable()
+    try:
+        driven.run()
+        left = [each.request_id for each in gc.get_objects() if type(each) is Request]
+    finally:
+        gc.enable()
+    assert not {"old", "large", "passes"} & set(left)

@@ -60,6 +60,27 @@ def test_a_trace_tells_that_a_request_gave_way_and_came_back():
     ]
 
 
+def test_a_trace_tells_which_part_of_an_answer_is_computed_again():
+    driven = drive(max_num_seqs=1)
+    driven.add("a", PROMPT, max_tokens=8, trace=True, priority=1)
+    for _ in range(5):
+        driven.step()
+    driven.add("urgent", numbers(5, 1), max_tokens=1)
+    driven.run()
+    assert told(driven)[4:-1] == [
+        ("preempted", {"computed_tokens": 21}),
+        ("resumed", {"row": 0, "blocks": 6, "cached_tokens": 20}),
+        ("prefill_chunk", {"start": 20, "end": 22}),
+    ]
+
+
+def test_the_first_token_of_a_request_that_comes_with_part_of_its_answer_is_its_first_here():
+    driven = drive()
+    driven.add("a", PROMPT, outputs=[5, 6], max_tokens=4, trace=True)
+    driven.run()
+    assert [name for name, _ in told(driven)] == ["queued", "admitted", "prefill_chunk", "first_token", "finished"]
+
+
 @pytest.mark.parametrize("reason", ["abort", "timeout", "error"])
 def test_a_trace_comes_with_every_kind_of_end(reason):
     driven = drive(failure=lambda context: RuntimeError("no") if reason == "error" else None)

@@ -59,6 +59,22 @@ def test_blocks_that_can_still_be_hit_are_not_copied_back():
     assert [(copy.direction, len(copy.source_blocks)) for copy in driven.executor.copies] == [("out", 4), ("in", 1)]
 
 
+def test_a_request_with_blocks_to_come_back_to_waits_for_no_twin():
+    driven = drive(num_blocks=24, num_offload_blocks=16, max_num_seqs=2, budget=16)
+    driven.add("low", numbers(30), max_tokens=9, priority=5)
+    driven.step()
+    driven.step()
+    driven.add("high", numbers(90, 50), max_tokens=1)  # takes all blocks, cached ones too
+    driven.step()
+    assert driven.engine.stats.kv_offload_blocks_used == 8
+    driven.add("its twin", numbers(30), max_tokens=1, priority=4)
+    while "low" not in driven.running():
+        driven.step()
+    assert driven.running() == {"low", "its twin"}  # whose prompt that step has computed to its end
+    driven.run()
+    assert driven.tokens["low"] == expected_tokens(numbers(30), 9)
+
+
 def test_a_prompt_that_is_interrupted_goes_on_where_it_was():
     driven = drive(num_blocks=16, num_offload_blocks=16, max_num_seqs=1, budget=8, caching=False)
     driven.add("low", numbers(30), max_tokens=3, priority=5)

@@ -57,6 +57,14 @@ def test_old_checkpoints_have_other_words_for_rope_and_carry_masks_and_tables(sc
     assert_decodes_like_transformers(folder)
 
 
+def test_where_a_config_says_nothing_of_rope_a_quarter_of_each_head_turns(tmp_path):
+    folder = make_tiny_neox(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    del config["rope_parameters"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert_decodes_like_transformers(folder)
+
+
 @pytest.mark.parametrize("name", ["embed_out.weight", "lm_head.weight"])
 def test_the_head_goes_by_its_old_name_and_its_new_one(name, tmp_path):
     folder = make_tiny_neox(tmp_path)
