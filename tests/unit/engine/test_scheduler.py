@@ -162,6 +162,16 @@ def test_a_block_is_hit_only_once_it_is_written():
     assert driven.executor.num_tokens_computed == 40 + 4
 
 
+def test_no_more_tokens_are_told_as_cached_than_the_prompt_has():
+    driven = drive()
+    driven.add("first", numbers(17), max_tokens=12)
+    driven.run()
+    driven.add("goes on", numbers(17), outputs=driven.tokens["first"][:10], max_tokens=12)
+    driven.run()
+    assert driven.tokens["goes on"] == driven.tokens["first"]
+    assert driven.ends["goes on"].num_cached_tokens == 17  # of 24 whose blocks were there
+
+
 def test_matched_blocks_are_not_evicted_by_the_admission_that_matched_them():
     driven = drive(num_blocks=8)
     driven.add("first", numbers(16), max_tokens=1)

@@ -46,6 +46,9 @@ MODELS = {
     "qwen2": lambda: Qwen2Config(**SHAPE),
     "qwen2, tied, with yarn": lambda: Qwen2Config(**SHAPE, tie_word_embeddings=True, rope_parameters=dict(YARN)),
     "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=24),
+    "qwen3 with yarn between other borders": lambda: Qwen3Config(
+        **SHAPE, head_dim=24, rope_parameters=YARN | {"beta_fast": 16.0, "beta_slow": 2.0}
+    ),
     "qwen3 with biases": lambda: Qwen3Config(**SHAPE, head_dim=24, attention_bias=True),
     "phi3": lambda: Phi3Config(**SHAPE, original_max_position_embeddings=256, sliding_window=20),
     "phi3 with longrope": lambda: Phi3Config(
@@ -95,6 +98,14 @@ def test_the_end_of_a_turn_ends_an_answer_too(tmp_path):
     convert_gguf(write_tiny_gguf(folder, tmp_path / "tiny.gguf", architecture="gemma3"), tmp_path / "model")
     generation = json.loads((tmp_path / "model" / "generation_config.json").read_text())
     assert generation["eos_token_id"] == [2, 1]
+
+
+def test_the_largest_gemma_3_scales_its_queries_as_the_file_does_not_say(tmp_path):
+    shape = SHAPE | {"num_hidden_layers": 62, "intermediate_size": 32} | GEMMA | {"head_dim": 24}
+    folder = make_tiny_model(tmp_path / "original", Gemma3TextConfig(**shape))
+    save_tokenizer(folder, SHAPE["vocab_size"])
+    convert_gguf(write_tiny_gguf(folder, tmp_path / "tiny.gguf", architecture="gemma3"), tmp_path / "model")
+    assert json.loads((tmp_path / "model" / "config.json").read_text())["query_pre_attn_scalar"] == 64 // 4
 
 
 def test_yarn_that_llama_cpp_amplifies_is_refused(tmp_path):
