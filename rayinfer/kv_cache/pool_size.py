@@ -2,6 +2,7 @@
 
 import os
 
+import psutil
 import torch
 
 from rayinfer.config import EngineConfig
@@ -53,10 +54,10 @@ def count_offload_blocks(config: EngineConfig, block_bytes: int) -> int:
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Memory that is free now on the device."""
+    """Memory that is free now on the device; the host's files in memory give way to whoever needs it."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(psutil.virtual_memory().available)
 
 
 def _blocks_in(name: str, pool_bytes: int, block_bytes: int, device: torch.device) -> int:

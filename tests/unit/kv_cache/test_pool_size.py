@@ -1,3 +1,4 @@
+import psutil
 import pytest
 import torch
 
@@ -26,6 +27,10 @@ def test_a_fraction_is_of_what_is_free_now():
     free = free_memory_bytes(CPU)
     got = count_kv_blocks(engine_config(memory_fraction=0.5), 1 << 20, CPU)
     assert got == pytest.approx(free / 2 / (1 << 20), rel=0.25)
+
+
+def test_files_that_the_system_keeps_in_memory_count_as_free():
+    assert free_memory_bytes(CPU) == pytest.approx(psutil.virtual_memory().available, rel=0.1)
 
 
 def test_a_fraction_too_small_for_one_block_is_refused_with_both_sizes():
