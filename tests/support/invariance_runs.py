@@ -75,7 +75,6 @@ def run_shuffled(llm: LLM, requests: Sequence[MixedRequest], *, seed: int, trace
     """Give an LLM the requests in another order, up to three before each step."""
     chance = random.Random(seed)
     coming = chance.sample(requests, len(requests))
-
     outputs: dict[str, RequestOutput] = {}
     while coming or llm.has_unfinished_requests():
         for _ in range(min(chance.randrange(4), len(coming))):
@@ -87,16 +86,10 @@ def run_shuffled(llm: LLM, requests: Sequence[MixedRequest], *, seed: int, trace
 def run_moving(folder: Path, requests: Iterable[MixedRequest], *, steps_each: int, **settings: Any) -> Run:
     """Take everybody from one engine to another again and again, with the tokens that they have by then."""
     tokenizer = Tokenizer.from_folder(folder)
-    streams = {}
-    for request in requests:
-        wire = _on_the_wire(request)
-        wire = replace(wire, sampling_params=request.params.with_bad_words_spelled(speller(tokenizer)))
-        streams[request.name] = StreamState(wire, tokenizer)
-    engines = [_build_engine(folder, settings) for _ in range(2)]
-    for engine in itertools.cycle(engines):
-        parts = [part for stream in streams.values() for part in stream.engine_requests()]
-        if not parts:
-            return Run({name: stream.whole() for name, stream in streams.items()}, engine.stats)
+    streams = {request.name: _stream(request, tokenizer) for request in requests}
+    engines = itertools.cycle([_build_engine(folder, settings) for _ in range(2)])
+    while parts := [part for stream in streams.values() for part in stream.engine_requests()]:
+        engine = next(engines)
         for part in parts:
             engine.add_request(part)
         for delta in itertools.chain.from_iterable(engine.step() for _ in range(steps_each)):
@@ -106,7 +99,7 @@ def run_moving(folder: Path, requests: Iterable[MixedRequest], *, steps_each: in
                 engine.abort(request_id)
         for part in parts:
             engine.abort(part.request_id)
-    raise AssertionError("a cycle has no end")
+    return Run({name: stream.whole() for name, stream in streams.items()}, next(engines).stats)
 
 
 async def run_behind_a_router(
@@ -161,6 +154,11 @@ def _on_the_wire(request: MixedRequest) -> GenerationRequest:
         sampling_params=request.params,
         priority=request.priority,
     )
+
+
+def _stream(request: MixedRequest, tokenizer: Tokenizer) -> StreamState:
+    params = request.params.with_bad_words_spelled(speller(tokenizer))
+    return StreamState(replace(_on_the_wire(request), sampling_params=params), tokenizer)
 
 
 def _build_engine(folder: Path, settings: dict[str, Any]) -> Engine:
