@@ -119,7 +119,7 @@ class Admission:
     def _make_room_for(self, request: Request, prefix: CachedPrefix) -> Reservation | None:
         """Reserve the request's blocks, preempting requests of lower priority where that helps."""
         while (reservation := self._batch.reserve(request, prefix)) is None:
-            victim = self._batch.victim_for(request)
+            victim = self._batch.victim_for(request, prefix)
             if victim is None:
                 return None
             self.preempt(victim)

@@ -133,12 +133,12 @@ class BatchTable:
         self._free_rows.append(row)
         return request
 
-    @property
-    def blocks_in_use(self) -> list[int]:
-        """Every block of the taken rows, once."""
-        blocks = [self.block_tables[row, : self.num_blocks[row]] for row in self.rows]
-        in_use: list[int] = np.unique(np.concatenate(blocks)).tolist() if blocks else []
-        return in_use
+    def blocks_of(self, rows: Int64Array) -> Int32Array:
+        """Every block of these rows, once: several may read the same."""
+        width = int(self.num_blocks[rows].max(initial=0))
+        is_taken = np.arange(width) < self.num_blocks[rows][:, np.newaxis]
+        blocks: Int32Array = np.unique(self.block_tables[rows, :width][is_taken])
+        return blocks
 
     def _tokens_at(self, row: int) -> Int32Array:
         tokens: Int32Array = self.token_ids[row, : self.num_tokens[row]].copy()

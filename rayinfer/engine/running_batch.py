@@ -184,14 +184,20 @@ class RunningBatch:
         first = np.lexsort((table.orders[rows], table.deadlines[rows], table.keys[rows]))[0]
         return self._victim_among(np.delete(rows, first) if len(rows) > 1 else rows)
 
-    def victim_for(self, request: Request) -> Request | None:
+    def victim_for(self, request: Request, prefix: CachedPrefix) -> Request | None:
         """Who gives way to a waiting request: one that matters less; None if all of those together would not do."""
         if not self.has_lower_priority_than(request):
             return None
         table, rows = self.table, self.table.rows
-        below = rows[self._matters_less(rows, request)]
-        room = self._blocks.num_free + int(table.num_blocks[below].sum()) - self._num_spare(len(rows) - len(below))
-        if not len(below) or request.num_blocks_needed(self._block_size) > room:
+        matters_less = self._matters_less(rows, request)
+        below, others = rows[matters_less], rows[~matters_less]
+        wanted = request.num_blocks_needed(self._block_size) + self._num_spare(len(others))
+        most = self._blocks.num_free + int(table.num_blocks[below].sum())  # if they share none with anybody
+        if not len(below) or wanted - len(prefix.blocks) > most:
+            return None
+        held = table.blocks_of(others)
+        num_hits = int(np.isin(prefix.blocks, held).sum())
+        if wanted - num_hits > self._blocks.num_blocks - len(held):
             return None
         return self._victim_among(below)
 

@@ -119,7 +119,8 @@ class Scheduler:
     @property
     def blocks_in_use(self) -> list[int]:
         """The blocks of running requests; once `forget_cached_prefixes` is done, the others need hold nothing."""
-        return self._table.blocks_in_use
+        blocks: list[int] = self._table.blocks_of(self._table.rows).tolist()
+        return blocks
 
     def forget_cached_prefixes(self) -> None:
         """Let nothing be hit in blocks that no running request reads."""

@@ -164,6 +164,34 @@ def test_nobody_is_sent_away_when_that_would_not_make_enough_room():
     assert driven.engine.stats.num_preemptions_total == 0
 
 
+def test_blocks_that_several_share_make_room_once():
+    driven = drive(num_blocks=32, max_num_seqs=16, budget=256)
+    driven.add("important", numbers(40), max_tokens=8, priority=-9)
+    for index in range(4):  # they share ten blocks and have one each
+        driven.add(f"low {index}", numbers(40, 1) + numbers(2, index), max_tokens=4, priority=5)
+    driven.step()
+    driven.step()
+    driven.add("urgent", numbers(100, 2), max_tokens=2, priority=-5)
+    driven.step()
+    assert len(driven.running()) == 5
+    assert driven.engine.stats.num_preemptions_total == 0
+    driven.run()
+    assert driven.tokens["urgent"] == expected_tokens(numbers(100, 2), 2)
+
+
+def test_blocks_that_a_request_shares_with_those_who_stay_need_no_room():
+    driven = drive(num_blocks=32, max_num_seqs=16)
+    driven.add("important", numbers(80), max_tokens=20, priority=-5)
+    driven.step()
+    driven.add("low", numbers(30, 1), max_tokens=8, priority=5)
+    driven.step()
+    driven.add("urgent", numbers(80) + numbers(10, 2), max_tokens=2, priority=-5)
+    driven.step()
+    assert driven.running() == {"important", "urgent"}
+    driven.run()
+    assert driven.tokens["low"] == expected_tokens(numbers(30, 1), 8)
+
+
 def test_nobody_is_sent_away_for_a_newcomer_that_would_then_leave_nothing_to_spare():
     driven = drive(num_blocks=10)
     driven.add("equal", numbers(6), max_tokens=4)
