@@ -27,7 +27,7 @@ PROMPT_LENGTHS = (32, 96)  # of the running requests, so that some cross a block
 ADDED_PROMPT_LENGTHS = (16, 128, 1024, 8192)
 ADDITIONS = 1000  # measured for each of these lengths
 CHURN_SEQS = 256  # requests that run at once while RSS is watched
-CHURN_PROMPT_LEN, CHURN_OUTPUT_LEN = 4, 2
+CHURN_PROMPT_LEN, CHURN_OUTPUT_LEN = 20, 2  # so each leaves a block in the prefix cache
 ENDLESS = 1 << 20
 
 
@@ -213,7 +213,7 @@ def measure_additions(prompt_len: int, num_additions: int, seed: int) -> Additio
 
 def measure_churn(num_requests: int, on_progress: Callable[[int], None]) -> Churn:
     """Send short requests through the engine, always as many at once, and look at the process's memory."""
-    engine = _control_plane(CHURN_SEQS, 4 * CHURN_SEQS, 8 * CHURN_SEQS, 4 * BLOCK_SIZE).engine
+    engine = _control_plane(CHURN_SEQS, 4 * CHURN_SEQS, 32 * CHURN_SEQS, 4 * BLOCK_SIZE).engine
     draw = random.Random(0)
     names = (f"request-{index}" for index in range(num_requests))
     rss = psutil.Process().memory_info
