@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
-from rayinfer.models.config_fields import RawConfig, count
+from rayinfer.models.config_fields import RawConfig, count, flag, number
 from rayinfer.models.encoder_decoder_config import AnswerSettings, in_common_words, read_answer_settings
 from rayinfer.models.known_architectures import check_architecture
 from rayinfer.models.language_model_config import language_model_config
@@ -89,12 +89,12 @@ def _from_raw(raw: Mapping[str, Any], architecture: str, eos_token_ids: tuple[in
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_position_embeddings=count(raw, "max_position_embeddings", "n_positions"),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=number(raw, "rms_norm_eps", default=1e-6),
         rope=read_rope(raw, head_dim),
         hidden_act=str(raw.get("hidden_act", "silu")),
-        attention_bias=bool(raw.get("attention_bias", False)),
-        mlp_bias=bool(raw.get("mlp_bias", False)),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        attention_bias=flag(raw, "attention_bias"),
+        mlp_bias=flag(raw, "mlp_bias"),
+        tie_word_embeddings=flag(raw, "tie_word_embeddings"),
         eos_token_ids=eos_token_ids,
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         raw=raw,

@@ -91,6 +91,10 @@ def test_a_rotary_scaling_may_make_room_for_longer_sequences(rope, longest, tmp_
         ({"max_position_embeddings": 0}, "max_position_embeddings"),
         ({"rope_scaling": {"type": "linear"}}, "factor"),
         ({"eos_token_id": "two"}, "two"),
+        ({"rms_norm_eps": "small"}, "rms_norm_eps .*'small'"),
+        ({"attention_bias": "false"}, "attention_bias .*'false'"),
+        ({"mlp_bias": 1}, "mlp_bias .*1"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings .*'no'"),
     ],
     ids=str,
 )
