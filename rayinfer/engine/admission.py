@@ -82,11 +82,12 @@ class Admission:
             if request.row is not None:
                 batch.grow(short[short == request.row])
 
-    def preempt(self, request: Request) -> None:
+    def preempt(self, request: Request, *, may_swap: bool = True) -> None:
         """Send a running request back to its place in the queue."""
         if request.trace is not None:
             request.trace.record("preempted", computed_tokens=int(self._batch.table.num_computed[request.row]))
-        self._batch.swap_out(request)
+        if may_swap:
+            self._batch.swap_out(request)
         released = self._batch.leave(request)
         self.num_preemptions += 1
         request.move_to(RequestStatus.WAITING)

@@ -129,7 +129,7 @@ class Scheduler:
     def drop_computed(self) -> None:
         """Send every running request back to the queue and forget all blocks, those of the second pool too."""
         for row in self._table.rows.tolist():
-            self._admission.preempt(self._table.request_at(row))
+            self._admission.preempt(self._table.request_at(row), may_swap=False)
         if self._offload is not None:
             self._offload.drop_all()
         self._blocks.reset_prefix_cache()

@@ -81,6 +81,17 @@ def test_the_first_token_of_a_request_that_comes_with_part_of_its_answer_is_its_
     assert [name for name, _ in told(driven)] == ["queued", "admitted", "prefill_chunk", "first_token", "finished"]
 
 
+def test_a_sleep_that_forgets_everything_swaps_nobody():
+    driven = drive(num_offload_blocks=32)
+    driven.add("a", PROMPT, max_tokens=4, trace=True)
+    driven.step()
+    driven.engine.sleep(2)
+    driven.engine.wake()
+    driven.run()
+    assert driven.executor.copies == []
+    assert [name for name, _ in told(driven)][4:7] == ["preempted", "resumed", "prefill_chunk"]
+
+
 @pytest.mark.parametrize("reason", ["abort", "timeout", "error"])
 def test_a_trace_comes_with_every_kind_of_end(reason):
     driven = drive(failure=lambda context: RuntimeError("no") if reason == "error" else None)
