@@ -22,9 +22,10 @@ def as_prompts(prompts: Any) -> list[Prompt]:
 def checked_token_ids(token_ids: Any) -> list[int]:
     """Take a prompt that is no text; raises InvalidParameter unless it is a list of integers."""
     is_list = isinstance(token_ids, Iterable) and not isinstance(token_ids, bytes | bytearray | Mapping)
-    if not is_list or not all(isinstance(i, Integral) and not isinstance(i, bool) for i in token_ids):
+    items = list(token_ids) if is_list else []
+    if not is_list or not all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
         raise InvalidParameter(f"prompt must be a text or a list of token ids, got {shown(token_ids)}", "prompt")
-    return [int(i) for i in token_ids]
+    return [int(item) for item in items]
 
 
 def check_request(request_id: Any, timeout_s: Any) -> None:

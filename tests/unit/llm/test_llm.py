@@ -449,10 +449,11 @@ def test_arguments_of_another_kind_are_refused_by_name(llm, prompts, params, par
     assert refusal.value.param == param
 
 
-def test_token_ids_may_come_from_numpy(llm):
+def test_token_ids_may_come_from_numpy_or_an_iterator(llm):
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
-    from_list, from_array = llm.generate([[5, 6, 7], np.array([5, 6, 7])], params, use_tqdm=False)
-    assert from_list.outputs[0].token_ids == from_array.outputs[0].token_ids
+    prompts = [[5, 6, 7], np.array([5, 6, 7]), iter([5, 6, 7])]
+    from_list, from_array, from_iterator = llm.generate(prompts, params, use_tqdm=False)
+    assert from_list.outputs[0].token_ids == from_array.outputs[0].token_ids == from_iterator.outputs[0].token_ids
 
 
 @pytest.mark.parametrize(
