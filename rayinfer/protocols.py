@@ -40,6 +40,7 @@ class ModelDescription:
     created: int  # seconds since 1970
     kv_blocks_total: int = 0
     block_size: int = 16
+    eos_token_ids: tuple[int, ...] = ()
     scores_prompts: bool = True  # False: an encoder reads them as a whole
 
 

@@ -57,7 +57,7 @@ class SamplingParams:
         self._check_lengths()
         self._check_flags()
         self._keep_lists()
-        self._check_something_is_left()
+        self.check_leaves_a_token()
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise InvalidParameter for a token id that a model's vocabulary lacks."""
@@ -68,6 +68,30 @@ class SamplingParams:
             _check_vocabulary("allowed_token_ids", self.allowed_ids or (), vocab_size)
             for sequence in self.bad_sequences:
                 _check_vocabulary("bad_token_sequences", sequence, vocab_size)
+
+    def check_leaves_a_token(self, eos_token_ids: tuple[int, ...] = (), vocab_size: int = _MAX_INT32) -> None:
+        """Raise InvalidParameter unless some token is allowed at every place of every answer of a model.
+
+        A token that ends a bad sequence counts as forbidden, even though it is so only after the rest of the sequence:
+        what remains is then allowed whatever the answer says.
+        """
+        if not self.has_token_rules and not self.min_tokens:
+            return
+        forbidden = {sequence[-1] for sequence in self.bad_sequences}
+        if self.min_tokens:
+            forbidden.update(self.stop_ids if self.ignore_eos else (*self.stop_ids, *eos_token_ids))
+        if self.allowed_ids is None:
+            is_left = len(forbidden) < vocab_size
+        else:
+            is_left = not forbidden.issuperset(self.allowed_ids)
+        if not is_left:
+            field = "bad_words" if self.allowed_ids is None else "allowed_token_ids"
+            given = "all" if self.allowed_ids is None else shown(list(self.allowed_ids))
+            raise InvalidParameter(
+                f"{field} must leave a token that neither ends a bad word nor, with min_tokens, ends the answer, "
+                f"got {given}",
+                field,
+            )
 
     def check_prompt_is_not_scored(self) -> None:
         """Raise InvalidParameter where something is asked that only models which go on from their prompt can tell."""
@@ -124,20 +148,6 @@ class SamplingParams:
             self._keep("bad_words", _texts("bad_words", self.bad_words, MAX_BAD_WORDS, max_chars=MAX_BAD_WORD_CHARS))
         if self.bad_token_sequences is not _NOTHING:
             self._keep("bad_token_sequences", _sequences("bad_token_sequences", self.bad_token_sequences))
-
-    def _check_something_is_left(self) -> None:
-        """Refuse settings that forbid every allowed token already for the first place of the answer."""
-        if self.allowed_ids is None:
-            return
-        forbidden = {sequence[0] for sequence in self.bad_sequences if len(sequence) == 1}
-        if self.min_tokens:
-            forbidden.update(self.stop_ids)
-        if forbidden.issuperset(self.allowed_ids):
-            raise InvalidParameter(
-                "allowed_token_ids must leave a token that neither bad_words nor, with min_tokens, stop_token_ids "
-                f"forbid, got {shown(list(self.allowed_ids))}",
-                "allowed_token_ids",
-            )
 
     def _keep(self, name: str, values: tuple[Any, ...]) -> None:
         object.__setattr__(self, name, values)

@@ -23,6 +23,7 @@ from rayinfer.sampling_params import SamplingParams
 
 BLOCK_SIZE = 16
 VOCAB_SIZE = 50_000
+EOS_TOKEN_IDS = (2,)
 PROMPT_LENGTHS = (32, 96)  # of the running requests, so that some cross a block's border in every step
 ADDED_PROMPT_LENGTHS = (16, 128, 1024, 8192)
 ADDITIONS = 1000  # measured for each of these lengths
@@ -260,7 +261,7 @@ def _control_plane(num_seqs: int, num_blocks: int, budget: int, max_model_len: i
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
         block_manager=BlockManager(num_blocks, BLOCK_SIZE),
-        eos_token_ids=(2,),
+        eos_token_ids=EOS_TOKEN_IDS,
     )
     description = ModelDescription(
         name="no model",
@@ -269,8 +270,9 @@ def _control_plane(num_seqs: int, num_blocks: int, budget: int, max_model_len: i
         created=0,
         kv_blocks_total=num_blocks,
         block_size=BLOCK_SIZE,
+        eos_token_ids=EOS_TOKEN_IDS,
     )
-    engine = Engine(description=description, scheduler=scheduler, executor=_NoModel(), eos_token_ids=(2,))
+    engine = Engine(description=description, scheduler=scheduler, executor=_NoModel())
     return _ControlPlane(engine, scheduler)
 
 

@@ -61,6 +61,7 @@ def build_engine(config: EngineConfig, folder: Path, *, name: str | None = None)
         created=int(time.time()),
         kv_blocks_total=num_blocks,
         block_size=config.block_size,
+        eos_token_ids=model.eos_token_ids,
         scores_prompts=model.answers is None,
     )
     engine_class = Engine if model.answers is None else partial(EncoderDecoderEngine, answers=model.answers)
@@ -68,7 +69,6 @@ def build_engine(config: EngineConfig, folder: Path, *, name: str | None = None)
         description=description,
         scheduler=scheduler,
         executor=InProcessExecutor(_runner(config, model, memory, max_model_len, device), memory),
-        eos_token_ids=model.eos_token_ids,
         seed=config.seed,
     )
 

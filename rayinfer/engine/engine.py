@@ -27,14 +27,12 @@ class Engine:
         description: ModelDescription,
         scheduler: Scheduler,
         executor: Executor,
-        eos_token_ids: tuple[int, ...] = (),
         seed: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.description = description
         self._scheduler = scheduler
         self._executor = executor
-        self._eos_token_ids = eos_token_ids
         self._seeds = random.Random(seed)  # for requests that bring none
         self._clock = clock
         self._life = LifeCycle()
@@ -126,7 +124,7 @@ class Engine:
             seed=self._seeds.getrandbits(64),
             max_model_len=self.description.max_model_len,
             block_size=self.description.block_size,
-            eos_token_ids=self._eos_token_ids,
+            eos_token_ids=self.description.eos_token_ids,
             now=self._clock(),
         )
 

@@ -261,7 +261,7 @@ class Scheduler:
         token_ids = delta.token_ids
         if reason == "error":
             token_ids = []
-            logger.error("request %s: its settings allow no token, or its scores are no numbers", request.request_id)
+            logger.error("request %s: no token is left to choose from: its scores are no numbers", request.request_id)
         is_stop_id = reason == "stop" and token_ids[0] in request.params.stop_ids
         return delta._replace(
             token_ids=token_ids,

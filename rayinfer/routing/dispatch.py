@@ -128,8 +128,10 @@ class Dispatcher:
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
         """Yield the answer as it grows; closing the iterator aborts what still runs, without waiting for it."""
-        self._check(request)
+        description = self.describe()
+        self._check_prompt(request, description)
         request = _with_bad_words_spelled(request, self._tokenizer)
+        request.sampling_params.check_leaves_a_token(description.eos_token_ids, description.vocab_size)
         ticket = self._admission.admit()
         stream = StreamState(_with_seed(request), self._tokenizer, keeps_outputs=False)
         timers = self._start_timers(request, stream)
@@ -209,8 +211,7 @@ class Dispatcher:
     def _not_ready_message(self) -> str:
         return f"model {self._model_name!r} cannot answer now: {self._why_not_ready}"
 
-    def _check(self, request: GenerationRequest) -> None:
-        description = self.describe()
+    def _check_prompt(self, request: GenerationRequest, description: ModelDescription) -> None:
         if not description.scores_prompts:
             request.sampling_params.check_prompt_is_not_scored()
         room = 0 if request.sampling_params.max_tokens == 0 else 1  # a prompt that is only scored may fill the context

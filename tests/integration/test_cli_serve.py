@@ -5,6 +5,7 @@ import socket
 import subprocess
 import time
 
+import httpx
 import pytest
 
 from cli_processes import is_listening, processes_with, run_cli, serving
@@ -39,12 +40,18 @@ def assert_all_gone(processes, started):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_service_answers_is_listed_and_leaves_nothing_behind(model, cache, number):
-    with serving(model, *ENGINE, "--name", "petite", cache=cache) as service:
+    switches = ("--no-trace-requests", "--enable-engine-control")
+    with serving(model, *ENGINE, *switches, "--name", "petite", cache=cache) as service:
         service.wait_for_line("ready: petite")
         curl = shlex.split(service.wait_for_line("curl "))
         answer = json.loads(subprocess.run([*curl, "-s"], capture_output=True, check=True).stdout)
         assert answer["model"] == "petite"
         assert answer["choices"][0]["message"]["role"] == "assistant"
+
+        trace = httpx.get(f"{service.url}/v1/requests/{answer['id']}/trace")
+        assert (trace.status_code, trace.json()["error"]["code"]) == (404, "traces_switched_off")
+        assert httpx.post(f"{service.url}/pause").status_code == 200
+        assert httpx.post(f"{service.url}/resume").status_code == 200
 
         record = json.loads((cache / "services" / f"{service.port}.json").read_text())
         assert (record["port"], record["models"]) == (service.port, ["petite"])

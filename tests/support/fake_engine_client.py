@@ -13,7 +13,12 @@ class FakeEngineClient:
 
     def __init__(self, *, max_model_len: int = 100) -> None:
         self.description = ModelDescription(
-            name="engine's own name", max_model_len=max_model_len, vocab_size=256, created=1, kv_blocks_total=10
+            name="engine's own name",
+            max_model_len=max_model_len,
+            vocab_size=256,
+            created=1,
+            kv_blocks_total=10,
+            eos_token_ids=(3,),
         )
         self.submitted: list[GenerationRequest] = []
         self.aborted: list[str] = []

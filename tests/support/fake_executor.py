@@ -320,11 +320,10 @@ def drive(
         created=0,
         kv_blocks_total=num_blocks,
         block_size=block_size,
+        eos_token_ids=eos_token_ids,
     )
     clock = FakeClock()
-    engine = Engine(
-        description=description, scheduler=scheduler, executor=executor, eos_token_ids=eos_token_ids, clock=clock
-    )
+    engine = Engine(description=description, scheduler=scheduler, executor=executor, clock=clock)
     return Driven(engine, executor, scheduler, clock, budget=budget)
 
 

@@ -85,9 +85,10 @@ def test_the_range_and_the_value_are_said(values, said):
         {"bad_token_sequences": [[7], [3, 4], [8]]},
         {"stop_token_ids": [7, 8, 9], "min_tokens": 1},
         {"stop_token_ids": [7], "bad_token_sequences": [[8]], "min_tokens": 1},
+        {"bad_token_sequences": [[7, 7], [8]]},
     ],
 )
-def test_settings_that_leave_no_token_to_begin_with_are_refused(rules):
+def test_settings_that_may_leave_no_token_are_refused(rules):
     with pytest.raises(InvalidParameter, match=r"must leave a token .* got \[7, 8\]") as caught:
         SamplingParams(allowed_token_ids=[7, 8], **rules)
     assert caught.value.param == "allowed_token_ids"
@@ -97,9 +98,25 @@ def test_settings_that_leave_no_token_to_begin_with_are_refused(rules):
 
 def test_bad_words_that_leave_no_token_are_refused_once_they_are_spelled():
     params = SamplingParams(allowed_token_ids=[7], bad_words=["x"])
-    assert params.with_bad_words_spelled(lambda word: [(7, 8)]).allowed_ids == (7,)
+    assert params.with_bad_words_spelled(lambda word: [(7, 8)]).allowed_ids == (7,)  # no 8 can come anyway
     with pytest.raises(InvalidParameter, match="allowed_token_ids must leave a token"):
         params.with_bad_words_spelled(lambda word: [(7,)])
+
+
+def test_tokens_that_end_every_answer_of_a_model_are_not_enough_where_a_minimum_is_demanded():
+    params = SamplingParams(allowed_token_ids=[2, 3], min_tokens=1)
+    params.check_leaves_a_token((2,))
+    with pytest.raises(InvalidParameter, match=r"allowed_token_ids must leave a token .* got \[2, 3\]"):
+        params.check_leaves_a_token((2, 3))
+    replace(params, min_tokens=0).check_leaves_a_token((2, 3))
+    replace(params, ignore_eos=True).check_leaves_a_token((2, 3))
+
+
+def test_bad_words_that_could_forbid_a_whole_vocabulary_are_refused():
+    params = SamplingParams(bad_token_sequences=[[0], [1, 1], [0, 2]])
+    params.check_leaves_a_token((), 4)
+    with pytest.raises(InvalidParameter, match="bad_words must leave a token"):
+        params.check_leaves_a_token((), 3)
 
 
 def test_a_stop_token_may_be_the_only_one_where_none_is_demanded_before_it():

@@ -39,6 +39,8 @@ class Service:
     port: int
     replicas: int
     ray_address: str | None
+    trace_requests: bool
+    enable_engine_control: bool
     settings: dict[str, Any]
 
 
@@ -56,6 +58,10 @@ def serve(
     ray_address: Annotated[
         str | None, typer.Option(help="join this Ray instead of starting one (auto, or HOST:PORT)")
     ] = None,
+    trace_requests: Annotated[bool, typer.Option(help="keep what happened to each request for ten minutes")] = True,
+    enable_engine_control: Annotated[
+        bool, typer.Option("--enable-engine-control", help="let clients pause engines and put them to sleep")
+    ] = False,
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
     """Serve a model over the OpenAI API until Ctrl-C."""
@@ -75,6 +81,8 @@ def serve(
         port=port,
         replicas=replicas,
         ray_address=ray_address,
+        trace_requests=trace_requests,
+        enable_engine_control=enable_engine_control,
         settings=engine_settings,
     )
     check_folder(service.folder)
@@ -115,7 +123,15 @@ def _prepare(service: Service) -> "Application":
 
     check_checkpoint(service.folder)
     model = {"name": service.name, "model": str(service.folder), "num_replicas": service.replicas, **service.settings}
-    return build_llm_app(llm_app_args({"models": [model]}))
+    return build_llm_app(
+        llm_app_args(
+            {
+                "models": [model],
+                "trace_requests": service.trace_requests,
+                "enable_engine_control": service.enable_engine_control,
+            }
+        )
+    )
 
 
 def _bring_up(service: Service, cluster: "OwnRay | JoinedRay", application: "Application", phases: Phases) -> None:

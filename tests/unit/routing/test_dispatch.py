@@ -282,6 +282,15 @@ async def test_bad_words_are_spelled_for_the_engine_and_refused_before_any_work_
     assert len(service.engines[0].submitted) == 1
 
 
+async def test_settings_that_may_leave_no_token_are_refused_before_any_work(service):
+    with pytest.raises(InvalidParameter, match="allowed_token_ids must leave a token"):
+        await anext(service.open("a", allowed_token_ids=[3], min_tokens=1))
+    spelling = service.tokenizer.encode("hello")
+    with pytest.raises(InvalidParameter, match="allowed_token_ids must leave a token"):
+        await anext(service.open("b", allowed_token_ids=spelling[-1:], bad_words=["hello"]))
+    assert service.engines[0].submitted == []
+
+
 async def test_too_many_waiting_requests_are_refused_until_one_has_its_first_token(tokenizer):
     async with running(Service(tokenizer, 1, max_waiting_requests=1)) as service:
         waiting = asyncio.ensure_future(anext(service.open("a")))
