@@ -27,9 +27,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def ignore_interrupts() -> None:
-    """Start without a handler for SIGINT, which stays so unless the program sets its own."""
+def start_as_in_the_background() -> None:
+    """Start with SIGINT ignored, as a shell's `&` does, and with SIGHUP heard even where the tests run under nohup."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def run_cli(*arguments: object, cache: Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -57,7 +58,7 @@ class ServeCommand:
             stderr=subprocess.STDOUT,
             text=True,
             bufsize=1,
-            preexec_fn=ignore_interrupts,  # the harder case: as a shell's `&` starts it
+            preexec_fn=start_as_in_the_background,
             env=os.environ | {"RAYINFER_CACHE": str(cache)},
         )
         self._unread: queue.Queue[str | None] = queue.Queue()  # None: it has ended
