@@ -79,6 +79,7 @@ def test_who_gives_way_is_decided_by_priority_then_time_left_then_work_lost(runn
     driven.add("urgent", numbers(4, 40), max_tokens=2, priority=-1)
     driven.step()
     assert before - driven.running() == {"b"}
+    assert driven.engine.stats.num_preemptions_total == 1  # "b" at once, not somebody who then took its row
     driven.run()
 
 
@@ -127,6 +128,15 @@ def test_the_first_of_all_never_gives_way_for_want_of_blocks_even_if_it_has_leas
     assert list(driven.ends) == ["first", "second"]
     assert driven.engine.stats.num_preemptions_total == 1
     assert driven.tokens["second"] == expected_tokens(numbers(22, 1), 12)
+
+
+def test_who_came_first_gives_way_for_want_of_blocks_if_its_turn_is_behind_the_others():
+    driven = drive(num_blocks=9)
+    driven.add("low", numbers(6), max_tokens=20, priority=1)
+    driven.add("high", numbers(14, 1), max_tokens=12)
+    driven.run()
+    assert list(driven.ends) == ["high", "low"]
+    assert driven.engine.stats.num_preemptions_total == 1
 
 
 def test_requests_that_outgrow_the_pool_together_finish_one_after_the_other_without_ping_pong():
