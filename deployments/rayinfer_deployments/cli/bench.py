@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from rayinfer.config import DEFAULT_MODEL
+from rayinfer_deployments.cli.bench_peers import peers
 from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.failures import in_one_line
 
@@ -27,6 +28,7 @@ def build_application() -> typer.Typer:
     application.command()(offline)
     application.command()(serve)
     application.command()(scheduler)
+    application.command()(peers)
     return application
 
 

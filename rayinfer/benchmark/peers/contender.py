@@ -1,0 +1,102 @@
+"""What is compared: a program in one mode, how its engine and its server are started, and what it lacks."""
+
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+Figures = dict[str, float]  # by the names that `works.py` gives them
+
+
+class MeasuredEngine(Protocol):
+    """An engine that is up and can be measured again and again."""
+
+    @property
+    def version(self) -> str:
+        """What is running."""
+        ...
+
+    @property
+    def works(self) -> Collection[str]:
+        """The names of the works that it can do."""
+        ...
+
+    def measure(self, work: str) -> Figures:
+        """Do the work once; raises RayinferError."""
+        ...
+
+    def pause(self) -> None:
+        """Take no processor time until `resume`: it is another one's turn."""
+        ...
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerCommand:
+    """How a server is started; `{port}` in its arguments stands for the port."""
+
+    arguments: list[str]
+    ready_path: str  # answers 200 once requests are taken
+    model: str  # its name there
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contender:
+    """One program in one mode; what it cannot do is None."""
+
+    name: str
+    mode: str
+    weight_bits: int  # 16, 8 or 4: who is compared with whom
+    open_engine: Callable[[Path], AbstractContextManager[MeasuredEngine]] | None  # given the file for its log
+    server: ServerCommand | None
+
+    @property
+    def label(self) -> str:
+        """What it is called in tables."""
+        return f"{self.name} {self.mode}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Missing:
+    """A contender that cannot take part, and why."""
+
+    label: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """What every adapter is told: the model, the machine, and where the peers are installed."""
+
+    model: str  # as asked for
+    model_folder: Path  # a Hugging Face folder
+    vocab_size: int  # prompts are drawn below it
+    peers_folder: Path
+    cpus: tuple[int, ...]  # that everyone gets
+    cpu_flags: frozenset[str]
+    programs: dict[str, Path] = field(default_factory=dict)  # by peer: where it is if not in the peers' folder
+
+    @property
+    def num_threads(self) -> int:
+        """How many threads everyone gets."""
+        return len(self.cpus)
+
+    @property
+    def converted_models(self) -> Path:
+        """Where the model lies in the peers' own formats."""
+        return self.peers_folder / "models" / Path(self.model).name
+
+    @property
+    def multiplies_bfloat16(self) -> bool:
+        """Whether the processor has products of bfloat16 numbers."""
+        return bool({"avx512_bf16", "amx_bf16"} & self.cpu_flags)
+
+    def with_all_cores(self, arguments: list[str], **variables: str) -> list[str]:
+        """Put a command behind `env`, so that no setting of ours takes cores away from it."""
+        settings = {"OMP_NUM_THREADS": str(self.num_threads), "TOKENIZERS_PARALLELISM": "false", **variables}
+        return ["env", "-u", "OMP_WAIT_POLICY", *(f"{name}={value}" for name, value in settings.items()), *arguments]

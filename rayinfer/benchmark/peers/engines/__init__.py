@@ -1,0 +1,1 @@
+"""What runs in a process of its own, under the interpreter of what is measured: started as files, never imported."""

@@ -1,0 +1,50 @@
+"""rayinfer itself, in every mode that it has here."""
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rayinfer.benchmark.peers.contender import Contender, Missing, ServerCommand, Setup
+from rayinfer.benchmark.peers.engine_process import ENGINES, engine_process
+from rayinfer.config import engine_config
+from rayinfer.errors import ConfigError
+
+NAME = "rayinfer"
+MODES = {"bfloat16": 16, "int8": 8, "int8-dynamic": 8, "int4": 4}  # bits of a weight
+ADAPTER = ENGINES / "rayinfer_engine.py"
+
+
+def own_contenders(setup: Setup, modes: tuple[str, ...]) -> list[Contender | Missing]:
+    """Find the modes that this version has."""
+    return [_contender(setup, mode) for mode in modes]
+
+
+def _contender(setup: Setup, mode: str) -> Contender | Missing:
+    engine: dict[str, Any] = {"dtype": "bfloat16", "num_threads": setup.num_threads}
+    if mode not in MODES:
+        return Missing(label=f"{NAME} {mode}", reason=f"there is no such mode: choose from {', '.join(MODES)}")
+    if mode != "bfloat16":
+        engine["quantization"] = mode
+    try:
+        engine_config(model=setup.model, **engine)
+    except ConfigError as error:
+        return Missing(label=f"{NAME} {mode}", reason=str(error))
+    return Contender(
+        name=NAME,
+        mode=mode,
+        weight_bits=MODES[mode],
+        open_engine=lambda log: engine_process(
+            ADAPTER, {"model": str(setup.model_folder), "engine": engine}, setup=setup, log=log
+        ),
+        server=_server(setup, engine),
+    )
+
+
+def _server(setup: Setup, engine: dict[str, Any]) -> ServerCommand:
+    command = [str(Path(sys.executable).with_name("rayinfer")), "serve", str(setup.model_folder)]
+    options = [part for name, value in engine.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    arguments = [*command, "--port", "{port}", "--name", NAME, "--no-enable-prefix-caching", *options]
+    return ServerCommand(
+        arguments=setup.with_all_cores(arguments), ready_path="/ready", model=NAME, version=version(NAME)
+    )
