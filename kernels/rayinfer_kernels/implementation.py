@@ -11,11 +11,16 @@ from rayinfer_kernels.packed_weight import PackedWeight
 class Implementation(Protocol):
     """All operations, for the devices and types it is chosen for."""
 
-    def pack(self, weight: torch.Tensor) -> PackedWeight | None:
+    def pack(self, weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | None:
         """Bring the weight of one or several linear layers into the order that products read, if that is worth it."""
 
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """Multiply by a weight that `pack` returned."""
+
+    def packed_gated_linear(
+        self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, activation: str
+    ) -> torch.Tensor:
+        """Multiply by a gated weight that `pack` returned, and gate its outputs."""
 
     def packed_grouped_linear(self, x: torch.Tensor, weight: PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
         """Multiply each group of rows by its own layer of a weight that `pack` returned."""

@@ -1,5 +1,7 @@
 """The one door to the kernels: every operation by name, run by the best implementation for the tensors at hand."""
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 
@@ -10,6 +12,7 @@ from rayinfer_kernels.reference import grouped_linear as plain_grouped_linear
 from rayinfer_kernels.selection import implementation_for
 
 __all__ = [
+    "Gate",
     "KVCache",
     "PackedWeight",
     "add_rms_norm",
@@ -17,6 +20,7 @@ __all__ = [
     "combine_rows",
     "copy_blocks",
     "embedding",
+    "gated_linear",
     "gelu",
     "gelu_tanh",
     "gelu_tanh_and_mul",
@@ -33,14 +37,18 @@ __all__ = [
 ]
 
 
-def pack_weight(weight: torch.Tensor) -> PackedWeight | None:
+Gate = Literal["silu", "gelu_tanh"]
+
+
+def pack_weight(weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | None:
     """Bring a weight into the order in which products read it fastest; None: keep it.
 
-    A weight [out_features, in_features] is for `linear`, [num_groups, out_features, in_features] for `grouped_linear`.
+    A weight [out_features, in_features] is for `linear`, or for `gated_linear` if it `is_gated`, [num_groups, out_features,
+    in_features] for `grouped_linear`.
     Its memory is reused where that can be, so that a packed weight is not to be used any more.
     Products with a packed weight are the same to the bit whatever else is in the batch.
     """
-    return implementation_for(weight).pack(weight)
+    return implementation_for(weight).pack(weight, is_gated)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -48,6 +56,19 @@ def linear(x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Ten
     if isinstance(weight, PackedWeight):
         return implementation_for(x).packed_linear(x, weight, bias)
     return F.linear(x, weight, bias)
+
+
+def gated_linear(
+    x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None, activation: Gate
+) -> torch.Tensor:
+    """activation(gate) * up, the two halves of x W^T + bias: x [num_tokens, in_features] -> [num_tokens, out_features].
+
+    The rows of W are those of the gate, then as many of the other (Shazeer 2020).
+    """
+    if isinstance(weight, PackedWeight):
+        return implementation_for(x).packed_gated_linear(x, weight, bias, activation)
+    stacked = F.linear(x, weight, bias)
+    return silu_and_mul(stacked) if activation == "silu" else gelu_tanh_and_mul(stacked)
 
 
 def grouped_linear(x: torch.Tensor, weight: torch.Tensor | PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The gated feed-forward part of a decoder layer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import torch
@@ -10,9 +10,7 @@ from rayinfer.layers.linear import FusedLinear, Linear, StackedLinear
 from rayinfer_kernels import ops
 
 # By the names of config.json.
-GATES: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxyType(
-    {"silu": ops.silu_and_mul, "gelu_pytorch_tanh": ops.gelu_tanh_and_mul}
-)
+GATES: Mapping[str, ops.Gate] = MappingProxyType({"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"})
 
 
 class GatedMLP(torch.nn.Module):
@@ -38,12 +36,12 @@ class GatedMLP(torch.nn.Module):
         parts = {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         self.gate_up_proj: StackedLinear | FusedLinear
         if is_fused:
-            self.gate_up_proj = FusedLinear(hidden_size, list(parts.values()), bias=bias)
+            self.gate_up_proj = FusedLinear(hidden_size, list(parts.values()), bias=bias, is_gated=True)
         else:
-            self.gate_up_proj = StackedLinear(hidden_size, parts, bias=bias)
+            self.gate_up_proj = StackedLinear(hidden_size, parts, bias=bias, is_gated=True)
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
-        self._gate = GATES[activation]
+        self._activation = GATES[activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""
-        return self.down_proj.forward(self._gate(self.gate_up_proj.forward(x)))
+        return self.down_proj.forward(self.gate_up_proj.gate(x, self._activation))

@@ -6,25 +6,32 @@ import torch
 
 from rayinfer.layers.matrix import Matrix
 from rayinfer.layers.weight_places import WeightLayout, WeightPlace
+from rayinfer_kernels import ops
 
 
 class Linear(Matrix):
     """y = x W^T + b; weight [out_features, in_features]."""
 
-    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
-        super().__init__(out_features, in_features)
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False, is_gated: bool = False) -> None:
+        super().__init__(out_features, in_features, is_gated=is_gated)
         self.bias = torch.nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, in_features] -> [num_tokens, out_features]."""
         return self.multiply(x, self.bias)
 
+    def gate(self, x: torch.Tensor, activation: ops.Gate) -> torch.Tensor:
+        """x [num_tokens, in_features] -> activation(first half) * second half, [num_tokens, out_features / 2]."""
+        return self.multiply_gated(x, self.bias, activation)
+
 
 class StackedLinear(Linear, WeightLayout):
     """Several linear layers of one input computed as one; `parts` names them in order with their widths."""
 
-    def __init__(self, in_features: int, parts: Mapping[str, int], *, bias: bool = False) -> None:
-        super().__init__(in_features, sum(parts.values()), bias=bias)
+    def __init__(
+        self, in_features: int, parts: Mapping[str, int], *, bias: bool = False, is_gated: bool = False
+    ) -> None:
+        super().__init__(in_features, sum(parts.values()), bias=bias, is_gated=is_gated)
         self.widths = list(parts.values())
         self.rows: dict[str, slice] = {}
         start = 0
@@ -45,6 +52,8 @@ class StackedLinear(Linear, WeightLayout):
 class FusedLinear(Linear):
     """Several linear layers of one input that the checkpoint holds in one piece, too."""
 
-    def __init__(self, in_features: int, widths: list[int], *, bias: bool = False) -> None:
-        super().__init__(in_features, sum(widths), bias=bias)
+    def __init__(
+        self, in_features: int, widths: list[int], *, bias: bool = False, is_gated: bool = False
+    ) -> None:
+        super().__init__(in_features, sum(widths), bias=bias, is_gated=is_gated)
         self.widths = widths

@@ -8,20 +8,25 @@ from rayinfer_kernels import ops
 class Matrix(torch.nn.Module):
     """weight [..., out_features, in_features]; once it is loaded, `pack` replaces it by a copy that is read faster."""
 
-    def __init__(self, *shape: int) -> None:
+    def __init__(self, *shape: int, is_gated: bool = False) -> None:
         super().__init__()
+        self.is_gated = is_gated  # the outputs are those of a gate and as many of what it gates
         self.weight = torch.nn.Parameter(torch.empty(shape), requires_grad=False)
         self._packed: ops.PackedWeight | None = None
 
     def pack(self) -> None:
         """Repack the weight where that is worth it, and let the original go."""
-        self._packed = ops.pack_weight(self.weight)
+        self._packed = ops.pack_weight(self.weight, self.is_gated)
         if self._packed is not None:
             del self.weight
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [num_tokens, in_features] -> x W^T + bias, [num_tokens, out_features]."""
         return ops.linear(x, self._operand, bias)
+
+    def multiply_gated(self, x: torch.Tensor, bias: torch.Tensor | None, activation: ops.Gate) -> torch.Tensor:
+        """x [num_tokens, in_features] -> activation(gate) * up, [num_tokens, out_features / 2]."""
+        return ops.gated_linear(x, self._operand, bias, activation)
 
     def multiply_groups(self, x: torch.Tensor, group_starts: torch.Tensor) -> torch.Tensor:
         """x [num_rows, in_features] -> [num_rows, out_features], each group of rows by its own matrix."""

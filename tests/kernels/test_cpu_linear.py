@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -6,7 +8,7 @@ from rayinfer_kernels import reference
 from rayinfer_kernels.packed_weight import pack
 
 TOLERANCES = {torch.float32: {"atol": 1e-4, "rtol": 1e-5}, torch.bfloat16: {"atol": 0.02, "rtol": 0.01}}
-SHAPES = [(32, 2), (64, 576), (1, 8), (33, 16), (95, 40), (960, 576), (130, 1000)]
+SHAPES = [(32, 2), (64, 576), (1, 8), (33, 16), (95, 41), (7, 1), (960, 576), (130, 1000)]
 
 
 @pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
@@ -41,9 +43,19 @@ def test_rows_of_a_packed_weight_are_those_of_the_weight(dtype, out_features, in
     assert torch.equal(pack(weight.clone()).rows(indices), weight[indices])
 
 
-def test_a_weight_whose_rows_are_no_whole_words_stays_as_it_is(library, kernels, dtype):
-    packed = kernels.pack(torch.randn(64, 7).to(dtype))
-    assert (packed is None) == (dtype == torch.bfloat16)
+@pytest.mark.parametrize(("out_features", "in_features"), [(32, 2), (1, 8), (33, 16), (95, 41), (1536, 576)])
+@pytest.mark.parametrize("rows", [0, 1, 5, 13])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gated_products_equal_plain_ones(kernels, dtype, rows, out_features, in_features, activation):
+    x, weight = torch.randn(rows, in_features).to(dtype), torch.randn(2 * out_features, in_features).to(dtype)
+    bias, packed = torch.randn(2 * out_features).to(dtype), pack(weight.clone(), is_gated=True)
+    gate_function = F.silu if activation == "silu" else partial(F.gelu, approximate="tanh")
+    for added in (None, bias):
+        gate, up = F.linear(x.float(), weight.float(), None if added is None else added.float()).chunk(2, -1)
+        expected = (gate_function(gate) * up).to(dtype)
+        tolerances = {"atol": 1e-3, "rtol": 1e-4} if dtype == torch.float32 else {"atol": 0.1, "rtol": 0.02}
+        torch.testing.assert_close(kernels.packed_gated_linear(x, packed, added, activation), expected, **tolerances)
+    assert torch.equal(packed.rows(torch.arange(2 * out_features)), weight)
 
 
 def test_packing_takes_no_memory_beside_the_weight(dtype):

@@ -1,16 +1,15 @@
 // Linear layers of which each has its own rows of one input: the experts of a mixture.
 //
-// Weights as in packed_linear.h, [num_groups, num_panels, in_features / kPerWord, 32] words; groups without rows are not read.
+// Their weights lie one behind the other, [num_groups] times what one of them takes; groups without rows are not read.
 
 #include <vector>
 
-#include "packed_linear.h"
+#include "model_rows.h"
 
 namespace rayinfer {
 namespace {
 
 constexpr int64_t kRowsPerTask = 16 * kRowsAtOnce;  // enough to make up for reading the panels again
-constexpr int64_t kPanelsPerTask = 2;
 
 struct GroupRows {
     int64_t group;
@@ -25,32 +24,51 @@ std::vector<GroupRows> tasks_of(const int32_t* group_starts, int64_t num_groups)
     return tasks;
 }
 
+Weight weight_of(const Weight& first, int64_t group) {
+    Weight weight = first;
+    weight.panels += group * first.num_panels() * panel_bytes(first.format, first.in_features);
+    if (first.scales) weight.scales += group * first.num_panels() * kPanelWidth;
+    if (first.sums) weight.sums += group * first.num_panels() * kPanelWidth;
+    return weight;
+}
+
 template <class T>
-void grouped_linear(const PackedLinear<T>& first, const int32_t* group_starts, int64_t num_groups, int num_threads) {
+void grouped_linear(const ModelRows<T>& x, const Weight& first, const int32_t* group_starts, int64_t num_groups, T* out,
+                    int num_threads) {
+    thread_local RowBuffer encoded, widened;
+    const EncodedRows rows = place_for(x, first.format, encoded);
+    float* scratch = widened.rows<float>(num_threads, x.width);
     const std::vector<GroupRows> tasks = tasks_of(group_starts, num_groups);
-    const int64_t num_panels = first.num_panels();
-    const int64_t panel_tasks = (num_panels + kPanelsPerTask - 1) / kPanelsPerTask;
-    // Groups differ in size, so threads take what comes next.
-#pragma omp parallel for schedule(dynamic) num_threads(num_threads)
-    for (int64_t i = 0; i < (int64_t)tasks.size() * panel_tasks; ++i) {
-        const GroupRows task = tasks[i / panel_tasks];
-        const int64_t panel = i % panel_tasks * kPanelsPerTask;
-        PackedLinear<T> layer = first;
-        layer.panels += task.group * num_panels * first.num_words() * kPanelWidth;
-        layer.run(task.rows, {panel, std::min(panel + kPanelsPerTask, num_panels)});
+    const int64_t num_units = first.panels_per_half(), units_per_task = first.is_gated ? 1 : kPanelsAtOnce;
+    const int64_t tasks_per_group = (num_units + units_per_task - 1) / units_per_task;
+#pragma omp parallel num_threads(num_threads)
+    {
+        const Share share = this_thread();
+        if (rows.data != (const uint8_t*)x.data) encode_share(x, first.format, rows, share, scratch + share.index * x.width);
+#pragma omp barrier
+        // Groups differ in size, so threads take what comes next.
+#pragma omp for schedule(dynamic)
+        for (int64_t i = 0; i < (int64_t)tasks.size() * tasks_per_group; ++i) {
+            const GroupRows task = tasks[i / tasks_per_group];
+            const int64_t unit = i % tasks_per_group * units_per_task;
+            const Weight weight = weight_of(first, task.group);
+            LinearLayer<T>{weight, nullptr, Activation::none}.run(
+                rows, task.rows, {unit, std::min(unit + units_per_task, num_units)},
+                StoreInRows<T>{out, weight.out_features});
+        }
     }
 }
 
 }  // namespace
 }  // namespace rayinfer
 
-#define RAYINFER_GROUPED_LINEAR(name, T)                                                                              \
-    extern "C" __attribute__((visibility("default"))) void name(                                                      \
-        const void* x, int64_t x_stride, const void* panels, const int32_t* group_starts, int64_t num_groups,         \
-        void* out, int64_t in_features, int64_t out_features, int num_threads) {                                      \
-        rayinfer::grouped_linear<T>({(const T*)x, x_stride, (const uint32_t*)panels, nullptr, (T*)out, in_features,   \
-                                     out_features},                                                                   \
-                                    group_starts, num_groups, num_threads);                                           \
+#define RAYINFER_GROUPED_LINEAR(name, T)                                                                           \
+    extern "C" __attribute__((visibility("default"))) void name(                                                   \
+        const void* x, int64_t x_stride, const rayinfer::Weight* first, const int32_t* group_starts,               \
+        int64_t num_groups, void* out, int64_t num_rows, int num_threads) {                                        \
+        using namespace rayinfer;                                                                                  \
+        grouped_linear<T>({(const T*)x, x_stride, num_rows, first->in_features}, *first, group_starts, num_groups, \
+                          (T*)out, num_threads);                                                                   \
     }
 
 RAYINFER_GROUPED_LINEAR(rayinfer_grouped_linear_float32, float)

@@ -2,22 +2,24 @@
 
 import ctypes
 from collections.abc import Callable
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
 from typing import Any, ClassVar
 
 import torch
 
 from rayinfer_kernels.kv_cache import KVCache
-from rayinfer_kernels.packed_weight import WORD_BYTES, PackedWeight, can_pack, pack
+from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument, pack
 
 _SIZE, _POINTER = c_int64, c_void_p
+_WEIGHT = ctypes.POINTER(WeightArgument)
+_ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2}  # as in cpu/linear.h
 _STRIDED_HEADS = (_POINTER, _SIZE, _SIZE)
 _CACHE = (_POINTER, _POINTER, _SIZE, _SIZE, _SIZE)
 _ROWS_TO_ROWS = (_POINTER, _SIZE, _POINTER, _SIZE, _SIZE, c_int)
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "write_kv": (*_STRIDED_HEADS, *_STRIDED_HEADS, *_CACHE, _POINTER, _SIZE, _SIZE, c_int),
-    "linear": (_POINTER, _SIZE, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, c_int),
-    "grouped_linear": (_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _POINTER, _SIZE, _SIZE, c_int),
+    "linear": (_POINTER, _SIZE, _WEIGHT, _POINTER, c_int32, _POINTER, _SIZE, c_int),
+    "grouped_linear": (_POINTER, _SIZE, _WEIGHT, _POINTER, _SIZE, _POINTER, _SIZE, c_int),
     "combine_rows": (_POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, c_int),
     "paged_attention": (
         *(*_STRIDED_HEADS, _POINTER, *_CACHE, _POINTER, _SIZE, _POINTER, _POINTER),
@@ -58,32 +60,44 @@ class CpuKernels:
         self._gelu_tanh_and_mul = functions["gelu_tanh_and_mul"]
         self._gelu, self._gelu_tanh = functions["gelu"], functions["gelu_tanh"]
 
-    def pack(self, weight: torch.Tensor) -> PackedWeight | None:
+    def pack(self, weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | None:
         """See `ops.pack_weight`."""
-        return pack(weight) if self._packs and can_pack(weight) else None
+        return pack(weight, is_gated=is_gated) if self._packs else None
 
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """See `ops.linear`."""
-        rows = _in_words(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]))
-        num_rows, in_features = rows.shape
-        assert in_features == weight.in_features, f"{in_features} inputs for a weight of {weight.in_features}"
+        assert not weight.is_gated
+        return self._multiply(x, weight, bias, None)
+
+    def packed_gated_linear(
+        self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, activation: str
+    ) -> torch.Tensor:
+        """See `ops.gated_linear`."""
+        assert weight.is_gated
+        return self._multiply(x, weight, bias, activation)
+
+    def _multiply(
+        self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, activation: str | None
+    ) -> torch.Tensor:
+        rows = _dense_last(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]))
+        assert rows.shape[1] == weight.in_features, f"{rows.shape[1]} inputs for a weight of {weight.in_features}"
         out = torch.empty((*x.shape[:-1], weight.out_features), dtype=x.dtype)
         self._linear(
-            *(rows.data_ptr(), rows.stride(0), weight.panels.data_ptr(), None if bias is None else bias.data_ptr()),
-            *(out.data_ptr(), num_rows, in_features, weight.out_features, torch.get_num_threads()),
+            *(rows.data_ptr(), rows.stride(0), weight.argument, None if bias is None else bias.data_ptr()),
+            *(_ACTIVATIONS[activation], out.data_ptr(), len(rows), torch.get_num_threads()),
         )
         return out
 
     def packed_grouped_linear(self, x: torch.Tensor, weight: PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
         """See `ops.grouped_linear`."""
-        x, group_starts = _in_words(x), group_starts.to(torch.int32).contiguous()
+        x, group_starts = _dense_last(x), group_starts.to(torch.int32).contiguous()
         num_rows, in_features = x.shape
         assert in_features == weight.in_features, f"{in_features} inputs for weights of {weight.in_features}"
         assert len(group_starts) == len(weight.panels) + 1, "a start for each group, and an end"
         out = torch.empty((num_rows, weight.out_features), dtype=x.dtype)
         self._grouped_linear(
-            *(x.data_ptr(), x.stride(0), weight.panels.data_ptr(), group_starts.data_ptr(), len(group_starts) - 1),
-            *(out.data_ptr(), in_features, weight.out_features, torch.get_num_threads()),
+            *(x.data_ptr(), x.stride(0), weight.argument, group_starts.data_ptr(), len(group_starts) - 1),
+            *(out.data_ptr(), num_rows, torch.get_num_threads()),
         )
         return out
 
@@ -210,12 +224,6 @@ def _change_rows(function: Callable[..., None], x: torch.Tensor, width: int) -> 
 
 def _dense_last(x: torch.Tensor) -> torch.Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _in_words(rows: torch.Tensor) -> torch.Tensor:
-    if rows.stride(1) == 1 and rows.stride(0) * rows.element_size() % WORD_BYTES == 0:
-        return rows
-    return rows.contiguous()
 
 
 def _bias_arguments(bias: torch.Tensor | None) -> tuple[int | None, int]:

@@ -25,6 +25,8 @@ using Word = Lanes<kWidth>::Word;
 using Half = Lanes<kWidth>::Half;
 typedef int32_t Int __attribute__((vector_size(kWidth * 4)));
 
+constexpr int64_t kRowsAtOnce = 6;  // x 4 vectors of sums = 24 of the 32 registers of AVX-512
+
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct bfloat16 {

@@ -5,7 +5,6 @@
 
 namespace rayinfer {
 
-constexpr int kRowsAtOnce = 6;  // x 4 vectors = 24 of the 32 registers of AVX-512 hold sums
 constexpr int kVectorsAtOnce = 4;
 
 // out[row, column] = the sum over w of rows[row, w] x columns[w, column], for Vectors x Width columns; columns[v] is where

@@ -12,7 +12,7 @@ from rayinfer_kernels.reference.elementwise import (
     silu_and_mul,
 )
 from rayinfer_kernels.reference.grouped_linear import combine_rows, grouped_linear, packed_grouped_linear
-from rayinfer_kernels.reference.linear import pack, packed_linear
+from rayinfer_kernels.reference.linear import pack, packed_gated_linear, packed_linear
 
 __all__ = [
     "add_rms_norm",
@@ -23,6 +23,7 @@ __all__ = [
     "grouped_linear",
     "layer_norm",
     "pack",
+    "packed_gated_linear",
     "packed_grouped_linear",
     "packed_linear",
     "paged_attention",

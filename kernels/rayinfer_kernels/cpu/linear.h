@@ -1,0 +1,129 @@
+// A linear layer as threads share it, and what becomes of its sums.
+//
+// Everything here runs inside a parallel region: each thread computes its share, and whoever reads the results waits.
+#pragma once
+
+#include <algorithm>
+
+#include "activations.h"
+#include "panel_products.h"
+
+namespace rayinfer {
+
+struct Range {
+    int64_t begin, end;
+    int64_t size() const { return end - begin; }
+};
+
+// One thread of a team.
+struct Share {
+    int index, count;
+    Range of(int64_t total) const { return {total * index / count, total * (index + 1) / count}; }
+};
+
+enum class Activation : int32_t { none = 0, silu = 1, gelu_tanh = 2 };
+
+inline Float activate(Activation activation, Float x) {
+    switch (activation) {
+        case Activation::none: return x;
+        case Activation::silu: return silu(x);
+        case Activation::gelu_tanh: return gelu_tanh(x);
+    }
+    return x;
+}
+
+// Encoded rows of one layer's input.
+struct EncodedRows {
+    const uint8_t* data;
+    int64_t row_bytes, num_rows;
+    RowTile tile(int64_t row, int64_t end) const {
+        return {data + row * row_bytes, row_bytes, std::min(kRowsAtOnce, end - row)};
+    }
+};
+
+// Puts results into rows of Out.
+template <class Out>
+struct StoreInRows {
+    Out* out;
+    int64_t stride;
+    void operator()(int64_t row, int64_t column, Float x, int64_t left) const {
+        store(out + row * stride + column, x, left);
+    }
+};
+
+// Adds results to rows of float32.
+struct AddToRows {
+    float* sums;
+    int64_t stride;
+    void operator()(int64_t row, int64_t column, Float x, int64_t left) const {
+        float* to = sums + row * stride + column;
+        store(to, load(to, left) + x, left);
+    }
+};
+
+template <class T>
+struct LinearLayer {
+    const Weight& weight;
+    const T* bias;  // or null; a gated weight's is [2 x out_features], gate first
+    Activation activation;
+
+    // `put(row, column, values, left)` takes sixteen results at a time, of which `left` count.
+    template <class Put>
+    void run(EncodedRows rows, Share share, const Put& put) const {
+        // Threads share the panels, and the rows too where panels are few.
+        const int64_t num_units = weight.panels_per_half();
+        const int64_t num_tiles = (rows.num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
+        const int panel_groups = (int)std::min<int64_t>(share.count, num_units);
+        const int row_groups = (int)std::max<int64_t>(1, std::min<int64_t>(num_tiles, share.count / panel_groups));
+        if (share.index >= panel_groups * row_groups) return;
+        const Range tiles = Share{share.index / panel_groups, row_groups}.of(num_tiles);
+        const Range units = Share{share.index % panel_groups, panel_groups}.of(num_units);
+        run(rows, {tiles.begin * kRowsAtOnce, std::min(tiles.end * kRowsAtOnce, rows.num_rows)}, units, put);
+    }
+
+    // The rows of a range by the panels of another; a gated weight counts its panels in pairs.
+    template <class Put>
+    void run(EncodedRows rows, Range row_range, Range units, const Put& put) const {
+        float sums[kRowsAtOnce * kPanelsAtOnce * kPanelWidth];
+        const int64_t panels_per_unit = weight.is_gated ? 2 : 1;
+        for (int64_t unit = units.begin; unit < units.end;) {
+            const int64_t count = weight.is_gated ? 1 : std::min(kPanelsAtOnce, units.end - unit);
+            for (int64_t row = row_range.begin; row < row_range.end; row += kRowsAtOnce) {
+                const RowTile tile = rows.tile(row, row_range.end);
+                panel_products<T>(weight, tile, unit * panels_per_unit, count * panels_per_unit, sums);
+                for (int64_t r = 0; r < tile.num_rows; ++r) {
+                    if (weight.is_gated)
+                        put_gated(row + r, unit * kPanelWidth, sums + r * 2 * kPanelWidth, put);
+                    else
+                        put_plain(row + r, unit * kPanelWidth, count * kPanelWidth, sums + r * count * kPanelWidth, put);
+                }
+            }
+            unit += count;
+        }
+    }
+
+    template <class Put>
+    void put_plain(int64_t row, int64_t column, int64_t width, const float* sums, const Put& put) const {
+        const int64_t end = std::min(column + width, weight.out_features);
+        for (int64_t c = column; c < end; c += kWidth, sums += kWidth) {
+            Float sum = load(sums);
+            if (bias) sum += load(bias + c, end - c);
+            put(row, c, activate(activation, sum), end - c);
+        }
+    }
+
+    template <class Put>
+    void put_gated(int64_t row, int64_t column, const float* sums, const Put& put) const {
+        const int64_t end = std::min(column + kPanelWidth, weight.out_features);
+        for (int64_t c = column; c < end; c += kWidth, sums += kWidth) {
+            Float gate = load(sums), up = load(sums + kPanelWidth);
+            if (bias) {
+                gate += load(bias + c, end - c);
+                up += load(bias + weight.out_features + c, end - c);
+            }
+            put(row, c, activate(activation, gate) * up, end - c);
+        }
+    }
+};
+
+}  // namespace rayinfer
