@@ -14,7 +14,7 @@ def copy_blocks(source: KVCache, target: KVCache, source_blocks: torch.Tensor, t
     Between a GPU and pinned host memory it returns at once. The copy then takes its turn on the GPU's current stream,
     so whatever comes after it there sees it done; only the host must not look before that stream is through.
     """
-    for kept, given in ((target.key, source.key), (target.value, source.value)):
+    for kept, given in zip(target.tensors, source.tensors, strict=True):
         if kept.device == given.device:
             chosen = given.index_select(0, source_blocks.to(given.device))
             kept.index_copy_(0, target_blocks.to(given.device), chosen)

@@ -6,20 +6,34 @@ from dataclasses import dataclass
 
 import torch
 
-WORD_BYTES = 4
 HEAD_DIM_MULTIPLE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class KVScales:
+    """What the numbers of each token and head are to be multiplied by: [num_blocks, num_kv_heads, block_size] each."""
+
+    key: torch.Tensor
+    value: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
     """Keys and values of one layer, each head of a block in one piece; what lies behind head_dim is zero.
 
-    A word is four bytes, so that one float or two bfloat16 numbers are multiplied at once: a key's words hold
-    neighbours along the head, a value's words hold neighbouring tokens.
+    Two bfloat16 numbers are multiplied by one instruction, so they stand in pairs: of neighbours along the head for a
+    key, of neighbouring tokens for a value. Other numbers stand alone. Those of eight bits have scales.
     """
 
-    key: torch.Tensor  # [num_blocks, num_kv_heads, padded_dim / per_word, block_size, per_word]
-    value: torch.Tensor  # [num_blocks, num_kv_heads, block_size / per_word, padded_dim, per_word]
+    key: torch.Tensor  # [num_blocks, num_kv_heads, padded_dim / in_pairs, block_size, in_pairs]
+    value: torch.Tensor  # [num_blocks, num_kv_heads, block_size / in_pairs, padded_dim, in_pairs]
+    scales: KVScales | None = None
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that a block consists of; the first axis of each counts the blocks."""
+        numbers = (self.key, self.value)
+        return numbers if self.scales is None else (*numbers, self.scales.key, self.scales.value)
 
     @property
     def num_blocks(self) -> int:
@@ -52,13 +66,18 @@ def allocate_kv_cache(
     *,
     pinned: bool = False,
 ) -> KVCache:
-    """Reserve one layer's pool of blocks; `pinned` host memory is what a GPU copies from and to while it computes."""
-    per_word, padded_dim = _per_word(dtype), _padded(head_dim)
+    """Reserve one layer's pool of blocks; `pinned` host memory is what a GPU copies from and to while it computes.
+
+    `dtype` is the model's own, or int8: then keys and values are rounded to eight bits when they are written.
+    """
+    in_pairs, padded_dim = _in_pairs(dtype), _padded(head_dim)
     heads = (num_blocks, num_kv_heads)
-    return KVCache(
-        _zeros((*heads, padded_dim // per_word, block_size, per_word), dtype, device, pinned),
-        _zeros((*heads, block_size // per_word, padded_dim, per_word), dtype, device, pinned),
-    )
+    key = _zeros((*heads, padded_dim // in_pairs, block_size, in_pairs), dtype, device, pinned)
+    value = _zeros((*heads, block_size // in_pairs, padded_dim, in_pairs), dtype, device, pinned)
+    if dtype is not torch.int8:
+        return KVCache(key, value)
+    key_scales, value_scales = (_zeros((*heads, block_size), torch.float32, device, pinned) for _ in range(2))
+    return KVCache(key, value, KVScales(key_scales, value_scales))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pinned: bool) -> torch.Tensor:
@@ -71,11 +90,12 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pin
 
 def kv_block_bytes(block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
     """Bytes that one block of one layer takes."""
-    return 2 * block_size * num_kv_heads * _padded(head_dim) * dtype.itemsize
+    scale_bytes = torch.float32.itemsize if dtype is torch.int8 else 0
+    return 2 * block_size * num_kv_heads * (_padded(head_dim) * dtype.itemsize + scale_bytes)
 
 
-def _per_word(dtype: torch.dtype) -> int:
-    return max(1, WORD_BYTES // dtype.itemsize)
+def _in_pairs(dtype: torch.dtype) -> int:
+    return 2 if dtype.itemsize == 2 else 1
 
 
 def _padded(head_dim: int) -> int:

@@ -53,16 +53,23 @@ class Batch:
         return [out[starts[i] : starts[i + 1]].float() for i in range(len(spans))]
 
 
-def make_batch(shape: Shape, context_lengths: list[int], dtype: torch.dtype, seed: int = 0) -> Batch:
+def make_batch(
+    shape: Shape,
+    context_lengths: list[int],
+    dtype: torch.dtype,
+    seed: int = 0,
+    *,
+    cache_dtype: torch.dtype | None = None,  # None: as the queries
+) -> Batch:
     """Random keys, values and queries; blocks that belong to nobody, and the tails of last blocks, are full of NaN."""
     generator = torch.Generator().manual_seed(seed)
     counts = [-(-length // shape.block_size) for length in context_lengths]
     num_blocks = sum(counts) + 3
     kv_cache = allocate_kv_cache(
-        num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, dtype, torch.device("cpu")
+        num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, cache_dtype or dtype, torch.device("cpu")
     )
-    kv_cache.key.fill_(float("nan"))
-    kv_cache.value.fill_(float("nan"))
+    for tensor in kv_cache.tensors:
+        tensor.fill_(float("nan") if tensor.is_floating_point() else 127)
     order = torch.randperm(num_blocks, generator=generator)
     block_tables = torch.full((len(counts), max(counts, default=0)), -1, dtype=torch.int32)
     queries, used = [], 0

@@ -1,11 +1,10 @@
-// Norms, gates, rotations and cache writes: whatever lies between the matrix products.
+// Norms, gates and rotations: whatever lies between the matrix products.
 //
 // Each computes in float32 and rounds to the tensors' type exactly where the torch reference does.
 
 #include <cmath>
 
 #include "activations.h"
-#include "cache.h"
 
 namespace rayinfer {
 namespace {
@@ -125,18 +124,6 @@ void rotate(Rows<const T> x, const T* cos, const T* sin, T* out, int64_t num_row
     }
 }
 
-template <class T>
-void write_kv(Rows<const T> key, Rows<const T> value, Cache<T> cache, const int64_t* slots, int64_t num_tokens,
-              int64_t head_dim, int num_threads) {
-    const int64_t num_rows = num_tokens * cache.num_kv_heads;
-#pragma omp parallel for schedule(static) num_threads(threads_for(num_rows* head_dim, num_threads))
-    for (int64_t row = 0; row < num_rows; ++row) {
-        const int64_t slot = slots[row / cache.num_kv_heads], head = row % cache.num_kv_heads;
-        cache.write_key(slot, head, key[row], head_dim);
-        cache.write_value(slot, head, value[row], head_dim);
-    }
-}
-
 }  // namespace
 }  // namespace rayinfer
 
@@ -170,16 +157,6 @@ void write_kv(Rows<const T> key, Rows<const T> value, Cache<T> cache, const int6
                                                      int64_t num_tokens, int64_t head_dim, int num_threads) {          \
         rayinfer::rotate<T>({(const T*)x, num_heads, token_stride, head_stride}, (const T*)cos, (const T*)sin,         \
                             (T*)out, num_tokens * num_heads, head_dim, num_threads);                                   \
-    }                                                                                                                  \
-    extern "C" __attribute__((visibility("default"))) void rayinfer_write_kv_##type(const void* key_from, int64_t key_token_stride, int64_t key_head_stride,  \
-                                             const void* value_from, int64_t value_token_stride,                       \
-                                             int64_t value_head_stride, void* key, void* value, int64_t num_kv_heads,  \
-                                             int64_t block_size, int64_t padded_dim, const int64_t* slots,             \
-                                             int64_t num_tokens, int64_t head_dim, int num_threads) {                  \
-        rayinfer::write_kv<T>({(const T*)key_from, num_kv_heads, key_token_stride, key_head_stride},                   \
-                              {(const T*)value_from, num_kv_heads, value_token_stride, value_head_stride},             \
-                              {(T*)key, (T*)value, num_kv_heads, block_size, padded_dim}, slots, num_tokens, head_dim, \
-                              num_threads);                                                                            \
     }
 
 RAYINFER_ELEMENTWISE(float32, float)

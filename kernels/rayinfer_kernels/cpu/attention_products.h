@@ -1,0 +1,56 @@
+// A few rows times a piece of the cache, all sums in registers: scores of queries and keys, sums of weighted values.
+//
+// Rows lie in the form that multiplies fastest: bfloat16 where pairs of them are multiplied, float32 elsewhere. Every sum
+// is taken in the order of the cache, whatever rows are computed together.
+#pragma once
+
+#include "cache.h"
+#include "encoded_rows.h"
+
+namespace rayinfer {
+
+#if defined(__AVX512F__)
+constexpr int kSimd = 16;
+#elif defined(__AVX__)
+constexpr int kSimd = 8;
+#else
+constexpr int kSimd = 4;
+#endif
+
+// 6 x 4 of 32 registers hold sums, 6 x 2 of 16; without fused multiplication and addition products need one too.
+constexpr int64_t kTileRows = kSimd == 4 ? 4 : 6;
+constexpr int64_t kTileVectors = kSimd == 16 ? 4 : 2;
+
+// scores[row, token] = factor x scales[token] x query[row] . key[token], for vectors of neighbouring tokens.
+template <class E>
+struct ScoreTask {
+    const Plain<E>* query;
+    int64_t query_stride, padded_dim;
+    const E* keys[kTileVectors];  // where the tokens of each vector begin
+    int64_t block_size;
+    const float* scales;  // of the first vector's tokens; null where E has none
+    float factor;
+    float* scores;
+    int64_t score_stride;
+};
+
+// `width` is how many tokens a vector has: kSimd, or 8 where blocks end in the middle of sixteen tokens.
+template <class E>
+void score_tokens(int64_t num_rows, int64_t num_vectors, int64_t width, const ScoreTask<E>& task);
+
+// sums[row, channel] = decay[row] x sums[row, channel] + weights[row] . values[channel] for all channels of a head.
+template <class E>
+struct ValueTask {
+    const Plain<E>* weights;
+    int64_t weight_stride;
+    const E* const* pieces;  // of `piece_size` tokens each
+    int64_t piece_size, num_tokens, padded_dim;
+    const float* decay;
+    float* sums;
+    int64_t sum_stride;
+};
+
+template <class E>
+void add_values(int64_t num_rows, const ValueTask<E>& task);
+
+}  // namespace rayinfer

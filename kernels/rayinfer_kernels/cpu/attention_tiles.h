@@ -1,0 +1,91 @@
+// How the attention of one step is cut into tiles that threads take one after the other.
+//
+// A tile is some consecutive query tokens of one request with all query heads of one key-value head, so that each block
+// is read once for all of them. Its context is walked through in parts that end at multiples of a fixed number of tokens;
+// every part has a softmax of its own, and the parts are folded into one another in their order. So where there are fewer
+// tiles than threads can share, the parts of a tile become tiles: no bit of the result tells whether they did.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+namespace rayinfer {
+
+// What the layers of one step have in common.
+struct AttentionStep {
+    const int32_t* block_tables;  // [num_requests, block_table_stride]
+    int64_t block_table_stride;
+    const int32_t* query_starts;     // [num_requests + 1]
+    const int32_t* context_lengths;  // [num_requests], the step's tokens included
+    int64_t num_requests, num_heads, num_kv_heads, head_dim, block_size;
+    int64_t window;  // 0: none
+
+    int64_t group() const { return num_heads / num_kv_heads; }
+    int64_t padded_dim() const { return (head_dim + 15) / 16 * 16; }
+    int64_t first_visible(int64_t position) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
+
+    // Tokens whose scores are computed together: some pieces of blocks, and all pieces are alike.
+    int64_t piece() const { return block_size % kTokensPerChunk ? block_size : kTokensPerChunk; }
+    int64_t chunk() const { return std::max<int64_t>(1, kTokensPerChunk / piece()) * piece(); }
+    int64_t part() const { return (kTokensPerPart + chunk() - 1) / chunk() * chunk(); }
+    int64_t tokens_per_tile() const { return std::max<int64_t>(1, kRowsPerTile / group()); }
+
+    static constexpr int64_t kTokensPerChunk = 64, kTokensPerPart = 256, kRowsPerTile = 48;
+};
+
+struct Tile {
+    int32_t request, kv_head;
+    int32_t first_token, num_tokens;  // among the step's tokens
+    int64_t first_position;           // in the request
+    int64_t begin, end;               // of the context that it walks through
+    int32_t split;                    // of which split tile it is a part; -1: it is whole
+    int32_t part;
+};
+
+// The states of a tile's rows after a part of its context: sums, then the lanes of the total, then the greatest score.
+struct RowStates {
+    float* data;
+    int64_t padded_dim;
+
+    static constexpr int64_t kExtra = 32;  // a whole number of cache lines
+    int64_t stride() const { return padded_dim + kExtra; }
+    float* sums(int64_t row) const { return data + row * stride(); }
+    float* total(int64_t row) const { return sums(row) + padded_dim; }
+    float& most(int64_t row) const { return sums(row)[padded_dim + kExtra / 2]; }
+};
+
+class AttentionTiles {
+  public:
+    // Once per step, by one thread; `num_threads` is how many will take tiles.
+    void cut(const AttentionStep& step, int num_threads);
+
+    const AttentionStep& step() const { return step_; }
+
+    // By every thread until there is none: null. The last one to hear that makes the tiles ready for the next layer.
+    const Tile* take();
+
+    // Where a part of a split tile puts its states.
+    RowStates part_states(const Tile& tile, int32_t part);
+    // Whether the other parts of the split tile are there already: then they are to be folded by who asks.
+    bool is_last_part(int32_t split);
+    int32_t num_parts(int32_t split) const { return splits_[split].num_parts; }
+
+  private:
+    struct Split {
+        int64_t first_state;
+        int32_t num_parts, num_left;
+    };
+
+    void add_tiles(int32_t request);
+    void split_tiles();
+
+    AttentionStep step_ = {};
+    std::vector<Tile> tiles_, parts_;
+    std::vector<Split> splits_;
+    std::vector<float> states_;
+    std::atomic<int64_t> next_{0};
+};
+
+}  // namespace rayinfer

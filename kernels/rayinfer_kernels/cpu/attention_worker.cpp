@@ -1,0 +1,219 @@
+#include "attention.h"
+
+namespace rayinfer {
+namespace {
+
+constexpr float kLog2e = 1.44269504f;
+
+// 2^x for x <= 0, by 2^n times a polynomial in x - n; 0 below 2^-125.
+inline Float exp2_of_negative(Float x) {
+    constexpr float low = -125.0f, shift = 12582912.0f + 127.0f;  // 1.5 x 2^23 rounds to an integer
+    const Float bounded = x < low ? splat(low) : x;
+    const Float shifted = bounded + shift;
+    const Float r = bounded - (shifted - shift);
+    Float p = splat(1.327647129e-03f);
+    p = p * r + 9.675541893e-03f;
+    p = p * r + 5.550713092e-02f;
+    p = p * r + 2.402212024e-01f;
+    p = p * r + 6.931469440e-01f;
+    p = p * r + 1.0f;
+    const Float power = p * (Float)((Word)shifted << 23);
+    return x < low ? splat(0.0f) : power;
+}
+
+// By what a sum is multiplied whose weights are relative to another greatest score.
+inline float decay_of(float from, float to) { return from == to ? 1.0f : exp2_of_negative(splat(from - to))[0]; }
+
+// Adds the states after the next part of the context, in place. A row that saw nothing in it stays as it is.
+void fold(RowStates to, RowStates part, int64_t num_rows) {
+    for (int64_t row = 0; row < num_rows; ++row) {
+        if (*part.total(row) == 0.0f) continue;
+        const float most = std::max(to.most(row), part.most(row));
+        const float decay = decay_of(to.most(row), most), factor = decay_of(part.most(row), most);
+        to.most(row) = most;
+        *to.total(row) = *to.total(row) * decay + *part.total(row) * factor;
+        for (int64_t d = 0; d < to.padded_dim; d += kWidth)
+            store(to.sums(row) + d, load(to.sums(row) + d) * decay + load(part.sums(row) + d) * factor);
+    }
+}
+
+}  // namespace
+
+template <class E>
+void TileWorker<E>::begin(const AttentionLayer<E>& layer, AttentionTiles& tiles) {
+    layer_ = layer;
+    tiles_ = &tiles;
+    step_ = tiles.step();
+    const int64_t rows = step_.tokens_per_tile() * step_.group(), chunk = step_.chunk();
+    auto make_room = [](auto& of, int64_t count) { if ((int64_t)of.size() < count) of.resize(count); };
+    make_room(query_, rows * step_.padded_dim());
+    make_room(scores_, kTileRows * score_stride());
+    make_room(whole_, rows * states_stride());
+    make_room(part_, rows * states_stride());
+    make_room(key_pieces_, chunk / step_.piece());
+    make_room(value_pieces_, chunk / step_.piece());
+    if (Cache<E>::kHasScales) {
+        make_room(key_scales_, score_stride());
+        make_room(value_scales_, score_stride());
+    }
+}
+
+template <class E>
+const float* TileWorker<E>::attend(const Tile& tile) {
+    tile_ = tile;
+    num_rows_ = tile.num_tokens * step_.group();
+    RowStates states{whole_.data(), step_.padded_dim()};
+    if (tile.split >= 0) {
+        attend_to_part(tile.begin, tile.end, tiles_->part_states(tile, tile.part));
+        if (!tiles_->is_last_part(tile.split)) return nullptr;
+        states = tiles_->part_states(tile, 0);
+        for (int32_t part = 1; part < tiles_->num_parts(tile.split); ++part)
+            fold(states, tiles_->part_states(tile, part), num_rows_);
+    } else {
+        const RowStates part{part_.data(), step_.padded_dim()};
+        const int64_t length = step_.part(), first_end = (tile.begin / length + 1) * length;
+        attend_to_part(tile.begin, std::min(first_end, tile.end), states);
+        for (int64_t begin = first_end; begin < tile.end; begin += length) {
+            attend_to_part(begin, std::min(begin + length, tile.end), part);
+            fold(states, part, num_rows_);
+        }
+    }
+    for (int64_t row = 0; row < num_rows_; ++row)
+        for (int64_t d = 0; d < step_.padded_dim(); d += kWidth)
+            store(states.sums(row) + d, load(states.sums(row) + d) / *states.total(row));
+    return states.data;
+}
+
+template <class E>
+void TileWorker<E>::attend_to_part(int64_t begin, int64_t end, RowStates states) {
+    for (int64_t row = 0; row < num_rows_; ++row) {
+        std::fill_n(states.sums(row), states.stride(), 0.0f);
+        states.most(row) = -kInfinity;
+    }
+    const int64_t chunk = step_.chunk();
+    for (int64_t start = begin / chunk * chunk; start < end; start += chunk) {
+        // Blocks that no row sees any more may belong to others by now.
+        const int64_t first_piece = std::max<int64_t>(0, begin - start) / step_.piece();
+        add_chunk(start, first_piece, std::min(end - start, chunk), states);
+    }
+    for (int64_t row = 0; row < num_rows_; ++row) *states.total(row) = sum_of(load(states.total(row)));
+}
+
+// The tokens [start, start + num_tokens) of the request; those before the first piece are seen by no row.
+template <class E>
+void TileWorker<E>::add_chunk(int64_t start, int64_t first_piece, int64_t num_tokens, RowStates states) {
+    const int64_t piece = step_.piece(), num_pieces = (num_tokens + piece - 1) / piece, skipped = first_piece * piece;
+    const int64_t num_groups = (num_rows_ + kTileRows - 1) / kTileRows;
+    find_pieces(start, first_piece, num_pieces);
+    for (int64_t group = 0; group < num_groups; ++group) {
+        const int64_t first = num_rows_ * group / num_groups, count = num_rows_ * (group + 1) / num_groups - first;
+        float decay[kTileRows];
+        score_rows(first, count, first_piece, num_pieces);
+        for (int64_t r = 0; r < count; ++r)
+            decay[r] = weigh_row(first + r, start, (num_tokens + kWidth - 1) / kWidth, &scores_[r * score_stride()], states);
+        constexpr int64_t weights_per_score = sizeof(float) / sizeof(Plain<E>);
+        add_values<E>(count, {(const Plain<E>*)scores_.data() + skipped, score_stride() * weights_per_score,
+                              &value_pieces_[first_piece], piece, num_tokens - skipped, step_.padded_dim(), decay,
+                              states.sums(first), states.stride()});
+    }
+}
+
+template <class E>
+void TileWorker<E>::find_pieces(int64_t start, int64_t first_piece, int64_t num_pieces) {
+    const Cache<E>& cache = layer_.cache;
+    const int32_t* table = step_.block_tables + tile_.request * step_.block_table_stride;
+    for (int64_t i = first_piece; i < num_pieces; ++i) {
+        const int64_t token = start + i * step_.piece(), offset = token % cache.block_size;
+        const int64_t block = table[token / cache.block_size];
+        key_pieces_[i] = cache.key_block(block, tile_.kv_head) + offset * kNeighbours<E>;
+        value_pieces_[i] = cache.value_block(block, tile_.kv_head) + offset * cache.padded_dim;
+        if constexpr (Cache<E>::kHasScales) {
+            const int64_t slot = cache.first_slot(block, tile_.kv_head) + offset, count = step_.piece();
+            std::copy_n(cache.key_scales + slot, count, &key_scales_[i * count]);
+            std::copy_n(cache.value_scales + slot, count, &value_scales_[i * count]);
+        }
+    }
+}
+
+template <class E>
+void TileWorker<E>::score_rows(int64_t row, int64_t num_rows, int64_t first_piece, int64_t num_pieces) {
+    const int64_t piece = step_.piece(), width = piece % kSimd ? 8 : kSimd, per_piece = piece / width;
+    const bool is_changed = layer_.softcap != 0.0f || layer_.position_bias != nullptr;
+    ScoreTask<E> task;
+    task.query = &query_[row * step_.padded_dim()];
+    task.query_stride = task.padded_dim = step_.padded_dim();
+    task.block_size = step_.block_size;
+    task.factor = is_changed ? layer_.scale : layer_.scale * kLog2e;
+    task.score_stride = score_stride();
+    for (int64_t at = first_piece * per_piece, end = num_pieces * per_piece; at < end;) {
+        const int64_t count = end - at >= kTileVectors ? kTileVectors : end - at >= 2 ? 2 : 1;
+        for (int64_t v = 0; v < count; ++v)
+            task.keys[v] = key_pieces_[(at + v) / per_piece] + (at + v) % per_piece * width * kNeighbours<E>;
+        task.scales = Cache<E>::kHasScales ? &key_scales_[at * width] : nullptr;
+        task.scores = &scores_[at * width];
+        score_tokens(num_rows, count, width, task);
+        at += count;
+    }
+}
+
+// The model's own changes; from here on scores are exponents of two.
+template <class E>
+void TileWorker<E>::change_scores(int64_t row, int64_t start, int64_t num_vectors, float* scores) const {
+    const int64_t head = tile_.kv_head * step_.group() + row % step_.group();
+    const int64_t distance = tile_.first_position + row / step_.group() - start;
+    for (int64_t v = 0; v < num_vectors; ++v) {
+        Float score = load(scores + v * kWidth);
+        if (layer_.softcap != 0.0f) score = layer_.softcap * tanh(score / layer_.softcap);
+        if (layer_.position_bias != nullptr) {
+            float biases[kWidth];
+            for (int64_t i = 0; i < kWidth; ++i)
+                biases[i] = layer_.position_bias[head * layer_.num_distances +
+                                                 std::clamp<int64_t>(distance - v * kWidth - i, 0, layer_.num_distances - 1)];
+            score += load(biases);
+        }
+        store(scores + v * kWidth, score * kLog2e);
+    }
+}
+
+// Turns a row's scores into weights, relative to the greatest score so far; returns the decay of what came before.
+template <class E>
+float TileWorker<E>::weigh_row(int64_t row, int64_t start, int64_t num_vectors, float* scores, RowStates states) {
+    if (layer_.softcap != 0.0f || layer_.position_bias != nullptr) change_scores(row, start, num_vectors, scores);
+    const int64_t position = tile_.first_position + row / step_.group();
+    const int64_t first = step_.first_visible(position) - start;
+    const int64_t last = std::min(position - start, step_.chunk() - 1);  // whole vectors may end later
+    if (first > 0 || last < num_vectors * kWidth - 1) {
+        const Int lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        for (int64_t v = 0; v < num_vectors; ++v) {
+            const Int token = lanes + (int32_t)(v * kWidth);
+            const Float score = load(scores + v * kWidth);
+            store(scores + v * kWidth,
+                  (token >= (int32_t)first) & (token <= (int32_t)last) ? score : splat(-kInfinity));
+        }
+    }
+    Float greatest = load(scores);
+    for (int64_t v = 1; v < num_vectors; ++v) {
+        const Float score = load(scores + v * kWidth);
+        greatest = score > greatest ? score : greatest;
+    }
+    const float before = states.most(row), most = std::max(before, max_of(greatest));
+    const float decay = decay_of(before, most), origin = most == -kInfinity ? 0.0f : most;  // nothing to see yet: zeros
+    Float total = load(states.total(row)) * decay;
+    Plain<E>* weights = (Plain<E>*)scores;  // in the same place: none is longer than its score
+    for (int64_t v = 0; v < num_vectors; ++v) {
+        Float weight = exp2_of_negative(load(scores + v * kWidth) - origin);
+        total += weight;
+        if constexpr (Cache<E>::kHasScales)
+            weight = weight == 0.0f ? weight : weight * load(&value_scales_[v * kWidth]);
+        store(weights + v * kWidth, weight);
+    }
+    store(states.total(row), total);
+    states.most(row) = most;
+    return decay;
+}
+
+template class TileWorker<float>;
+template class TileWorker<bfloat16>;
+template class TileWorker<int8_t>;
+
+}  // namespace rayinfer
