@@ -14,7 +14,7 @@ _SIZE, _POINTER = c_int64, c_void_p
 _WEIGHT = ctypes.POINTER(WeightArgument)
 _ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2}  # as in cpu/linear.h
 _STRIDED_HEADS = (_POINTER, _SIZE, _SIZE)
-_CACHE = (_POINTER, _POINTER, _SIZE, _SIZE, _SIZE)
+_CACHE = (_POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE)
 _ROWS_TO_ROWS = (_POINTER, _SIZE, _POINTER, _SIZE, _SIZE, c_int)
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "write_kv": (*_STRIDED_HEADS, *_STRIDED_HEADS, *_CACHE, _POINTER, _SIZE, _SIZE, c_int),
@@ -118,7 +118,7 @@ class CpuKernels:
         self._write_kv(
             *(key.data_ptr(), key.stride(0), key.stride(1)),
             *(value.data_ptr(), value.stride(0), value.stride(1)),
-            *_cache_arguments(kv_cache),
+            *_cache_arguments(kv_cache, key.dtype),
             *(slots.data_ptr(), num_tokens, head_dim, torch.get_num_threads()),
         )
 
@@ -143,7 +143,7 @@ class CpuKernels:
         )
         self._paged_attention(
             *(query.data_ptr(), query.stride(0), query.stride(1), out.data_ptr()),
-            *_cache_arguments(kv_cache),
+            *_cache_arguments(kv_cache, query.dtype),
             *(block_tables.data_ptr(), block_tables.shape[1], query_starts.data_ptr(), context_lengths.data_ptr()),
             *(len(context_lengths), num_heads, head_dim),
             *(scale, window or 0, softcap or 0.0, *_bias_arguments(position_bias), torch.get_num_threads()),
@@ -234,5 +234,11 @@ def _bias_arguments(bias: torch.Tensor | None) -> tuple[int | None, int]:
     return bias.data_ptr(), bias.shape[1]
 
 
-def _cache_arguments(cache: KVCache) -> tuple[int, ...]:
-    return cache.key.data_ptr(), cache.value.data_ptr(), cache.num_kv_heads, cache.block_size, cache.padded_dim
+def _cache_arguments(cache: KVCache, dtype: torch.dtype) -> tuple[int | None, ...]:
+    if cache.scales is None:
+        assert cache.key.dtype == dtype, f"a cache of {cache.key.dtype} for heads of {dtype}"
+        scales = (None, None)
+    else:
+        scales = (cache.scales.key.data_ptr(), cache.scales.value.data_ptr())
+    numbers = (cache.key.data_ptr(), cache.value.data_ptr())
+    return *numbers, *scales, cache.num_kv_heads, cache.block_size, cache.padded_dim
