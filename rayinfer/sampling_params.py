@@ -1,5 +1,6 @@
 """How the next token is chosen and when generation stops, checked once when it is built."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -243,9 +244,12 @@ def _check_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int) -> N
 def _items(name: str, values: object, max_count: int | None = None) -> tuple[Any, ...]:
     if values is None:
         return ()
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+    items: tuple[Any, ...] | None = None
+    if isinstance(values, Iterable) and not isinstance(values, str | bytes | Mapping):
+        with contextlib.suppress(TypeError):  # of an array of no dimension, which calls itself iterable
+            items = tuple(values)
+    if items is None:
         raise InvalidParameter(f"{name} must be a list, got {shown(values)}", name)
-    items = tuple(values)
     if max_count is not None and len(items) > max_count:
         raise InvalidParameter(f"{name} must hold at most {max_count} items, got {len(items)}", name)
     return items

@@ -1,6 +1,6 @@
 """What callers of `LLM` may pass: prompts in several forms, and settings for all of them or for each."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -14,16 +14,15 @@ def as_prompts(prompts: Any) -> list[Prompt]:
     """Make a list of one prompt or several; raises InvalidParameter for anything else."""
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, bytes | Mapping) or not isinstance(prompts, Iterable):
+    if (items := _listed(prompts)) is None:
         raise InvalidParameter(f"prompts must be texts or lists of token ids, got {shown(prompts)}", "prompts")
-    return list(prompts)
+    return items
 
 
 def checked_token_ids(token_ids: Any) -> list[int]:
     """Take a prompt that is no text; raises InvalidParameter unless it is a list of integers."""
-    is_list = isinstance(token_ids, Iterable) and not isinstance(token_ids, bytes | bytearray | Mapping)
-    items = list(token_ids) if is_list else []
-    if not is_list or not all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
+    items = _listed(token_ids)
+    if items is None or not all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
         raise InvalidParameter(f"prompt must be a text or a list of token ids, got {shown(token_ids)}", "prompt")
     return [int(item) for item in items]
 
@@ -44,3 +43,11 @@ def spread(value: Any, count: int, kind: type, name: str) -> list[Any]:
     if len(values) != count:
         raise InvalidParameter(f"{name} must be one or {count}, one for each prompt, got {len(values)}", name)
     return values
+
+
+def _listed(values: Any) -> list[Any] | None:
+    """Return what is in it; None for bytes, mappings and what holds nothing in turn."""
+    try:
+        return None if isinstance(values, bytes | bytearray | Mapping) else list(values)
+    except TypeError:  # an array of no dimension, for one, which says that it is iterable
+        return None

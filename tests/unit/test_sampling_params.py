@@ -167,6 +167,8 @@ def test_lists_may_be_of_any_kind_that_holds_plain_numbers_in_order():
     assert SamplingParams(stop_token_ids=np.array([3, 4]).tolist()).stop_ids == (3, 4)
     with pytest.raises(InvalidParameter, match="each id in stop_token_ids must be an integer"):
         SamplingParams(stop_token_ids=np.array([3, 4]))
+    with pytest.raises(InvalidParameter, match="stop_token_ids must be a list, got array"):
+        SamplingParams(stop_token_ids=np.array(3))  # which calls itself iterable and is not
 
 
 def test_no_lists_are_empty_tuples_but_no_allowed_ids_are_none():
