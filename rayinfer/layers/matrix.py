@@ -14,11 +14,20 @@ class Matrix(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.empty(shape), requires_grad=False)
         self._packed: ops.PackedWeight | None = None
 
+    @property
+    def packed(self) -> ops.PackedWeight | None:
+        """What the weight was replaced by, if it was."""
+        return self._packed
+
     def pack(self) -> None:
-        """Repack the weight where that is worth it, and let the original go."""
-        self._packed = ops.pack_weight(self.weight, self.is_gated)
-        if self._packed is not None:
-            del self.weight
+        """Repack the weight where that is worth it, and let the original go; a packed one stays as it is."""
+        if self._packed is None and (packed := ops.pack_weight(self.weight, self.is_gated)) is not None:
+            self.use_packed(packed)
+
+    def use_packed(self, packed: ops.PackedWeight) -> None:
+        """Multiply by this from now on, and let the weight go."""
+        self._packed = packed
+        del self.weight
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [num_tokens, in_features] -> x W^T + bias, [num_tokens, out_features]."""

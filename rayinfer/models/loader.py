@@ -18,7 +18,7 @@ def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Deco
     The parameters take memory once, in `dtype`; the checkpoint's pages are given back while they are read.
     Raises ModelLoadError, one line that names the file or the tensor.
     """
-    checkpoint, decoder = Checkpoint(folder), _empty_decoder(folder)
+    checkpoint, decoder = Checkpoint(folder), empty_decoder(folder)
     assert isinstance(decoder, torch.nn.Module)
     places = _places(decoder, checkpoint, folder)
     decoder.to(dtype).to_empty(device=device)
@@ -32,12 +32,13 @@ def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Deco
 
 def check_checkpoint(folder: Path) -> None:
     """Raise ModelLoadError for what `load_decoder` would refuse, in a moment and without reading any weight."""
-    decoder = _empty_decoder(folder)
+    decoder = empty_decoder(folder)
     assert isinstance(decoder, torch.nn.Module)
     _places(decoder, Checkpoint(folder), folder)
 
 
-def _empty_decoder(folder: Path) -> Decoder:
+def empty_decoder(folder: Path) -> Decoder:
+    """Build the checkpoint's decoder on the meta device, where it has no weights."""
     config = read_model_config(folder)
     try:
         with torch.device("meta"):
