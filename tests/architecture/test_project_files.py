@@ -6,7 +6,8 @@ from importlib.metadata import packages_distributions
 
 import pytest
 
-from architecture_sources import PACKAGES, ROOT, find_sources
+from architecture_floors import FOREIGN_ROOM
+from architecture_sources import PACKAGES, ROOT, find_sources, is_within
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -24,6 +25,7 @@ def test_every_package_that_the_sources_import_is_declared():
     undeclared = {
         top_level: source.module
         for source in find_sources()
+        if not is_within(source.module, FOREIGN_ROOM)
         for found in source.imports
         if (top_level := _whole(found.target.partition(".")[0])) not in {*sys.stdlib_module_names, *PACKAGES, ""}
         and declared.isdisjoint(normalised(name) for name in distributions.get(top_level, [top_level]))
