@@ -44,7 +44,9 @@ class EngineConfig(BaseModel):
     kv_offload_bytes: int | None = Field(
         None, ge=1, description="host memory that keeps the KV blocks of preempted requests, in bytes (default: none)"
     )
-    kv_cache_dtype: Literal["auto"] = "auto"
+    kv_cache_dtype: Literal["auto", "int8"] = Field(
+        "auto", description="int8 keeps keys and values in eight bits; auto is the model's dtype"
+    )
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
     tensor_parallel_size: Literal[1] = 1
     pipeline_parallel_size: Literal[1] = 1

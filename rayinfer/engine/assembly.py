@@ -106,7 +106,7 @@ def _model_memory(config: EngineConfig, model: ModelConfig, folder: Path, device
         block_size=config.block_size,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
-        dtype=dtype,
+        dtype=torch.int8 if config.kv_cache_dtype == "int8" else dtype,
     )
     num_offload_blocks = count_offload_blocks(config, shape.num_bytes)
     decoder = load_decoder(folder, dtype, device)

@@ -62,7 +62,6 @@ def test_every_field_with_a_choice_is_an_option_and_no_other():
 
     reserved = {
         "quantization",
-        "kv_cache_dtype",
         "tensor_parallel_size",
         "pipeline_parallel_size",
         "deterministic",

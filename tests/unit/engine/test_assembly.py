@@ -158,3 +158,18 @@ def test_a_pool_beyond_all_memory_is_refused_in_one_line(folder):
     with pytest.raises((ConfigError, ModelLoadError), match="num_kv_blocks") as caught:
         engine_of(folder, num_kv_blocks=10**12)
     assert "\n" not in str(caught.value)
+
+
+def test_a_cache_of_eight_bits_takes_a_third_of_the_memory_and_changes_logits_little(folder):
+    scored = SamplingParams(max_tokens=1, prompt_logprobs=0)
+    memory = {"num_kv_blocks": None, "kv_cache_memory_bytes": 1 << 20}
+    found = {}
+    for kind in ("auto", "int8"):
+        engine = engine_of(folder, kv_cache_dtype=kind, **memory)
+        engine.add_request(request("scored", scored, prompt=list(range(20, 80))))
+        (delta,) = engine.step()
+        logprobs = [place[20 + i].logprob for i, place in enumerate(delta.prompt_logprobs) if place is not None]
+        found[kind] = engine.description.kv_blocks_total, torch.tensor(logprobs)
+    assert found["int8"][0] > 3 * found["auto"][0]  # a scale for each head of 16 numbers comes on top
+    difference = (found["int8"][1] - found["auto"][1]).abs()
+    assert 0 < difference.mean() < 0.05
