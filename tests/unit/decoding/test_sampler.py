@@ -257,8 +257,14 @@ def test_a_bias_is_felt_by_greedy_and_by_sampled_rows():
     "rules",
     [
         {"allowed_token_ids": [EOS], "min_tokens": 1},
-        {"allowed_token_ids": [7, 8], "bad_token_sequences": [[8], [12, 7]]},
-        {"allowed_token_ids": [7], "bad_token_sequences": [[12, 7]], "typical_p": 0.5, "top_p": 0.5},
+        {"allowed_token_ids": [EOS, 7, 8], "bad_token_sequences": [[8], [12, 7]], "min_tokens": 1},
+        {
+            "allowed_token_ids": [EOS, 7],
+            "bad_token_sequences": [[12, 7]],
+            "min_tokens": 1,
+            "typical_p": 0.5,
+            "top_p": 0.5,
+        },
     ],
     ids=["end token too early", "bad sequences", "bad sequence and truncation"],
 )
