@@ -56,9 +56,9 @@ class LlamaBench:
 def llama_cpp_contenders(setup: Setup) -> list[Contender | Missing]:
     """Find the files of the model that are there."""
     bench = program_of(setup, NAME, "llama-bench")
-    version = _version(bench) if bench else None
-    if bench is None or version is None:
+    if bench is None:
         return [Missing(label=f"{NAME} {mode}", reason="it is not installed") for mode in FILES]
+    version = _version(bench)
     return [_contender(setup, bench, mode, version) for mode in FILES]
 
 
@@ -69,7 +69,8 @@ def _contender(setup: Setup, bench: Path, mode: str, version: str) -> Contender 
         return Missing(label=f"{NAME} {mode}", reason=f"there is no {model}")
     threads = ["-m", str(model), "-t", str(setup.num_threads)]
     most_streams = max(HTTP_REQUESTS)
-    server = [str(bench.with_name("llama-server")), *threads, "-np", str(most_streams), "--no-webui"]
+    program = bench.with_name("llama-server")
+    server = [str(program), *threads, "-np", str(most_streams), "--no-webui"]
     server += [
         "-c",
         str(most_streams * CONTEXT_PER_STREAM),
@@ -90,11 +91,13 @@ def _contender(setup: Setup, bench: Path, mode: str, version: str) -> Contender 
         mode=mode,
         weight_bits=bits,
         open_engine=open_bench,
-        server=ServerCommand(arguments=setup.with_all_cores(server), ready_path="/health", model=NAME, version=version),
+        server=None
+        if not program.exists()
+        else ServerCommand(arguments=setup.with_all_cores(server), ready_path="/health", model=NAME, version=version),
     )
 
 
-def _version(bench: Path) -> str | None:
+def _version(bench: Path) -> str:
     answer = answer_of([str(bench.with_name("llama-server")), "--version"])
     found = re.search(r"version: (.*)", answer or "")
-    return found.group(1) if found else None
+    return found.group(1) if found else "unknown"
