@@ -15,15 +15,15 @@ class Implementation(Protocol):
         """Bring the weight of one or several linear layers into the order that products read, if that is worth it."""
 
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-        """Multiply by a weight that `pack` returned."""
+        """Multiply by a weight that `pack` or `pack_quantized` returned."""
 
     def packed_gated_linear(
         self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, activation: str
     ) -> torch.Tensor:
-        """Multiply by a gated weight that `pack` returned, and gate its outputs."""
+        """Multiply by such a weight that is gated, and gate its outputs."""
 
     def packed_grouped_linear(self, x: torch.Tensor, weight: PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
-        """Multiply each group of rows by its own layer of a weight that `pack` returned."""
+        """Multiply each group of rows by its own layer of such a weight."""
 
     def combine_rows(self, rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Sum a few weighted rows for each token."""

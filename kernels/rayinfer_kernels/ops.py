@@ -7,7 +7,8 @@ import torch.nn.functional as F
 
 from rayinfer_kernels.block_copy import copy_blocks
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache, kv_block_bytes
-from rayinfer_kernels.packed_weight import PackedWeight
+from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
+from rayinfer_kernels.quantized_weight import QuantizedWeight, pack_quantized, quantize
 from rayinfer_kernels.reference import grouped_linear as plain_grouped_linear
 from rayinfer_kernels.selection import implementation_for
 
@@ -15,6 +16,8 @@ __all__ = [
     "Gate",
     "KVCache",
     "PackedWeight",
+    "QuantizedWeight",
+    "WeightFormat",
     "add_rms_norm",
     "allocate_kv_cache",
     "combine_rows",
@@ -28,8 +31,10 @@ __all__ = [
     "kv_block_bytes",
     "layer_norm",
     "linear",
+    "pack_quantized",
     "pack_weight",
     "paged_attention",
+    "quantize",
     "rms_norm",
     "rotary_embedding",
     "silu_and_mul",
@@ -43,8 +48,8 @@ Gate = Literal["silu", "gelu_tanh"]
 def pack_weight(weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | None:
     """Bring a weight into the order in which products read it fastest; None: keep it.
 
-    A weight [out_features, in_features] is for `linear`, or for `gated_linear` if it `is_gated`, [num_groups, out_features,
-    in_features] for `grouped_linear`.
+    A weight [out_features, in_features] is for `linear`, or for `gated_linear` if it `is_gated`, [num_groups,
+    out_features, in_features] for `grouped_linear`.
     Its memory is reused where that can be, so that a packed weight is not to be used any more.
     Products with a packed weight are the same to the bit whatever else is in the batch.
     """
@@ -90,10 +95,12 @@ def combine_rows(rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tenso
     return implementation_for(rows).combine_rows(rows, indices, weights)
 
 
-def embedding(indices: torch.Tensor, weight: torch.Tensor | PackedWeight) -> torch.Tensor:
-    """Rows of `weight`: indices [num_tokens] -> [num_tokens, in_features]."""
+def embedding(
+    indices: torch.Tensor, weight: torch.Tensor | PackedWeight, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Rows of `weight`, a quantised one's as `dtype`: indices [num_tokens] -> [num_tokens, in_features]."""
     if isinstance(weight, PackedWeight):
-        return weight.rows(indices)
+        return weight.rows(indices, dtype)
     return F.embedding(indices, weight)
 
 

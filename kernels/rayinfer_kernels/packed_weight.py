@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
+from rayinfer_kernels.int4_blocks import GROUP_SIZE, take_numbers, take_scales
+
 PANEL_WIDTH = 32
 PANELS_AT_ONCE = 64  # so that little memory is needed beside the weight
 WORD_BYTES = 4
@@ -20,6 +22,16 @@ class WeightFormat(enum.IntEnum):
     INT8 = 2  # rows stay as the model has them
     INT8_DYNAMIC = 3  # the same weights, but rows are quantised too, token by token
     INT4_DYNAMIC = 4  # groups of 32 inputs share a scale
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its numbers are small integers with scales."""
+        return self >= WeightFormat.INT8
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether rows are quantised, too, before they are multiplied."""
+        return self >= WeightFormat.INT8_DYNAMIC
 
 
 class WeightArgument(ctypes.Structure):
@@ -40,13 +52,14 @@ class WeightArgument(ctypes.Structure):
 class PackedWeight:
     """The weight [out_features, in_features] of a linear layer, cut into panels of 32 outputs each; or several layers'.
 
-    Within a panel the same word of all outputs lies together, a word being one float32, two neighbouring bfloat16 or four
-    neighbouring int8. A gated weight is two layers of one input: their panels take turns, and out_features are one's.
+    Within a panel the same word of all outputs lies together, a word being one float32, two neighbouring bfloat16 or
+    four neighbouring int8; numbers of four bits lie in blocks (int4_blocks.py). A gated weight is two layers of one
+    input: their panels take turns, and out_features are one's.
     """
 
     format: WeightFormat
-    # [num_panels, words, 32, per_word] behind the dimensions that count layers, if any; int4 has its own order of bytes.
-    # Outputs beyond out_features and inputs beyond in_features are zero.
+    # [num_panels, words, 32, per_word], or blocks [num_panels, num_groups, 576], behind the dimensions that count
+    # layers, if any. Outputs beyond out_features and inputs beyond in_features are zero.
     panels: torch.Tensor
     in_features: int
     out_features: int
@@ -72,14 +85,41 @@ class PackedWeight:
             sums=None if self.sums is None else self.sums[index],
         )
 
-    def rows(self, indices: torch.Tensor) -> torch.Tensor:
-        """Rows of the matrix: indices [n] -> [n, in_features]; a gated weight's up rows come behind its gate rows."""
-        panel, column = indices // PANEL_WIDTH, indices % PANEL_WIDTH
-        if self.is_gated:
-            is_up = indices >= self.out_features
-            within = indices - is_up * self.out_features
-            panel, column = 2 * (within // PANEL_WIDTH) + is_up, within % PANEL_WIDTH
-        return self.panels[panel, :, column].flatten(1)[:, : self.in_features]
+    def rows(self, indices: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Rows of the matrix: indices [n] -> [n, in_features]; a gated weight's up rows come behind its gate rows.
+
+        Their type is the weight's own or, of a quantised one, `dtype` or float32.
+        """
+        if not self.format.is_quantized:
+            panel, column = self._places(indices)
+            return self.panels[panel, :, column].flatten(1)[:, : self.in_features]
+        numbers, scales = self.quantized_rows(indices)
+        if scales.dim() == 2:
+            scales = scales.repeat_interleave(GROUP_SIZE, 1)[:, : self.in_features]
+        return (numbers * scales.view(len(indices), -1)).to(dtype or torch.float32)
+
+    def quantized_rows(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Numbers of a quantised weight's rows, int8 [n, in_features], and scales, float32 [n] or [n, num_groups]."""
+        panel, column = self._places(indices)
+        if self.format is WeightFormat.INT4_DYNAMIC:
+            numbers, scales = take_numbers(self.panels, panel, column), take_scales(self.panels, panel, column)
+        else:
+            assert self.scales is not None
+            numbers, scales = self.panels[panel, :, column].flatten(1), self.scales[panel * PANEL_WIDTH + column]
+        return numbers[:, : self.in_features], scales
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the matrix, both halves' of a gated weight."""
+        return self.out_features * (2 if self.is_gated else 1)
+
+    def _places(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Panels and columns of outputs."""
+        if not self.is_gated:
+            return indices // PANEL_WIDTH, indices % PANEL_WIDTH
+        is_up = indices >= self.out_features
+        within = indices - is_up * self.out_features
+        return 2 * (within // PANEL_WIDTH) + is_up, within % PANEL_WIDTH
 
 
 def pack(weight: torch.Tensor, *, is_gated: bool = False) -> PackedWeight:
@@ -87,30 +127,36 @@ def pack(weight: torch.Tensor, *, is_gated: bool = False) -> PackedWeight:
 
     A gated weight holds the gate's outputs first, then as many of the other layer, which it is multiplied with.
     """
-    *layers, num_outputs, in_features = weight.shape
-    per_word = WORD_BYTES // weight.element_size()
-    storage = _padded(weight.detach().contiguous(), per_word, is_gated)
-    words = storage.shape[-1] // per_word
-    outputs = storage.view(-1, PANEL_WIDTH, words, per_word)
-    panels = storage.view(-1, words, PANEL_WIDTH, per_word)
-    for start in range(0, len(panels), PANELS_AT_ONCE):
-        part = slice(start, start + PANELS_AT_ONCE)
-        panels[part] = outputs[part].transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    num_outputs, in_features = weight.shape[-2:]
     return PackedWeight(
         format=WeightFormat.FLOAT32 if weight.dtype == torch.float32 else WeightFormat.BFLOAT16,
-        panels=panels.view(*layers, -1, *panels.shape[1:]),
+        panels=in_panels(weight.detach(), WORD_BYTES // weight.element_size(), is_gated=is_gated),
         in_features=in_features,
         out_features=num_outputs // 2 if is_gated else num_outputs,
         is_gated=is_gated,
     )
 
 
-def _padded(weight: torch.Tensor, per_word: int, is_gated: bool) -> torch.Tensor:
+def in_panels(weight: torch.Tensor, per_word: int, *, is_gated: bool) -> torch.Tensor:
+    """[..., out_features, in_features] -> [..., num_panels, words, 32, per_word], in its own memory if that can be."""
+    storage = padded(weight.contiguous(), per_word, is_gated=is_gated)
+    words = storage.shape[-1] // per_word
+    outputs = storage.view(-1, PANEL_WIDTH, words, per_word)
+    panels = storage.view(-1, words, PANEL_WIDTH, per_word)
+    for start in range(0, len(panels), PANELS_AT_ONCE):
+        part = slice(start, start + PANELS_AT_ONCE)
+        panels[part] = outputs[part].transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    return panels.view(*weight.shape[:-2], -1, *panels.shape[1:])
+
+
+def padded(weight: torch.Tensor, per_word: int, *, is_gated: bool) -> torch.Tensor:
     """Fill up rows to whole words and outputs to whole panels; the halves of a gated weight take turns by panels."""
     extra_inputs = -weight.shape[-1] % per_word
     if not is_gated:
         extra_outputs = -weight.shape[-2] % PANEL_WIDTH
         return F.pad(weight, (0, extra_inputs, 0, extra_outputs)) if extra_inputs or extra_outputs else weight
-    halves = weight.unflatten(-2, (2, -1))
+    *layers, num_outputs, num_inputs = weight.shape
+    halves = weight.reshape(*layers, 2, num_outputs // 2, num_inputs)
     halves = F.pad(halves, (0, extra_inputs, 0, -halves.shape[-2] % PANEL_WIDTH))
-    return halves.unflatten(-2, (-1, PANEL_WIDTH)).transpose(-4, -3).flatten(-4, -2).contiguous()
+    panels = halves.view(*layers, 2, -1, PANEL_WIDTH, halves.shape[-1])
+    return panels.transpose(-4, -3).flatten(-4, -2).contiguous()

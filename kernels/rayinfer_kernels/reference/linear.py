@@ -3,8 +3,11 @@
 import torch
 import torch.nn.functional as F
 
-from rayinfer_kernels.packed_weight import PackedWeight
+from rayinfer_kernels.int4_blocks import GROUP_SIZE
+from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
+from rayinfer_kernels.quantized_weight import QuantizedWeight, unpack_quantized
 from rayinfer_kernels.reference.elementwise import gelu_tanh_and_mul, silu_and_mul
+from rayinfer_kernels.reference.quantized_rows import quantize_rows
 
 
 def pack(weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | None:
@@ -13,14 +16,40 @@ def pack(weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | None:
 
 
 def packed_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """x W^T + bias for a weight that another implementation packed."""
-    rows = weight.rows(torch.arange(weight.out_features * (2 if weight.is_gated else 1), device=x.device))
-    return F.linear(x, rows, bias)
+    """x W^T + bias for a weight that is quantised or that another implementation packed."""
+    if weight.format.is_quantized:
+        return _quantized_linear(x, unpack_quantized(weight), bias).to(x.dtype)
+    return F.linear(x, weight.rows(torch.arange(weight.num_rows, device=x.device)), bias)
 
 
 def packed_gated_linear(
     x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, activation: str
 ) -> torch.Tensor:
-    """activation(gate) * up for a gated weight that another implementation packed."""
-    stacked = packed_linear(x, weight, bias)
-    return silu_and_mul(stacked) if activation == "silu" else gelu_tanh_and_mul(stacked)
+    """activation(gate) * up for a gated weight of the same kinds."""
+    gate_and_multiply = silu_and_mul if activation == "silu" else gelu_tanh_and_mul
+    if weight.format.is_quantized:
+        return gate_and_multiply(_quantized_linear(x, unpack_quantized(weight), bias)).to(x.dtype)
+    return gate_and_multiply(packed_linear(x, weight, bias))
+
+
+def _quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """In float32, all sums of integers exact."""
+    if weight.format is WeightFormat.INT8:
+        out = x.float() @ weight.q.float().T * weight.scales
+    elif weight.format is WeightFormat.INT8_DYNAMIC:
+        rows = quantize_rows(x)
+        out = (rows.q.double() @ weight.q.double().T).float() * weight.scales * rows.scales
+    else:
+        rows = quantize_rows(x)
+        out = _sum_of_groups(rows.q.float(), weight) * rows.scales
+    return out if bias is None else out + bias.float()
+
+
+def _sum_of_groups(rows: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
+    # One group after the other, as the kernels do: then every bit is the same, for a scale of bfloat16 times a group's
+    # sum has no more digits than float32.
+    out = torch.zeros(*rows.shape[:-1], len(weight.q), device=rows.device)
+    for group, scales in enumerate(weight.scales.T):
+        part = slice(group * GROUP_SIZE, (group + 1) * GROUP_SIZE)
+        out += rows[..., part] @ weight.q[:, part].float().T * scales
+    return out
