@@ -108,7 +108,8 @@ _TABLE: tuple[tuple[str, list[int], dict[str, Any]], ...] = (
     (
         "allowed ids, half of which may not follow the one before",
         _prompt(40, 16),
-        {"allowed_token_ids": ALLOWED, "bad_token_sequences": PARITY_PAIRS, "max_tokens": 60},
+        # One token more, which ends no pair: settings are refused where every token might be forbidden.
+        {"allowed_token_ids": [*ALLOWED, 90], "bad_token_sequences": PARITY_PAIRS, "max_tokens": 60},
     ),
     ("bad words", _prompt(8, 17), {"bad_words": ["e", " the", "France"], "max_tokens": 40, "temperature": 0.5}),
     (
