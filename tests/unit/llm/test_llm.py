@@ -169,11 +169,13 @@ def test_tokens_can_be_favoured_allowed_and_forbidden(llm):
     assert set(favoured) == {77}
 
 
-def test_settings_that_leave_no_token_end_their_own_answer_alone_with_an_error(llm):
-    barred = replace(GREEDY, allowed_token_ids=[7, 8], bad_token_sequences=[[8], [7, 7]])
-    outputs = llm.generate([TEXTS[0], TEXTS[1]], [barred, GREEDY], use_tqdm=False)
-    assert tokens_of(outputs) == [[7], *tokens_of(llm.generate(TEXTS[1], GREEDY, use_tqdm=False))]
-    assert [output.outputs[0].finish_reason for output in outputs] == ["error", "length"]
+def test_settings_that_may_leave_no_token_are_refused_before_anything_is_computed(llm):
+    ended_at_once = SamplingParams(temperature=0.0, allowed_token_ids=[2], min_tokens=1)  # 2 is the model's end token
+    with pytest.raises(InvalidParameter, match=r"prompt 1: allowed_token_ids must leave a token .* got \[2\]"):
+        llm.generate([TEXTS[0], TEXTS[1]], [GREEDY, ended_at_once], use_tqdm=False)
+    assert not llm.has_unfinished_requests()
+    with pytest.raises(InvalidParameter, match=r"allowed_token_ids must leave a token .* got \[7, 8\]"):
+        SamplingParams(allowed_token_ids=[7, 8], bad_token_sequences=[[8], [7, 7]])
 
 
 def test_a_bad_word_does_not_appear(llm):
