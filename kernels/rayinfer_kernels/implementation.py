@@ -1,10 +1,12 @@
 """What an implementation of the operations must offer; the torch reference documents each."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 
 from rayinfer_kernels.kv_cache import KVCache
+from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight
 
 
@@ -13,6 +15,11 @@ class Implementation(Protocol):
 
     def pack(self, weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | None:
         """Bring the weight of one or several linear layers into the order that products read, if that is worth it."""
+
+    def layer_stack(
+        self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape
+    ) -> LayerStack | None:
+        """Make one operation of a decoder's layers, if that is worth it."""
 
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """Multiply by a weight that `pack` or `pack_quantized` returned."""

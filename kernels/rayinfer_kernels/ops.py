@@ -1,5 +1,6 @@
 """The one door to the kernels: every operation by name, run by the best implementation for the tensors at hand."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -7,6 +8,7 @@ import torch.nn.functional as F
 
 from rayinfer_kernels.block_copy import copy_blocks
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache, kv_block_bytes
+from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
 from rayinfer_kernels.quantized_weight import QuantizedWeight, pack_quantized, quantize
 from rayinfer_kernels.reference import grouped_linear as plain_grouped_linear
@@ -15,8 +17,12 @@ from rayinfer_kernels.selection import implementation_for
 __all__ = [
     "Gate",
     "KVCache",
+    "LayerStack",
+    "LayerWeights",
+    "PackedLinear",
     "PackedWeight",
     "QuantizedWeight",
+    "StackShape",
     "WeightFormat",
     "add_rms_norm",
     "allocate_kv_cache",
@@ -30,6 +36,7 @@ __all__ = [
     "grouped_linear",
     "kv_block_bytes",
     "layer_norm",
+    "layer_stack",
     "linear",
     "pack_quantized",
     "pack_weight",
@@ -54,6 +61,14 @@ def pack_weight(weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | 
     Products with a packed weight are the same to the bit whatever else is in the batch.
     """
     return implementation_for(weight).pack(weight, is_gated)
+
+
+def layer_stack(layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape) -> LayerStack | None:
+    """Make one operation of all layers of a decoder and its last norm; None: run them one by one.
+
+    Sums between the layers stay in float32, and results do not depend on the rest of the batch.
+    """
+    return implementation_for(last_norm).layer_stack(layers, last_norm, shape)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:

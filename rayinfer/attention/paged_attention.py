@@ -13,9 +13,9 @@ class PagedAttention(torch.nn.Module):
         self, head_dim: int, *, scale: float | None = None, window: int | None = None, softcap: float | None = None
     ) -> None:
         super().__init__()
-        self._scale = head_dim**-0.5 if scale is None else scale
+        self.scale = head_dim**-0.5 if scale is None else scale
         self.window = window
-        self._softcap = softcap
+        self.softcap = softcap
         self._kv_cache: ops.KVCache | None = None
 
     def bind(self, kv_cache: ops.KVCache) -> None:
@@ -42,8 +42,8 @@ class PagedAttention(torch.nn.Module):
             batch.block_tables,
             batch.query_starts,
             batch.context_lengths,
-            self._scale,
+            self.scale,
             self.window,
-            self._softcap,
+            self.softcap,
             position_bias,
         )

@@ -40,8 +40,8 @@ class GatedMLP(torch.nn.Module):
         else:
             self.gate_up_proj = StackedLinear(hidden_size, parts, bias=bias, is_gated=True)
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
-        self._activation = GATES[activation]
+        self.activation = GATES[activation]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""
-        return self.down_proj.forward(self.gate_up_proj.gate(x, self._activation))
+        return self.down_proj.forward(self.gate_up_proj.gate(x, self.activation))

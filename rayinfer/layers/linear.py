@@ -20,6 +20,11 @@ class Linear(Matrix):
         """x [num_tokens, in_features] -> [num_tokens, out_features]."""
         return self.multiply(x, self.bias)
 
+    @property
+    def packed_linear(self) -> ops.PackedLinear | None:
+        """The layer for operations on several layers; None where its weight is not packed."""
+        return None if self.packed is None else ops.PackedLinear(self.packed, self.bias)
+
     def gate(self, x: torch.Tensor, activation: ops.Gate) -> torch.Tensor:
         """x [num_tokens, in_features] -> activation(first half) * second half, [num_tokens, out_features / 2]."""
         return self.multiply_gated(x, self.bias, activation)

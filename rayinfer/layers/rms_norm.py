@@ -17,6 +17,11 @@ class RMSNorm(torch.nn.Module):
         self._eps = eps
         self._unit_offset = unit_offset
 
+    @property
+    def plain_eps(self) -> float | None:
+        """What is added to the mean square; None for a norm whose scale is 1 + weight."""
+        return None if self._unit_offset else self._eps
+
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""
         if residual is None:

@@ -41,6 +41,11 @@ class RotaryEmbedding:
         self._cos = (angles.cos() * turning.amplitude).to(device, dtype)
         self._sin = (angles.sin() * turning.amplitude).to(device, dtype)
 
+    @property
+    def tables(self) -> Angles:
+        """Cosines and sines of all positions."""
+        return self._cos, self._sin
+
     def angles(self, positions: torch.Tensor) -> Angles:
         """Cosines and sines of `positions` [num_tokens], each [num_tokens, rotary_dim]."""
         return self._cos[positions], self._sin[positions]

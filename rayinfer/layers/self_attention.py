@@ -57,7 +57,12 @@ class SelfAttention(torch.nn.Module):
         self.attention = PagedAttention(head_dim, scale=scale, window=window, softcap=softcap)
         self._rotary = rotary
         self._position_bias = position_bias
-        self.head_dim = head_dim
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether positions are told by rotation alone and scores are not capped."""
+        return self._rotary is not None and self._position_bias is None and not self.attention.softcap
 
     def split_heads(self, stacked: torch.Tensor) -> Heads:
         """Cut the product of `qkv_proj` [num_tokens, all widths] into heads."""

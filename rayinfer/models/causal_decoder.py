@@ -10,6 +10,7 @@ from rayinfer.layers.decoder_layer import DecoderLayer
 from rayinfer.layers.embedding import TokenEmbedding
 from rayinfer.layers.linear import Linear
 from rayinfer.layers.matrix import pack_matrices
+from rayinfer.layers.rms_norm import RMSNorm
 from rayinfer.layers.rotary_embedding import RotaryEmbedding
 from rayinfer.layers.weight_places import WeightPlace, weight_places
 from rayinfer.models.model_config import ModelConfig
@@ -39,6 +40,7 @@ class CausalDecoder(torch.nn.Module):
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         self._layers = list(zip(layers, rotaries, strict=True))
         self._rotaries = {rotary for rotary in rotaries if rotary is not None}
+        self._stack: ops.LayerStack | None = None  # all layers as one operation, where there is such a one
 
     def weight_places(self) -> Mapping[str, WeightPlace]:
         """See Decoder."""
@@ -57,12 +59,16 @@ class CausalDecoder(torch.nn.Module):
         pack_matrices(self)
         for rotary in self._rotaries:
             rotary.prepare(dtype, device, max_positions, longest_sequence)
+        self._stack = self._stacked_layers()
 
     def bind_kv_caches(self, kv_caches: list[ops.KVCache]) -> None:
         """Give each layer its pool of blocks."""
         attentions = [module for module in self.modules() if isinstance(module, PagedAttention)]
         for attention, kv_cache in zip(attentions, kv_caches, strict=True):
             attention.bind(kv_cache)
+        if self._stack is not None:
+            (rotary,) = self._rotaries
+            self._stack.bind(kv_caches, *rotary.tables)
 
     def embed(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         """token_ids [num_tokens] -> [num_tokens, hidden_size]."""
@@ -71,12 +77,23 @@ class CausalDecoder(torch.nn.Module):
     def forward(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
         """token_ids [num_tokens] -> last hidden states [num_tokens, hidden_size]."""
         x = self.embed(token_ids, batch)
+        if self._stack is not None:
+            return self._stack.run(x, batch)
         residual = torch.zeros_like(x)
         angles = {rotary: rotary.angles(batch.positions) for rotary in self._rotaries}
         for layer, rotary in self._layers:
             x = layer.forward(x, residual, None if rotary is None else angles[rotary], batch)
         out: torch.Tensor = self._norm.forward(x, residual)
         return out
+
+    def _stacked_layers(self) -> ops.LayerStack | None:
+        layers = [layer.stacked() for layer, _ in self._layers]
+        described = [layer for layer in layers if layer is not None]
+        shapes = {layer.shape for layer in described}
+        is_plain_norm = isinstance(self._norm, RMSNorm) and self._norm.plain_eps in {shape.eps for shape in shapes}
+        if len(described) < len(layers) or len(shapes) != 1 or len(self._rotaries) != 1 or not is_plain_norm:
+            return None
+        return ops.layer_stack([layer.weights for layer in described], self._norm.weight, shapes.pop())
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]."""

@@ -1,23 +1,25 @@
 """The C++ kernels as operations on tensors: checks what must be contiguous and passes plain pointers."""
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
 from typing import Any, ClassVar
 
 import torch
 
+from rayinfer_kernels.cpu.layer_stack import ACTIVATIONS, SIGNATURE, CpuLayerStack
 from rayinfer_kernels.kv_cache import KVCache
+from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument, pack
 
 _SIZE, _POINTER = c_int64, c_void_p
 _WEIGHT = ctypes.POINTER(WeightArgument)
-_ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2}  # as in cpu/linear.h
 _STRIDED_HEADS = (_POINTER, _SIZE, _SIZE)
 _CACHE = (_POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE)
 _ROWS_TO_ROWS = (_POINTER, _SIZE, _POINTER, _SIZE, _SIZE, c_int)
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "write_kv": (*_STRIDED_HEADS, *_STRIDED_HEADS, *_CACHE, _POINTER, _SIZE, _SIZE, c_int),
+    "run_layers": SIGNATURE,
     "linear": (_POINTER, _SIZE, _WEIGHT, _POINTER, c_int32, _POINTER, _SIZE, c_int),
     "grouped_linear": (_POINTER, _SIZE, _WEIGHT, _POINTER, _SIZE, _POINTER, _SIZE, c_int),
     "combine_rows": (_POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, c_int),
@@ -50,6 +52,7 @@ class CpuKernels:
             functions[name] = function
         self._write_kv = functions["write_kv"]
         self._paged_attention = functions["paged_attention"]
+        self._run_layers = functions["run_layers"]
         self._linear = functions["linear"]
         self._grouped_linear = functions["grouped_linear"]
         self._combine_rows = functions["combine_rows"]
@@ -63,6 +66,12 @@ class CpuKernels:
     def pack(self, weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | None:
         """See `ops.pack_weight`."""
         return pack(weight, is_gated=is_gated) if self._packs else None
+
+    def layer_stack(
+        self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape
+    ) -> LayerStack | None:
+        """See `ops.layer_stack`."""
+        return CpuLayerStack(self._run_layers, layers, last_norm, shape)
 
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """See `ops.linear`."""
@@ -84,7 +93,7 @@ class CpuKernels:
         out = torch.empty((*x.shape[:-1], weight.out_features), dtype=x.dtype)
         self._linear(
             *(rows.data_ptr(), rows.stride(0), weight.argument, None if bias is None else bias.data_ptr()),
-            *(_ACTIVATIONS[activation], out.data_ptr(), len(rows), torch.get_num_threads()),
+            *(ACTIVATIONS[activation], out.data_ptr(), len(rows), torch.get_num_threads()),
         )
         return out
 

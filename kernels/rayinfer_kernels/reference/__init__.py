@@ -12,6 +12,7 @@ from rayinfer_kernels.reference.elementwise import (
     silu_and_mul,
 )
 from rayinfer_kernels.reference.grouped_linear import combine_rows, grouped_linear, packed_grouped_linear
+from rayinfer_kernels.reference.layer_stack import layer_stack
 from rayinfer_kernels.reference.linear import pack, packed_gated_linear, packed_linear
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "gelu_tanh_and_mul",
     "grouped_linear",
     "layer_norm",
+    "layer_stack",
     "pack",
     "packed_gated_linear",
     "packed_grouped_linear",

@@ -1,0 +1,300 @@
+// All layers of a decoder in one parallel region: attention and a gated feed-forward, each behind an RMS norm.
+//
+// The running sum of each token stays in float32 from its embedding to the last norm. Threads meet at a barrier between
+// two stages; within a stage they share rows, panels or tiles of attention.
+
+#include <cmath>
+#include <memory>
+
+#include "attention.h"
+#include "model_rows.h"
+
+namespace rayinfer {
+
+// Passed from Python by pointer, as cpu/layer_stack.py has them. Norms and biases are of the model's type.
+struct LayerArgument {
+    const void *attention_norm, *feed_forward_norm;  // [hidden_size]
+    const void *query_norm, *key_norm;               // [head_dim]; null: none
+    const Weight *qkv, *output, *gate_up, *down;
+    const void *qkv_bias, *output_bias, *gate_up_bias, *down_bias;  // null: none
+    void *key, *value;                                              // the layer's cache
+    float *key_scales, *value_scales;                               // null: the cache is of the model's type
+    int64_t window;                                                 // 0: none
+};
+
+struct StackArgument {
+    const LayerArgument* layers;
+    const void* last_norm;
+    const void *cos, *sin;  // [max_positions, rotary_dim]
+    int64_t num_layers, hidden_size, num_heads, num_kv_heads, head_dim, rotary_dim, block_size, padded_dim;
+    float eps, scale, softcap;
+    int32_t activation;
+};
+
+struct StepArgument {
+    const void* x;  // [num_tokens, hidden_size]
+    void* out;      // likewise: the last norm of the sums
+    const int64_t *positions, *slots;
+    const int32_t *query_starts, *context_lengths, *block_tables;
+    int64_t block_table_stride, num_tokens, num_requests;
+};
+
+namespace {
+
+template <class T>
+void rms_norm(const float* x, const T* weight, int64_t width, float eps, float* out) {
+    Float squares = splat(0.0f);
+    for (int64_t i = 0; i < width; i += kWidth) {
+        const Float value = load(x + i, width - i);
+        squares += value * value;
+    }
+    const float factor = 1.0f / std::sqrt(sum_of(squares) / (float)width + eps);
+    for (int64_t i = 0; i < width; i += kWidth)
+        store(out + i, load(x + i, width - i) * factor * load(weight + i, width - i), width - i);
+}
+
+// Half-split pairs: channel i turns with channel i + dim / 2.
+template <class T>
+void rotate(float* x, const T* cos, const T* sin, int64_t dim) {
+    const int64_t half = dim / 2;
+    for (int64_t i = 0; i < half; i += kWidth) {
+        const int64_t left = half - i;
+        const Float first = load(x + i, left), second = load(x + half + i, left);
+        store(x + i, first * load(cos + i, left) - second * load(sin + i, left), left);
+        store(x + half + i, second * load(cos + half + i, left) + first * load(sin + half + i, left), left);
+    }
+}
+
+// The rows of one product's input, where whoever computes them puts them.
+template <class T>
+struct InputRows {
+    EncodedRows rows;
+    Format format;
+    int64_t width;
+
+    // Whether numbers can be put there one by one.
+    bool takes_numbers() const { return !is_dynamic(format) && padded_width(format, width) == width; }
+    StoreInRows<Plain<T>> numbers() const { return {(Plain<T>*)rows.data, rows.row_bytes / (int64_t)sizeof(Plain<T>)}; }
+    void encode(int64_t row, const float* from) const {
+        encode_row<T>(format, from, width, (uint8_t*)rows.data + row * rows.row_bytes);
+    }
+};
+
+// What a step needs beside the model; kept from step to step.
+template <class E>
+struct Workspace {
+    struct WindowTiles {
+        int64_t window;
+        bool is_cut;  // for this step
+        AttentionTiles tiles;
+    };
+
+    RowBuffer sums, heads, encoded, wide, scratch;
+    std::vector<std::unique_ptr<TileWorker<E>>> workers;
+    std::vector<std::unique_ptr<WindowTiles>> tiles;  // of each window that a layer has
+};
+
+template <class T, class E>
+class LayerStack {
+  public:
+    LayerStack(const StackArgument& stack, const StepArgument& step, Workspace<E>& workspace, int num_threads)
+        : stack_(stack), step_(step), workspace_(workspace) {
+        int64_t widest_row = 0, widest = stack.hidden_size;
+        for (int64_t i = 0; i < stack.num_layers; ++i) {
+            const LayerArgument& layer = stack.layers[i];
+            for (const Weight* weight : {layer.qkv, layer.output, layer.gate_up, layer.down})
+                widest_row = std::max(widest_row, encoded_row_bytes<T>(weight->format, weight->in_features));
+            widest = std::max(widest, layer.gate_up->out_features);
+        }
+        widest = std::max(widest, query_width());
+        sums_ = workspace.sums.template rows<float>(step.num_tokens, stack.hidden_size);
+        heads_ = workspace.heads.template rows<float>(step.num_tokens, heads_width());
+        // Two inputs: a product reads one while it fills the other.
+        encoded_[0] = (uint8_t*)workspace.encoded.at_least(2 * widest_row * step.num_tokens);
+        encoded_[1] = encoded_[0] + widest_row * step.num_tokens;
+        wide_ = workspace.wide.template rows<float>(step.num_tokens, widest);
+        scratch_width_ = rounded_up(stack.hidden_size, kWidth);
+        scratch_ = workspace.scratch.template rows<float>(num_threads, scratch_width_);
+        while ((int)workspace.workers.size() < num_threads)
+            workspace.workers.push_back(std::make_unique<TileWorker<E>>());
+        cut_tiles(num_threads);
+    }
+
+    void run(Share share) {
+        take_embeddings(share);
+        for (int64_t i = 0; i < stack_.num_layers; ++i) {
+            const LayerArgument& layer = stack_.layers[i];
+            attend(layer, share);
+            feed_forward(layer, share);
+        }
+        norm_results(share);
+    }
+
+  private:
+    int64_t query_width() const { return stack_.num_heads * stack_.head_dim; }
+    int64_t kv_width() const { return stack_.num_kv_heads * stack_.head_dim; }
+    int64_t heads_width() const { return query_width() + 2 * kv_width(); }
+    float* sum(int64_t token) const { return sums_ + token * stack_.hidden_size; }
+    float* scratch(Share share) const { return scratch_ + share.index * scratch_width_; }
+
+    static void wait() {
+#pragma omp barrier
+    }
+
+    InputRows<T> input_of(const Weight& weight, int which) const {
+        const int64_t row_bytes = encoded_row_bytes<T>(weight.format, weight.in_features);
+        return {{encoded_[which], row_bytes, step_.num_tokens}, weight.format, weight.in_features};
+    }
+
+    void cut_tiles(int num_threads) {
+        for (auto& each : workspace_.tiles) each->is_cut = false;
+        for (int64_t i = 0; i < stack_.num_layers; ++i) {
+            auto& each = tiles_for(stack_.layers[i].window);
+            if (each.is_cut) continue;
+            each.is_cut = true;
+            each.tiles.cut({step_.block_tables, step_.block_table_stride, step_.query_starts, step_.context_lengths,
+                            step_.num_requests, stack_.num_heads, stack_.num_kv_heads, stack_.head_dim,
+                            stack_.block_size, each.window},
+                           num_threads);
+        }
+    }
+
+    typename Workspace<E>::WindowTiles& tiles_for(int64_t window) const {
+        for (auto& each : workspace_.tiles)
+            if (each->window == window) return *each;
+        workspace_.tiles.push_back(std::make_unique<typename Workspace<E>::WindowTiles>());
+        workspace_.tiles.back()->window = window;
+        return *workspace_.tiles.back();
+    }
+
+    void take_embeddings(Share share) {
+        const Range tokens = share.of(step_.num_tokens);
+        for (int64_t token = tokens.begin; token < tokens.end; ++token) {
+            const T* from = (const T*)step_.x + token * stack_.hidden_size;
+            for (int64_t i = 0; i < stack_.hidden_size; i += kWidth)
+                store(sum(token) + i, load(from + i, stack_.hidden_size - i), stack_.hidden_size - i);
+        }
+        // Threads go on with the same tokens.
+    }
+
+    void norm_sums(const void* weight, const InputRows<T>& to, Share share) {
+        const Range tokens = share.of(step_.num_tokens);
+        for (int64_t token = tokens.begin; token < tokens.end; ++token) {
+            rms_norm(sum(token), (const T*)weight, stack_.hidden_size, stack_.eps, scratch(share));
+            to.encode(token, scratch(share));
+        }
+        wait();
+    }
+
+    void encode(const float* rows, const InputRows<T>& to, Share share) {
+        const Range tokens = share.of(step_.num_tokens);
+        for (int64_t token = tokens.begin; token < tokens.end; ++token) to.encode(token, rows + token * to.width);
+        wait();
+    }
+
+    void attend(const LayerArgument& layer, Share share) {
+        const InputRows<T> normed = input_of(*layer.qkv, 0), attended = input_of(*layer.output, 1);
+        norm_sums(layer.attention_norm, normed, share);
+        LinearLayer<T>{*layer.qkv, (const T*)layer.qkv_bias, Activation::none}.run(
+            normed.rows, share, StoreInRows<float>{heads_, heads_width()});
+        wait();
+        const Cache<E> cache{(E*)layer.key,      (E*)layer.value,   layer.key_scales, layer.value_scales,
+                             stack_.num_kv_heads, stack_.block_size, stack_.padded_dim};
+        prepare_heads(layer, cache, share);
+        wait();
+        const AttentionLayer<E> attention{cache, stack_.scale, stack_.softcap, nullptr, 0};
+        const Heads<float> query{heads_, heads_width(), stack_.head_dim};
+        auto run = [&](auto put_rows) {
+            workspace_.workers[share.index]->run(
+                attention, query, tiles_for(layer.window).tiles, [&](int64_t token, int64_t head, const float* row) {
+                    for (int64_t d = 0; d < stack_.head_dim; d += kWidth)
+                        put_rows(token, head * stack_.head_dim + d, load(row + d), stack_.head_dim - d);
+                });
+            wait();
+        };
+        if (attended.takes_numbers()) {
+            run(attended.numbers());
+        } else {
+            run(StoreInRows<float>{wide_, query_width()});
+            encode(wide_, attended, share);
+        }
+        LinearLayer<T>{*layer.output, (const T*)layer.output_bias, Activation::none}.run(
+            attended.rows, share, AddToRows{sums_, stack_.hidden_size});
+        wait();
+    }
+
+    // Norms over heads, rotation, and new keys and values into the cache.
+    void prepare_heads(const LayerArgument& layer, const Cache<E>& cache, Share share) {
+        const int64_t dim = stack_.head_dim, num_turning = stack_.num_heads + stack_.num_kv_heads;
+        const Range tokens = share.of(step_.num_tokens);
+        for (int64_t token = tokens.begin; token < tokens.end; ++token) {
+            float* row = heads_ + token * heads_width();
+            const int64_t angle = step_.positions[token] * stack_.rotary_dim;
+            for (int64_t head = 0; head < num_turning; ++head) {
+                float* at = row + head * dim;
+                const void* norm = head < stack_.num_heads ? layer.query_norm : layer.key_norm;
+                if (norm != nullptr) rms_norm(at, (const T*)norm, dim, stack_.eps, at);
+                rotate(at, (const T*)stack_.cos + angle, (const T*)stack_.sin + angle, stack_.rotary_dim);
+            }
+            const float *key = row + query_width(), *value = key + kv_width();
+            for (int64_t head = 0; head < stack_.num_kv_heads; ++head)
+                cache.write(step_.slots[token], head, key + head * dim, value + head * dim, dim);
+        }
+    }
+
+    void feed_forward(const LayerArgument& layer, Share share) {
+        const InputRows<T> normed = input_of(*layer.gate_up, 0), gated = input_of(*layer.down, 1);
+        norm_sums(layer.feed_forward_norm, normed, share);
+        const LinearLayer<T> gate_up{*layer.gate_up, (const T*)layer.gate_up_bias, (Activation)stack_.activation};
+        if (gated.takes_numbers()) {
+            gate_up.run(normed.rows, share, gated.numbers());
+            wait();
+        } else {
+            gate_up.run(normed.rows, share, StoreInRows<float>{wide_, gated.width});
+            wait();
+            encode(wide_, gated, share);
+        }
+        LinearLayer<T>{*layer.down, (const T*)layer.down_bias, Activation::none}.run(
+            gated.rows, share, AddToRows{sums_, stack_.hidden_size});
+        wait();
+    }
+
+    void norm_results(Share share) {
+        const Range tokens = share.of(step_.num_tokens);
+        const int64_t width = stack_.hidden_size;
+        for (int64_t token = tokens.begin; token < tokens.end; ++token) {
+            rms_norm(sum(token), (const T*)stack_.last_norm, width, stack_.eps, scratch(share));
+            for (int64_t i = 0; i < width; i += kWidth)
+                store((T*)step_.out + token * width + i, load(scratch(share) + i, width - i), width - i);
+        }
+    }
+
+    const StackArgument& stack_;
+    const StepArgument& step_;
+    Workspace<E>& workspace_;
+    float *sums_, *heads_, *wide_, *scratch_;
+    uint8_t* encoded_[2];
+    int64_t scratch_width_;
+};
+
+template <class T, class E>
+void run_layers(const StackArgument& stack, const StepArgument& step, int num_threads) {
+    thread_local Workspace<E> workspace;
+    LayerStack<T, E> layers(stack, step, workspace, num_threads);
+#pragma omp parallel num_threads(num_threads)
+    layers.run(this_thread());
+}
+
+}  // namespace
+}  // namespace rayinfer
+
+#define RAYINFER_RUN_LAYERS(name, T)                                                                              \
+    extern "C" __attribute__((visibility("default"))) void name(                                                  \
+        const rayinfer::StackArgument* stack, const rayinfer::StepArgument* step, int num_threads) {              \
+        using namespace rayinfer;                                                                                 \
+        if (stack->layers[0].key_scales != nullptr) return run_layers<T, int8_t>(*stack, *step, num_threads);     \
+        run_layers<T, T>(*stack, *step, num_threads);                                                             \
+    }
+
+RAYINFER_RUN_LAYERS(rayinfer_run_layers_float32, float)
+RAYINFER_RUN_LAYERS(rayinfer_run_layers_bfloat16, rayinfer::bfloat16)
