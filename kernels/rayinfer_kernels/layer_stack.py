@@ -48,11 +48,25 @@ class StackShape:
 class StepTensors(Protocol):
     """Where the tokens of a step lie, as `ops.paged_attention` and `ops.write_kv` say it."""
 
-    positions: torch.Tensor
-    slots: torch.Tensor
-    query_starts: torch.Tensor
-    context_lengths: torch.Tensor
-    block_tables: torch.Tensor
+    @property
+    def positions(self) -> torch.Tensor:
+        """Each token's place in its request: [num_tokens]."""
+
+    @property
+    def slots(self) -> torch.Tensor:
+        """Where its key and value go: [num_tokens]."""
+
+    @property
+    def query_starts(self) -> torch.Tensor:
+        """Where each request's tokens begin: [num_requests + 1]."""
+
+    @property
+    def context_lengths(self) -> torch.Tensor:
+        """How many tokens each request has then: [num_requests]."""
+
+    @property
+    def block_tables(self) -> torch.Tensor:
+        """Where they lie: [num_requests, max_blocks]."""
 
 
 class LayerStack(Protocol):

@@ -65,33 +65,42 @@ class PreNormLayer(DecoderLayer):
     def stacked(self) -> StackedLayer | None:
         """See DecoderLayer."""
         attention, feed_forward = self.self_attn, self.mlp
-        norms = (self.input_layernorm, self.post_attention_layernorm)
         if not (isinstance(attention, SelfAttention) and isinstance(feed_forward, GatedMLP) and attention.is_plain):
             return None
-        optional_norms = (norm for norm in (attention.q_norm, attention.k_norm) if norm is not None)
-        eps = {norm.plain_eps if isinstance(norm, RMSNorm) else None for norm in (*norms, *optional_norms)}
+        attention_norm, feed_forward_norm = self.input_layernorm, self.post_attention_layernorm
+        head_norms = [norm for norm in (attention.q_norm, attention.k_norm) if norm is not None]
+        if not (isinstance(attention_norm, RMSNorm) and isinstance(feed_forward_norm, RMSNorm)):
+            return None
+        eps = attention_norm.plain_eps
+        norms = (feed_forward_norm, *head_norms)
+        if eps is None or any(not isinstance(norm, RMSNorm) or norm.plain_eps != eps for norm in norms):
+            return None
         linears = (attention.qkv_proj, attention.o_proj, feed_forward.gate_up_proj, feed_forward.down_proj)
         qkv, output, gate_up, down = (linear.packed_linear for linear in linears)
-        if None in eps or len(eps) > 1 or not (qkv and output and gate_up and down):
+        if not (qkv and output and gate_up and down):
             return None
         weights = ops.LayerWeights(
-            attention_norm=norms[0].weight,
+            attention_norm=attention_norm.weight,
             qkv=qkv,
-            query_norm=None if attention.q_norm is None else attention.q_norm.weight,
-            key_norm=None if attention.k_norm is None else attention.k_norm.weight,
+            query_norm=_scale_of(attention.q_norm),
+            key_norm=_scale_of(attention.k_norm),
             output=output,
-            feed_forward_norm=norms[1].weight,
+            feed_forward_norm=feed_forward_norm.weight,
             gate_up=gate_up,
             down=down,
             window=attention.attention.window,
         )
         shape = ops.StackShape(
-            hidden_size=len(norms[0].weight),
+            hidden_size=len(attention_norm.weight),
             num_heads=attention.num_heads,
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
-            eps=eps.pop(),
+            eps=eps,
             scale=attention.attention.scale,
             activation=feed_forward.activation,
         )
         return StackedLayer(weights, shape)
+
+
+def _scale_of(norm: torch.nn.Module | None) -> torch.Tensor | None:
+    return norm.weight if isinstance(norm, RMSNorm) else None

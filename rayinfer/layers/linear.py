@@ -57,8 +57,6 @@ class StackedLinear(Linear, WeightLayout):
 class FusedLinear(Linear):
     """Several linear layers of one input that the checkpoint holds in one piece, too."""
 
-    def __init__(
-        self, in_features: int, widths: list[int], *, bias: bool = False, is_gated: bool = False
-    ) -> None:
+    def __init__(self, in_features: int, widths: list[int], *, bias: bool = False, is_gated: bool = False) -> None:
         super().__init__(in_features, sum(widths), bias=bias, is_gated=is_gated)
         self.widths = widths

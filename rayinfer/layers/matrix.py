@@ -29,11 +29,6 @@ class Matrix(torch.nn.Module):
         self._packed = packed
         del self.weight
 
-    @property
-    def packed(self) -> ops.PackedWeight | None:
-        """What `pack` made of the weight, if anything."""
-        return self._packed
-
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [num_tokens, in_features] -> x W^T + bias, [num_tokens, out_features]."""
         return ops.linear(x, self._operand, bias)

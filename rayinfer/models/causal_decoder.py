@@ -87,13 +87,14 @@ class CausalDecoder(torch.nn.Module):
         return out
 
     def _stacked_layers(self) -> ops.LayerStack | None:
-        layers = [layer.stacked() for layer, _ in self._layers]
-        described = [layer for layer in layers if layer is not None]
-        shapes = {layer.shape for layer in described}
-        is_plain_norm = isinstance(self._norm, RMSNorm) and self._norm.plain_eps in {shape.eps for shape in shapes}
-        if len(described) < len(layers) or len(shapes) != 1 or len(self._rotaries) != 1 or not is_plain_norm:
+        layers = [stacked for layer, _ in self._layers if (stacked := layer.stacked()) is not None]
+        shapes = {layer.shape for layer in layers}
+        if len(layers) < len(self._layers) or len(shapes) != 1 or len(self._rotaries) != 1:
             return None
-        return ops.layer_stack([layer.weights for layer in described], self._norm.weight, shapes.pop())
+        (shape,) = shapes
+        if not isinstance(self._norm, RMSNorm) or self._norm.plain_eps != shape.eps:
+            return None
+        return ops.layer_stack([layer.weights for layer in layers], self._norm.weight, shape)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]."""

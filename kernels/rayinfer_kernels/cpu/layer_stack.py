@@ -74,12 +74,13 @@ class CpuLayerStack:
             scale=shape.scale,
             activation=ACTIVATIONS[shape.activation],
         )
-        self._tables: tuple[torch.Tensor, ...] = ()
+        self._bound: tuple[object, ...] = ()
 
     def bind(self, kv_caches: Sequence[KVCache], cos: torch.Tensor, sin: torch.Tensor) -> None:
         """See LayerStack."""
-        self._tables = (cos.contiguous(), sin.contiguous())
-        self._stack.cos, self._stack.sin = (table.data_ptr() for table in self._tables)
+        cos, sin = cos.contiguous(), sin.contiguous()
+        self._bound = (list(kv_caches), cos, sin)
+        self._stack.cos, self._stack.sin = cos.data_ptr(), sin.data_ptr()
         self._stack.rotary_dim = cos.shape[1]
         self._stack.block_size, self._stack.padded_dim = kv_caches[0].block_size, kv_caches[0].padded_dim
         for layer, cache in zip(self._layers, kv_caches, strict=True):

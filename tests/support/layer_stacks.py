@@ -1,0 +1,172 @@
+"""Random decoders of a few layers: as one operation, and as the plainest torch."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from rayinfer_kernels import reference
+from rayinfer_kernels.cpu.kernels import CpuKernels
+from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache
+from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
+from rayinfer_kernels.packed_weight import pack
+
+BLOCK_SIZE, MAX_BLOCKS, NUM_REQUESTS = 16, 8, 3
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackCase:
+    """Sizes of a decoder."""
+
+    hidden: int = 48
+    intermediate: int = 80
+    num_heads: int = 6
+    num_kv_heads: int = 2
+    head_dim: int = 16
+    rotary_dim: int = 16
+    windows: tuple[int | None, ...] = (None, None)
+    has_biases: bool = False
+    has_head_norms: bool = False
+    activation: str = "silu"
+    eps: float = 1e-5
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        return self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class Step:
+    """Tokens first to last of some requests, each of which has blocks of its own."""
+
+    positions: torch.Tensor
+    slots: torch.Tensor
+    query_starts: torch.Tensor
+    context_lengths: torch.Tensor
+    block_tables: torch.Tensor
+
+
+def make_step(spans: Sequence[tuple[int, int, int]]) -> Step:
+    """Requests and the tokens [begin, end) that they compute."""
+    tables = torch.arange(NUM_REQUESTS * MAX_BLOCKS).view(NUM_REQUESTS, MAX_BLOCKS).flip(1)
+    positions = torch.cat([torch.arange(begin, end) for _, begin, end in spans])
+    owners = torch.cat([torch.full((end - begin,), request) for request, begin, end in spans])
+    slots = tables[owners, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    starts = [0, *itertools.accumulate(end - begin for _, begin, end in spans)]
+    return Step(
+        positions,
+        slots,
+        torch.tensor(starts, dtype=torch.int32),
+        torch.tensor([end for _, _, end in spans], dtype=torch.int32),
+        tables[[request for request, _, _ in spans]].to(torch.int32),
+    )
+
+
+class RandomStack:
+    """The weights of a decoder, and both ways to run it, each with a cache of its own."""
+
+    def __init__(self, case: StackCase, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+        self.case, self.dtype, self.kv_dtype = case, dtype, kv_dtype
+        self.layers = [self._random_layer() for _ in case.windows]
+        self.last_norm = self._norm(case.hidden)
+        angles = torch.outer(torch.arange(200.0), torch.rand(case.rotary_dim // 2)).repeat(1, 2)
+        self.cos, self.sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        self.plain_caches = self._caches(torch.float32 if kv_dtype is not torch.int8 else kv_dtype)
+
+    def packed(self, kernels: CpuKernels) -> LayerStack:
+        """The decoder as one operation, with an empty cache."""
+        case = self.case
+        shape = StackShape(
+            hidden_size=case.hidden,
+            num_heads=case.num_heads,
+            num_kv_heads=case.num_kv_heads,
+            head_dim=case.head_dim,
+            eps=case.eps,
+            scale=case.head_dim**-0.5,
+            activation=case.activation,
+        )
+        layers = [self._packed_layer(layer, window) for layer, window in zip(self.layers, case.windows, strict=True)]
+        stack = kernels.layer_stack(layers, self.last_norm, shape)
+        assert stack is not None
+        stack.bind(self._caches(self.kv_dtype), self.cos, self.sin)
+        return stack
+
+    def expected(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """What the layers make of x, in float32."""
+        sums = x.float()
+        for weights, window, cache in zip(self.layers, self.case.windows, self.plain_caches, strict=True):
+            sums = sums + self._attend(weights, window, cache, sums, step)
+            normed = reference.rms_norm(sums, weights["feed_forward_norm"].float(), self.case.eps)
+            stacked = self._multiply(weights, "gate_up", normed)
+            gate = reference.silu_and_mul if self.case.activation == "silu" else reference.gelu_tanh_and_mul
+            sums = sums + self._multiply(weights, "down", gate(stacked))
+        return reference.rms_norm(sums, self.last_norm.float(), self.case.eps)
+
+    def _attend(
+        self, weights: dict[str, torch.Tensor], window: int | None, cache: KVCache, sums: torch.Tensor, step: Step
+    ) -> torch.Tensor:
+        case = self.case
+        query_width, kv_width = case.widths
+        normed = reference.rms_norm(sums, weights["attention_norm"].float(), case.eps)
+        parts = self._multiply(weights, "qkv", normed).split([query_width, kv_width, kv_width], -1)
+        query, key, value = (part.reshape(len(sums), -1, case.head_dim) for part in parts)
+        if case.has_head_norms:
+            query = reference.rms_norm(query, weights["query_norm"].float(), case.eps)
+            key = reference.rms_norm(key, weights["key_norm"].float(), case.eps)
+        query, key = self._turned(query, step), self._turned(key, step)
+        reference.write_kv(key, value, cache, step.slots)
+        attended = reference.paged_attention(
+            *(query, cache, step.block_tables, step.query_starts, step.context_lengths),
+            *(case.head_dim**-0.5, window),
+        )
+        return self._multiply(weights, "output", attended.flatten(1))
+
+    def _turned(self, heads: torch.Tensor, step: Step) -> torch.Tensor:
+        dim, cos, sin = self.case.rotary_dim, self.cos[step.positions].float(), self.sin[step.positions].float()
+        return torch.cat((reference.rotary_embedding(heads[..., :dim], cos, sin), heads[..., dim:]), -1)
+
+    def _multiply(self, weights: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
+        bias = weights.get(f"{name}_bias")
+        return F.linear(x, weights[name].float(), None if bias is None else bias.float())
+
+    def _random_layer(self) -> dict[str, torch.Tensor]:
+        case, (query_width, kv_width) = self.case, self.case.widths
+        shapes = {
+            "qkv": (query_width + 2 * kv_width, case.hidden),
+            "output": (case.hidden, query_width),
+            "gate_up": (2 * case.intermediate, case.hidden),
+            "down": (case.hidden, case.intermediate),
+        }
+        weights = {name: (torch.randn(shape) * shape[1] ** -0.5).to(self.dtype) for name, shape in shapes.items()}
+        if case.has_biases:
+            weights |= {f"{name}_bias": torch.randn(shape[0]).to(self.dtype) for name, shape in shapes.items()}
+        weights |= {name: self._norm(case.hidden) for name in ("attention_norm", "feed_forward_norm")}
+        return weights | {name: self._norm(case.head_dim) for name in ("query_norm", "key_norm")}
+
+    def _packed_layer(self, weights: dict[str, torch.Tensor], window: int | None) -> LayerWeights:
+        has_norms = self.case.has_head_norms
+
+        def packed(name: str) -> PackedLinear:
+            return PackedLinear(pack(weights[name].clone(), is_gated=name == "gate_up"), weights.get(f"{name}_bias"))
+
+        return LayerWeights(
+            attention_norm=weights["attention_norm"],
+            qkv=packed("qkv"),
+            query_norm=weights["query_norm"] if has_norms else None,
+            key_norm=weights["key_norm"] if has_norms else None,
+            output=packed("output"),
+            feed_forward_norm=weights["feed_forward_norm"],
+            gate_up=packed("gate_up"),
+            down=packed("down"),
+            window=window,
+        )
+
+    def _norm(self, width: int) -> torch.Tensor:
+        return (1 + 0.1 * torch.randn(width)).to(self.dtype)
+
+    def _caches(self, dtype: torch.dtype) -> list[KVCache]:
+        sizes = (NUM_REQUESTS * MAX_BLOCKS, BLOCK_SIZE, self.case.num_kv_heads, self.case.head_dim)
+        return [allocate_kv_cache(*sizes, dtype, CPU) for _ in self.case.windows]
