@@ -244,6 +244,7 @@ def _bias_arguments(bias: torch.Tensor | None) -> tuple[int | None, int]:
 
 
 def _cache_arguments(cache: KVCache, dtype: torch.dtype) -> tuple[int | None, ...]:
+    scales: tuple[int | None, int | None]
     if cache.scales is None:
         assert cache.key.dtype == dtype, f"a cache of {cache.key.dtype} for heads of {dtype}"
         scales = (None, None)
