@@ -21,7 +21,8 @@ def quantize_rows(x: torch.Tensor) -> QuantizedRows:
     x = x.float()
     largest = x.abs().amax(-1, keepdim=True)
     is_finite, counts = largest.isfinite(), largest >= SMALLEST
-    inverse = torch.where(is_finite & counts, LIMIT / largest, 0.0)
+    # Divided in one step: a plain number over a tensor would be its inverse, rounded, times the number.
+    inverse = torch.where(is_finite & counts, torch.full_like(largest, LIMIT) / largest, 0.0)
     q = torch.where(is_finite, x * inverse, 0.0).round().to(torch.int8)
     scales = torch.where(counts, largest / LIMIT, 0.0)
     return QuantizedRows(q, torch.where(is_finite, scales, torch.nan))

@@ -1,0 +1,97 @@
+// Products of weights of eight bits with rows of eight bits.
+//
+// A row's numbers were moved up by 128 to have no sign, as the processor's instruction wants it: each output's sum of
+// weights, times 128, is taken away again. All of that is exact; then come one rounding to float32 and the two scales.
+
+#include "byte_sums.h"
+#include "panel_products.h"
+
+namespace rayinfer {
+namespace {
+
+constexpr int kVectorsPerPanel = kPanelWidth / kByteLanes;
+
+struct TileTask {
+    const uint8_t* rows;
+    int64_t row_bytes;
+    const int8_t* columns[2];  // where those of each panel begin
+    int64_t num_quads;
+    const int32_t* column_sums;
+    const float* scales;
+    float* out;
+    int64_t out_stride;
+};
+
+template <int Rows, int Vectors>
+__attribute__((noinline)) void multiply_tile(const TileTask& task) {
+    constexpr Sign sign = Sign::columns;
+    ByteSums sums[Rows][Vectors] = {};
+    const uint8_t* rows = quantized_numbers(task.rows);
+    const int8_t *columns = task.columns[0], *others = task.columns[1];
+    const int64_t row_bytes = task.row_bytes;
+    for (const uint8_t* end = rows + task.num_quads * 4; rows < end; rows += 4) {
+        decltype(prepared_columns<sign>(Quads{})) prepared[Vectors];
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v)
+            prepared[v] = prepared_columns<sign>(load_raw<Quads>((v < kVectorsPerPanel ? columns : others) +
+                                                                 v % kVectorsPerPanel * kByteLanes * 4));
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) {
+            const auto row = prepared_row<sign>(load_raw<uint32_t>(rows + r * row_bytes));
+#pragma GCC unroll 8
+            for (int v = 0; v < Vectors; ++v) add_products<sign>(sums[r][v], prepared[v], row);
+        }
+        columns += kPanelWidth * 4;
+        others += kPanelWidth * 4;
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors; ++v) {
+        const ByteSums moved = load_raw<ByteSums>(task.column_sums + v * kByteLanes) * 128;
+        const SumFloats scales = load_raw<SumFloats>(task.scales + v * kByteLanes);
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) {
+            const float row_scale = ((const QuantizedRow*)(task.rows + r * row_bytes))->scale;
+            const SumFloats result = __builtin_convertvector(sums[r][v] - moved, SumFloats) * scales * row_scale;
+            std::memcpy(task.out + r * task.out_stride + v * kByteLanes, &result, sizeof(result));
+        }
+    }
+}
+
+template <int Vectors>
+void multiply_rows(int64_t num_rows, const TileTask& task) {
+    constexpr int most = kByteLanes < 16 && Vectors > 2 ? 2 : kByteTileRows;
+    switch (num_rows) {
+        case 1: return multiply_tile<1, Vectors>(task);
+        case 2: return multiply_tile<2, Vectors>(task);
+        case 3: return multiply_tile<most < 3 ? most : 3, Vectors>(task);
+        case 4: return multiply_tile<most < 4 ? most : 4, Vectors>(task);
+        case 5: return multiply_tile<most < 5 ? most : 5, Vectors>(task);
+        default: return multiply_tile<most, Vectors>(task);
+    }
+}
+
+}  // namespace
+
+void int8_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums) {
+    const int64_t width = num_panels * kPanelWidth, num_quads = padded_width(weight.format, weight.in_features) / 4;
+    const int64_t stride = num_quads * kPanelWidth * 4;
+    const int64_t num_tiles = (rows.num_rows + kByteTileRows - 1) / kByteTileRows;
+    const bool is_wide = kByteLanes < 16 ? rows.num_rows <= 2 : num_panels == 2;
+    const int64_t step = (is_wide ? 4 : 2) * kByteLanes;
+    for (int64_t column = 0; column < width; column += step)
+        for (int64_t tile = 0; tile < num_tiles; ++tile) {
+            const int64_t row = rows.num_rows * tile / num_tiles, end = rows.num_rows * (tile + 1) / num_tiles;
+            const int8_t* columns =
+                (const int8_t*)weight.panels + (panel + column / kPanelWidth) * stride + column % kPanelWidth * 4;
+            const int64_t output = panel * kPanelWidth + column;
+            const TileTask task = {rows.rows + row * rows.row_bytes, rows.row_bytes, {columns, columns + stride},
+                                   num_quads, weight.sums + output, weight.scales + output,
+                                   sums + row * width + column, width};
+            if (is_wide)
+                multiply_rows<4>(end - row, task);
+            else
+                multiply_rows<2>(end - row, task);
+        }
+}
+
+}  // namespace rayinfer
