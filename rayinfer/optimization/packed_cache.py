@@ -1,0 +1,98 @@
+"""Keeps weights as they are multiplied by on the disk, so that a model is packed and quantised once per machine."""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import xxhash
+from filelock import FileLock
+
+from rayinfer.optimization.tensor_file import DATA_FILE, StoredTensors, read_tensors, write_tensors
+
+_logger = logging.getLogger(__name__)
+
+SPARE_BYTES = 1 << 30  # of disk space that others are left
+
+
+class PackedCache:
+    """A folder of entries, each either whole or not there; any number of processes may use it at once.
+
+    A folder that cannot be written or is full costs one warning and nothing else.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def fetch(self, key: str, build: Callable[[], StoredTensors]) -> StoredTensors:
+        """Return the entry; where there is none, `build` makes it, in one process while others wait for it.
+
+        What is returned lies in mapped memory unless it could not be kept.
+        """
+        entry = self.folder / key
+        if (stored := read_tensors(entry)) is not None:
+            return stored
+        try:
+            with self._locked(key):
+                if (stored := read_tensors(entry)) is not None:  # another process was faster
+                    return stored
+                built = build()
+                return self._keep(entry, built) or built
+        except _NoLock as error:
+            _warn(entry, error.__cause__)
+            return build()
+
+    def _keep(self, entry: Path, built: StoredTensors) -> StoredTensors | None:
+        unfinished = entry.with_name(f".{entry.name}.unfinished")
+        try:
+            if shutil.disk_usage(self.folder).free < built.num_bytes + SPARE_BYTES:
+                raise OSError(f"less than {(built.num_bytes + SPARE_BYTES) / 2**30:.1f} GiB are free")
+            for leftover in (unfinished, entry):  # of a killed process; damaged or foreign
+                shutil.rmtree(leftover, ignore_errors=True)
+            unfinished.mkdir()
+            write_tensors(unfinished, built)
+            unfinished.rename(entry)
+            return read_tensors(entry)
+        except OSError as error:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            _warn(entry, error)
+            return None
+
+    @contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.folder / f".{key}.lock")
+            lock.acquire()
+        except OSError as error:
+            raise _NoLock from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+class _NoLock(Exception):
+    """The folder cannot be written."""
+
+
+def entry_key(**facts: str | int | bool | None) -> str:
+    """Name an entry by all that decides what it contains."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(facts, sort_keys=True).encode())
+
+
+def cached_bytes(folder: Path) -> list[int]:
+    """Sizes of the entries of a cache's folder."""
+    sizes = []
+    for data in folder.glob(f"*/{DATA_FILE}"):
+        try:
+            sizes.append(data.stat().st_size)
+        except FileNotFoundError:  # removed meanwhile
+            continue
+    return sizes
+
+
+def _warn(entry: Path, error: BaseException | None) -> None:
+    _logger.warning("Packed weights cannot be kept, so they are made again at every start: %s: %s", entry, error)

@@ -1,0 +1,66 @@
+"""A loaded model as named tensors, and a model filled from them: packed matrices as they are, and all the rest."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rayinfer.layers.matrix import Matrix
+from rayinfer.optimization.tensor_file import StoredTensors
+from rayinfer_kernels.ops import PackedWeight
+from rayinfer_kernels.packed_weight import WeightFormat
+
+_PARTS = ("panels", "scales", "sums")
+
+
+def stored_model(model: torch.nn.Module) -> StoredTensors:
+    """Name all that a model has loaded; nothing is copied."""
+    tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
+    notes: dict[str, Any] = {}
+    for name, matrix in _matrices(model):
+        if (packed := matrix.packed) is not None:
+            parts = {part: getattr(packed, part) for part in _PARTS}
+            tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items() if tensor is not None}
+            notes[name] = {
+                "format": packed.format.name,
+                "in_features": packed.in_features,
+                "out_features": packed.out_features,
+                "is_gated": packed.is_gated,
+            }
+    return StoredTensors(tensors, notes)
+
+
+def fill_model(model: torch.nn.Module, stored: StoredTensors) -> None:
+    """Give a model on the meta device the tensors that `stored_model` named; nothing is copied."""
+    left = dict(stored.tensors)
+    for name, matrix in _matrices(model):
+        if name in stored.notes:
+            parts = {part: left.pop(f"{name}.{part}", None) for part in _PARTS}
+            matrix.use_packed(_packed_weight(stored.notes[name], parts))
+    for name, _ in list(model.named_parameters()):
+        owner, _, kind = name.rpartition(".")
+        setattr(model.get_submodule(owner), kind, torch.nn.Parameter(left.pop(name), requires_grad=False))
+    assert not left, f"no place for {', '.join(left)}"
+
+
+def structure_of(model: torch.nn.Module) -> str:
+    """Spell out what `stored_model` would name, for a model on the meta device."""
+    return ";".join(f"{name}{tuple(parameter.shape)}" for name, parameter in model.named_parameters())
+
+
+def _matrices(model: torch.nn.Module) -> list[tuple[str, Matrix]]:
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, Matrix)]
+
+
+def _packed_weight(note: Mapping[str, Any], parts: Mapping[str, torch.Tensor | None]) -> PackedWeight:
+    panels = parts["panels"]
+    assert panels is not None
+    return PackedWeight(
+        format=WeightFormat[note["format"]],
+        panels=panels,
+        in_features=note["in_features"],
+        out_features=note["out_features"],
+        is_gated=note["is_gated"],
+        scales=parts["scales"],
+        sums=parts["sums"],
+    )

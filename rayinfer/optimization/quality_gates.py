@@ -1,0 +1,26 @@
+"""How much worse than float32 a mode may be, and how much worse it was found to be."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from rayinfer.errors import ConfigError
+
+# By mode, how far perplexity may lie above float32's, in percent.
+QUALITY_LIMITS: Mapping[str, float] = MappingProxyType({"int8": 1.0, "int8-dynamic": 3.0, "int4": 5.0, "int8-kv": 3.0})
+# How far it does, on stories15M and stories: kernels/benchmarks/results/quality-stories15m.json.
+MEASURED: Mapping[str, float] = MappingProxyType({})
+
+
+def check_quality(
+    mode: str,
+    *,
+    is_inaccuracy_allowed: bool,
+    measured: Mapping[str, float] = MEASURED,
+    limits: Mapping[str, float] = QUALITY_LIMITS,
+) -> None:
+    """Raise ConfigError for a mode that was found to lose too much, unless that is allowed."""
+    if not is_inaccuracy_allowed and measured.get(mode, 0.0) > limits[mode]:
+        raise ConfigError(
+            f"{mode} makes perplexity {measured[mode]:.1f} % worse than float32 (stories15M), more than the"
+            f" {limits[mode]:g} % that pass: set allow_inaccurate_quantization to use it all the same"
+        )

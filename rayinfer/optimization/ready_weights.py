@@ -1,0 +1,64 @@
+"""Loads a decoder with its weights as they are multiplied by: quantised, packed, from the cache if they are there."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rayinfer.errors import ConfigError
+from rayinfer.layers.matrix import pack_matrices
+from rayinfer.models.decoder import Decoder
+from rayinfer.models.loader import empty_decoder, load_decoder
+from rayinfer.models.model_folder import weight_files
+from rayinfer.optimization.calibrated_weights import CALIBRATION_VERSION
+from rayinfer.optimization.checkpoint_digest import checkpoint_digest
+from rayinfer.optimization.packed_cache import PackedCache, entry_key
+from rayinfer.optimization.packed_model import fill_model, stored_model, structure_of
+from rayinfer.optimization.quantization import INT4, check_can_quantize, quantize_decoder
+from rayinfer.optimization.tensor_file import StoredTensors
+from rayinfer_kernels import ops
+from rayinfer_kernels.packed_weight import LAYOUT_VERSION
+
+WORTH_KEEPING_BYTES = 32 << 20  # of a checkpoint: a smaller one is packed in less time than it takes to look it up
+DIGESTS = "digests"
+
+
+def load_ready_decoder(
+    folder: Path, dtype: torch.dtype, device: torch.device, *, quantization: str | None, cache: PackedCache
+) -> Decoder:
+    """Build the checkpoint's decoder and fill it; its weights lie in mapped memory where the cache has them.
+
+    Raises ModelLoadError as `load_decoder` does, and ConfigError for a model that cannot be quantised.
+    """
+    if device.type != "cpu":
+        if quantization is not None:
+            raise ConfigError(f"quantization {quantization!r} needs a CPU, and this engine runs on {device.type}")
+        return load_decoder(folder, dtype, device)
+    if quantization is not None:
+        check_can_quantize(empty_decoder(folder), quantization)
+
+    checkpoint_bytes = sum(file.stat().st_size for file in weight_files(folder))
+    decoder: Any = empty_decoder(folder)
+    if quantization != INT4 and checkpoint_bytes < WORTH_KEEPING_BYTES:
+        stored = _stored(folder, dtype, quantization)
+    else:
+        key = entry_key(
+            structure=structure_of(decoder),
+            checkpoint=checkpoint_digest(folder, cache.folder / DIGESTS),
+            dtype=str(dtype),
+            quantization=quantization,
+            layout=LAYOUT_VERSION,
+            packs_floats=ops.pack_weight(torch.zeros(1, 4, dtype=dtype)) is not None,
+            calibration=CALIBRATION_VERSION if quantization == INT4 else None,
+        )
+        stored = cache.fetch(key, lambda: _stored(folder, dtype, quantization))
+    fill_model(decoder, stored)
+    return decoder  # type: ignore[no-any-return]
+
+
+def _stored(folder: Path, dtype: torch.dtype, quantization: str | None) -> StoredTensors:
+    decoder: Any = load_decoder(folder, dtype, torch.device("cpu"))
+    if quantization is not None:
+        quantize_decoder(decoder, quantization, folder, dtype)
+    pack_matrices(decoder)
+    return stored_model(decoder)
