@@ -29,7 +29,14 @@ class EngineConfig(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="arithmetic of the model; auto is the checkpoint's own"
     )
-    quantization: Literal[None] = None
+    quantization: Literal["int8", "int8-dynamic", "int4"] | None = Field(
+        None,
+        description="bits of the weights: int8 keeps activations as they are, int8-dynamic gives them eight bits, too,"
+        " int4 does so and takes minutes the first time",
+    )
+    allow_inaccurate_quantization: bool = Field(
+        False, description="accept a quantization or kv_cache_dtype that was measured to lose more than its limit"
+    )
     max_model_len: int | None = Field(None, ge=2, description="longest prompt and answer together, in tokens")
     max_num_seqs: int = Field(64, ge=1, le=8192, description="requests that run at once")
     max_num_batched_tokens: int = Field(512, ge=1, description="tokens that one step may compute")

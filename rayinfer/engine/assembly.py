@@ -25,8 +25,11 @@ from rayinfer.kv_cache.cache_tensors import BlockShape
 from rayinfer.kv_cache.pool_size import count_kv_blocks, count_offload_blocks, count_static_blocks
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.encoder_decoder import EncoderDecoder
-from rayinfer.models.loader import load_decoder, torch_dtype
+from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
+from rayinfer.optimization.packed_cache import PackedCache
+from rayinfer.optimization.quality_gates import check_quality
+from rayinfer.optimization.ready_weights import load_ready_decoder
 from rayinfer.protocols import ModelDescription
 
 
@@ -38,6 +41,7 @@ def build_engine(config: EngineConfig, folder: Path, *, name: str | None = None)
     if device.type == "cpu":
         rayinfer_kernels.configure(cache_folder() / "kernels")
     model = read_model_config(folder)
+    _check_quality(config)
     if model.answers is not None:  # the tokens of its answers do not say what they answer: they are no cached prefixes
         config = config.model_copy(update={"engine": "static", "enable_prefix_caching": False})
     memory = _model_memory(config, model, folder, device)
@@ -109,7 +113,9 @@ def _model_memory(config: EngineConfig, model: ModelConfig, folder: Path, device
         dtype=torch.int8 if config.kv_cache_dtype == "int8" else dtype,
     )
     num_offload_blocks = count_offload_blocks(config, shape.num_bytes)
-    decoder = load_decoder(folder, dtype, device)
+    cache = PackedCache(cache_folder() / "packed")
+    load = partial(load_ready_decoder, folder, dtype, device, quantization=config.quantization, cache=cache)
+    decoder = load()
     longest = _longest_sequence(config, model)
     if config.engine == "static":
         # An encoder-decoder's sources take as much again as its answers.
@@ -127,7 +133,7 @@ def _model_memory(config: EngineConfig, model: ModelConfig, folder: Path, device
     def load_again() -> Decoder:
         if read_model_config(folder) != model:
             raise ModelLoadError(f"{folder}: config.json is not what it was when the engine was built")
-        again = load_decoder(folder, dtype, device)
+        again = load()
         make_ready(again)
         return again
 
@@ -135,6 +141,12 @@ def _model_memory(config: EngineConfig, model: ModelConfig, folder: Path, device
     return ModelMemory(
         decoder, load_again, shape, num_blocks=num_blocks, num_offload_blocks=num_offload_blocks, device=device
     )
+
+
+def _check_quality(config: EngineConfig) -> None:
+    modes = [config.quantization, "int8-kv" if config.kv_cache_dtype == "int8" else None]
+    for mode in filter(None, modes):
+        check_quality(mode, is_inaccuracy_allowed=config.allow_inaccurate_quantization)
 
 
 def _kv_offload(config: EngineConfig, memory: ModelMemory) -> KVOffload | None:

@@ -61,7 +61,6 @@ def test_every_field_with_a_choice_is_an_option_and_no_other():
         pass
 
     reserved = {
-        "quantization",
         "tensor_parallel_size",
         "pipeline_parallel_size",
         "deterministic",
