@@ -1,13 +1,20 @@
 """What an implementation of the operations must offer; the torch reference documents each."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight
+
+
+class RowMax(NamedTuple):
+    """The greatest number of each row, float32 [num_rows], and where the first of them stands, int64 [num_rows]."""
+
+    values: torch.Tensor
+    indices: torch.Tensor
 
 
 class Implementation(Protocol):
@@ -34,6 +41,9 @@ class Implementation(Protocol):
 
     def combine_rows(self, rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Sum a few weighted rows for each token."""
+
+    def row_max(self, rows: torch.Tensor) -> RowMax:
+        """Find the greatest number of each row."""
 
     def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
         """Put keys and values into the cache."""

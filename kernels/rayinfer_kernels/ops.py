@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from rayinfer_kernels.block_copy import copy_blocks
+from rayinfer_kernels.implementation import RowMax
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache, kv_block_bytes
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
@@ -22,6 +23,7 @@ __all__ = [
     "PackedLinear",
     "PackedWeight",
     "QuantizedWeight",
+    "RowMax",
     "StackShape",
     "WeightFormat",
     "add_rms_norm",
@@ -44,6 +46,7 @@ __all__ = [
     "quantize",
     "rms_norm",
     "rotary_embedding",
+    "row_max",
     "silu_and_mul",
     "write_kv",
 ]
@@ -117,6 +120,14 @@ def embedding(
     if isinstance(weight, PackedWeight):
         return weight.rows(indices, dtype)
     return F.embedding(indices, weight)
+
+
+def row_max(rows: torch.Tensor) -> RowMax:
+    """The greatest number of each of `rows` [num_rows, width] and the first place where it stands, on the same device.
+
+    The value is NaN where some number of the row is.
+    """
+    return implementation_for(rows).row_max(rows)
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:

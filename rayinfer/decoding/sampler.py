@@ -20,6 +20,7 @@ from rayinfer.decoding.truncation import keep_top_k_, keep_top_k_top_p_
 from rayinfer.decoding.typical_set import keep_typical_
 from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
+from rayinfer_kernels import ops
 
 _LARGEST_SMALL_TOP_K = 128  # up to here finding the k best is cheaper than sorting the row
 _NO_LINES = np.zeros(0, dtype=np.int64)
@@ -147,7 +148,7 @@ class Sampler:
             self._penalties.reserve(slots)
 
         scores = self._adjusted(logits, settings, rows, positions)
-        best = scores.max(dim=-1)
+        best = ops.row_max(scores)
         is_invalid = best.values.isfinite().logical_not_()
         token_ids = best.indices
         drawn = np.flatnonzero(~settings["is_greedy"])

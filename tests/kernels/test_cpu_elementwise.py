@@ -136,3 +136,24 @@ def test_results_do_not_depend_on_the_number_of_threads(kernels, dtype):
     on_two = results()
     torch.set_num_threads(1)
     assert all(torch.equal(one, two) for one, two in zip(results(), on_two, strict=True))
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 40, 1000])
+@pytest.mark.parametrize("num_rows", [0, 1, 7])
+def test_the_greatest_number_of_each_row_is_found_at_its_first_place(kernels, dtype, width, num_rows):
+    for high in (3, 1000):  # with few different numbers, many are equal
+        rows = torch.randint(-high, high, (num_rows, width + 3)).to(dtype)[:, :width]
+        best, expected = kernels.row_max(rows), rows.max(-1)
+        assert torch.equal(best.values, expected.values.float())
+        assert torch.equal(rows.gather(1, best.indices[:, None])[:, 0], expected.values)
+        assert all((rows[i, :at] < rows[i, at]).all() for i, at in enumerate(best.indices.tolist()))
+
+
+def test_a_row_with_a_number_that_is_none_has_no_greatest_and_minus_infinity_is_one(kernels, dtype):
+    rows = torch.randn(4, 50).to(dtype)
+    rows[0, 3] = rows[2, 49] = torch.nan
+    rows[1] = -torch.inf
+    best = kernels.row_max(rows)
+    assert best.values.isnan().tolist() == [True, False, True, False]
+    assert (best.values[1].item(), best.indices[1].item()) == (-torch.inf, 0)
+    assert best.indices.lt(50).all()

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from rayinfer_kernels.cpu.layer_stack import ACTIVATIONS, SIGNATURE, CpuLayerStack
+from rayinfer_kernels.implementation import RowMax
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument, pack
@@ -22,6 +23,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "run_layers": SIGNATURE,
     "linear": (_POINTER, _SIZE, _WEIGHT, _POINTER, c_int32, _POINTER, _SIZE, c_int),
     "grouped_linear": (_POINTER, _SIZE, _WEIGHT, _POINTER, _SIZE, _POINTER, _SIZE, c_int),
+    "row_max": (_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, c_int),
     "combine_rows": (_POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, c_int),
     "paged_attention": (
         *(*_STRIDED_HEADS, _POINTER, *_CACHE, _POINTER, _SIZE, _POINTER, _POINTER),
@@ -56,6 +58,7 @@ class CpuKernels:
         self._linear = functions["linear"]
         self._grouped_linear = functions["grouped_linear"]
         self._combine_rows = functions["combine_rows"]
+        self._row_max = functions["row_max"]
         self._rms_norm = functions["rms_norm"]
         self._rotary_embedding = functions["rotary_embedding"]
         self._layer_norm = functions["layer_norm"]
@@ -119,6 +122,16 @@ class CpuKernels:
             *(*indices.shape, rows.shape[1], torch.get_num_threads()),
         )
         return out
+
+    def row_max(self, rows: torch.Tensor) -> RowMax:
+        """See `ops.row_max`."""
+        rows = _dense_last(rows)
+        values, indices = torch.empty(len(rows)), torch.empty(len(rows), dtype=torch.int64)
+        self._row_max(
+            *(rows.data_ptr(), rows.stride(0), values.data_ptr(), indices.data_ptr()),
+            *(*rows.shape, torch.get_num_threads()),
+        )
+        return RowMax(values, indices)
 
     def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
         """See `ops.write_kv`."""

@@ -9,6 +9,7 @@ from rayinfer_kernels.reference.elementwise import (
     layer_norm,
     rms_norm,
     rotary_embedding,
+    row_max,
     silu_and_mul,
 )
 from rayinfer_kernels.reference.grouped_linear import combine_rows, grouped_linear, packed_grouped_linear
@@ -31,6 +32,7 @@ __all__ = [
     "paged_attention",
     "rms_norm",
     "rotary_embedding",
+    "row_max",
     "silu_and_mul",
     "write_kv",
 ]

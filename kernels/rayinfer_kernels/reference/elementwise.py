@@ -3,6 +3,8 @@
 import torch
 import torch.nn.functional as F
 
+from rayinfer_kernels.implementation import RowMax
+
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False) -> torch.Tensor:
     """Divide each row of x [..., hidden] by its root mean square (Zhang and Sennrich 2019), in float32."""
@@ -53,3 +55,9 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """The approximation of `gelu` by a hyperbolic tangent, from the same paper."""
     return F.gelu(x, approximate="tanh")
+
+
+def row_max(rows: torch.Tensor) -> RowMax:
+    """Find the greatest number of each row and its first place; NaN where a number is none."""
+    values, indices = rows.max(-1)
+    return RowMax(values.float(), indices)
