@@ -13,6 +13,7 @@ class Matrix(torch.nn.Module):
         self.is_gated = is_gated  # the outputs are those of a gate and as many of what it gates
         self.weight = torch.nn.Parameter(torch.empty(shape), requires_grad=False)
         self._packed: ops.PackedWeight | None = None
+        self._dtype: torch.dtype | None = None  # of what was packed: a quantised weight's rows do not tell
 
     @property
     def packed(self) -> ops.PackedWeight | None:
@@ -25,8 +26,8 @@ class Matrix(torch.nn.Module):
             self.use_packed(packed)
 
     def use_packed(self, packed: ops.PackedWeight) -> None:
-        """Multiply by this from now on, and let the weight go."""
-        self._packed = packed
+        """Multiply by this from now on, and let the weight go; rows that are taken keep the weight's dtype."""
+        self._packed, self._dtype = packed, self.weight.dtype
         del self.weight
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -43,7 +44,7 @@ class Matrix(torch.nn.Module):
 
     def take_rows(self, indices: torch.Tensor) -> torch.Tensor:
         """indices [num_tokens] -> [num_tokens, in_features]."""
-        return ops.embedding(indices, self._operand)
+        return ops.embedding(indices, self._operand, self._dtype)
 
     @property
     def _operand(self) -> torch.Tensor | ops.PackedWeight:

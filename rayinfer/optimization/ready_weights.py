@@ -39,6 +39,7 @@ def load_ready_decoder(
 
     checkpoint_bytes = sum(file.stat().st_size for file in weight_files(folder))
     decoder: Any = empty_decoder(folder)
+    decoder.to(dtype)
     if quantization != INT4 and checkpoint_bytes < WORTH_KEEPING_BYTES:
         stored = _stored(folder, dtype, quantization)
     else:
