@@ -79,6 +79,8 @@ class TileWorker {
     void attend_to_part(int64_t begin, int64_t end, RowStates states);
     void add_chunk(int64_t start, int64_t first_piece, int64_t num_tokens, RowStates states);
     void find_pieces(int64_t start, int64_t first_piece, int64_t num_pieces);
+    void prefetch(const E* piece) const;
+    void prefetch_keys(int64_t start) const;
     void score_rows(int64_t row, int64_t num_rows, int64_t first_piece, int64_t num_pieces);
     void change_scores(int64_t row, int64_t start, int64_t num_vectors, float* scores) const;
     float weigh_row(int64_t row, int64_t start, int64_t num_vectors, float* scores, RowStates states);

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -12,19 +12,42 @@ namespace {
 #define RAYINFER_INLINE inline __attribute__((always_inline))
 #define RAYINFER_LAMBDA __attribute__((always_inline))
 
+template <int W>
+struct Bytes {
+    typedef int8_t Vector __attribute__((vector_size(W)));
+};
+
+template <int W>
+RAYINFER_INLINE typename Lanes<W>::Float load_columns(const float* from) {
+    return load_raw<typename Lanes<W>::Float>(from);
+}
+
+template <int W>
+RAYINFER_INLINE typename Lanes<W>::Float load_columns(const int8_t* from) {
+    using Columns = typename Lanes<W>::Float;
+#if defined(__AVX512F__)
+    if constexpr (W == 16) return (Columns)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#endif
+#if defined(__AVX2__)
+    if constexpr (W == 8) return (Columns)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#endif
+    return __builtin_convertvector(load_raw<typename Bytes<W>::Vector>(from), Columns);
+}
+
 // A unit is one number of the cache, or a pair of bfloat16. It is multiplied in `kParts` steps, by one factor each.
 template <class E, int W>
 struct Units {
-    typedef E Raw __attribute__((vector_size(W * sizeof(E))));
     using Columns = typename Lanes<W>::Float;
     using Factor = float;
     static constexpr int kParts = 1;
     template <int Part>
     static RAYINFER_INLINE Columns columns(const E* from) {
-        return __builtin_convertvector(load_raw<Raw>(from), Columns);
+        return load_columns<W>(from);
     }
     static RAYINFER_INLINE Columns first_of_pair(const E* from) { return columns<0>(from); }
-    static RAYINFER_INLINE Columns add(Columns sums, Columns columns, Factor factor) { return sums + columns * factor; }
+    static RAYINFER_INLINE Columns add(Columns sums, Columns columns, Factor factor) {
+        return sums + columns * (factor - Columns{});  // 0 + factor would be a sum that is computed: of -0 it makes 0
+    }
 };
 
 template <int W>
@@ -39,7 +62,9 @@ struct WidenedPairs {
         return (Columns)(Part == 0 ? words << 16 : words & 0xffff0000u);
     }
     static RAYINFER_INLINE Columns first_of_pair(const bfloat16* from) { return columns<0>(from); }
-    static RAYINFER_INLINE Columns add(Columns sums, Columns columns, Factor factor) { return sums + columns * factor; }
+    static RAYINFER_INLINE Columns add(Columns sums, Columns columns, Factor factor) {
+        return sums + columns * (factor - Columns{});  // 0 + factor would be a sum that is computed: of -0 it makes 0
+    }
 };
 
 #if defined(__AVX512BF16__) && defined(__AVX512VL__)

@@ -105,10 +105,12 @@ void TileWorker<E>::add_chunk(int64_t start, int64_t first_piece, int64_t num_to
     const int64_t piece = step_.piece(), num_pieces = (num_tokens + piece - 1) / piece, skipped = first_piece * piece;
     const int64_t num_groups = (num_rows_ + kTileRows - 1) / kTileRows;
     find_pieces(start, first_piece, num_pieces);
+    for (int64_t i = first_piece; i < num_pieces; ++i) prefetch(value_pieces_[i]);
     for (int64_t group = 0; group < num_groups; ++group) {
         const int64_t first = num_rows_ * group / num_groups, count = num_rows_ * (group + 1) / num_groups - first;
         float decay[kTileRows];
         score_rows(first, count, first_piece, num_pieces);
+        if (group == 0) prefetch_keys(start + step_.chunk());
         for (int64_t r = 0; r < count; ++r)
             decay[r] = weigh_row(first + r, start, (num_tokens + kWidth - 1) / kWidth, &scores_[r * score_stride()], states);
         constexpr int64_t weights_per_score = sizeof(float) / sizeof(Plain<E>);
@@ -133,6 +135,21 @@ void TileWorker<E>::find_pieces(int64_t start, int64_t first_piece, int64_t num_
             std::copy_n(cache.value_scales + slot, count, &value_scales_[i * count]);
         }
     }
+}
+
+// Blocks lie scattered, and each is too short for the processor to guess what comes next.
+template <class E>
+void TileWorker<E>::prefetch(const E* piece) const {
+    const int64_t bytes = step_.piece() * step_.padded_dim() * (int64_t)sizeof(E);
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)piece + at, 0, 2);
+}
+
+template <class E>
+void TileWorker<E>::prefetch_keys(int64_t start) const {
+    const int32_t* table = step_.block_tables + tile_.request * step_.block_table_stride;
+    if (step_.piece() < step_.block_size) return;  // keys of a part of a block do not lie in one piece
+    for (int64_t token = start; token < std::min(tile_.end, start + step_.chunk()); token += step_.block_size)
+        prefetch(layer_.cache.key_block(table[token / step_.block_size], tile_.kv_head));
 }
 
 template <class E>
