@@ -16,7 +16,7 @@ class BlockShape:
     block_size: int
     num_kv_heads: int
     head_dim: int
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the cache: the model's, or int8
 
     @property
     def num_bytes(self) -> int:

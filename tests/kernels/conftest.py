@@ -12,6 +12,12 @@ def library(kernel_folder) -> CpuLibrary:
     return build_cpu_library(kernel_folder, CompilerSettings("g++", "native"))
 
 
+@pytest.fixture(scope="session", params=["native", "x86-64-v3", "x86-64"])
+def isa_library(request, kernel_folder) -> CpuLibrary:
+    """The kernels for each instruction set that has code of its own and runs here."""
+    return build_cpu_library(kernel_folder, CompilerSettings("g++", request.param))
+
+
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)
 def dtype(request) -> torch.dtype:
     return request.param

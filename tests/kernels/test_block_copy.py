@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from rayinfer_kernels.block_copy import copy_blocks, fetch_from_host, send_to_host
-from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache
+from rayinfer_kernels.kv_cache import allocate_kv_cache
 
 CPU = torch.device("cpu")
 
@@ -11,31 +11,31 @@ def pool(num_blocks, dtype=torch.float32, device=CPU, *, pinned=False):
     """Blocks of random numbers."""
     cache = allocate_kv_cache(num_blocks, 16, 3, 24, dtype, device, pinned=pinned)
     chance = torch.Generator().manual_seed(num_blocks)
-    for tensor in (cache.key, cache.value):
-        tensor.copy_(torch.randn(tensor.shape, generator=chance))
+    for tensor in cache.tensors:
+        tensor.copy_(100 * torch.randn(tensor.shape, generator=chance).clamp(-1.27, 1.27))
     return cache
 
 
 def copied(cache):
-    return KVCache(cache.key.clone(), cache.value.clone())
+    return [tensor.clone() for tensor in cache.tensors]
 
 
 def check(before, source, target, source_blocks, target_blocks):
-    """The target holds what it held before, and the source's blocks in their places."""
-    for kept, now, given in ((before.key, target.key, source.key), (before.value, target.value, source.value)):
+    """The target holds the tensors that it held before, and the source's blocks in their places."""
+    for kept, now, given in zip(before, target.tensors, source, strict=True):
         wanted = kept.clone()
         for source_block, target_block in zip(source_blocks, target_blocks, strict=True):
             wanted[target_block] = given[source_block].to(wanted.device)
         assert torch.equal(now, wanted)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
 @pytest.mark.parametrize(("source_blocks", "target_blocks"), [([], []), ([3], [0]), ([4, 0, 2], [1, 5, 0])])
 def test_blocks_arrive_in_another_pool_and_nothing_else_changes(dtype, source_blocks, target_blocks):
     source, target = pool(5, dtype), pool(6, dtype)
     before = copied(target)
     copy_blocks(source, target, torch.tensor(source_blocks).long(), torch.tensor(target_blocks).long())
-    check(before, source, target, source_blocks, target_blocks)
+    check(before, source.tensors, target, source_blocks, target_blocks)
 
 
 def test_blocks_can_change_places_within_a_pool():

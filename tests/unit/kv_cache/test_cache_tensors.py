@@ -1,3 +1,5 @@
+import dataclasses
+
 import psutil
 import pytest
 import torch
@@ -42,6 +44,19 @@ def test_every_layer_gets_its_own_pool():
 
 def test_a_block_counts_its_bytes_in_every_layer():
     assert SHAPE.num_bytes == 2 * 2 * 8 * 2 * 16 * 4
+
+
+def test_a_block_of_eight_bits_moves_with_its_scales():
+    shape = dataclasses.replace(SHAPE, dtype=torch.int8)
+    pool, kept = BlockPool(shape, 4, CPU), BlockPool(shape, 1, CPU)
+    heads = torch.randn(8, 2, 16)
+    for cache in pool.caches:
+        ops.write_kv(heads, heads, cache, torch.arange(24, 32))
+    pool.copy_to(kept, [3], [0])
+    for cache, copied in zip(pool.caches, kept.caches, strict=True):
+        assert all(torch.equal(one[3], other[0]) for one, other in zip(cache.tensors, copied.tensors, strict=True))
+        assert copied.scales.key.all()
+    assert shape.num_bytes == sum(tensor[0].nbytes for cache in pool.caches for tensor in cache.tensors)
 
 
 def test_blocks_are_copied_between_two_pools_in_every_layer_and_the_others_stay():
