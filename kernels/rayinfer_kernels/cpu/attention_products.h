@@ -9,18 +9,6 @@
 
 namespace rayinfer {
 
-#if defined(__AVX512F__)
-constexpr int kSimd = 16;
-#elif defined(__AVX__)
-constexpr int kSimd = 8;
-#else
-constexpr int kSimd = 4;
-#endif
-
-// 6 x 4 of 32 registers hold sums, 6 x 2 of 16; without fused multiplication and addition products need one too.
-constexpr int64_t kTileRows = kSimd == 4 ? 4 : 6;
-constexpr int64_t kTileVectors = kSimd == 16 ? 4 : 2;
-
 // scores[row, token] = factor x scales[token] x query[row] . key[token], for vectors of neighbouring tokens.
 template <class E>
 struct ScoreTask {

@@ -1,77 +1,192 @@
 // Products with weights of float32 or bfloat16.
+//
+// Rows are cut into tiles whose sums fill the registers. A panel is read from memory once for all of them, some inputs at
+// a time, so that it stays in the second level cache; meanwhile the processor is told to fetch what comes next.
 
-#include "multiply_rows.h"
+#include <algorithm>
+
 #include "panel_products.h"
+#include "register_sums.h"
+#include "row_buffer.h"
 
 namespace rayinfer {
 namespace {
 
-// multiply_block for columns of bfloat16 pairs and rows of float32, where no instruction multiplies pairs.
-template <int Rows, int Vectors>
-__attribute__((noinline)) void multiply_widened(const float* rows, int64_t row_stride, int64_t num_words,
-                                                const uint32_t* const* columns, int64_t step, float* out,
-                                                int64_t out_stride) {
-    Float sums[Rows][Vectors] = {};
-    for (int64_t w = 0; w < num_words; ++w) {
-        Float first[Vectors], second[Vectors];
+constexpr int64_t kBlockInputs = 768;  // two panels of float32 and the rows leave room in a cache of 1 MB
+constexpr int64_t kTilesToWiden = 3;   // so many tiles read widened pairs; fewer widen them in registers, each anew
+constexpr int64_t kLine = 64;          // bytes of a cache line
+constexpr int kVectorsPerPanel = kPanelWidth / kSimd;
+
+template <class E>
+constexpr int64_t kPerWord = 4 / sizeof(E);
+
+// A few lines to fetch in each round of a loop.
+struct Ahead {
+    const char* at;
+    int64_t step;
+};
+
+// One tile of rows, and the block of columns that it is multiplied by.
+template <class E>
+struct TileTask {
+    const Plain<E>* rows;
+    int64_t row_stride;
+    const E* columns[2];  // where those of each panel begin
+    int64_t num_inputs;
+    bool continues;       // what is in `sums` already
+    float* sums;
+    int64_t sum_stride;
+    Ahead ahead;
+};
+
+template <class E, int Rows, int Vectors>
+__attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
+    using Float = typename Lanes<kSimd>::Float;
+    constexpr int64_t n = kPerWord<E>;
+    Sums<E, Rows, Vectors, kSimd> sums = {};
+    if (task.continues)
 #pragma GCC unroll 8
-        for (int v = 0; v < Vectors; ++v) {
-            const Word words = load_raw<Word>(columns[v] + w * step);
-            first[v] = (Float)(words << 16);
-            second[v] = (Float)(words & 0xffff0000u);
-        }
+        for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
-        for (int r = 0; r < Rows; ++r) {
-            const float* row = rows + r * row_stride + 2 * w;
-#pragma GCC unroll 8
-            for (int v = 0; v < Vectors; ++v) sums[r][v] += first[v] * row[0];
-#pragma GCC unroll 8
-            for (int v = 0; v < Vectors; ++v) sums[r][v] += second[v] * row[1];
-        }
+            for (int v = 0; v < Vectors; ++v)
+                sums.at[r][v] = load_raw<Float>(task.sums + r * task.sum_stride + v * kSimd);
+    const Plain<E>* rows = task.rows;
+    const E *columns = task.columns[0], *others = task.columns[1];
+    const char* ahead = task.ahead.at;
+    const int64_t row_stride = task.row_stride, ahead_step = task.ahead.step;
+    for (const Plain<E>* end = rows + task.num_inputs; rows < end; rows += n) {
+        sums.add([&](int v) RAYINFER_LAMBDA {
+            return (v < kVectorsPerPanel ? columns : others) + v % kVectorsPerPanel * kSimd * n;
+        }, rows, row_stride);
+        columns += kPanelWidth * n;
+        others += kPanelWidth * n;
+        __builtin_prefetch(ahead, 0, 2);
+        ahead += ahead_step;
     }
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < Vectors; ++v) store(out + r * out_stride + v * kWidth, sums[r][v]);
+        for (int v = 0; v < Vectors; ++v)
+            std::memcpy(task.sums + r * task.sum_stride + v * kSimd, &sums.at[r][v], sizeof(Float));
 }
 
-template <int Vectors, class... Arguments>
-void multiply_widened_rows(int64_t num_rows, Arguments... arguments) {
+template <class E, int Vectors>
+void multiply_rows(int64_t num_rows, const TileTask<E>& task) {
+    constexpr int most = kSimd == 16 || Vectors <= kTileVectors ? kTileRows : 2;
     switch (num_rows) {
-        case 1: return multiply_widened<1, Vectors>(arguments...);
-        case 2: return multiply_widened<2, Vectors>(arguments...);
-        case 3: return multiply_widened<3, Vectors>(arguments...);
-        case 4: return multiply_widened<4, Vectors>(arguments...);
-        case 5: return multiply_widened<5, Vectors>(arguments...);
-        default: return multiply_widened<6, Vectors>(arguments...);
+        case 1: return multiply_tile<E, 1, Vectors>(task);
+        case 2: return multiply_tile<E, 2, Vectors>(task);
+        case 3: return multiply_tile<E, most < 3 ? most : 3, Vectors>(task);
+        case 4: return multiply_tile<E, most < 4 ? most : 4, Vectors>(task);
+        case 5: return multiply_tile<E, most < 5 ? most : 5, Vectors>(task);
+        default: return multiply_tile<E, most, Vectors>(task);
     }
 }
 
-template <class T, int Vectors>
-void multiply(RowTile tile, int64_t num_words, const uint32_t* const* columns, float* sums) {
-    const int64_t width = Vectors * kWidth;
-    if constexpr (std::is_same_v<T, Plain<T>>)
-        multiply_rows<T, Vectors, kWidth>(tile.num_rows, (const uint32_t*)tile.rows, tile.row_bytes / 4, num_words,
-                                          columns, kPanelWidth, sums, width);
-    else
-        multiply_widened_rows<Vectors>(tile.num_rows, (const float*)tile.rows, tile.row_bytes / 4, num_words, columns,
-                                       kPanelWidth, sums, width);
+// The rest of a panel, or of two, from some input on.
+template <class E>
+struct Panels {
+    const E* data;
+    int64_t stride;  // numbers from one panel to the next
+    int64_t count;
+
+    Panels from(int64_t input) const { return {data + input * kPanelWidth, stride, count}; }
+    const E* panel(int64_t index) const { return data + index * stride; }
+};
+
+// Walks through the lines that will be read next, a part of each panel, some in each tile.
+class Lookahead {
+  public:
+    template <class E>
+    Lookahead(Panels<E> next, int64_t num_inputs)
+        : next_((const char*)next.data), stride_(next.stride * sizeof(E)),
+          bytes_(num_inputs * kPanelWidth * sizeof(E)), total_(bytes_ * next.count) {}
+
+    Ahead take(int64_t num_rounds) {
+        if (done_ >= total_) return {next_, 0};
+        const Ahead ahead = {next_ + done_ / bytes_ * stride_ + done_ % bytes_, kLine};
+        done_ += num_rounds * kLine;
+        return ahead;
+    }
+
+  private:
+    const char* next_;
+    int64_t stride_, bytes_, total_, done_ = 0;
+};
+
+// Multiplies all rows by some inputs of the panels; the rows begin with the first of these inputs.
+template <class E>
+void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool continues, float* sums, Lookahead& lookahead) {
+    const int64_t width = panels.count * kPanelWidth;
+    const int64_t num_tiles = (rows.num_rows + kTileRows - 1) / kTileRows;
+    const bool is_wide = kSimd < 16 ? rows.num_rows <= 2 : panels.count == 2;
+    const int64_t step = (is_wide ? 4 : 2) * kSimd;
+    for (int64_t column = 0; column < width; column += step)
+        for (int64_t tile = 0; tile < num_tiles; ++tile) {
+            const int64_t row = rows.num_rows * tile / num_tiles, end = rows.num_rows * (tile + 1) / num_tiles;
+            const E* columns = panels.panel(column / kPanelWidth) + column % kPanelWidth * kPerWord<E>;
+            const TileTask<E> task = {(const Plain<E>*)(rows.rows + row * rows.row_bytes),
+                                      rows.row_bytes / (int64_t)sizeof(Plain<E>),
+                                      {columns, columns + panels.stride},
+                                      num_inputs,
+                                      continues,
+                                      sums + row * width + column,
+                                      width,
+                                      lookahead.take(num_inputs / kPerWord<E>)};
+            if (is_wide)
+                multiply_rows<E, 4>(end - row, task);
+            else
+                multiply_rows<E, 2>(end - row, task);
+        }
+}
+
+// Pairs of bfloat16 to float32, both in panels.
+void widen_panels(Panels<bfloat16> from, int64_t num_inputs, float* to) {
+    for (int64_t p = 0; p < from.count; ++p) {
+        const bfloat16* pairs = from.panel(p);
+        for (int64_t i = 0; i < num_inputs * kPanelWidth; i += 2 * kPanelWidth)
+            for (int64_t c = 0; c < kPanelWidth; c += kWidth) {
+                const Word words = load_raw<Word>(pairs + i + 2 * c);
+                store(to + i + c, (Float)(words << 16));
+                store(to + i + kPanelWidth + c, (Float)(words & 0xffff0000u));
+            }
+        to += num_inputs * kPanelWidth;
+    }
+}
+
+template <class E>
+void multiply_in_blocks(RowTile rows, Panels<E> panels, int64_t num_inputs, float* sums) {
+    const bool is_read_again = rows.num_rows > (kTilesToWiden - 1) * kTileRows;
+    const int64_t num_blocks = is_read_again ? (num_inputs + kBlockInputs - 1) / kBlockInputs : 1;
+    const int64_t block = rounded_up((num_inputs + num_blocks - 1) / num_blocks, kPerWord<E>);
+    for (int64_t begin = 0; begin < num_inputs; begin += block) {
+        const int64_t count = std::min(block, num_inputs - begin);
+        const Panels<E> here = panels.from(begin);
+        const bool is_last = begin + count == num_inputs;
+        Lookahead lookahead(is_last ? Panels<E>{panels.panel(panels.count), panels.stride, panels.count}
+                                    : panels.from(begin + count),
+                            std::min(block, is_last ? num_inputs : num_inputs - begin - count));
+        const RowTile part = {rows.rows + begin * (int64_t)sizeof(Plain<E>), rows.row_bytes, rows.num_rows};
+        if constexpr (!std::is_same_v<E, Plain<E>>) {
+            if (is_read_again) {
+                thread_local RowBuffer buffer;
+                float* widened = buffer.rows<float>(panels.count * count, kPanelWidth);
+                widen_panels(here, count, widened);
+                multiply_block<float>(part, {widened, count * kPanelWidth, panels.count}, count, begin > 0, sums, lookahead);
+                continue;
+            }
+        }
+        multiply_block<E>(part, here, count, begin > 0, sums, lookahead);
+    }
 }
 
 }  // namespace
 
 template <class T>
-void float_products(const Weight& weight, RowTile tile, int64_t panel, int64_t num_panels, float* sums) {
-    constexpr int kVectorsPerPanel = kPanelWidth / kWidth;
-    const int64_t num_words = (weight.in_features + kPerWord<T> - 1) / kPerWord<T>;
-    const uint32_t* columns[2 * kVectorsPerPanel];
-    for (int v = 0; v < kVectorsPerPanel * num_panels; ++v)
-        columns[v] = (const uint32_t*)weight.panels + (panel + v / kVectorsPerPanel) * num_words * kPanelWidth +
-                     v % kVectorsPerPanel * kWidth;
-    if (num_panels == 2)
-        multiply<T, 2 * kVectorsPerPanel>(tile, num_words, columns, sums);
-    else
-        multiply<T, kVectorsPerPanel>(tile, num_words, columns, sums);
+void float_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums) {
+    const int64_t num_inputs = padded_width(weight.format, weight.in_features);
+    const int64_t stride = num_inputs * kPanelWidth;
+    multiply_in_blocks<T>(rows, {(const T*)weight.panels + panel * stride, stride, num_panels}, num_inputs, sums);
 }
 
 template void float_products<float>(const Weight&, RowTile, int64_t, int64_t, float*);

@@ -25,6 +25,19 @@ using Word = Lanes<kWidth>::Word;
 using Half = Lanes<kWidth>::Half;
 typedef int32_t Int __attribute__((vector_size(kWidth * 4)));
 
+// Floats of one register.
+#if defined(__AVX512F__)
+constexpr int kSimd = 16;
+#elif defined(__AVX__)
+constexpr int kSimd = 8;
+#else
+constexpr int kSimd = 4;
+#endif
+
+// 6 x 4 of 32 registers hold sums, 6 x 2 of 16; without fused multiplication and addition products need one too.
+constexpr int64_t kTileRows = kSimd == 4 ? 4 : 6;
+constexpr int64_t kTileVectors = kSimd == 16 ? 4 : 2;
+
 constexpr int64_t kRowsAtOnce = 6;  // x 4 vectors of sums = 24 of the 32 registers of AVX-512
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();

@@ -36,8 +36,8 @@ inline Float activate(Activation activation, Float x) {
 struct EncodedRows {
     const uint8_t* data;
     int64_t row_bytes, num_rows;
-    RowTile tile(int64_t row, int64_t end) const {
-        return {data + row * row_bytes, row_bytes, std::min(kRowsAtOnce, end - row)};
+    RowTile part(int64_t row, int64_t end) const {
+        return {data + row * row_bytes, row_bytes, end - row};
     }
 };
 
@@ -84,18 +84,19 @@ struct LinearLayer {
     // The rows of a range by the panels of another; a gated weight counts its panels in pairs.
     template <class Put>
     void run(EncodedRows rows, Range row_range, Range units, const Put& put) const {
-        float sums[kRowsAtOnce * kPanelsAtOnce * kPanelWidth];
+        alignas(kRowAlignment) float sums[kRowsPerBlock * kPanelsAtOnce * kPanelWidth];
         const int64_t panels_per_unit = weight.is_gated ? 2 : 1;
         for (int64_t unit = units.begin; unit < units.end;) {
             const int64_t count = weight.is_gated ? 1 : std::min(kPanelsAtOnce, units.end - unit);
-            for (int64_t row = row_range.begin; row < row_range.end; row += kRowsAtOnce) {
-                const RowTile tile = rows.tile(row, row_range.end);
-                panel_products<T>(weight, tile, unit * panels_per_unit, count * panels_per_unit, sums);
-                for (int64_t r = 0; r < tile.num_rows; ++r) {
+            const int64_t num_panels = count * panels_per_unit, width = num_panels * kPanelWidth;
+            for (int64_t row = row_range.begin; row < row_range.end; row += kRowsPerBlock) {
+                const RowTile block = rows.part(row, std::min(row + kRowsPerBlock, row_range.end));
+                panel_products<T>(weight, block, unit * panels_per_unit, num_panels, sums);
+                for (int64_t r = 0; r < block.num_rows; ++r) {
                     if (weight.is_gated)
-                        put_gated(row + r, unit * kPanelWidth, sums + r * 2 * kPanelWidth, put);
+                        put_gated(row + r, unit * kPanelWidth, sums + r * width, put);
                     else
-                        put_plain(row + r, unit * kPanelWidth, count * kPanelWidth, sums + r * count * kPanelWidth, put);
+                        put_plain(row + r, unit * kPanelWidth, count * kPanelWidth, sums + r * width, put);
                 }
             }
             unit += count;
