@@ -13,12 +13,22 @@ namespace rayinfer {
 namespace {
 
 constexpr int64_t kBlockInputs = 768;  // two panels of float32 and the rows leave room in a cache of 1 MB
-constexpr int64_t kTilesToWiden = 3;   // so many tiles read widened pairs; fewer widen them in registers, each anew
+constexpr int64_t kRowsToWiden = 40;  // so many read pairs widened before; fewer widen them in registers
 constexpr int64_t kLine = 64;          // bytes of a cache line
 constexpr int kVectorsPerPanel = kPanelWidth / kSimd;
 
 template <class E>
 constexpr int64_t kPerWord = 4 / sizeof(E);
+
+// Rows of a tile; widening pairs takes registers.
+template <class E>
+constexpr int kMostRows = kSimd == 8 && !std::is_same_v<E, Plain<E>> ? 4 : kTileRows;
+
+// Words of one round: two where 12 products alone would not make up for the loop's own work.
+template <class E>
+constexpr int64_t kWordsPerRound = kSimd == 8 && kPerWord<E> == 1 ? 2 : 1;
+
+alignas(kLine) constexpr float kZeros[kPanelsAtOnce * kPanelWidth] = {};
 
 // A few lines to fetch in each round of a loop.
 struct Ahead {
@@ -33,7 +43,8 @@ struct TileTask {
     int64_t row_stride;
     const E* columns[2];  // where those of each panel begin
     int64_t num_inputs;
-    bool continues;       // what is in `sums` already
+    const float* start;   // what the sums begin with
+    int64_t start_stride;
     float* sums;
     int64_t sum_stride;
     Ahead ahead;
@@ -43,26 +54,32 @@ template <class E, int Rows, int Vectors>
 __attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
     using Float = typename Lanes<kSimd>::Float;
     constexpr int64_t n = kPerWord<E>;
-    Sums<E, Rows, Vectors, kSimd> sums = {};
-    if (task.continues)
+    Sums<E, Rows, Vectors, kSimd> sums;
 #pragma GCC unroll 8
-        for (int r = 0; r < Rows; ++r)
+    for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
-            for (int v = 0; v < Vectors; ++v)
-                sums.at[r][v] = load_raw<Float>(task.sums + r * task.sum_stride + v * kSimd);
+        for (int v = 0; v < Vectors; ++v)
+            sums.at[r][v] = load_raw<Float>(task.start + r * task.start_stride + v * kSimd);
     const Plain<E>* rows = task.rows;
     const E *columns = task.columns[0], *others = task.columns[1];
     const char* ahead = task.ahead.at;
     const int64_t row_stride = task.row_stride, ahead_step = task.ahead.step;
-    for (const Plain<E>* end = rows + task.num_inputs; rows < end; rows += n) {
+    auto add_one = [&]() RAYINFER_LAMBDA {
         sums.add([&](int v) RAYINFER_LAMBDA {
             return (v < kVectorsPerPanel ? columns : others) + v % kVectorsPerPanel * kSimd * n;
         }, rows, row_stride);
+        rows += n;
         columns += kPanelWidth * n;
         others += kPanelWidth * n;
+    };
+    const int64_t num_words = task.num_inputs / n;
+    for (int64_t w = 0; w < num_words / kWordsPerRound<E>; ++w) {
+#pragma GCC unroll 4
+        for (int64_t i = 0; i < kWordsPerRound<E>; ++i) add_one();
         __builtin_prefetch(ahead, 0, 2);
         ahead += ahead_step;
     }
+    for (int64_t w = 0; w < num_words % kWordsPerRound<E>; ++w) add_one();
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)
 #pragma GCC unroll 8
@@ -72,7 +89,7 @@ __attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
 
 template <class E, int Vectors>
 void multiply_rows(int64_t num_rows, const TileTask<E>& task) {
-    constexpr int most = kSimd == 16 || Vectors <= kTileVectors ? kTileRows : 2;
+    constexpr int most = Vectors > kTileVectors ? 2 : kMostRows<E>;
     switch (num_rows) {
         case 1: return multiply_tile<E, 1, Vectors>(task);
         case 2: return multiply_tile<E, 2, Vectors>(task);
@@ -94,7 +111,7 @@ struct Panels {
     const E* panel(int64_t index) const { return data + index * stride; }
 };
 
-// Walks through the lines that will be read next, a part of each panel, some in each tile.
+// Walks through what will be read next, a part of each panel, as evenly as the rounds of the loops allow.
 class Lookahead {
   public:
     template <class E>
@@ -102,25 +119,29 @@ class Lookahead {
         : next_((const char*)next.data), stride_(next.stride * sizeof(E)),
           bytes_(num_inputs * kPanelWidth * sizeof(E)), total_(bytes_ * next.count) {}
 
+    void spread(int64_t num_rounds) { step_ = std::min(kLine, total_ / std::max<int64_t>(1, num_rounds) + 1); }
+
     Ahead take(int64_t num_rounds) {
         if (done_ >= total_) return {next_, 0};
-        const Ahead ahead = {next_ + done_ / bytes_ * stride_ + done_ % bytes_, kLine};
-        done_ += num_rounds * kLine;
+        const Ahead ahead = {next_ + done_ / bytes_ * stride_ + done_ % bytes_, step_};
+        done_ += num_rounds * step_;
         return ahead;
     }
 
   private:
     const char* next_;
-    int64_t stride_, bytes_, total_, done_ = 0;
+    int64_t stride_, bytes_, total_, done_ = 0, step_ = kLine;
 };
 
 // Multiplies all rows by some inputs of the panels; the rows begin with the first of these inputs.
 template <class E>
 void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool continues, float* sums, Lookahead& lookahead) {
     const int64_t width = panels.count * kPanelWidth;
-    const int64_t num_tiles = (rows.num_rows + kTileRows - 1) / kTileRows;
+    const int64_t num_tiles = (rows.num_rows + kMostRows<E> - 1) / kMostRows<E>;
     const bool is_wide = kSimd < 16 ? rows.num_rows <= 2 : panels.count == 2;
     const int64_t step = (is_wide ? 4 : 2) * kSimd;
+    const int64_t num_rounds = num_inputs / kPerWord<E> / kWordsPerRound<E>;
+    lookahead.spread(num_rounds * num_tiles * (width / step));
     for (int64_t column = 0; column < width; column += step)
         for (int64_t tile = 0; tile < num_tiles; ++tile) {
             const int64_t row = rows.num_rows * tile / num_tiles, end = rows.num_rows * (tile + 1) / num_tiles;
@@ -129,10 +150,11 @@ void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool con
                                       rows.row_bytes / (int64_t)sizeof(Plain<E>),
                                       {columns, columns + panels.stride},
                                       num_inputs,
-                                      continues,
+                                      continues ? sums + row * width + column : kZeros,
+                                      continues ? width : 0,
                                       sums + row * width + column,
                                       width,
-                                      lookahead.take(num_inputs / kPerWord<E>)};
+                                      lookahead.take(num_rounds)};
             if (is_wide)
                 multiply_rows<E, 4>(end - row, task);
             else
@@ -156,7 +178,7 @@ void widen_panels(Panels<bfloat16> from, int64_t num_inputs, float* to) {
 
 template <class E>
 void multiply_in_blocks(RowTile rows, Panels<E> panels, int64_t num_inputs, float* sums) {
-    const bool is_read_again = rows.num_rows > (kTilesToWiden - 1) * kTileRows;
+    const bool is_read_again = rows.num_rows >= kRowsToWiden;
     const int64_t num_blocks = is_read_again ? (num_inputs + kBlockInputs - 1) / kBlockInputs : 1;
     const int64_t block = rounded_up((num_inputs + num_blocks - 1) / num_blocks, kPerWord<E>);
     for (int64_t begin = 0; begin < num_inputs; begin += block) {
