@@ -60,7 +60,11 @@ class EngineConfig(BaseModel):
     num_threads: int | None = Field(
         None, ge=1, le=1024, description="CPU threads; default: the node's cores over its engines"
     )
-    deterministic: Literal[False] = False
+    deterministic: bool | None = Field(
+        None,
+        description="true refuses to run where a request's bits may depend on who else is served; by default they do not"
+        " wherever the compiled CPU kernels run",
+    )
     enforce_eager: bool = Field(False, description="no CUDA graphs")
     seed: int = Field(0, ge=0, lt=2**64, description="seeds the draws of requests that bring no seed")
 

@@ -61,3 +61,8 @@ def cpu_kernels_status() -> CpuKernelsStatus:
 def implementation_for(tensor: torch.Tensor) -> Implementation:
     """The best that this process has for tensors like this one."""
     return _selection.table.get((tensor.device.type, tensor.dtype), reference)
+
+
+def is_batch_invariant(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a row's results here are the same bits in any batch: the compiled kernels sum in one order."""
+    return (device.type, dtype) in _selection.table

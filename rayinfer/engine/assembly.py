@@ -42,6 +42,7 @@ def build_engine(config: EngineConfig, folder: Path, *, name: str | None = None)
         rayinfer_kernels.configure(cache_folder() / "kernels")
     model = read_model_config(folder)
     _check_quality(config)
+    _check_determinism(config, torch_dtype(config.dtype, model), device)
     if model.answers is not None:  # the tokens of its answers do not say what they answer: they are no cached prefixes
         config = config.model_copy(update={"engine": "static", "enable_prefix_caching": False})
     memory = _model_memory(config, model, folder, device)
@@ -141,6 +142,14 @@ def _model_memory(config: EngineConfig, model: ModelConfig, folder: Path, device
     return ModelMemory(
         decoder, load_again, shape, num_blocks=num_blocks, num_offload_blocks=num_offload_blocks, device=device
     )
+
+
+def _check_determinism(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> None:
+    if config.deterministic and not rayinfer_kernels.is_batch_invariant(device, dtype):
+        raise ConfigError(
+            f"deterministic must not be true with {dtype} on a {device.type}: only the compiled CPU kernels keep results "
+            f"independent of the batch, in float32 and bfloat16 ({rayinfer_kernels.cpu_kernels_status().detail})"
+        )
 
 
 def _check_quality(config: EngineConfig) -> None:

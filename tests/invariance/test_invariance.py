@@ -3,6 +3,7 @@
 import itertools
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,3 +163,31 @@ def test_answers_of_a_model_with_windows_and_experts_are_the_same_too(caching, s
     check_same(got, sparse_alone)
     check_counters(got.stats, sparse_alone)
     assert got.num_events("swapped_in") > 10
+
+
+# The same to the bit, in arithmetic where one sum in another order would show
+
+DETERMINISTIC: dict[str, dict[str, Any]] = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8-dynamic": {"dtype": "bfloat16", "quantization": "int8-dynamic", "kv_cache_dtype": "int8"},
+}
+
+
+@pytest.mark.parametrize("mode", DETERMINISTIC)
+def test_answers_are_the_same_to_the_bit_in_a_batch_in_chunks_after_preemption_and_on_a_hit(mode, folder, requests):
+    settings = {"deterministic": True, **DETERMINISTIC[mode]}
+
+    def bits(got: Run) -> dict[str, object]:
+        return {name: (output.prompt_logprobs, output.outputs) for name, output in got.outputs.items()}
+
+    with open_llm(folder, enable_prefix_caching=False, **settings, **ROOMY) as llm:
+        alone = run_alone(llm, requests)
+    with open_llm(folder, **settings, **ROOMY, num_threads=2) as llm:
+        together, hitting = run(llm, requests), run(llm, requests)
+    with open_llm(folder, **settings, max_num_batched_tokens=16, **TIGHT) as llm:
+        squeezed = run_shuffled(llm, requests, seed=5)
+    assert bits(together) == bits(alone)
+    assert bits(hitting) == bits(alone)
+    assert bits(squeezed) == bits(alone)
+    assert sum(output.num_cached_tokens for output in hitting.outputs.values()) > 500
+    assert squeezed.stats.num_preemptions_total > 10

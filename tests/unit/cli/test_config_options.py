@@ -63,7 +63,6 @@ def test_every_field_with_a_choice_is_an_option_and_no_other():
     reserved = {
         "tensor_parallel_size",
         "pipeline_parallel_size",
-        "deterministic",
     }
     assert set(inspect.signature(nothing).parameters) == set(EngineConfig.model_fields) - reserved
 

@@ -173,3 +173,9 @@ def test_a_cache_of_eight_bits_takes_a_third_of_the_memory_and_changes_logits_li
     assert found["int8"][0] > 3 * found["auto"][0]  # a scale for each head of 16 numbers comes on top
     difference = (found["int8"][1] - found["auto"][1]).abs()
     assert 0 < difference.mean() < 0.05
+
+
+def test_bits_that_depend_on_nobody_are_promised_only_where_the_kernels_keep_that(folder):
+    engine_of(folder, deterministic=True).exit()
+    with pytest.raises(ConfigError, match=r"deterministic must not be true with torch.float16 on a cpu"):
+        engine_of(folder, deterministic=True, dtype="float16")
