@@ -62,8 +62,8 @@ class EngineConfig(BaseModel):
     )
     deterministic: bool | None = Field(
         None,
-        description="true refuses to run where a request's bits may depend on who else is served; by default they do not"
-        " wherever the compiled CPU kernels run",
+        description="true refuses to run where a request's bits may depend on who else is served; where the compiled"
+        " CPU kernels run they never do",
     )
     enforce_eager: bool = Field(False, description="no CUDA graphs")
     seed: int = Field(0, ge=0, lt=2**64, description="seeds the draws of requests that bring no seed")

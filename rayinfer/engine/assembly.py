@@ -147,8 +147,9 @@ def _model_memory(config: EngineConfig, model: ModelConfig, folder: Path, device
 def _check_determinism(config: EngineConfig, dtype: torch.dtype, device: torch.device) -> None:
     if config.deterministic and not rayinfer_kernels.is_batch_invariant(device, dtype):
         raise ConfigError(
-            f"deterministic must not be true with {dtype} on a {device.type}: only the compiled CPU kernels keep results "
-            f"independent of the batch, in float32 and bfloat16 ({rayinfer_kernels.cpu_kernels_status().detail})"
+            f"deterministic must not be true with {dtype} on a {device.type}: only the compiled CPU kernels keep "
+            "results independent of the batch, in float32 and bfloat16 "
+            f"({rayinfer_kernels.cpu_kernels_status().detail})"
         )
 
 
