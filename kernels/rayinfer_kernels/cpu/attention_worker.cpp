@@ -24,10 +24,9 @@ inline Float exp2_of_negative(Float x) {
 // By what a sum is multiplied whose weights are relative to another greatest score.
 inline float decay_of(float from, float to) { return from == to ? 1.0f : exp2_of_negative(splat(from - to))[0]; }
 
-// Adds the states after the next part of the context, in place. A row that saw nothing in it stays as it is.
+// Adds the states after the next part of the context, in place.
 void fold(RowStates to, RowStates part, int64_t num_rows) {
     for (int64_t row = 0; row < num_rows; ++row) {
-        if (*part.total(row) == 0.0f) continue;
         const float most = std::max(to.most(row), part.most(row));
         const float decay = decay_of(to.most(row), most), factor = decay_of(part.most(row), most);
         to.most(row) = most;
