@@ -24,7 +24,13 @@ DIGESTS = "digests"
 
 
 def load_ready_decoder(
-    folder: Path, dtype: torch.dtype, device: torch.device, *, quantization: str | None, cache: PackedCache
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    quantization: str | None,
+    cache: PackedCache,
+    worth_keeping_bytes: int = WORTH_KEEPING_BYTES,
 ) -> Decoder:
     """Build the checkpoint's decoder and fill it; its weights lie in mapped memory where the cache has them.
 
@@ -40,7 +46,7 @@ def load_ready_decoder(
     checkpoint_bytes = sum(file.stat().st_size for file in weight_files(folder))
     decoder: Any = empty_decoder(folder)
     decoder.to(dtype)
-    if quantization != INT4 and checkpoint_bytes < WORTH_KEEPING_BYTES:
+    if quantization != INT4 and checkpoint_bytes < worth_keeping_bytes:
         stored = _stored(folder, dtype, quantization)
     else:
         key = entry_key(

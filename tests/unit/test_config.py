@@ -36,7 +36,8 @@ def test_the_defaults_serve_the_embedded_model():
         {"num_threads": 0},
         {"num_threads": 1_000_000},
         {"tensor_parallel_size": 2},
-        {"quantization": "int4"},
+        {"quantization": "int3"},
+        {"kv_cache_dtype": "int4"},
     ],
     ids=str,
 )

@@ -1,0 +1,58 @@
+"""`rayinfer bench quality`: what fewer bits cost a model."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rayinfer.config import DEFAULT_MODEL
+from rayinfer_deployments.cli.config_options import with_engine_options
+from rayinfer_deployments.cli.failures import in_one_line
+
+RESULTS = Path("kernels/benchmarks/results")
+
+
+@in_one_line
+@with_engine_options
+def quality(
+    model: Annotated[
+        str, typer.Option(help="folder, GGUF file, Hugging Face repository or embedded name")
+    ] = DEFAULT_MODEL,
+    modes: Annotated[str, typer.Option(help="which ones, with commas between; all of them unless given")] = "",
+    text: Annotated[
+        Path | None,
+        typer.Option(help="file to predict, documents apart by <|endoftext|>; Python's help topics unless given"),
+    ] = None,
+    text_name: Annotated[str | None, typer.Option(help="what the report calls the text")] = None,
+    length: Annotated[int, typer.Option(min=2, help="tokens of a piece of text, at most")] = 512,
+    max_tokens: Annotated[int, typer.Option(min=2, help="tokens in all, at most")] = 16_384,
+    out: Annotated[Path, typer.Option(help="folder for the JSON file and the table")] = RESULTS,
+    engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
+) -> None:
+    """Perplexity and likeliest tokens beside float32, teacher-forced, on real text; exit code 1 above a limit."""
+    import shlex
+    import sys
+
+    from rich.console import Console
+
+    from rayinfer.benchmark.quality import MODES, QualityPlan, print_quality_report, run_quality, write_markdown
+    from rayinfer.benchmark.quality_texts import describe_weights, quality_texts
+    from rayinfer.benchmark.report import write_json
+    from rayinfer.models.sources import resolve_model
+
+    folder, console = resolve_model(model), Console()
+    texts = quality_texts(folder, text, length=length, max_tokens=max_tokens)
+    plan = QualityPlan(
+        model=model,
+        weights=describe_weights(model, folder),
+        text=text_name or texts.name,
+        texts=texts.pieces,
+        modes=tuple(filter(None, modes.split(","))) or tuple(MODES),
+    )
+    report = run_quality(plan, engine_settings, shlex.join(["rayinfer", *sys.argv[1:]]), console)
+    print_quality_report(report, console)
+    stem = out / f"quality-{Path(model).name}"
+    write_json(report, stem.with_suffix(".json"))
+    write_markdown(report, stem.with_suffix(".md"))
+    if any(mode.is_above_limit for mode in report.modes):
+        raise typer.Exit(1)

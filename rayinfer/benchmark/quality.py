@@ -1,0 +1,184 @@
+"""What fewer bits cost a model: perplexity and choices of each mode beside float32's, on the same real text."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rayinfer.benchmark.report import Environment, describe_environment
+from rayinfer.errors import ConfigError
+from rayinfer.llm import LLM
+from rayinfer.optimization.quality_gates import QUALITY_LIMITS
+from rayinfer.outputs import TokenLogprobs
+from rayinfer.sampling_params import SamplingParams
+
+# All but the first compute in bfloat16, as models do on a CPU.
+MODES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "float32": {"dtype": "float32"},
+        "bfloat16": {"dtype": "bfloat16"},
+        "int8": {"dtype": "bfloat16", "quantization": "int8"},
+        "int8-dynamic": {"dtype": "bfloat16", "quantization": "int8-dynamic"},
+        "int4": {"dtype": "bfloat16", "quantization": "int4"},
+        "int8-kv": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+    }
+)
+REFERENCE = "float32"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QualityPlan:
+    """Which model is measured in which modes on which texts, each a list of token ids."""
+
+    model: str
+    weights: str  # what the checkpoint's numbers were before anything was done to them
+    text: str  # where the texts come from
+    texts: Sequence[list[int]]
+    modes: tuple[str, ...] = tuple(MODES)
+
+    def __post_init__(self) -> None:
+        if unknown := [mode for mode in self.modes if mode not in MODES]:
+            raise ConfigError(f"modes must be some of {','.join(MODES)}, got {','.join(unknown)}")
+        if not any(len(text) > 1 for text in self.texts):
+            raise ConfigError(f"{self.text} holds no text to predict")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModeQuality:
+    """How well one mode predicts the texts; percentages are of float32's."""
+
+    mode: str
+    perplexity: float
+    above_float32_percent: float
+    error_percent: float  # one standard error of the figure before, by the spread between tokens
+    same_choice: float  # share of places where the likeliest token is float32's
+    limit_percent: float | None  # what the mode is allowed
+
+    @property
+    def is_above_limit(self) -> bool:
+        """Whether the mode loses more than it may."""
+        return self.limit_percent is not None and self.above_float32_percent > self.limit_percent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QualityReport:
+    """The result of `rayinfer bench quality`."""
+
+    model: str
+    weights: str
+    text: str
+    num_predicted: int
+    modes: list[ModeQuality]
+    command: str
+    environment: Environment = field(default_factory=describe_environment)
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """For each token that was predicted, how likely it was found and which one was found likeliest."""
+
+    logprobs: list[float]
+    choices: list[int]
+
+
+def run_quality(plan: QualityPlan, settings: Mapping[str, Any], command: str, console: Console) -> QualityReport:
+    """Predict the texts in every mode, one engine after the other; float32 always runs, and first."""
+    reference, found = None, []
+    for mode in dict.fromkeys((REFERENCE, *plan.modes)):
+        console.print(f"{plan.model}: {mode}", highlight=False)
+        got = predict(plan, {**settings, **MODES[mode]})
+        reference = reference or got
+        found.append(compare(mode, got, reference))
+    assert reference is not None
+    return QualityReport(
+        model=Path(plan.model).name,
+        weights=plan.weights,
+        text=plan.text,
+        num_predicted=len(reference.logprobs),
+        modes=found,
+        command=command,
+    )
+
+
+def predict(plan: QualityPlan, settings: Mapping[str, Any]) -> Predictions:
+    """Have an engine of these settings predict every token of the texts from those before it."""
+    logprobs, choices = [], []
+    defaults = {"allow_inaccurate_quantization": True, "enable_prefix_caching": False}
+    with LLM(plan.model, **{**defaults, **settings}) as llm:
+        params = SamplingParams(max_tokens=1, prompt_logprobs=1)
+        for output in llm.generate(list(plan.texts), params):
+            assert output.prompt_logprobs is not None
+            for token_id, place in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True):
+                if place is not None:
+                    logprobs.append(place[token_id].logprob)
+                    choices.append(_likeliest(place))
+    return Predictions(logprobs, choices)
+
+
+def _likeliest(place: TokenLogprobs) -> int:
+    return min(place, key=lambda token_id: place[token_id].rank)
+
+
+def compare(mode: str, got: Predictions, reference: Predictions) -> ModeQuality:
+    """Put a mode beside float32."""
+    losses = [theirs - ours for ours, theirs in zip(got.logprobs, reference.logprobs, strict=True)]
+    error = statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else 0.0
+    same = sum(ours == theirs for ours, theirs in zip(got.choices, reference.choices, strict=True))
+    return ModeQuality(
+        mode=mode,
+        perplexity=round(math.exp(-statistics.fmean(got.logprobs)), 4),
+        above_float32_percent=round(100 * math.expm1(statistics.fmean(losses)), 3),
+        error_percent=round(100 * error, 3),
+        same_choice=round(same / len(losses), 4),
+        limit_percent=QUALITY_LIMITS.get(mode),
+    )
+
+
+def markdown(report: QualityReport) -> str:
+    """Write the result as a table."""
+    lines = [
+        f"## {report.model}",
+        "",
+        f"Weights: {report.weights}. Text: {report.text}, {report.num_predicted:,} tokens predicted.",
+        "",
+        "| mode | perplexity | above float32 | allowed | same choice as float32 |",
+        "|---|---|---|---|---|",
+    ]
+    lines += ["| " + " | ".join(row) + " |" for row in _rows(report)]
+    environment = report.environment
+    lines += ["", f"`{report.command}`, {environment.cpu_model}, commit {environment.commit or 'unknown'}.", ""]
+    return "\n".join(lines)
+
+
+def print_quality_report(report: QualityReport, console: Console) -> None:
+    """Show the result."""
+    table = Table("mode", "perplexity", "above float32", "allowed", "same choice as float32", title=report.model)
+    for row in _rows(report):
+        table.add_row(*row)
+    console.print(table)
+    console.print(f"weights: {report.weights}; text: {report.text}, {report.num_predicted:,} tokens", markup=False)
+
+
+def _rows(report: QualityReport) -> list[tuple[str, ...]]:
+    return [
+        (
+            each.mode,
+            f"{each.perplexity:.3f}",
+            "" if each.mode == REFERENCE else f"{each.above_float32_percent:+.2f} % ± {each.error_percent:.2f}",
+            "" if each.limit_percent is None else f"{each.limit_percent:g} %",
+            "" if each.mode == REFERENCE else f"{100 * each.same_choice:.1f} %",
+        )
+        for each in report.modes
+    ]
+
+
+def write_markdown(report: QualityReport, path: Path) -> None:
+    """Write the table to a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(markdown(report), encoding="utf-8")

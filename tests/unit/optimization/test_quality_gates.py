@@ -1,0 +1,20 @@
+import pytest
+
+from rayinfer.errors import ConfigError
+from rayinfer.optimization.quality_gates import MEASURED, QUALITY_LIMITS, check_quality
+
+
+def test_a_mode_that_loses_too_much_is_refused_with_what_was_measured_and_how_to_allow_it():
+    with pytest.raises(ConfigError, match=r"int4 .* 7\.3 % .* 5 % .* allow_inaccurate_quantization"):
+        check_quality("int4", is_inaccuracy_allowed=False, measured={"int4": 7.34})
+    check_quality("int4", is_inaccuracy_allowed=True, measured={"int4": 7.34})
+    check_quality("int4", is_inaccuracy_allowed=False, measured={"int4": 4.9})
+
+
+def test_every_mode_that_has_a_limit_was_measured():
+    assert MEASURED.keys() == QUALITY_LIMITS.keys()
+
+
+@pytest.mark.parametrize("mode", QUALITY_LIMITS)
+def test_every_mode_on_offer_passes(mode):
+    check_quality(mode, is_inaccuracy_allowed=False)
