@@ -10,7 +10,7 @@ from pathlib import Path
 import xxhash
 from filelock import FileLock
 
-from rayinfer.optimization.tensor_file import DATA_FILE, StoredTensors, read_tensors, write_tensors
+from rayinfer.optimization.tensor_file import StoredTensors, read_tensors, write_tensors
 
 _logger = logging.getLogger(__name__)
 
@@ -81,17 +81,6 @@ class _NoLock(Exception):
 def entry_key(**facts: str | int | bool | None) -> str:
     """Name an entry by all that decides what it contains."""
     return xxhash.xxh3_128_hexdigest(json.dumps(facts, sort_keys=True).encode())
-
-
-def cached_bytes(folder: Path) -> list[int]:
-    """Sizes of the entries of a cache's folder."""
-    sizes = []
-    for data in folder.glob(f"*/{DATA_FILE}"):
-        try:
-            sizes.append(data.stat().st_size)
-        except FileNotFoundError:  # removed meanwhile
-            continue
-    return sizes
 
 
 def _warn(entry: Path, error: BaseException | None) -> None:

@@ -20,6 +20,7 @@ GIB = 2**30
 NEEDED_MEMORY_GIB = 2.0  # the default model, Ray's processes and a small KV pool
 ADVISED_MEMORY_GIB = 4.0  # with the default KV pool
 NEEDED_DISK_GIB = 1.0
+ADVISED_PACKED_GIB = 20.0  # at most, for weights of models that may long be out of use
 ADVISED_SHARED_MEMORY_GIB = 0.5  # for Ray's object store
 ADVISED_OPEN_FILES = 4096  # every stream is a socket
 COMPILER = "g++"  # what the kernels are built with
@@ -49,6 +50,7 @@ def check_machine() -> list[Finding]:
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         check_cache(cache_folder()),
         check_default_model(cache_folder()),
+        check_packed_weights(cache_folder()),
     ]
 
 
@@ -163,6 +165,17 @@ def check_default_model(cache: Path) -> Finding:
         return Finding(name="cached models", verdict="ok", found=found)
     remedy = f"none needed: rayinfer serve fetches {DEFAULT_MODEL}"
     return Finding(name="cached models", verdict="advice", found=found, remedy=remedy)
+
+
+def check_packed_weights(cache: Path) -> Finding:
+    """Look how much the weights take that are kept as they are multiplied by."""
+    folder = cache / "packed"
+    sizes = [file.stat().st_size for file in folder.glob("*/*.bin")]
+    found = f"{len(sizes)} models, {sum(sizes) / GIB:.1f} GiB in {folder}"
+    if sum(sizes) < ADVISED_PACKED_GIB * GIB:
+        return Finding(name="packed weights", verdict="ok", found=found)
+    remedy = f"rm -r {folder}: what is still needed is made again at the next start"
+    return Finding(name="packed weights", verdict="advice", found=found, remedy=remedy)
 
 
 def _available_memory_gib() -> float:

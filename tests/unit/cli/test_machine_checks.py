@@ -13,6 +13,7 @@ from rayinfer_deployments.cli.machine_checks import (
     check_memory,
     check_open_files,
     check_package,
+    check_packed_weights,
     check_python,
     check_shared_memory,
 )
@@ -94,3 +95,16 @@ def test_the_default_model_is_looked_for_in_the_cache(tmp_path):
     finding = check_default_model(tmp_path)
     assert finding.verdict == "ok"
     assert "smollm2-135m-0123" in finding.found
+
+
+def test_doctor_tells_what_packed_weights_take_and_how_to_be_rid_of_them(tmp_path):
+    assert check_packed_weights(tmp_path).found.startswith("0 models, 0.0 GiB")
+    for name, gib in (("one", 2), ("other", 19)):
+        file = tmp_path / "packed" / name / "weights.bin"
+        file.parent.mkdir(parents=True)
+        with file.open("wb") as stream:
+            stream.truncate(gib << 30)  # takes no room
+        finding = check_packed_weights(tmp_path)
+        assert finding.verdict == ("ok" if gib == 2 else "advice")
+    assert finding.found == f"2 models, 21.0 GiB in {tmp_path / 'packed'}"
+    assert finding.remedy.startswith(f"rm -r {tmp_path / 'packed'}")

@@ -9,7 +9,7 @@ import torch
 from encoder_decoder_runs import make_tiny_t5
 from invariance_requests import make_sparse_model
 from rayinfer.errors import ConfigError, ModelLoadError
-from rayinfer.optimization.packed_cache import PackedCache, cached_bytes
+from rayinfer.optimization.packed_cache import PackedCache
 from rayinfer.optimization.ready_weights import DIGESTS, load_ready_decoder
 from rayinfer.optimization.sequence_batches import SequenceBatches
 from rayinfer.optimization.tensor_file import DATA_FILE
@@ -107,7 +107,7 @@ def test_small_models_are_not_kept_unless_they_were_calibrated(tmp_path):
     load_ready_decoder(folder, torch.float32, CPU, quantization="int8", cache=cache)
     assert not cache.folder.exists()
     load_ready_decoder(folder, torch.float32, CPU, quantization="int4", cache=cache)
-    assert len(cached_bytes(cache.folder)) == 1
+    assert len(entries(cache.folder)) == 1
 
 
 def test_mapped_weights_are_given_back_with_the_decoder(tmp_path):
