@@ -52,6 +52,10 @@ class LLMAppArgs(BaseModel):
     trace_requests: bool = Field(
         True, description="keep what happens to each request for ten minutes, for GET /v1/requests/{id}/trace"
     )
+    listen_host: str = Field("127.0.0.1", description="address on which the router listens itself, with listen_port")
+    listen_port: int | None = Field(
+        None, ge=1, le=65535, description="port on which the router listens itself; default: only Serve's proxy listens"
+    )
     router_num_cpus: float = Field(0.1, ge=0, description="CPUs that Ray sets aside for the router's process")
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from ray.serve import Application
 from rayinfer_deployments.addressed_request_router import addressed_routing
 from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
 from rayinfer_deployments.engine_replica import EngineReplica, EngineResources
-from rayinfer_deployments.router import Router, RouterModel
+from rayinfer_deployments.router import ListenAddress, Router, RouterModel
 
 REPLICA_NUM_CPUS = 0.05  # it only watches
 HEALTH_CHECK_PERIOD_S = 0.5  # Serve acts on the third failure, or at once when the process is gone
@@ -46,6 +46,8 @@ def build_llm_app(args: LLMAppArgs) -> Application:
             request_timeout_s=args.request_timeout_s,
             trace_requests=args.trace_requests,
             enable_engine_control=args.enable_engine_control,
+            listen_on=None if args.listen_port is None else ListenAddress(host=args.listen_host, port=args.listen_port),
+            drain_timeout_s=longest_drain_s,
         )
     )
 

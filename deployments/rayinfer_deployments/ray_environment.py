@@ -16,8 +16,14 @@ RAY_SETTINGS = {
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": "16777216",
 }
 
-# A Ray of our own answers only those who know its token, which it keeps in the user's home folder.
-OWN_RAY_SETTINGS = {"RAY_AUTH_MODE": "token"}
+OWN_RAY_SETTINGS = {
+    # A Ray of our own answers only those who know its token, which it keeps in the user's home folder.
+    "RAY_AUTH_MODE": "token",
+    # Ray's own default puts engines behind everything else on the machine, its log readers too.
+    "RAY_worker_niceness": "0",
+    # The router is the only code in its replica: a second event loop would cost a hop between threads per chunk.
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+}
 
 
 def set_ray_settings(*, owns_ray: bool) -> None:

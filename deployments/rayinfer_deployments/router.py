@@ -20,6 +20,7 @@ from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.kept_traces import KeptTraces
 from rayinfer_deployments.engine_roster import EngineRoster
+from rayinfer_deployments.http_door import HttpDoor
 from rayinfer_deployments.service_log import log_beside_serve
 
 
@@ -30,6 +31,14 @@ class RouterModel:
     name: str
     source: str  # whatever `resolve_model` understands
     engines: DeploymentHandle
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListenAddress:
+    """Where a router listens itself instead of behind Serve's proxy."""
+
+    host: str
+    port: int
 
 
 @serve.ingress()
@@ -45,31 +54,42 @@ class Router:
         request_timeout_s: float | None,
         trace_requests: bool = True,
         enable_engine_control: bool = False,
+        listen_on: ListenAddress | None = None,
+        drain_timeout_s: float = 0.0,
     ) -> None:
         log_beside_serve()
         self._max_waiting_requests = max_waiting_requests
         self._max_body_bytes = max_body_bytes
         self._request_timeout_s = request_timeout_s
         self._enable_engine_control = enable_engine_control
+        self._drain_timeout_s = drain_timeout_s
         self._traces = KeptTraces() if trace_requests else None
         self._metrics = ServiceMetrics(CollectorRegistry())
         self._dispatchers: list[Dispatcher] = []
         self._following: list[asyncio.Task[None]] = []
         self._models = {model.name: await self._serve_model(model) for model in models}
+        self._door: HttpDoor | None = None
+        if listen_on is not None:
+            self._door = HttpDoor(self._build_app(echoes_request_id=True), listen_on.host, listen_on.port)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
+        return self._build_app(echoes_request_id=False)  # Serve's proxy puts it on every answer
+
+    def _build_app(self, *, echoes_request_id: bool) -> ASGIApp:
         return build_app(
             self._models,
             self._metrics,
             max_body_bytes=self._max_body_bytes,
             request_timeout_s=self._request_timeout_s,
             traces=self._traces,
-            echoes_request_id=False,  # Serve's proxy puts it on every answer
+            echoes_request_id=echoes_request_id,
             enable_engine_control=self._enable_engine_control,
         )
 
     async def __del__(self) -> None:
-        """Let go of the engines; Serve has waited for the requests before."""
+        """Let go of the engines; Serve has waited for the requests before, but for those that came by the own door."""
+        if (door := getattr(self, "_door", None)) is not None:
+            await door.close(self._drain_timeout_s)
         for task in self._following:
             task.cancel()
         await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import httpx
 from ray import serve
-from ray.serve.config import HTTPOptions
+from ray.serve.config import HTTPOptions, ProxyLocation
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, LoggingConfig
 
 from rayinfer.errors import RayinferError
@@ -42,11 +42,12 @@ def check_port_is_free(host: str, port: int) -> None:
         raise RayinferError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None
 
 
-def deploy(application: serve.Application, name: str, host: str, port: int) -> None:
-    """Start Serve's HTTP proxy on the address and hand it the application; does not wait for it to be ready."""
+def deploy(application: serve.Application, name: str, host: str, port: int, *, with_proxy: bool) -> None:
+    """Hand Serve the application, with its HTTP proxy on the address if asked for; does not wait until it is ready."""
     logging_config = LoggingConfig(enable_access_log=False, log_level="WARNING")
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    serve.start(http_options=HTTPOptions(host=host, port=port), logging_config=logging_config)
+    location = None if with_proxy else ProxyLocation.Disabled
+    serve.start(location, http_options=HTTPOptions(host=host, port=port), logging_config=logging_config)
     target = serve.RunTarget(application, name=name, route_prefix="/", logging_config=logging_config)
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 

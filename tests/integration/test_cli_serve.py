@@ -58,7 +58,7 @@ def test_a_service_answers_is_listed_and_leaves_nothing_behind(model, cache, num
         processes = service.processes()
         listing = run_cli("ps", "--json", "--port", service.port, cache=cache)
         listed = json.loads(listing.stdout or listing.stderr)
-        assert {"proxy", "controller", "router", "engine_replica", "engine"} == {entry["role"] for entry in listed}
+        assert {"controller", "router", "engine_replica", "engine"} == {entry["role"] for entry in listed}
         assert {entry["pid"] for entry in listed} <= {process.pid for process in processes}
         (engine,) = (entry for entry in listed if entry["role"] == "engine")
         assert (engine["rank"], engine["load"]) == (0, 0)

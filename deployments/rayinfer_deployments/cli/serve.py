@@ -1,6 +1,8 @@
 """`rayinfer serve`: a model behind an OpenAI-compatible port, up in seconds and gone without a trace."""
 
+import itertools
 import json
+import os
 import shlex
 import signal
 import time
@@ -8,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 APPLICATION = "rayinfer"
 WATCH_S = 1.0
+PRIORITIES_EVERY = 30  # watches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +44,7 @@ class Service:
     ray_address: str | None
     trace_requests: bool
     enable_engine_control: bool
+    prioritize_engines: bool
     settings: dict[str, Any]
 
 
@@ -62,6 +66,10 @@ def serve(
     enable_engine_control: Annotated[
         bool, typer.Option("--enable-engine-control", help="let clients pause engines and put them to sleep")
     ] = False,
+    prioritize_engines: Annotated[
+        bool,
+        typer.Option(help="let Ray's processes that carry no tokens wait for the engines' (not with --ray-address)"),
+    ] = True,
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
     """Serve a model over the OpenAI API until Ctrl-C."""
@@ -83,6 +91,7 @@ def serve(
         ray_address=ray_address,
         trace_requests=trace_requests,
         enable_engine_control=enable_engine_control,
+        prioritize_engines=prioritize_engines,
         settings=engine_settings,
     )
     check_folder(service.folder)
@@ -92,6 +101,7 @@ def serve(
 
 def _run(service: Service, console: Console) -> None:
     from rayinfer_deployments.background_call import BackgroundCall
+    from rayinfer_deployments.process_priority import lower_bystanders
     from rayinfer_deployments.service_processes import JoinedRay, OwnRay
 
     phases, is_ready = Phases(console), False
@@ -99,7 +109,12 @@ def _run(service: Service, console: Console) -> None:
     try:
         with phases:
             preparing = BackgroundCall(lambda: _prepare(service))  # imports torch while Ray's processes come up
-            check = preparing.raise_if_failed
+
+            def check() -> None:
+                preparing.raise_if_failed()
+                if service.prioritize_engines and service.ray_address is None:
+                    lower_bystanders(os.getpid())
+
             cluster = (
                 OwnRay(check) if service.ray_address is None else JoinedRay(service.ray_address, APPLICATION, check)
             )
@@ -107,13 +122,23 @@ def _run(service: Service, console: Console) -> None:
                 _bring_up(service, cluster, preparing.result(), phases)
                 is_ready = True
                 _announce(service, console)
-                while True:
-                    cluster.check()
-                    time.sleep(WATCH_S)
+                _watch(service, cluster)
     except KeyboardInterrupt:
         console.print("stopped")
         if not is_ready:
             raise
+
+
+def _watch(service: Service, cluster: "OwnRay | JoinedRay") -> NoReturn:
+    """Stay until the service fails or somebody ends it; processes that were started anew give way like the old ones."""
+    from rayinfer_deployments.process_priority import lower_helpers
+
+    for second in itertools.count():
+        cluster.check()
+        if service.prioritize_engines and cluster.owns_ray and second % PRIORITIES_EVERY == 0:
+            lower_helpers(os.getpid(), APPLICATION)
+        time.sleep(WATCH_S)
+    raise AssertionError("counting has no end")
 
 
 def _prepare(service: Service) -> "Application":
@@ -122,6 +147,7 @@ def _prepare(service: Service) -> "Application":
     from rayinfer_deployments.applications import build_llm_app
 
     check_checkpoint(service.folder)
+    listen = {} if service.ray_address is not None else {"listen_host": service.host, "listen_port": service.port}
     model = {"name": service.name, "model": str(service.folder), "num_replicas": service.replicas, **service.settings}
     return build_llm_app(
         llm_app_args(
@@ -129,6 +155,7 @@ def _prepare(service: Service) -> "Application":
                 "models": [model],
                 "trace_requests": service.trace_requests,
                 "enable_engine_control": service.enable_engine_control,
+                **listen,
             }
         )
     )
@@ -138,7 +165,7 @@ def _bring_up(service: Service, cluster: "OwnRay | JoinedRay", application: "App
     from rayinfer_deployments.service_startup import deploy, wait_until_ready
 
     phases.enter("starting the service")
-    deploy(application, APPLICATION, service.host, service.port)
+    deploy(application, APPLICATION, service.host, service.port, with_proxy=not cluster.owns_ray)
 
     def tell(reason: str) -> None:
         phases.enter("loading the model and warming it up")

@@ -1,0 +1,49 @@
+"""Which processes give way to the engines: on few cores, who stops one of an engine's threads stops all of them."""
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from rayinfer_deployments.process_tree import Process, descendants
+
+LOWEST = 19  # measured: nothing above it keeps helpers from stopping the threads of an engine at their next barrier
+
+# What Ray runs beside the actors, and what of Serve no token passes through, as their command lines say.
+HELPERS = (
+    "/dashboard/dashboard.py",
+    "/_private/monitor.py",
+    "/_private/log_monitor.py",
+    "ray::DashboardAgent",
+    "ray::RuntimeEnvAgent",
+    "ray::ServeController",
+    "ray::ServeReplica:{application}:engine-",
+)
+# They have nothing to do with a service coming up, so they may wait from their very first moment.
+BYSTANDERS = HELPERS[:3]
+
+
+def lower_bystanders(pid: int) -> None:
+    """Let those below process `pid` wait that no start depends on."""
+    _lower(descendants(pid), BYSTANDERS)
+
+
+def lower_helpers(pid: int, application: str) -> None:
+    """Let every process below `pid` wait through which no token passes."""
+    _lower(descendants(pid), [title.format(application=application) for title in HELPERS])
+
+
+def _lower(processes: Iterable[Process], titles: Iterable[str]) -> None:
+    titles = tuple(titles)
+    for process in processes:
+        if any(title in process.title for title in titles):
+            _lower_threads(process.pid)
+
+
+def _lower_threads(pid: int) -> None:
+    """Lower a process; on Linux each of its threads has a priority of its own, and new ones take their maker's."""
+    with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
+        if os.getpriority(os.PRIO_PROCESS, pid) == LOWEST:
+            return
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), LOWEST)
