@@ -5,49 +5,29 @@
 
 #include "byte_sums.h"
 #include "panel_products.h"
-#include "row_buffer.h"
 
 namespace rayinfer {
 namespace {
 
-// Of each block (see int4_blocks.py), where there are many rows: its numbers one to a byte, [8, 32, 4], and its scales.
-struct WideBlock {
-    uint8_t numbers[kGroupSize * kPanelWidth];
-    float scales[kPanelWidth];
-};
-
-struct PackedBlock {
+// See int4_blocks.py.
+struct Block {
     uint8_t numbers[kGroupSize * kPanelWidth / 2];
     uint32_t scales[kPanelWidth / 2];  // of output n in the lower half, of output n + 16 in the upper half
 };
-static_assert(sizeof(PackedBlock) == 576);
+static_assert(sizeof(Block) == 576);
 
 constexpr int64_t kHalf = kPanelWidth / 2;
 constexpr int kQuadsPerHalf = 4;
 constexpr int kQuadBytes = kPanelWidth * 4;
 constexpr int kVectors = 2;
+constexpr int kLinesPerGroup = 3;
 constexpr int64_t kStep = kVectors * kByteLanes;  // outputs of a tile
 
-inline SumFloats scales_of(const PackedBlock& block, int64_t output) {
+inline SumFloats scales_of(const Block& block, int64_t output) {
     const Quads both = load_raw<Quads>(block.scales + output % kHalf);
     return (SumFloats)(output < kHalf ? both << 16 : both & 0xffff0000u);
 }
-inline SumFloats scales_of(const WideBlock& block, int64_t output) { return load_raw<SumFloats>(block.scales + output); }
 
-// Four inputs from the group's first half and four from its second.
-struct TwoQuads {
-    Quads first, second;
-};
-inline TwoQuads numbers_of(const PackedBlock& block, int quad, int64_t output) {
-    const Quads both = load_raw<Quads>(block.numbers + quad * kQuadBytes + output * 4);
-    return {both & 0x0f0f0f0fu, both >> 4 & 0x0f0f0f0fu};
-}
-inline TwoQuads numbers_of(const WideBlock& block, int quad, int64_t output) {
-    const uint8_t* first = block.numbers + quad * kQuadBytes + output * 4;
-    return {load_raw<Quads>(first), load_raw<Quads>(first + kQuadsPerHalf * kQuadBytes)};
-}
-
-template <class Block>
 struct TileTask {
     const uint8_t* rows;
     int64_t row_bytes;
@@ -56,15 +36,18 @@ struct TileTask {
     int64_t output;  // the first of the tile's, in the panel
     float* out;
     int64_t out_stride;
+    const char* ahead;  // what to fetch, some lines for each group
+    int64_t ahead_step;
 };
 
-template <class Block, int Rows>
-__attribute__((noinline)) void multiply_tile(const TileTask<Block>& task) {
+template <int Rows>
+__attribute__((noinline)) void multiply_tile(const TileTask& task) {
     constexpr Sign sign = Sign::rows;
     // With registers of sixteen lanes a tile is the whole panel.
     const int64_t output = kStep == kPanelWidth ? 0 : task.output, row_bytes = task.row_bytes;
     const uint8_t* numbers = quantized_numbers(task.rows);
     const uint8_t* offsets = (const uint8_t*)group_offsets(task.rows, task.num_groups * kGroupSize);
+    const char* ahead = task.ahead;
     SumFloats totals[Rows][kVectors] = {};
     for (const Block *block = task.blocks, *end = block + task.num_groups; block < end; ++block) {
         ByteSums sums[Rows][kVectors];
@@ -77,9 +60,10 @@ __attribute__((noinline)) void multiply_tile(const TileTask<Block>& task) {
             decltype(prepared_columns<sign>(Quads{})) first[kVectors], second[kVectors];
 #pragma GCC unroll 8
             for (int v = 0; v < kVectors; ++v) {
-                const TwoQuads both = numbers_of(*block, quad, output + v * kByteLanes);
-                first[v] = prepared_columns<sign>(both.first);
-                second[v] = prepared_columns<sign>(both.second);
+                const Quads both =
+                    load_raw<Quads>(block->numbers + quad * kQuadBytes + (output + v * kByteLanes) * 4);
+                first[v] = prepared_columns<sign>(both & 0x0f0f0f0fu);
+                second[v] = prepared_columns<sign>(both >> 4 & 0x0f0f0f0fu);
             }
 #pragma GCC unroll 8
             for (int r = 0; r < Rows; ++r) {
@@ -102,6 +86,9 @@ __attribute__((noinline)) void multiply_tile(const TileTask<Block>& task) {
         }
         numbers += kGroupSize;
         offsets += sizeof(int32_t);
+#pragma GCC unroll 8
+        for (int line = 0; line < kLinesPerGroup; ++line) __builtin_prefetch(ahead + line * kLine, 0, 2);
+        ahead += task.ahead_step;
     }
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r) {
@@ -114,40 +101,15 @@ __attribute__((noinline)) void multiply_tile(const TileTask<Block>& task) {
     }
 }
 
-template <class Block>
-void multiply_rows(int64_t num_rows, const TileTask<Block>& task) {
+void multiply_rows(int64_t num_rows, const TileTask& task) {
     constexpr int most = kByteTileRows;
     switch (num_rows) {
-        case 1: return multiply_tile<Block, 1>(task);
-        case 2: return multiply_tile<Block, 2>(task);
-        case 3: return multiply_tile<Block, 3>(task);
-        case 4: return multiply_tile<Block, 4>(task);
-        case 5: return multiply_tile<Block, most < 5 ? most : 5>(task);
-        default: return multiply_tile<Block, most>(task);
-    }
-}
-
-template <class Block>
-void multiply_panel(RowTile rows, const Block* blocks, int64_t num_groups, float* sums, int64_t width) {
-    const int64_t num_tiles = (rows.num_rows + kByteTileRows - 1) / kByteTileRows;
-    for (int64_t output = 0; output < kPanelWidth; output += kStep)
-        for (int64_t tile = 0; tile < num_tiles; ++tile) {
-            const int64_t row = rows.num_rows * tile / num_tiles, end = rows.num_rows * (tile + 1) / num_tiles;
-            multiply_rows<Block>(end - row, {rows.rows + row * rows.row_bytes, rows.row_bytes, blocks, num_groups, output,
-                                             sums + row * width + output, width});
-        }
-}
-
-void widen(const PackedBlock& from, WideBlock& to) {
-    for (int64_t i = 0; i < kQuadsPerHalf * kQuadBytes; i += sizeof(Word)) {
-        const Word both = load_raw<Word>(from.numbers + i);
-        const Word first = both & 0x0f0f0f0fu, second = both >> 4 & 0x0f0f0f0fu;
-        std::memcpy(to.numbers + i, &first, sizeof(Word));
-        std::memcpy(to.numbers + kQuadsPerHalf * kQuadBytes + i, &second, sizeof(Word));
-    }
-    for (int64_t i = 0; i < kPanelWidth; i += kByteLanes) {
-        const SumFloats scales = scales_of(from, i);
-        std::memcpy(to.scales + i, &scales, sizeof(scales));
+        case 1: return multiply_tile<1>(task);
+        case 2: return multiply_tile<2>(task);
+        case 3: return multiply_tile<3>(task);
+        case 4: return multiply_tile<4>(task);
+        case 5: return multiply_tile<most < 5 ? most : 5>(task);
+        default: return multiply_tile<most>(task);
     }
 }
 
@@ -156,16 +118,26 @@ void widen(const PackedBlock& from, WideBlock& to) {
 void int4_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums) {
     const int64_t width = num_panels * kPanelWidth;
     const int64_t num_groups = padded_width(weight.format, weight.in_features) / kGroupSize;
+    const Tiles tiles(rows.num_rows, kByteTileRows);
     for (int64_t p = 0; p < num_panels; ++p) {
-        const PackedBlock* blocks = (const PackedBlock*)weight.panels + (panel + p) * num_groups;
-        if (rows.num_rows <= kByteTileRows) {
-            multiply_panel(rows, blocks, num_groups, sums + p * kPanelWidth, width);
-            continue;
-        }
-        thread_local RowBuffer buffer;
-        WideBlock* wide = (WideBlock*)buffer.at_least(num_groups * (int64_t)sizeof(WideBlock));
-        for (int64_t group = 0; group < num_groups; ++group) widen(blocks[group], wide[group]);
-        multiply_panel(rows, wide, num_groups, sums + p * kPanelWidth, width);
+        const Block* blocks = (const Block*)weight.panels + (panel + p) * num_groups;
+        // The next panel, some of it in each tile.
+        const char *ahead = (const char*)(blocks + num_groups), *ahead_end = ahead + num_groups * sizeof(Block);
+        for (int64_t output = 0; output < kPanelWidth; output += kStep)
+            for (int64_t row = 0, end; row < rows.num_rows; row = end) {
+                end = tiles.end_of(row);
+                const TileTask task = {rows.rows + row * rows.row_bytes,
+                                       rows.row_bytes,
+                                       blocks,
+                                       num_groups,
+                                       output,
+                                       sums + row * width + p * kPanelWidth + output,
+                                       width,
+                                       ahead,
+                                       ahead < ahead_end ? kLinesPerGroup * kLine : 0};
+                multiply_rows(end - row, task);
+                ahead += num_groups * task.ahead_step;
+            }
     }
 }
 

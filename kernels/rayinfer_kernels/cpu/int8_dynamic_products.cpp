@@ -3,7 +3,7 @@
 // A row's numbers were moved up by 128 to have no sign, as the processor's instruction wants it: each output's sum of
 // weights, times 128, is taken away again. All of that is exact; then come one rounding to float32 and the two scales.
 //
-// Some inputs of the panels are multiplied by all rows before the next are read, so that they stay in the first cache;
+// Some inputs of the panels are multiplied by all rows before the next are read, so that they stay in the second cache;
 // meanwhile the processor is told to fetch the panels that come next.
 
 #include <algorithm>
@@ -16,8 +16,7 @@ namespace {
 
 constexpr int kVectorsPerPanel = kPanelWidth / kByteLanes;
 constexpr int64_t kQuadBytes = kPanelWidth * 4;
-constexpr int64_t kBlockQuads = 72;  // of two panels, 18 kB
-constexpr int64_t kLine = 64;
+constexpr int64_t kBlockQuads = 512;  // of two panels, 128 kB: room for the next ones and for rows in a cache of 1 MB
 
 struct TileTask {
     const uint8_t* rows;
@@ -104,16 +103,16 @@ void int8_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, in
     const int64_t width = num_panels * kPanelWidth, num_quads = padded_width(weight.format, weight.in_features) / 4;
     const int64_t stride = num_quads * kQuadBytes;
     const int8_t* panels = (const int8_t*)weight.panels + panel * stride;
-    const int64_t num_tiles = (rows.num_rows + kByteTileRows - 1) / kByteTileRows;
-    const int64_t num_blocks = num_tiles == 1 ? 1 : (num_quads + kBlockQuads - 1) / kBlockQuads;
+    const Tiles tiles(rows.num_rows, kByteTileRows);
+    const int64_t num_blocks = rows.num_rows <= kByteTileRows ? 1 : (num_quads + kBlockQuads - 1) / kBlockQuads;
     const bool is_wide = kByteLanes < 16 ? rows.num_rows <= 2 : num_panels == 2;
     const int64_t step = (is_wide ? 4 : 2) * kByteLanes;
     const char *ahead = (const char*)panels + num_panels * stride, *ahead_end = ahead + num_panels * stride;
     for (int64_t block = 0; block < num_blocks; ++block) {
         const int64_t quad = num_quads * block / num_blocks, quads = num_quads * (block + 1) / num_blocks - quad;
         for (int64_t column = 0; column < width; column += step)
-            for (int64_t tile = 0; tile < num_tiles; ++tile) {
-                const int64_t row = rows.num_rows * tile / num_tiles, end = rows.num_rows * (tile + 1) / num_tiles;
+            for (int64_t row = 0, end; row < rows.num_rows; row = end) {
+                end = tiles.end_of(row);
                 const int8_t* columns =
                     panels + column / kPanelWidth * stride + column % kPanelWidth * 4 + quad * kQuadBytes;
                 const int64_t output = panel * kPanelWidth + column;
