@@ -94,7 +94,6 @@ def serve(
         prioritize_engines=prioritize_engines,
         settings=engine_settings,
     )
-    check_folder(service.folder)
     with QuietTerminal(cache_folder() / "services" / f"{port}.log") as console:
         _run(service, console)
 
@@ -108,7 +107,7 @@ def _run(service: Service, console: Console) -> None:
     phases.enter("starting Ray" if service.ray_address is None else "joining Ray")
     try:
         with phases:
-            preparing = BackgroundCall(lambda: _prepare(service))  # imports torch while Ray's processes come up
+            preparing = BackgroundCall(lambda: _prepare(service))  # imports much while Ray's processes come up
 
             def check() -> None:
                 preparing.raise_if_failed()
@@ -146,6 +145,7 @@ def _prepare(service: Service) -> "Application":
     from rayinfer_deployments.app_args import llm_app_args
     from rayinfer_deployments.applications import build_llm_app
 
+    check_folder(service.folder)
     check_checkpoint(service.folder)
     listen = {} if service.ray_address is not None else {"listen_host": service.host, "listen_port": service.port}
     model = {"name": service.name, "model": str(service.folder), "num_replicas": service.replicas, **service.settings}
