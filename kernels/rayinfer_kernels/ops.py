@@ -13,7 +13,7 @@ from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear,
 from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
 from rayinfer_kernels.quantized_weight import QuantizedWeight, pack_quantized, quantize
 from rayinfer_kernels.reference import grouped_linear as plain_grouped_linear
-from rayinfer_kernels.selection import implementation_for
+from rayinfer_kernels.selection import implementation_for, implementation_of
 
 __all__ = [
     "Gate",
@@ -118,7 +118,8 @@ def embedding(
 ) -> torch.Tensor:
     """Rows of `weight`, a quantised one's as `dtype`: indices [num_tokens] -> [num_tokens, in_features]."""
     if isinstance(weight, PackedWeight):
-        return weight.rows(indices, dtype)
+        dtype = dtype or weight.panels.dtype
+        return implementation_of(weight.panels.device, dtype).packed_rows(weight, indices, dtype)
     return F.embedding(indices, weight)
 
 

@@ -95,9 +95,9 @@ class PackedWeight:
             panel, column = self._places(indices)
             return self.panels[panel, :, column].flatten(1)[:, : self.in_features]
         numbers, scales = self.quantized_rows(indices)
-        if scales.dim() == 2:
-            scales = scales.repeat_interleave(GROUP_SIZE, 1)[:, : self.in_features]
-        return (numbers * scales.view(len(indices), -1)).to(dtype or torch.float32)
+        has_groups = scales.dim() == 2
+        factors = scales.repeat_interleave(GROUP_SIZE, 1)[:, : self.in_features] if has_groups else scales[:, None]
+        return (numbers * factors).to(dtype or torch.float32)
 
     def quantized_rows(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Numbers of a quantised weight's rows, int8 [n, in_features], and scales, float32 [n] or [n, num_groups]."""

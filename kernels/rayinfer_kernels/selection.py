@@ -60,7 +60,12 @@ def cpu_kernels_status() -> CpuKernelsStatus:
 
 def implementation_for(tensor: torch.Tensor) -> Implementation:
     """The best that this process has for tensors like this one."""
-    return _selection.table.get((tensor.device.type, tensor.dtype), reference)
+    return implementation_of(tensor.device, tensor.dtype)
+
+
+def implementation_of(device: torch.device, dtype: torch.dtype) -> Implementation:
+    """The best that this process has for a device and a model's type."""
+    return _selection.table.get((device.type, dtype), reference)
 
 
 def is_batch_invariant(device: torch.device, dtype: torch.dtype) -> bool:

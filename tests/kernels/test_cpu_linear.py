@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from rayinfer_kernels import reference
-from rayinfer_kernels.packed_weight import pack
+from rayinfer_kernels.packed_weight import WeightFormat, pack
+from rayinfer_kernels.quantized_weight import pack_quantized, quantize
 
 TOLERANCES = {torch.float32: {"atol": 1e-4, "rtol": 1e-5}, torch.bfloat16: {"atol": 0.02, "rtol": 0.01}}
 SHAPES = [(32, 2), (64, 576), (1, 8), (33, 16), (95, 41), (7, 1), (960, 576), (130, 1000)]
@@ -57,6 +58,18 @@ def test_gated_products_equal_plain_ones(kernels, dtype, rows, out_features, in_
         actual = kernels.packed_gated_linear(x, packed, added, activation)
         torch.testing.assert_close(actual, expected, **TOLERANCES[dtype])
     assert torch.equal(packed.rows(torch.arange(2 * out_features)), weight)
+
+
+@pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
+@pytest.mark.parametrize("num_rows", [0, 1, 40])
+def test_rows_are_taken_of_packed_weights_of_every_format_that_has_an_embedding(
+    kernels, dtype, num_rows, out_features, in_features
+):
+    weight = torch.randn(out_features, in_features).to(dtype)
+    indices = torch.randint(out_features, (num_rows,))
+    assert torch.equal(kernels.packed_rows(pack(weight.clone()), indices, dtype), weight[indices])
+    packed = pack_quantized(quantize(weight, WeightFormat.INT8))
+    assert torch.equal(kernels.packed_rows(packed, indices, dtype), packed.rows(indices, dtype))
 
 
 def test_packing_takes_no_memory_beside_the_weight(dtype):

@@ -11,7 +11,7 @@ from rayinfer_kernels.cpu.layer_stack import ACTIVATIONS, SIGNATURE, CpuLayerSta
 from rayinfer_kernels.implementation import RowMax
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
-from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument, pack
+from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument, WeightFormat, pack
 
 _SIZE, _POINTER = c_int64, c_void_p
 _WEIGHT = ctypes.POINTER(WeightArgument)
@@ -23,6 +23,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "run_layers": SIGNATURE,
     "linear": (_POINTER, _SIZE, _WEIGHT, _POINTER, c_int32, _POINTER, _SIZE, c_int),
     "grouped_linear": (_POINTER, _SIZE, _WEIGHT, _POINTER, _SIZE, _POINTER, _SIZE, c_int),
+    "take_rows": (_WEIGHT, _POINTER, _SIZE, _POINTER, c_int),
     "row_max": (_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, c_int),
     "combine_rows": (_POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, c_int),
     "paged_attention": (
@@ -59,6 +60,7 @@ class CpuKernels:
         self._grouped_linear = functions["grouped_linear"]
         self._combine_rows = functions["combine_rows"]
         self._row_max = functions["row_max"]
+        self._take_rows = functions["take_rows"]
         self._rms_norm = functions["rms_norm"]
         self._rotary_embedding = functions["rotary_embedding"]
         self._layer_norm = functions["layer_norm"]
@@ -75,6 +77,17 @@ class CpuKernels:
     ) -> LayerStack | None:
         """See `ops.layer_stack`."""
         return CpuLayerStack(self._run_layers, layers, last_norm, shape)
+
+    def packed_rows(self, weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """See `ops.embedding`."""
+        assert not weight.is_gated
+        if weight.format is WeightFormat.INT4_DYNAMIC:
+            return weight.rows(indices, dtype)
+        assert weight.format.is_quantized or weight.panels.dtype == dtype, f"{weight.format.name} rows as {dtype}"
+        indices = indices.to(torch.int64).contiguous()
+        out = torch.empty((len(indices), weight.in_features), dtype=dtype)
+        self._take_rows(weight.argument, indices.data_ptr(), len(indices), out.data_ptr(), torch.get_num_threads())
+        return out
 
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """See `ops.linear`."""

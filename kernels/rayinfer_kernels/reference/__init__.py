@@ -14,7 +14,7 @@ from rayinfer_kernels.reference.elementwise import (
 )
 from rayinfer_kernels.reference.grouped_linear import combine_rows, grouped_linear, packed_grouped_linear
 from rayinfer_kernels.reference.layer_stack import layer_stack
-from rayinfer_kernels.reference.linear import pack, packed_gated_linear, packed_linear
+from rayinfer_kernels.reference.linear import pack, packed_gated_linear, packed_linear, packed_rows
 
 __all__ = [
     "add_rms_norm",
@@ -29,6 +29,7 @@ __all__ = [
     "packed_gated_linear",
     "packed_grouped_linear",
     "packed_linear",
+    "packed_rows",
     "paged_attention",
     "rms_norm",
     "rotary_embedding",

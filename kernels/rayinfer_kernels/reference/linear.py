@@ -15,6 +15,11 @@ def pack(weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | None:
     return None
 
 
+def packed_rows(weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Take rows of a packed weight, as numbers of `dtype`."""
+    return weight.rows(indices, dtype)
+
+
 def packed_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """x W^T + bias for a weight that is quantised or that another implementation packed."""
     if weight.format.is_quantized:
