@@ -42,6 +42,7 @@ class LoadPlan:
     seed: int = 0
     api_key: str | None = None
     timeout_s: float = 600.0
+    reuse_connections: bool = True  # some servers close an idle one just when the next request is sent on it
 
     def __post_init__(self) -> None:
         if self.concurrency < 1:
@@ -117,7 +118,7 @@ async def run_load(plan: LoadPlan, on_answer: Callable[[], None] = lambda: None)
     workload = serving_workload(plan.num_requests, plan.input_len, plan.output_len, plan.vocab_size, plan.seed)
     headers = {"Authorization": f"Bearer {plan.api_key}"} if plan.api_key else {}
     timeout = aiohttp.ClientTimeout(total=plan.timeout_s)
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0, force_close=not plan.reuse_connections)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
         warm_up = await _ask(session, plan, workload.prompts[0], workload.output_lengths[0])
         if warm_up.error is not None:

@@ -72,6 +72,7 @@ def _load(
         concurrency=streams,
         vocab_size=vocab_size,
         seed=seed,
+        reuse_connections=False,
     )
     report = asyncio.run(run_load(plan))
     if report.failed or report.ttft is None:
