@@ -22,6 +22,8 @@ constexpr int kQuadBytes = kPanelWidth * 4;
 constexpr int kVectors = 2;
 constexpr int kLinesPerGroup = 3;
 constexpr int64_t kStep = kVectors * kByteLanes;  // outputs of a tile
+// Each of a tile's sums is kept as an integer and as a float.
+constexpr int64_t kMostRows = kByteLanes < 16 ? 2 : RAYINFER_HAS_BYTE_DOTS ? 6 : 3;
 
 inline SumFloats scales_of(const Block& block, int64_t output) {
     const Quads both = load_raw<Quads>(block.scales + output % kHalf);
@@ -102,12 +104,12 @@ __attribute__((noinline)) void multiply_tile(const TileTask& task) {
 }
 
 void multiply_rows(int64_t num_rows, const TileTask& task) {
-    constexpr int most = kByteTileRows;
+    constexpr int most = kMostRows;
     switch (num_rows) {
         case 1: return multiply_tile<1>(task);
         case 2: return multiply_tile<2>(task);
-        case 3: return multiply_tile<3>(task);
-        case 4: return multiply_tile<4>(task);
+        case 3: return multiply_tile<most < 3 ? most : 3>(task);
+        case 4: return multiply_tile<most < 4 ? most : 4>(task);
         case 5: return multiply_tile<most < 5 ? most : 5>(task);
         default: return multiply_tile<most>(task);
     }
@@ -118,7 +120,7 @@ void multiply_rows(int64_t num_rows, const TileTask& task) {
 void int4_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums) {
     const int64_t width = num_panels * kPanelWidth;
     const int64_t num_groups = padded_width(weight.format, weight.in_features) / kGroupSize;
-    const Tiles tiles(rows.num_rows, kByteTileRows);
+    const Tiles tiles(rows.num_rows, kMostRows);
     for (int64_t p = 0; p < num_panels; ++p) {
         const Block* blocks = (const Block*)weight.panels + (panel + p) * num_groups;
         // The next panel, some of it in each tile.

@@ -27,48 +27,53 @@ int32_t largest_size(const float* row, int64_t width) {
     return largest;
 }
 
+typedef int8_t Numbers __attribute__((vector_size(kWidth)));
+
 // To the nearest, ties to even. Not by adding a large number: that could be fused with the multiplication before it.
-inline Int nearest(Float x) {
+inline Numbers nearest(Float x) {
 #if defined(__AVX512F__)
-    return (Int)_mm512_cvtps_epi32((__m512)x);
-#elif defined(__AVX__)
-    __m256 halves[2];
-    std::memcpy(halves, &x, sizeof(x));
-    const __m256i whole[2] = {_mm256_cvtps_epi32(halves[0]), _mm256_cvtps_epi32(halves[1])};
-    return load_raw<Int>(whole);
+    return (Numbers)_mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)x));
+#elif defined(__SSE2__)
+    __m128 parts[4];
+    std::memcpy(parts, &x, sizeof(x));
+    const __m128i first = _mm_packs_epi32(_mm_cvtps_epi32(parts[0]), _mm_cvtps_epi32(parts[1]));
+    const __m128i second = _mm_packs_epi32(_mm_cvtps_epi32(parts[2]), _mm_cvtps_epi32(parts[3]));
+    return (Numbers)_mm_packs_epi16(first, second);
 #else
-    Int whole;
-    for (int lane = 0; lane < kWidth; ++lane) whole[lane] = (int32_t)__builtin_nearbyintf(x[lane]);
-    return whole;
+    Numbers numbers;
+    for (int lane = 0; lane < kWidth; ++lane) numbers[lane] = (int8_t)__builtin_nearbyintf(x[lane]);
+    return numbers;
 #endif
 }
 
-inline void store_bytes(uint8_t* to, Int x) {
-    typedef uint8_t Bytes __attribute__((vector_size(kWidth)));
-    const Bytes bytes = __builtin_convertvector((Word)x, Bytes);
-    std::memcpy(to, &bytes, sizeof(bytes));
-}
+// What makes the sign go: 128 is added to each number.
+inline Numbers moved_up(Numbers numbers) { return numbers ^ (int8_t)-128; }
 
-inline int32_t sum_of(Int x) {
+inline int32_t sum_of(Numbers numbers) {
+#if defined(__SSE2__)
+    const __m128i halves = _mm_sad_epu8((__m128i)moved_up(numbers), __m128i{});
+    return _mm_cvtsi128_si32(halves) + _mm_cvtsi128_si32(_mm_unpackhi_epi64(halves, halves)) - 128 * kWidth;
+#else
     int32_t sum = 0;
-    for (int lane = 0; lane < kWidth; ++lane) sum += x[lane];
+    for (int lane = 0; lane < kWidth; ++lane) sum += numbers[lane];
     return sum;
+#endif
 }
 
 template <bool HasSign>
 void quantize(const float* row, int64_t width, int64_t padded, float inverse, void* to) {
-    constexpr int32_t moved = HasSign ? 0 : 128;
-    uint8_t* numbers = quantized_numbers(to);
+    uint8_t* bytes = quantized_numbers(to);
     int32_t* offsets = group_offsets(to, padded);
-    Int group = {};
+    int32_t sum = 0;
     for (int64_t i = 0; i < padded; i += kWidth) {
-        const Int q = nearest(load(row + i, width - i) * inverse);
-        store_bytes(numbers + i, q + moved);
+        const Numbers numbers = nearest(load(row + i, width - i) * inverse);
+        const Numbers stored = HasSign ? numbers : moved_up(numbers);
+        std::memcpy(bytes + i, &stored, sizeof(stored));
         if constexpr (HasSign) {
-            group += q;
+            sum += sum_of(numbers);
             if ((i + kWidth) % kGroupSize) continue;
-            *offsets++ = sum_of(group) * -kInt4Zero;
-            group = Int{};
+            *offsets++ = sum * -kInt4Zero;
+            sum = 0;
         }
     }
 }
