@@ -5,10 +5,16 @@
 
 namespace rayinfer {
 
-inline Float silu(Float x) { return x / (1.0f + exp(-x)); }
+// 1 / (1 + e^-x); 0 where that is less than any normal float.
+inline Float sigmoid(Float x) {
+    const Float result = reciprocal(1.0f + exp(-x));
+    return x < -87.0f ? splat(0.0f) : result;
+}
+
+inline Float silu(Float x) { return x * sigmoid(x); }
 
 // x (1 + tanh(u)) / 2 is x / (1 + e^-2u), which keeps its digits where tanh comes close to -1.
-inline Float gelu_tanh(Float x) { return x / (1.0f + exp(-1.59576912f * (x + 0.044715f * x * x * x))); }
+inline Float gelu_tanh(Float x) { return x * sigmoid(1.59576912f * (x + 0.044715f * x * x * x)); }
 
 // 1 - erf(x) for x >= 0: e^-x^2 times a polynomial in 1 / (1 + x / 2), fitted to a relative error of 4e-8.
 inline Float erfc(Float x) {

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+#if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
 
@@ -118,9 +118,9 @@ inline float max_of(Float x) {
 
 // e^x by 2^n times a polynomial in r, x = n ln 2 + r; 0 below the smallest normal float, infinite above the largest.
 inline Float exp(Float x) {
-    constexpr float low = -87.33654f, high = 88.72283f, shift = 12582912.0f;  // 1.5 x 2^23 rounds to an integer
+    constexpr float low = -87.33654f, shift = 12582912.0f;  // 1.5 x 2^23 rounds to an integer
     Float bounded = x < low ? splat(low) : x;
-    bounded = bounded > high ? splat(high) : bounded;
+    bounded = bounded > 89.0f ? splat(89.0f) : bounded;  // more than any float
     Float shifted = bounded * 1.44269504f + shift;
     Float n = shifted - shift;
     Float r = bounded - n * 0.693359375f;
@@ -131,12 +131,27 @@ inline Float exp(Float x) {
     p = p * r + 1.666663067e-01f;
     p = p * r + 0.5f;
     p = (p * r) * r + r + 1.0f;
+#if defined(__AVX512F__)
+    const Float result = (Float)_mm512_scalef_ps((__m512)p, (__m512)n);  // p x 2^n, infinite where that is
+    return x < low ? splat(0.0f) : result;
+#else
     // Halved twice, because 2^128 is no float.
     Word exponent = (Word)shifted - (Word)splat(shift);
     Word lower = (Word)((Int)exponent >> 1);
     Float result = p * (Float)((lower + 127u) << 23) * (Float)((exponent - lower + 127u) << 23);
     result = x < low ? splat(0.0f) : result;
-    return x > high ? splat(kInfinity) : result;
+    return x > 88.72283f ? splat(kInfinity) : result;
+#endif
+}
+
+// 1 / x for 1 <= x < 2^126: an estimate and one of Newton's steps, where dividing takes many times as long.
+inline Float reciprocal(Float x) {
+#if defined(__AVX512F__)
+    const Float estimate = (Float)_mm512_rcp14_ps((__m512)x);
+    return estimate * (2.0f - x * estimate);
+#else
+    return 1.0f / x;
+#endif
 }
 
 inline Float tanh(Float x) {
