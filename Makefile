@@ -13,10 +13,10 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 PIP_FLAGS = --disable-pip-version-check $(if $(wildcard $(INSTALLED)),--quiet)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-gpu test-faults test-models check format bench clean
+.PHONY: help install serve test test-gpu test-faults test-models test-sanitizer check format bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  ARGS="..." passes options on, for example: make serve ARGS="--port 9000"'
 
 install: $(INSTALLED) ## make or renew .venv
@@ -47,6 +47,10 @@ test-faults: $(INSTALLED) ## run the tests that kill processes of a running serv
 
 test-models: $(INSTALLED) ## run the tests that need larger checkpoints, which are downloaded once
 	@exec $(BIN)/python -m pytest -m models $(ARGS)
+
+test-sanitizer: $(INSTALLED) ## run the tests of the C++ kernels with AddressSanitizer
+	@LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
+		$(BIN)/python -m pytest tests/kernels --ignore=tests/kernels/test_cpu_build.py --with-sanitizer $(ARGS)
 
 check: $(INSTALLED) ## lint, formatting, types and the architecture's rules
 	$(BIN)/ruff check .

@@ -27,8 +27,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(scope="session")
 def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the C++ kernels are kept, so that all tests together compile them once."""
-    return tmp_path_factory.mktemp("kernels")
+    """Where the C++ kernels are kept, so that all tests together compile them once, workers side by side included."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # the workers have it in common
+    folder /= "kernels"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 class ByFile(LoadScopeScheduling):

@@ -1,4 +1,6 @@
-"""The C++ kernels, compiled once for all tests of this folder."""
+"""The C++ kernels, compiled once for all tests of this folder, for every instruction set that runs here."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,16 +8,46 @@ import torch
 from rayinfer_kernels.cpu.build import CompilerSettings, CpuLibrary, build_cpu_library
 from rayinfer_kernels.cpu.kernels import CpuKernels
 
+SANITIZER_FLAGS = ("-fsanitize=address", "-fno-omit-frame-pointer", "-g")
+
+
+def settings_for(isa: str) -> CompilerSettings:
+    return CompilerSettings("g++", isa)
+
+
+def runnable_isas() -> list[str]:
+    """The instruction sets that have code of their own, as far as this machine has them."""
+    native = settings_for("native").features()
+    if not any(name.startswith("__SSE") for name in native):
+        return ["native"]
+    return ["native", *(isa for isa in ("x86-64-v4", "x86-64-v3", "x86-64") if settings_for(isa).features() <= native)]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--with-sanitizer", action="store_true", help="compile the kernels with AddressSanitizer")
+
 
 @pytest.fixture(scope="session")
-def library(kernel_folder) -> CpuLibrary:
-    return build_cpu_library(kernel_folder, CompilerSettings("g++", "native"))
+def build(request, kernel_folder):
+    """Compile the kernels for an instruction set, or take what was compiled before."""
+    flags = SANITIZER_FLAGS if request.config.getoption("--with-sanitizer", default=False) else ()
+    return lambda isa: build_cpu_library(kernel_folder, replace(settings_for(isa), extra_flags=flags))
 
 
-@pytest.fixture(scope="session", params=["native", "x86-64-v3", "x86-64"])
-def isa_library(request, kernel_folder) -> CpuLibrary:
+@pytest.fixture(scope="session")
+def library(build) -> CpuLibrary:
+    return build("native")
+
+
+@pytest.fixture(scope="session", params=runnable_isas())
+def isa_library(request, build) -> CpuLibrary:
     """The kernels for each instruction set that has code of its own and runs here."""
-    return build_cpu_library(kernel_folder, CompilerSettings("g++", request.param))
+    return build(request.param)
+
+
+@pytest.fixture
+def isa_kernels(isa_library, dtype) -> CpuKernels:
+    return CpuKernels(isa_library.handle, dtype)
 
 
 @pytest.fixture(params=[torch.float32, torch.bfloat16], ids=str)

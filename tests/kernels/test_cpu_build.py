@@ -1,5 +1,6 @@
 import ctypes
 import os
+import platform
 import subprocess
 import sys
 import textwrap
@@ -22,10 +23,11 @@ def compiles(script: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 def compiler_that(folder, action: str) -> str:
-    """A g++ that notes each compilation in `folder` and then does what `action` says."""
+    """A g++ that notes each library that it makes in `folder`, and does what `action` says for each of its outputs."""
     script = folder / "compiler"
     script.write_text(
-        '#!/bin/sh\n[ "$1" = --version ] && echo one && exit 0\necho run >> ' + f"{folder}/runs\n{action}\n"
+        '#!/bin/sh\n[ "$1" = --version ] && echo one && exit 0\n'
+        f'case "$*" in *-shared*) echo run >> {folder}/runs;; esac\n{action}\n'
     )
     script.chmod(0o755)
     return str(script)
@@ -101,6 +103,46 @@ def test_other_flags_make_another_library():
     assert NATIVE.fingerprint() == CompilerSettings("g++", "native").fingerprint()
 
 
+def test_a_name_that_the_compiler_does_not_know_is_quoted(tmp_path):
+    with pytest.raises(KernelBuildFailed, match="no-such-isa"):
+        build_cpu_library(tmp_path, CompilerSettings("g++", "no-such-isa"))
+
+
+def test_instructions_that_the_processor_lacks_are_named_before_anything_is_compiled(tmp_path):
+    foreign = "armv9-a" if platform.machine() == "aarch64" else "knm"  # no other processor has AVX512_4VNNIW
+    with pytest.raises(KernelBuildFailed, match=r"(?s)knm.*AVX512ER|armv9-a"):
+        build_cpu_library(tmp_path, CompilerSettings("g++", foreign))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("isa", ["knm", "no-such-isa"])
+def test_a_process_that_asks_for_what_it_cannot_have_runs_the_reference_and_warns_once(tmp_path, isa):
+    done = compiles(
+        f"""
+        from pathlib import Path
+        import torch
+        import rayinfer_kernels
+        from rayinfer_kernels import ops
+        rayinfer_kernels.configure(Path({str(tmp_path)!r}), isa={isa!r})
+        print(ops.silu_and_mul(torch.ones(2, 4)).shape, rayinfer_kernels.cpu_kernels_status().is_active)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "torch.Size([2, 2]) False"
+    assert done.stderr.count("The CPU kernels cannot be built") == 1
+
+
+def test_compilers_run_side_by_side(tmp_path, library):
+    running = f"{tmp_path}/running"
+    waiting = f'''case "$*" in *-shared*) ;; *) echo x >> {running}
+        for i in $(seq 100); do [ "$(wc -l < {running})" -ge 2 ] && break; sleep 0.05; done
+        [ "$(wc -l < {running})" -ge 2 ] || exit 1;; esac
+        while [ "$1" != -o ]; do shift; done; cp {library.path} "$2"'''
+    assert build_cpu_library(
+        tmp_path / "cache", CompilerSettings(compiler_that(tmp_path, waiting), "native")
+    ).path.exists()
+
+
 def test_without_a_compiler_the_reference_runs_and_one_warning_says_so(tmp_path):
     done = compiles(
         f"""
@@ -145,4 +187,4 @@ def test_the_operations_are_the_compiled_ones_once_configured_and_torch_s_openmp
 def test_the_library_needs_nothing_of_torch(library):
     names = subprocess.run(["ldd", str(library.path)], capture_output=True, text=True, check=True).stdout
     assert "torch" not in names.replace("torch/lib/libgomp", "")
-    assert ctypes.CDLL(str(library.path)).rayinfer_has_wide_registers() in (0, 1)
+    assert ctypes.CDLL(str(library.path)).rayinfer_linear_float32

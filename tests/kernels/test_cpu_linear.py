@@ -1,3 +1,4 @@
+import itertools
 from functools import partial
 
 import pytest
@@ -9,32 +10,37 @@ from rayinfer_kernels.packed_weight import WeightFormat, pack
 from rayinfer_kernels.quantized_weight import pack_quantized, quantize
 
 TOLERANCES = {torch.float32: {"atol": 1e-4, "rtol": 1e-5}, torch.bfloat16: {"atol": 0.02, "rtol": 0.01}}
-SHAPES = [(32, 2), (64, 576), (1, 8), (33, 16), (95, 41), (7, 1), (960, 576), (130, 1000)]
+SHAPES = [(32, 2), (64, 576), (1, 8), (33, 16), (95, 41), (7, 1), (160, 1641)]
+# One tile and several, in registers and widened before, in one block of rows and in two.
+NUMBERS_OF_ROWS = [0, 1, 2, 3, 4, 5, 6, 7, 13, 39, 40, 100]
 
 
 @pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
-@pytest.mark.parametrize("rows", [0, 1, 5, 6, 7, 40])
-def test_packed_products_equal_plain_ones(kernels, dtype, rows, out_features, in_features):
-    x = torch.randn(rows, in_features + 10).to(dtype)[:, 3 : 3 + in_features]
-    weight, bias = torch.randn(out_features, in_features).to(dtype), torch.randn(out_features).to(dtype)
+def test_packed_products_equal_plain_ones_on_every_instruction_set(isa_kernels, dtype, out_features, in_features):
+    weight = (torch.randn(out_features, in_features) * in_features**-0.5).to(dtype)
+    bias = torch.randn(out_features).to(dtype)
     packed = pack(weight.clone())
-    for added in (None, bias):
-        expected = F.linear(x.float(), weight.float(), None if added is None else added.float()).to(dtype)
-        torch.testing.assert_close(kernels.packed_linear(x, packed, added), expected, **TOLERANCES[dtype])
-        torch.testing.assert_close(reference.packed_linear(x, packed, added), expected, **TOLERANCES[dtype])
+    for rows in NUMBERS_OF_ROWS:
+        x = torch.randn(rows, in_features + 10).to(dtype)[:, 3 : 3 + in_features]
+        for added in (None, bias):
+            expected = F.linear(x.float(), weight.float(), None if added is None else added.float()).to(dtype)
+            torch.testing.assert_close(isa_kernels.packed_linear(x, packed, added), expected, **TOLERANCES[dtype])
+            torch.testing.assert_close(reference.packed_linear(x, packed, added), expected, **TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("out_features", [1, 33, 576, 960])
+@pytest.mark.parametrize("out_features", [1, 33, 192])
+@pytest.mark.parametrize("in_features", [96, 1641])
 def test_a_row_is_multiplied_alike_to_the_bit_alone_in_a_batch_and_on_any_number_of_threads(
-    kernels, dtype, out_features
+    isa_kernels, dtype, out_features, in_features
 ):
-    x, packed = torch.randn(50, 576).to(dtype), pack(torch.randn(out_features, 576).to(dtype))
-    together = kernels.packed_linear(x, packed, None)
+    x, packed = torch.randn(110, in_features).to(dtype), pack(torch.randn(out_features, in_features).to(dtype))
+    together = isa_kernels.packed_linear(x, packed, None)
     for num_threads in (1, 3, 7):
         torch.set_num_threads(num_threads)
-        assert torch.equal(kernels.packed_linear(x, packed, None), together)
-    for row in range(0, 50, 7):
-        assert torch.equal(kernels.packed_linear(x[row : row + 1], packed, None)[0], together[row])
+        assert torch.equal(isa_kernels.packed_linear(x, packed, None), together)
+    for row, count in itertools.product(range(0, 60, 19), (1, 2, 3, 5, 6, 8, 45)):
+        part = slice(row, row + count)
+        assert torch.equal(isa_kernels.packed_linear(x[part], packed, None), together[part]), count
 
 
 @pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
@@ -44,10 +50,12 @@ def test_rows_of_a_packed_weight_are_those_of_the_weight(dtype, out_features, in
     assert torch.equal(pack(weight.clone()).rows(indices), weight[indices])
 
 
-@pytest.mark.parametrize(("out_features", "in_features"), [(32, 2), (1, 8), (33, 16), (95, 41), (1536, 576)])
-@pytest.mark.parametrize("rows", [0, 1, 5, 13])
+@pytest.mark.parametrize(("out_features", "in_features"), [(32, 2), (1, 8), (33, 16), (95, 41), (192, 576)])
+@pytest.mark.parametrize("rows", [0, 1, 5, 13, 50])
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_gated_products_equal_plain_ones(kernels, dtype, rows, out_features, in_features, activation):
+def test_gated_products_equal_plain_ones_on_every_instruction_set(
+    isa_kernels, dtype, rows, out_features, in_features, activation
+):
     x = torch.randn(rows, in_features).to(dtype)
     weight = (torch.randn(2 * out_features, in_features) * in_features**-0.5).to(dtype)
     bias, packed = torch.randn(2 * out_features).to(dtype), pack(weight.clone(), is_gated=True)
@@ -55,7 +63,7 @@ def test_gated_products_equal_plain_ones(kernels, dtype, rows, out_features, in_
     for added in (None, bias):
         gate, up = F.linear(x.float(), weight.float(), None if added is None else added.float()).chunk(2, -1)
         expected = (gate_function(gate) * up).to(dtype)
-        actual = kernels.packed_gated_linear(x, packed, added, activation)
+        actual = isa_kernels.packed_gated_linear(x, packed, added, activation)
         torch.testing.assert_close(actual, expected, **TOLERANCES[dtype])
     assert torch.equal(packed.rows(torch.arange(2 * out_features)), weight)
 

@@ -49,6 +49,15 @@ def test_products_of_small_integers_equal_the_reference_to_the_bit(
         assert torch.equal(every_isa.packed_linear(rows, packed, bias), biased[:num_rows]), num_rows
 
 
+@pytest.mark.parametrize("num_rows", [1, 2, 7, 50])
+def test_every_instruction_set_equals_the_reference(isa_kernels, dtype, format, num_rows):
+    packed, x = packed_weight(95, 41, format=format), torch.randn(num_rows, 41).to(dtype)
+    expected = reference.packed_linear(x, packed, None)
+    if format.is_dynamic:
+        assert torch.equal(isa_kernels.packed_linear(x, packed, None), expected)
+    torch.testing.assert_close(isa_kernels.packed_linear(x, packed, None), expected, **TOLERANCES[dtype])
+
+
 @pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
 def test_products_of_rows_as_they_are_equal_the_reference(every_isa, dtype, out_features, in_features):
     packed = packed_weight(out_features, in_features, format=WeightFormat.INT8)

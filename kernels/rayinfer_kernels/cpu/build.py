@@ -2,10 +2,12 @@
 
 import ctypes
 import hashlib
+import os
 import platform
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import filelock
@@ -26,8 +28,9 @@ FLAGS = (
     "-Wno-psabi",
     "-fopenmp",
     "-fPIC",
-    "-shared",
 )
+# How the compiler's names of instructions begin, of those that it uses unasked.
+FEATURES = ("__SSE", "__SSSE", "__AVX", "__FMA", "__F16C", "__BMI", "__LZCNT", "__MOVBE", "__POPCNT", "__ARM_FEATURE")
 BUILD_TIMEOUT_S = 300
 
 
@@ -41,16 +44,27 @@ class CompilerSettings:
 
     compiler: str
     isa: str
+    extra_flags: tuple[str, ...] = ()
 
-    def command(self, output: Path) -> list[str]:
-        """What compiles all sources into `output`."""
-        sources = sorted(str(path) for path in SOURCE_FOLDER.glob("*.cpp"))
-        return [self.compiler, *self._flags(), *sources, "-o", str(output)]
+    def compile_command(self, source: Path, output: Path) -> list[str]:
+        """What compiles one source."""
+        return [self.compiler, *self._flags(), "-c", str(source), "-o", str(output)]
+
+    def link_command(self, objects: list[Path], output: Path) -> list[str]:
+        """What makes a library of all compiled sources."""
+        return [self.compiler, *self._flags(), "-shared", *map(str, objects), "-o", str(output)]
+
+    def features(self) -> set[str]:
+        """The compiler's names of the instructions that it would use."""
+        lines = _run([self.compiler, self._isa_flag(), "-dM", "-E", "-x", "c++", os.devnull]).splitlines()
+        return {name for line in lines if (name := line.split()[1]).startswith(FEATURES)}
+
+    def _isa_flag(self) -> str:
+        return f"-mcpu={self.isa}" if platform.machine() == "aarch64" else f"-march={self.isa}"
 
     def _flags(self) -> list[str]:
-        isa_flag = f"-mcpu={self.isa}" if platform.machine() == "aarch64" else f"-march={self.isa}"
         flags = [flag for flag in FLAGS if platform.machine() == "x86_64" or "vector-width" not in flag]
-        return [*flags, isa_flag]
+        return [*flags, *self.extra_flags, self._isa_flag()]
 
     def fingerprint(self) -> str:
         """Equal for interchangeable libraries: same sources, flags, compiler and processor features."""
@@ -72,6 +86,7 @@ class CpuLibrary:
 def build_cpu_library(cache_dir: Path, settings: CompilerSettings) -> CpuLibrary:
     """Load the library from the cache, compiling it first if it is missing or damaged; raises KernelBuildFailed."""
     assert torch.get_num_threads() > 0
+    _check_that_it_runs_here(settings)
     try:
         path = cache_dir / f"cpu-{settings.fingerprint()}.so"
         if not _is_intact(path):
@@ -84,14 +99,36 @@ def build_cpu_library(cache_dir: Path, settings: CompilerSettings) -> CpuLibrary
         raise KernelBuildFailed(f"{cache_dir}: {error}") from error
 
 
+def _check_that_it_runs_here(settings: CompilerSettings) -> None:
+    if settings.isa == "native":
+        return
+    lacking = settings.features() - replace(settings, isa="native").features()
+    if lacking:
+        names = ", ".join(sorted(name.strip("_") for name in lacking))
+        raise KernelBuildFailed(f"isa {settings.isa!r} has instructions that this processor lacks: {names}")
+
+
 def _compile(path: Path, settings: CompilerSettings) -> None:
     # A build that dies leaves a temporary folder, never a file that looks complete: the digest is written last.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as folder:
         library, digest = Path(folder) / path.name, Path(folder) / "digest"
-        _run(settings.command(library))
+        _run(settings.link_command(_compile_sources(Path(folder), settings), library))
         digest.write_text(_digest(library))
         library.replace(path)
         digest.replace(path.with_suffix(".sha256"))
+
+
+def _compile_sources(folder: Path, settings: CompilerSettings) -> list[Path]:
+    # The largest first: begun last, it would be waited for.
+    sources = sorted(SOURCE_FOLDER.glob("*.cpp"), key=lambda path: -path.stat().st_size)
+    objects = [folder / f"{path.stem}.o" for path in sources]
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        try:
+            list(pool.map(_run, map(settings.compile_command, sources, objects)))
+        except KernelBuildFailed:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return objects
 
 
 def _is_intact(path: Path) -> bool:

@@ -47,7 +47,6 @@ class CpuKernels:
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        self._packs = bool(library.rayinfer_has_wide_registers())
         functions = {}
         for name, signature in _SIGNATURES.items():
             function = library[f"rayinfer_{name}_{self.DTYPES[dtype]}"]
@@ -68,9 +67,9 @@ class CpuKernels:
         self._gelu_tanh_and_mul = functions["gelu_tanh_and_mul"]
         self._gelu, self._gelu_tanh = functions["gelu"], functions["gelu_tanh"]
 
-    def pack(self, weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | None:
+    def pack(self, weight: torch.Tensor, is_gated: bool = False) -> PackedWeight:
         """See `ops.pack_weight`."""
-        return pack(weight, is_gated=is_gated) if self._packs else None
+        return pack(weight, is_gated=is_gated)
 
     def layer_stack(
         self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape

@@ -36,12 +36,3 @@ void linear(const ModelRows<T>& x, const LinearLayer<T>& layer, T* out, int num_
 
 RAYINFER_LINEAR(rayinfer_linear_float32, float)
 RAYINFER_LINEAR(rayinfer_linear_bfloat16, rayinfer::bfloat16)
-
-// With fewer or narrower registers than AVX-512's, sums spill to memory and the matrix library is faster than the above.
-extern "C" __attribute__((visibility("default"))) int rayinfer_has_wide_registers() {
-#if defined(__AVX512F__) && defined(__AVX512VL__)
-    return 1;
-#else
-    return 0;
-#endif
-}

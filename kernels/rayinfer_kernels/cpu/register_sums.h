@@ -12,6 +12,13 @@ namespace rayinfer {
 #define RAYINFER_INLINE inline __attribute__((always_inline))
 #define RAYINFER_LAMBDA __attribute__((always_inline))
 
+// Otherwise GCC fetches factors early where it may, and then has to spill sums.
+#if defined(__aarch64__)
+#define RAYINFER_KEEP_IN_REGISTER(x) asm("" : "+w"(x))
+#else
+#define RAYINFER_KEEP_IN_REGISTER(x) asm("" : "+v"(x))
+#endif
+
 template <int W>
 struct Bytes {
     typedef int8_t Vector __attribute__((vector_size(W)));
@@ -110,9 +117,10 @@ struct Sums {
             typename U::Factor factor;
             std::memcpy(&factor, factors + r * stride + Part, sizeof(factor));
 #pragma GCC unroll 8
-            for (int v = 0; v < Vectors; ++v) at[r][v] = U::add(at[r][v], parts[v], factor);
-            // Factors are loaded one after the other: GCC would fetch them early, and have to spill sums.
-            if (W < 16) asm volatile("" ::: "memory");
+            for (int v = 0; v < Vectors; ++v) {
+                at[r][v] = U::add(at[r][v], parts[v], factor);
+                if constexpr (U::kParts == 2) RAYINFER_KEEP_IN_REGISTER(at[r][v]);
+            }
         }
     }
 
