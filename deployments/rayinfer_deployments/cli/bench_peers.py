@@ -12,7 +12,7 @@ from rayinfer.config import DEFAULT_MODEL, cache_folder
 from rayinfer_deployments.cli.failures import in_one_line
 
 ALL_WORKS = "batch,stream,prefill,http,start"
-ALL_MODES = "bfloat16,int8-dynamic,int8,int4"
+ALL_MODES = "bfloat16,int8-dynamic,int8-dynamic+int8-kv,int8,int4"
 PROGRAM_PANEL = "Where a peer is, if not in the peers' folder"
 
 

@@ -1,8 +1,11 @@
 """rayinfer itself, in every mode that it has here."""
 
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rayinfer.benchmark.peers.contender import Contender, Missing, ServerCommand, Setup
@@ -11,8 +14,24 @@ from rayinfer.config import engine_config
 from rayinfer.errors import ConfigError
 
 NAME = "rayinfer"
-MODES = {"bfloat16": 16, "int8": 8, "int8-dynamic": 8, "int4": 4}  # bits of a weight
 ADAPTER = ENGINES / "rayinfer_engine.py"
+
+
+@dataclass(frozen=True, slots=True)
+class _Mode:
+    weight_bits: int
+    settings: Mapping[str, str]  # beside those that all modes have
+
+
+MODES: Mapping[str, _Mode] = MappingProxyType(
+    {
+        "bfloat16": _Mode(16, {}),
+        "int8": _Mode(8, {"quantization": "int8"}),
+        "int8-dynamic": _Mode(8, {"quantization": "int8-dynamic"}),
+        "int8-dynamic+int8-kv": _Mode(8, {"quantization": "int8-dynamic", "kv_cache_dtype": "int8"}),
+        "int4": _Mode(4, {"quantization": "int4"}),
+    }
+)
 
 
 def own_contenders(setup: Setup, modes: tuple[str, ...]) -> list[Contender | Missing]:
@@ -24,8 +43,7 @@ def _contender(setup: Setup, mode: str) -> Contender | Missing:
     engine: dict[str, Any] = {"dtype": "bfloat16", "num_threads": setup.num_threads}
     if mode not in MODES:
         return Missing(label=f"{NAME} {mode}", reason=f"there is no such mode: choose from {', '.join(MODES)}")
-    if mode != "bfloat16":
-        engine["quantization"] = mode
+    engine |= MODES[mode].settings
     try:
         engine_config(model=setup.model, **engine)
     except ConfigError as error:
@@ -33,7 +51,7 @@ def _contender(setup: Setup, mode: str) -> Contender | Missing:
     return Contender(
         name=NAME,
         mode=mode,
-        weight_bits=MODES[mode],
+        weight_bits=MODES[mode].weight_bits,
         open_engine=lambda log: engine_process(
             ADAPTER, {"model": str(setup.model_folder), "engine": engine}, setup=setup, log=log
         ),
