@@ -29,7 +29,7 @@ class Implementation(Protocol):
         """Make one operation of a decoder's layers, if that is worth it."""
 
     def packed_rows(self, weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Take rows of a packed weight that is not gated, [num_rows, in_features]; no index is checked."""
+        """Take rows of a packed weight, [num_rows, in_features]; no index is checked."""
 
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """Multiply by a weight that `pack` or `pack_quantized` returned."""

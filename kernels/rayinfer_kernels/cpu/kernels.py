@@ -79,8 +79,7 @@ class CpuKernels:
 
     def packed_rows(self, weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """See `ops.embedding`."""
-        assert not weight.is_gated
-        if weight.format is WeightFormat.INT4_DYNAMIC:
+        if weight.is_gated or weight.format is WeightFormat.INT4_DYNAMIC:  # no embedding is
             return weight.rows(indices, dtype)
         assert weight.format.is_quantized or weight.panels.dtype == dtype, f"{weight.format.name} rows as {dtype}"
         indices = indices.to(torch.int64).contiguous()
