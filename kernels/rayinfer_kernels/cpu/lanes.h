@@ -61,7 +61,9 @@ inline Float widen(Half halves) { return (Float)(__builtin_convertvector(halves,
 inline Half narrow(Float x) {
     Word bits = (Word)x;
     Word rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    return __builtin_convertvector(x == x ? rounded : (bits >> 16) | 0x40u, Half);
+    // A choice of vectors wider than a register would be made number by number, so a mask does it: all ones for NaN.
+    Word is_nan = (Word)((Int)(0x7f800000u - (bits & 0x7fffffffu)) >> 31);
+    return __builtin_convertvector((rounded & ~is_nan) | (((bits >> 16) | 0x40u) & is_nan), Half);
 }
 
 inline Float load(const float* from) { return load_raw<Float>(from); }
