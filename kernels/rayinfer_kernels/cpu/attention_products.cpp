@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "register_sums.h"
+#include "row_tiles.h"
 
 namespace rayinfer {
 namespace {
@@ -63,22 +64,9 @@ __attribute__((noinline)) void add_value_block(const ValueTask<E>& task, int64_t
             std::memcpy(sums_at + r * task.sum_stride + v * kSimd, &sums.at[r][v], sizeof(Float));
 }
 
-// Calls `run` with a constant for the number of rows.
-template <class Run>
-RAYINFER_INLINE void with_rows(int64_t num_rows, Run run) {
-    switch (num_rows) {
-        case 1: return run(std::integral_constant<int, 1>());
-        case 2: return run(std::integral_constant<int, 2>());
-        case 3: return run(std::integral_constant<int, 3>());
-        case 4: return run(std::integral_constant<int, 4>());
-        case 5: return run(std::integral_constant<int, kTileRows < 5 ? 4 : 5>());
-        default: return run(std::integral_constant<int, kTileRows < 6 ? 4 : 6>());
-    }
-}
-
 template <class E, int W>
 void score_tokens_of(int64_t num_rows, int64_t num_vectors, const ScoreTask<E>& task) {
-    with_rows(num_rows, [&](auto rows) {
+    with_rows<kTileRows>(num_rows, [&](auto rows) {
         if (num_vectors == kTileVectors) return score_block<E, rows, kTileVectors, W>(task);
         if (num_vectors == 2) return score_block<E, rows, 2, W>(task);
         return score_block<E, rows, 1, W>(task);
@@ -98,7 +86,7 @@ void add_values(int64_t num_rows, const ValueTask<E>& task) {
     constexpr int64_t wide = kTileVectors * kSimd;
     for (int64_t channel = 0; channel < task.padded_dim;) {
         const bool is_wide = task.padded_dim - channel >= wide;
-        with_rows(num_rows, [&](auto rows) {
+        with_rows<kTileRows>(num_rows, [&](auto rows) {
             if (is_wide) return add_value_block<E, rows, kTileVectors>(task, channel);
             return add_value_block<E, rows, 1>(task, channel);
         });

@@ -3,8 +3,6 @@
 // A register holds four neighbouring inputs of each of `kByteLanes` outputs. Sums are exact: nothing saturates.
 #pragma once
 
-#include <algorithm>
-
 #include "encoded_rows.h"
 
 #if defined(__x86_64__)
@@ -31,17 +29,6 @@ constexpr int kByteLanes = 4;
 constexpr int64_t kByteTileRows = RAYINFER_HAS_BYTE_DOTS ? 6 : 4;
 
 constexpr int64_t kLine = 64;  // bytes of a cache line
-
-// Cuts rows into tiles as even as can be, the larger ones first.
-struct Tiles {
-    int64_t smaller, larger_end;
-    Tiles(int64_t num_rows, int64_t most) {
-        const int64_t count = std::max<int64_t>(1, (num_rows + most - 1) / most);
-        smaller = num_rows / count;
-        larger_end = (num_rows - count * smaller) * (smaller + 1);
-    }
-    int64_t end_of(int64_t row) const { return row + smaller + (row < larger_end); }
-};
 
 typedef int32_t ByteSums __attribute__((vector_size(kByteLanes * 4)));
 typedef uint32_t Quads __attribute__((vector_size(kByteLanes * 4)));

@@ -8,6 +8,7 @@
 #include "panel_products.h"
 #include "register_sums.h"
 #include "row_buffer.h"
+#include "row_tiles.h"
 
 namespace rayinfer {
 namespace {
@@ -23,6 +24,8 @@ constexpr int64_t kPerWord = 4 / sizeof(E);
 // Rows of a tile; widening pairs takes registers.
 template <class E>
 constexpr int kMostRows = kSimd == 8 && !std::is_same_v<E, Plain<E>> ? 4 : kTileRows;
+template <class E>
+constexpr int kMostWideRows = kTileVectors < 4 ? 2 : kMostRows<E>;
 
 // Words of one round: two where 12 products alone would not make up for the loop's own work.
 template <class E>
@@ -87,19 +90,6 @@ __attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
             std::memcpy(task.sums + r * task.sum_stride + v * kSimd, &sums.at[r][v], sizeof(Float));
 }
 
-template <class E, int Vectors>
-void multiply_rows(int64_t num_rows, const TileTask<E>& task) {
-    constexpr int most = Vectors > kTileVectors ? 2 : kMostRows<E>;
-    switch (num_rows) {
-        case 1: return multiply_tile<E, 1, Vectors>(task);
-        case 2: return multiply_tile<E, 2, Vectors>(task);
-        case 3: return multiply_tile<E, most < 3 ? most : 3, Vectors>(task);
-        case 4: return multiply_tile<E, most < 4 ? most : 4, Vectors>(task);
-        case 5: return multiply_tile<E, most < 5 ? most : 5, Vectors>(task);
-        default: return multiply_tile<E, most, Vectors>(task);
-    }
-}
-
 // The rest of a panel, or of two, from some input on.
 template <class E>
 struct Panels {
@@ -137,14 +127,14 @@ class Lookahead {
 template <class E>
 void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool continues, float* sums, Lookahead& lookahead) {
     const int64_t width = panels.count * kPanelWidth;
-    const int64_t num_tiles = (rows.num_rows + kMostRows<E> - 1) / kMostRows<E>;
+    const RowTiles tiles(rows.num_rows, kMostRows<E>);
     const bool is_wide = kSimd < 16 ? rows.num_rows <= 2 : panels.count == 2;
     const int64_t step = (is_wide ? 4 : 2) * kSimd;
     const int64_t num_rounds = num_inputs / kPerWord<E> / kWordsPerRound<E>;
-    lookahead.spread(num_rounds * num_tiles * (width / step));
+    lookahead.spread(num_rounds * tiles.count * (width / step));
     for (int64_t column = 0; column < width; column += step)
-        for (int64_t tile = 0; tile < num_tiles; ++tile) {
-            const int64_t row = rows.num_rows * tile / num_tiles, end = rows.num_rows * (tile + 1) / num_tiles;
+        for (int64_t row = 0, end; row < rows.num_rows; row = end) {
+            end = tiles.end_of(row);
             const E* columns = panels.panel(column / kPanelWidth) + column % kPanelWidth * kPerWord<E>;
             const TileTask<E> task = {(const Plain<E>*)(rows.rows + row * rows.row_bytes),
                                       rows.row_bytes / (int64_t)sizeof(Plain<E>),
@@ -156,9 +146,9 @@ void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool con
                                       width,
                                       lookahead.take(num_rounds)};
             if (is_wide)
-                multiply_rows<E, 4>(end - row, task);
+                with_rows<kMostWideRows<E>>(end - row, [&](auto count) { multiply_tile<E, count, 4>(task); });
             else
-                multiply_rows<E, 2>(end - row, task);
+                with_rows<kMostRows<E>>(end - row, [&](auto count) { multiply_tile<E, count, 2>(task); });
         }
 }
 

@@ -5,6 +5,7 @@
 
 #include "byte_sums.h"
 #include "panel_products.h"
+#include "row_tiles.h"
 
 namespace rayinfer {
 namespace {
@@ -103,24 +104,12 @@ __attribute__((noinline)) void multiply_tile(const TileTask& task) {
     }
 }
 
-void multiply_rows(int64_t num_rows, const TileTask& task) {
-    constexpr int most = kMostRows;
-    switch (num_rows) {
-        case 1: return multiply_tile<1>(task);
-        case 2: return multiply_tile<2>(task);
-        case 3: return multiply_tile<most < 3 ? most : 3>(task);
-        case 4: return multiply_tile<most < 4 ? most : 4>(task);
-        case 5: return multiply_tile<most < 5 ? most : 5>(task);
-        default: return multiply_tile<most>(task);
-    }
-}
-
 }  // namespace
 
 void int4_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums) {
     const int64_t width = num_panels * kPanelWidth;
     const int64_t num_groups = padded_width(weight.format, weight.in_features) / kGroupSize;
-    const Tiles tiles(rows.num_rows, kMostRows);
+    const RowTiles tiles(rows.num_rows, kMostRows);
     for (int64_t p = 0; p < num_panels; ++p) {
         const Block* blocks = (const Block*)weight.panels + (panel + p) * num_groups;
         // The next panel, some of it in each tile.
@@ -137,7 +126,7 @@ void int4_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, in
                                        width,
                                        ahead,
                                        ahead < ahead_end ? kLinesPerGroup * kLine : 0};
-                multiply_rows(end - row, task);
+                with_rows<kMostRows>(end - row, [&](auto count) { multiply_tile<count>(task); });
                 ahead += num_groups * task.ahead_step;
             }
     }

@@ -10,10 +10,12 @@
 
 #include "byte_sums.h"
 #include "panel_products.h"
+#include "row_tiles.h"
 
 namespace rayinfer {
 namespace {
 
+constexpr int64_t kMostWideRows = kByteLanes < 16 ? 2 : kByteTileRows;
 constexpr int kVectorsPerPanel = kPanelWidth / kByteLanes;
 constexpr int64_t kQuadBytes = kPanelWidth * 4;
 constexpr int64_t kBlockQuads = 512;  // of two panels, 128 kB: room for the next ones and for rows in a cache of 1 MB
@@ -84,26 +86,13 @@ __attribute__((noinline)) void multiply_tile(const TileTask& task) {
     }
 }
 
-template <int Vectors>
-void multiply_rows(int64_t num_rows, const TileTask& task) {
-    constexpr int most = kByteLanes < 16 && Vectors > 2 ? 2 : kByteTileRows;
-    switch (num_rows) {
-        case 1: return multiply_tile<1, Vectors>(task);
-        case 2: return multiply_tile<2, Vectors>(task);
-        case 3: return multiply_tile<most < 3 ? most : 3, Vectors>(task);
-        case 4: return multiply_tile<most < 4 ? most : 4, Vectors>(task);
-        case 5: return multiply_tile<most < 5 ? most : 5, Vectors>(task);
-        default: return multiply_tile<most, Vectors>(task);
-    }
-}
-
 }  // namespace
 
 void int8_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums) {
     const int64_t width = num_panels * kPanelWidth, num_quads = padded_width(weight.format, weight.in_features) / 4;
     const int64_t stride = num_quads * kQuadBytes;
     const int8_t* panels = (const int8_t*)weight.panels + panel * stride;
-    const Tiles tiles(rows.num_rows, kByteTileRows);
+    const RowTiles tiles(rows.num_rows, kByteTileRows);
     const int64_t num_blocks = rows.num_rows <= kByteTileRows ? 1 : (num_quads + kBlockQuads - 1) / kBlockQuads;
     const bool is_wide = kByteLanes < 16 ? rows.num_rows <= 2 : num_panels == 2;
     const int64_t step = (is_wide ? 4 : 2) * kByteLanes;
@@ -130,9 +119,9 @@ void int8_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, in
                                        ahead,
                                        ahead < ahead_end ? kLine : 0};
                 if (is_wide)
-                    multiply_rows<4>(end - row, task);
+                    with_rows<kMostWideRows>(end - row, [&](auto count) { multiply_tile<count, 4>(task); });
                 else
-                    multiply_rows<2>(end - row, task);
+                    with_rows<kByteTileRows>(end - row, [&](auto count) { multiply_tile<count, 2>(task); });
                 ahead += task.ahead_step * quads;
             }
     }

@@ -3,14 +3,15 @@
 // Small integers lose nothing as float32 or bfloat16, and they are multiplied as those would be: a few rows widen them in
 // registers, many rows read panels that float_products reads. Either way the sums are the same bits.
 
-#include "byte_sums.h"
 #include "panel_products.h"
 #include "register_sums.h"
 #include "row_buffer.h"
+#include "row_tiles.h"
 
 namespace rayinfer {
 namespace {
 
+constexpr int64_t kMostWideRows = kTileVectors < 4 ? 2 : kTileRows;
 constexpr int64_t kRowsToWiden = 3 * kTileRows;  // so many read panels that were widened before
 constexpr int kVectorsPerPanel = kPanelWidth / kSimd;
 constexpr int64_t kQuadBytes = kPanelWidth * 4;
@@ -91,25 +92,12 @@ __attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
     }
 }
 
-template <class E, int Vectors>
-void multiply_rows(int64_t num_rows, const TileTask<E>& task) {
-    constexpr int most = Vectors > kTileVectors ? 2 : kTileRows;
-    switch (num_rows) {
-        case 1: return multiply_tile<E, 1, Vectors>(task);
-        case 2: return multiply_tile<E, 2, Vectors>(task);
-        case 3: return multiply_tile<E, most < 3 ? most : 3, Vectors>(task);
-        case 4: return multiply_tile<E, most < 4 ? most : 4, Vectors>(task);
-        case 5: return multiply_tile<E, most < 5 ? most : 5, Vectors>(task);
-        default: return multiply_tile<E, most, Vectors>(task);
-    }
-}
-
 template <class E>
 void multiply_few(RowTile rows, const int8_t* panels, int64_t num_quads, const float* scales, float* sums, int64_t width) {
     const int64_t stride = num_quads * kQuadBytes;
     const bool is_wide = kSimd < 16 ? rows.num_rows <= 2 : width > kPanelWidth;
     const int64_t step = (is_wide ? 4 : 2) * kSimd;
-    const Tiles tiles(rows.num_rows, kTileRows);
+    const RowTiles tiles(rows.num_rows, kTileRows);
     for (int64_t column = 0; column < width; column += step)
         for (int64_t row = 0, end; row < rows.num_rows; row = end) {
             end = tiles.end_of(row);
@@ -122,9 +110,9 @@ void multiply_few(RowTile rows, const int8_t* panels, int64_t num_quads, const f
                                       sums + row * width + column,
                                       width};
             if (is_wide)
-                multiply_rows<E, 4>(end - row, task);
+                with_rows<kMostWideRows>(end - row, [&](auto count) { multiply_tile<E, count, 4>(task); });
             else
-                multiply_rows<E, 2>(end - row, task);
+                with_rows<kTileRows>(end - row, [&](auto count) { multiply_tile<E, count, 2>(task); });
         }
 }
 
