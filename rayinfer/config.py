@@ -60,6 +60,10 @@ class EngineConfig(BaseModel):
     num_threads: int | None = Field(
         None, ge=1, le=1024, description="CPU threads; default: the node's cores over its engines"
     )
+    pin_threads: bool | None = Field(
+        None,
+        description="keep each CPU thread on a core of its own (default: where the engines leave no core free)",
+    )
     deterministic: bool | None = Field(
         None,
         description="true refuses to run where a request's bits may depend on who else is served; where the compiled"

@@ -1,6 +1,8 @@
 """Which implementation runs an operation: chosen once per process by `configure`, looked up by device and type."""
 
+import ctypes
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +27,7 @@ class CpuKernelsStatus:
 @dataclass(slots=True)
 class _Selection:
     status: CpuKernelsStatus
+    library: ctypes.CDLL | None = None
     table: dict[tuple[str, torch.dtype], Implementation] = field(default_factory=dict)
 
 
@@ -39,6 +42,7 @@ def configure(cache_dir: Path | None, isa: str | None = None, compiler: str = "g
     cannot be built, the reference runs instead, a warning says why, and so does `cpu_kernels_status`.
     """
     _selection.table.clear()
+    _selection.library = None
     if cache_dir is None:
         _selection.status = CpuKernelsStatus(False, "switched off")
         return
@@ -50,12 +54,24 @@ def configure(cache_dir: Path | None, isa: str | None = None, compiler: str = "g
         return
     for dtype in CpuKernels.DTYPES:
         _selection.table["cpu", dtype] = CpuKernels(library.handle, dtype)
+    _selection.library = library.handle
     _selection.status = CpuKernelsStatus(True, str(library.path))
 
 
 def cpu_kernels_status() -> CpuKernelsStatus:
     """What the last `configure` of this process came to."""
     return _selection.status
+
+
+def pin_team(cores: Sequence[int] | None) -> None:
+    """Keep each thread of the caller's team on the core with its number, but for the caller itself: it pins itself.
+
+    There is one core for each of torch's threads; None sets them free again. Without compiled kernels, and on other
+    systems than Linux, nothing happens.
+    """
+    if _selection.library is not None:
+        array = None if cores is None else (ctypes.c_int32 * len(cores))(*cores)
+        _selection.library.rayinfer_pin_team(array, torch.get_num_threads() if cores is None else len(cores))
 
 
 def implementation_for(tensor: torch.Tensor) -> Implementation:

@@ -9,6 +9,7 @@ import torch
 import rayinfer_kernels
 from rayinfer.config import EngineConfig, cache_folder
 from rayinfer.decoding.sampler import Sampler
+from rayinfer.engine.cores import Cores, fill_machine
 from rayinfer.engine.encoder_decoder_engine import EncoderDecoderEngine
 from rayinfer.engine.encoder_decoder_runner import EncoderDecoderRunner
 from rayinfer.engine.engine import Engine
@@ -73,9 +74,17 @@ def build_engine(config: EngineConfig, folder: Path, *, name: str | None = None)
     return engine_class(
         description=description,
         scheduler=scheduler,
-        executor=InProcessExecutor(_runner(config, model, memory, max_model_len, device), memory),
+        executor=InProcessExecutor(
+            _runner(config, model, memory, max_model_len, device), memory, _cores(config, device)
+        ),
         seed=config.seed,
     )
+
+
+def _cores(config: EngineConfig, device: torch.device) -> Cores | None:
+    num_threads = torch.get_num_threads()
+    wanted = config.pin_threads if config.pin_threads is not None else fill_machine(num_threads)
+    return Cores(num_threads, cache_folder() / "cores") if wanted and device.type == "cpu" else None
 
 
 def _runner(

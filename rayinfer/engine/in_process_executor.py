@@ -1,7 +1,9 @@
 """Runs the model in this process, in the caller's thread."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
+from rayinfer.engine.cores import Cores
 from rayinfer.engine.engine_state import SleepLevel
 from rayinfer.engine.kv_offload import BlockCopy
 from rayinfer.engine.model_memory import ModelMemory
@@ -12,13 +14,15 @@ from rayinfer.engine.step_plan import StepPlan
 class InProcessExecutor:
     """An Executor: a model runner, and the memory of the model that it runs."""
 
-    def __init__(self, runner: ModelRunner, memory: ModelMemory) -> None:
+    def __init__(self, runner: ModelRunner, memory: ModelMemory, cores: Cores | None = None) -> None:
         self._runner = runner
         self._memory = memory
+        self._cores = cores
 
     def submit(self, plan: StepPlan) -> FinishedStep:
         """Compute the step now."""
-        return self._runner.submit(plan)
+        with self._cores.hold() if self._cores is not None else nullcontext():
+            return self._runner.submit(plan)
 
     def copy_blocks(self, copy: BlockCopy) -> None:
         """Copy now, or on a GPU in its turn among the steps."""
@@ -40,3 +44,5 @@ class InProcessExecutor:
         """Let go of the weights and the cache."""
         self._runner.decoder = None
         self._memory.drop()
+        if self._cores is not None:
+            self._cores.release()

@@ -45,7 +45,9 @@ class TileWorker {
     template <class X, class Put>
     void run(const AttentionLayer<E>& layer, Heads<X> query, AttentionTiles& tiles, const Put& put) {
         begin(layer, tiles);
-        while (const Tile* tile = tiles.take()) {
+        next_tile_ = tiles.take();
+        while (const Tile* tile = next_tile_) {
+            next_tile_ = tiles.take();  // early, so that its keys can be fetched meanwhile
             take_queries(*tile, query);
             const float* results = attend(*tile);
             if (results != nullptr) put_results(*tile, results, put);
@@ -80,7 +82,8 @@ class TileWorker {
     void add_chunk(int64_t start, int64_t first_piece, int64_t num_tokens, RowStates states);
     void find_pieces(int64_t start, int64_t first_piece, int64_t num_pieces);
     void prefetch(const E* piece) const;
-    void prefetch_keys(int64_t start) const;
+    void prefetch_keys_after(int64_t start) const;
+    void prefetch_keys(const Tile& tile, int64_t start) const;
     void score_rows(int64_t row, int64_t num_rows, int64_t first_piece, int64_t num_pieces);
     void change_scores(int64_t row, int64_t start, int64_t num_vectors, float* scores) const;
     float weigh_row(int64_t row, int64_t start, int64_t num_vectors, float* scores, RowStates states);
@@ -89,6 +92,7 @@ class TileWorker {
     AttentionLayer<E> layer_;
     AttentionTiles* tiles_;
     Tile tile_;
+    const Tile* next_tile_;  // null: there is none
     int64_t num_rows_;
     std::vector<Plain<E>> query_;
     std::vector<float> scores_, whole_, part_, key_scales_, value_scales_;

@@ -109,7 +109,7 @@ void TileWorker<E>::add_chunk(int64_t start, int64_t first_piece, int64_t num_to
         const int64_t first = num_rows_ * group / num_groups, count = num_rows_ * (group + 1) / num_groups - first;
         float decay[kTileRows];
         score_rows(first, count, first_piece, num_pieces);
-        if (group == 0) prefetch_keys(start + step_.chunk());
+        if (group == 0) prefetch_keys_after(start);
         for (int64_t r = 0; r < count; ++r)
             decay[r] = weigh_row(first + r, start, (num_tokens + kWidth - 1) / kWidth, &scores_[r * score_stride()], states);
         constexpr int64_t weights_per_score = sizeof(float) / sizeof(Plain<E>);
@@ -143,12 +143,29 @@ void TileWorker<E>::prefetch(const E* piece) const {
     for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)piece + at, 0, 2);
 }
 
+// Of the chunk that is computed after the one that begins at `start`, be it another tile's.
 template <class E>
-void TileWorker<E>::prefetch_keys(int64_t start) const {
-    const int32_t* table = step_.block_tables + tile_.request * step_.block_table_stride;
+void TileWorker<E>::prefetch_keys_after(int64_t start) const {
+    const int64_t next = start + step_.chunk();
+    if (next < tile_.end)
+        prefetch_keys(tile_, next);
+    else if (next_tile_ != nullptr)
+        prefetch_keys(*next_tile_, next_tile_->begin / step_.chunk() * step_.chunk());
+}
+
+template <class E>
+void TileWorker<E>::prefetch_keys(const Tile& tile, int64_t start) const {
+    const Cache<E>& cache = layer_.cache;
+    const int32_t* table = step_.block_tables + tile.request * step_.block_table_stride;
     if (step_.piece() < step_.block_size) return;  // keys of a part of a block do not lie in one piece
-    for (int64_t token = start; token < std::min(tile_.end, start + step_.chunk()); token += step_.block_size)
-        prefetch(layer_.cache.key_block(table[token / step_.block_size], tile_.kv_head));
+    for (int64_t token = start; token < std::min(tile.end, start + step_.chunk()); token += step_.block_size) {
+        const int64_t block = table[token / step_.block_size];
+        prefetch(cache.key_block(block, tile.kv_head));
+        if constexpr (Cache<E>::kHasScales) {
+            __builtin_prefetch(cache.key_scales + cache.first_slot(block, tile.kv_head));
+            __builtin_prefetch(cache.value_scales + cache.first_slot(block, tile.kv_head));
+        }
+    }
 }
 
 template <class E>

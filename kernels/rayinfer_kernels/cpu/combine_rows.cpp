@@ -5,17 +5,16 @@
 #include <algorithm>
 
 #include "lanes.h"
+#include "team.h"
 
 namespace rayinfer {
 namespace {
 
-constexpr int64_t kElementsPerThread = 4096;  // less is not worth waking a thread
-
 template <class T>
 void combine_rows(const T* rows, const int64_t* indices, const float* weights, T* out, int64_t num_tokens,
                   int64_t num_choices, int64_t width, int num_threads) {
-    const int64_t worthwhile = num_tokens * num_choices * width / kElementsPerThread + 1;
-#pragma omp parallel for schedule(static) num_threads((int)std::min<int64_t>(num_threads, worthwhile))
+    const int team = team_for(num_tokens * num_choices * width, kElementsPerThread, num_threads);
+#pragma omp parallel for schedule(static) num_threads(team)
     for (int64_t token = 0; token < num_tokens; ++token)
         for (int64_t i = 0; i < width; i += kWidth) {
             Float sum = splat(0.0f);

@@ -5,16 +5,10 @@
 #include <cmath>
 
 #include "activations.h"
+#include "team.h"
 
 namespace rayinfer {
 namespace {
-
-constexpr int64_t kElementsPerThread = 4096;  // less is not worth waking a thread
-
-int threads_for(int64_t num_elements, int num_threads) {
-    const int64_t wanted = num_elements / kElementsPerThread + 1;
-    return wanted < num_threads ? (int)wanted : num_threads;
-}
 
 // Rows that lie regularly on two levels, as the heads of a strided view do.
 template <class T>
@@ -95,7 +89,7 @@ void rotate_row(const T* x, const T* cos, const T* sin, T* out, int64_t head_dim
 template <class T>
 void rms_norm(Rows<const T> x, T* residual, const T* weight, T* out, int64_t num_rows, int64_t width, float eps,
               bool unit_offset, int num_threads) {
-#pragma omp parallel for schedule(static) num_threads(threads_for(num_rows* width, num_threads))
+#pragma omp parallel for schedule(static) num_threads(team_for(num_rows* width, kElementsPerThread, num_threads))
     for (int64_t row = 0; row < num_rows; ++row)
         rms_norm_row(x[row], residual ? residual + row * width : nullptr, weight, out + row * width, width, eps,
                      unit_offset);
@@ -104,20 +98,20 @@ void rms_norm(Rows<const T> x, T* residual, const T* weight, T* out, int64_t num
 template <class T>
 void layer_norm(const T* x, int64_t stride, const T* weight, const T* bias, T* out, int64_t num_rows, int64_t width,
                 float eps, int num_threads) {
-#pragma omp parallel for schedule(static) num_threads(threads_for(num_rows* width, num_threads))
+#pragma omp parallel for schedule(static) num_threads(team_for(num_rows* width, kElementsPerThread, num_threads))
     for (int64_t row = 0; row < num_rows; ++row)
         layer_norm_row(x + row * stride, weight, bias, out + row * width, width, eps);
 }
 
 template <class T, void (*change_row)(const T*, T*, int64_t)>
 void change_rows(const T* x, int64_t stride, T* out, int64_t num_rows, int64_t width, int num_threads) {
-#pragma omp parallel for schedule(static) num_threads(threads_for(num_rows* width, num_threads))
+#pragma omp parallel for schedule(static) num_threads(team_for(num_rows* width, kElementsPerThread, num_threads))
     for (int64_t row = 0; row < num_rows; ++row) change_row(x + row * stride, out + row * width, width);
 }
 
 template <class T>
 void rotate(Rows<const T> x, const T* cos, const T* sin, T* out, int64_t num_rows, int64_t head_dim, int num_threads) {
-#pragma omp parallel for schedule(static) num_threads(threads_for(num_rows* head_dim, num_threads))
+#pragma omp parallel for schedule(static) num_threads(team_for(num_rows* head_dim, kElementsPerThread, num_threads))
     for (int64_t row = 0; row < num_rows; ++row) {
         const int64_t angle = row / x.inner_count * head_dim;
         rotate_row(x[row], cos + angle, sin + angle, out + row * head_dim, head_dim);

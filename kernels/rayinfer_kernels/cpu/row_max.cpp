@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "lanes.h"
+#include "team.h"
 
 namespace rayinfer {
 namespace {
@@ -49,7 +50,7 @@ void row_max(const T* row, int64_t width, float* value, int64_t* index) {
     extern "C" __attribute__((visibility("default"))) void name(const void* rows, int64_t stride, float* values,  \
                                                                 int64_t* indices, int64_t num_rows, int64_t width, \
                                                                 int num_threads) {                                \
-        const int team = (int)std::min<int64_t>(num_threads, std::max<int64_t>(1, num_rows));                     \
+        const int team = rayinfer::team_for(num_rows, 2, num_threads);                                              \
         _Pragma("omp parallel for schedule(static) num_threads(team)") for (int64_t row = 0; row < num_rows; ++row) \
             rayinfer::row_max((const T*)rows + row * stride, width, values + row, indices + row);       \
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "team.h"
 #include "weight.h"
 
 namespace rayinfer {
@@ -25,7 +26,7 @@ inline void round_into(float x, bfloat16* to) {
 template <class T>
 void take_rows(const Weight& weight, const int64_t* indices, int64_t num_rows, T* out, int num_threads) {
     const int64_t width = weight.in_features, bytes = panel_bytes(weight.format, width);
-    const int team = (int)std::min<int64_t>(num_threads, num_rows / kRowsPerThread + 1);
+    const int team = team_for(num_rows, kRowsPerThread, num_threads);
 #pragma omp parallel for schedule(static) num_threads(team)
     for (int64_t row = 0; row < num_rows; ++row) {
         const int64_t output = indices[row], column = output % kPanelWidth;
