@@ -10,7 +10,8 @@ from rayinfer_kernels.packed_weight import WeightFormat, pack
 from rayinfer_kernels.quantized_weight import pack_quantized, quantize
 
 TOLERANCES = {torch.float32: {"atol": 1e-4, "rtol": 1e-5}, torch.bfloat16: {"atol": 0.02, "rtol": 0.01}}
-SHAPES = [(32, 2), (64, 576), (1, 8), (33, 16), (95, 41), (7, 1), (160, 1641)]
+# The last one is cut into blocks whose even share of the inputs would end within a pair.
+SHAPES = [(32, 2), (64, 576), (1, 8), (33, 16), (95, 41), (7, 1), (160, 1645)]
 # One tile and several, in registers and widened before, in one block of rows and in two.
 NUMBERS_OF_ROWS = [0, 1, 2, 3, 4, 5, 6, 7, 13, 39, 40, 100]
 
@@ -29,7 +30,7 @@ def test_packed_products_equal_plain_ones_on_every_instruction_set(isa_kernels, 
 
 
 @pytest.mark.parametrize("out_features", [1, 33, 192])
-@pytest.mark.parametrize("in_features", [96, 1641])
+@pytest.mark.parametrize("in_features", [96, 1645])
 def test_a_row_is_multiplied_alike_to_the_bit_alone_in_a_batch_and_on_any_number_of_threads(
     isa_kernels, dtype, out_features, in_features
 ):
