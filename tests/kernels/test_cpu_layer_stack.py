@@ -32,6 +32,21 @@ def test_layers_as_one_operation_equal_the_plainest_torch(kernels, dtype, case, 
         torch.testing.assert_close(stack.run(x, step).float(), model.expected(x, step), **tolerances)
 
 
+@pytest.mark.parametrize("windows", [(None, None), (300, None)], ids=str)
+def test_every_layer_shares_long_contexts_between_threads(kernels, dtype, windows):
+    model = RandomStack(StackCase(windows=windows), dtype, dtype)
+    stack, alone = model.packed(kernels), model.packed(kernels)
+    for spans in ([(0, 0, 600), (1, 0, 270)], [(0, 600, 601)], [(0, 601, 602), (1, 270, 272)]):
+        step = make_step(spans)
+        x = torch.randn(len(step.positions), 48).to(dtype)
+        torch.set_num_threads(1)
+        expected = alone.run(x, step)
+        torch.testing.assert_close(expected.float(), model.expected(x, step), **TOLERANCES[dtype])
+        for num_threads in (2, 5):
+            torch.set_num_threads(num_threads)
+            assert torch.equal(stack.run(x, step), expected)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("has_small_cache", [False, True])
 def test_a_token_gets_the_same_bits_alone_in_a_batch_in_any_chunks_and_on_any_number_of_threads(
@@ -64,6 +79,15 @@ def test_a_token_that_is_not_a_number_spoils_no_other_request(kernels, dtype):
     spoilt = model.packed(kernels).run(x, step)
     assert spoilt[2].isnan().all()
     assert torch.equal(spoilt[5:], expected[5:])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_what_the_step_before_left_behind_spoils_nothing(kernels, dtype, case):
+    wide = StackCase(hidden=320, intermediate=800, num_heads=10, head_dim=32, rotary_dim=32)
+    step = make_step(SPANS[0])
+    RandomStack(wide, dtype, dtype).packed(kernels).run(torch.full((108, 320), torch.nan, dtype=dtype), step)
+    model, x = RandomStack(case, dtype, dtype), torch.randn(108, case.hidden).to(dtype)
+    torch.testing.assert_close(model.packed(kernels).run(x, step).float(), model.expected(x, step), **TOLERANCES[dtype])
 
 
 def test_a_step_without_tokens_changes_nothing(kernels, dtype):

@@ -13,7 +13,7 @@ from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
 from rayinfer_kernels.packed_weight import pack
 
-BLOCK_SIZE, MAX_BLOCKS, NUM_REQUESTS = 16, 8, 3
+BLOCK_SIZE, MAX_BLOCKS, NUM_REQUESTS = 16, 40, 3
 CPU = torch.device("cpu")
 
 
@@ -72,7 +72,8 @@ class RandomStack:
         self.case, self.dtype, self.kv_dtype = case, dtype, kv_dtype
         self.layers = [self._random_layer() for _ in case.windows]
         self.last_norm = self._norm(case.hidden)
-        angles = torch.outer(torch.arange(200.0), torch.rand(case.rotary_dim // 2)).repeat(1, 2)
+        positions = torch.arange(float(MAX_BLOCKS * BLOCK_SIZE))
+        angles = torch.outer(positions, torch.rand(case.rotary_dim // 2)).repeat(1, 2)
         self.cos, self.sin = angles.cos().to(dtype), angles.sin().to(dtype)
         self.plain_caches = self._caches(torch.float32 if kv_dtype is not torch.int8 else kv_dtype)
 
