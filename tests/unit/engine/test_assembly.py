@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from rayinfer.config import engine_config
 from rayinfer.engine.assembly import build_engine
 from rayinfer.errors import ConfigError, ModelLoadError
+from rayinfer.optimization.quality_gates import check_quality
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from tiny_models import make_tiny_llama, save_weights
@@ -179,3 +180,13 @@ def test_bits_that_depend_on_nobody_are_promised_only_where_the_kernels_keep_tha
     engine_of(folder, deterministic=True).exit()
     with pytest.raises(ConfigError, match=r"deterministic must not be true with torch.float16 on a cpu"):
         engine_of(folder, deterministic=True, dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("mode", "settings"), [("int8-dynamic", {"quantization": "int8-dynamic"}), ("int8-kv", {"kv_cache_dtype": "int8"})]
+)
+def test_a_mode_that_was_measured_to_lose_too_much_has_to_be_allowed(mode, settings, folder, monkeypatch):
+    monkeypatch.setitem(check_quality.__kwdefaults__, "measured", {"int8-dynamic": 3.1, "int8-kv": 3.1})
+    with pytest.raises(ConfigError, match=f"{mode} makes perplexity 3.1 % worse"):
+        engine_of(folder, **settings)
+    engine_of(folder, **settings, allow_inaccurate_quantization=True).exit()
