@@ -7,6 +7,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from rayinfer.errors import ModelLoadError
 from rayinfer.models.loader import load_decoder
 from rayinfer.optimization.calibration import calibrate
 from rayinfer.optimization.self_samples import sample_sequences
@@ -32,7 +33,12 @@ def _own_text(folder: Path, dtype: torch.dtype, bar: Progress) -> torch.Tensor:
     length = min(MAX_LENGTH, writer.config.max_position_embeddings)
     writer.prepare(dtype, _CPU, length)
     task = bar.add_task("text of the model's own", total=length - 1)
-    return sample_sequences(writer, dtype, NUM_SEQUENCES, length, lambda: bar.advance(task))
+    try:
+        return sample_sequences(writer, dtype, NUM_SEQUENCES, length, lambda: bar.advance(task))
+    except ValueError as error:
+        raise ModelLoadError(
+            f"{folder}: the model cannot write the text that four bits are chosen with: {error}"
+        ) from None
 
 
 def _progress_bar() -> Progress:

@@ -21,7 +21,7 @@ def sample_sequences(
     """Draw token ids [num_sequences, length] at temperature 1 from a decoder that is ready to run.
 
     As in Liu et al. 2023. Sequences begin with the token that begins texts; where the model
-    has none, each begins with any token.
+    has none, each begins with any token. Raises ValueError when the model's scores are no numbers.
     """
     generator = torch.Generator().manual_seed(SEED)
     batches = SequenceBatches(decoder, dtype, num_sequences, length)
@@ -30,6 +30,8 @@ def sample_sequences(
     for position in range(length - 1):
         hidden = decoder.forward(token_ids[:, position].to(torch.int32), batches.step(position, 1))
         probabilities = decoder.logits(hidden).float().softmax(-1)
+        if not probabilities.isfinite().all():
+            raise ValueError(f"its scores behind token {position + 1} are no numbers")
         token_ids[:, position + 1] = torch.multinomial(probabilities, 1, generator=generator)[:, 0]
         on_token()
     return token_ids

@@ -5,6 +5,7 @@ import os
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from encoder_decoder_runs import make_tiny_t5
 from invariance_requests import make_sparse_model
@@ -13,7 +14,7 @@ from rayinfer.optimization.packed_cache import PackedCache
 from rayinfer.optimization.ready_weights import DIGESTS, load_ready_decoder
 from rayinfer.optimization.sequence_batches import SequenceBatches
 from rayinfer.optimization.tensor_file import DATA_FILE
-from tiny_models import make_tiny_llama
+from tiny_models import make_tiny_llama, save_weights
 
 CPU = torch.device("cpu")
 MODES = (None, "int8", "int8-dynamic", "int4")
@@ -137,3 +138,13 @@ def test_a_checkpoint_that_is_gone_is_named(folder, tmp_path):
     (gone / "model.safetensors").unlink()
     with pytest.raises(ModelLoadError, match=r"model\.safetensors is missing"):
         load(gone, tmp_path / "packed")
+
+
+def test_a_model_whose_scores_are_no_numbers_gets_no_four_bits(tmp_path):
+    folder = make_tiny_llama(tmp_path / "llama", max_position_embeddings=LENGTH)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.0.mlp.up_proj.weight"][3, 5] = float("nan")
+    save_weights(folder, weights)
+    with pytest.raises(ModelLoadError, match=r"llama: the model cannot write .* no numbers"):
+        load(folder, tmp_path / "packed", "int4")
+    assert not entries(tmp_path / "packed")
