@@ -118,6 +118,24 @@ def test_activations_of_extreme_values_equal_the_reference(kernels, dtype, activ
     torch.testing.assert_close(actual, expected, equal_nan=True, atol=1e-30, rtol=0.008)
 
 
+def test_every_instruction_set_equals_the_reference(isa_kernels, dtype):
+    x, weight = strided(7, 74, dtype), torch.randn(74).to(dtype)
+    cos, sin = (torch.randn(7, 74).to(dtype) for _ in range(2))
+    for name, *arguments in (("rms_norm", weight, 1e-5), ("layer_norm", weight, weight, 1e-5)):
+        actual, expected = (getattr(each, name)(x, *arguments) for each in (isa_kernels, reference))
+        tolerances = TOLERANCES[dtype] | {"atol": 2e-6 if dtype == torch.float32 else 1e-2}
+        torch.testing.assert_close(actual, expected, **tolerances)
+    for name in (*GATES, *ACTIVATIONS):
+        actual, expected = getattr(isa_kernels, name)(x), getattr(reference, name)(x.double()).to(dtype)
+        torch.testing.assert_close(actual, expected, **TOLERANCES[dtype])
+    heads = x[:, None]
+    expected = reference.rotary_embedding(heads, cos, sin)
+    torch.testing.assert_close(isa_kernels.rotary_embedding(heads, cos, sin), expected, atol=2e-6, rtol=2e-6)
+    best = isa_kernels.row_max(x)
+    assert torch.equal(best.values, x.amax(-1).float())
+    assert torch.equal(x.gather(1, best.indices[:, None])[:, 0], x.amax(-1))
+
+
 def test_results_do_not_depend_on_the_number_of_threads(kernels, dtype):
     x, weight = torch.randn(500, 576).to(dtype), torch.randn(576).to(dtype)
     cos, sin = (torch.randn(500, 64).to(dtype) for _ in range(2))

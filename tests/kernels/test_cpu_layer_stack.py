@@ -23,6 +23,16 @@ SPANS = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("has_small_cache", [False, True])
 def test_layers_as_one_operation_equal_the_plainest_torch(kernels, dtype, case, has_small_cache):
+    check_equal(kernels, case, dtype, has_small_cache)
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[2]], ids=str)
+@pytest.mark.parametrize("has_small_cache", [False, True])
+def test_every_instruction_set_computes_the_same_layers(isa_kernels, dtype, case, has_small_cache):
+    check_equal(isa_kernels, case, dtype, has_small_cache)
+
+
+def check_equal(kernels, case, dtype, has_small_cache):
     model = RandomStack(case, dtype, torch.int8 if has_small_cache else dtype)
     stack = model.packed(kernels)
     tolerances = {"atol": 0.02, "rtol": 0.02} if has_small_cache and dtype == torch.float32 else TOLERANCES[dtype]
