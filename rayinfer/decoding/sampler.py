@@ -141,6 +141,10 @@ class Sampler:
                 f"({len(rows)}, {self._vocab_size}), got {tuple(logits.shape)}",
                 "logits",
             )
+        if not self._has_forced_end and self._table.are_plain(rows):
+            best = ops.row_max(logits)
+            is_invalid = _is_invalid(best.values)
+            return Sampled(best.indices.masked_fill_(is_invalid, 0), is_invalid, _NO_LINES, None)
         settings = self._table.at(rows)
         penalised = np.flatnonzero(settings["is_penalised"])
         slots = settings["penalty_slot"][penalised]
@@ -149,7 +153,7 @@ class Sampler:
 
         scores = self._adjusted(logits, settings, rows, positions)
         best = ops.row_max(scores)
-        is_invalid = best.values.isfinite().logical_not_()
+        is_invalid = _is_invalid(best.values)
         token_ids = best.indices
         drawn = np.flatnonzero(~settings["is_greedy"])
         if drawn.size:
@@ -241,6 +245,10 @@ class Sampler:
 
     def _on_device(self, array: npt.NDArray[np.generic]) -> Tensor:
         return copy_to_device(array, self._device)
+
+
+def _is_invalid(values: Tensor) -> Tensor:
+    return (values - values).ne(0.0)  # what is not finite; isfinite would be four operations
 
 
 def _as_array(token_ids: TokenIds) -> npt.NDArray[np.int64]:

@@ -41,6 +41,7 @@ class SamplingTable:
     def __init__(self, max_num_rows: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._rows: RowSettings = np.zeros(max_num_rows, dtype=ROW)
+        self._is_plain = np.zeros(max_num_rows, np.bool_)  # greedy and nothing else: what most steps ask first
 
     def fill(
         self,
@@ -73,10 +74,13 @@ class SamplingTable:
         settings["last_position"] = _NO_LAST_POSITION if last_position is None else last_position
         settings["num_scored"] = 0 if params.logprobs is None else 1 + params.logprobs
         settings["is_entered"] = True
+        plain = not (params.has_penalties or params.has_token_rules or min_end_position or params.logprobs is not None)
+        self._is_plain[row] = plain and settings["is_greedy"]
 
     def clear(self, row: int) -> None:
         """Forget the request in `row`."""
         self._rows[row] = np.zeros((), dtype=ROW)
+        self._is_plain[row] = False
 
     def penalty_slot(self, row: int) -> int | None:
         """The slot of the history kept for `row`, if there is one."""
@@ -91,6 +95,10 @@ class SamplingTable:
         if not settings["is_entered"].all():
             raise InvalidParameter(f"rows {rows[~settings['is_entered']].tolist()} hold no request", "rows")
         return settings
+
+    def are_plain(self, rows: npt.NDArray[np.integer]) -> bool:
+        """Whether all rows are in use and greedy, and nothing else is asked of them."""
+        return bool(len(rows) and rows.min() >= 0 and rows.max() < len(self._is_plain) and self._is_plain[rows].all())
 
     def check(self, row: int) -> None:
         """Raise InvalidParameter if there is no such row."""

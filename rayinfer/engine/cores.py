@@ -7,6 +7,7 @@ lowest priority, pinned threads were measured to be several times as fast.
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -29,19 +30,20 @@ def fill_machine(num_threads: int, num_engines: int = 1) -> bool:
     Where cores are left, the system moves threads to them. Pinning would do harm there: who else runs on the machine,
     in another container perhaps, might be pinned to the same cores.
     """
-    return 1 < num_threads and num_threads * num_engines >= len(usable_cores())
+    return num_threads > 1 and num_threads * num_engines >= len(usable_cores())
 
 
 class Cores:
     """Cores for the threads of one engine, a core for each; nothing where there are not enough.
 
-    An engine that uses only some of the machine's holds a lock on each of its own, in files of a folder that all of them
-    know, so that no two engines choose the same. The system gives them back when a process dies.
+    An engine that uses only some of the machine's holds a lock on each of its own, in files of a folder that all of
+    them know, so that no two engines choose the same. The system gives them back when a process dies.
     """
 
     def __init__(self, num_threads: int, folder: Path) -> None:
         usable = usable_cores()
         self._locks: list[filelock.FileLock] = []
+        self._pinned_team: int | None = None  # by the thread that it belongs to
         self._cores: Sequence[int] = ()
         if not CAN_PIN:
             return
@@ -58,10 +60,13 @@ class Cores:
     def hold(self) -> Iterator[None]:
         """Pin the team of the calling thread, and itself until it leaves: what it starts later shall run anywhere."""
         if len(self._cores) != torch.get_num_threads():  # none, or somebody has changed the team
+            self._pinned_team = None
             yield
             return
         before = os.sched_getaffinity(0)
-        rayinfer_kernels.pin_team(self._cores)
+        if self._pinned_team != threading.get_ident():
+            rayinfer_kernels.pin_team(self._cores)
+            self._pinned_team = threading.get_ident()
         os.sched_setaffinity(0, {self._cores[0]})
         try:
             yield

@@ -65,8 +65,9 @@ class ModelRunner:
         sampling = np.flatnonzero(plan.samples)
         if not len(sampling):
             return SampledTokens(np.empty(0, np.int64), np.empty(0, np.bool_), None, prompt_logprobs)
-        last_tokens = plan.query_starts[1:][sampling] - 1
-        logits = decoder.logits(hidden[self._tensor(last_tokens)])
+        if len(sampling) < len(plan.token_ids):  # else each row has one token, and all are sampled
+            hidden = hidden[self._tensor(plan.query_starts[1:][sampling] - 1)]
+        logits = decoder.logits(hidden)
         rows, positions = plan.rows[sampling], plan.context_lengths[sampling].astype(np.int64)
         sampled = self._sampler.sample(logits, rows, positions)
         return SampledTokens(
@@ -77,7 +78,8 @@ class ModelRunner:
         )
 
     def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device, non_blocking=True)
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
 
 
 def _logprobs(sampled: Sampled, rows: Int64Array, positions: Int64Array) -> ScoredTokens | None:

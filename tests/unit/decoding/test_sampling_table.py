@@ -59,3 +59,41 @@ def test_no_log_probabilities_are_told_apart_from_those_of_the_chosen_token_alon
 def test_seeds_are_kept_as_their_64_bits(table, seed, bits):
     fill(table, 0, seed=seed)
     assert table.at(np.array([0]))["seed"] == [bits]
+
+
+def test_greedy_rows_that_ask_for_nothing_else_are_plain(table):
+    fill(table, 0, SamplingParams(temperature=0.0))
+    fill(table, 1, SamplingParams(temperature=0.0))
+    assert table.are_plain(np.array([1, 0]))
+    table.clear(1)
+    assert not table.are_plain(np.array([1, 0]))
+    assert table.are_plain(np.array([0]))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.5},
+        {"presence_penalty": 0.1},
+        {"logit_bias": {3: 1.0}},
+        {"bad_words": ["no"]},
+        {"logprobs": 0},
+    ],
+    ids=str,
+)
+def test_rows_that_ask_for_anything_are_not_plain(table, settings):
+    fill(table, 0, SamplingParams(temperature=0.0))
+    fill(table, 1, SamplingParams(**({"temperature": 0.0} | settings)))
+    assert not table.are_plain(np.array([0, 1]))
+
+
+def test_rows_before_which_no_end_may_stand_are_not_plain(table):
+    table.fill(0, SamplingParams(temperature=0.0), seed=0, choice=0, min_end_position=5, penalty_slot=None)
+    assert not table.are_plain(np.array([0]))
+
+
+@pytest.mark.parametrize("rows", [[], [-1], [0, 4]], ids=str)
+def test_rows_that_are_none_are_not_plain(table, rows):
+    for row in range(4):
+        fill(table, row, SamplingParams(temperature=0.0))
+    assert not table.are_plain(np.array(rows, dtype=np.int64))
