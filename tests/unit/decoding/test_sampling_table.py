@@ -76,7 +76,7 @@ def test_greedy_rows_that_ask_for_nothing_else_are_plain(table):
         {"temperature": 0.5},
         {"presence_penalty": 0.1},
         {"logit_bias": {3: 1.0}},
-        {"bad_words": ["no"]},
+        {"bad_token_sequences": [[4, 5]]},
         {"logprobs": 0},
     ],
     ids=str,
