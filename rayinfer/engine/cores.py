@@ -1,8 +1,8 @@
 """The cores that an engine's threads keep to.
 
 Threads of a step meet hundreds of times. Where another program keeps one core busy, the system may leave two of them on
-another, and whoever waits there spins through the time slice that the other needs: beside one busy process of the
-lowest priority, pinned threads were measured to be several times as fast.
+another, and whoever waits there spins through the time slice that the other needs: beside one busy process of their own
+priority, two pinned threads were measured to be 1.7 times as fast as two free ones.
 """
 
 import contextlib
