@@ -43,7 +43,7 @@ class Cores:
     def __init__(self, num_threads: int, folder: Path) -> None:
         usable = usable_cores()
         self._locks: list[filelock.FileLock] = []
-        self._pinned_team: int | None = None  # by the thread that it belongs to
+        self._thread = threading.local()  # whether its team is pinned; a thread that takes an ended one's number is new
         self._cores: Sequence[int] = ()
         if not CAN_PIN:
             return
@@ -60,13 +60,13 @@ class Cores:
     def hold(self) -> Iterator[None]:
         """Pin the team of the calling thread, and itself until it leaves: what it starts later shall run anywhere."""
         if len(self._cores) != torch.get_num_threads():  # none, or somebody has changed the team
-            self._pinned_team = None
+            self._thread.has_pinned_team = False
             yield
             return
         before = os.sched_getaffinity(0)
-        if self._pinned_team != threading.get_ident():
+        if not getattr(self._thread, "has_pinned_team", False):
             rayinfer_kernels.pin_team(self._cores)
-            self._pinned_team = threading.get_ident()
+            self._thread.has_pinned_team = True
         os.sched_setaffinity(0, {self._cores[0]})
         try:
             yield

@@ -5,7 +5,7 @@
 
 namespace rayinfer {
 
-// Elements or rows beyond which other threads are worth waking.
+// Elements beyond which other threads are worth waking.
 constexpr int64_t kElementsPerThread = 4096;
 
 // All of them, or the caller alone: a team of another size would cost its threads' end and new ones' start.

@@ -120,3 +120,15 @@ def test_a_team_of_another_size_is_left_alone(tmp_path: Path):
             return os.sched_getaffinity(0)
 
     assert in_a_thread(work) == set(usable_cores())
+
+
+@pytest.mark.usefixtures("one_thread_per_core", "compiled_kernels")
+def test_each_thread_that_comes_later_has_its_team_pinned_too(tmp_path: Path):
+    cores = Cores(NUM_CORES, tmp_path)
+
+    def work() -> list[set[int]]:
+        with cores.hold():
+            return affinities_of_the_team(NUM_CORES)
+
+    pinned = [{core} for core in usable_cores()]
+    assert [in_a_thread(work) for _ in range(3)] == [pinned] * 3
