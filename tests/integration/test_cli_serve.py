@@ -1,4 +1,5 @@
 import json
+import os
 import shlex
 import signal
 import socket
@@ -73,6 +74,18 @@ def test_a_service_answers_is_listed_and_leaves_nothing_behind(model, cache, num
         assert_all_gone(processes, started)
         assert not is_listening(service.url)
         assert list((cache / "services").glob("*.json")) == []
+
+
+def test_an_end_that_takes_long_is_an_end_all_the_same(model, cache):
+    with serving(model, *ENGINE, cache=cache) as service:
+        service.wait_for_line("ready: ")
+        processes = service.processes()
+        (table,) = (process for process in processes if "gcs_server" in process.title.partition(" ")[0])
+        os.kill(table.pid, signal.SIGSTOP)  # Ray's own shutdown waits for it
+        started = time.monotonic()
+        assert service.stop(signal.SIGTERM) == 0
+        assert time.monotonic() - started > 3, "it was to take longer than Ray gives a process that is told to end"
+        assert_all_gone(processes, started)
 
 
 def test_ctrl_c_while_it_starts_leaves_nothing_behind_either(model, cache):

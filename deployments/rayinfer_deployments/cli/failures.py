@@ -36,16 +36,18 @@ def in_one_line(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def leave_at_once(command: Callable[..., None]) -> Callable[..., None]:
-    """End the process when the command has failed: threads that still sit in native code would hold it up, or abort."""
+    """End the process with the command: threads that still sit in native code would hold it up, or abort."""
 
     @functools.wraps(command)
     def leaving(*arguments: Any, **options: Any) -> None:
+        exit_code = 0
         try:
             command(*arguments, **options)
         except typer.Exit as leave:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(leave.exit_code)
+            exit_code = leave.exit_code
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
 
     return leaving
 

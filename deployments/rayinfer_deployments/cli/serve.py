@@ -206,6 +206,7 @@ def interrupt_on_signals() -> None:
     """Let SIGTERM and a closed terminal end the command like Ctrl-C does, even where a shell has SIGINT ignored."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.alarm(0)  # Ray's handler, put before ours, would abort a process that takes three seconds to end
         raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM):
