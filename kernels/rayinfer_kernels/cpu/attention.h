@@ -81,10 +81,9 @@ class TileWorker {
     void attend_to_part(int64_t begin, int64_t end, RowStates states);
     void add_chunk(int64_t start, int64_t first_piece, int64_t num_tokens, RowStates states);
     void find_pieces(int64_t start, int64_t first_piece, int64_t num_pieces);
-    void prefetch(const E* piece) const;
-    void prefetch_keys_after(int64_t start) const;
-    void prefetch_keys(const Tile& tile, int64_t start) const;
-    void score_rows(int64_t row, int64_t num_rows, int64_t first_piece, int64_t num_pieces);
+    void find_next_keys(int64_t start);
+    void fetch_next_keys(int64_t first) const;
+    void score_rows(int64_t row, int64_t num_rows, int64_t first_piece, int64_t num_pieces, bool fetches_values);
     void change_scores(int64_t row, int64_t start, int64_t num_vectors, float* scores) const;
     float weigh_row(int64_t row, int64_t start, int64_t num_vectors, float* scores, RowStates states);
 
@@ -97,6 +96,7 @@ class TileWorker {
     std::vector<Plain<E>> query_;
     std::vector<float> scores_, whole_, part_, key_scales_, value_scales_;
     std::vector<const E*> key_pieces_, value_pieces_;
+    std::vector<const E*> next_key_pieces_;  // of the chunk that comes next
 };
 
 extern template class TileWorker<float>;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "fetch_ahead.h"
 #include "register_sums.h"
 #include "row_tiles.h"
 
@@ -17,8 +18,16 @@ __attribute__((noinline)) void score_block(const ScoreTask<E>& task) {
     for (int v = 0; v < Vectors; ++v) keys[v] = task.keys[v];
     const int64_t step = task.block_size * n, stride = task.query_stride;
     const Plain<E>* query = task.query;
-    for (int64_t at = 0, d = 0; d < task.padded_dim; d += n, at += step)
+    constexpr int64_t bytes = Vectors * W * n * (int64_t)sizeof(E), lines = std::max<int64_t>(1, bytes / kLine);
+    const bool fetches = task.ahead[0] != nullptr;
+    int64_t line = 0;
+    for (int64_t at = 0, d = 0; d < task.padded_dim; d += n, at += step) {
         sums.add([&](int v) RAYINFER_LAMBDA { return keys[v] + at; }, query + d, stride);
+        if (!fetches) continue;
+#pragma GCC unroll 4
+        for (int64_t i = 0; i < lines; ++i, ++line)
+            fetch<kLine>((const char*)task.ahead[line % Vectors] + line / Vectors * kLine);
+    }
 #pragma GCC unroll 8
     for (int v = 0; v < Vectors; ++v) {
         Float factors = Float{} + task.factor;
@@ -46,12 +55,19 @@ __attribute__((noinline)) void add_value_block(const ValueTask<E>& task, int64_t
     const Plain<E>* weights = task.weights;
     const E* const* pieces = task.pieces;
     int64_t token = 0;
-    const E* values = nullptr;
+    const E *values = nullptr, *ahead = nullptr;
+    const E* const* ahead_pieces = task.ahead;
     auto columns = [&](int v) RAYINFER_LAMBDA { return values + v * kSimd * n; };
     while (token < num_tokens) {
         values = *pieces++ + channel * n;
+        if (ahead_pieces) ahead = *ahead_pieces++ + channel * n;
         const int64_t end = std::min(num_tokens, token + task.piece_size);
-        for (; token < end; token += n, values += step) sums.add(columns, weights + token, stride);
+        for (; token < end; token += n, values += step) {
+            sums.add(columns, weights + token, stride);
+            if (!ahead_pieces) continue;
+            fetch<Vectors * kSimd * n * sizeof(E)>(ahead);
+            ahead += step;
+        }
     }
     if (token < task.num_tokens) {
         if (token % task.piece_size == 0) values = *pieces + channel * n;

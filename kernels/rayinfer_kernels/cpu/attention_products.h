@@ -14,7 +14,8 @@ template <class E>
 struct ScoreTask {
     const Plain<E>* query;
     int64_t query_stride, padded_dim;
-    const E* keys[kTileVectors];  // where the tokens of each vector begin
+    const E* keys[kTileVectors];   // where the tokens of each vector begin
+    const E* ahead[kTileVectors];  // what to fetch meanwhile, for each vector as much as it reads; null: nothing
     int64_t block_size;
     const float* scales;  // of the first vector's tokens; null where E has none
     float factor;
@@ -32,6 +33,7 @@ struct ValueTask {
     const Plain<E>* weights;
     int64_t weight_stride;
     const E* const* pieces;  // of `piece_size` tokens each
+    const E* const* ahead;   // what to fetch meanwhile, a piece for each of those; null: nothing
     int64_t piece_size, num_tokens, padded_dim;
     const float* decay;
     float* sums;

@@ -1,5 +1,7 @@
 #include "attention.h"
 
+#include "fetch_ahead.h"
+
 namespace rayinfer {
 namespace {
 
@@ -104,17 +106,22 @@ void TileWorker<E>::add_chunk(int64_t start, int64_t first_piece, int64_t num_to
     const int64_t piece = step_.piece(), num_pieces = (num_tokens + piece - 1) / piece, skipped = first_piece * piece;
     const int64_t num_groups = (num_rows_ + kTileRows - 1) / kTileRows;
     find_pieces(start, first_piece, num_pieces);
-    for (int64_t i = first_piece; i < num_pieces; ++i) prefetch(value_pieces_[i]);
+    find_next_keys(start);
+    // Blocks lie scattered, and each is too short for the processor to guess what comes next. While the first rows' scores
+    // are computed, their values are fetched; while those are added, the next keys.
+    const int64_t num_here = num_pieces - first_piece;
+    const bool fetches_keys = (int64_t)next_key_pieces_.size() >= num_here;
     for (int64_t group = 0; group < num_groups; ++group) {
         const int64_t first = num_rows_ * group / num_groups, count = num_rows_ * (group + 1) / num_groups - first;
         float decay[kTileRows];
-        score_rows(first, count, first_piece, num_pieces);
-        if (group == 0) prefetch_keys_after(start);
+        score_rows(first, count, first_piece, num_pieces, group == 0);
+        if (group == 0) fetch_next_keys(fetches_keys ? num_here : 0);
         for (int64_t r = 0; r < count; ++r)
             decay[r] = weigh_row(first + r, start, (num_tokens + kWidth - 1) / kWidth, &scores_[r * score_stride()], states);
         constexpr int64_t weights_per_score = sizeof(float) / sizeof(Plain<E>);
         add_values<E>(count, {(const Plain<E>*)scores_.data() + skipped, score_stride() * weights_per_score,
-                              &value_pieces_[first_piece], piece, num_tokens - skipped, step_.padded_dim(), decay,
+                              &value_pieces_[first_piece],
+                              group == 0 && fetches_keys ? next_key_pieces_.data() : nullptr, piece, num_tokens - skipped, step_.padded_dim(), decay,
                               states.sums(first), states.stride()});
     }
 }
@@ -136,40 +143,40 @@ void TileWorker<E>::find_pieces(int64_t start, int64_t first_piece, int64_t num_
     }
 }
 
-// Blocks lie scattered, and each is too short for the processor to guess what comes next.
+// The keys of the chunk that is computed after the one that begins at `start`, be it another tile's.
 template <class E>
-void TileWorker<E>::prefetch(const E* piece) const {
-    const int64_t bytes = step_.piece() * step_.padded_dim() * (int64_t)sizeof(E);
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const char*)piece + at, 0, 2);
-}
-
-// Of the chunk that is computed after the one that begins at `start`, be it another tile's.
-template <class E>
-void TileWorker<E>::prefetch_keys_after(int64_t start) const {
-    const int64_t next = start + step_.chunk();
-    if (next < tile_.end)
-        prefetch_keys(tile_, next);
-    else if (next_tile_ != nullptr)
-        prefetch_keys(*next_tile_, next_tile_->begin / step_.chunk() * step_.chunk());
-}
-
-template <class E>
-void TileWorker<E>::prefetch_keys(const Tile& tile, int64_t start) const {
-    const Cache<E>& cache = layer_.cache;
-    const int32_t* table = step_.block_tables + tile.request * step_.block_table_stride;
+void TileWorker<E>::find_next_keys(int64_t start) {
+    next_key_pieces_.clear();
     if (step_.piece() < step_.block_size) return;  // keys of a part of a block do not lie in one piece
-    for (int64_t token = start; token < std::min(tile.end, start + step_.chunk()); token += step_.block_size) {
+    int64_t begin = start + step_.chunk();
+    const Tile* tile = &tile_;
+    if (begin >= tile_.end) {
+        if (next_tile_ == nullptr) return;
+        tile = next_tile_;
+        begin = tile->begin / step_.chunk() * step_.chunk();
+    }
+    const Cache<E>& cache = layer_.cache;
+    const int32_t* table = step_.block_tables + tile->request * step_.block_table_stride;
+    for (int64_t token = begin; token < std::min(tile->end, begin + step_.chunk()); token += step_.block_size) {
         const int64_t block = table[token / step_.block_size];
-        prefetch(cache.key_block(block, tile.kv_head));
+        next_key_pieces_.push_back(cache.key_block(block, tile->kv_head));
         if constexpr (Cache<E>::kHasScales) {
-            __builtin_prefetch(cache.key_scales + cache.first_slot(block, tile.kv_head));
-            __builtin_prefetch(cache.value_scales + cache.first_slot(block, tile.kv_head));
+            __builtin_prefetch(cache.key_scales + cache.first_slot(block, tile->kv_head));
+            __builtin_prefetch(cache.value_scales + cache.first_slot(block, tile->kv_head));
         }
     }
 }
 
+// From one of them on.
 template <class E>
-void TileWorker<E>::score_rows(int64_t row, int64_t num_rows, int64_t first_piece, int64_t num_pieces) {
+void TileWorker<E>::fetch_next_keys(int64_t first) const {
+    const int64_t bytes = step_.piece() * step_.padded_dim() * (int64_t)sizeof(E);
+    for (int64_t i = first; i < (int64_t)next_key_pieces_.size(); ++i)
+        for (int64_t at = 0; at < bytes; at += kLine) fetch<kLine>((const char*)next_key_pieces_[i] + at);
+}
+
+template <class E>
+void TileWorker<E>::score_rows(int64_t row, int64_t num_rows, int64_t first_piece, int64_t num_pieces, bool fetches_values) {
     const int64_t piece = step_.piece(), width = piece % kSimd ? 8 : kSimd, per_piece = piece / width;
     const bool is_changed = layer_.softcap != 0.0f || layer_.position_bias != nullptr;
     ScoreTask<E> task;
@@ -180,8 +187,11 @@ void TileWorker<E>::score_rows(int64_t row, int64_t num_rows, int64_t first_piec
     task.score_stride = score_stride();
     for (int64_t at = first_piece * per_piece, end = num_pieces * per_piece; at < end;) {
         const int64_t count = end - at >= kTileVectors ? kTileVectors : end - at >= 2 ? 2 : 1;
-        for (int64_t v = 0; v < count; ++v)
-            task.keys[v] = key_pieces_[(at + v) / per_piece] + (at + v) % per_piece * width * kNeighbours<E>;
+        for (int64_t v = 0; v < count; ++v) {
+            const int64_t index = (at + v) / per_piece, offset = (at + v) % per_piece * width;
+            task.keys[v] = key_pieces_[index] + offset * kNeighbours<E>;
+            task.ahead[v] = fetches_values ? value_pieces_[index] + offset * step_.padded_dim() : nullptr;
+        }
         task.scales = Cache<E>::kHasScales ? &key_scales_[at * width] : nullptr;
         task.scores = &scores_[at * width];
         score_tokens(num_rows, count, width, task);

@@ -28,8 +28,6 @@ constexpr int kByteLanes = 4;
 // 6 x 4 of 32 registers hold sums, 6 x 2 of 16; without an instruction for four products factors take more of them.
 constexpr int64_t kByteTileRows = RAYINFER_HAS_BYTE_DOTS ? 6 : 4;
 
-constexpr int64_t kLine = 64;  // bytes of a cache line
-
 typedef int32_t ByteSums __attribute__((vector_size(kByteLanes * 4)));
 typedef uint32_t Quads __attribute__((vector_size(kByteLanes * 4)));
 typedef float SumFloats __attribute__((vector_size(kByteLanes * 4)));

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "fetch_ahead.h"
 #include "panel_products.h"
 #include "register_sums.h"
 #include "row_buffer.h"
@@ -15,8 +16,8 @@ namespace {
 
 constexpr int64_t kBlockInputs = 768;  // two panels of float32 and the rows leave room in a cache of 1 MB
 constexpr int64_t kRowsToWiden = 40;  // so many read pairs widened before; fewer widen them in registers
-constexpr int64_t kLine = 64;          // bytes of a cache line
 constexpr int kVectorsPerPanel = kPanelWidth / kSimd;
+constexpr int kVectorsPerLine = kLine / (4 * kSimd);
 
 template <class E>
 constexpr int64_t kPerWord = 4 / sizeof(E);
@@ -50,7 +51,8 @@ struct TileTask {
     int64_t start_stride;
     float* sums;
     int64_t sum_stride;
-    Ahead ahead;
+    bool is_alone;        // no other tile reads the same columns
+    Ahead ahead;          // what else is read next, if it is not
 };
 
 template <class E, int Rows, int Vectors>
@@ -67,10 +69,15 @@ __attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
     const E *columns = task.columns[0], *others = task.columns[1];
     const char* ahead = task.ahead.at;
     const int64_t row_stride = task.row_stride, ahead_step = task.ahead.step;
+    const bool is_alone = task.is_alone;
+    auto vector = [&](int v) RAYINFER_LAMBDA {
+        return (v < kVectorsPerPanel ? columns : others) + v % kVectorsPerPanel * kSimd * n;
+    };
     auto add_one = [&]() RAYINFER_LAMBDA {
-        sums.add([&](int v) RAYINFER_LAMBDA {
-            return (v < kVectorsPerPanel ? columns : others) + v % kVectorsPerPanel * kSimd * n;
-        }, rows, row_stride);
+        sums.add(vector, rows, row_stride);
+        if (is_alone)
+#pragma GCC unroll 8
+            for (int v = 0; v < Vectors; v += kVectorsPerLine) fetch<kLine>((const char*)vector(v) + kStreamAhead);
         rows += n;
         columns += kPanelWidth * n;
         others += kPanelWidth * n;
@@ -79,7 +86,7 @@ __attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
     for (int64_t w = 0; w < num_words / kWordsPerRound<E>; ++w) {
 #pragma GCC unroll 4
         for (int64_t i = 0; i < kWordsPerRound<E>; ++i) add_one();
-        __builtin_prefetch(ahead, 0, 2);
+        if (!is_alone) fetch<kLine>(ahead);
         ahead += ahead_step;
     }
     for (int64_t w = 0; w < num_words % kWordsPerRound<E>; ++w) add_one();
@@ -128,7 +135,9 @@ template <class E>
 void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool continues, float* sums, Lookahead& lookahead) {
     const int64_t width = panels.count * kPanelWidth;
     const RowTiles tiles(rows.num_rows, kMostRows<E>);
-    const bool is_wide = kSimd < 16 ? rows.num_rows <= 2 : panels.count == 2;
+    const bool is_alone = tiles.count == 1;
+    // Two panels at a time share what is loaded of the rows; one at a time is read faster.
+    const bool is_wide = kSimd < 16 ? rows.num_rows <= 2 : panels.count == 2 && !is_alone;
     const int64_t step = (is_wide ? 4 : 2) * kSimd;
     const int64_t num_rounds = num_inputs / kPerWord<E> / kWordsPerRound<E>;
     lookahead.spread(num_rounds * tiles.count * (width / step));
@@ -144,6 +153,7 @@ void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool con
                                       continues ? width : 0,
                                       sums + row * width + column,
                                       width,
+                                      is_alone,
                                       lookahead.take(num_rounds)};
             if (is_wide)
                 with_rows<kMostWideRows<E>>(end - row, [&](auto count) { multiply_tile<E, count, 4>(task); });

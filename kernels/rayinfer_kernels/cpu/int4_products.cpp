@@ -4,6 +4,7 @@
 // of groups round, and they are done in the order of groups.
 
 #include "byte_sums.h"
+#include "fetch_ahead.h"
 #include "panel_products.h"
 #include "row_tiles.h"
 
@@ -39,7 +40,8 @@ struct TileTask {
     int64_t output;  // the first of the tile's, in the panel
     float* out;
     int64_t out_stride;
-    const char* ahead;  // what to fetch, some lines for each group
+    bool is_alone;      // no other tile reads the same blocks
+    const char* ahead;  // what to fetch if it is not, some lines for each group
     int64_t ahead_step;
 };
 
@@ -89,8 +91,10 @@ __attribute__((noinline)) void multiply_tile(const TileTask& task) {
         }
         numbers += kGroupSize;
         offsets += sizeof(int32_t);
-#pragma GCC unroll 8
-        for (int line = 0; line < kLinesPerGroup; ++line) __builtin_prefetch(ahead + line * kLine, 0, 2);
+        if (task.is_alone)
+            fetch<sizeof(Block)>((const char*)block + 2 * kStreamAhead);  // at this distance it measured fastest
+        else
+            fetch<kLinesPerGroup * kLine>(ahead);
         ahead += task.ahead_step;
     }
 #pragma GCC unroll 8
@@ -124,6 +128,7 @@ void int4_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, in
                                        output,
                                        sums + row * width + p * kPanelWidth + output,
                                        width,
+                                       tiles.count == 1 && kStep == kPanelWidth,
                                        ahead,
                                        ahead < ahead_end ? kLinesPerGroup * kLine : 0};
                 with_rows<kMostRows>(end - row, [&](auto count) { multiply_tile<count>(task); });

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "byte_sums.h"
+#include "fetch_ahead.h"
 #include "panel_products.h"
 #include "row_tiles.h"
 
@@ -17,6 +18,7 @@ namespace {
 
 constexpr int64_t kMostWideRows = kByteLanes < 16 ? 2 : kByteTileRows;
 constexpr int kVectorsPerPanel = kPanelWidth / kByteLanes;
+constexpr int kVectorsPerLine = kLine / (4 * kByteLanes);
 constexpr int64_t kQuadBytes = kPanelWidth * 4;
 constexpr int64_t kBlockQuads = 512;  // of two panels, 128 kB: room for the next ones and for rows in a cache of 1 MB
 
@@ -30,7 +32,8 @@ struct TileTask {
     const float* scales;
     float* sums;
     int64_t sum_stride;
-    const char* ahead;  // what to fetch, a line in each round
+    bool is_alone;      // no other tile reads the same columns
+    const char* ahead;  // what to fetch if it is not, a line in each round
     int64_t ahead_step;
 };
 
@@ -48,22 +51,30 @@ __attribute__((noinline)) void multiply_tile(const TileTask& task) {
     const int8_t *columns = task.columns[0], *others = task.columns[1];
     const char* ahead = task.ahead;
     const int64_t row_bytes = task.row_bytes, ahead_step = task.ahead_step;
+    const bool is_alone = task.is_alone;
+    auto vector = [&](int v) __attribute__((always_inline)) {
+        return (v < kVectorsPerPanel ? columns : others) + v % kVectorsPerPanel * kByteLanes * 4;
+    };
     for (const uint8_t* end = rows + task.num_quads * 4; rows < end; rows += 4) {
         decltype(prepared_columns<sign>(Quads{})) prepared[Vectors];
 #pragma GCC unroll 8
         for (int v = 0; v < Vectors; ++v)
-            prepared[v] = prepared_columns<sign>(
-                load_raw<Quads>((v < kVectorsPerPanel ? columns : others) + v % kVectorsPerPanel * kByteLanes * 4));
+            prepared[v] = prepared_columns<sign>(load_raw<Quads>(vector(v)));
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) {
             const auto row = prepared_row<sign>(load_raw<uint32_t>(rows + r * row_bytes));
 #pragma GCC unroll 8
             for (int v = 0; v < Vectors; ++v) add_products<sign>(sums[r][v], prepared[v], row);
         }
+        if (is_alone) {
+#pragma GCC unroll 8
+            for (int v = 0; v < Vectors; v += kVectorsPerLine) fetch<kLine>(vector(v) + kStreamAhead);
+        } else {
+            fetch<kLine>(ahead);
+            ahead += ahead_step;
+        }
         columns += kQuadBytes;
         others += kQuadBytes;
-        __builtin_prefetch(ahead, 0, 2);
-        ahead += ahead_step;
     }
     if (!task.is_last) {
 #pragma GCC unroll 8
@@ -94,7 +105,7 @@ void int8_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, in
     const int8_t* panels = (const int8_t*)weight.panels + panel * stride;
     const RowTiles tiles(rows.num_rows, kByteTileRows);
     const int64_t num_blocks = rows.num_rows <= kByteTileRows ? 1 : (num_quads + kBlockQuads - 1) / kBlockQuads;
-    const bool is_wide = kByteLanes < 16 ? rows.num_rows <= 2 : num_panels == 2;
+    const bool is_wide = kByteLanes < 16 ? rows.num_rows <= 2 : num_panels == 2 && rows.num_rows > 1;
     const int64_t step = (is_wide ? 4 : 2) * kByteLanes;
     const char *ahead = (const char*)panels + num_panels * stride, *ahead_end = ahead + num_panels * stride;
     for (int64_t block = 0; block < num_blocks; ++block) {
@@ -116,6 +127,7 @@ void int8_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, in
                                        weight.scales + output,
                                        sums + row * width + column,
                                        width,
+                                       tiles.count == 1,
                                        ahead,
                                        ahead < ahead_end ? kLine : 0};
                 if (is_wide)

@@ -3,6 +3,7 @@
 // Small integers lose nothing as float32 or bfloat16, and they are multiplied as those would be: a few rows widen them in
 // registers, many rows read panels that float_products reads. Either way the sums are the same bits.
 
+#include "fetch_ahead.h"
 #include "panel_products.h"
 #include "register_sums.h"
 #include "row_buffer.h"
@@ -78,6 +79,8 @@ __attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
             add(std::integral_constant<int, 2>{});
             add(std::integral_constant<int, 3>{});
         }
+        fetch<kQuadBytes>(first + kStreamAhead);
+        if constexpr (Vectors > kVectorsPerPanel) fetch<kQuadBytes>(second + kStreamAhead);
         first += kQuadBytes;
         second += kQuadBytes;
     }
