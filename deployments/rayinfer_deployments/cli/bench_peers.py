@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from rayinfer.config import DEFAULT_MODEL, cache_folder
-from rayinfer_deployments.cli.failures import in_one_line
+from rayinfer_deployments.cli.failures import in_one_line, interrupt_on_signals
 
 ALL_WORKS = "batch,stream,prefill,http,start"
 ALL_MODES = "bfloat16,int8-dynamic,int8-dynamic+int8-kv,int8,int4"
@@ -39,6 +39,7 @@ def peers(
     output: Annotated[Path, typer.Option(help="folder for the report")] = Path("kernels/benchmarks/results"),
 ) -> None:
     """Compare with vLLM, OpenVINO and llama.cpp on the same cores; writes JSON, Markdown and SVG after each work."""
+    interrupt_on_signals()  # or peers that are at rest would stay so for ever
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     from rayinfer.benchmark.peers.comparison import Plan, find_contenders, run_comparison

@@ -3,8 +3,10 @@
 import functools
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import typer
@@ -50,6 +52,19 @@ def leave_at_once(command: Callable[..., None]) -> Callable[..., None]:
         os._exit(exit_code)
 
     return leaving
+
+
+def interrupt_on_signals() -> None:
+    """Let SIGTERM and a closed terminal end a command like Ctrl-C does, even where a shell has SIGINT ignored."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        signal.alarm(0)  # Ray's handler, put before ours, would abort a process that takes three seconds to end
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, interrupt)
 
 
 def one_line(error: Exception) -> str:

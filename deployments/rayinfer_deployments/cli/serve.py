@@ -4,12 +4,10 @@ import itertools
 import json
 import os
 import shlex
-import signal
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -17,7 +15,7 @@ from rich.console import Console
 
 from rayinfer.config import DEFAULT_MODEL, cache_folder, engine_config
 from rayinfer_deployments.cli.config_options import with_engine_options
-from rayinfer_deployments.cli.failures import in_one_line, leave_at_once
+from rayinfer_deployments.cli.failures import in_one_line, interrupt_on_signals, leave_at_once
 from rayinfer_deployments.cli.terminal import Phases, QuietTerminal
 from rayinfer_deployments.ray_environment import set_ray_settings
 
@@ -200,19 +198,6 @@ def _announce(service: Service, console: Console) -> None:
     )
     # One line, however narrow the terminal: a wrapped command cannot be pasted.
     console.print(command, markup=False, highlight=False, soft_wrap=True)
-
-
-def interrupt_on_signals() -> None:
-    """Let SIGTERM and a closed terminal end the command like Ctrl-C does, even where a shell has SIGINT ignored."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.alarm(0)  # Ray's handler, put before ours, would abort a process that takes three seconds to end
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
-        signal.signal(signal.SIGHUP, interrupt)
 
 
 def check_folder(folder: Path) -> None:
