@@ -7,9 +7,10 @@ import asyncio
 import contextlib
 import importlib
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rayinfer.config import EngineConfig
 from rayinfer.errors import EngineDead
@@ -24,6 +25,8 @@ ENGINE_BUILDING = "rayinfer_deployments.engine_building"
 CONTROL_ROUTER = "engine-actor"  # under this name the engine's own process asks for the warm-up
 MAX_CONCURRENT_CALLS = 1000
 DRAIN_INTERVAL_S = 0.05
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +51,7 @@ class EngineActor:
 
     async def start(self) -> ModelDescription:
         """Load the model and take one step with it; raises ModelLoadError in one line when it cannot be loaded."""
-        self._engine = await asyncio.to_thread(self._build)
+        self._engine = await _in_own_thread(self._build)
         self._engine.start()
         await self._warm_up()
         return self._engine.description
@@ -137,3 +140,13 @@ class EngineActor:
             async for message in messages:
                 if any(delta.finish_reason is not None for delta in message.deltas):
                     return
+
+
+async def _in_own_thread(function: Callable[[], Result]) -> Result:
+    """Run a function in a thread that ends with it, and with the thread its team of OpenMP threads.
+
+    A team that stayed would cost the engine's threads their spinning: libgomp lets threads spin at a barrier only while
+    there are no more of them than cores, and puts them to sleep, hundreds of times a step, if there are.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="building") as thread:
+        return await asyncio.get_running_loop().run_in_executor(thread, function)
