@@ -50,12 +50,8 @@ def peers(
     from rayinfer.models.sources import resolve_model
 
     programs = {"vllm": vllm_python, "openvino": openvino_python, "llama.cpp": llama_bench}
-    plan = Plan(
-        works=tuple(_parts(work)),
-        rounds=rounds,
-        command=shlex.join(["rayinfer", *sys.argv[1:]]),
-        results_folder=output,
-    )
+    command = shlex.join(["rayinfer", *sys.argv[1:]])
+    plan = Plan(works=tuple(_parts(work)), rounds=rounds, command=command, results_folder=output)
     folder = resolve_model(model)
     setup = Setup(
         model=model,
