@@ -58,7 +58,7 @@ def interrupt_on_signals() -> None:
     """Let SIGTERM and a closed terminal end a command like Ctrl-C does, even where a shell has SIGINT ignored."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        signal.alarm(0)  # Ray's handler, put before ours, would abort a process that takes three seconds to end
+        signal.alarm(0)  # set by Ray's handler, which runs before ours: it would abort the process after three seconds
         raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM):

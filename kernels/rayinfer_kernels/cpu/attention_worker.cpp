@@ -120,9 +120,9 @@ void TileWorker<E>::add_chunk(int64_t start, int64_t first_piece, int64_t num_to
             decay[r] = weigh_row(first + r, start, (num_tokens + kWidth - 1) / kWidth, &scores_[r * score_stride()], states);
         constexpr int64_t weights_per_score = sizeof(float) / sizeof(Plain<E>);
         add_values<E>(count, {(const Plain<E>*)scores_.data() + skipped, score_stride() * weights_per_score,
-                              &value_pieces_[first_piece],
-                              group == 0 && fetches_keys ? next_key_pieces_.data() : nullptr, piece, num_tokens - skipped, step_.padded_dim(), decay,
-                              states.sums(first), states.stride()});
+                              &value_pieces_[first_piece], group == 0 && fetches_keys ? next_key_pieces_.data() : nullptr,
+                              piece, num_tokens - skipped, step_.padded_dim(), decay, states.sums(first),
+                              states.stride()});
     }
 }
 
