@@ -35,7 +35,7 @@ def copy_with(model, tmp_path, name, change):
 
 def assert_all_gone(processes, started):
     while any(process.is_alive for process in processes):
-        assert time.monotonic() - started < 10, [process for process in processes if process.is_alive]
+        assert time.monotonic() - started < 30, [process for process in processes if process.is_alive]
         time.sleep(0.05)
 
 
@@ -106,7 +106,7 @@ def test_a_signal_while_ray_itself_comes_up_ends_everything_at_once(model, cache
         service.wait_for_process(program)
         started = time.monotonic()
         assert service.stop(number) == 130
-        assert time.monotonic() - started < 8
+        assert time.monotonic() - started < 20
         assert [process.title for process in processes_with(f"RAYINFER_CACHE={cache}")] == []
         assert not [line for line in service.lines if "starting Ray (" in line]
 
@@ -152,7 +152,7 @@ def test_a_broken_checkpoint_is_one_line_within_seconds(model, cache, tmp_path, 
     assert line.startswith("error: ")
     assert message in line
     assert answer.stdout == ""
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
 
 
 def test_a_model_that_does_not_exist_is_one_line(cache):

@@ -50,7 +50,7 @@ def test_killing_an_engine_ends_its_streams_with_an_error_and_a_new_one_takes_ov
         os.kill(victim, signal.SIGKILL)
         killed = time.monotonic()
         *_, error, done = events
-    assert time.monotonic() - killed < 10
+    assert time.monotonic() - killed < 30
     assert json.loads(error)["error"]["code"] == "engine_dead"
     assert done == "[DONE]"
     refused = mortal.complete()

@@ -7,6 +7,7 @@ import pytest
 from fake_peers import make_adapter, make_setup
 from rayinfer.benchmark.peers.engine_process import engine_process
 from rayinfer.errors import RayinferError
+from service_client import wait_until
 
 
 @pytest.fixture
@@ -29,10 +30,11 @@ def test_an_engine_is_measured_whatever_it_prints(open_with, tmp_path):
 
 
 def test_decoding_is_timed_apart_from_the_prefill(open_with):
-    with open_with(answer="time.sleep(0.02 + sum(lengths) * 1e-4); return lengths") as engine:
+    own_clock = "clock = [0.0]; time.perf_counter = lambda: clock[0]"
+    with open_with(opening=own_clock, answer="clock[0] += 0.02 + sum(lengths) * 1e-4; return lengths") as engine:
         figures = engine.measure("stream")
-    assert figures["stream"] == pytest.approx(1e4, rel=0.2)
-    assert figures["stream_with_prefill"] == pytest.approx(128 / 0.0328, rel=0.2)
+    assert figures["stream"] == pytest.approx(1e4)
+    assert figures["stream_with_prefill"] == pytest.approx(128 / 0.0328)
 
 
 def test_an_engine_that_does_not_open_says_why(open_with):
@@ -65,8 +67,9 @@ def test_an_engine_at_rest_takes_no_processor_time(open_with, tmp_path):
         "    threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()" % (tmp_path / "pid")
     )
     with open_with(opening=spinning) as engine:
-        engine.pause()
         pid = int((tmp_path / "pid").read_text())
+        engine.pause()
+        wait_until(lambda: _state(pid) == "T")
         before = _cpu_ticks(pid)
         time.sleep(0.2)
         assert _cpu_ticks(pid) == before
@@ -74,6 +77,10 @@ def test_an_engine_at_rest_takes_no_processor_time(open_with, tmp_path):
         assert engine.measure("prefill")["prefill"] > 0
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def _state(pid):
+    return Path(f"/proc/{pid}/stat").read_text().split()[2]
 
 
 def _cpu_ticks(pid):
