@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from rayinfer_deployments.process_tree import Process, descendants
+from rayinfer_deployments.process_tree import Process, children, descendants
 
 LOWEST = 19  # measured: nothing above it keeps helpers from stopping the threads of an engine at their next barrier
 
@@ -24,8 +24,8 @@ BYSTANDERS = HELPERS[:3]
 
 
 def lower_bystanders(pid: int) -> None:
-    """Let those below process `pid` wait that no start depends on."""
-    _lower(descendants(pid), BYSTANDERS)
+    """Let those that process `pid` started itself wait that no start depends on; may be called often."""
+    _lower(children(pid), BYSTANDERS)
 
 
 def lower_helpers(pid: int, application: str) -> None:

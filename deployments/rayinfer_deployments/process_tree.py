@@ -49,6 +49,15 @@ def read_process(pid: int) -> Process | None:
     )
 
 
+def children(pid: int) -> list[Process]:
+    """List the processes that `pid` started itself; cheap, but one that is just ending may be overlooked."""
+    lists: list[str] = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has ended, or a kernel that keeps no such lists
+            lists += (thread / "children").read_text().split()
+    return [process for child in lists if (process := read_process(int(child)))]
+
+
 def descendants(pid: int) -> list[Process]:
     """List the processes below `pid`, parents before their children."""
     children: dict[int, list[Process]] = {}

@@ -16,7 +16,7 @@ from rayinfer.routing.admission import Admission
 from rayinfer.routing.dispatch import Dispatcher
 from rayinfer.servers.app import build_app
 from rayinfer.servers.served_model import ServedModel
-from rayinfer.tokenization.chat_template import ChatTemplate
+from rayinfer.tokenization.chat_template import ChatTemplate, renderer
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.kept_traces import KeptTraces
 from rayinfer_deployments.engine_roster import EngineRoster
@@ -68,6 +68,7 @@ class Router:
         self._dispatchers: list[Dispatcher] = []
         self._following: list[asyncio.Task[None]] = []
         self._models = {model.name: await self._serve_model(model) for model in models}
+        await asyncio.to_thread(renderer)  # the first chat should not wait for it
         self._door: HttpDoor | None = None
         if listen_on is not None:
             self._door = HttpDoor(self._build_app(echoes_request_id=True), listen_on.host, listen_on.port)

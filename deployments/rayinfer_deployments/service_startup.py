@@ -14,7 +14,8 @@ from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, Loggi
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.service_record import service_url
 
-POLL_S = 0.1
+POLL_S = 0.05
+STATUS_S = 1.0  # Serve's account of an application costs it and us tens of milliseconds, which the engines' start lacks
 SILENT_PORT_S = 15.0  # how long Serve may call the application running while its port does not answer
 REASON_LIMIT = 500  # characters of a failure that are shown
 
@@ -58,10 +59,12 @@ def wait_until_ready(name: str, host: str, port: int, check: Callable[[], None],
     Raises ServiceFailed when Serve gives the application up.
     """
     silent_since: float | None = None
+    overview, asked_s = None, time.monotonic()
     with httpx.Client(base_url=service_url(host, port), timeout=5.0, trust_env=False) as client:
         while True:
             check()
-            overview = serve.status().applications.get(name)
+            if (now := time.monotonic()) - asked_s > STATUS_S:
+                overview, asked_s = serve.status().applications.get(name), now
             if overview is not None and overview.status == ApplicationStatus.DEPLOY_FAILED:
                 raise ServiceFailed(_why(overview))
             answer = _ask(client)
@@ -70,8 +73,8 @@ def wait_until_ready(name: str, host: str, port: int, check: Callable[[], None],
             if answer is not None and (reason := _reason(answer)):
                 tell(reason)
             is_silent = answer is None and overview is not None and overview.status == ApplicationStatus.RUNNING
-            silent_since = (silent_since or time.monotonic()) if is_silent else None
-            if silent_since is not None and time.monotonic() - silent_since > SILENT_PORT_S:
+            silent_since = (silent_since or now) if is_silent else None
+            if silent_since is not None and now - silent_since > SILENT_PORT_S:
                 raise ServiceFailed(f"nothing answers on {host}:{port}: this Ray's Serve listens on another address")
             time.sleep(POLL_S)
 

@@ -1,13 +1,14 @@
 """Conversations to prompts, with the template that comes with the model."""
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.ext
 from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from rayinfer.errors import InvalidParameter, ModelLoadError
 from rayinfer.tokenization.tokenizer import read_tokenizer_config, special_tokens
@@ -75,7 +76,7 @@ class ChatTemplate:
         name = self._choose(has_tools=tools is not None)
         chat = [_adapted(message, self._wants_parts[name]) for message in _checked(messages)]
         try:
-            rendered, _ = render_jinja_template(
+            rendered, _ = renderer()(
                 conversations=[chat],
                 tools=None if tools is None else [dict(tool) for tool in tools],
                 chat_template=self._templates[name],
@@ -100,6 +101,15 @@ class ChatTemplate:
         raise InvalidParameter(
             f"none of this model's chat templates {sorted(self._templates)} is the default", "messages"
         )
+
+
+@functools.cache
+def renderer() -> Callable[..., Any]:
+    """Import transformers' renderer, which takes a second or more: whoever cannot wait then calls this before."""
+    from transformers.utils import chat_template_utils
+
+    rendering: Callable[..., Any] = chat_template_utils.render_jinja_template
+    return rendering
 
 
 def wants_parts(template: str) -> bool:

@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 
 from rayinfer.config import DEFAULT_MODEL, cache_folder, engine_config
+from rayinfer_deployments.cli.checked_folders import check_folder
 from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.failures import in_one_line, interrupt_on_signals, leave_at_once
 from rayinfer_deployments.cli.terminal import Phases, QuietTerminal
@@ -139,12 +140,10 @@ def _watch(service: Service, cluster: "OwnRay | JoinedRay") -> NoReturn:
 
 
 def _prepare(service: Service) -> "Application":
-    from rayinfer.models.loader import check_checkpoint
     from rayinfer_deployments.app_args import llm_app_args
     from rayinfer_deployments.applications import build_llm_app
 
     check_folder(service.folder)
-    check_checkpoint(service.folder)
     listen = {} if service.ray_address is not None else {"listen_host": service.host, "listen_port": service.port}
     model = {"name": service.name, "model": str(service.folder), "num_replicas": service.replicas, **service.settings}
     return build_llm_app(
@@ -198,22 +197,6 @@ def _announce(service: Service, console: Console) -> None:
     )
     # One line, however narrow the terminal: a wrapped command cannot be pasted.
     console.print(command, markup=False, highlight=False, soft_wrap=True)
-
-
-def check_folder(folder: Path) -> None:
-    """Raise ModelLoadError, naming file or tensor, for a model folder that no engine or router could load."""
-    from rayinfer.models.model_config import read_model_config
-    from rayinfer.models.model_folder import check_model_folder, weight_files
-    from rayinfer.models.safetensors_header import read_safetensors_header
-    from rayinfer.tokenization.chat_template import ChatTemplate
-    from rayinfer.tokenization.tokenizer import Tokenizer
-
-    check_model_folder(folder)
-    read_model_config(folder)
-    for file in weight_files(folder):
-        read_safetensors_header(file)
-    Tokenizer.from_folder(folder)
-    ChatTemplate.from_folder(folder)
 
 
 def _served_name(model: str) -> str:

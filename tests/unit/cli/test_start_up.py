@@ -18,3 +18,9 @@ def test_the_version_is_told():
     program = "from rayinfer_deployments.cli import main; import sys; sys.argv = ['rayinfer', '--version']; main()"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip().count(".") == 2
+
+
+def test_what_a_service_is_made_of_loads_neither_torch_nor_transformers():
+    program = "import sys, rayinfer_deployments.applications; print({'torch', 'transformers'} & set(sys.modules))"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "set()"

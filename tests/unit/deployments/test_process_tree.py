@@ -3,7 +3,7 @@ import subprocess
 import sys
 import time
 
-from rayinfer_deployments.process_tree import descendants, read_process
+from rayinfer_deployments.process_tree import children, descendants, read_process
 
 FAMILY = """
 import subprocess, sys, time
@@ -57,6 +57,8 @@ def test_descendants_are_found_down_to_the_last_generation():
     try:
         grandchild = int(child.stdout.readline())
         assert [process.pid for process in descendants(child.pid)] == [grandchild]
+        assert [process.pid for process in children(child.pid)] == [grandchild]
+        assert grandchild not in [process.pid for process in children(os.getpid())]
         ours = {process.pid: process for process in descendants(os.getpid())}
         assert ours[grandchild].parent == child.pid
         os.kill(grandchild, 9)

@@ -1,0 +1,45 @@
+"""Model folders are checked once: what has been found good is found good again without a look, until a file changes."""
+
+from importlib.metadata import version as installed_version
+from pathlib import Path
+
+import xxhash
+
+from rayinfer.config import cache_folder
+from rayinfer.models.model_folder import check_model_folder, weight_files
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ModelLoadError, naming file or tensor, for a model folder that no engine or router could load.
+
+    The check itself takes seconds, most of them for the import of torch.
+    """
+    check_model_folder(folder)
+    mark = cache_folder() / "checked" / _identity(folder)
+    if mark.is_file():
+        return
+    _check(folder)
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch()
+
+
+def _check(folder: Path) -> None:
+    from rayinfer.models.loader import check_checkpoint
+    from rayinfer.models.model_config import read_model_config
+    from rayinfer.models.safetensors_header import read_safetensors_header
+    from rayinfer.tokenization.chat_template import ChatTemplate
+    from rayinfer.tokenization.tokenizer import Tokenizer
+
+    read_model_config(folder)
+    for file in weight_files(folder):
+        read_safetensors_header(file)
+    Tokenizer.from_folder(folder)
+    ChatTemplate.from_folder(folder)
+    check_checkpoint(folder)
+
+
+def _identity(folder: Path) -> str:
+    """Name this state of the folder, as this version of rayinfer sees it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return xxhash.xxh3_128_hexdigest(repr((installed_version("rayinfer"), states)).encode())
