@@ -92,6 +92,7 @@ struct Workspace {
     RowBuffer sums, heads, encoded, wide, scratch;
     std::vector<std::unique_ptr<TileWorker<E>>> workers;
     std::vector<std::unique_ptr<WindowTiles>> tiles;  // of each window that a layer has
+    SharedUnits units;
 };
 
 template <class T, class E>
@@ -118,14 +119,15 @@ class LayerStack {
         while ((int)workspace.workers.size() < num_threads)
             workspace.workers.push_back(std::make_unique<TileWorker<E>>());
         cut_tiles(num_threads);
+        workspace.units.begin(num_threads);
     }
 
     void run(Share share) {
         take_embeddings(share);
         for (int64_t i = 0; i < stack_.num_layers; ++i) {
             const LayerArgument& layer = stack_.layers[i];
-            attend(layer, share);
-            feed_forward(layer, share);
+            attend(layer, 4 * i, share);
+            feed_forward(layer, 4 * i + 2, share);
         }
         norm_results(share);
     }
@@ -192,11 +194,11 @@ class LayerStack {
         wait();
     }
 
-    void attend(const LayerArgument& layer, Share share) {
+    void attend(const LayerArgument& layer, uint32_t round, Share share) {
         const InputRows<T> normed = input_of(*layer.qkv, 0), attended = input_of(*layer.output, 1);
         norm_sums(layer.attention_norm, normed, share);
         LinearLayer<T>{*layer.qkv, (const T*)layer.qkv_bias, Activation::none}.run(
-            normed.rows, share, StoreInRows<float>{heads_, heads_width()});
+            normed.rows, workspace_.units, round, share, StoreInRows<float>{heads_, heads_width()});
         wait();
         const Cache<E> cache{(E*)layer.key,      (E*)layer.value,   layer.key_scales, layer.value_scales,
                              stack_.num_kv_heads, stack_.block_size, stack_.padded_dim};
@@ -219,7 +221,7 @@ class LayerStack {
             encode(wide_, attended, share);
         }
         LinearLayer<T>{*layer.output, (const T*)layer.output_bias, Activation::none}.run(
-            attended.rows, share, AddToRows{sums_, stack_.hidden_size});
+            attended.rows, workspace_.units, round + 1, share, AddToRows{sums_, stack_.hidden_size});
         wait();
     }
 
@@ -242,20 +244,20 @@ class LayerStack {
         }
     }
 
-    void feed_forward(const LayerArgument& layer, Share share) {
+    void feed_forward(const LayerArgument& layer, uint32_t round, Share share) {
         const InputRows<T> normed = input_of(*layer.gate_up, 0), gated = input_of(*layer.down, 1);
         norm_sums(layer.feed_forward_norm, normed, share);
         const LinearLayer<T> gate_up{*layer.gate_up, (const T*)layer.gate_up_bias, (Activation)stack_.activation};
         if (gated.takes_numbers()) {
-            gate_up.run(normed.rows, share, gated.numbers());
+            gate_up.run(normed.rows, workspace_.units, round, share, gated.numbers());
             wait();
         } else {
-            gate_up.run(normed.rows, share, StoreInRows<float>{wide_, gated.width});
+            gate_up.run(normed.rows, workspace_.units, round, share, StoreInRows<float>{wide_, gated.width});
             wait();
             encode(wide_, gated, share);
         }
         LinearLayer<T>{*layer.down, (const T*)layer.down_bias, Activation::none}.run(
-            gated.rows, share, AddToRows{sums_, stack_.hidden_size});
+            gated.rows, workspace_.units, round + 1, share, AddToRows{sums_, stack_.hidden_size});
         wait();
     }
 

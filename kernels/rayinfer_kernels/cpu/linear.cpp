@@ -11,6 +11,9 @@ void linear(const ModelRows<T>& x, const LinearLayer<T>& layer, T* out, int num_
     thread_local RowBuffer encoded, widened;
     const EncodedRows rows = place_for(x, layer.weight.format, encoded);
     float* scratch = widened.rows<float>(num_threads, x.width);
+    thread_local SharedUnits kept;
+    SharedUnits& units = kept;  // of the calling thread, whoever uses it
+    units.begin(num_threads);
 #pragma omp parallel num_threads(num_threads)
     {
         const Share share = this_thread();
@@ -18,7 +21,7 @@ void linear(const ModelRows<T>& x, const LinearLayer<T>& layer, T* out, int num_
             encode_share(x, layer.weight.format, rows, share, scratch + share.index * x.width);
 #pragma omp barrier
         }
-        layer.run(rows, share, StoreInRows<T>{out, layer.weight.out_features});
+        layer.run(rows, units, 0, share, StoreInRows<T>{out, layer.weight.out_features});
     }
 }
 

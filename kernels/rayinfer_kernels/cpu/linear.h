@@ -7,19 +7,9 @@
 
 #include "activations.h"
 #include "panel_products.h"
+#include "team.h"
 
 namespace rayinfer {
-
-struct Range {
-    int64_t begin, end;
-    int64_t size() const { return end - begin; }
-};
-
-// One thread of a team.
-struct Share {
-    int index, count;
-    Range of(int64_t total) const { return {total * index / count, total * (index + 1) / count}; }
-};
 
 enum class Activation : int32_t { none = 0, silu = 1, gelu_tanh = 2 };
 
@@ -69,16 +59,20 @@ struct LinearLayer {
 
     // `put(row, column, values, left)` takes sixteen results at a time, of which `left` count.
     template <class Put>
-    void run(EncodedRows rows, Share share, const Put& put) const {
+    void run(EncodedRows rows, SharedUnits& units, uint32_t round, Share share, const Put& put) const {
         // Threads share the panels, and the rows too where panels are few.
-        const int64_t num_units = weight.panels_per_half();
+        const int64_t num_panels = weight.panels_per_half();
         const int64_t num_tiles = (rows.num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
-        const int panel_groups = (int)std::min<int64_t>(share.count, num_units);
-        const int row_groups = (int)std::max<int64_t>(1, std::min<int64_t>(num_tiles, share.count / panel_groups));
-        if (share.index >= panel_groups * row_groups) return;
-        const Range tiles = Share{share.index / panel_groups, row_groups}.of(num_tiles);
-        const Range units = Share{share.index % panel_groups, panel_groups}.of(num_units);
-        run(rows, {tiles.begin * kRowsAtOnce, std::min(tiles.end * kRowsAtOnce, rows.num_rows)}, units, put);
+        const int64_t num_parts = std::max<int64_t>(1, std::min<int64_t>(num_tiles, share.count / num_panels));
+        const int64_t most = num_parts > 1 ? 1 : kPanelsAtOnce;
+        for (;;) {
+            const Range taken = units.take(round, share, num_parts * num_panels, most);
+            if (taken.size() == 0) return;
+            const int64_t part = taken.begin / num_panels, panel = taken.begin % num_panels;
+            const Range tiles = Share{(int)part, (int)num_parts}.of(num_tiles);
+            run(rows, {tiles.begin * kRowsAtOnce, std::min(tiles.end * kRowsAtOnce, rows.num_rows)},
+                {panel, panel + taken.size()}, put);
+        }
     }
 
     // The rows of a range by the panels of another; a gated weight counts its panels in pairs.
