@@ -125,6 +125,12 @@ def test_every_instruction_set_equals_the_reference(isa_kernels, dtype):
         actual, expected = (getattr(each, name)(x, *arguments) for each in (isa_kernels, reference))
         tolerances = TOLERANCES[dtype] | {"atol": 2e-6 if dtype == torch.float32 else 1e-2}
         torch.testing.assert_close(actual, expected, **tolerances)
+    for unit_offset in (False, True):
+        ours, theirs = (torch.ones(7, 74).to(dtype) for _ in range(2))
+        actual = isa_kernels.add_rms_norm(x, ours, weight, 1e-5, unit_offset)
+        expected = reference.add_rms_norm(x, theirs, weight, 1e-5, unit_offset)
+        torch.testing.assert_close(actual, expected, **TOLERANCES[dtype])
+        assert torch.equal(ours, theirs)
     for name in (*GATES, *ACTIVATIONS):
         actual, expected = getattr(isa_kernels, name)(x), getattr(reference, name)(x.double()).to(dtype)
         torch.testing.assert_close(actual, expected, **TOLERANCES[dtype])

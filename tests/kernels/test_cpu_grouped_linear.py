@@ -47,6 +47,18 @@ def test_each_group_is_multiplied_by_its_own_weight(kernels, dtype, groups, out_
         torch.testing.assert_close(actual, expected, **TOLERANCES[dtype])
 
 
+@pytest.mark.parametrize(
+    "groups", ["no rows", "no groups in use at the ends", "tiles and one more", "more than a task"]
+)
+def test_every_instruction_set_equals_the_reference(isa_kernels, dtype, groups):
+    sizes = GROUPS[groups]
+    for out_features, in_features in ((33, 16), (95, 41)):
+        x = torch.randn(sum(sizes), in_features + 10).to(dtype)[:, 3 : 3 + in_features]
+        weight = torch.randn(len(sizes), out_features, in_features).to(dtype)
+        actual = isa_kernels.packed_grouped_linear(x, pack(weight.clone()), starts_of(sizes))
+        torch.testing.assert_close(actual, products_one_by_one(x, weight, sizes), **TOLERANCES[dtype])
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=12), st.integers(1, 100), st.integers(1, 40))
 def test_groups_of_any_sizes_and_shapes_are_multiplied_right(library, sizes, out_features, in_features):
@@ -93,11 +105,11 @@ def test_a_row_that_is_not_a_number_spoils_no_other(kernels, dtype):
 
 @pytest.mark.parametrize("width", [1, 16, 37, 576])
 @pytest.mark.parametrize(("num_tokens", "num_choices"), [(0, 2), (1, 1), (1, 8), (7, 2), (300, 3)])
-def test_chosen_rows_are_summed_with_their_weights(kernels, dtype, num_tokens, num_choices, width):
+def test_chosen_rows_are_summed_with_their_weights(isa_kernels, dtype, num_tokens, num_choices, width):
     rows = torch.randn(50, width).to(dtype)
     indices, weights = torch.randint(50, (num_tokens, num_choices)), torch.rand(num_tokens, num_choices)
     expected = torch.einsum("tc,tcw->tw", weights.double(), rows[indices].double()).to(dtype)
-    for implementation in (kernels, reference):
+    for implementation in (isa_kernels, reference):
         actual = implementation.combine_rows(rows, indices, weights)
         torch.testing.assert_close(actual, expected, **TOLERANCES[dtype])
 

@@ -72,13 +72,15 @@ def test_gated_products_equal_plain_ones_on_every_instruction_set(
 @pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
 @pytest.mark.parametrize("num_rows", [0, 1, 40])
 def test_rows_are_taken_of_packed_weights_of_every_format_that_has_an_embedding(
-    kernels, dtype, num_rows, out_features, in_features
+    isa_kernels, dtype, num_rows, out_features, in_features
 ):
     weight = torch.randn(out_features, in_features).to(dtype)
     indices = torch.randint(out_features, (num_rows,))
-    assert torch.equal(kernels.packed_rows(pack(weight.clone()), indices, dtype), weight[indices])
-    packed = pack_quantized(quantize(weight, WeightFormat.INT8))
-    assert torch.equal(kernels.packed_rows(packed, indices, dtype), packed.rows(indices, dtype))
+    assert torch.equal(isa_kernels.packed_rows(pack(weight.clone()), indices, dtype), weight[indices])
+    for format in (WeightFormat.INT8, WeightFormat.INT8_DYNAMIC, WeightFormat.INT4_DYNAMIC):
+        quantized = quantize(weight, format)
+        actual = isa_kernels.packed_rows(pack_quantized(quantized), indices, dtype)
+        assert torch.equal(actual, quantized.dequantize()[indices].to(dtype))
 
 
 def test_packing_takes_no_memory_beside_the_weight(dtype):

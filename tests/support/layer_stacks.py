@@ -11,7 +11,8 @@ from rayinfer_kernels import reference
 from rayinfer_kernels.cpu.kernels import CpuKernels
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
-from rayinfer_kernels.packed_weight import pack
+from rayinfer_kernels.packed_weight import WeightFormat, pack
+from rayinfer_kernels.quantized_weight import QuantizedWeight, pack_quantized, quantize
 
 BLOCK_SIZE, MAX_BLOCKS, NUM_REQUESTS = 16, 40, 3
 CPU = torch.device("cpu")
@@ -66,11 +67,17 @@ def make_step(spans: Sequence[tuple[int, int, int]]) -> Step:
 
 
 class RandomStack:
-    """The weights of a decoder, and both ways to run it, each with a cache of its own."""
+    """The weights of a decoder, quantised if they get a format, and both ways to run it, each with its own cache."""
 
-    def __init__(self, case: StackCase, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    def __init__(
+        self, case: StackCase, dtype: torch.dtype, kv_dtype: torch.dtype, format: WeightFormat | None = None
+    ) -> None:
         self.case, self.dtype, self.kv_dtype = case, dtype, kv_dtype
         self.layers = [self._random_layer() for _ in case.windows]
+        self.quantized: dict[int, QuantizedWeight] = {}  # by the identity of the matrix that it stands for
+        if format is not None:
+            matrices = [weights[name] for weights in self.layers for name in ("qkv", "output", "gate_up", "down")]
+            self.quantized = {id(matrix): quantize(matrix, format) for matrix in matrices}
         self.last_norm = self._norm(case.hidden)
         positions = torch.arange(float(MAX_BLOCKS * BLOCK_SIZE))
         angles = torch.outer(positions, torch.rand(case.rotary_dim // 2)).repeat(1, 2)
@@ -130,7 +137,9 @@ class RandomStack:
         return torch.cat((reference.rotary_embedding(heads[..., :dim], cos, sin), heads[..., dim:]), -1)
 
     def _multiply(self, weights: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
-        bias = weights.get(f"{name}_bias")
+        bias, quantized = weights.get(f"{name}_bias"), self.quantized.get(id(weights[name]))
+        if quantized is not None:
+            return reference.packed_linear(x, pack_quantized(quantized), bias)
         return F.linear(x, weights[name].float(), None if bias is None else bias.float())
 
     def _random_layer(self) -> dict[str, torch.Tensor]:
@@ -151,7 +160,10 @@ class RandomStack:
         has_norms = self.case.has_head_norms
 
         def packed(name: str) -> PackedLinear:
-            return PackedLinear(pack(weights[name].clone(), is_gated=name == "gate_up"), weights.get(f"{name}_bias"))
+            quantized, is_gated = self.quantized.get(id(weights[name])), name == "gate_up"
+            if quantized is not None:
+                return PackedLinear(pack_quantized(quantized, is_gated=is_gated), weights.get(f"{name}_bias"))
+            return PackedLinear(pack(weights[name].clone(), is_gated=is_gated), weights.get(f"{name}_bias"))
 
         return LayerWeights(
             attention_norm=weights["attention_norm"],
