@@ -4,6 +4,7 @@ import platform
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 import torch
@@ -84,6 +85,29 @@ def test_a_killed_compiler_leaves_nothing_that_looks_complete(tmp_path, library)
     assert not list(folder.glob("*.so"))
     mended = compiler_that(tmp_path, f'while [ "$1" != -o ]; do shift; done; cp {library.path} "$2"')
     assert build_cpu_library(folder, CompilerSettings(mended, "native")).path.exists()
+
+
+def test_a_build_that_is_killed_lets_the_next_one_begin_at_once_and_leaves_nothing_behind(tmp_path, library):
+    folder, begun = tmp_path / "cache", tmp_path / "begun"
+    slow = compiler_that(tmp_path, f"touch {begun}; exec sleep 20")  # it outlives who started it
+    script = f"""
+        from pathlib import Path
+        from rayinfer_kernels.cpu.build import CompilerSettings, build_cpu_library
+        build_cpu_library(Path({str(folder)!r}), CompilerSettings({slow!r}, "native"))
+    """
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], env=environment)
+    while not begun.exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    assert [path.name for path in folder.glob(".cpu-*")]
+    copying = compiler_that(tmp_path, f'while [ "$1" != -o ]; do shift; done; cp {library.path} "$2"')
+    started = time.monotonic()
+    build_cpu_library(folder, CompilerSettings(copying, "native"))
+    assert time.monotonic() - started < 10
+    assert sorted(path.suffix for path in folder.iterdir()) == [".lock", ".sha256", ".so"]
 
 
 def test_a_compiler_that_fails_is_quoted(tmp_path):

@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -110,7 +111,10 @@ def _check_that_it_runs_here(settings: CompilerSettings) -> None:
 
 def _compile(path: Path, settings: CompilerSettings) -> None:
     # A build that dies leaves a temporary folder, never a file that looks complete: the digest is written last.
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".build-") as folder:
+    prefix = f".{path.stem}-"
+    for leftover in path.parent.glob(f"{prefix}*"):  # nobody builds there any more: the lock is ours
+        shutil.rmtree(leftover, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=prefix) as folder:
         library, digest = Path(folder) / path.name, Path(folder) / "digest"
         _run(settings.link_command(_compile_sources(Path(folder), settings), library))
         digest.write_text(_digest(library))
