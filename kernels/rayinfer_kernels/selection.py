@@ -49,7 +49,10 @@ def configure(cache_dir: Path | None, isa: str | None = None, compiler: str = "g
     try:
         library = build_cpu_library(cache_dir, CompilerSettings(compiler, isa or "native"))
     except KernelBuildFailed as error:
-        _selection.status = CpuKernelsStatus(False, str(error))
+        status = CpuKernelsStatus(False, str(error))
+        if status == _selection.status:  # said already: each engine of a process configures the kernels
+            return
+        _selection.status = status
         _logger.warning("The CPU kernels cannot be built, much slower ones run instead: %s", error)
         return
     for dtype in CpuKernels.DTYPES:
