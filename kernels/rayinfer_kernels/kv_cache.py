@@ -73,6 +73,8 @@ def allocate_kv_cache(
     `dtype` is the model's own, or int8: then keys and values are rounded to eight bits when they are written.
     """
     in_pairs, padded_dim = _in_pairs(dtype), _padded(head_dim)
+    if num_blocks < 0 or block_size % in_pairs:
+        raise ValueError(f"{num_blocks} blocks of {block_size} tokens, of which {in_pairs} stand together")
     heads = (num_blocks, num_kv_heads)
     key = _zeros((*heads, padded_dim // in_pairs, block_size, in_pairs), dtype, device, pinned)
     value = _zeros((*heads, block_size // in_pairs, padded_dim, in_pairs), dtype, device, pinned)

@@ -7,6 +7,18 @@ from typing import Any, ClassVar
 
 import torch
 
+from rayinfer_kernels.cpu.arguments import (
+    IndexChecks,
+    bias_arguments,
+    cache_arguments,
+    check_attention,
+    check_cache,
+    check_rotation,
+    check_shape,
+    check_weight,
+    dense_last,
+    vector,
+)
 from rayinfer_kernels.cpu.layer_stack import ACTIVATIONS, SIGNATURE, CpuLayerStack
 from rayinfer_kernels.implementation import RowMax
 from rayinfer_kernels.kv_cache import KVCache
@@ -47,6 +59,7 @@ class CpuKernels:
 
     def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
         self.dtype = dtype
+        self._checks = IndexChecks(library)
         functions = {}
         for name, signature in _SIGNATURES.items():
             function = library[f"rayinfer_{name}_{self.DTYPES[dtype]}"]
@@ -75,36 +88,43 @@ class CpuKernels:
         self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape
     ) -> LayerStack | None:
         """See `ops.layer_stack`."""
-        return CpuLayerStack(self._run_layers, layers, last_norm, shape)
+        return CpuLayerStack(self._run_layers, self._checks, layers, last_norm, shape)
 
     def packed_rows(self, weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """See `ops.embedding`."""
         if weight.is_gated or weight.format is WeightFormat.INT4_DYNAMIC:  # no embedding is
             return weight.rows(indices, dtype)
-        assert weight.format.is_quantized or weight.panels.dtype == dtype, f"{weight.format.name} rows as {dtype}"
-        indices = indices.to(torch.int64).contiguous()
+        check_weight(weight, weight.in_features, self.dtype)
+        check_shape("indices", indices, indices.numel())
+        indices = self._checks.within(indices, weight.num_rows)
         out = torch.empty((len(indices), weight.in_features), dtype=dtype)
         self._take_rows(weight.argument, indices.data_ptr(), len(indices), out.data_ptr(), torch.get_num_threads())
         return out
 
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """See `ops.linear`."""
-        assert not weight.is_gated
+        if weight.is_gated:
+            raise ValueError("a gated weight is for gated products")
         return self._multiply(x, weight, bias, None)
 
     def packed_gated_linear(
         self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, activation: str
     ) -> torch.Tensor:
         """See `ops.gated_linear`."""
-        assert weight.is_gated
+        if not weight.is_gated:
+            raise ValueError("gated products need a gated weight")
         return self._multiply(x, weight, bias, activation)
 
     def _multiply(
         self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, activation: str | None
     ) -> torch.Tensor:
-        rows = _dense_last(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]))
-        assert rows.shape[1] == weight.in_features, f"{rows.shape[1]} inputs for a weight of {weight.in_features}"
+        rows = dense_last(x if x.dim() == 2 else x.reshape(-1, x.shape[-1]), self.dtype, 2)
+        check_weight(weight, rows.shape[1], self.dtype)
+        if bias is not None:
+            bias = vector("bias", bias, weight.num_rows, self.dtype)
         out = torch.empty((*x.shape[:-1], weight.out_features), dtype=x.dtype)
+        if not out.numel():
+            return out
         self._linear(
             *(rows.data_ptr(), rows.stride(0), weight.argument, None if bias is None else bias.data_ptr()),
             *(ACTIVATIONS[activation], out.data_ptr(), len(rows), torch.get_num_threads()),
@@ -113,20 +133,25 @@ class CpuKernels:
 
     def packed_grouped_linear(self, x: torch.Tensor, weight: PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
         """See `ops.grouped_linear`."""
-        x, group_starts = _dense_last(x), group_starts.to(torch.int32).contiguous()
+        x, num_groups = dense_last(x, self.dtype, 2), len(weight.panels)
         num_rows, in_features = x.shape
-        assert in_features == weight.in_features, f"{in_features} inputs for weights of {weight.in_features}"
-        assert len(group_starts) == len(weight.panels) + 1, "a start for each group, and an end"
+        check_weight(weight, in_features, self.dtype)
+        if weight.panels.dim() != (4 if weight.format is WeightFormat.INT4_DYNAMIC else 5):
+            raise ValueError("grouped products need a weight for each group")
+        group_starts = self._checks.group_starts(group_starts, num_groups, num_rows)
         out = torch.empty((num_rows, weight.out_features), dtype=x.dtype)
         self._grouped_linear(
-            *(x.data_ptr(), x.stride(0), weight.argument, group_starts.data_ptr(), len(group_starts) - 1),
+            *(x.data_ptr(), x.stride(0), weight.argument, group_starts.data_ptr(), num_groups),
             *(out.data_ptr(), num_rows, torch.get_num_threads()),
         )
         return out
 
     def combine_rows(self, rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """See `ops.combine_rows`."""
-        rows, indices, weights = rows.contiguous(), indices.to(torch.int64).contiguous(), weights.float().contiguous()
+        rows, weights = dense_last(rows, self.dtype, 2).contiguous(), weights.float().contiguous()
+        indices = self._checks.within(indices, len(rows))
+        check_shape("indices", indices, len(indices), indices.shape[-1])
+        check_shape("weights", weights, *indices.shape)
         out = torch.empty((len(indices), rows.shape[1]), dtype=rows.dtype)
         self._combine_rows(
             *(rows.data_ptr(), indices.data_ptr(), weights.data_ptr(), out.data_ptr()),
@@ -136,7 +161,7 @@ class CpuKernels:
 
     def row_max(self, rows: torch.Tensor) -> RowMax:
         """See `ops.row_max`."""
-        rows = _dense_last(rows)
+        rows = dense_last(rows, self.dtype, 2)
         values, indices = torch.empty(len(rows)), torch.empty(len(rows), dtype=torch.int64)
         self._row_max(
             *(rows.data_ptr(), rows.stride(0), values.data_ptr(), indices.data_ptr()),
@@ -146,12 +171,16 @@ class CpuKernels:
 
     def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
         """See `ops.write_kv`."""
-        key, value, slots = _dense_last(key), _dense_last(value), slots.to(torch.int64).contiguous()
+        key, value = dense_last(key, self.dtype, 3), dense_last(value, self.dtype, 3)
         num_tokens, _, head_dim = key.shape
+        check_cache(kv_cache, head_dim, self.dtype)
+        for name, heads in (("key", key), ("value", value)):
+            check_shape(name, heads, len(slots), kv_cache.num_kv_heads, head_dim)
+        slots = self._checks.within(slots, kv_cache.num_blocks * kv_cache.block_size)
         self._write_kv(
             *(key.data_ptr(), key.stride(0), key.stride(1)),
             *(value.data_ptr(), value.stride(0), value.stride(1)),
-            *_cache_arguments(kv_cache, key.dtype),
+            *cache_arguments(kv_cache),
             *(slots.data_ptr(), num_tokens, head_dim, torch.get_num_threads()),
         )
 
@@ -168,26 +197,30 @@ class CpuKernels:
         position_bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `ops.paged_attention`."""
-        query = _dense_last(query)
+        query = dense_last(query, self.dtype, 3)
         num_tokens, num_heads, head_dim = query.shape
         out = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype)
         block_tables, query_starts, context_lengths = (
             tensor.to(torch.int32).contiguous() for tensor in (block_tables, query_starts, context_lengths)
         )
+        check_cache(kv_cache, head_dim, self.dtype)
+        check_attention(kv_cache, num_heads, window)
+        self._checks.check_requests(block_tables, query_starts, context_lengths, num_tokens, kv_cache, window or 0)
         self._paged_attention(
             *(query.data_ptr(), query.stride(0), query.stride(1), out.data_ptr()),
-            *_cache_arguments(kv_cache, query.dtype),
+            *cache_arguments(kv_cache),
             *(block_tables.data_ptr(), block_tables.shape[1], query_starts.data_ptr(), context_lengths.data_ptr()),
             *(len(context_lengths), num_heads, head_dim),
-            *(scale, window or 0, softcap or 0.0, *_bias_arguments(position_bias), torch.get_num_threads()),
+            *(scale, window or 0, softcap or 0.0, *bias_arguments(position_bias, num_heads), torch.get_num_threads()),
         )
         return out
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False) -> torch.Tensor:
         """See `ops.rms_norm`."""
-        heads = _dense_last(x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1]))
+        heads = dense_last(x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1]), self.dtype, 3)
         out = torch.empty(x.shape, dtype=x.dtype)
         num_rows, num_heads, width = heads.shape
+        weight = vector("weight", weight, width, self.dtype)
         self._rms_norm(
             *(heads.data_ptr(), num_heads, heads.stride(0), heads.stride(1)),
             *(None, weight.data_ptr(), out.data_ptr()),
@@ -199,10 +232,15 @@ class CpuKernels:
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False
     ) -> torch.Tensor:
         """See `ops.add_rms_norm`."""
-        assert residual.is_contiguous(), "the residual is changed in place"
-        x = _dense_last(x)
+        x = dense_last(x, self.dtype, 2)
+        if residual.shape != x.shape or residual.dtype != x.dtype or not residual.is_contiguous():
+            raise ValueError(
+                f"the residual is changed in place: it has to be {tuple(x.shape)} of {x.dtype} in one piece,"
+                f" got {tuple(residual.shape)} of {residual.dtype}"
+            )
         out = torch.empty(x.shape, dtype=x.dtype)
         num_rows, width = x.shape
+        weight = vector("weight", weight, width, self.dtype)
         self._rms_norm(
             *(x.data_ptr(), 1, x.stride(0), 0),
             *(residual.data_ptr(), weight.data_ptr(), out.data_ptr()),
@@ -212,7 +250,8 @@ class CpuKernels:
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
         """See `ops.layer_norm`."""
-        x = _dense_last(x)
+        x = dense_last(x, self.dtype, 2)
+        weight, bias = (vector("weight and bias", each, x.shape[1], self.dtype) for each in (weight, bias))
         out = torch.empty(x.shape, dtype=x.dtype)
         self._layer_norm(
             *(x.data_ptr(), x.stride(0), weight.data_ptr(), bias.data_ptr(), out.data_ptr()),
@@ -222,8 +261,9 @@ class CpuKernels:
 
     def rotary_embedding(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """See `ops.rotary_embedding`."""
-        x, cos, sin = _dense_last(x), cos.contiguous(), sin.contiguous()
+        x, cos, sin = dense_last(x, self.dtype, 3), cos.contiguous(), sin.contiguous()
         num_tokens, num_heads, head_dim = x.shape
+        check_rotation(cos, sin, num_tokens, head_dim, self.dtype)
         out = torch.empty((num_tokens, num_heads, head_dim), dtype=x.dtype)
         self._rotary_embedding(
             *(x.data_ptr(), num_heads, x.stride(0), x.stride(1), cos.data_ptr(), sin.data_ptr(), out.data_ptr()),
@@ -233,46 +273,24 @@ class CpuKernels:
 
     def silu_and_mul(self, x: torch.Tensor) -> torch.Tensor:
         """See `ops.silu_and_mul`."""
-        return _change_rows(self._silu_and_mul, x, x.shape[1] // 2)
+        return self._change_rows(self._silu_and_mul, x, 2)
 
     def gelu_tanh_and_mul(self, x: torch.Tensor) -> torch.Tensor:
         """See `ops.gelu_tanh_and_mul`."""
-        return _change_rows(self._gelu_tanh_and_mul, x, x.shape[1] // 2)
+        return self._change_rows(self._gelu_tanh_and_mul, x, 2)
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
         """See `ops.gelu`."""
-        return _change_rows(self._gelu, x, x.shape[1])
+        return self._change_rows(self._gelu, x, 1)
 
     def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
         """See `ops.gelu_tanh`."""
-        return _change_rows(self._gelu_tanh, x, x.shape[1])
+        return self._change_rows(self._gelu_tanh, x, 1)
 
-
-def _change_rows(function: Callable[..., None], x: torch.Tensor, width: int) -> torch.Tensor:
-    x = _dense_last(x)
-    out = torch.empty((len(x), width), dtype=x.dtype)
-    function(x.data_ptr(), x.stride(0), out.data_ptr(), len(x), width, torch.get_num_threads())
-    return out
-
-
-def _dense_last(x: torch.Tensor) -> torch.Tensor:
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _bias_arguments(bias: torch.Tensor | None) -> tuple[int | None, int]:
-    if bias is None:
-        return None, 0
-    assert bias.is_contiguous(), "its rows are read one after the other"
-    assert bias.dtype == torch.float32, "it is added to scores of this type, whatever the queries are"
-    return bias.data_ptr(), bias.shape[1]
-
-
-def _cache_arguments(cache: KVCache, dtype: torch.dtype) -> tuple[int | None, ...]:
-    scales: tuple[int | None, int | None]
-    if cache.scales is None:
-        assert cache.key.dtype == dtype, f"a cache of {cache.key.dtype} for heads of {dtype}"
-        scales = (None, None)
-    else:
-        scales = (cache.scales.key.data_ptr(), cache.scales.value.data_ptr())
-    numbers = (cache.key.data_ptr(), cache.value.data_ptr())
-    return *numbers, *scales, cache.num_kv_heads, cache.block_size, cache.padded_dim
+    def _change_rows(self, function: Callable[..., None], x: torch.Tensor, num_parts: int) -> torch.Tensor:
+        x = dense_last(x, self.dtype, 2)
+        if x.shape[1] % num_parts:
+            raise ValueError(f"{x.shape[1]} numbers are not {num_parts} equal parts")
+        out = torch.empty((len(x), x.shape[1] // num_parts), dtype=x.dtype)
+        function(x.data_ptr(), x.stride(0), out.data_ptr(), *out.shape, torch.get_num_threads())
+        return out

@@ -6,6 +6,15 @@ from ctypes import c_float, c_int32, c_int64, c_void_p
 
 import torch
 
+from rayinfer_kernels.cpu.arguments import (
+    IndexChecks,
+    check_attention,
+    check_cache,
+    check_rotation,
+    check_shape,
+    check_weight,
+    dense_last,
+)
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerWeights, StackShape, StepTensors
 from rayinfer_kernels.packed_weight import WeightArgument
@@ -57,9 +66,20 @@ class CpuLayerStack:
     """A LayerStack whose weights are packed."""
 
     def __init__(
-        self, run_layers: RunLayers, layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape
+        self,
+        run_layers: RunLayers,
+        checks: IndexChecks,
+        layers: Sequence[LayerWeights],
+        last_norm: torch.Tensor,
+        shape: StackShape,
     ) -> None:
-        self._run_layers = run_layers
+        self._run_layers, self._checks = run_layers, checks
+        self._dtype = last_norm.dtype
+        for layer in layers:
+            _check_layer(layer, shape, self._dtype)
+        _check_vector("last_norm", last_norm, shape.hidden_size, self._dtype)
+        # The widest: what it lets tokens see, they may see in some layer. 0: everything.
+        self._window = 0 if any(not layer.window for layer in layers) else max(layer.window or 0 for layer in layers)
         self._kept = (list(layers), last_norm)  # the arguments point into them
         self._layers = (LayerArgument * len(layers))(*map(_argument, layers))
         self._stack = StackArgument(
@@ -75,10 +95,24 @@ class CpuLayerStack:
             activation=ACTIVATIONS[shape.activation],
         )
         self._bound: tuple[object, ...] = ()
+        self._cache: KVCache | None = None  # one of them: they are alike
+        self._num_positions = 0
 
     def bind(self, kv_caches: Sequence[KVCache], cos: torch.Tensor, sin: torch.Tensor) -> None:
         """See LayerStack."""
         cos, sin = cos.contiguous(), sin.contiguous()
+        check_rotation(cos, sin, len(cos), cos.shape[1], self._dtype)
+        if cos.shape[1] > self._stack.head_dim:
+            raise ValueError(f"{cos.shape[1]} channels of {self._stack.head_dim} cannot turn")
+        for cache, layer in zip(kv_caches, self._kept[0], strict=True):
+            check_cache(cache, self._stack.head_dim, self._dtype)
+            check_attention(cache, self._stack.num_heads, layer.window)
+            sizes = [tuple(tensor.shape) for tensor in cache.tensors]
+            if cache.num_kv_heads != self._stack.num_kv_heads or sizes != [
+                tuple(tensor.shape) for tensor in kv_caches[0].tensors
+            ]:
+                raise ValueError(f"a cache of {sizes} for {self._stack.num_kv_heads} heads among others")
+        self._cache, self._num_positions = kv_caches[0], len(cos)
         self._bound = (list(kv_caches), cos, sin)
         self._stack.cos, self._stack.sin = cos.data_ptr(), sin.data_ptr()
         self._stack.rotary_dim = cos.shape[1]
@@ -92,9 +126,16 @@ class CpuLayerStack:
 
     def run(self, x: torch.Tensor, step: StepTensors) -> torch.Tensor:
         """See LayerStack."""
-        x, positions, slots = x.contiguous(), _int64(step.positions), _int64(step.slots)
+        if self._cache is None:
+            raise ValueError("the layers have no caches yet")
+        x = dense_last(x, self._dtype, 2).contiguous()
+        check_shape("x", x, len(step.positions), self._stack.hidden_size)
+        check_shape("slots", step.slots, len(x))
+        positions = self._checks.within(step.positions, self._num_positions)
+        slots = self._checks.within(step.slots, self._cache.num_blocks * self._cache.block_size)
         query_starts, context_lengths = _int32(step.query_starts), _int32(step.context_lengths)
         block_tables = _int32(step.block_tables)
+        self._checks.check_requests(block_tables, query_starts, context_lengths, len(x), self._cache, self._window)
         out = torch.empty_like(x)
         pointers = (x, out, positions, slots, query_starts, context_lengths, block_tables)
         argument = StepArgument(
@@ -116,8 +157,29 @@ def _argument(layer: LayerWeights) -> LayerArgument:
     return argument
 
 
-def _int64(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to(torch.int64).contiguous()
+def _check_layer(layer: LayerWeights, shape: StackShape, dtype: torch.dtype) -> None:
+    query_width, kv_width = (count * shape.head_dim for count in (shape.num_heads, shape.num_kv_heads))
+    intermediate = layer.gate_up.weight.out_features
+    for name, in_features, out_features in (
+        ("qkv", shape.hidden_size, query_width + 2 * kv_width),
+        ("output", query_width, shape.hidden_size),
+        ("gate_up", shape.hidden_size, intermediate),
+        ("down", intermediate, shape.hidden_size),
+    ):
+        weight, bias = getattr(layer, name)
+        check_weight(weight, in_features, dtype)
+        if weight.out_features != out_features or weight.is_gated != (name == "gate_up"):
+            raise ValueError(f"{name} has {weight.out_features} outputs, not {out_features}")
+        _check_vector(f"{name}'s bias", bias, weight.num_rows, dtype)
+    for name, width in (("attention_norm", shape.hidden_size), ("feed_forward_norm", shape.hidden_size)):
+        _check_vector(name, getattr(layer, name), width, dtype)
+    for name in ("query_norm", "key_norm"):
+        _check_vector(name, getattr(layer, name), shape.head_dim, dtype)
+
+
+def _check_vector(name: str, x: torch.Tensor | None, width: int, dtype: torch.dtype) -> None:
+    if x is not None and (x.shape != (width,) or x.dtype != dtype or not x.is_contiguous()):
+        raise ValueError(f"{name} has to be ({width},) of {dtype} in one piece, got {tuple(x.shape)} of {x.dtype}")
 
 
 def _int32(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,142 @@
+"""What is passed to C++, which reads and writes whatever it is told to: checked before, so that mistakes are errors."""
+
+import ctypes
+from ctypes import c_int32, c_int64, c_void_p
+
+import torch
+
+from rayinfer_kernels.kv_cache import KVCache
+from rayinfer_kernels.packed_weight import PackedWeight
+
+
+class IndexChecks:
+    """Refuses indices that lead out of what they point into (index_checks.cpp)."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._are_within = library["rayinfer_are_within"]
+        self._are_within.argtypes, self._are_within.restype = (c_void_p, c_int64, c_int64), c_int32
+        self._starts_cover = library["rayinfer_starts_cover"]
+        self._starts_cover.argtypes, self._starts_cover.restype = (c_void_p, c_int64, c_int64), c_int32
+        self._first_misfit = library["rayinfer_first_misfit"]
+        sizes = (c_int64,) * 5
+        self._first_misfit.argtypes = (c_void_p, c_int64, c_void_p, c_void_p, *sizes)
+        self._first_misfit.restype = c_int64
+
+    def within(self, indices: torch.Tensor, limit: int) -> torch.Tensor:
+        """Return indices as int64, in one piece; all of them have to be in [0, limit)."""
+        indices = indices.to(torch.int64).contiguous()
+        if not self._are_within(indices.data_ptr(), indices.numel(), limit):
+            raise IndexError(f"indices from {indices.min()} to {indices.max()} where there are {limit} places")
+        return indices
+
+    def group_starts(self, starts: torch.Tensor, num_groups: int, num_rows: int) -> torch.Tensor:
+        """Return the starts of groups as int32, in one piece."""
+        starts = starts.to(torch.int32).contiguous()
+        check_shape("group_starts", starts, num_groups + 1)
+        if not self._starts_cover(starts.data_ptr(), num_groups, num_rows):
+            raise ValueError(f"group_starts have to ascend from 0 to {num_rows} rows, got {starts.tolist()}")
+        return starts
+
+    def check_requests(
+        self,
+        block_tables: torch.Tensor,
+        query_starts: torch.Tensor,
+        context_lengths: torch.Tensor,
+        num_tokens: int,
+        cache: KVCache,
+        window: int,
+    ) -> None:
+        """Refuse a step that reads what is not there; its tensors are of int32, in one piece each."""
+        num_requests = len(context_lengths)
+        check_shape("query_starts", query_starts, num_requests + 1)
+        if block_tables.dim() != 2 or len(block_tables) != num_requests:
+            raise ValueError(f"{num_requests} requests with block_tables {tuple(block_tables.shape)}")
+        request = self._first_misfit(
+            *(block_tables.data_ptr(), block_tables.shape[1], query_starts.data_ptr(), context_lengths.data_ptr()),
+            *(num_requests, num_tokens, cache.block_size, cache.num_blocks, window),
+        )
+        if request >= 0:
+            begin, end = query_starts[request : request + 2].tolist()
+            raise IndexError(
+                f"request {request}: tokens {begin} to {end} of {num_tokens}, a context of {context_lengths[request]},"
+                f" blocks {block_tables[request].tolist()[:20]} of a pool of {cache.num_blocks}"
+            )
+
+
+def check_shape(name: str, tensor: torch.Tensor, *shape: int) -> None:
+    """Refuse a tensor of another shape."""
+    if tensor.shape != shape:
+        raise ValueError(f"{name} has to be {shape}, got {tuple(tensor.shape)}")
+
+
+def dense_last(x: torch.Tensor, dtype: torch.dtype, num_axes: int) -> torch.Tensor:
+    """Return x with its last axis in one piece."""
+    if x.dtype != dtype or x.dim() != num_axes:
+        raise ValueError(f"expected {num_axes} axes of {dtype}, got {tuple(x.shape)} of {x.dtype}")
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def vector(name: str, x: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return x [width] in one piece."""
+    if x.dtype != dtype or x.shape != (width,):
+        raise ValueError(f"{name} has to be ({width},) of {dtype}, got {tuple(x.shape)} of {x.dtype}")
+    return x.contiguous()
+
+
+def check_weight(weight: PackedWeight, in_features: int, dtype: torch.dtype) -> None:
+    """Refuse a weight that rows of so many numbers of this type cannot be multiplied by."""
+    if in_features != weight.in_features:
+        raise ValueError(f"{in_features} inputs for a weight of {weight.in_features}")
+    if not weight.format.is_quantized and weight.panels.dtype != dtype:
+        raise ValueError(f"rows of {dtype} for a weight of {weight.panels.dtype}")
+
+
+def bias_arguments(bias: torch.Tensor | None, num_heads: int) -> tuple[int | None, int]:
+    """Of a position bias: its place and its number of distances."""
+    if bias is None:
+        return None, 0
+    # It is added to scores of float32, whatever the queries are.
+    is_matrix = bias.dim() == 2 and bias.shape[0] == num_heads and bias.shape[1] > 0
+    if bias.dtype != torch.float32 or not is_matrix or not bias.is_contiguous():
+        raise ValueError(
+            f"position_bias has to be float32 [{num_heads}, num_distances] in one piece, got {tuple(bias.shape)} of"
+            f" {bias.dtype}"
+        )
+    return bias.data_ptr(), bias.shape[1]
+
+
+def check_cache(cache: KVCache, head_dim: int, dtype: torch.dtype) -> None:
+    """Refuse a cache of other heads."""
+    if cache.scales is None and cache.key.dtype != dtype:
+        raise ValueError(f"a cache of {cache.key.dtype} for heads of {dtype}")
+    if not cache.padded_dim - 16 < head_dim <= cache.padded_dim:
+        raise ValueError(f"a cache of {cache.padded_dim} channels for heads of {head_dim}")
+
+
+def check_attention(cache: KVCache, num_heads: int, window: int | None) -> None:
+    """Refuse what the kernel cannot cut into vectors of tokens and groups of heads."""
+    if cache.block_size % 8:
+        raise ValueError(f"blocks have to hold a multiple of 8 tokens, not {cache.block_size}")
+    if num_heads % cache.num_kv_heads or not num_heads:
+        raise ValueError(f"{num_heads} heads do not share the keys of {cache.num_kv_heads} evenly")
+    if window is not None and window < 0:
+        raise ValueError(f"window must not be below 0, got {window}")
+
+
+def check_rotation(cos: torch.Tensor, sin: torch.Tensor, num_rows: int, width: int, dtype: torch.dtype) -> None:
+    """Refuse angles of other rows, and a width that does not split in halves."""
+    if width % 2:
+        raise ValueError(f"{width} channels cannot turn in pairs")
+    for name, table in (("cos", cos), ("sin", sin)):
+        check_shape(name, table, num_rows, width)
+        if table.dtype != dtype:
+            raise ValueError(f"{name} of {table.dtype} for heads of {dtype}")
+
+
+def cache_arguments(cache: KVCache) -> tuple[int | None, ...]:
+    """Where a cache's tensors lie, and their sizes."""
+    scales: tuple[int | None, int | None] = (None, None)
+    if cache.scales is not None:
+        scales = (cache.scales.key.data_ptr(), cache.scales.value.data_ptr())
+    numbers = (cache.key.data_ptr(), cache.value.data_ptr())
+    return *numbers, *scales, cache.num_kv_heads, cache.block_size, cache.padded_dim
