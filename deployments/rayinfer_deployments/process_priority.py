@@ -9,18 +9,17 @@ from rayinfer_deployments.process_tree import Process, children, descendants
 
 LOWEST = 19  # measured: nothing above it keeps helpers from stopping the threads of an engine at their next barrier
 
+# They have nothing to do with a service coming up, so they may wait from their very first moment.
+BYSTANDERS = ("/_private/monitor.py", "/_private/log_monitor.py")
 # What Ray runs beside the actors, and what of Serve no token passes through, as their command lines say.
 HELPERS = (
+    *BYSTANDERS,
     "/dashboard/dashboard.py",
-    "/_private/monitor.py",
-    "/_private/log_monitor.py",
     "ray::DashboardAgent",
     "ray::RuntimeEnvAgent",
     "ray::ServeController",
     "ray::ServeReplica:{application}:engine-",
 )
-# They have nothing to do with a service coming up, so they may wait from their very first moment.
-BYSTANDERS = HELPERS[:3]
 
 
 def lower_bystanders(pid: int) -> None:

@@ -1,6 +1,7 @@
 """Conversations to prompts, with the template that comes with the model."""
 
 import functools
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -106,9 +107,9 @@ class ChatTemplate:
 @functools.cache
 def renderer() -> Callable[..., Any]:
     """Import transformers' renderer, which takes a second or more: whoever cannot wait then calls this before."""
-    from transformers.utils import chat_template_utils
-
-    rendering: Callable[..., Any] = chat_template_utils.render_jinja_template
+    rendering: Callable[..., Any] = importlib.import_module(
+        "transformers.utils.chat_template_utils"
+    ).render_jinja_template
     return rendering
 
 

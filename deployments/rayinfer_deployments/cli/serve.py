@@ -5,6 +5,7 @@ import json
 import os
 import shlex
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,8 @@ from rayinfer_deployments.ray_environment import set_ray_settings
 if TYPE_CHECKING:
     from ray.serve import Application
 
-    from rayinfer_deployments.service_processes import JoinedRay, OwnRay
+    from rayinfer_deployments.joined_ray import JoinedRay
+    from rayinfer_deployments.own_ray import OwnRay
 
 APPLICATION = "rayinfer"
 WATCH_S = 1.0
@@ -76,7 +78,7 @@ def serve(
     set_ray_settings(owns_ray=ray_address is None)
     # After the environment is set: these import Ray, which reads it.
     from rayinfer.models.sources import resolve_model
-    from rayinfer_deployments.service_startup import check_port_is_free
+    from rayinfer_deployments.port_check import check_port_is_free
 
     engine_config(model=model, **engine_settings)
     check_port_is_free(host, port)
@@ -99,8 +101,8 @@ def serve(
 
 def _run(service: Service, console: Console) -> None:
     from rayinfer_deployments.background_call import BackgroundCall
+    from rayinfer_deployments.own_ray import OwnRay
     from rayinfer_deployments.process_priority import lower_bystanders
-    from rayinfer_deployments.service_processes import JoinedRay, OwnRay
 
     phases, is_ready = Phases(console), False
     phases.enter("starting Ray" if service.ray_address is None else "joining Ray")
@@ -113,9 +115,7 @@ def _run(service: Service, console: Console) -> None:
                 if service.prioritize_engines and service.ray_address is None:
                     lower_bystanders(os.getpid())
 
-            cluster = (
-                OwnRay(check) if service.ray_address is None else JoinedRay(service.ray_address, APPLICATION, check)
-            )
+            cluster = OwnRay(check) if service.ray_address is None else _joined(service.ray_address, check)
             with cluster, _recorded(service, cluster):
                 _bring_up(service, cluster, preparing.result(), phases)
                 is_ready = True
@@ -125,6 +125,12 @@ def _run(service: Service, console: Console) -> None:
         console.print("stopped")
         if not is_ready:
             raise
+
+
+def _joined(address: str, check: Callable[[], None]) -> "JoinedRay":
+    from rayinfer_deployments.joined_ray import JoinedRay
+
+    return JoinedRay(address, APPLICATION, check)
 
 
 def _watch(service: Service, cluster: "OwnRay | JoinedRay") -> NoReturn:

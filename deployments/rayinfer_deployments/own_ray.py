@@ -1,24 +1,24 @@
-"""The Ray under a service: one of its own that ends with it, or one that was there before and stays."""
+"""A Ray of a service's own, which ends with it.
+
+Serve is not imported here: that takes a second, in which Ray can come up.
+"""
 
 import contextlib
 import logging
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import PurePath
 from types import TracebackType
 
 import ray
-from ray import serve
 
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.background_call import BackgroundCall
 from rayinfer_deployments.process_tree import Process, adopt_orphans, descendants, end_descendants, reap_children
 
 POLITE_END_S = 4.0  # for Ray's own shutdown
-CONNECT_S = 5.0
 FORCED_END_S = 2.0  # from SIGTERM to SIGKILL for whatever that left
 VITAL_PROCESSES = ("gcs_server", "raylet")
 
@@ -37,7 +37,7 @@ class OwnRay:
     def __enter__(self) -> "OwnRay":
         adopt_orphans()
         try:
-            self._starting = _start_ray(address="local", include_dashboard=False)
+            self._starting = start_ray(address="local", include_dashboard=False)
             self._starting.result(self._check_while_starting)
             self.address = ray.get_runtime_context().gcs_address
             self._vital = [process for process in descendants(os.getpid()) if _is_vital(process)]
@@ -59,69 +59,21 @@ class OwnRay:
                 raise RayinferError(f"Ray is gone: {_program(process)} (pid {process.pid}) has ended")
 
     def _end(self) -> None:
-        with _undisturbed():
+        with undisturbed():
             if self._starting is not None and self._starting.is_done:
-                _run_for(POLITE_END_S, ray.shutdown)  # of a Ray that is half there it would wait for the other half
+                run_for(POLITE_END_S, ray.shutdown)  # of a Ray that is half there it would wait for the other half
             end_descendants(FORCED_END_S)
             if self._starting is not None:
                 self._starting.release()
 
 
-class JoinedRay:
-    """A Ray that somebody else started; only what we put into it is taken out again."""
-
-    owns_ray = False
-
-    def __init__(self, address: str, application: str, check: Callable[[], None] = lambda: None) -> None:
-        self.address = address  # as given; once joined, where Ray's own table (GCS) is reached
-        self._check_while_starting = check  # may raise
-        self._application = application
-        self._serve_was_running = False
-
-    def __enter__(self) -> "JoinedRay":
-        _check_reachable(self.address)
-        try:
-            _start_ray(address=self.address).result(self._check_while_starting)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise RayinferError(f"cannot join Ray at {self.address}: {str(error).splitlines()[0]}") from None
-        self.address = ray.get_runtime_context().gcs_address
-        self._serve_was_running = bool(serve.status().proxies)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with _undisturbed():
-            if self._serve_was_running:
-                _run_for(POLITE_END_S, lambda: serve.delete(self._application))
-            else:
-                _run_for(POLITE_END_S, serve.shutdown)
-            _run_for(POLITE_END_S, ray.shutdown)
-
-    def check(self) -> None:
-        """Raise RayinferError when Ray cannot be reached any more."""
-        if not ray.is_initialized():
-            raise RayinferError(f"the connection to Ray at {self.address} is lost")
-
-
-def _start_ray(**settings: object) -> BackgroundCall[object]:
+def start_ray(**settings: object) -> BackgroundCall[object]:
     """Start or join Ray beside the main thread: there it would hear no signal for long, and Ray would answer them."""
     return BackgroundCall(lambda: ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings))
 
 
-def _check_reachable(address: str) -> None:
-    """Raise RayinferError when nobody listens there: Ray itself would go on trying for minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdigit():
-        return  # auto, which Ray looks up
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
-    except OSError as error:
-        raise RayinferError(f"cannot join Ray at {address}: {error.strerror or error}") from None
-
-
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Hold signals off while processes are ended: an interrupted clean-up would leave some behind."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
@@ -132,7 +84,7 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(number, action)
 
 
-def _run_for(seconds: float, action: Callable[[], object]) -> None:
+def run_for(seconds: float, action: Callable[[], object]) -> None:
     """Let a clean-up run for so long at most: a Ray that is half gone would keep it waiting for minutes."""
 
     def run() -> None:
