@@ -78,6 +78,10 @@ class EngineDead(Unavailable):
     """The engine that ran the request is gone."""
 
 
+class EngineLeaving(EngineDead):
+    """The engine that ran the request is about to go, and the request goes on elsewhere."""
+
+
 class WrongEngineState(RayinferError):
     """What was asked of an engine does not go with the state it is in; the message names both."""
 

@@ -67,6 +67,7 @@ class _ModelCounts:
     cache_queries: int = 0
     cache_hits: int = 0
     num_queued: int = 0
+    migrations: int = 0
     finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(FinishReason), 0))
     first_token: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(_FIRST_TOKEN_S))
     inter_token: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(_INTER_TOKEN_S))
@@ -127,6 +128,10 @@ class ServiceMetrics:
     def request_refused(self, reason: str) -> None:
         """Count a request that was answered with an error before it could generate; reasons come from a short list."""
         self._refused[reason] = self._refused.get(reason, 0) + 1
+
+    def stream_migrated(self, model: str) -> None:
+        """Count a stream that lost its engine, or had to leave it, and goes on elsewhere."""
+        self._counts(model).migrations += 1
 
     def set_num_queued(self, model: str, num_queued: int) -> None:
         """Say how many requests wait in front of all engines."""
@@ -195,6 +200,7 @@ class ServiceMetrics:
             ("vllm:prompt_tokens", "Prompt tokens of streams that began to answer.", lambda it: it.prompt_tokens),
             ("vllm:generation_tokens", "Tokens sent as answers.", lambda it: it.generation_tokens),
             ("vllm:num_preemptions", "Requests that lost their blocks to others.", lambda it: it.preemptions),
+            ("rayinfer_migrations", "Streams that went on with another engine.", lambda it: it.migrations),
             ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda it: it.cache_queries),
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda it: it.cache_hits),
             (

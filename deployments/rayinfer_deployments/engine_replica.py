@@ -20,6 +20,7 @@ from rayinfer_deployments.engine_address import EngineAddress
 SERVE_NAMESPACE = "serve"  # where Serve keeps its own actors, and we our engines
 WATCH_INTERVAL_S = 0.5
 STALE_AFTER_S = 60.0  # far above the longest step of a healthy engine on a busy machine
+ANSWER_WITHIN_S = 8.0  # no step keeps the process from answering: who does not is frozen
 
 logger = logging.getLogger("ray.serve")
 
@@ -92,11 +93,15 @@ class EngineReplica:
         """Ask the engine for its counters twice a second; its death shows at once, its silence in `check_health`."""
         while self._failure is None:
             try:
-                report: EngineReport = await self._actor.report.remote()
+                async with asyncio.timeout(ANSWER_WITHIN_S):
+                    report: EngineReport = await self._actor.report.remote()
                 self._stats = report.stats
                 self._last_beat = time.monotonic() - report.silent_s
             except (RayActorError, RayTaskError) as error:
                 self._failure = f"engine {self._address.actor_name} has died: {_one_line(error)}"
+                logger.error(self._failure)
+            except TimeoutError:
+                self._failure = f"engine {self._address.actor_name} has not answered for {ANSWER_WITHIN_S:.0f} s"
                 logger.error(self._failure)
             await asyncio.sleep(WATCH_INTERVAL_S)
 

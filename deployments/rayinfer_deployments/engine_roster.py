@@ -1,4 +1,4 @@
-"""Keeps a dispatcher supplied with the engines that Serve says exist."""
+"""Keeps a router supplied with the engines that Serve says exist."""
 
 import asyncio
 import contextlib
@@ -10,7 +10,7 @@ from ray.serve.handle import DeploymentHandle
 
 from rayinfer.errors import EngineDead
 from rayinfer.protocols import EngineClient, ModelDescription
-from rayinfer.routing.dispatch import Dispatcher
+from rayinfer.routing.engine_set import EngineSet
 from rayinfer_deployments.addressed_request_router import watch_engines
 from rayinfer_deployments.engine_address import EngineAddress, Engines
 from rayinfer_deployments.ray_engine_client import RayEngineClient
@@ -30,15 +30,15 @@ class DescribedEngineClient(EngineClient, Protocol):
 
 
 class EngineRoster:
-    """Keeps a dispatcher's engines equal to those wanted; one that was lost but still answers is taken back."""
+    """Keeps a set of engines equal to those wanted; one that was lost but still answers is taken back."""
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        engines: EngineSet,
         connect: Callable[[EngineAddress], DescribedEngineClient] = RayEngineClient.at,
         reconcile_interval_s: float = RECONCILE_INTERVAL_S,
     ) -> None:
-        self._dispatcher = dispatcher
+        self._engines = engines
         self._connect = connect
         self._reconcile_interval_s = reconcile_interval_s
         self._wanted: Engines = {}
@@ -52,16 +52,16 @@ class EngineRoster:
     def want(self, engines: Engines) -> None:
         """Say which engines there are; those that are not among them get no new requests from now on."""
         self._wanted = engines
-        for name in self._dispatcher.engine_names:
+        for name in self._engines.names:
             if name not in engines:
-                self._dispatcher.drain_engine(name)
+                self._engines.drain(name)
         self._changed.set()
 
     async def keep_up(self) -> None:
         """Add what is wanted and missing, at every change and once in a while, until cancelled."""
         while True:
             self._changed.clear()
-            known = self._dispatcher.engine_names
+            known = self._engines.names
             missing = [address for name, address in self._wanted.items() if name not in known]
             await asyncio.gather(*(self._add(address) for address in missing))
             with contextlib.suppress(TimeoutError):
@@ -78,5 +78,5 @@ class EngineRoster:
             logger.exception("engine %s cannot join yet", address.actor_name)
             return
         if address.actor_name in self._wanted:
-            self._dispatcher.add_engine(address.actor_name, client, description)
+            self._engines.add(address.actor_name, client, description)
             logger.info("engine %s joins", address.actor_name)

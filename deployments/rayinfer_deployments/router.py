@@ -106,7 +106,7 @@ class Router:
             router_id=serve.get_replica_context().replica_tag,
             traces=self._traces,
         )
-        following = EngineRoster(dispatcher).follow(model.engines)
+        following = EngineRoster(dispatcher.engines).follow(model.engines)
         self._following.append(asyncio.get_running_loop().create_task(following))
         self._dispatchers.append(dispatcher)
         return ServedModel(

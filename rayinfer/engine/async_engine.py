@@ -6,9 +6,11 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 
 from rayinfer.engine.engine import Engine
 from rayinfer.engine.engine_commands import Abort, Change, Command, Forget, RouterLine, Stop, Submit
+from rayinfer.engine.pulse import Pulse
 from rayinfer.errors import EngineDead, RequestError, WrongEngineState
 from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
 from rayinfer.protocols import GenerationRequest, ModelDescription
@@ -16,7 +18,8 @@ from rayinfer.traces.request_trace import RequestTrace
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_S = 1.0
+HEARTBEAT_S = 0.5
+SIGN_OF_LIFE_S = 0.75  # after so long without a message; a little more than a heartbeat, which is one
 LISTEN_WITHIN_S = 60.0  # a router that submits and does not listen by then is gone, and its requests with it
 
 
@@ -48,8 +51,7 @@ class AsyncEngine:
         self._lock = threading.Lock()  # over _routers and _is_over, which both sides look up
         self._owners: dict[str, RouterLine] = {}  # by request id; the thread's own
         self._stats = engine.stats
-        self._last_beat = time.monotonic()
-        self._is_changing = False
+        self._pulse = Pulse()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -71,7 +73,7 @@ class AsyncEngine:
         """Yield this router's messages; closing the iterator aborts all of the router's requests."""
         router = self._router(router_id, listens=True)
         try:
-            while (message := await router.box.take()) is not None:
+            while (message := await self._next_message(router)) is not None:
                 yield message
             if self.failure is not None:
                 raise self._death()
@@ -120,7 +122,7 @@ class AsyncEngine:
 
         Nothing while the engine falls asleep or wakes: reading a checkpoint takes as long as at the start.
         """
-        return 0.0 if self._is_changing else time.monotonic() - self._last_beat
+        return self._pulse.silent_s
 
     @property
     def stats(self) -> EngineStats:
@@ -139,6 +141,13 @@ class AsyncEngine:
             if self._is_over:
                 router.box.close()
             return router
+
+    async def _next_message(self, router: RouterLine) -> StepMessage | None:
+        """Wait for the thread's next message, but not for long: that it takes its time is news as well."""
+        try:
+            return await router.box.take(SIGN_OF_LIFE_S)
+        except TimeoutError:
+            return replace(self._message([]), silent_s=self._pulse.silent_s, silent_limit_s=self._pulse.limit_s)
 
     async def _change(self, action: Callable[[Engine], None]) -> None:
         """Have it done between two steps, and wait for it; who is cancelled before its turn has changed nothing."""
@@ -160,7 +169,7 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._obey():
-                self._publish(self._engine.step() if self._engine.has_unfinished_requests else [])
+                self._publish(self._step() if self._engine.has_unfinished_requests else [])
                 self._end_unheard_routers()
         except BaseException as error:
             logger.exception("the engine loop ends")
@@ -173,6 +182,10 @@ class AsyncEngine:
             self._refuse_changes()
             self._engine.exit()
 
+    def _step(self) -> list[TokenDelta]:
+        with self._pulse.step():
+            return self._engine.step()
+
     def _obey(self) -> bool:
         """Carry out what has been asked since the last step; when idle, wait for it, a heartbeat long at most."""
         is_idle = not self._engine.can_advance
@@ -182,7 +195,7 @@ class AsyncEngine:
                 self._carry_out(command)
                 command = self._commands.get_nowait()
         except queue.Empty:
-            self._last_beat = time.monotonic()
+            self._pulse.beat()
             return True
         # No delta tells of it: the routers see their outputs end and may go on elsewhere.
         for request_id in self._owners:
@@ -214,19 +227,17 @@ class AsyncEngine:
     def _make(self, change: Change) -> None:
         if not change.done.set_running_or_notify_cancel():
             return
-        self._is_changing = True
-        try:
-            change.action(self._engine)
-        except (RequestError, WrongEngineState) as error:
-            change.done.set_exception(error)
-        except BaseException as error:
-            change.done.set_exception(error)
-            raise
-        else:
-            self._stats = self._engine.stats
-            change.done.set_result(None)
-        finally:
-            self._last_beat, self._is_changing = time.monotonic(), False
+        with self._pulse.excused():
+            try:
+                change.action(self._engine)
+            except (RequestError, WrongEngineState) as error:
+                change.done.set_exception(error)
+            except BaseException as error:
+                change.done.set_exception(error)
+                raise
+            else:
+                self._stats = self._engine.stats
+                change.done.set_result(None)
 
     def _refuse_changes(self) -> None:
         """Tell those who still wait for their turn; nobody comes after `_is_over`."""

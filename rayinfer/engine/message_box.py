@@ -28,15 +28,19 @@ class MessageBox:
             self._closed = True
             self._wake()
 
-    async def take(self) -> StepMessage | None:
-        """Wait for the next message; None once the box is closed and empty."""
+    async def take(self, timeout_s: float | None = None) -> StepMessage | None:
+        """Wait for the next message; None once the box is closed and empty.
+
+        Raises TimeoutError when none comes in time.
+        """
         with self._lock:
             self._loop, self._arrived = asyncio.get_running_loop(), asyncio.Event()
             if self._pending is not None or self._closed:
                 self._arrived.set()
             arrived = self._arrived
         try:
-            await arrived.wait()
+            async with asyncio.timeout(timeout_s):
+                await arrived.wait()
         finally:
             with self._lock:
                 self._loop = None  # a reader that was cancelled may take its loop with it

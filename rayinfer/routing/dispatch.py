@@ -1,22 +1,24 @@
 """Gives one model's requests to its engines and turns their tokens back into text for the clients."""
 
-import asyncio
+import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
-from rayinfer.errors import EngineDead, NotReady, PromptTooLong
+from rayinfer.errors import EngineDead, EngineLeaving, NotReady, PromptTooLong
 from rayinfer.metrics import ServiceMetrics
-from rayinfer.outputs import EngineStats, FinishReason, RequestOutput, TokenDelta, TraceEvent
-from rayinfer.protocols import EngineClient, GenerationRequest, ModelDescription, ServiceStatus
+from rayinfer.outputs import FinishReason, RequestOutput, TokenDelta, TraceEvent
+from rayinfer.protocols import GenerationRequest, ModelDescription, ServiceStatus
 from rayinfer.routing.admission import Admission
+from rayinfer.routing.attempts import Attempts, Quarantine
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.engine_fleet import EngineFleet
 from rayinfer.routing.engine_link import EngineLink
-from rayinfer.routing.replica_choice import least_loaded
+from rayinfer.routing.engine_set import RUNNING, EngineSet
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.routing.stream_timers import StreamTimers
 from rayinfer.tokenization.bad_words import speller
@@ -25,15 +27,16 @@ from rayinfer.traces.kept_traces import KeptTraces
 
 logger = logging.getLogger(__name__)
 
-RUNNING = "running"  # the one state of an engine in which requests do not just wait
+ENGINE_WAIT_S = 60.0  # how long a stream that lost its engine waits for another
 
 
 class Dispatcher:
     """A TextGenerator over a changing set of engines; every client request lives in one `generate` call.
 
-    Text is made in that call, never in the task that listens to an engine: what one stream's text does, however wrong,
-    reaches no other stream. Clients are told that an engine is gone; which one, and of what it died, is in the log.
-    What happens to requests that are traced goes into `traces`, from here and from the engines.
+    A stream whose engine is lost, or leaves, goes on from its tokens so far on another engine: its client sees nothing
+    of it. Text is made in that call, never in the task that listens to an engine: what one stream's text does, however
+    wrong, reaches no other stream. Clients are told that an engine is gone; which one, and of what it died, is in the
+    log. What happens to requests that are traced goes into `traces`, from here and from the engines.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Dispatcher:
         *,
         router_id: str,
         traces: KeptTraces | None = None,
+        engine_wait_s: float = ENGINE_WAIT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._traces = KeptTraces() if traces is None else traces
@@ -52,78 +56,31 @@ class Dispatcher:
         self._tokenizer = tokenizer
         self._admission = admission
         self._metrics = metrics
-        self._router_id = router_id
+        self._engine_wait_s = engine_wait_s
         self._clock = clock
-        self._engines: dict[str, EngineLink] = {}
-        self.control = EngineFleet(model_name, self._engines)
-        self._num_chosen = 0
-        self._num_added = 0
-        self._why_not_ready = "no engine is ready yet"
+        self.engines = EngineSet(model_name, metrics, router_id=router_id, on_trace=self._record_engine_events)
+        self.control = EngineFleet(model_name, self.engines.links)
+        self._quarantine = Quarantine()
         metrics.set_num_queued(model_name, 0)  # requests go to an engine at once; those that wait, wait there
-
-    @property
-    def engine_names(self) -> list[str]:
-        """The engines that this dispatcher listens to, those that are draining included."""
-        return list(self._engines)
-
-    def add_engine(self, name: str, client: EngineClient, description: ModelDescription) -> None:
-        """Listen to an engine and send it requests from now on; needs a running event loop."""
-        self._num_added += 1
-        engine = EngineLink(
-            name,
-            client,
-            description,
-            # An engine that is taken back must not confuse the new line with the end of the old one.
-            router_id=f"{self._router_id}/{self._num_added}",
-            on_stats=self._record_stats,
-            on_lost=self.remove_engine,
-            on_trace=self._record_engine_events,
-        )
-        self._engines[name] = engine
-        self._record_stats(name, engine.stats)
-
-    def drain_engine(self, name: str) -> None:
-        """Send the engine nothing more; its streams may end before it goes."""
-        if engine := self._engines.get(name):
-            engine.is_draining = True
-            self._why_not_ready = "an engine is shutting down"
-            if engine.num_in_flight == 0:
-                self.remove_engine(name, "it was drained")
-
-    def remove_engine(self, name: str, reason: str) -> None:
-        """Forget an engine; the streams that it still ran end with EngineDead."""
-        engine = self._engines.pop(name, None)
-        if engine is None:
-            return
-        logger.log(logging.INFO if engine.is_draining else logging.WARNING, "engine %s is gone: %s", name, reason)
-        self._why_not_ready = "an engine is gone"
-        self._metrics.drop_engine(self._model_name, name)
-        engine.fail(EngineDead("the engine that ran the request is gone"))
 
     async def close(self) -> None:
         """Let go of every engine, which aborts all that still runs."""
-        engines = list(self._engines.values())
-        for engine in engines:
-            self.remove_engine(engine.name, "the service is shutting down")
-        await asyncio.gather(*(engine.wait_closed() for engine in engines))
+        self._engine_wait_s = 0.0
+        await self.engines.close()
 
     def describe(self) -> ModelDescription:
         """Say what the model is, as the tightest of its engines has it."""
-        engines = self._available_engines()
-        if not engines:
-            raise NotReady(self._not_ready_message())
-        tightest = min((engine.description for engine in engines), key=lambda known: known.max_model_len)
-        return replace(tightest, name=self._model_name)
+        return self.engines.describe()
 
     def status(self) -> ServiceStatus:
         """Say whether a request could start now, and how every engine is doing."""
-        states = {engine.stats.state for engine in self._available_engines()}
+        states = {engine.stats.state for engine in self.engines.available()}
         ready = RUNNING in states
         return ServiceStatus(
             ready=ready,
-            reason="" if ready else ", ".join(sorted(states)) or self._not_ready_message(),
+            reason="" if ready else ", ".join(sorted(states)) or self.engines.not_ready_message(),
             num_waiting=self._admission.num_waiting,
-            engines={engine.name: engine.stats for engine in self._engines.values()},
+            engines={engine.name: engine.stats for engine in self.engines.links.values()},
         )
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
@@ -135,44 +92,91 @@ class Dispatcher:
         ticket = self._admission.admit()
         stream = StreamState(_with_seed(request), self._tokenizer, keeps_outputs=False)
         timers = self._start_timers(request, stream)
-        request_ids = [part.request_id for part in stream.engine_requests()]
-        queue = DeltaQueue()
         deadline = None if request.timeout_s is None else self._clock() + request.timeout_s
-        engine: EngineLink | None = None
         ending: FinishReason = "abort"  # unless something else is the matter
         try:
-            engine = await self._submit(stream, queue)
+            attempts = Attempts()
             while not stream.is_finished:
-                deltas = await self._take(queue, deadline)
-                if deltas:
-                    ticket.start()
-                output = stream.fail("timeout") if deltas is None else _apply(stream, deltas)
-                engine.release(stream.stopped_request_ids())
-                if output is not None:
-                    timers.record(output)
-                    yield output
+                async with self._attempt(stream, attempts, deadline) as attempt:
+                    while not stream.is_finished:
+                        deltas = await self._take(attempt.queue, deadline)
+                        if deltas:
+                            ticket.start()
+                        output = stream.fail("timeout") if deltas is None else _apply(stream, deltas)
+                        attempt.release(stream.stopped_request_ids())
+                        if attempts.are_suspicious and attempts.have_gained(stream.num_output_tokens):
+                            await attempt.quarantine.aclose()
+                        if output is not None:
+                            timers.record(output)
+                            yield output
         except Exception:
             ending = "error"
             raise
         finally:
             ticket.leave()
             timers.finish_all(ending)
-            if engine is not None:
+
+    @contextlib.asynccontextmanager
+    async def _attempt(
+        self, stream: StreamState, attempts: Attempts, deadline: float | None
+    ) -> AsyncIterator["_Attempt"]:
+        """Have an engine go on with the stream while the block lasts; the loss of that engine ends the block.
+
+        Raises NotReady when there is no engine for a new stream, EngineDead when a stream cannot go on elsewhere. Where
+        its time has run out meanwhile, the block gets an attempt without an engine.
+        """
+        queue = DeltaQueue()  # one for each: what an earlier engine still says reaches nobody
+        async with contextlib.AsyncExitStack() as quarantine:
+            try:
+                wait_s = self._patience_s(attempts, deadline)
+                if attempts.are_suspicious:
+                    await quarantine.enter_async_context(self._quarantine.place(wait_s))
+                engine = await self._submit(stream, attempts, queue, wait_s)
+            except NotReady:
+                if not attempts.num_lost:
+                    raise
+                if deadline is None or self._clock() < deadline:
+                    raise EngineDead("the engine that ran the request is gone, and no other has come") from None
+                yield _Attempt(queue, lambda _: None, quarantine)
+                return
+            request_ids = [request.request_id for request in stream.engine_requests()]
+            try:
+                yield _Attempt(queue, engine.release, quarantine)
+            except EngineDead as error:
+                self._note_loss(stream, attempts, error)
+            finally:
                 engine.release(request_ids)
 
-    async def _submit(self, stream: StreamState, queue: DeltaQueue) -> EngineLink:
-        """Hand the stream's requests to the least loaded engine that takes them."""
+    def _patience_s(self, attempts: Attempts, deadline: float | None) -> float:
+        """How long to wait for an engine: new streams do not, as others may have one for them."""
+        if not attempts.num_lost:
+            return 0.0
+        return self._engine_wait_s if deadline is None else min(self._engine_wait_s, deadline - self._clock())
+
+    async def _submit(self, stream: StreamState, attempts: Attempts, queue: DeltaQueue, wait_s: float) -> EngineLink:
+        """Hand what is left of the stream to the least loaded engine that takes it."""
         while True:
-            engine = self._choose_engine()
-            requests = stream.engine_requests()
+            engine = await self.engines.choose(wait_s)
+            requests = stream.engine_requests(epoch=attempts.num_lost)
             if requests[0].trace:
                 self._traces.dispatched(stream.request_id, [request.choice for request in requests])
             try:
                 await engine.submit(requests, queue)
             except EngineDead as error:
-                self.remove_engine(engine.name, str(error))
+                self.engines.remove(engine.name, str(error))
             else:
                 return engine
+
+    def _note_loss(self, stream: StreamState, attempts: Attempts, error: EngineDead) -> None:
+        """Count a lost engine; raises EngineDead when the stream may not go on elsewhere."""
+        if isinstance(error, EngineLeaving):
+            attempts.left(stream.num_output_tokens)
+        else:
+            attempts.lost(stream.num_output_tokens)
+        if attempts.are_hopeless:
+            logger.error("request %s is refused: %d engines ended under it", stream.request_id, attempts.num_fruitless)
+            raise EngineDead("every engine that tried to compute this request has ended") from None
+        self._metrics.stream_migrated(self._model_name)
 
     async def _take(self, queue: DeltaQueue, deadline: float | None) -> list[TokenDelta] | None:
         """Wait for this stream's next deltas; None when the client's time is up."""
@@ -195,22 +199,6 @@ class Dispatcher:
             on_end=partial(self._record_end, stream) if request.trace else None,
         )
 
-    def _choose_engine(self) -> EngineLink:
-        engines = self._available_engines()
-        if not engines:
-            raise NotReady(self._not_ready_message())
-        engines = [engine for engine in engines if engine.stats.state == RUNNING] or engines
-        load = least_loaded([engine.load for engine in engines])
-        self._num_chosen += 1
-        load.last_chosen = self._num_chosen
-        return self._engines[load.name]
-
-    def _available_engines(self) -> list[EngineLink]:
-        return [engine for engine in self._engines.values() if not engine.is_draining]
-
-    def _not_ready_message(self) -> str:
-        return f"model {self._model_name!r} cannot answer now: {self._why_not_ready}"
-
     def _check_prompt(self, request: GenerationRequest, description: ModelDescription) -> None:
         if not description.scores_prompts:
             request.sampling_params.check_prompt_is_not_scored()
@@ -231,11 +219,13 @@ class Dispatcher:
         request_id, _, choice = engine_request_id.rpartition("/")
         self._traces.take_over(request_id, int(choice), events)
 
-    def _record_stats(self, name: str, stats: EngineStats) -> None:
-        self._metrics.set_engine_stats(self._model_name, name, stats)
-        engine = self._engines.get(name)
-        if engine is not None and engine.is_draining and engine.num_in_flight == 0:
-            self.remove_engine(name, "it was drained")
+
+class _Attempt(NamedTuple):
+    """One engine's turn at a stream."""
+
+    queue: DeltaQueue
+    release: Callable[[Iterable[str]], None]  # of engine requests that need not go on
+    quarantine: contextlib.AsyncExitStack  # to be left once the stream has shown to be harmless
 
 
 def _with_bad_words_spelled(request: GenerationRequest, tokenizer: Tokenizer) -> GenerationRequest:

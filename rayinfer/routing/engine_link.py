@@ -7,11 +7,15 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayinfer.errors import EngineDead
+from rayinfer.errors import EngineDead, EngineLeaving
 from rayinfer.outputs import EngineStats, StepMessage, TraceEvent
 from rayinfer.protocols import EngineClient, EngineControl, GenerationRequest, ModelDescription
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.replica_choice import EngineLoad, expected_tokens
+
+TICK_S = 0.25
+FROZEN_AFTER_S = 2.0  # an engine gives a sign of life every 0.75 s
+LOST_AFTER_S = 10.0  # ... and where its streams could not go on elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,8 @@ class _Route:
 
 class EngineLink:
     """Sends requests to one engine and fans its messages out to the queues of the streams.
+
+    An engine that gives no sign of life, or stays at one step for too long, is lost as well: a process can be frozen.
 
     `on_stats` is told the engine's counters after every message, `on_lost` once and why, when the engine's outputs end,
     and `on_trace` what the engine says of a traced request, which may be after its stream has ended.
@@ -39,6 +45,7 @@ class EngineLink:
         on_stats: Callable[[str, EngineStats], None],
         on_lost: Callable[[str, str], None],
         on_trace: Callable[[str, list[TraceEvent]], None],
+        is_replaceable: Callable[[], bool] = lambda: True,
     ) -> None:
         self.name = name
         self.description = description
@@ -54,7 +61,10 @@ class EngineLink:
         self._tasks: set[asyncio.Task[None]] = set()  # keeps them referenced until they are done
         # Ray cancels a client's request together with every call made in its context: an abort must not be one of them.
         self._context = contextvars.copy_context()
+        self._is_replaceable = is_replaceable
+        self._num_silent_ticks = 0
         self._listener = self._start(self._listen())
+        self._watcher = self._start(self._watch())
 
     @property
     def num_in_flight(self) -> int:
@@ -88,12 +98,20 @@ class EngineLink:
 
     def fail(self, error: EngineDead) -> None:
         """End every stream with this error and stop listening."""
-        queues = {id(route.queue): route.queue for route in self._routes.values()}
+        self._fail_queues(error)
         for request_id in list(self._routes):
             self._forget(request_id)
-        for queue in queues.values():
-            queue.fail(error)
         self._listener.cancel()
+        self._watcher.cancel()
+
+    def hand_over(self, error: EngineLeaving) -> None:
+        """End every stream with this error, abort its requests, and go on listening."""
+        self._fail_queues(error)
+        self.release(list(self._routes))
+
+    def _fail_queues(self, error: EngineDead) -> None:
+        for queue in {id(route.queue): route.queue for route in self._routes.values()}.values():
+            queue.fail(error)
 
     async def wait_closed(self) -> None:
         """Wait until the line is closed after `fail`, so that the engine has aborted what it had from here."""
@@ -122,7 +140,20 @@ class EngineLink:
             reason = f"{type(error).__name__}: {error}"
         self._on_lost(self.name, reason)
 
+    async def _watch(self) -> None:
+        """Count our own ticks, not seconds: what kept this loop from running is no engine's fault."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._num_silent_ticks += 1
+            silent_s = self._num_silent_ticks * TICK_S
+            if silent_s > (FROZEN_AFTER_S if self._is_replaceable() else LOST_AFTER_S):
+                self._on_lost(self.name, f"it has given no sign of life for {silent_s:.1f} s")
+
     def _deliver(self, message: StepMessage) -> None:
+        self._num_silent_ticks = 0
+        if message.silent_s > message.silent_limit_s:
+            self._on_lost(self.name, f"it has been at one step for {message.silent_s:.1f} s")
+            return
         for delta in message.deltas:
             if delta.trace is not None:
                 self._on_trace(delta.request_id, delta.trace)

@@ -42,6 +42,7 @@ class FakeEngineClient:
             raise self.submit_error
         await self.submit_may_arrive.wait()
         self.submitted += requests
+        self._num_said.update((request.request_id, len(request.output_token_ids)) for request in requests)
         self.router_ids.append(router_id)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
@@ -97,9 +98,10 @@ class FakeEngineClient:
         self._num_said[request_id] = start + len(token_ids)
         return TokenDelta(request_id, start, list(token_ids), finish_reason=finish_reason, **fields)
 
-    def say(self, *deltas: TokenDelta, stats: EngineStats | None = None) -> None:
+    def say(self, *deltas: TokenDelta, stats: EngineStats | None = None, **fields: Any) -> None:
         """Send one step's message."""
-        self._messages.put_nowait(StepMessage(epoch=1, step=1, deltas=list(deltas), stats=stats or EngineStats()))
+        stats = stats or EngineStats()
+        self._messages.put_nowait(StepMessage(epoch=1, step=1, deltas=list(deltas), stats=stats, **fields))
 
     def die(self, error: Exception) -> None:
         """End the outputs with an error."""

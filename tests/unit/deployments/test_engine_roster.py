@@ -2,15 +2,11 @@ import asyncio
 
 import pytest
 from prometheus_client import CollectorRegistry
-from tokenizers import Tokenizer as Backend
-from tokenizers import models
 
 from fake_engine_client import FakeEngineClient
 from rayinfer.errors import EngineDead
 from rayinfer.metrics import ServiceMetrics
-from rayinfer.routing.admission import Admission
-from rayinfer.routing.dispatch import Dispatcher
-from rayinfer.tokenization.tokenizer import Tokenizer
+from rayinfer.routing.engine_set import EngineSet
 from rayinfer_deployments.engine_address import EngineAddress
 from rayinfer_deployments.engine_roster import EngineRoster
 
@@ -34,17 +30,15 @@ def fakes():
 
 
 @pytest.fixture
-async def dispatcher():
-    tokenizer = Tokenizer(Backend(models.BPE(vocab={"x": 0}, merges=[])))
-    metrics = ServiceMetrics(CollectorRegistry())
-    dispatcher = Dispatcher("m", tokenizer, Admission(10), metrics, router_id="router")
-    yield dispatcher
-    await dispatcher.close()
+async def engines():
+    engines = EngineSet("m", ServiceMetrics(CollectorRegistry()), router_id="router", on_trace=lambda *_: None)
+    yield engines
+    await engines.close()
 
 
 @pytest.fixture
-async def roster(dispatcher, fakes):
-    roster = EngineRoster(dispatcher, lambda address: fakes[address.actor_name], reconcile_interval_s=0.01)
+async def roster(engines, fakes):
+    roster = EngineRoster(engines, lambda address: fakes[address.actor_name], reconcile_interval_s=0.01)
     keeping_up = asyncio.create_task(roster.keep_up())
     yield roster
     keeping_up.cancel()
@@ -56,27 +50,27 @@ async def until(condition):
             await asyncio.sleep(0.001)
 
 
-async def test_wanted_engines_join_and_unwanted_ones_go(roster, dispatcher):
+async def test_wanted_engines_join_and_unwanted_ones_go(roster, engines):
     roster.want(ENGINES)
-    await until(lambda: sorted(dispatcher.engine_names) == ["a", "b"])
+    await until(lambda: sorted(engines.names) == ["a", "b"])
     roster.want({"b": ENGINES["b"]})
-    await until(lambda: dispatcher.engine_names == ["b"])
+    await until(lambda: engines.names == ["b"])
 
 
-async def test_an_engine_whose_line_broke_is_taken_back(roster, dispatcher, fakes):
+async def test_an_engine_whose_line_broke_is_taken_back(roster, engines, fakes):
     roster.want({"a": ENGINES["a"]})
-    await until(lambda: dispatcher.status().ready)
+    await until(lambda: engines.available())
     fakes["a"].die(ConnectionError("the line broke"))
-    await until(lambda: not dispatcher.status().ready)
-    await until(lambda: dispatcher.status().ready)
+    await until(lambda: not engines.available())
+    await until(lambda: engines.available())
 
 
 @pytest.mark.parametrize("error", [EngineDead("gone"), RuntimeError("something else")])
 async def test_an_engine_that_cannot_say_what_it_is_keeps_no_other_out_and_may_come_later(
-    roster, dispatcher, fakes, error
+    roster, engines, fakes, error
 ):
     fakes["a"].describe_error = error
     roster.want(ENGINES)
-    await until(lambda: dispatcher.engine_names == ["b"])
+    await until(lambda: engines.names == ["b"])
     fakes["a"].describe_error = None
-    await until(lambda: sorted(dispatcher.engine_names) == ["a", "b"])
+    await until(lambda: sorted(engines.names) == ["a", "b"])

@@ -2,6 +2,8 @@ import asyncio
 import random
 import threading
 
+import pytest
+
 from rayinfer.engine.message_box import MessageBox
 from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
 
@@ -95,3 +97,11 @@ def test_a_writer_does_not_care_that_the_readers_loop_is_gone():
     asyncio.run(give_up())
     box.put(message(1))
     assert asyncio.run(box.take()).step == 1
+
+
+async def test_who_has_waited_in_vain_finds_the_next_message_all_the_same():
+    box = MessageBox()
+    with pytest.raises(TimeoutError):
+        await box.take(0.01)
+    box.put(message(3))
+    assert (await box.take(5)).step == 3

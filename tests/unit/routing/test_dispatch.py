@@ -1,84 +1,12 @@
 import asyncio
-import contextlib
 from dataclasses import replace
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from fake_engine_client import FakeEngineClient
+from fake_service import Service, running, until
 from rayinfer.errors import EngineDead, InvalidParameter, NotReady, PromptTooLong, QueueFull
-from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import EngineStats, Logprob, TraceEvent
-from rayinfer.protocols import GenerationRequest
-from rayinfer.routing.admission import Admission
-from rayinfer.routing.dispatch import Dispatcher
-from rayinfer.sampling_params import SamplingParams
-from rayinfer.traces.kept_traces import KeptTraces
-
-
-class Service:
-    """A dispatcher with fake engines, and a client's view of it."""
-
-    def __init__(self, tokenizer, num_engines, max_waiting_requests=100):
-        self.tokenizer = tokenizer
-        self.metrics = ServiceMetrics(CollectorRegistry())
-        admission = Admission(max_waiting_requests)
-        self.traces = KeptTraces()
-        self.dispatcher = Dispatcher("m", tokenizer, admission, self.metrics, router_id="router-1", traces=self.traces)
-        self.engines = [FakeEngineClient() for _ in range(num_engines)]
-        for index, engine in enumerate(self.engines):
-            self.dispatcher.add_engine(f"engine-{index}", engine, engine.description)
-
-    def open(self, request_id="a", prompt="hello", timeout_s=None, trace=False, **params):
-        request = GenerationRequest(
-            request_id=request_id,
-            prompt_token_ids=self.tokenizer.encode(prompt),
-            sampling_params=SamplingParams(**params),
-            timeout_s=timeout_s,
-            trace=trace,
-        )
-        if trace:
-            self.traces.open(
-                name=request_id, answer_id=f"cmpl-{request_id}", model="m", request_ids=[request_id], received_s=0.0
-            )
-        return self.dispatcher.generate(request)
-
-    async def start(self, request_id="a", engine=0, **settings):
-        """Open a stream and read its first token; returns the stream."""
-        stream = self.open(request_id, **settings)
-        reading = asyncio.ensure_future(anext(stream))
-        client = self.engines[engine]
-        await until(lambda: f"{request_id}/0" in client.submitted_ids)
-        self.say(f"{request_id}/0", "X", engine=engine)
-        assert (await reading).outputs[0].text == "X"
-        return stream
-
-    def say(self, request_id, text="", finish_reason=None, engine=0):
-        client = self.engines[engine]
-        client.say(client.delta(request_id, self.tokenizer.encode(text), finish_reason))
-
-    def trace(self, request_id="a"):
-        """What is known of a request by now, without the prompt's number."""
-        (kept,) = self.traces.find(request_id)
-        return [(event.name, event.details | {"prompt": None}) for event in kept.trace.in_order()][1:]
-
-    def metric(self, line):
-        lines = self.metrics.render().decode().splitlines()
-        return next(float(found.rpartition(" ")[2]) for found in lines if found.startswith(line))
-
-
-async def until(condition):
-    """Let the event loop run until something is true."""
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - what it waits for has no event
-            await asyncio.sleep(0)
-
-
-@contextlib.asynccontextmanager
-async def running(service):
-    yield service
-    await service.dispatcher.close()
-    assert not any(engine.is_listened_to for engine in service.engines)
 
 
 @pytest.fixture
@@ -196,36 +124,15 @@ async def test_a_stop_string_ends_the_stream_and_the_engines_work(service):
     await until(lambda: service.engines[0].aborted == ["a/0"])
 
 
-async def test_when_an_engine_dies_its_streams_fail_and_others_go_on(two_engines):
-    service = two_engines
-    doomed = await service.start("a", engine=0)
-    lucky = await service.start("b", engine=1)
-    service.engines[0].die(EngineDead("its process is gone"))
-    with pytest.raises(EngineDead, match=r"^the engine that ran the request is gone$"):
-        await anext(doomed)
-    service.say("b/0", "fine", "length", engine=1)
-    assert (await anext(lucky)).outputs[0].text == "fine"
-    assert service.dispatcher.engine_names == ["engine-1"]
-
-
-async def test_a_dying_engines_last_words_are_still_delivered(service):
-    stream = await service.start()
-    service.say("a/0", "last words")
-    service.engines[0].die(EngineDead("gone"))
-    assert (await anext(stream)).outputs[0].text == "last words"
-    with pytest.raises(EngineDead):
-        await anext(stream)
-
-
 async def test_without_an_engine_requests_are_refused_and_only_the_log_names_it_and_its_end(service, caplog):
     service.engines[0].die(EngineDead("ActorDiedError: its process is gone"))
-    await until(lambda: not service.dispatcher.engine_names)
+    await until(lambda: not service.dispatcher.engines.names)
     with pytest.raises(NotReady, match=r"^model 'm' cannot answer now: an engine is gone$"):
         await anext(service.open())
     status = service.dispatcher.status()
     assert not status.ready
     assert status.reason == "model 'm' cannot answer now: an engine is gone"
-    assert [record.message for record in caplog.records if record.name == "rayinfer.routing.dispatch"] == [
+    assert [record.message for record in caplog.records if record.name == "rayinfer.routing.engine_set"] == [
         "engine engine-0 is gone: ActorDiedError: its process is gone"
     ]
     with pytest.raises(NotReady):
@@ -235,7 +142,7 @@ async def test_without_an_engine_requests_are_refused_and_only_the_log_names_it_
 async def test_a_request_that_an_engine_cannot_take_goes_to_another(two_engines):
     two_engines.engines[0].submit_error = EngineDead("gone")
     stream = await two_engines.start(engine=1)
-    assert two_engines.dispatcher.engine_names == ["engine-1"]
+    assert two_engines.dispatcher.engines.names == ["engine-1"]
     await stream.aclose()
 
 
@@ -244,7 +151,7 @@ async def test_a_model_that_reads_its_prompts_as_a_whole_does_not_score_them(tok
     async with running(Service(tokenizer, 0)) as service:
         service.engines.append(FakeEngineClient())
         description = replace(service.engines[0].description, scores_prompts=False)
-        service.dispatcher.add_engine("engine-0", service.engines[0], description)
+        service.dispatcher.engines.add("engine-0", service.engines[0], description)
         with pytest.raises(
             InvalidParameter, match=f"{next(iter(params))} must be .*: this model does not score prompts"
         ):
@@ -322,45 +229,31 @@ async def test_a_stream_whose_tokens_make_no_sense_harms_no_other(service):
     assert service.metric('vllm:request_success_total{finished_reason="error"') == 1.0
 
 
-async def test_a_draining_engine_ends_its_streams_but_gets_no_new_ones(two_engines):
-    service = two_engines
-    stream = await service.start("a", engine=0, prompt="x")
-    busy = await service.start("busier", engine=1, prompt="x" * 50)
-    service.dispatcher.drain_engine("engine-0")
-    for name in ("b", "c"):
-        await (await service.start(name, engine=1)).aclose()
-    service.say("a/0", "done", "length")
-    assert (await anext(stream)).finished
-    await until(lambda: service.dispatcher.engine_names == ["engine-1"])
-    await until(lambda: not service.engines[0].is_listened_to)
-    await busy.aclose()
-
-
 async def test_while_the_only_engine_drains_clients_are_told_so_without_its_name(service):
     stream = await service.start()
-    service.dispatcher.drain_engine("engine-0")
+    service.dispatcher.engines.drain("engine-0")
     assert service.dispatcher.status().reason == "model 'm' cannot answer now: an engine is shutting down"
     await stream.aclose()
 
 
 async def test_an_idle_engine_that_drains_is_let_go_at_once(service):
-    service.dispatcher.drain_engine("engine-0")
-    assert service.dispatcher.engine_names == []
+    service.dispatcher.engines.drain("engine-0")
+    assert service.dispatcher.engines.names == []
     with pytest.raises(NotReady) as refusal:
         await anext(service.open())
     assert "engine-0" not in refusal.value.message
 
 
 async def test_an_engine_that_is_taken_back_hears_of_a_new_router(service):
-    service.dispatcher.remove_engine("engine-0", "its line was cut")
-    service.dispatcher.add_engine("engine-0", service.engines[0], service.engines[0].description)
+    service.dispatcher.engines.remove("engine-0", "its line was cut")
+    service.dispatcher.engines.add("engine-0", service.engines[0], service.engines[0].description)
     await (await service.start()).aclose()
     assert service.engines[0].router_ids == ["router-1/2"]
 
 
 async def test_the_description_carries_the_served_name_and_the_tightest_limit(two_engines):
     narrow = FakeEngineClient(max_model_len=50)
-    two_engines.dispatcher.add_engine("narrow", narrow, narrow.description)
+    two_engines.dispatcher.engines.add("narrow", narrow, narrow.description)
     description = two_engines.dispatcher.describe()
     assert (description.name, description.max_model_len) == ("m", 50)
 
@@ -374,7 +267,7 @@ async def test_the_status_shows_every_engines_latest_figures(service):
 
 async def test_an_engines_pool_is_in_the_metrics_from_the_moment_it_joins_until_it_goes(service):
     assert service.metric('rayinfer_kv_blocks_total{engine="engine-0"') == 10.0
-    service.dispatcher.remove_engine("engine-0", "test")
+    service.dispatcher.engines.remove("engine-0", "test")
     assert 'engine="engine-0"' not in service.metrics.render().decode()
 
 

@@ -24,7 +24,7 @@ async def engines():
 async def dispatcher(tokenizer, engines):
     dispatcher = Dispatcher("m", tokenizer, Admission(100), ServiceMetrics(CollectorRegistry()), router_id="r")
     for index, engine in enumerate(engines):
-        dispatcher.add_engine(f"engine-{index}", engine, engine.description)
+        dispatcher.engines.add(f"engine-{index}", engine, engine.description)
     yield dispatcher
     await dispatcher.close()
 

@@ -1,0 +1,74 @@
+"""What one stream has been through: engines that were lost under it, and what that says of the stream itself."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from rayinfer.errors import NotReady
+
+SUSPICIOUS_AFTER = 2  # engines lost in a row before they gave a token
+HOPELESS_AFTER = 3
+
+
+@dataclass(kw_only=True, slots=True)
+class Attempts:
+    """Counts the engines that a stream has lost.
+
+    A stream that gained a token on its engine has shown that it can be computed. One that lost two engines in a row
+    before it gained any may be what ended them: it has to pass the quarantine. If the next engine ends as well, the
+    stream is refused.
+    """
+
+    num_lost: int = 0  # also the number of the present attempt, from 0
+    num_fruitless: int = 0  # losses in a row; the first may have come after some tokens
+    num_tokens_before: int = 0  # the stream's tokens when the present attempt began
+
+    @property
+    def are_suspicious(self) -> bool:
+        """Whether the stream may be what ended its engines."""
+        return self.num_fruitless >= SUSPICIOUS_AFTER
+
+    @property
+    def are_hopeless(self) -> bool:
+        """Whether no further engine should be risked."""
+        return self.num_fruitless >= HOPELESS_AFTER
+
+    def lost(self, num_tokens: int) -> None:
+        """Note that the engine is gone, when the stream had so many tokens."""
+        self.num_fruitless = 1 if self.have_gained(num_tokens) else self.num_fruitless + 1
+        self._begin(num_tokens)
+
+    def left(self, num_tokens: int) -> None:
+        """Note that the stream goes elsewhere through no fault of its own, when it had so many tokens."""
+        if self.have_gained(num_tokens):
+            self.num_fruitless = 0
+        self._begin(num_tokens)
+
+    def have_gained(self, num_tokens: int) -> bool:
+        """Whether the present engine has given any of so many tokens."""
+        return num_tokens > self.num_tokens_before
+
+    def _begin(self, num_tokens: int) -> None:
+        self.num_lost += 1
+        self.num_tokens_before = num_tokens
+
+
+class Quarantine:
+    """Lets suspicious streams run one at a time, so that the guilty one can be told from those that were beside it."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def place(self, wait_s: float) -> AsyncIterator[None]:
+        """Be the only suspicious stream while the block lasts; raises NotReady when that takes longer than `wait_s`."""
+        try:
+            async with asyncio.timeout(max(0.0, wait_s)):
+                await self._lock.acquire()
+        except TimeoutError:
+            raise NotReady("other requests that lost their engines are still being tried one by one") from None
+        try:
+            yield
+        finally:
+            self._lock.release()

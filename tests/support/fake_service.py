@@ -1,0 +1,94 @@
+"""A dispatcher over fake engines, and its clients."""
+
+import asyncio
+import contextlib
+
+from prometheus_client import CollectorRegistry
+
+from fake_engine_client import FakeEngineClient
+from rayinfer.metrics import ServiceMetrics
+from rayinfer.protocols import GenerationRequest
+from rayinfer.routing.admission import Admission
+from rayinfer.routing.dispatch import Dispatcher
+from rayinfer.sampling_params import SamplingParams
+from rayinfer.traces.kept_traces import KeptTraces
+
+
+class Service:
+    """A dispatcher with fake engines, and a client's view of it."""
+
+    def __init__(self, tokenizer, num_engines, max_waiting_requests=100, engine_wait_s=5.0):
+        self.tokenizer = tokenizer
+        self.metrics = ServiceMetrics(CollectorRegistry())
+        admission = Admission(max_waiting_requests)
+        self.traces = KeptTraces()
+        self.dispatcher = Dispatcher(
+            "m",
+            tokenizer,
+            admission,
+            self.metrics,
+            router_id="router-1",
+            traces=self.traces,
+            engine_wait_s=engine_wait_s,
+        )
+        self.engines = []
+        for _ in range(num_engines):
+            self.add_engine()
+
+    def add_engine(self):
+        """Let one more engine join; returns its number."""
+        engine = FakeEngineClient()
+        self.engines.append(engine)
+        self.dispatcher.engines.add(f"engine-{len(self.engines) - 1}", engine, engine.description)
+        return len(self.engines) - 1
+
+    def open(self, request_id="a", prompt="hello", timeout_s=None, trace=False, **params):
+        request = GenerationRequest(
+            request_id=request_id,
+            prompt_token_ids=self.tokenizer.encode(prompt),
+            sampling_params=SamplingParams(**params),
+            timeout_s=timeout_s,
+            trace=trace,
+        )
+        if trace:
+            self.traces.open(
+                name=request_id, answer_id=f"cmpl-{request_id}", model="m", request_ids=[request_id], received_s=0.0
+            )
+        return self.dispatcher.generate(request)
+
+    async def start(self, request_id="a", engine=0, **settings):
+        """Open a stream and read its first token; returns the stream."""
+        stream = self.open(request_id, **settings)
+        reading = asyncio.ensure_future(anext(stream))
+        client = self.engines[engine]
+        await until(lambda: f"{request_id}/0" in client.submitted_ids)
+        self.say(f"{request_id}/0", "X", engine=engine)
+        assert (await reading).outputs[0].text == "X"
+        return stream
+
+    def say(self, request_id, text="", finish_reason=None, engine=0):
+        client = self.engines[engine]
+        client.say(client.delta(request_id, self.tokenizer.encode(text), finish_reason))
+
+    def trace(self, request_id="a"):
+        """What is known of a request by now, without the prompt's number."""
+        (kept,) = self.traces.find(request_id)
+        return [(event.name, event.details | {"prompt": None}) for event in kept.trace.in_order()][1:]
+
+    def metric(self, line):
+        lines = self.metrics.render().decode().splitlines()
+        return next(float(found.rpartition(" ")[2]) for found in lines if found.startswith(line))
+
+
+async def until(condition):
+    """Let the event loop run until something is true."""
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - what it waits for has no event
+            await asyncio.sleep(0)
+
+
+@contextlib.asynccontextmanager
+async def running(service):
+    yield service
+    await service.dispatcher.close()
+    assert not any(engine.is_listened_to for engine in service.engines)

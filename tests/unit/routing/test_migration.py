@@ -1,0 +1,171 @@
+"""Streams go on when their engine is lost or leaves, and clients see nothing of it."""
+
+import asyncio
+
+import pytest
+
+from fake_service import Service, running, until
+from rayinfer.errors import EngineDead
+
+
+@pytest.fixture
+async def service(tokenizer):
+    async with running(Service(tokenizer, 2)) as service:
+        yield service
+
+
+def last_request(service, engine):
+    return service.engines[engine].submitted[-1]
+
+
+async def read_on(service, stream, engine, text="rest", request_id="a/0"):
+    """Have an engine say the rest of a stream, and read it."""
+    reading = asyncio.ensure_future(anext(stream))
+    await until(lambda: request_id in service.engines[engine].submitted_ids)
+    service.say(request_id, text, "length", engine=engine)
+    return await reading
+
+
+@pytest.mark.parametrize("loss", ["dies", "leaves"])
+async def test_a_stream_goes_on_from_its_tokens_on_another_engine(service, loss):
+    stream = await service.start("a", engine=0, temperature=0.8)
+    if loss == "dies":
+        service.engines[0].die(EngineDead("its process is gone"))
+    else:
+        service.dispatcher.engines.drain("engine-0")
+    last = await read_on(service, stream, engine=1)
+    assert (last.outputs[0].text, last.finished) == ("rest", True)
+    first, second = service.engines[0].submitted[0], last_request(service, 1)
+    assert (first.output_token_ids, second.output_token_ids) == ([], service.tokenizer.encode("X"))
+    assert (first.epoch, second.epoch) == (0, 1)
+    assert second.sampling_params == first.sampling_params  # the seed among them, drawn for a client that gave none
+    await until(lambda: service.dispatcher.engines.names == ["engine-1"] or loss == "leaves")
+    assert service.metric('rayinfer_migrations_total{model_name="m"}') == 1.0
+    assert service.metric('vllm:request_success_total{finished_reason="length"') == 1.0
+
+
+async def test_last_words_are_delivered_before_the_stream_goes_on(service):
+    stream = await service.start()
+    service.say("a/0", "last words")
+    service.engines[0].die(EngineDead("gone"))
+    assert (await anext(stream)).outputs[0].text == "last words"
+    await read_on(service, stream, engine=1)
+    assert last_request(service, 1).output_token_ids == service.tokenizer.encode("Xlast words")
+
+
+async def test_only_the_choices_that_are_open_go_on(service):
+    stream = await service.start(n=3)
+    service.say("a/1", "done", "length")
+    assert (await anext(stream)).outputs[0].finish_reason == "length"
+    service.engines[0].die(EngineDead("gone"))
+    reading = asyncio.ensure_future(anext(stream))
+    await until(lambda: service.engines[1].submitted)
+    assert service.engines[1].submitted_ids == ["a/0", "a/2"]
+    assert [len(request.output_token_ids) for request in service.engines[1].submitted] == [1, 0]
+    reading.cancel()
+
+
+async def test_what_an_engine_says_after_its_stream_has_left_reaches_nobody(service):
+    stream = await service.start()
+    service.dispatcher.engines.drain("engine-0")
+    reading = asyncio.ensure_future(anext(stream))
+    await until(lambda: service.engines[1].submitted)
+    service.say("a/0", "late", engine=0)
+    await until(lambda: service.engines[0].aborted == ["a/0"])
+    service.say("a/0", "Y", "length", engine=1)
+    assert (await reading).outputs[0].text == "Y"
+
+
+async def test_streams_of_the_only_engine_end_there_when_it_leaves(tokenizer):
+    async with running(Service(tokenizer, 1)) as service:
+        stream = await service.start()
+        service.dispatcher.engines.drain("engine-0")
+        service.say("a/0", "done", "length")
+        assert (await anext(stream)).finished
+        await until(lambda: service.dispatcher.engines.names == [] and not service.engines[0].is_listened_to)
+
+
+async def test_a_stream_that_was_left_behind_moves_when_an_engine_joins(tokenizer):
+    async with running(Service(tokenizer, 1)) as service:
+        stream = await service.start()
+        service.dispatcher.engines.drain("engine-0")
+        service.add_engine()
+        assert (await read_on(service, stream, engine=1)).finished
+        assert service.engines[0].aborted == ["a/0"]
+
+
+async def test_a_stream_waits_for_an_engine_to_come(tokenizer):
+    async with running(Service(tokenizer, 1)) as service:
+        stream = await service.start()
+        service.engines[0].die(EngineDead("gone"))
+        await until(lambda: not service.dispatcher.engines.names)
+        reading = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0.05)
+        service.add_engine()
+        await until(lambda: service.engines[1].submitted)
+        service.say("a/0", "Y", "length", engine=1)
+        assert (await reading).finished
+
+
+async def test_a_stream_that_no_engine_comes_for_ends_with_an_error(tokenizer):
+    async with running(Service(tokenizer, 1, engine_wait_s=0.02)) as service:
+        stream = await service.start()
+        service.engines[0].die(EngineDead("gone"))
+        with pytest.raises(EngineDead, match=r"^the engine that ran the request is gone, and no other has come$"):
+            await anext(stream)
+        assert service.metric('vllm:request_success_total{finished_reason="error"') == 1.0
+
+
+async def test_a_stream_whose_time_runs_out_while_it_waits_ends_with_timeout(tokenizer):
+    async with running(Service(tokenizer, 1)) as service:
+        stream = await service.start(timeout_s=0.1)
+        service.engines[0].die(EngineDead("gone"))
+        last = await anext(stream)
+        assert (last.finished, last.outputs[0].finish_reason) == (True, "timeout")
+
+
+async def test_a_stream_that_ends_every_engine_is_refused_after_three(tokenizer):
+    async with running(Service(tokenizer, 4)) as service:
+        reading = asyncio.ensure_future(anext(service.open()))
+        for engine in range(3):
+            await until(lambda engine=engine: service.engines[engine].submitted)
+            service.engines[engine].die(EngineDead("gone"))
+        with pytest.raises(EngineDead, match="every engine that tried to compute this request has ended"):
+            await reading
+        assert service.engines[3].submitted == []
+
+
+async def test_suspicious_streams_run_one_at_a_time_until_they_gain_a_token(tokenizer):
+    async with running(Service(tokenizer, 1)) as service:
+        readings = [asyncio.ensure_future(anext(service.open(name))) for name in "abc"]
+        for engine in range(2):  # all lose two engines before their first tokens
+            await until(lambda engine=engine: len(service.engines[engine].submitted) == 3)
+            service.engines[engine].die(EngineDead("gone"))
+            await until(lambda: not service.dispatcher.engines.names)
+            service.add_engine()
+        third = service.engines[2]
+        for num_tried in (1, 2, 3):
+            await until(lambda num_tried=num_tried: len(third.submitted) == num_tried)
+            await asyncio.sleep(0.01)
+            assert len(third.submitted) == num_tried, "the others wait for their turn"
+            service.say(third.submitted_ids[-1], "Y", engine=2)
+        assert [(await reading).outputs[0].text for reading in readings] == ["Y", "Y", "Y"]
+
+
+async def test_an_engine_that_stays_at_one_step_for_too_long_is_lost(service):
+    stream = await service.start()
+    service.engines[0].say(silent_s=4.9, silent_limit_s=5.0)
+    service.engines[0].say(silent_s=5.1, silent_limit_s=5.0)
+    assert (await read_on(service, stream, engine=1)).finished
+    assert service.dispatcher.engines.names == ["engine-1"]
+
+
+async def test_an_engine_that_gives_no_sign_of_life_is_lost_where_another_can_go_on(service, monkeypatch):
+    monkeypatch.setattr("rayinfer.routing.engine_link.FROZEN_AFTER_S", 0.5)
+    stream = await service.start()
+    reading = asyncio.ensure_future(read_on(service, stream, engine=1))
+    for _ in range(20):
+        service.engines[1].say()  # the other one lives
+        await asyncio.sleep(0.05)
+    assert (await reading).finished
+    assert "engine-0" not in service.dispatcher.engines.names
