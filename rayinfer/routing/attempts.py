@@ -20,7 +20,8 @@ class Attempts:
     stream is refused.
     """
 
-    num_lost: int = 0  # also the number of the present attempt, from 0
+    num_lost: int = 0
+    num_begun: int = 0  # more than the lost ones where an engine was gone before it took the stream
     num_fruitless: int = 0  # losses in a row; the first may have come after some tokens
     num_tokens_before: int = 0  # the stream's tokens when the present attempt began
 
@@ -34,22 +35,27 @@ class Attempts:
         """Whether no further engine should be risked."""
         return self.num_fruitless >= HOPELESS_AFTER
 
+    def begin(self) -> int:
+        """Number the next attempt, from 0."""
+        self.num_begun += 1
+        return self.num_begun - 1
+
     def lost(self, num_tokens: int) -> None:
         """Note that the engine is gone, when the stream had so many tokens."""
         self.num_fruitless = 1 if self.have_gained(num_tokens) else self.num_fruitless + 1
-        self._begin(num_tokens)
+        self._note(num_tokens)
 
     def left(self, num_tokens: int) -> None:
         """Note that the stream goes elsewhere through no fault of its own, when it had so many tokens."""
         if self.have_gained(num_tokens):
             self.num_fruitless = 0
-        self._begin(num_tokens)
+        self._note(num_tokens)
 
     def have_gained(self, num_tokens: int) -> bool:
         """Whether the present engine has given any of so many tokens."""
         return num_tokens > self.num_tokens_before
 
-    def _begin(self, num_tokens: int) -> None:
+    def _note(self, num_tokens: int) -> None:
         self.num_lost += 1
         self.num_tokens_before = num_tokens
 

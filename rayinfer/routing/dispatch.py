@@ -19,7 +19,7 @@ from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.engine_fleet import EngineFleet
 from rayinfer.routing.engine_link import EngineLink
 from rayinfer.routing.engine_set import RUNNING, EngineSet
-from rayinfer.routing.stream_state import StreamState
+from rayinfer.routing.stream_state import StreamState, parts_of
 from rayinfer.routing.stream_timers import StreamTimers
 from rayinfer.tokenization.bad_words import speller
 from rayinfer.tokenization.tokenizer import Tokenizer
@@ -125,19 +125,18 @@ class Dispatcher:
         Raises NotReady when there is no engine for a new stream, EngineDead when a stream cannot go on elsewhere. Where
         its time has run out meanwhile, the block gets an attempt without an engine.
         """
-        queue = DeltaQueue()  # one for each: what an earlier engine still says reaches nobody
         async with contextlib.AsyncExitStack() as quarantine:
             try:
                 wait_s = self._patience_s(attempts, deadline)
                 if attempts.are_suspicious:
                     await quarantine.enter_async_context(self._quarantine.place(wait_s))
-                engine = await self._submit(stream, attempts, queue, wait_s)
+                engine, queue = await self._submit(stream, attempts, wait_s)
             except NotReady:
                 if not attempts.num_lost:
                     raise
                 if deadline is None or self._clock() < deadline:
                     raise EngineDead("the engine that ran the request is gone, and no other has come") from None
-                yield _Attempt(queue, lambda _: None, quarantine)
+                yield _Attempt(DeltaQueue(), lambda _: None, quarantine)
                 return
             request_ids = [request.request_id for request in stream.engine_requests()]
             try:
@@ -153,19 +152,20 @@ class Dispatcher:
             return 0.0
         return self._engine_wait_s if deadline is None else min(self._engine_wait_s, deadline - self._clock())
 
-    async def _submit(self, stream: StreamState, attempts: Attempts, queue: DeltaQueue, wait_s: float) -> EngineLink:
+    async def _submit(self, stream: StreamState, attempts: Attempts, wait_s: float) -> tuple[EngineLink, DeltaQueue]:
         """Hand what is left of the stream to the least loaded engine that takes it."""
         while True:
             engine = await self.engines.choose(wait_s)
-            requests = stream.engine_requests(epoch=attempts.num_lost)
+            requests = stream.engine_requests(epoch=attempts.begin())
             if requests[0].trace:
                 self._traces.dispatched(stream.request_id, [request.choice for request in requests])
+            queue = DeltaQueue()  # one for each: what an engine says of an earlier attempt reaches nobody
             try:
                 await engine.submit(requests, queue)
             except EngineDead as error:
                 self.engines.remove(engine.name, str(error))
             else:
-                return engine
+                return engine, queue
 
     def _note_loss(self, stream: StreamState, attempts: Attempts, error: EngineDead) -> None:
         """Count a lost engine; raises EngineDead when the stream may not go on elsewhere."""
@@ -216,8 +216,8 @@ class Dispatcher:
         self._traces.finished(stream.request_id, choice, reason, stream.num_tokens_of(choice))
 
     def _record_engine_events(self, engine_request_id: str, events: list[TraceEvent]) -> None:
-        request_id, _, choice = engine_request_id.rpartition("/")
-        self._traces.take_over(request_id, int(choice), events)
+        request_id, choice, _ = parts_of(engine_request_id)
+        self._traces.take_over(request_id, choice, events)
 
 
 class _Attempt(NamedTuple):

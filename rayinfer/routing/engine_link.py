@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ class _Route:
 
     queue: DeltaQueue
     num_tokens: int
+    handing_over: asyncio.Task[None]
 
 
 class EngineLink:
@@ -73,15 +74,15 @@ class EngineLink:
 
     async def submit(self, requests: Sequence[GenerationRequest], queue: DeltaQueue) -> None:
         """Hand one stream's requests over; raises EngineDead when the engine cannot be reached."""
+        handing_over = self._start(self._client.submit(requests, self._router_id))
         for request in requests:
-            route = _Route(queue, expected_tokens(request))
+            route = _Route(queue, expected_tokens(request), handing_over)
             self._routes[request.request_id] = route
             self.load.add(route.num_tokens)
-        handing_over = self._start(self._client.submit(requests, self._router_id))
         try:
             await asyncio.shield(handing_over)
         except BaseException:
-            self._release([request.request_id for request in requests], after=handing_over)
+            self.release([request.request_id for request in requests])
             raise
 
     async def carry_out(self, action: Callable[[EngineControl], Coroutine[Any, Any, None]]) -> None:
@@ -94,7 +95,10 @@ class EngineLink:
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Forget these requests and abort those that still run; returns at once, whatever state the engine is in."""
-        self._release(request_ids, after=None)
+        unfinished = {request_id: route for request_id in request_ids if (route := self._forget(request_id))}
+        if unfinished and not self._listener.done():
+            coming = {route.handing_over for route in unfinished.values() if not route.handing_over.done()}
+            self._start(self._abort(list(unfinished), coming))
 
     def fail(self, error: EngineDead) -> None:
         """End every stream with this error and stop listening."""
@@ -116,11 +120,6 @@ class EngineLink:
     async def wait_closed(self) -> None:
         """Wait until the line is closed after `fail`, so that the engine has aborted what it had from here."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _release(self, request_ids: Iterable[str], after: asyncio.Task[None] | None) -> None:
-        unfinished = [request_id for request_id in request_ids if self._forget(request_id)]
-        if unfinished and not self._listener.done():
-            self._start(self._abort(unfinished, after))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, context=self._context)
@@ -166,17 +165,15 @@ class EngineLink:
         self.stats = message.stats
         self._on_stats(self.name, message.stats)
 
-    def _forget(self, request_id: str) -> bool:
+    def _forget(self, request_id: str) -> _Route | None:
         route = self._routes.pop(request_id, None)
-        if route is None:
-            return False
-        self.load.remove(route.num_tokens)
-        return True
+        if route is not None:
+            self.load.remove(route.num_tokens)
+        return route
 
-    async def _abort(self, request_ids: Sequence[str], after: asyncio.Task[None] | None) -> None:
+    async def _abort(self, request_ids: Sequence[str], coming: Collection[asyncio.Task[None]]) -> None:
         # Calls may overtake each other: an abort that came before its request would end nothing, and it would run on.
-        if after is not None:
-            await asyncio.gather(after, return_exceptions=True)
+        await asyncio.gather(*coming, return_exceptions=True)
         # An engine that cannot be reached has nothing left to abort; its listener reports the loss.
         with contextlib.suppress(Exception):
             await self._client.abort(request_ids)

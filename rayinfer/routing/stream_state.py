@@ -70,15 +70,16 @@ class StreamState:
         if self._awaits_prompt_logprobs:
             self._engine_params = replace(self._scoring_params, prompt_logprobs=None)
         self._prompt_logprobs: list[TokenLogprobs | None] | None = None
-        self._held: dict[str, str] = {}  # texts that wait for the prompt's log probabilities, by engine request
+        self._held: dict[int, str] = {}  # texts that wait for the prompt's log probabilities, by choice
         self._special_ids = tokenizer.special_ids
-        self._choices: dict[str, _Choice] = {}
+        self._choices: list[_Choice] = []
         for index in range(params.n):
             text = _output_text(request, params, tokenizer)
             text.append(request.output_token_ids, is_last=False)  # the client has seen this before
             choice = _Choice(index=index, text=text, token_ids=list(request.output_token_ids))
             choice.num_delivered = len(choice.token_ids)
-            self._choices[f"{request.request_id}/{index}"] = choice
+            self._choices.append(choice)
+        self._epoch = request.epoch
         self._num_open = params.n
         self._stopped: list[str] = []
         self._num_cached_tokens: int | None = None
@@ -96,11 +97,11 @@ class StreamState:
     @property
     def num_output_tokens(self) -> int:
         """Tokens of all choices that count, whether the client has seen them or not."""
-        return sum(len(choice.token_ids) for choice in self._choices.values())
+        return sum(len(choice.token_ids) for choice in self._choices)
 
     def num_tokens_of(self, choice: int) -> int:
         """Tokens of one choice that count."""
-        return len(self._choices[f"{self.request_id}/{choice}"].token_ids)
+        return len(self._choices[choice].token_ids)
 
     @property
     def num_cached_tokens(self) -> int:
@@ -108,17 +109,22 @@ class StreamState:
         return self._num_cached_tokens or 0
 
     def engine_requests(self, *, epoch: int | None = None) -> list[GenerationRequest]:
-        """Make the engine's requests for the choices that are still open, each with its tokens so far."""
+        """Make the engine's requests for the choices that are still open, each with its tokens so far.
+
+        Another epoch begins another attempt, whose requests have names of their own: what is said of those before it
+        is an error from now on.
+        """
+        self._epoch = self._epoch if epoch is None else epoch
         return [
             replace(
                 self._request,
-                request_id=request_id,
+                request_id=engine_request_id(self.request_id, choice.index, self._epoch),
                 output_token_ids=list(choice.token_ids),
                 sampling_params=self._scoring_params if self._must_score(choice) else self._engine_params,
                 choice=choice.index if self._request.sampling_params.n > 1 else self._request.choice,
-                epoch=self._request.epoch if epoch is None else epoch,
+                epoch=self._epoch,
             )
-            for request_id, choice in self._choices.items()
+            for choice in self._choices
             if choice.finish_reason is None
         ]
 
@@ -129,9 +135,7 @@ class StreamState:
 
     def apply(self, delta: TokenDelta) -> RequestOutput | None:
         """Take what an engine says about one choice, and return what the client may see of it, if anything."""
-        choice = self._choices.get(delta.request_id)
-        if choice is None:
-            raise RuntimeError(f"request {self._request.request_id!r} has no part {delta.request_id!r}")
+        choice = self._choice_of(delta.request_id)
         if choice.finish_reason is not None:
             return None
         num_known = len(choice.token_ids) - delta.start_pos
@@ -151,35 +155,40 @@ class StreamState:
         elif delta.finish_reason is not None:
             self._end(choice, delta.finish_reason, delta.stop_reason)
         if self._awaits_prompt_logprobs:
-            return self._hold(delta, new.text)
+            return self._hold(choice, delta, new.text)
         if not new.text and choice.finish_reason is None:
             return None
         return self._output([choice.take_output(new.text, is_kept=self._keeps_outputs)])
 
     def fail(self, finish_reason: FinishReason) -> RequestOutput:
         """End every open choice, giving out the text that was held back."""
-        for request_id, choice in self._choices.items():
+        for choice in self._choices:
             if choice.finish_reason is None:
                 text = choice.text.append((), is_last=True).text
                 self._end(choice, finish_reason, None)
-                self._stopped.append(request_id)
-                self._held[request_id] = self._held.get(request_id, "") + text
+                self._stopped.append(engine_request_id(self.request_id, choice.index, self._epoch))
+                self._held[choice.index] = self._held.get(choice.index, "") + text
         return self._output(self._take_held())
 
     def whole(self) -> RequestOutput:
         """Return all there is so far, in the order of the choices."""
-        output = self._output([choice.whole() for choice in self._choices.values()])
+        output = self._output([choice.whole() for choice in self._choices])
         output.prompt_logprobs = self._prompt_logprobs
         return output
 
     def _must_score(self, choice: _Choice) -> bool:
         return self._awaits_prompt_logprobs and choice.index == 0
 
-    def _hold(self, delta: TokenDelta, text: str) -> RequestOutput | None:
+    def _choice_of(self, request_id: str) -> _Choice:
+        stream_id, index, epoch = parts_of(request_id)
+        if (stream_id, epoch) != (self.request_id, self._epoch) or not 0 <= index < len(self._choices):
+            raise RuntimeError(f"request {self.request_id!r} has no part {request_id!r}")
+        return self._choices[index]
+
+    def _hold(self, choice: _Choice, delta: TokenDelta, text: str) -> RequestOutput | None:
         """Keep a choice's text until the prompt's log probabilities are there, or will never be."""
-        self._held[delta.request_id] = self._held.get(delta.request_id, "") + text
-        scoring = self._choices[f"{self._request.request_id}/0"]
-        if delta.prompt_logprobs is None and scoring.finish_reason is None:
+        self._held[choice.index] = self._held.get(choice.index, "") + text
+        if delta.prompt_logprobs is None and self._choices[0].finish_reason is None:
             return None
         self._prompt_logprobs, self._awaits_prompt_logprobs = delta.prompt_logprobs, False
         output = self._output(self._take_held())
@@ -189,9 +198,9 @@ class StreamState:
     def _take_held(self) -> list[CompletionOutput]:
         held, self._held = self._held, {}
         return [
-            choice.take_output(held[request_id], is_kept=self._keeps_outputs)
-            for request_id, choice in self._choices.items()
-            if request_id in held
+            choice.take_output(held[choice.index], is_kept=self._keeps_outputs)
+            for choice in self._choices
+            if choice.index in held
         ]
 
     def _add_text(self, choice: _Choice, token_ids: Sequence[int], delta: TokenDelta) -> TextDelta:
@@ -224,6 +233,18 @@ class StreamState:
             num_cached_tokens=self.num_cached_tokens,
             finished=self.is_finished,
         )
+
+
+def engine_request_id(request_id: str, choice: int, epoch: int) -> str:
+    """Name an engine's request: `id/choice`, and from the second attempt on `id/choice@attempt`."""
+    return f"{request_id}/{choice}@{epoch}" if epoch else f"{request_id}/{choice}"
+
+
+def parts_of(engine_request_id: str) -> tuple[str, int, int]:
+    """Read such a name: the client's request, the choice, the attempt."""
+    request_id, _, part = engine_request_id.rpartition("/")
+    choice, _, epoch = part.partition("@")
+    return request_id, int(choice), int(epoch or 0)
 
 
 def _output_text(request: GenerationRequest, params: SamplingParams, tokenizer: Tokenizer) -> OutputText:

@@ -141,9 +141,11 @@ async def test_without_an_engine_requests_are_refused_and_only_the_log_names_it_
 
 async def test_a_request_that_an_engine_cannot_take_goes_to_another(two_engines):
     two_engines.engines[0].submit_error = EngineDead("gone")
-    stream = await two_engines.start(engine=1)
+    reading = asyncio.ensure_future(anext(two_engines.open()))
+    await until(lambda: two_engines.engines[1].submitted_ids == ["a/0@1"])
     assert two_engines.dispatcher.engines.names == ["engine-1"]
-    await stream.aclose()
+    two_engines.say("a/0@1", "X", "length", engine=1)
+    assert (await reading).finished
 
 
 @pytest.mark.parametrize("params", [{"prompt_logprobs": 1}, {"max_tokens": 0}], ids=str)

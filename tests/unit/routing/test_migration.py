@@ -18,7 +18,7 @@ def last_request(service, engine):
     return service.engines[engine].submitted[-1]
 
 
-async def read_on(service, stream, engine, text="rest", request_id="a/0"):
+async def read_on(service, stream, engine, text="rest", request_id="a/0@1"):
     """Have an engine say the rest of a stream, and read it."""
     reading = asyncio.ensure_future(anext(stream))
     await until(lambda: request_id in service.engines[engine].submitted_ids)
@@ -60,7 +60,7 @@ async def test_only_the_choices_that_are_open_go_on(service):
     service.engines[0].die(EngineDead("gone"))
     reading = asyncio.ensure_future(anext(stream))
     await until(lambda: service.engines[1].submitted)
-    assert service.engines[1].submitted_ids == ["a/0", "a/2"]
+    assert service.engines[1].submitted_ids == ["a/0@1", "a/2@1"]
     assert [len(request.output_token_ids) for request in service.engines[1].submitted] == [1, 0]
     reading.cancel()
 
@@ -72,7 +72,7 @@ async def test_what_an_engine_says_after_its_stream_has_left_reaches_nobody(serv
     await until(lambda: service.engines[1].submitted)
     service.say("a/0", "late", engine=0)
     await until(lambda: service.engines[0].aborted == ["a/0"])
-    service.say("a/0", "Y", "length", engine=1)
+    service.say("a/0@1", "Y", "length", engine=1)
     assert (await reading).outputs[0].text == "Y"
 
 
@@ -103,7 +103,7 @@ async def test_a_stream_waits_for_an_engine_to_come(tokenizer):
         await asyncio.sleep(0.05)
         service.add_engine()
         await until(lambda: service.engines[1].submitted)
-        service.say("a/0", "Y", "length", engine=1)
+        service.say("a/0@1", "Y", "length", engine=1)
         assert (await reading).finished
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import tiny_tokenizers
 from rayinfer.outputs import Logprob, RequestOutput, TokenDelta, TokenLogprobs
 from rayinfer.protocols import GenerationRequest
-from rayinfer.routing.stream_state import StreamState
+from rayinfer.routing.stream_state import StreamState, engine_request_id, parts_of
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.tokenizer import Tokenizer
 
@@ -33,8 +33,10 @@ def stream(*, output_token_ids: Sequence[int] = (), **params) -> StreamState:
     return StreamState(request, TOKENIZER)
 
 
-def delta(text: str | list[int], start: int, choice: int = 0, **fields) -> TokenDelta:
-    return TokenDelta(f"r/{choice}", start, ids(text) if isinstance(text, str) else text, **fields)
+def delta(text: str | list[int], start: int, choice: int = 0, epoch: int = 0, **fields) -> TokenDelta:
+    return TokenDelta(
+        engine_request_id("r", choice, epoch), start, ids(text) if isinstance(text, str) else text, **fields
+    )
 
 
 def scored(token_ids: Sequence[int]) -> list[TokenLogprobs]:
@@ -170,9 +172,11 @@ def test_a_stream_continues_elsewhere_from_its_tokens_so_far():
     state.apply(delta("ab", 0))
     state.apply(delta("x", 0, choice=1, finish_reason="length"))
     (request,) = state.engine_requests(epoch=1)
-    assert (request.request_id, request.output_token_ids, request.epoch) == ("r/0", ids("ab"), 1)
-    assert only(state.apply(delta("cd", 2))).text == "cd"
+    assert (request.request_id, request.output_token_ids, request.epoch) == ("r/0@1", ids("ab"), 1)
+    assert only(state.apply(delta("cd", 2, epoch=1))).text == "cd"
     assert state.whole().outputs[0].text == "abcd"
+    with pytest.raises(RuntimeError, match="r/0"):
+        state.apply(delta("ef", 4))  # the first attempt's late words
     assert request.output_token_ids == ids("ab")
 
 
@@ -330,7 +334,14 @@ def test_a_stream_that_goes_on_elsewhere_tells_every_log_probability_once(steps,
         step_logprobs = scored(step)
         outputs.append(
             state.apply(
-                delta(step, len(said), finish_reason=reason, logprobs=step_logprobs, prompt_logprobs=prompt_logprobs)
+                delta(
+                    step,
+                    len(said),
+                    epoch=int(number >= death),
+                    finish_reason=reason,
+                    logprobs=step_logprobs,
+                    prompt_logprobs=prompt_logprobs,
+                )
             )
         )
         said += step
@@ -342,3 +353,8 @@ def test_a_stream_that_goes_on_elsewhere_tells_every_log_probability_once(steps,
     logprobs = [place for output in seen for place in only(output).logprobs or []]
     assert logprobs == scored(token_ids) == (only(state.whole()).logprobs or [])
     assert token_ids == said[: state.num_output_tokens]
+
+
+@pytest.mark.parametrize("parts", [("a", 0, 0), ("a/b@3", 12, 0), ("cmpl-7", 2, 5)])
+def test_an_engine_request_is_named_after_its_stream_choice_and_attempt(parts):
+    assert parts_of(engine_request_id(*parts)) == parts
