@@ -122,7 +122,7 @@ async def _router(
     try:
         for number, engine in enumerate(engines):
             engine.start()
-            router.add_engine(f"engine-{number}", engine, engine.description)
+            router.engines.add(f"engine-{number}", engine, engine.description)
         yield router, engines
     finally:
         await router.close()
