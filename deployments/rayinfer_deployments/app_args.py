@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from rayinfer.config import EngineConfig, describe_validation_error
 from rayinfer.errors import ConfigError
+from rayinfer.routing.limits import RouterLimits
 from rayinfer.servers.edge import DEFAULT_MAX_BODY_BYTES
 
 
@@ -41,9 +42,7 @@ class LLMAppArgs(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     models: list[ModelArgs] = Field(min_length=1, description="the models to serve, all under one address")
-    max_waiting_requests: int = Field(
-        256, ge=1, description="requests of one model that may wait for their first token; more are refused with 429"
-    )
+    limits: RouterLimits = Field(default=RouterLimits(), description="how each model's requests wait")
     max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024, description="largest request body")
     request_timeout_s: float | None = Field(None, gt=0, description="longest time for one request; more ends it")
     enable_engine_control: bool = Field(

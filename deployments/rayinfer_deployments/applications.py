@@ -38,10 +38,10 @@ def build_llm_app(args: LLMAppArgs) -> Application:
             graceful_shutdown_wait_loop_s=0.2,
             graceful_shutdown_timeout_s=longest_drain_s + CLEAN_UP_S,
             max_constructor_retry_count=MAX_STARTS,
+            user_config=args.limits.model_dump(mode="json"),
         )
         .bind(
             models,
-            max_waiting_requests=args.max_waiting_requests,
             max_body_bytes=args.max_body_bytes,
             request_timeout_s=args.request_timeout_s,
             trace_requests=args.trace_requests,

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from ray import serve
@@ -12,8 +13,8 @@ from starlette.types import ASGIApp
 
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.models.sources import resolve_model
-from rayinfer.routing.admission import Admission
 from rayinfer.routing.dispatch import Dispatcher
+from rayinfer.routing.limits import router_limits
 from rayinfer.servers.app import build_app
 from rayinfer.servers.served_model import ServedModel
 from rayinfer.tokenization.chat_template import ChatTemplate, renderer
@@ -49,7 +50,6 @@ class Router:
         self,
         models: Sequence[RouterModel],
         *,
-        max_waiting_requests: int,
         max_body_bytes: int,
         request_timeout_s: float | None,
         trace_requests: bool = True,
@@ -58,7 +58,6 @@ class Router:
         drain_timeout_s: float = 0.0,
     ) -> None:
         log_beside_serve()
-        self._max_waiting_requests = max_waiting_requests
         self._max_body_bytes = max_body_bytes
         self._request_timeout_s = request_timeout_s
         self._enable_engine_control = enable_engine_control
@@ -72,6 +71,12 @@ class Router:
         self._door: HttpDoor | None = None
         if listen_on is not None:
             self._door = HttpDoor(self._build_app(echoes_request_id=True), listen_on.host, listen_on.port)
+
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Follow other limits at once, with streams open; bad ones raise ConfigError and change nothing."""
+        limits = router_limits(user_config)
+        for dispatcher in self._dispatchers:
+            dispatcher.change_limits(limits)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._build_app(echoes_request_id=False)  # Serve's proxy puts it on every answer
@@ -101,7 +106,6 @@ class Router:
         dispatcher = Dispatcher(
             model.name,
             tokenizer,
-            Admission(self._max_waiting_requests),
             self._metrics,
             router_id=serve.get_replica_context().replica_tag,
             traces=self._traces,

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 
 from rayinfer.errors import QueueFull
+from rayinfer.routing.limits import RouterLimits
 
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
@@ -14,8 +15,8 @@ SMOOTHING = 0.2  # weight of the newest gap between two first tokens
 class Admission:
     """Counts the requests that wait for their first token and refuses those above the bound."""
 
-    def __init__(self, max_waiting_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._max_waiting_requests = max_waiting_requests
+    def __init__(self, limits: RouterLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
         self._clock = clock
         self._num_waiting = 0
         self._seconds_per_start: float | None = None  # smoothed gap between first tokens while requests wait
@@ -28,9 +29,9 @@ class Admission:
 
     def admit(self) -> "Ticket":
         """Take a place in the queue; raises QueueFull with the time after which a place should be free."""
-        if self._num_waiting >= self._max_waiting_requests:
+        if self._num_waiting >= self.limits.max_waiting_requests:
             raise QueueFull(
-                f"{self._num_waiting} requests are waiting already, the limit is {self._max_waiting_requests}",
+                f"{self._num_waiting} requests are waiting already, the limit is {self.limits.max_waiting_requests}",
                 self.retry_after_s(),
             )
         if self._num_waiting == 0:

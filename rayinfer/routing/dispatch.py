@@ -19,6 +19,7 @@ from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.engine_fleet import EngineFleet
 from rayinfer.routing.engine_link import EngineLink
 from rayinfer.routing.engine_set import RUNNING, EngineSet
+from rayinfer.routing.limits import RouterLimits
 from rayinfer.routing.stream_state import StreamState, parts_of
 from rayinfer.routing.stream_timers import StreamTimers
 from rayinfer.tokenization.bad_words import speller
@@ -43,10 +44,10 @@ class Dispatcher:
         self,
         model_name: str,
         tokenizer: Tokenizer,
-        admission: Admission,
         metrics: ServiceMetrics,
         *,
         router_id: str,
+        limits: RouterLimits | None = None,
         traces: KeptTraces | None = None,
         engine_wait_s: float = ENGINE_WAIT_S,
         clock: Callable[[], float] = time.monotonic,
@@ -54,7 +55,7 @@ class Dispatcher:
         self._traces = KeptTraces() if traces is None else traces
         self._model_name = model_name
         self._tokenizer = tokenizer
-        self._admission = admission
+        self._admission = Admission(RouterLimits() if limits is None else limits)
         self._metrics = metrics
         self._engine_wait_s = engine_wait_s
         self._clock = clock
@@ -62,6 +63,10 @@ class Dispatcher:
         self.control = EngineFleet(model_name, self.engines.links)
         self._quarantine = Quarantine()
         metrics.set_num_queued(model_name, 0)  # requests go to an engine at once; those that wait, wait there
+
+    def change_limits(self, limits: RouterLimits) -> None:
+        """Follow other limits from now on; whoever was admitted stays."""
+        self._admission.limits = limits
 
     async def close(self) -> None:
         """Let go of every engine, which aborts all that still runs."""

@@ -12,7 +12,7 @@ MAX_WAITING = 3
 def narrow(deploy, tiny_models):
     """One request runs at a time, and few may wait."""
     model = {"name": "tiny", "model": str(tiny_models["tiny"]), "max_num_seqs": 1, "num_kv_blocks": 512}
-    with deploy("narrow", [model], max_waiting_requests=MAX_WAITING) as client:
+    with deploy("narrow", [model], limits={"max_waiting_requests": MAX_WAITING}) as client:
         yield client
 
 

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 from fake_engine_client import FakeEngineClient
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.protocols import GenerationRequest
-from rayinfer.routing.admission import Admission
 from rayinfer.routing.dispatch import Dispatcher
+from rayinfer.routing.limits import RouterLimits
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.traces.kept_traces import KeptTraces
 
@@ -20,14 +20,13 @@ class Service:
     def __init__(self, tokenizer, num_engines, max_waiting_requests=100, engine_wait_s=5.0):
         self.tokenizer = tokenizer
         self.metrics = ServiceMetrics(CollectorRegistry())
-        admission = Admission(max_waiting_requests)
         self.traces = KeptTraces()
         self.dispatcher = Dispatcher(
             "m",
             tokenizer,
-            admission,
             self.metrics,
             router_id="router-1",
+            limits=RouterLimits(max_waiting_requests=max_waiting_requests),
             traces=self.traces,
             engine_wait_s=engine_wait_s,
         )

@@ -20,8 +20,8 @@ from rayinfer.engine.engine import Engine
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import CompletionOutput, EngineStats, RequestOutput
 from rayinfer.protocols import GenerationRequest
-from rayinfer.routing.admission import Admission
 from rayinfer.routing.dispatch import Dispatcher
+from rayinfer.routing.limits import RouterLimits
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.tokenization.bad_words import speller
 from rayinfer.tokenization.tokenizer import Tokenizer
@@ -118,7 +118,13 @@ async def _router(
 ) -> AsyncIterator[tuple[Dispatcher, list[AsyncEngine]]]:
     engines = [AsyncEngine(_build_engine(folder, settings)) for _ in range(num_engines)]
     metrics = ServiceMetrics(CollectorRegistry())
-    router = Dispatcher("mixed", Tokenizer.from_folder(folder), Admission(1000), metrics, router_id="router")
+    router = Dispatcher(
+        "mixed",
+        Tokenizer.from_folder(folder),
+        metrics,
+        router_id="router",
+        limits=RouterLimits(max_waiting_requests=1000),
+    )
     try:
         for number, engine in enumerate(engines):
             engine.start()

@@ -2,6 +2,7 @@ import pytest
 
 from rayinfer.errors import QueueFull
 from rayinfer.routing.admission import MAX_RETRY_AFTER_S, Admission
+from rayinfer.routing.limits import RouterLimits
 
 
 class Clock:
@@ -13,7 +14,7 @@ class Clock:
 
 
 def test_no_more_than_the_bound_may_wait():
-    admission = Admission(2)
+    admission = Admission(RouterLimits(max_waiting_requests=2))
     admission.admit()
     admission.admit()
     with pytest.raises(QueueFull, match="2 requests are waiting already, the limit is 2"):
@@ -23,14 +24,14 @@ def test_no_more_than_the_bound_may_wait():
 
 @pytest.mark.parametrize("end", ["start", "leave"])
 def test_a_first_token_and_a_departure_both_make_room(end):
-    admission = Admission(1)
+    admission = Admission(RouterLimits(max_waiting_requests=1))
     getattr(admission.admit(), end)()
     assert admission.num_waiting == 0
     admission.admit()
 
 
 def test_a_ticket_counts_off_once_whatever_follows():
-    admission = Admission(3)
+    admission = Admission(RouterLimits(max_waiting_requests=3))
     ticket, _other = admission.admit(), admission.admit()
     ticket.start()
     ticket.start()
@@ -39,7 +40,7 @@ def test_a_ticket_counts_off_once_whatever_follows():
 
 
 def test_without_experience_a_refused_request_may_come_back_after_a_second():
-    admission = Admission(1)
+    admission = Admission(RouterLimits(max_waiting_requests=1))
     admission.admit()
     with pytest.raises(QueueFull) as refusal:
         admission.admit()
@@ -48,7 +49,7 @@ def test_without_experience_a_refused_request_may_come_back_after_a_second():
 
 def test_the_time_to_come_back_follows_the_pace_at_which_requests_start():
     clock = Clock()
-    admission = Admission(10, clock)
+    admission = Admission(RouterLimits(max_waiting_requests=10), clock)
     tickets = [admission.admit() for _ in range(10)]
     for ticket in tickets[:4]:
         clock.now += 2.0
@@ -58,7 +59,7 @@ def test_the_time_to_come_back_follows_the_pace_at_which_requests_start():
 
 def test_nobody_is_sent_away_for_more_than_a_minute():
     clock = Clock()
-    admission = Admission(100, clock)
+    admission = Admission(RouterLimits(max_waiting_requests=100), clock)
     tickets = [admission.admit() for _ in range(100)]
     for ticket in tickets[:2]:
         clock.now += 500.0
@@ -68,7 +69,7 @@ def test_nobody_is_sent_away_for_more_than_a_minute():
 
 def test_an_idle_hour_does_not_count_as_a_slow_queue():
     clock = Clock()
-    admission = Admission(10, clock)
+    admission = Admission(RouterLimits(max_waiting_requests=10), clock)
     admission.admit().start()
     clock.now += 3600.0
     first, _second = admission.admit(), admission.admit()

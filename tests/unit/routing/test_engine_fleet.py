@@ -10,7 +10,6 @@ from rayinfer.errors import EngineDead, NotReady, WrongEngineState
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import EngineStats
 from rayinfer.protocols import GenerationRequest
-from rayinfer.routing.admission import Admission
 from rayinfer.routing.dispatch import Dispatcher
 from rayinfer.sampling_params import SamplingParams
 
@@ -22,7 +21,7 @@ async def engines():
 
 @pytest.fixture
 async def dispatcher(tokenizer, engines):
-    dispatcher = Dispatcher("m", tokenizer, Admission(100), ServiceMetrics(CollectorRegistry()), router_id="r")
+    dispatcher = Dispatcher("m", tokenizer, ServiceMetrics(CollectorRegistry()), router_id="r")
     for index, engine in enumerate(engines):
         dispatcher.engines.add(f"engine-{index}", engine, engine.description)
     yield dispatcher
@@ -86,7 +85,7 @@ async def test_what_was_begun_is_done_although_the_caller_leaves(dispatcher, eng
 
 
 async def test_a_model_without_engines_says_so(tokenizer):
-    lonely = Dispatcher("m", tokenizer, Admission(100), ServiceMetrics(CollectorRegistry()), router_id="r")
+    lonely = Dispatcher("m", tokenizer, ServiceMetrics(CollectorRegistry()), router_id="r")
     for ask in (lonely.control.pause, lonely.control.states):
         with pytest.raises(NotReady, match="'m' has no engine"):
             await ask()

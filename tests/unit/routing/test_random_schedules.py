@@ -11,7 +11,6 @@ from counting_engine import CountingEngine, expected_token
 from rayinfer.errors import EngineDead, NotReady
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.protocols import GenerationRequest
-from rayinfer.routing.admission import Admission
 from rayinfer.routing.dispatch import Dispatcher
 from rayinfer.sampling_params import SamplingParams
 
@@ -57,7 +56,7 @@ class Schedule:
     def __init__(self, seed, tokenizer):
         self.draw = random.Random(seed)
         self.metrics = ServiceMetrics(CollectorRegistry())
-        self.dispatcher = Dispatcher("m", tokenizer, Admission(1000), self.metrics, router_id="router")
+        self.dispatcher = Dispatcher("m", tokenizer, self.metrics, router_id="router")
         self.engines, self.clients, self.num_engines = {}, [], 0
 
     async def run(self):

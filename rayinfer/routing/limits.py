@@ -1,0 +1,54 @@
+"""What a router lets in, and in which order: everything here can be changed while requests run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rayinfer.config import describe_validation_error
+from rayinfer.errors import ConfigError
+
+MOST_URGENT, LEAST_URGENT = -10, 10
+
+
+class TenantLimits(BaseModel):
+    """One tenant's share and bounds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weight: float = Field(default=1.0, gt=0, le=1e6, description="share of the tokens under overload, against others")
+    most_urgent: int = Field(
+        default=MOST_URGENT, ge=MOST_URGENT, le=LEAST_URGENT, description="lowest priority number that it may use"
+    )
+    max_waiting_requests: int | None = Field(default=None, ge=0, description="its requests that may wait; 0: none")
+    max_waiting_tokens: int | None = Field(default=None, ge=1, description="its tokens that may wait")
+
+
+class RouterLimits(BaseModel):
+    """The limits of one model's queue in each router; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_waiting_requests: int = Field(
+        default=256, ge=1, description="requests that may wait for their first token; more are refused with 429"
+    )
+    max_waiting_tokens: int | None = Field(
+        default=None, ge=1, description="tokens of those requests; default: four times what the engines' caches hold"
+    )
+    ageing_s: float = Field(default=10.0, ge=0, le=3600, description="how much earlier one level of priority counts")
+    route_by_prefix: bool = Field(default=True, description="prefer the engine that has most of the prompt cached")
+    group_by_prefix: bool = Field(default=True, description="let waiting requests that share a prefix go together")
+    tenants: dict[str, TenantLimits] = Field(default={}, description="limits of single tenants, by name")
+    other_tenants: TenantLimits = Field(default=TenantLimits(), description="limits of each tenant not named there")
+
+    def of_tenant(self, tenant: str) -> TenantLimits:
+        """Look up the limits that a tenant has."""
+        return self.tenants.get(tenant, self.other_tenants)
+
+
+def router_limits(settings: Mapping[str, Any]) -> RouterLimits:
+    """Check limits that come from outside; raises ConfigError that names every one at fault."""
+    try:
+        return RouterLimits(**settings)
+    except ValidationError as error:
+        raise ConfigError(describe_validation_error(error)) from None
