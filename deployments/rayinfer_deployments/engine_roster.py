@@ -41,8 +41,12 @@ class EngineRoster:
         self._engines = engines
         self._connect = connect
         self._reconcile_interval_s = reconcile_interval_s
-        self._wanted: Engines = {}
+        self._told: Engines = {}
+        self._wanted: Engines = {}  # of those, all that were not dismissed
+        self._dismissed: set[str] = set()
         self._changed = asyncio.Event()
+        self._is_told = asyncio.Event()
+        self._is_complete = asyncio.Event()
 
     async def follow(self, handle: DeploymentHandle) -> None:
         """Want whatever engines a deployment has, until cancelled."""
@@ -51,11 +55,30 @@ class EngineRoster:
 
     def want(self, engines: Engines) -> None:
         """Say which engines there are; those that are not among them get no new requests from now on."""
-        self._wanted = engines
+        self._dismissed &= set(engines)
+        self._told = engines
+        self._wanted = {name: address for name, address in engines.items() if name not in self._dismissed}
         for name in self._engines.names:
-            if name not in engines:
+            if name not in self._wanted:
                 self._engines.drain(name)
+        self._is_complete.clear()
+        self._is_told.set()
         self._changed.set()
+
+    def dismiss(self, name: str) -> bool:
+        """Want an engine no more, though Serve still has it; tells whether it was wanted."""
+        if name not in self._wanted:
+            return False
+        self._dismissed.add(name)
+        self.want(self._told)
+        return True
+
+    async def caught_up(self, wait_s: float) -> None:
+        """Return once every engine that there is has joined, or none is known after so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._is_told.wait()
+                await self._is_complete.wait()
 
     async def keep_up(self) -> None:
         """Add what is wanted and missing, at every change and once in a while, until cancelled."""
@@ -64,6 +87,8 @@ class EngineRoster:
             known = self._engines.names
             missing = [address for name, address in self._wanted.items() if name not in known]
             await asyncio.gather(*(self._add(address) for address in missing))
+            if all(name in self._engines.names for name in self._wanted):
+                self._is_complete.set()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), self._reconcile_interval_s)
 
