@@ -20,6 +20,7 @@ Role = Literal["proxy", "controller", "router", "engine_replica", "engine"]
 ROLE_ORDER: tuple[Role, ...] = ("controller", "proxy", "router", "engine_replica", "engine")
 REPLICA_PREFIX = "SERVE_REPLICA::"  # Serve names a replica's actor so, then application#deployment#replica
 ENGINE_PREFIX = "rayinfer-engine-"  # then the replica
+PROXY_CLASSES = ("ProxyActor", "HAProxyManager")  # the second one starts HAProxy and tells it of changes
 ANSWER_S = 10.0  # of a service's process
 LOAD_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
@@ -67,7 +68,7 @@ def identify(actors: Iterable[Actor], application: str, loads: dict[str, int]) -
 def _identify(actor: Actor, application: str, replicas: set[str], loads: dict[str, int]) -> ServiceProcess | None:
     if actor.class_name == "ServeController":
         return ServiceProcess(pid=actor.pid, role="controller")
-    if actor.class_name == "ProxyActor":
+    if actor.class_name in PROXY_CLASSES:
         return ServiceProcess(pid=actor.pid, role="proxy")
     if actor.name.startswith(f"{REPLICA_PREFIX}{application}#"):
         _, deployment, replica = actor.name.split("#", 2)
@@ -99,7 +100,7 @@ def read_actors(ray_address: str) -> list[Actor]:
 
 
 def ask_loads(control_socket: Path) -> dict[str, int]:
-    """Ask a service's process how many requests each engine has, and each router by its replica; empty if it is silent."""
+    """Ask a service's process how many requests each engine has, and each router by its replica; or nothing."""
     try:
         routers = ask(control_socket, "status", timeout_s=ANSWER_S)["routers"]
     except RayinferError:

@@ -26,14 +26,18 @@ POLL_S = 0.1
 ANSWER_S = 5.0  # of routers, to questions
 CONTROL_S = 120.0  # of engines that give their memory back, or take it
 APPLY_S = 30.0  # until every router has other limits
+FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
 REPLACE_S = 600.0  # until an engine is loaded in another's place
 
 
 class ServiceOperations:
     """Carries out commands for the application that this process has deployed; one change at a time."""
 
-    def __init__(self, application: str, args: LLMAppArgs, *, missing_settings: Sequence[str] = ()) -> None:
+    def __init__(
+        self, application: str, args: LLMAppArgs, *, route_prefix: str = "/", missing_settings: Sequence[str] = ()
+    ) -> None:
         self._application = application
+        self._route_prefix = route_prefix
         self._args = args
         self._missing_settings = list(missing_settings)
         self._changing = asyncio.Lock()
@@ -56,7 +60,7 @@ class ServiceOperations:
         deployments = [] if overview is None else overview.deployments.items()
         return {
             "state": "NOT_STARTED" if overview is None else overview.status.value,
-            "reason": "" if overview is None or overview.status == ApplicationStatus.RUNNING else failure_of(overview),
+            "reason": failure_of(overview) if overview is not None and overview.status in FAILED else "",
             "deployments": [
                 {
                     "name": name,
@@ -137,7 +141,7 @@ class ServiceOperations:
 
     async def _deploy(self, args: LLMAppArgs) -> None:
         """Hand Serve the application anew: it replaces what is made from other settings, and nothing else."""
-        await asyncio.to_thread(lambda: redeploy(build_llm_app(args), self._application))
+        await asyncio.to_thread(lambda: redeploy(build_llm_app(args), self._application, self._route_prefix))
         self._args = args
 
     async def _engines(self) -> dict[str, str]:

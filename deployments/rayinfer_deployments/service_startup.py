@@ -36,9 +36,9 @@ def deploy(application: serve.Application, name: str, host: str, port: int, *, w
     redeploy(application, name)
 
 
-def redeploy(application: serve.Application, name: str) -> None:
+def redeploy(application: serve.Application, name: str, route_prefix: str = "/") -> None:
     """Hand a running Serve the application, instead of the one of that name that it may have; does not wait."""
-    target = serve.RunTarget(application, name=name, route_prefix="/", logging_config=LOGGING)
+    target = serve.RunTarget(application, name=name, route_prefix=route_prefix, logging_config=LOGGING)
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 
