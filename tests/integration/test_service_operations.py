@@ -105,27 +105,21 @@ def test_a_redeployment_replaces_routers_and_engines_and_no_request_fails(deploy
 @pytest.fixture(scope="module")
 def operated(deploy, tiny_models):
     """A model with two engines and one with one behind two routers, and an operator's hands on them."""
-    settings = [("tiny", {"num_replicas": 2}), ("other", {})]
     models = [
-        SMALL | {"name": name, "model": str(tiny_models[name]), "num_kv_blocks": 2048} | more for name, more in settings
+        SMALL | {"name": name, "model": str(tiny_models[name]), "num_kv_blocks": 2048, "num_replicas": count}
+        for name, count in (("tiny", 2), ("other", 1))
     ]
+    args = llm_app_args({"models": models, "num_routers": 2})
     with deploy("operated", models, num_routers=2) as service:
         wait_until(lambda: len(engines(service, "tiny")) == 2)
-        yield (
-            service,
-            ServiceOperations(
-                "operated",
-                llm_app_args({"models": [SMALL | model for model in models], "num_routers": 2}),
-                route_prefix="/operated",
-            ),
-        )
+        yield service, ServiceOperations("operated", args, route_prefix="/operated")
 
 
 def test_other_limits_reach_every_router_with_streams_open_and_replace_no_process(operated):
     service, operations = operated
     before = engines(service), router_pids("operated")
     assert len(before[1]) == 2
-    body = {"model": "tiny", "prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    body = {"model": "tiny", "prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     with service.http.stream("POST", "/v1/completions", json=body, timeout=120) as response:
         lines = response.iter_lines()
         next(lines)
