@@ -13,7 +13,7 @@ from rayinfer.routing.prefix_groups import PrefixGroups
 from rayinfer.routing.replica_choice import Work
 
 MAX_COMPANIONS = 16  # those that share a prefix and go right after the one whose turn it was
-FIRST_RATE = 100.0  # tokens per second that engines are taken to serve before that is known; rather too few
+FIRST_RATE = 100.0  # tokens per second that engines are taken to serve before that is known
 RATE_WINDOW_S = 1.0
 SMOOTHING = 0.5  # weight of the latest window
 
@@ -24,10 +24,9 @@ class Turn:
 
     work: Work
     tenant: str
-    deadline: float | None  # on the clock of the queue
+    deadline: float | None  # seconds on any one clock
     make_digests: Callable[[], Sequence[bytes]]  # of the prompt's full blocks
     take: Callable[[Place], None]  # called at once when the turn comes, so that the next choice knows of it
-    arrival: float = 0.0
     ticket: "Ticket[Turn] | None" = None  # while it waits
     has_waited: bool = False
     result: asyncio.Future[Place] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -48,6 +47,9 @@ class Turns:
     and some of those follow it that share the longest prefix with it and matter as much: the engine computes that
     prefix once, while it still has it. Places in the order are fixed at arrival, so whoever goes early with others is
     not there to go later on: shares of tenants stay what they are.
+
+    The queue's clock is work, not time: it counts tokens served, so that shares do not depend on any estimate. Only
+    what a level of priority is worth, which is given in seconds, is turned into tokens by the pace of late.
     """
 
     def __init__(
@@ -62,8 +64,7 @@ class Turns:
         self._engines = engines
         self._engine_wait_s = engine_wait_s
         self._on_change = on_change
-        self._clock = clock
-        self._queue: PriorityQueue[Turn] = PriorityQueue(rate=FIRST_RATE)
+        self._queue: PriorityQueue[Turn] = PriorityQueue()
         self._groups: PrefixGroups[Turn] = PrefixGroups()
         self._pace = _Pace(clock)
         self._leader: Turn | None = None  # the latest whose turn it was, not being a companion
@@ -78,14 +79,13 @@ class Turns:
     def change_limits(self, limits: RouterLimits) -> None:
         """Order those who come from now on by other limits."""
         self._limits = limits
-        self._queue.change(ageing_s=limits.ageing_s)
+        self._queue.change(ageing_s=limits.ageing_s * self._pace.rate)
 
     async def wait(self, turn: Turn, timeout_s: float | None) -> Place:
         """Wait for an engine, which has been given the request when this returns.
 
         Raises TimeoutError when the turn does not come in time, NotReady when there is no engine for too long.
         """
-        turn.arrival = self._clock()
         if not self._queue and self._send(turn):
             return turn.result.result()
         self._push(turn)
@@ -115,7 +115,7 @@ class Turns:
         turn.ticket = self._queue.push(
             turn,
             priority=turn.work.priority,
-            arrival=turn.arrival,
+            arrival=0.0,  # which is when an empty queue's clock starts; later it is where the queue has come
             deadline=turn.deadline,
             tenant=turn.tenant,
             cost=turn.work.num_tokens / self._limits.of_tenant(turn.tenant).weight,
@@ -177,9 +177,9 @@ class Turns:
         self._on_change(len(self._queue))
 
     def _note_service(self, turn: Turn) -> None:
-        """Learn how fast the queue moves, which is what a share of it means in seconds."""
-        if (rate := self._pace.served(turn.work.num_tokens, is_busy=bool(self._queue))) is not None:
-            self._queue.change(rate=rate)
+        """Learn how fast the queue moves, which is what a second means in tokens."""
+        if self._pace.served(turn.work.num_tokens, is_busy=bool(self._queue)):
+            self._queue.change(ageing_s=self._limits.ageing_s * self._pace.rate)
 
     def _watch_for_engines(self) -> None:
         """While there is no engine at all, let those who wait do so for a while, and no longer."""
@@ -205,21 +205,20 @@ class _Pace:
         self._clock = clock
         self._since: float | None = None
         self._num_tokens = 0
-        self._rate: float | None = None
+        self._is_known = False
+        self.rate = FIRST_RATE
 
-    def served(self, num_tokens: int, *, is_busy: bool) -> float | None:
-        """Count tokens; returns the rate each time it is known anew."""
+    def served(self, num_tokens: int, *, is_busy: bool) -> bool:
+        """Count tokens; returns whether the rate is known anew."""
         now = self._clock()
-        if not is_busy:
-            self._since = None
-            return None
-        if self._since is None:
-            self._since, self._num_tokens = now, 0
-            return None
+        if self._since is None or not is_busy:
+            self._since, self._num_tokens = now if is_busy else None, 0
+            return False
         self._num_tokens += num_tokens
         if now - self._since < RATE_WINDOW_S:
-            return None
+            return False
         rate = self._num_tokens / (now - self._since)
         self._since, self._num_tokens = now, 0
-        self._rate = rate if self._rate is None else SMOOTHING * rate + (1 - SMOOTHING) * self._rate
-        return self._rate
+        self.rate = SMOOTHING * rate + (1 - SMOOTHING) * self.rate if self._is_known else rate
+        self._is_known = True
+        return True
