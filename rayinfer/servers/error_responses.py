@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi.responses import Response
+from starlette.responses import Response
 
 from rayinfer.errors import (
     EngineDead,

@@ -17,6 +17,9 @@ GOOD = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
 GOOD_AND_LAST = GOOD[:-2] + b"connection: close\r\n\r\n"
 
 
+SERVICE = build_app({}, ServiceMetrics(CollectorRegistry()))
+
+
 class QuickConnection(HttpConnection):
     head_timeout_s = 0.15
     max_head_bytes = 4096
@@ -41,7 +44,7 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
         await send({"type": "http.response.body", "body": body})
     else:
-        await build_app({}, ServiceMetrics(CollectorRegistry()))(scope, receive, send)
+        await SERVICE(scope, receive, send)
 
 
 @pytest.fixture
