@@ -98,8 +98,6 @@ class HttpConnection(HttpToolsProtocol):
 
     def _give_up(self) -> None:
         self._awaiting = None
-        if self._is_answering:
-            return  # the next request is not complete yet; that counts once this one is answered
         if self._is_in_head:
             self._refuse(RequestTooSlow("The request's headers came too slowly."))
         else:

@@ -21,7 +21,7 @@ SERVICE = build_app({}, ServiceMetrics(CollectorRegistry()))
 
 
 class QuickConnection(HttpConnection):
-    head_timeout_s = 0.15
+    head_timeout_s = 0.3
     max_head_bytes = 4096
 
 
@@ -130,7 +130,7 @@ async def test_a_request_in_slow_parts_is_answered_if_it_is_whole_in_time(port):
 
 
 async def test_the_pause_between_two_requests_is_not_the_time_for_a_head(port):
-    answer = await talk(port, GOOD, GOOD_AND_LAST, pause_s=0.4)
+    answer = await talk(port, GOOD, GOOD_AND_LAST, pause_s=0.7)
     assert answer.count(b"HTTP/1.1 200 ") == 2
 
 
@@ -157,6 +157,13 @@ async def test_a_slow_body_is_the_applications_matter(port):
     head = b"POST /body HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 20\r\n\r\n"
     answer = await talk(port, head, *[b"x"] * 20, pause_s=0.02)
     assert answer.endswith(b"x" * 20)
+
+
+async def test_a_body_may_be_larger_than_all_headers(port):
+    parts = [b"x" * 1000] * 20
+    head = b"POST /body HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 20000\r\n\r\n"
+    answer = await talk(port, head, *parts, pause_s=0.005)
+    assert answer.endswith(b"x" * 20000)
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,10 @@ from starlette.types import Message, Receive, Scope, Send
 from rayinfer.errors import RequestError
 from rayinfer.servers.request_bounds import BoundedRequests, RequestBounds
 
-QUICK = RequestBounds(
-    max_headers=4,
-    max_header_bytes=200,
-    max_body_bytes=1000,
-    max_body_gap_s=0.1,
-    body_grace_s=0.1,
-    min_body_bytes_per_s=1000.0,
-)
-PATIENT = RequestBounds(max_headers=4, max_header_bytes=200, max_body_bytes=1000)
+SMALL = {"max_headers": 4, "max_header_bytes": 200, "max_body_bytes": 1000}
+QUICK_PARTS = RequestBounds(**SMALL, max_body_gap_s=0.2, body_grace_s=60.0)
+QUICK_WHOLE = RequestBounds(**SMALL, max_body_gap_s=60.0, body_grace_s=0.3, min_body_bytes_per_s=300.0)
+PATIENT = RequestBounds(**SMALL)
 CEILING_S = 10.0
 
 
@@ -175,24 +170,24 @@ async def test_a_body_that_grows_beyond_the_limit_is_413_and_the_application_hea
 
 async def test_a_body_that_stops_coming_is_408():
     app = Application()
-    answer = await ask(app, QUICK, parts=[b"x" * 900], is_complete=False)
+    answer = await ask(app, QUICK_PARTS, parts=[b"x" * 900], is_complete=False)
     assert (answer.status, answer.code, answer.headers[b"connection"]) == (408, "request_too_slow", b"close")
     assert app.received == ["http.request", "http.disconnect"]
 
 
 async def test_a_body_that_never_begins_is_408():
-    assert (await ask(Application(), QUICK, parts=[], is_complete=False)).status == 408
+    assert (await ask(Application(), QUICK_PARTS, parts=[], is_complete=False)).status == 408
 
 
 async def test_a_body_that_drips_is_408_although_it_never_stops():
     app = Application()
-    answer = await ask(app, QUICK, parts=[b"x"] * 1000, pause_s=0.01)
+    answer = await ask(app, QUICK_WHOLE, parts=[b"x"] * 900, pause_s=0.01)
     assert (answer.status, answer.code) == (408, "request_too_slow")
     assert 1 < len(app.received) < 500
 
 
 async def test_a_body_that_comes_steadily_may_take_longer_than_the_grace():
-    answer = await ask(Application(), QUICK, parts=[b"x" * 90] * 10, pause_s=0.03)
+    answer = await ask(Application(), QUICK_WHOLE, parts=[b"x" * 90] * 10, pause_s=0.05)
     assert (answer.status, answer.body) == (200, b"900")
 
 
@@ -200,10 +195,10 @@ async def test_only_waiting_for_the_client_counts_as_its_time():
     async def slow_reader(scope: Scope, receive: Receive, send: Send) -> None:
         for _ in range(3):
             await receive()
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(0.4)
         await Application()(scope, receive, send)
 
-    answer = await ask(slow_reader, QUICK, parts=[b"x"] * 5)  # type: ignore[arg-type]
+    answer = await ask(slow_reader, QUICK_WHOLE, parts=[b"x"] * 5)  # type: ignore[arg-type]
     assert answer.status == 200
 
 
@@ -215,7 +210,7 @@ async def test_behind_a_whole_body_a_client_may_stay_silent_as_long_as_it_likes(
                 await receive()
         await send({"type": "http.response.start", "status": 200, "headers": []})
 
-    assert (await ask(waits_for_the_client_to_leave, QUICK)).status == 200  # type: ignore[arg-type]
+    assert (await ask(waits_for_the_client_to_leave, QUICK_PARTS)).status == 200  # type: ignore[arg-type]
 
 
 async def test_an_answer_that_has_begun_is_left_incomplete_by_a_refusal():
