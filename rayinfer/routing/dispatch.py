@@ -114,6 +114,7 @@ class Dispatcher:
                         if output is not None:
                             timers.record(output)
                             yield output
+                timers.engine_lost()  # of what has not ended
         except Exception:
             ending = "error"
             raise

@@ -38,6 +38,11 @@ class StreamTimers:
             if completion.finish_reason is not None:
                 self.finish(completion.index, completion.finish_reason)
 
+    def engine_lost(self) -> None:
+        """Note that whatever has not ended goes on elsewhere."""
+        for timer in self._running.values():
+            timer.engine_lost()
+
     def finish(self, choice: int, reason: FinishReason) -> None:
         """Note the end of one choice."""
         if timer := self._running.pop(choice, None):
