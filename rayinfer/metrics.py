@@ -82,7 +82,7 @@ class _ModelCounts:
 class RequestTimer:
     """The clock of one stream, from its arrival to its only end."""
 
-    __slots__ = ("_clock", "_counts", "_has_lost_engine", "_last_token_s", "_num_prompt_tokens", "_started_s")
+    __slots__ = ("_clock", "_counts", "_has_moved", "_last_token_s", "_num_prompt_tokens", "_started_s")
 
     def __init__(self, counts: _ModelCounts, num_prompt_tokens: int, clock: Callable[[], float]) -> None:
         self._counts = counts
@@ -90,11 +90,11 @@ class RequestTimer:
         self._clock = clock
         self._started_s = clock()
         self._last_token_s: float | None = None
-        self._has_lost_engine = False
+        self._has_moved = False
 
-    def engine_lost(self) -> None:
-        """Note that the next token comes from another engine; the wait for it counts if there were tokens before."""
-        self._has_lost_engine = self._last_token_s is not None
+    def engine_changes(self) -> None:
+        """Note that the next token comes from another engine than those before, if there were any."""
+        self._has_moved = self._last_token_s is not None
 
     def tokens(self, count: int) -> None:
         """Note `count` new tokens that came together; the prompt counts as computed with the first of them."""
@@ -109,9 +109,9 @@ class RequestTimer:
                 counts.inter_token.observe(0.0, count - 1)
         else:
             counts.inter_token.observe((now_s - self._last_token_s) / count, count)
-            if self._has_lost_engine:
+            if self._has_moved:
                 counts.migration.observe(now_s - self._last_token_s)
-                self._has_lost_engine = False
+                self._has_moved = False
         self._last_token_s = now_s
 
     def finished(self, reason: FinishReason) -> None:

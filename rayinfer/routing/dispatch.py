@@ -102,6 +102,7 @@ class Dispatcher:
         try:
             attempts = Attempts()
             while not stream.is_finished:
+                timers.engine_changes()
                 async with self._attempt(stream, attempts, deadline) as attempt:
                     while not stream.is_finished:
                         deltas = await self._take(attempt.queue, deadline)
@@ -114,7 +115,6 @@ class Dispatcher:
                         if output is not None:
                             timers.record(output)
                             yield output
-                timers.engine_lost()  # of what has not ended
         except Exception:
             ending = "error"
             raise
