@@ -98,8 +98,10 @@ def _measure_in_own_process(profile: str, settings: dict[str, object], tell: Tel
             tell(word)
     except EOFError:
         raise RayinferError(f"the process that measured profile {profile} has ended without a result") from None
-    finally:
+    except BaseException:
         process.terminate()  # it ends its service first
+        raise
+    finally:
         process.join(END_WITHIN_S)
     if isinstance(word, Exception):
         raise word

@@ -57,8 +57,11 @@ class _Load:
 
     report: ServingReport
     shares: Mapping[int, float]  # of a core, by process
-    seconds: float
-    tok_s: float
+
+    @property
+    def tok_s(self) -> float:
+        """Tokens a second, of all streams."""
+        return self.report.out_tok_s
 
 
 def measure_service(profile: str, plan: ServicePlan, tell: Tell) -> ServiceCost:
@@ -147,14 +150,11 @@ class _Service:
             concurrency=concurrency,
             vocab_size=self._vocab_size,
         )
-        before, started = self._cpu(), time.perf_counter()
-        report = asyncio.run(run_load(plan))
-        seconds = time.perf_counter() - started
-        shares = cpu_share(before, self._cpu(), seconds)
+        before: list[CpuSeconds] = []
+        report = asyncio.run(run_load(plan, on_start=lambda: before.append(self._cpu())))
         if report.failed:
             raise RayinferError(f"{report.failed} of {num_requests} requests failed: {next(iter(report.errors))}")
-        # One request goes first, and its tokens cost what others do.
-        return _Load(report, shares, seconds, (report.output_tokens + output_len) / seconds)
+        return _Load(report, cpu_share(before[0], self._cpu(), report.secs))
 
     def _cpu(self) -> CpuSeconds:
         return read_cpu_seconds(self._roles)
