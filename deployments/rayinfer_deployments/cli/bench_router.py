@@ -1,9 +1,11 @@
 """`rayinfer bench router`: what stands between engines and clients, measured with engines that have no model."""
 
+import contextlib
+import importlib
 import multiprocessing
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from rayinfer.benchmark.overhead.routing_decision import DecisionCost
 
 RESULTS = Path("kernels/benchmarks/results")
-PROFILES = ("latency",)
+LATENCY, THROUGHPUT = "latency", "throughput"
 END_WITHIN_S = 30.0  # what a service may take to end
 
 Tell = Callable[[str], None]
@@ -111,23 +113,42 @@ def _measure_in_own_process(profile: str, settings: dict[str, object], tell: Tel
 
 def _measure_service(answer: Connection, profile: str, settings: dict[str, object]) -> None:
     interrupt_on_signals()
-    set_ray_settings(owns_ray=True)
-    # After the environment is set: these import Ray, which reads it.
-    from rayinfer_deployments.overhead.measured_service import ServicePlan, measure_service
-
     try:
-        answer.send(measure_service(profile, ServicePlan(with_proxy=False, **settings), answer.send))  # type: ignore[arg-type]
+        with _ray_settings(profile):
+            # After the environment is set: these import Ray, which reads it.
+            from rayinfer_deployments.overhead.measured_service import ServicePlan, measure_service
+
+            plan = ServicePlan(with_proxy=profile == THROUGHPUT, **settings)  # type: ignore[arg-type]
+            answer.send(measure_service(profile, plan, answer.send))
     except Exception as error:
         answer.send(error)
     except KeyboardInterrupt:
         pass
 
 
+@contextlib.contextmanager
+def _ray_settings(profile: str) -> Iterator[None]:
+    """Set this process's environment as `rayinfer serve --profile` does."""
+    if profile == LATENCY:
+        set_ray_settings(owns_ray=True)
+        yield
+        return
+    try:
+        environment = importlib.import_module("rayinfer_deployments.ray_environment")
+        haproxy_files = importlib.import_module("rayinfer_deployments.haproxy_files").haproxy_files
+        throughput_settings = environment.THROUGHPUT_SETTINGS
+    except (ImportError, AttributeError):
+        raise RayinferError(f"this version of rayinfer has no profile {profile!r}") from None
+    with haproxy_files() as files:
+        environment.set_ray_settings(owns_ray=True, more=throughput_settings | files)
+        yield
+
+
 def _profiles(text: str) -> list[str]:
     names = [part.strip() for part in text.split(",") if part.strip() not in ("", "none")]
     for name in names:
-        if name not in PROFILES:
-            raise ConfigError(f"there is no profile {name!r}, only {', '.join(PROFILES)}")
+        if name not in (LATENCY, THROUGHPUT):
+            raise ConfigError(f"there is no profile {name!r}, only {LATENCY} and {THROUGHPUT}")
     return names
 
 
