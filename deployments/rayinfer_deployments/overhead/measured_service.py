@@ -30,6 +30,7 @@ HOST = "127.0.0.1"
 MODEL = "paced"
 ENGINE, OTHER = "engine", "other"
 BETWEEN = ("router", "proxy", "haproxy")  # what tokens pass through, with the engine before and the socket behind
+NUM_WARM_UPS = 20
 SHORT_ANSWER = 2  # tokens: one at once, one at the next tick
 
 Tell = Callable[[str], None]
@@ -91,12 +92,13 @@ class _Service:
         self._plan = plan
         self._url = url
         self._vocab_size = vocab_size
-        self._roles = _find_roles(ray_address)
+        self._ray_address = ray_address
+        self._roles: dict[int, str] = {}
 
     def measure(self, profile: str, tell: Tell) -> ServiceCost:
         plan = self._plan
         tell(f"{profile}: first tokens at one stream")
-        self._load(1, 20, SHORT_ANSWER)  # what is slow once, is slow here
+        self._load(1, NUM_WARM_UPS, SHORT_ANSWER)  # what is slow once, is slow here
         idle = self._idle()
         alone = self._load(1, plan.num_first_tokens, SHORT_ANSWER)
         runs = []
@@ -136,6 +138,7 @@ class _Service:
         return [pid for pid, role in self._roles.items() if role in roles]
 
     def _idle(self) -> Mapping[int, float]:
+        self._roles = _find_roles(self._ray_address)
         before = self._cpu()
         time.sleep(self._plan.idle_s)
         return cpu_share(before, self._cpu(), self._plan.idle_s)
@@ -150,6 +153,7 @@ class _Service:
             concurrency=concurrency,
             vocab_size=self._vocab_size,
         )
+        self._roles = _find_roles(self._ray_address)  # anew: HAProxy starts another process when its routers change
         before: list[CpuSeconds] = []
         report = asyncio.run(run_load(plan, on_start=lambda: before.append(self._cpu())))
         if report.failed:
