@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
 from rayinfer.engine.message_box import MessageBox
-from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
+from rayinfer.outputs import Credits, EngineStats, StepMessage, TokenDelta
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.tokenization.tokenizer import Tokenizer
 
@@ -64,12 +64,12 @@ class PacedEngine(NeverStopped):
 
     @property
     def stats(self) -> EngineStats:
-        """What it runs, and how much more it would take."""
+        """What it runs, and how much it takes."""
         return EngineStats(
             num_running=len(self._streams),
             kv_blocks_total=self.description.kv_blocks_total,
             generation_tokens_total=self.num_tokens,
-            credits=max(0, self._max_running - len(self._streams)),
+            credits=Credits(num_requests=self._max_running),
         )
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:

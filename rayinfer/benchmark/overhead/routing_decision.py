@@ -15,7 +15,7 @@ from rayinfer.benchmark.overhead.paced_engine import NeverStopped, paced_descrip
 from rayinfer.errors import RayinferError
 from rayinfer.kv_cache.block_hash import PrefixDigests
 from rayinfer.metrics import ServiceMetrics
-from rayinfer.outputs import EngineStats, RequestOutput, StepMessage, TokenDelta
+from rayinfer.outputs import NO_BOUNDS, Credits, EngineStats, RequestOutput, StepMessage, TokenDelta
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.dispatch import Dispatcher
 from rayinfer.routing.limits import RouterLimits
@@ -26,7 +26,8 @@ NUM_PREFIXES = 16  # beginnings that requests share, as those of one application
 PREFIX_TOKENS, OWN_TOKENS = 256, 64
 OUTPUT_TOKENS = 64
 TOKENS_OF_EVERY_VOCABULARY = (3, 250)
-FREE_CREDITS = 1 << 20
+RUNNING = Credits(num_requests=8)  # of each engine, where requests wait
+ONE_MORE = Credits(num_requests=RUNNING.num_requests + 1)
 MAX_TURNS = 1000  # of the event loop, within which a request is with an engine
 SETTLING_TURNS = 5
 WARM_UP = 20  # decisions that do not count
@@ -56,38 +57,33 @@ class _ScriptedEngine(NeverStopped):
     """Takes requests and says what it is told to."""
 
     def __init__(self) -> None:
-        self.running: dict[str, GenerationRequest] = {}
+        self.running: list[str] = []
         self.num_submitted = 0
         self._messages: asyncio.Queue[StepMessage] = asyncio.Queue()
         self._steps = itertools.count(1)
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
-        self.running.update((request.request_id, request) for request in requests)
+        self.running += [request.request_id for request in requests]
         self.num_submitted += len(requests)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            self.running.pop(request_id, None)
+        self.running = [request_id for request_id in self.running if request_id not in request_ids]
 
     async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
         while True:
             yield await self._messages.get()
 
-    def say(self, deltas: Sequence[TokenDelta] = (), *, credits: int, stored: Sequence[bytes] = ()) -> None:
+    def say(self, deltas: Sequence[TokenDelta] = (), *, credits: Credits, stored: Sequence[bytes] = ()) -> None:
         stats = EngineStats(num_running=len(self.running), kv_blocks_total=1 << 20, credits=credits)
         message = StepMessage(
             epoch=1, step=next(self._steps), deltas=list(deltas), stats=stats, blocks_stored=list(stored)
         )
         self._messages.put_nowait(message)
 
-    def finish_one(self) -> bool:
-        """End the request that has run longest, if one runs."""
-        if not self.running:
-            return False
-        request_id = next(iter(self.running))
-        del self.running[request_id]
-        self.say([TokenDelta(request_id, 0, [7], finish_reason="length")], credits=0)
-        return True
+    def finish(self, num_requests: int, credits: Credits) -> None:
+        """End the requests that have run longest."""
+        ended, self.running = self.running[:num_requests], self.running[num_requests:]
+        self.say([TokenDelta(request_id, 0, [7], finish_reason="length") for request_id in ended], credits=credits)
 
 
 class _Crowd:
@@ -99,8 +95,13 @@ class _Crowd:
             tokenizer,
             ServiceMetrics(CollectorRegistry()),
             router_id="bench",
-            limits=RouterLimits(max_waiting_requests=num_waiting + 2, max_waiting_tokens=1 << 40),
+            limits=RouterLimits(
+                # Those that run have no token yet, so they count as well.
+                max_waiting_requests=num_waiting + num_engines * ONE_MORE.num_requests + 2,
+                max_waiting_tokens=1 << 40,
+            ),
         )
+        self.num_waiting = num_waiting
         self.engines = [_ScriptedEngine() for _ in range(num_engines)]
         self._prompts = _prompts(seed)
         self._names = (f"request-{number}" for number in itertools.count())
@@ -108,7 +109,7 @@ class _Crowd:
         prefixes = _shared_prefixes(seed)
         for number, engine in enumerate(self.engines):
             self.dispatcher.engines.add(f"engine-{number}", engine, paced_description("m", tokenizer))
-            engine.say(credits=FREE_CREDITS, stored=_digests(prefixes[number % NUM_PREFIXES]))
+            engine.say(credits=RUNNING if num_waiting else NO_BOUNDS, stored=_digests(prefixes[number % NUM_PREFIXES]))
 
     @property
     def num_submitted(self) -> int:
@@ -154,13 +155,10 @@ async def _measure(
 ) -> DecisionCost:
     crowd = _Crowd(tokenizer, num_waiting, num_engines, seed)
     await _settle()
-    if num_waiting:
-        for engine in crowd.engines:
-            engine.say(credits=0)
-        await _settle()
-    for _ in range(num_waiting):
+    num_running = num_engines * RUNNING.num_requests if num_waiting else 0
+    for _ in range(num_running + num_waiting):
         crowd.come(crowd.next_request())
-    await _settle()
+    await crowd.until_submitted(num_running)
     decisions = [await _decide(crowd, number) for number in range(WARM_UP + num_decisions)][WARM_UP:]
     await crowd.leave()
     both = [1e6 * (decision.arrival_s + decision.dispatch_s) for decision in decisions]
@@ -178,7 +176,6 @@ async def _measure(
 async def _decide(crowd: _Crowd, number: int) -> _Decision:
     """Time one arrival, and one request's turn if it is not at once its own; then make room for the next."""
     request, before = crowd.next_request(), crowd.num_submitted
-    engine = crowd.engines[number % len(crowd.engines)]
     with _thread_time() as arrival:
         crowd.come(request)
         for _ in range(SETTLING_TURNS):
@@ -186,12 +183,15 @@ async def _decide(crowd: _Crowd, number: int) -> _Decision:
             if crowd.num_submitted > before:
                 break
     dispatch = [0.0]
-    if crowd.num_submitted == before:
+    if crowd.num_waiting:
+        engine = crowd.engines[number % len(crowd.engines)]
         with _thread_time() as dispatch:
-            engine.say(credits=1)
+            engine.say(credits=ONE_MORE)
             await crowd.until_submitted(before + 1)
-    if not engine.finish_one():  # it went to another
-        next(other.finish_one() for other in crowd.engines if other.running)
+        engine.finish(1, RUNNING)
+    else:
+        for engine in crowd.engines:
+            engine.finish(len(engine.running), NO_BOUNDS)
     await _settle()
     return _Decision(arrival[0], dispatch[0])
 

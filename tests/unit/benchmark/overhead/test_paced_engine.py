@@ -32,7 +32,7 @@ async def test_a_request_gets_its_first_token_without_waiting_for_the_clock(toke
     await paced.submit([request("a")], "router")
     message = await next_message(messages)
     assert [(delta.request_id, delta.start_pos, delta.token_ids) for delta in message.deltas] == [("a", 0, [5])]
-    assert (message.stats.num_running, message.stats.credits) == (1, 9)
+    assert (message.stats.num_running, message.stats.credits.num_requests) == (1, 10)
 
 
 async def test_every_stream_gets_one_token_a_tick_in_one_message_until_it_has_all(tokenizer):
