@@ -1,6 +1,7 @@
 """Wires the Serve applications: which deployments there are, what each one gets, and what Serve has to know of them."""
 
 import re
+from collections.abc import Callable
 
 from ray import serve
 from ray.serve import Application
@@ -17,12 +18,17 @@ MANY = 100_000  # no limit of Serve's: the router's own admission counts
 MAX_STARTS = 2  # a model that cannot be loaded fails within seconds, one that met an accident gets a second chance
 CLEAN_UP_S = 10.0  # what a replica may take beyond its engine's grace
 
+MakeEngines = Callable[[int, ModelArgs, int], Application]  # from a model's number and settings, and the engines in all
 
-def build_llm_app(args: LLMAppArgs) -> Application:
-    """Serve one or more models behind one address; builds the graph only, loads nothing."""
-    num_engines = sum(model.num_replicas for model in args.models)
+
+def build_llm_app(args: LLMAppArgs, make_engines: MakeEngines | None = None) -> Application:
+    """Serve one or more models behind one address; builds the graph only, loads nothing.
+
+    Engines of another make announce themselves as `EngineReplica` does.
+    """
+    num_engines, make_engines = sum(model.num_replicas for model in args.models), make_engines or _engine_deployment
     models = [
-        RouterModel(name=model.served_name, source=model.model, engines=_engine_deployment(index, model, num_engines))
+        RouterModel(name=model.served_name, source=model.model, engines=make_engines(index, model, num_engines))
         for index, model in enumerate(args.models)
     ]
     longest_drain_s = max(model.drain_timeout_s for model in args.models)

@@ -49,9 +49,10 @@ def build_app(
     bounds = RequestBounds(max_body_bytes=max_body_bytes)
     app.add_middleware(Edge, metrics=metrics, bounds=bounds, echoes_request_id=echoes_request_id)
     _add_error_handlers(app, metrics)
+    # Paths are looked through in this order, so those that are asked most come first.
+    add_openai_routes(app, models, request_timeout_s=request_timeout_s, traces=traces)
     _add_service_routes(app, models, metrics)
     add_trace_routes(app, traces)
-    add_openai_routes(app, models, request_timeout_s=request_timeout_s, traces=traces)
     if enable_engine_control:
         add_engine_control_routes(app, models)
     return app
