@@ -17,6 +17,8 @@ RAY_SETTINGS = {
     # A busy two-core machine answers queue-length probes late; a probe that times out only delays the request.
     "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "1",
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": "16777216",
+    # The proxies bound nothing and obey clients' headers. Processes of a Ray that is joined have their own environment.
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "rayinfer_deployments.proxy_edge.proxy_middlewares",
 }
 
 OWN_RAY_SETTINGS = {
