@@ -28,9 +28,17 @@ class DescribedEngineClient(EngineClient, Protocol):
         """Say what the model is; raises EngineDead when the engine is gone."""
         ...
 
+    async def is_stuck(self) -> bool:
+        """Say whether the engine has been at one step for too long; raises EngineDead when it is gone."""
+        ...
+
 
 class EngineRoster:
-    """Keeps a set of engines equal to those wanted; one that was lost but still answers is taken back."""
+    """Keeps a set of engines equal to those wanted; one that was lost but still answers is taken back.
+
+    One that is stuck in a step answers as well, and stays out until that step has ended. No engine waits for another
+    to answer.
+    """
 
     def __init__(
         self,
@@ -43,6 +51,7 @@ class EngineRoster:
         self._reconcile_interval_s = reconcile_interval_s
         self._wanted: Engines = {}
         self._changed = asyncio.Event()
+        self._joining: dict[str, asyncio.Task[None]] = {}  # by engine
 
     async def follow(self, handle: DeploymentHandle) -> None:
         """Want whatever engines a deployment has, until cancelled."""
@@ -59,19 +68,29 @@ class EngineRoster:
 
     async def keep_up(self) -> None:
         """Add what is wanted and missing, at every change and once in a while, until cancelled."""
-        while True:
-            self._changed.clear()
-            known = self._engines.names
-            missing = [address for name, address in self._wanted.items() if name not in known]
-            await asyncio.gather(*(self._add(address) for address in missing))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), self._reconcile_interval_s)
+        try:
+            while True:
+                self._changed.clear()
+                self._begin_to_add()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), self._reconcile_interval_s)
+        finally:
+            for joining in self._joining.values():
+                joining.cancel()
+
+    def _begin_to_add(self) -> None:
+        self._joining = {name: joining for name, joining in self._joining.items() if not joining.done()}
+        for name, address in self._wanted.items():
+            if name not in self._engines.names and name not in self._joining:
+                self._joining[name] = asyncio.get_running_loop().create_task(self._add(address))
 
     async def _add(self, address: EngineAddress) -> None:
         try:
             client = await asyncio.to_thread(self._connect, address)
             async with asyncio.timeout(DESCRIBE_TIMEOUT_S):
                 description = await client.describe()
+                if await client.is_stuck():
+                    return  # its step may still end; otherwise its replica ends it
         except (EngineDead, TimeoutError):
             return  # Serve will notice too and build another; until then we ask again
         except Exception:
