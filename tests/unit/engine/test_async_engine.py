@@ -177,7 +177,7 @@ async def test_an_engine_whose_steps_all_fail_is_dead_and_blames_no_request():
 async def test_guilty_requests_that_are_alone_end_with_error_and_the_engine_goes_on(num_guilty):
     async with running(failure=lambda context: RuntimeError("no") if len(context) > 8 else None) as engine:
         await engine.submit([request(f"bad {i}", numbers(9, i)) for i in range(num_guilty)], "r")
-        tokens, ends = await collect(engine, "r", num_guilty)
+        _, ends = await collect(engine, "r", num_guilty)
         assert ends == {f"bad {i}": "error" for i in range(num_guilty)}
         await engine.submit([request("good", numbers(4))], "r")
         assert await collect(engine, "r", 1) == ({"good": expected_tokens(numbers(4), 4)}, {"good": "length"})

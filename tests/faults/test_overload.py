@@ -1,0 +1,132 @@
+"""More than there is room for: of KV blocks, of requests at once, and of requests for minutes."""
+
+import asyncio
+import time
+
+import psutil
+import pytest
+
+from fault_load import Answer, ask, ask_all, new_client, record_answers, request_body
+from fault_report import FaultRow
+from fault_runs import judge
+from faulty_service import FaultyService
+from service_client import wait_until
+
+NUM_BLOCKS = 64
+REFUSED_WITHIN_S = 0.1
+OVERLOAD_S = 300.0
+SHORT = {"max_tokens": 20, "is_mixed": False}
+
+
+@pytest.fixture(scope="module")
+def tight(host, model_args):
+    service = FaultyService(host, "tight", [model_args(num_kv_blocks=NUM_BLOCKS, max_num_seqs=32)])
+    yield service
+    service.delete()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("without", ["", "no-preemption"])
+def test_f20_more_streams_than_there_are_blocks_for(pair, tight, report, without):
+    row = FaultRow(fault="F20", injected=f"32 long streams, {NUM_BLOCKS} blocks")
+    bodies = {number: request_body(number, max_tokens=200) for number in range(32)}
+    expected = record_answers(pair.url, bodies)
+    before = tight.metric("vllm:num_preemptions_total")
+    with tight.switched(*filter(None, [without])):
+        for number, answer in enumerate(ask_all(tight.url, [body | {"stream": True} for body in bodies.values()])):
+            row.count({answer.verdict(expected[number]): 1})
+    row.note = f"{tight.metric('vllm:num_preemptions_total') - before:.0f} preemptions"
+    assert without or not row.note.startswith("0 ")
+    wait_until(tight.is_whole, 120)
+    judge(report, row, tight, without)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("without", ["", "no-length-check"])
+def test_f21_a_prompt_that_never_fits(tight, report, without):
+    row = FaultRow(fault="F21", injected=f"a prompt of {NUM_BLOCKS + 1} blocks")
+    body = request_body(0, prompt=[5] * (16 * NUM_BLOCKS + 1))
+    with tight.switched(*filter(None, [without])):
+        (answer,) = ask_all(tight.url, [body], within_s=10.0)
+    row.count({"exact" if answer.status == 400 else answer.verdict(None): 1})
+    assert tight.complete().status_code == 200  # nothing is wedged
+    judge(report, row, tight, without)
+
+
+@pytest.mark.parametrize("without", ["", "no-admission"])
+def test_f26_a_burst_of_ten_times_the_capacity(host, model_args, report, without):
+    """200 at once, of which 4 run and 16 wait; without the bound all 200 wait."""
+    model = model_args(num_replicas=1, max_num_seqs=4)
+    service = FaultyService(host, f"burst{without}", [model], limits={"max_waiting_requests": 16})
+    expected = record_answers(service.url, {0: request_body(0, **SHORT)})
+    row = FaultRow(fault="F26", injected="200 requests at once, room for 20", gap_ceiling_s=REFUSED_WITHIN_S)
+    with service.switched(*filter(None, [without])):
+        answers = ask_all(service.url, [request_body(0, **SHORT) | {"stream": True}] * 200)
+    for answer in answers:
+        row.count({answer.verdict(expected[0]): 1})
+    row.recovery_s, row.recovery_ceiling_s = wait_until(lambda: service.complete().status_code == 200), 2.0
+    row.without, row.note = without, "gap: median time to a refusal"
+    refusals = sorted(answer.ended_s - answer.started_s for answer in answers if answer.status == 429)
+    if without:
+        report.is_seen(row, is_harmed=not refusals)
+    else:
+        row.gap_s = refusals[len(refusals) // 2]
+        assert {answer.status for answer in answers} == {200, 429}
+        judge(report, row, service)
+    service.delete()
+
+
+@pytest.mark.faults
+def test_f27_twice_the_capacity_for_five_minutes(host, model_args, report):
+    """Requests come at a steady pace whoever is served; the other run has no bound on those that wait."""
+    model = model_args(num_replicas=1, max_num_seqs=4)
+    service = FaultyService(host, "overload", [model], limits={"max_waiting_requests": 16})
+    expected = record_answers(service.url, {0: request_body(0, **SHORT)})
+    peak_per_s = asyncio.run(closed_loop(service.url, seconds=20.0))
+    for without, seconds in (("", OVERLOAD_S), ("no-admission", 30.0)):
+        row = FaultRow(fault="F27", injected=f"twice the capacity for {seconds:.0f} s")
+        (router,) = service.pids("router")
+        before = psutil.Process(router).memory_info().rss
+        with service.switched(*filter(None, [without])):
+            answers = asyncio.run(open_loop(service.url, 2 * peak_per_s, seconds))
+        grown_mb = (psutil.Process(router).memory_info().rss - before) / 2**20
+        for answer in answers:
+            row.count({answer.verdict(expected[0]): 1})
+        goodput = row.exact / (max(answer.ended_s for answer in answers) - answers[0].started_s)
+        longest_s = max(answer.ended_s - answer.started_s for answer in answers)
+        row.note = f"goodput {goodput / peak_per_s:.0%}, longest {longest_s:.1f} s, router +{grown_mb:.0f} MB"
+        if without:
+            row.without = without
+            report.is_seen(row, is_harmed=longest_s > seconds / 4)
+        else:
+            assert goodput > 0.9 * peak_per_s
+            assert grown_mb < 64
+            judge(report, row, service)
+    service.delete()
+
+
+async def closed_loop(url: str, *, seconds: float) -> float:
+    """Keep the service just busy; returns answers per second."""
+    until, num_answers = time.monotonic() + seconds, 0
+
+    async def go_on(http) -> int:
+        count = 0
+        while time.monotonic() < until:
+            await ask(http, Answer(request_body(0, **SHORT)))
+            count += 1
+        return count
+
+    async with new_client(url) as http:
+        num_answers = sum(await asyncio.gather(*(go_on(http) for _ in range(8))))
+    return num_answers / seconds
+
+
+async def open_loop(url: str, per_s: float, seconds: float) -> list[Answer]:
+    """Send requests at a steady pace."""
+    started = time.monotonic()
+    async with new_client(url) as http:
+        asking = []
+        for number in range(int(per_s * seconds)):
+            await asyncio.sleep(max(0.0, started + number / per_s - time.monotonic()))
+            asking.append(asyncio.ensure_future(ask(http, Answer(request_body(0, **SHORT)))))
+        return await asyncio.gather(*asking)
