@@ -7,6 +7,7 @@ FinishReason = Literal["stop", "length", "abort", "error", "timeout"]
 TraceEventName = Literal[
     "received",
     "dispatched",
+    "migrated",
     "queued",
     "admitted",
     "prefill_chunk",
@@ -80,6 +81,17 @@ class TokenDelta(NamedTuple):
     trace: list[TraceEvent] | None = None  # the engine's events of a traced request, with its end
 
 
+class Credits(NamedTuple):
+    """What one router may have in flight at an engine, so that waiting happens in the router; 0: no bound."""
+
+    num_requests: int = 0
+    num_tokens: int = 0  # of prompts and expected answers, which fill the cache
+    num_prefill_tokens: int = 0  # of prompts whose first token is not there; the last one may go beyond
+
+
+NO_BOUNDS = Credits()
+
+
 @dataclass(kw_only=True, slots=True)
 class EngineStats:
     """An engine's counters (`*_total` only grow) and gauges at one moment."""
@@ -97,7 +109,7 @@ class EngineStats:
     num_preemptions_total: int = 0
     num_steps_total: int = 0
     requests_finished_total: dict[str, int] = field(default_factory=dict)  # by finish reason
-    credits: int = 0  # requests that this router may still dispatch
+    credits: Credits = NO_BOUNDS  # of each router that listens
 
     @property
     def kv_cache_usage(self) -> float:

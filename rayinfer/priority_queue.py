@@ -22,6 +22,7 @@ class Ticket(Generic[T]):
     item: T
     key: float  # seconds; the smallest goes first
     priority: int
+    start: float  # seconds: when its tenant's share comes to it
     deadline: float  # infinity where there is none
     order: int  # how many were pushed before
 
@@ -36,9 +37,12 @@ class PriorityQueue(Generic[T]):
 
     key = priority x ageing_s + max(arrival, tenant_finish); equal keys go by deadline, then by order of arrival.
     Priority p waits at most p x ageing_s longer than priority 0 would, so nobody starves. `tenant_finish` is when a
-    tenant's earlier requests would be done had it its share to itself: it grows by cost / (weight x rate). A tenant
-    that asks for more than its share queues behind its own requests, others pass. Without costs this is plain
-    first come, first served within each priority.
+    tenant's earlier requests of this priority would be done had it its share to itself: it grows by
+    cost / (weight x rate). A tenant that asks for more than its share queues behind its own requests, others pass.
+    Without costs this is plain first come, first served within each priority.
+
+    The rate is an estimate, so shares are counted from where the queue has come (start-time fair queueing, Goyal,
+    Vin and Cheng 1996): whoever comes later than that starts there, and an empty queue forgets what anybody owes.
     """
 
     def __init__(
@@ -52,15 +56,11 @@ class PriorityQueue(Generic[T]):
 
         Queues whose tickets are compared with each other share the numbers of their tickets, `orders`.
         """
-        self._weights = dict(weights or {})
-        if not 0 <= ageing_s < math.inf:
-            raise ConfigError(f"ageing_s must be at least 0 and finite, got {ageing_s}")
-        for name, value in {"rate": rate, **{f"weight of {t!r}": w for t, w in self._weights.items()}}.items():
-            if not 0 < value < math.inf:
-                raise ConfigError(f"{name} must be above 0 and finite, got {value}")
-        self._ageing_s = ageing_s
-        self._rate = rate
-        self._tenant_finish: dict[str, float] = {}
+        self._ageing_s = self._rate = 1.0
+        self._weights: dict[str, float] = {}
+        self.change(ageing_s=ageing_s, rate=rate, weights=weights or {})
+        self._reached = -math.inf  # the latest start of those whose turn has come
+        self._tenant_finish: dict[tuple[str, int], float] = {}  # by tenant and priority
         self._prune_above = _FEWEST_TENANTS_TO_PRUNE
         self._orders = itertools.count() if orders is None else orders
         self._waiting: dict[int, Ticket[T]] = {}  # by order
@@ -69,6 +69,24 @@ class PriorityQueue(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    def change(
+        self,
+        *,
+        ageing_s: float | None = None,
+        rate: float | None = None,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        """Order those who come from now on by other settings; raises ConfigError for what cannot work."""
+        if ageing_s is not None and not 0 <= ageing_s < math.inf:
+            raise ConfigError(f"ageing_s must be at least 0 and finite, got {ageing_s}")
+        shares = {f"weight of {tenant!r}": weight for tenant, weight in (weights or {}).items()}
+        for name, value in (({} if rate is None else {"rate": rate}) | shares).items():
+            if not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be above 0 and finite, got {value}")
+        self._ageing_s = self._ageing_s if ageing_s is None else ageing_s
+        self._rate = self._rate if rate is None else rate
+        self._weights = self._weights if weights is None else dict(weights)
 
     def push(
         self,
@@ -81,14 +99,19 @@ class PriorityQueue(Generic[T]):
         cost: float = 0.0,
     ) -> Ticket[T]:
         """Add an item that arrived at `arrival` seconds; all times are of one clock, the caller's."""
-        start = max(arrival, self._tenant_finish.get(tenant, arrival))
+        if not self._waiting:
+            self._tenant_finish.clear()
+            self._reached = -math.inf
+        start = max(arrival, self._tenant_finish.get((tenant, priority), arrival))
         if cost > 0:
-            self._tenant_finish[tenant] = start + cost / (self._weights.get(tenant, 1.0) * self._rate)
+            start = max(start, self._reached)
+            self._tenant_finish[tenant, priority] = start + self._share_s(tenant, cost)
             self._prune_tenants(arrival)
         ticket = Ticket(
             item=item,
             key=priority * self._ageing_s + start,
             priority=priority,
+            start=start,
             deadline=math.inf if deadline is None else deadline,
             order=next(self._orders),
         )
@@ -116,6 +139,7 @@ class PriorityQueue(Generic[T]):
         if ticket is not None:
             heapq.heappop(self._heap)
             del self._waiting[ticket.order]
+            self._reached = max(self._reached, ticket.start)
         return ticket
 
     def remove(self, ticket: Ticket[T]) -> bool:
@@ -127,6 +151,14 @@ class PriorityQueue(Generic[T]):
             self._heap = [waiting.place for waiting in self._waiting.values()]
             heapq.heapify(self._heap)
         return True
+
+    def charge(self, tenant: str, priority: int, cost: float) -> None:
+        """Correct what a tenant was charged: it has had so much more, or less, than `push` was told."""
+        if (finish := self._tenant_finish.get((tenant, priority))) is not None:
+            self._tenant_finish[tenant, priority] = finish + self._share_s(tenant, cost)
+
+    def _share_s(self, tenant: str, cost: float) -> float:
+        return cost / (self._weights.get(tenant, 1.0) * self._rate)
 
     def _insert(self, ticket: Ticket[T]) -> None:
         self._waiting[ticket.order] = ticket

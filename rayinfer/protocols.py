@@ -40,6 +40,8 @@ class ModelDescription:
     created: int  # seconds since 1970
     kv_blocks_total: int = 0
     block_size: int = 16
+    max_num_seqs: int = 0  # requests that run at the same time; 0: not told
+    max_num_batched_tokens: int = 0  # of one step; 0: not told
     eos_token_ids: tuple[int, ...] = ()
     scores_prompts: bool = True  # False: an encoder reads them as a whole
 

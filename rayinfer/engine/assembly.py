@@ -67,6 +67,8 @@ def build_engine(config: EngineConfig, folder: Path, *, name: str | None = None)
         created=int(time.time()),
         kv_blocks_total=num_blocks,
         block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
         eos_token_ids=model.eos_token_ids,
         scores_prompts=model.answers is None,
     )

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
+from rayinfer.engine.credits import credits_of_each
 from rayinfer.engine.engine import Engine
 from rayinfer.engine.engine_commands import Abort, Change, Command, Forget, RouterLine, Stop, Submit
 from rayinfer.engine.pulse import Pulse
@@ -52,6 +53,7 @@ class AsyncEngine:
         self._lock = threading.Lock()  # over _routers and _is_over, which both sides look up
         self._owners: dict[str, RouterLine] = {}  # by request id; the thread's own
         self._stats = engine.stats
+        self._credits = credits_of_each(self.description, 1)
         self._pulse = Pulse()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -82,6 +84,7 @@ class AsyncEngine:
             with self._lock:
                 if self._routers.get(router_id) is router:
                     del self._routers[router_id]
+                self._share_credits()
             self._commands.put(Forget(router))
 
     async def pause(self) -> None:
@@ -144,9 +147,14 @@ class AsyncEngine:
         with self._lock:
             router = self._routers.setdefault(router_id, RouterLine())
             router.listens |= listens
+            self._share_credits()
             if self._is_over:
                 router.box.close()
             return router
+
+    def _share_credits(self) -> None:
+        num_listening = sum(router.listens for router in self._routers.values())
+        self._credits = credits_of_each(self.description, max(1, num_listening))
 
     async def _next_message(self, router: RouterLine) -> StepMessage | None:
         """Wait for the thread's next message, but not for long: that it takes its time is news as well."""
@@ -288,7 +296,7 @@ class AsyncEngine:
             epoch=self._epoch,
             step=self._stats.num_steps_total,
             deltas=deltas,
-            stats=self._stats,
+            stats=replace(self._stats, credits=self._credits),
             blocks_stored=list(stored),
             blocks_removed=list(removed),
         )

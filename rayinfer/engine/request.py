@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from rayinfer.engine.step_plan import EnteredRow, Int32Array
-from rayinfer.kv_cache.block_hash import PrefixDigests
+from rayinfer.kv_cache.block_hash import PrefixDigests, prefix_salt
 from rayinfer.outputs import FinishReason, TokenLogprobs, TraceEvent
 from rayinfer.priority_queue import Ticket
 from rayinfer.protocols import GenerationRequest
@@ -143,8 +143,7 @@ def new_request(
     params = request.sampling_params
     prompt_len = len(request.prompt_token_ids)
     limit = max_model_len if params.max_tokens is None else min(max_model_len, prompt_len + params.max_tokens)
-    # As repr writes it, no name can pass for two, and any text of a client's can be encoded.
-    salt = repr((request.tenant, request.cache_salt, request.adapter or "")).encode()
+    salt = prefix_salt(request.tenant, request.cache_salt, request.adapter)
     return Request(
         request_id=request.request_id,
         prompt_len=prompt_len,

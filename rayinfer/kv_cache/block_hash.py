@@ -16,6 +16,12 @@ def hash_block(parent_digest: bytes, salt: bytes, token_ids: NDArray[np.int32]) 
     return digest
 
 
+def prefix_salt(tenant: str, cache_salt: str, adapter: str | None) -> bytes:
+    """Write what separates prefixes of equal tokens; routers and engines must agree on it."""
+    # As repr writes it, no name can pass for two, and any text of a client's can be encoded.
+    return repr((tenant, cache_salt, adapter or "")).encode()
+
+
 class PrefixDigests:
     """The digests of one request's full blocks, each computed once, when the block is full."""
 

@@ -1,8 +1,9 @@
-"""How many requests may wait for their first token, and when a refused one should come back."""
+"""How much may wait, in all and of each tenant, and when a refused request should come back."""
 
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from rayinfer.errors import QueueFull
 from rayinfer.routing.limits import RouterLimits
@@ -10,68 +11,111 @@ from rayinfer.routing.limits import RouterLimits
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
 SMOOTHING = 0.2  # weight of the newest gap between two first tokens
+CACHES_THAT_MAY_WAIT = 4  # tokens that may wait for each that the engines' caches hold
+
+
+@dataclass(slots=True)
+class _Waiting:
+    num_requests: int = 0
+    num_tokens: int = 0
+
+    def add(self, num_requests: int, num_tokens: int) -> None:
+        self.num_requests += num_requests
+        self.num_tokens += num_tokens
 
 
 class Admission:
-    """Counts the requests that wait for their first token and refuses those above the bound."""
+    """Counts the requests that wait for their first token, and their tokens, and refuses those above the bounds."""
 
     def __init__(self, limits: RouterLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self._clock = clock
-        self._num_waiting = 0
+        self._all = _Waiting()
+        self._by_tenant: dict[str, _Waiting] = {}
         self._seconds_per_start: float | None = None  # smoothed gap between first tokens while requests wait
         self._last_start: float | None = None
 
     @property
     def num_waiting(self) -> int:
         """Requests that were admitted and have no token yet."""
-        return self._num_waiting
+        return self._all.num_requests
 
-    def admit(self) -> "Ticket":
-        """Take a place in the queue; raises QueueFull with the time after which a place should be free."""
-        if self._num_waiting >= self.limits.max_waiting_requests:
-            raise QueueFull(
-                f"{self._num_waiting} requests are waiting already, the limit is {self.limits.max_waiting_requests}",
-                self.retry_after_s(),
-            )
-        if self._num_waiting == 0:
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Their prompts and expected answers."""
+        return self._all.num_tokens
+
+    def admit(self, tenant: str = "", num_tokens: int = 0, num_cache_tokens: int = 0) -> "Ticket":
+        """Take a place in the queue; raises QueueFull with the time after which a place should be free.
+
+        A request of any size may wait alone. `num_cache_tokens` is what all engines' caches hold.
+        """
+        most_tokens = self.limits.max_waiting_tokens or CACHES_THAT_MAY_WAIT * num_cache_tokens
+        self._check(self._all, num_tokens, self.limits.max_waiting_requests, most_tokens or None, "")
+        of_tenant, own = self._by_tenant.get(tenant, _Waiting()), self.limits.of_tenant(tenant)
+        self._check(of_tenant, num_tokens, own.max_waiting_requests, own.max_waiting_tokens, " of this tenant")
+        if self._all.num_requests == 0:
             self._last_start = None  # the idle time before says nothing about how fast a queue moves
-        self._num_waiting += 1
-        return Ticket(self)
+        self._by_tenant[tenant] = of_tenant
+        for waiting in (self._all, of_tenant):
+            waiting.add(1, num_tokens)
+        return Ticket(self, tenant, num_tokens)
 
     def retry_after_s(self) -> float:
         """Estimate in whole seconds how long half of those who wait need to get started."""
         pace = self._seconds_per_start if self._seconds_per_start is not None else 0.0
-        estimate = math.ceil(pace * self._num_waiting / 2)
+        estimate = math.ceil(pace * self._all.num_requests / 2)
         return min(max(float(estimate), MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
 
-    def _started(self) -> None:
+    def _check(
+        self, waiting: _Waiting, num_tokens: int, max_requests: int | None, max_tokens: int | None, whose: str
+    ) -> None:
+        if max_requests is not None and waiting.num_requests >= max_requests:
+            raise QueueFull(
+                f"{waiting.num_requests} requests{whose} are waiting already, the limit is {max_requests}",
+                self.retry_after_s(),
+            )
+        if max_tokens is not None and waiting.num_tokens and waiting.num_tokens + num_tokens > max_tokens:
+            raise QueueFull(
+                f"requests{whose} of {waiting.num_tokens} tokens are waiting already and this one has {num_tokens}, "
+                f"the limit is {max_tokens}",
+                self.retry_after_s(),
+            )
+
+    def _started(self, tenant: str, num_tokens: int) -> None:
         now = self._clock()
         if self._last_start is not None:
             gap = now - self._last_start
             before = self._seconds_per_start
             self._seconds_per_start = gap if before is None else before + SMOOTHING * (gap - before)
         self._last_start = now
-        self._num_waiting -= 1
+        self._left(tenant, num_tokens)
 
-    def _left(self) -> None:
-        self._num_waiting -= 1
+    def _left(self, tenant: str, num_tokens: int) -> None:
+        for waiting in (self._all, self._by_tenant[tenant]):
+            waiting.add(-1, -num_tokens)
+        self._drop_if_idle(tenant)
+
+    def _drop_if_idle(self, tenant: str) -> None:
+        if not self._by_tenant[tenant].num_requests:  # names are the clients' to invent
+            del self._by_tenant[tenant]
 
 
 class Ticket:
     """One request's place among those who wait; given back once, whichever way it ends."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, tenant: str, num_tokens: int) -> None:
         self._admission: Admission | None = admission
+        self._place = (tenant, num_tokens)
 
     def start(self) -> None:
         """The first token came."""
         if self._admission is not None:
-            self._admission._started()
+            self._admission._started(*self._place)
             self._admission = None
 
     def leave(self) -> None:
         """The request ended; does nothing when it had started before."""
         if self._admission is not None:
-            self._admission._left()
+            self._admission._left(*self._place)
             self._admission = None

@@ -24,6 +24,7 @@ class Attempts:
     num_begun: int = 0  # more than the lost ones where an engine was gone before it took the stream
     num_fruitless: int = 0  # losses in a row; the first may have come after some tokens
     num_tokens_before: int = 0  # the stream's tokens when the present attempt began
+    has_queued: bool = False  # whether the first attempt had to wait for its turn
 
     @property
     def are_suspicious(self) -> bool:

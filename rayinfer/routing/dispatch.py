@@ -2,14 +2,12 @@
 
 import contextlib
 import logging
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import replace
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from rayinfer.errors import EngineDead, EngineLeaving, NotReady, PromptTooLong
+from rayinfer.errors import EngineDead, EngineLeaving, NotReady
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import FinishReason, RequestOutput, TokenDelta, TraceEvent
 from rayinfer.protocols import GenerationRequest, ModelDescription, ServiceStatus
@@ -17,12 +15,14 @@ from rayinfer.routing.admission import Admission
 from rayinfer.routing.attempts import Attempts, Quarantine
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.engine_fleet import EngineFleet
-from rayinfer.routing.engine_link import EngineLink
-from rayinfer.routing.engine_set import RUNNING, EngineSet
+from rayinfer.routing.engine_set import RUNNING, EngineSet, Place
 from rayinfer.routing.limits import RouterLimits
+from rayinfer.routing.preparation import block_digests, prepare
+from rayinfer.routing.replica_choice import work_of
+from rayinfer.routing.sending import Sending
 from rayinfer.routing.stream_state import StreamState, parts_of
 from rayinfer.routing.stream_timers import StreamTimers
-from rayinfer.tokenization.bad_words import speller
+from rayinfer.routing.turns import Turn, Turns
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.kept_traces import KeptTraces
 
@@ -55,18 +55,33 @@ class Dispatcher:
         self._traces = KeptTraces() if traces is None else traces
         self._model_name = model_name
         self._tokenizer = tokenizer
-        self._admission = Admission(RouterLimits() if limits is None else limits)
+        limits = RouterLimits() if limits is None else limits
+        self._admission = Admission(limits)
         self._metrics = metrics
         self._engine_wait_s = engine_wait_s
         self._clock = clock
-        self.engines = EngineSet(model_name, metrics, router_id=router_id, on_trace=self._record_engine_events)
+        self.engines = EngineSet(
+            model_name,
+            metrics,
+            router_id=router_id,
+            on_trace=self._record_engine_events,
+            on_room=lambda: self._turns.advance(),
+        )
+        self._turns = Turns(
+            self.engines,
+            limits,
+            engine_wait_s=engine_wait_s,
+            on_change=partial(metrics.set_num_queued, model_name),
+            clock=clock,
+        )
         self.control = EngineFleet(model_name, self.engines.links)
         self._quarantine = Quarantine()
-        metrics.set_num_queued(model_name, 0)  # requests go to an engine at once; those that wait, wait there
+        metrics.set_num_queued(model_name, 0)
 
     def change_limits(self, limits: RouterLimits) -> None:
         """Follow other limits from now on; whoever was admitted stays."""
         self._admission.limits = limits
+        self._turns.change_limits(limits)
 
     async def close(self) -> None:
         """Let go of every engine, which aborts all that still runs."""
@@ -90,17 +105,14 @@ class Dispatcher:
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
         """Yield the answer as it grows; closing the iterator aborts what still runs, without waiting for it."""
-        description = self.describe()
-        self._check_prompt(request, description)
-        request = _with_bad_words_spelled(request, self._tokenizer)
-        request.sampling_params.check_leaves_a_token(description.eos_token_ids, description.vocab_size)
-        ticket = self._admission.admit()
-        stream = StreamState(_with_seed(request), self._tokenizer, keeps_outputs=False)
+        request = prepare(request, self.describe(), self._tokenizer, self._admission.limits)
+        ticket = self._admission.admit(request.tenant, work_of(request).num_tokens, self.engines.num_cache_tokens)
+        stream = StreamState(request, self._tokenizer, keeps_outputs=False)
         timers = self._start_timers(request, stream)
         deadline = None if request.timeout_s is None else self._clock() + request.timeout_s
         ending: FinishReason = "abort"  # unless something else is the matter
+        attempts = Attempts()
         try:
-            attempts = Attempts()
             while not stream.is_finished:
                 async with self._attempt(stream, attempts, deadline) as attempt:
                     while not stream.is_finished:
@@ -120,6 +132,9 @@ class Dispatcher:
         finally:
             ticket.leave()
             timers.finish_all(ending)
+            if attempts.has_queued:
+                expected, had = work_of(request), len(request.prompt_token_ids) + stream.num_output_tokens
+                self._turns.charge(request.tenant, expected.priority, had - expected.num_tokens)
 
     @contextlib.asynccontextmanager
     async def _attempt(
@@ -135,9 +150,9 @@ class Dispatcher:
                 wait_s = self._patience_s(attempts, deadline)
                 if attempts.are_suspicious:
                     await quarantine.enter_async_context(self._quarantine.place(wait_s))
-                engine, queue = await self._submit(stream, attempts, wait_s)
-            except NotReady:
-                if not attempts.num_lost:
+                place, queue = await self._submit(stream, attempts, deadline, wait_s)
+            except (NotReady, TimeoutError) as error:
+                if not attempts.num_lost and isinstance(error, NotReady):
                     raise
                 if deadline is None or self._clock() < deadline:
                     raise EngineDead("the engine that ran the request is gone, and no other has come") from None
@@ -145,11 +160,11 @@ class Dispatcher:
                 return
             request_ids = [request.request_id for request in stream.engine_requests()]
             try:
-                yield _Attempt(queue, engine.release, quarantine)
+                yield _Attempt(queue, place.link.release, quarantine)
             except EngineDead as error:
-                self._note_loss(stream, attempts, error)
+                self._note_loss(stream, attempts, place.link.name, error)
             finally:
-                engine.release(request_ids)
+                place.link.release(request_ids)
 
     def _patience_s(self, attempts: Attempts, deadline: float | None) -> float:
         """How long to wait for an engine: new streams do not, as others may have one for them."""
@@ -157,22 +172,48 @@ class Dispatcher:
             return 0.0
         return self._engine_wait_s if deadline is None else min(self._engine_wait_s, deadline - self._clock())
 
-    async def _submit(self, stream: StreamState, attempts: Attempts, wait_s: float) -> tuple[EngineLink, DeltaQueue]:
-        """Hand what is left of the stream to the least loaded engine that takes it."""
-        while True:
-            engine = await self.engines.choose(wait_s)
-            requests = stream.engine_requests(epoch=attempts.begin())
-            if requests[0].trace:
-                self._traces.dispatched(stream.request_id, [request.choice for request in requests])
-            queue = DeltaQueue()  # one for each: what an engine says of an earlier attempt reaches nobody
-            try:
-                await engine.submit(requests, queue)
-            except EngineDead as error:
-                self.engines.remove(engine.name, str(error))
-            else:
-                return engine, queue
+    async def _submit(
+        self, stream: StreamState, attempts: Attempts, deadline: float | None, wait_s: float
+    ) -> tuple[Place, DeltaQueue]:
+        """Hand what is left of the stream to an engine that takes it: a new one when its turn comes, others at once.
 
-    def _note_loss(self, stream: StreamState, attempts: Attempts, error: EngineDead) -> None:
+        Raises NotReady without an engine, TimeoutError when the client's time is up before the turn comes.
+        """
+        while True:
+            requests = stream.engine_requests(epoch=attempts.begin())
+            sending = Sending(requests, self._traces, stream.request_id, self._clock)
+            try:
+                place = await self._find_place(stream, requests, attempts, sending, deadline, wait_s)
+                await sending.arrival()
+            except EngineDead as error:
+                self.engines.remove(place.link.name, str(error))
+            except BaseException:
+                sending.undo()
+                raise
+            else:
+                return place, sending.queue
+
+    async def _find_place(
+        self,
+        stream: StreamState,
+        requests: Sequence[GenerationRequest],
+        attempts: Attempts,
+        sending: Sending,
+        deadline: float | None,
+        wait_s: float,
+    ) -> Place:
+        digests = partial(block_digests, requests[0], self.engines.block_size)
+        if attempts.num_begun > 1:
+            place = await self.engines.wait_for_place(work_of(requests[0]), digests(), wait_s)
+            sending.begin(place)
+            return place
+        work, tenant = work_of(stream.request), stream.request.tenant
+        turn = Turn(work=work, tenant=tenant, deadline=deadline, make_digests=digests, take=sending.begin)
+        place = await self._turns.wait(turn, None if deadline is None else deadline - self._clock())
+        attempts.has_queued = turn.has_waited
+        return place
+
+    def _note_loss(self, stream: StreamState, attempts: Attempts, engine: str, error: EngineDead) -> None:
         """Count a lost engine; raises EngineDead when the stream may not go on elsewhere."""
         if isinstance(error, EngineLeaving):
             attempts.left(stream.num_output_tokens)
@@ -182,6 +223,8 @@ class Dispatcher:
             logger.error("request %s is refused: %d engines ended under it", stream.request_id, attempts.num_fruitless)
             raise EngineDead("every engine that tried to compute this request has ended") from None
         self._metrics.stream_migrated(self._model_name)
+        reason = "engine leaves" if isinstance(error, EngineLeaving) else "engine lost"
+        self._traces.migrated(stream.request_id, engine=engine, reason=reason)
 
     async def _take(self, queue: DeltaQueue, deadline: float | None) -> list[TokenDelta] | None:
         """Wait for this stream's next deltas; None when the client's time is up."""
@@ -204,19 +247,6 @@ class Dispatcher:
             on_end=partial(self._record_end, stream) if request.trace else None,
         )
 
-    def _check_prompt(self, request: GenerationRequest, description: ModelDescription) -> None:
-        if not description.scores_prompts:
-            request.sampling_params.check_prompt_is_not_scored()
-        room = 0 if request.sampling_params.max_tokens == 0 else 1  # a prompt that is only scored may fill the context
-        num_tokens, longest = len(request.prompt_token_ids), description.max_model_len - room
-        if num_tokens > longest:
-            raise PromptTooLong(
-                f"the prompt has {num_tokens} tokens, at most {longest} fit into the context of model "
-                f"{self._model_name!r}{' beside one new token' if room else ''}",
-                "prompt",
-                "context_length_exceeded",
-            )
-
     def _record_end(self, stream: StreamState, choice: int, reason: FinishReason) -> None:
         self._traces.finished(stream.request_id, choice, reason, stream.num_tokens_of(choice))
 
@@ -231,19 +261,6 @@ class _Attempt(NamedTuple):
     queue: DeltaQueue
     release: Callable[[Iterable[str]], None]  # of engine requests that need not go on
     quarantine: contextlib.AsyncExitStack  # to be left once the stream has shown to be harmless
-
-
-def _with_bad_words_spelled(request: GenerationRequest, tokenizer: Tokenizer) -> GenerationRequest:
-    params = request.sampling_params.with_bad_words_spelled(speller(tokenizer))
-    return request if params is request.sampling_params else replace(request, sampling_params=params)
-
-
-def _with_seed(request: GenerationRequest) -> GenerationRequest:
-    """Draw a seed where the client gave none: whatever engine goes on with the stream makes the same choices."""
-    params = request.sampling_params
-    if params.seed is not None:
-        return request
-    return replace(request, sampling_params=replace(params, seed=secrets.randbits(64)))
 
 
 def _apply(stream: StreamState, deltas: list[TokenDelta]) -> RequestOutput | None:

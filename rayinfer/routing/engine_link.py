@@ -11,20 +11,21 @@ from rayinfer.errors import EngineDead, EngineLeaving
 from rayinfer.outputs import EngineStats, StepMessage, TraceEvent
 from rayinfer.protocols import EngineClient, EngineControl, GenerationRequest, ModelDescription
 from rayinfer.routing.delta_queue import DeltaQueue
-from rayinfer.routing.replica_choice import EngineLoad, expected_tokens
+from rayinfer.routing.replica_choice import EngineLoad, Work, work_of_choice
 
 TICK_S = 0.25
 FROZEN_AFTER_S = 2.0  # an engine gives a sign of life every 0.75 s
 LOST_AFTER_S = 10.0  # ... and where its streams could not go on elsewhere
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Route:
     """Where one engine request's tokens go, and what it counts."""
 
     queue: DeltaQueue
-    num_tokens: int
+    work: Work
     handing_over: asyncio.Task[None]
+    has_tokens: bool = False
 
 
 class EngineLink:
@@ -32,8 +33,8 @@ class EngineLink:
 
     An engine that gives no sign of life, or stays at one step for too long, is lost as well: a process can be frozen.
 
-    `on_stats` is told the engine's counters after every message, `on_lost` once and why, when the engine's outputs end,
-    and `on_trace` what the engine says of a traced request, which may be after its stream has ended.
+    `on_message` is told of every message once its tokens are delivered, `on_lost` once and why, when the engine's
+    outputs end, and `on_trace` what the engine says of a traced request, which may be after its stream has ended.
     """
 
     def __init__(
@@ -43,19 +44,19 @@ class EngineLink:
         description: ModelDescription,
         *,
         router_id: str,
-        on_stats: Callable[[str, EngineStats], None],
+        on_message: Callable[[str, StepMessage], None],
         on_lost: Callable[[str, str], None],
         on_trace: Callable[[str, list[TraceEvent]], None],
         is_replaceable: Callable[[], bool] = lambda: True,
     ) -> None:
         self.name = name
         self.description = description
-        self.load = EngineLoad(name=name)
+        self.load = EngineLoad()
         self.stats = EngineStats(kv_blocks_total=description.kv_blocks_total)
         self.is_draining = False
         self._client = client
         self._router_id = router_id
-        self._on_stats = on_stats
+        self._on_message = on_message
         self._on_lost = on_lost
         self._on_trace = on_trace
         self._routes: dict[str, _Route] = {}
@@ -72,17 +73,26 @@ class EngineLink:
         """Engine requests that have not ended."""
         return len(self._routes)
 
-    async def submit(self, requests: Sequence[GenerationRequest], queue: DeltaQueue) -> None:
-        """Hand one stream's requests over; raises EngineDead when the engine cannot be reached."""
+    def send(self, requests: Sequence[GenerationRequest], queue: DeltaQueue, num_cached_tokens: int = 0) -> None:
+        """Send one stream's requests, which share a prompt; returns at once, and `arrival` says how it went."""
         handing_over = self._start(self._client.submit(requests, self._router_id))
-        for request in requests:
-            route = _Route(queue, expected_tokens(request), handing_over)
-            self._routes[request.request_id] = route
-            self.load.add(route.num_tokens)
+        for number, request in enumerate(requests):
+            work = work_of_choice(request, num_cached_tokens=None if number else num_cached_tokens)
+            self._routes[request.request_id] = _Route(queue, work, handing_over)
+            self.load.add(work)
+
+    async def arrival(self, request_ids: Sequence[str]) -> None:
+        """Wait until the engine has what was sent; raises EngineDead when it cannot be reached.
+
+        Who does not wait to the end has the requests aborted.
+        """
+        route = self._routes.get(request_ids[0])
+        if route is None:
+            return  # its outputs have told the end already, and the queue knows it
         try:
-            await asyncio.shield(handing_over)
+            await asyncio.shield(route.handing_over)
         except BaseException:
-            self.release([request.request_id for request in requests])
+            self.release(request_ids)
             raise
 
     async def carry_out(self, action: Callable[[EngineControl], Coroutine[Any, Any, None]]) -> None:
@@ -162,13 +172,16 @@ class EngineLink:
             route.queue.put(delta)
             if delta.finish_reason is not None:
                 self._forget(delta.request_id)
+            elif not route.has_tokens:
+                route.has_tokens = True
+                self.load.prefilled(route.work)
         self.stats = message.stats
-        self._on_stats(self.name, message.stats)
+        self._on_message(self.name, message)
 
     def _forget(self, request_id: str) -> _Route | None:
         route = self._routes.pop(request_id, None)
         if route is not None:
-            self.load.remove(route.num_tokens)
+            self.load.remove(route.work, is_prefilled=route.has_tokens)
         return route
 
     async def _abort(self, request_ids: Sequence[str], coming: Collection[asyncio.Task[None]]) -> None:

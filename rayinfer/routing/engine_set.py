@@ -3,23 +3,36 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from rayinfer.errors import EngineDead, EngineLeaving, NotReady
 from rayinfer.metrics import ServiceMetrics
-from rayinfer.outputs import EngineStats, TraceEvent
+from rayinfer.outputs import StepMessage, TraceEvent
 from rayinfer.protocols import EngineClient, ModelDescription
 from rayinfer.routing.engine_link import EngineLink
-from rayinfer.routing.replica_choice import least_loaded
+from rayinfer.routing.prefix_index import PrefixIndex
+from rayinfer.routing.replica_choice import Candidate, Work, choose
 
 logger = logging.getLogger(__name__)
 
 RUNNING = "running"  # the one state of an engine in which requests do not just wait
 
 
+class Place(NamedTuple):
+    """An engine that was found for a request, and why it."""
+
+    link: EngineLink
+    num_cached_tokens: int  # of its prompt that the engine should have
+    reason: str  # only, prefix or load
+
+
 class EngineSet:
-    """Engines come and go at any time; whoever waits for one is woken by each change."""
+    """Engines come and go at any time; whoever waits for one is woken by each change.
+
+    `on_room` is called whenever an engine may have room that it had not.
+    """
 
     def __init__(
         self,
@@ -28,12 +41,15 @@ class EngineSet:
         *,
         router_id: str,
         on_trace: Callable[[str, list[TraceEvent]], None],
+        on_room: Callable[[], None] = lambda: None,
     ) -> None:
         self.links: dict[str, EngineLink] = {}
+        self.prefixes = PrefixIndex()
         self._model_name = model_name
         self._metrics = metrics
         self._router_id = router_id
         self._on_trace = on_trace
+        self._on_room = on_room
         self._why_not_ready = "no engine is ready yet"
         self._num_chosen = 0
         self._num_added = 0
@@ -53,13 +69,14 @@ class EngineSet:
             description,
             # An engine that is taken back must not confuse the new line with the end of the old one.
             router_id=f"{self._router_id}/{self._num_added}",
-            on_stats=self._record_stats,
+            on_message=self._note_message,
             on_lost=self.remove,
             on_trace=self._on_trace,
             is_replaceable=lambda: any(other.name != name for other in self.available()),
         )
         self.links[name] = link
-        self._record_stats(name, link.stats)
+        self.prefixes.add_engine(name)
+        self._metrics.set_engine_stats(self._model_name, name, link.stats)
         for other in list(self.links.values()):
             if other.is_draining:
                 self._hand_over(other)
@@ -82,6 +99,7 @@ class EngineSet:
             return
         logger.log(logging.INFO if link.is_draining else logging.WARNING, "engine %s is gone: %s", name, reason)
         self._why_not_ready = "an engine is gone"
+        self.prefixes.remove_engine(name)
         self._metrics.drop_engine(self._model_name, name)
         link.fail(EngineDead("the engine that ran the request is gone"))
         self._tell_of_change()
@@ -108,16 +126,47 @@ class EngineSet:
         tightest = min((link.description for link in links), key=lambda known: known.max_model_len)
         return replace(tightest, name=self._model_name)
 
-    async def choose(self, wait_s: float = 0.0) -> EngineLink:
-        """Find the least loaded engine that does not leave; raises NotReady when there is none for so long."""
-        latest = time.monotonic() + wait_s
-        while not (links := self.available()):
-            await self._wait_for_change(latest - time.monotonic())
+    @property
+    def block_size(self) -> int:
+        """Tokens per block, as routers and engines hash them; of engines that differ, the others' never match."""
+        return next((link.description.block_size for link in self.links.values()), 16)
+
+    @property
+    def num_cache_tokens(self) -> int:
+        """Tokens that the caches of all engines hold."""
+        return sum(link.description.kv_blocks_total * link.description.block_size for link in self.available())
+
+    def find_room(self, work: Work, digests: Sequence[bytes], *, may_crowd: bool = False) -> Place | None:
+        """Find the engine that will be the first to have computed this prompt, among those that have room for it.
+
+        None when none has; with `may_crowd`, only when there is no engine. Engines that are paused or asleep count
+        where there are no others.
+        """
+        links = self.available()
         links = [link for link in links if link.stats.state == RUNNING] or links
-        load = least_loaded([link.load for link in links])
+        candidates = []
+        for link in links:
+            num_cached = self._num_cached_tokens(link, digests) if digests else 0
+            if may_crowd or link.load.has_room(_less_cached(work, num_cached), link.stats.credits):
+                num_blocks = self.prefixes.num_blocks(link.name)
+                candidates.append(Candidate(link.name, link.load, num_cached, num_blocks))
+        if not candidates:
+            return None
+        chosen = choose(candidates)
         self._num_chosen += 1
-        load.last_chosen = self._num_chosen
-        return self.links[load.name]
+        chosen.load.last_chosen = self._num_chosen
+        self.prefixes.expect(chosen.name, digests)
+        return Place(self.links[chosen.name], chosen.num_cached_tokens, _reason(chosen, candidates))
+
+    async def wait_for_place(self, work: Work, digests: Sequence[bytes], wait_s: float) -> Place:
+        """Find the best engine, however full; raises NotReady when there is none for so long."""
+        latest = time.monotonic() + wait_s
+        while (place := self.find_room(work, digests, may_crowd=True)) is None:
+            await self._wait_for_change(latest - time.monotonic())
+        return place
+
+    def _num_cached_tokens(self, link: EngineLink, digests: Sequence[bytes]) -> int:
+        return self.prefixes.num_cached(link.name, digests) * link.description.block_size
 
     def _hand_over(self, link: EngineLink) -> None:
         """Let the streams of an engine that leaves go on elsewhere, if there is such a place."""
@@ -134,9 +183,28 @@ class EngineSet:
     def _tell_of_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+        self._on_room()
 
-    def _record_stats(self, name: str, stats: EngineStats) -> None:
-        self._metrics.set_engine_stats(self._model_name, name, stats)
+    def _note_message(self, name: str, message: StepMessage) -> None:
+        self._metrics.set_engine_stats(self._model_name, name, message.stats)
+        if message.blocks_stored or message.blocks_removed:
+            self.prefixes.update(name, message.blocks_stored, message.blocks_removed)
         link = self.links.get(name)
         if link is not None and link.is_draining and link.num_in_flight == 0:
             self.remove(name, "it was drained")
+        self._on_room()
+
+
+def _less_cached(work: Work, num_cached_tokens: int) -> Work:
+    if not num_cached_tokens:
+        return work
+    return work._replace(
+        num_tokens=work.num_tokens - num_cached_tokens, num_prefill_tokens=work.num_prefill_tokens - num_cached_tokens
+    )
+
+
+def _reason(chosen: Candidate, candidates: Sequence[Candidate]) -> str:
+    if len(candidates) == 1:
+        return "only"
+    cached = [candidate.num_cached_tokens for candidate in candidates]
+    return "prefix" if min(cached) < max(cached) == chosen.num_cached_tokens else "load"

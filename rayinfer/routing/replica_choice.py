@@ -1,40 +1,131 @@
-"""Which of several engines takes the next request."""
+"""Which of several engines takes the next request, and whether it has room for it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from rayinfer.outputs import Credits
 from rayinfer.protocols import GenerationRequest
 
 EXPECTED_OUTPUT_TOKENS = 256  # what a request without max_tokens is taken to generate
+DECODING_WEIGHT = 0.1  # what a token in flight delays a newcomer, measured in tokens of prompts before it
+MAX_IMBALANCE = 2.0  # a cached prefix does not draw requests to an engine with more than so many times the fewest
+MAX_LEAD = 2  # ... and so many requests more
 
 
-@dataclass(kw_only=True, slots=True)
+class Work(NamedTuple):
+    """What one request, or several together, mean to an engine."""
+
+    priority: int
+    num_requests: int
+    num_tokens: int  # prompts and expected answers, which is what they come to hold in the cache
+    num_prefill_tokens: int  # of prompts, computed before the first token
+
+
+@dataclass(slots=True)
 class EngineLoad:
-    """What this router has in flight at one engine."""
+    """What this router has in flight at one engine, by priority."""
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    num_prefill_tokens: int = 0  # of requests that have no token yet
+    last_chosen: int = 0  # ordinal of the latest request that it was given
+    _levels: dict[int, list[int]] = field(default_factory=dict)  # the same three by priority
+
+    def add(self, work: Work) -> None:
+        """Count requests that have just been sent."""
+        self._count(work.priority, work.num_requests, work.num_tokens, work.num_prefill_tokens)
+
+    def prefilled(self, work: Work) -> None:
+        """Note that the first token is there."""
+        self._count(work.priority, 0, 0, -work.num_prefill_tokens)
+
+    def remove(self, work: Work, *, is_prefilled: bool) -> None:
+        """Count requests off again."""
+        prefill = 0 if is_prefilled else work.num_prefill_tokens
+        self._count(work.priority, -work.num_requests, -work.num_tokens, -prefill)
+
+    def has_room(self, work: Work, credits: Credits) -> bool:
+        """Whether work may be sent now: who matters less does not stand in its way, for the engine lets it pass.
+
+        Work that is too large for the credits is sent once nothing that matters as much is there.
+        """
+        num_requests = num_tokens = num_prefill_tokens = 0
+        for priority, level in self._levels.items():
+            if priority <= work.priority:
+                num_requests += level[0]
+                num_tokens += level[1]
+                num_prefill_tokens += level[2]
+        if not _fits(self.num_requests, 2 * credits.num_requests):
+            return False  # somewhere it ends, however urgent the work is
+        return not num_requests or (
+            _fits(num_requests + work.num_requests, credits.num_requests)
+            and _fits(num_tokens + work.num_tokens, credits.num_tokens)
+            and _fits(num_prefill_tokens + 1, credits.num_prefill_tokens)
+        )
+
+    def _count(self, priority: int, num_requests: int, num_tokens: int, num_prefill_tokens: int) -> None:
+        self.num_requests += num_requests
+        self.num_tokens += num_tokens
+        self.num_prefill_tokens += num_prefill_tokens
+        level = self._levels.setdefault(priority, [0, 0, 0])
+        level[0] += num_requests
+        level[1] += num_tokens
+        level[2] += num_prefill_tokens
+        if not level[0]:
+            del self._levels[priority]
+
+
+class Candidate(NamedTuple):
+    """An engine that could take a request."""
 
     name: str
-    num_requests: int = 0
-    num_tokens: int = 0  # prompts and expected answers of the requests in flight
-    last_chosen: int = 0  # ordinal of the latest request that it was given
-
-    def add(self, num_tokens: int) -> None:
-        """Count one more request."""
-        self.num_requests += 1
-        self.num_tokens += num_tokens
-
-    def remove(self, num_tokens: int) -> None:
-        """Count a request off again."""
-        self.num_requests -= 1
-        self.num_tokens -= num_tokens
+    load: EngineLoad
+    num_cached_tokens: int  # of the request's prompt
+    num_cached_blocks: int  # of anybody
 
 
-def least_loaded(loads: Sequence[EngineLoad]) -> EngineLoad:
-    """Choose the engine with the fewest tokens in flight, then requests; equals take turns."""
-    return min(loads, key=lambda load: (load.num_tokens, load.num_requests, load.last_chosen))
+def choose(candidates: Sequence[Candidate]) -> Candidate:
+    """Choose the engine that will have computed the prompt first.
+
+    That is the one with the fewest tokens of prompts to compute, this request's included, as far as they are not
+    cached; tokens in flight count a little. No prefix, however long, draws requests to an engine that has many more
+    of them than another. Among equals, the one with the emptier cache, then the one whose turn it is.
+    """
+    fewest = min(candidate.load.num_requests for candidate in candidates)
+    most = MAX_IMBALANCE * fewest + MAX_LEAD
+    return min((it for it in candidates if it.load.num_requests <= most), key=_delay)
 
 
-def expected_tokens(request: GenerationRequest) -> int:
-    """Estimate the tokens that one choice of this request keeps in an engine's cache at its end."""
+def _delay(candidate: Candidate) -> tuple[float, int, int]:
+    load = candidate.load
+    work = load.num_prefill_tokens + DECODING_WEIGHT * load.num_tokens - candidate.num_cached_tokens
+    return (work, candidate.num_cached_blocks, load.last_chosen)
+
+
+def work_of(request: GenerationRequest, *, priority: int | None = None) -> Work:
+    """Estimate what a client's request, with all its choices, means to an engine."""
+    num_prompt, choices = len(request.prompt_token_ids), request.sampling_params.n
+    return Work(
+        request.priority if priority is None else priority,
+        choices,
+        num_prompt + choices * _expected_output(request),
+        num_prompt + len(request.output_token_ids),
+    )
+
+
+def work_of_choice(request: GenerationRequest, *, num_cached_tokens: int | None) -> Work:
+    """Estimate what one choice means to an engine; None stands for one whose prompt another choice computes."""
+    num_prompt = 0 if num_cached_tokens is None else len(request.prompt_token_ids) - num_cached_tokens
+    num_outputs = len(request.output_token_ids)
+    num_held = num_prompt + max(_expected_output(request), num_outputs)
+    return Work(request.priority, 1, num_held, max(0, num_prompt + num_outputs))
+
+
+def _expected_output(request: GenerationRequest) -> int:
     max_tokens = request.sampling_params.max_tokens
-    num_output = EXPECTED_OUTPUT_TOKENS if max_tokens is None else min(max_tokens, EXPECTED_OUTPUT_TOKENS)
-    return len(request.prompt_token_ids) + num_output
+    return EXPECTED_OUTPUT_TOKENS if max_tokens is None else min(max_tokens, EXPECTED_OUTPUT_TOKENS)
+
+
+def _fits(wanted: int, granted: int) -> bool:
+    return not granted or wanted <= granted

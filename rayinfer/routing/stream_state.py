@@ -85,6 +85,11 @@ class StreamState:
         self._num_cached_tokens: int | None = None
 
     @property
+    def request(self) -> GenerationRequest:
+        """The client request."""
+        return self._request
+
+    @property
     def request_id(self) -> str:
         """The id of the client request."""
         return self._request.request_id

@@ -62,13 +62,20 @@ class KeptTraces:
         if len(namesakes) > MAX_NAMESAKES:
             self._forget(namesakes[0])
 
-    def dispatched(self, request_id: str, choices: Iterable[int]) -> None:
-        """Note that these choices of a prompt are on their way to an engine, for the first time or again."""
+    def dispatched(self, request_id: str, choices: Iterable[int], **details: int | float | str) -> None:
+        """Note that these choices of a prompt are on their way to an engine, for the first time or again, and why."""
         if (found := self._by_request_id.get(request_id)) is not None:
             kept, prompt = found
             for choice in choices:
                 kept.running.add((prompt, choice))
-                kept.trace.record("dispatched", prompt=prompt, choice=choice)
+                kept.trace.record("dispatched", time_s=None, prompt=prompt, choice=choice, **details)
+            self._note_change(kept)
+
+    def migrated(self, request_id: str, *, engine: str, reason: str) -> None:
+        """Note that a prompt's open choices have lost their engine and go on elsewhere."""
+        if (found := self._by_request_id.get(request_id)) is not None:
+            kept, prompt = found
+            kept.trace.record("migrated", prompt=prompt, engine=engine, reason=reason)
             self._note_change(kept)
 
     def finished(self, request_id: str, choice: int, reason: FinishReason, output_tokens: int) -> None:

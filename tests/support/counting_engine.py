@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from rayinfer.errors import EngineDead
-from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
+from rayinfer.outputs import NO_BOUNDS, Credits, EngineStats, StepMessage, TokenDelta
 from rayinfer.protocols import GenerationRequest, ModelDescription
 
 
@@ -16,7 +16,8 @@ def expected_token(prompt: Sequence[int], position: int) -> int:
 class CountingEngine:
     """Steps when it is told to; dies when it is killed, also in the middle of a call."""
 
-    def __init__(self) -> None:
+    def __init__(self, credits: Credits = NO_BOUNDS) -> None:
+        self.credits = credits
         self.running: dict[str, tuple[GenerationRequest, int]] = {}  # with the tokens that are known
         self.is_dead = False
         self._messages: asyncio.Queue[StepMessage | EngineDead] = asyncio.Queue()
@@ -39,7 +40,7 @@ class CountingEngine:
             self.running[request_id] = (request, end)
             if end == limit:
                 del self.running[request_id]
-        self._messages.put_nowait(StepMessage(epoch=1, step=1, deltas=deltas, stats=EngineStats()))
+        self._messages.put_nowait(StepMessage(epoch=1, step=1, deltas=deltas, stats=EngineStats(credits=self.credits)))
 
     def kill(self) -> None:
         """End the process."""

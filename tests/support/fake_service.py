@@ -41,12 +41,14 @@ class Service:
         self.dispatcher.engines.add(f"engine-{len(self.engines) - 1}", engine, engine.description)
         return len(self.engines) - 1
 
-    def open(self, request_id="a", prompt="hello", timeout_s=None, trace=False, **params):
+    def open(self, request_id="a", prompt="hello", timeout_s=None, trace=False, priority=0, tenant="", **params):
         request = GenerationRequest(
             request_id=request_id,
             prompt_token_ids=self.tokenizer.encode(prompt),
             sampling_params=SamplingParams(**params),
             timeout_s=timeout_s,
+            priority=priority,
+            tenant=tenant,
             trace=trace,
         )
         if trace:

@@ -210,6 +210,52 @@ def test_tenants_that_owe_nothing_are_forgotten():
     assert queue.push("more", priority=0, arrival=5000.0, tenant="owes").key == 10_000.0
 
 
+def test_a_tenants_urgent_request_does_not_queue_behind_its_own_patient_ones():
+    queue = PriorityQueue(rate=1.0, ageing_s=10.0)
+    for _ in range(50):
+        queue.push("patient", priority=1, arrival=0.0, tenant="a", cost=10.0)
+    queue.push("urgent", priority=0, arrival=0.0, tenant="a", cost=10.0)
+    assert queue.pop().item == "urgent"
+
+
+def test_whoever_comes_later_starts_where_the_queue_has_come():
+    queue = PriorityQueue(rate=0.01)  # a hundredth of what is served: places in the order run ahead of the clock
+    for _ in range(30):
+        queue.push("first", priority=0, arrival=0.0, tenant="first", cost=1.0)
+    serve_first(queue, 10)
+    for _ in range(30):
+        queue.push("second", priority=0, arrival=1.0, tenant="second", cost=1.0)
+    assert abs(serve_first(queue, 20)["first"] - 10) <= 1  # neither pays for the time when it was alone
+
+
+def test_what_a_tenant_owes_is_forgotten_when_the_queue_is_empty():
+    queue = PriorityQueue(rate=1.0)
+    for _ in range(10):
+        queue.push("greedy", priority=0, arrival=0.0, tenant="greedy", cost=100.0)
+    serve_first(queue, 10)
+    assert queue.push("greedy", priority=0, arrival=1.0, tenant="greedy", cost=100.0).key == 1.0
+
+
+def test_a_tenant_can_be_charged_less_than_was_expected():
+    queue = PriorityQueue(rate=1.0)
+    for _ in range(2):
+        queue.push("x", priority=0, arrival=0.0, tenant="a", cost=100.0)
+    queue.charge("a", 0, -150.0)
+    queue.charge("unknown", 0, 100.0)
+    assert queue.push("y", priority=0, arrival=0.0, tenant="a", cost=1.0).key == 50.0
+    assert queue.push("z", priority=0, arrival=0.0, tenant="unknown", cost=1.0).key == 0.0
+
+
+def test_settings_change_for_those_who_come_later():
+    queue = PriorityQueue(ageing_s=10.0)
+    assert queue.push("before", priority=1, arrival=0.0).key == 10.0
+    queue.change(ageing_s=2.0, weights={"a": 4.0}, rate=5.0)
+    assert queue.push("after", priority=1, arrival=0.0, tenant="a", cost=40.0).key == 2.0
+    assert queue.push("later", priority=1, arrival=0.0, tenant="a", cost=40.0).key == 4.0
+    with pytest.raises(ConfigError):
+        queue.change(rate=0.0)
+
+
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [
@@ -231,13 +277,19 @@ class SortedModel:
     def __init__(self, ageing_s, rate, weights):
         self.ageing_s, self.rate, self.weights = ageing_s, rate, weights
         self.finish = {}
+        self.reached = -math.inf
         self.waiting = []
+        self.starts = {}
 
     def push(self, order, priority, arrival, deadline, tenant, cost):
-        start = max(arrival, self.finish.get(tenant, 0.0))
+        if not self.waiting:
+            self.finish, self.reached = {}, -math.inf
+        start = max(arrival, self.finish.get((tenant, priority), 0.0))
         if cost:
-            self.finish[tenant] = start + cost / (self.weights.get(tenant, 1.0) * self.rate)
+            start = max(start, self.reached)
+            self.finish[tenant, priority] = start + cost / (self.weights.get(tenant, 1.0) * self.rate)
         entry = (priority * self.ageing_s + start, math.inf if deadline is None else deadline, order)
+        self.starts[entry] = start
         self.waiting.append(entry)
         return entry
 
@@ -245,6 +297,7 @@ class SortedModel:
         first = min(self.waiting, default=None)
         if first is not None:
             self.waiting.remove(first)
+            self.reached = max(self.reached, self.starts[first])
         return first
 
 

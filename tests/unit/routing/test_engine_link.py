@@ -31,7 +31,8 @@ async def test_a_client_that_leaves_while_its_request_is_on_the_way_has_it_abort
     client = FakeEngineClient()
     link = open_link(client)
     client.submit_may_arrive.clear()
-    submitting = asyncio.ensure_future(link.submit([request("a/0")], DeltaQueue()))
+    link.send([request("a/0")], DeltaQueue())
+    submitting = asyncio.ensure_future(link.arrival(["a/0"]))
     await let_others_run()
     submitting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -48,7 +49,8 @@ async def test_no_call_to_the_engine_is_made_in_the_context_of_the_request_that_
     client = ClientThatKnowsItsCaller()
     link = open_link(client)
     caller.set("a request")
-    await link.submit([request("a/0")], DeltaQueue())
+    link.send([request("a/0")], DeltaQueue())
+    await link.arrival(["a/0"])
     link.release(["a/0"])
     await let_others_run()
     assert client.callers == [("submit", "nobody"), ("abort", "nobody")]
@@ -60,7 +62,7 @@ def open_link(client):
         client,
         client.description,
         router_id="router",
-        on_stats=lambda name, stats: None,
+        on_message=lambda name, message: None,
         on_lost=lambda name, reason: None,
         on_trace=lambda request_id, events: None,
     )

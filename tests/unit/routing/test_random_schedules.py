@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from counting_engine import CountingEngine, expected_token
 from rayinfer.errors import EngineDead, NotReady
 from rayinfer.metrics import ServiceMetrics
+from rayinfer.outputs import Credits
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.dispatch import Dispatcher
 from rayinfer.sampling_params import SamplingParams
@@ -21,10 +22,12 @@ NUM_MOVES = 40
 class Client:
     """Reads one answer to its end, which it notes."""
 
-    def __init__(self, dispatcher, number, n, max_tokens):
-        prompt = [ord(letter) for letter in f"prompt {number}"]
+    def __init__(self, dispatcher, number, n, max_tokens, subject, **settings):
+        prompt = [ord(letter) for letter in f"{subject * 20} {number}"]
         params = SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=True)
-        request = GenerationRequest(request_id=f"r{number}", prompt_token_ids=prompt, sampling_params=params)
+        request = GenerationRequest(
+            request_id=f"r{number}", prompt_token_ids=prompt, sampling_params=params, **settings
+        )
         self.whole = [expected_token(prompt, position) for position in range(max_tokens)]
         self.tokens = {choice: [] for choice in range(n)}
         self.ends = []
@@ -57,7 +60,10 @@ class Schedule:
         self.draw = random.Random(seed)
         self.metrics = ServiceMetrics(CollectorRegistry())
         self.dispatcher = Dispatcher("m", tokenizer, self.metrics, router_id="router")
-        self.engines, self.clients, self.num_engines = {}, [], 0
+        self.credits = Credits(
+            num_requests=self.draw.choice([0, 1, 2, 4]), num_prefill_tokens=self.draw.choice([0, 64])
+        )
+        self.engines, self.clients, self.num_engines, self.longest_queue = {}, [], 0, 0
 
     async def run(self):
         self.join()
@@ -76,13 +82,13 @@ class Schedule:
             await asyncio.sleep(0)
         assert not [engine.running for engine in self.engines.values() if engine.running], "somebody still runs"
         assert all(link.num_in_flight == 0 for link in self.dispatcher.engines.links.values())
-        assert self.dispatcher.status().num_waiting == 0
+        assert self.dispatcher.status().num_waiting == len(self.dispatcher._turns) == 0
         await self.dispatcher.close()
         return [client.check() for client in self.clients]
 
     def join(self):
         self.num_engines += 1
-        name, engine = f"engine-{self.num_engines}", CountingEngine()
+        name, engine = f"engine-{self.num_engines}", CountingEngine(self.credits)
         self.engines[name] = engine
         self.dispatcher.engines.add(name, engine, engine.description)
 
@@ -96,7 +102,13 @@ class Schedule:
 
     def come(self):
         n, max_tokens = self.draw.choice([1, 1, 3]), self.draw.randrange(1, 12)
-        self.clients.append(Client(self.dispatcher, len(self.clients), n, max_tokens))
+        settings = {
+            "priority": self.draw.choice([0, 0, -3, 4]),
+            "tenant": self.draw.choice(["", "a", "b"]),
+            "subject": self.draw.choice("xyz"),
+        }
+        self.clients.append(Client(self.dispatcher, len(self.clients), n, max_tokens, **settings))
+        self.longest_queue = max(self.longest_queue, len(self.dispatcher._turns))
 
     def go(self):
         if self.clients:
@@ -109,13 +121,16 @@ class Schedule:
 
 @pytest.mark.parametrize("part", range(4))
 async def test_every_request_ends_once_with_the_right_tokens(tokenizer, part):
-    ends = []
+    ends, longest_queue = [], 0
     for seed in range(part, NUM_SCHEDULES, 4):
         async with asyncio.timeout(20):
             try:
-                ends += await Schedule(seed, tokenizer).run()
+                schedule = Schedule(seed, tokenizer)
+                ends += await schedule.run()
             except BaseException:
                 print("SEED", seed)
                 raise
+        longest_queue = max(longest_queue, schedule.longest_queue)
+    assert longest_queue > 3  # they did wait for each other
     assert {"finished", "left"} <= set(ends)
     assert ends.count("finished") > len(ends) / 2

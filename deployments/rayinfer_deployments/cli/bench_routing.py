@@ -1,0 +1,37 @@
+"""`rayinfer bench routing`: what the router's order and its choice of engines are worth."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from rayinfer.config import DEFAULT_MODEL
+from rayinfer_deployments.cli.config_options import with_engine_options
+from rayinfer_deployments.cli.failures import in_one_line
+
+
+@in_one_line
+@with_engine_options
+def routing(
+    model: Annotated[
+        str, typer.Option(help="folder, GGUF file, Hugging Face repository or embedded name")
+    ] = DEFAULT_MODEL,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write the result to this file")] = None,
+    engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
+) -> None:
+    """Priorities, tenants' shares and prefix routing on two engines of one thread each, in this process."""
+    import asyncio
+
+    from rayinfer.benchmark.report import write_json
+    from rayinfer.benchmark.routing.report import print_routing_report, run_routing_benchmark
+    from rayinfer.models.sources import resolve_model
+
+    console = Console()
+    with console.status("starting") as status:
+        report = asyncio.run(
+            run_routing_benchmark(model, resolve_model(model), on_part=status.update, **engine_settings)
+        )
+    print_routing_report(report, console)
+    if json_file is not None:
+        write_json(report, json_file)

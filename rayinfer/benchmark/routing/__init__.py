@@ -1,0 +1,1 @@
+"""What the router's order and its choice of engines are worth, on real engines."""

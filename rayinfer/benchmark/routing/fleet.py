@@ -1,0 +1,141 @@
+"""A router over engines in this process, and clients that read from it."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from rayinfer.config import EngineConfig
+from rayinfer.engine.assembly import build_engine
+from rayinfer.engine.async_engine import AsyncEngine
+from rayinfer.engine.engine import Engine
+from rayinfer.metrics import ServiceMetrics
+from rayinfer.outputs import TokenDelta
+from rayinfer.protocols import GenerationRequest
+from rayinfer.routing.dispatch import Dispatcher
+from rayinfer.routing.limits import RouterLimits
+from rayinfer.sampling_params import SamplingParams
+from rayinfer.tokenization.tokenizer import Tokenizer
+
+
+@dataclass(kw_only=True, slots=True)
+class Answer:
+    """What a client got, and when."""
+
+    token_ids: list[int] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    sent_s: float = 0.0
+    first_token_s: float = 0.0
+    num_steps: int = 0  # of its engine, from its arrival there to its first token
+    ended_s: float = 0.0
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to the first token."""
+        return self.first_token_s - self.sent_s
+
+
+class StepWatch:
+    """Notes, from outside an engine, how long its steps take and how many a request waits for its first token."""
+
+    def __init__(self) -> None:
+        self.times_s: list[float] = []
+        self.num_steps_by_request: dict[str, int] = {}
+
+    def watch(self, engine: Engine) -> Engine:
+        """Put itself between an engine and its loop."""
+        step, add_request, num_steps = engine.step, engine.add_request, 0
+        arrivals: dict[str, int] = {}
+
+        def watched_step() -> list[TokenDelta]:
+            nonlocal num_steps
+            num_steps += 1
+            started = time.perf_counter()
+            deltas = step()
+            self.times_s.append(time.perf_counter() - started)
+            for delta in deltas:
+                if (arrival := arrivals.pop(delta.request_id, None)) is not None:
+                    self.num_steps_by_request[delta.request_id] = num_steps - arrival
+            return deltas
+
+        def watched_add(request: GenerationRequest) -> Any:
+            arrivals[request.request_id] = num_steps
+            return add_request(request)
+
+        engine.step, engine.add_request = watched_step, watched_add  # type: ignore[method-assign]
+        return engine
+
+
+class Fleet:
+    """Engines, their router, and the times of their steps."""
+
+    def __init__(self, router: Dispatcher, engines: Sequence[AsyncEngine], steps: StepWatch) -> None:
+        self.router = router
+        self.engines = engines
+        self._steps = steps
+        self._numbers = itertools.count()
+
+    async def ask(self, prompt: Sequence[int], max_tokens: int, **settings: Any) -> Answer:
+        """Send one request and read its whole answer."""
+        request = GenerationRequest(
+            request_id=str(next(self._numbers)),
+            prompt_token_ids=list(prompt),
+            sampling_params=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
+            **settings,
+        )
+        answer = Answer(sent_s=time.perf_counter())
+        async for output in self.router.generate(request):
+            if not answer.token_ids:
+                answer.first_token_s = time.perf_counter()
+                answer.num_cached_tokens = output.num_cached_tokens
+            answer.token_ids += output.outputs[0].token_ids
+        answer.ended_s = time.perf_counter()
+        answer.num_steps = self._steps.num_steps_by_request.get(f"{request.request_id}/0", 0)
+        return answer
+
+    def forget_steps(self) -> None:
+        """Measure the steps from now on."""
+        self._steps.times_s.clear()
+
+    def p95_step_s(self) -> float:
+        """The time within which 95 of 100 steps ended."""
+        ordered = sorted(self._steps.times_s)
+        return ordered[int(0.95 * (len(ordered) - 1))]
+
+
+@asynccontextmanager
+async def open_fleet(folder: Path, num_engines: int, limits: RouterLimits, **settings: Any) -> AsyncIterator[Fleet]:
+    """Build engines of one thread each for a model, and a router over them."""
+    steps = StepWatch()
+    engines = [AsyncEngine(steps.watch(_build(folder, settings))) for _ in range(num_engines)]
+    metrics = ServiceMetrics(CollectorRegistry())
+    router = Dispatcher("bench", Tokenizer.from_folder(folder), metrics, router_id="router", limits=limits)
+    fleet = Fleet(router, engines, steps)
+    try:
+        for number, engine in enumerate(engines):
+            engine.start()
+            router.engines.add(f"engine-{number}", engine, engine.description)
+        await asyncio.gather(*(fleet.ask([5 + number] * 8, 4, cache_salt="warm-up") for number in range(num_engines)))
+        await _hear_from_all(router)
+        yield fleet
+    finally:
+        await router.close()
+        await asyncio.gather(*(engine.shutdown() for engine in engines))
+
+
+async def _hear_from_all(router: Dispatcher) -> None:
+    """Wait for every engine's credits: before they are known there is no bound."""
+    async with asyncio.timeout(30):
+        while not all(link.stats.credits.num_requests for link in router.engines.links.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def _build(folder: Path, settings: dict[str, Any]) -> Engine:
+    config = EngineConfig(model=str(folder), num_threads=1, pin_threads=False, **settings)
+    return build_engine(config, folder)

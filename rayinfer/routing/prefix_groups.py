@@ -1,0 +1,40 @@
+"""Which of the requests that wait share how much of their prompts."""
+
+from collections.abc import Sequence
+from typing import Generic, TypeVar
+
+MAX_INDEXED_BLOCKS = 64  # of a prompt: whoever shares more has shared enough
+
+T = TypeVar("T")
+
+
+class PrefixGroups(Generic[T]):
+    """Finds those that share the longest prefix with a request; nothing is sorted or compared."""
+
+    def __init__(self) -> None:
+        self._by_digest: dict[bytes, dict[T, None]] = {}  # in order of arrival
+        self._digests: dict[T, Sequence[bytes]] = {}
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def add(self, item: T, digests: Sequence[bytes]) -> None:
+        """Note who waits, with the digests of its full blocks."""
+        self._digests[item] = digests[:MAX_INDEXED_BLOCKS]
+        for digest in self._digests[item]:
+            self._by_digest.setdefault(digest, {})[item] = None
+
+    def remove(self, item: T) -> None:
+        """Forget who waits no more; does nothing if it is unknown."""
+        for digest in self._digests.pop(item, ()):
+            group = self._by_digest[digest]
+            del group[item]
+            if not group:
+                del self._by_digest[digest]
+
+    def sharing_most(self, digests: Sequence[bytes]) -> list[T]:
+        """List those that share the most blocks with a prompt, in order of arrival; none if nobody shares any."""
+        for digest in reversed(digests[:MAX_INDEXED_BLOCKS]):
+            if (group := self._by_digest.get(digest)) is not None:
+                return list(group)
+        return []

@@ -1,0 +1,55 @@
+"""What is settled about a request before it waits for an engine."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from rayinfer.errors import PromptTooLong
+from rayinfer.kv_cache.block_hash import PrefixDigests, prefix_salt
+from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.routing.limits import RouterLimits
+from rayinfer.tokenization.bad_words import speller
+from rayinfer.tokenization.tokenizer import Tokenizer
+
+
+def prepare(
+    request: GenerationRequest, description: ModelDescription, tokenizer: Tokenizer, limits: RouterLimits
+) -> GenerationRequest:
+    """Check a request against its model and settle what every engine must take for the same.
+
+    Bad words are spelled, a seed is drawn where the client gave none, so that whatever engine goes on with the stream
+    makes the same choices, and the priority is no more urgent than the tenant may ask for. Raises RequestError.
+    """
+    _check_prompt(request, description)
+    params = request.sampling_params.with_bad_words_spelled(speller(tokenizer))
+    params.check_leaves_a_token(description.eos_token_ids, description.vocab_size)
+    if params.seed is None:
+        params = replace(params, seed=secrets.randbits(64))
+    priority = max(request.priority, limits.of_tenant(request.tenant).most_urgent)
+    return replace(request, sampling_params=params, priority=priority)
+
+
+def block_digests(request: GenerationRequest, block_size: int) -> Sequence[bytes]:
+    """Hash the full blocks of a request's tokens as engines do."""
+    tokens = request.prompt_token_ids
+    if request.output_token_ids:
+        tokens = tokens + request.output_token_ids
+    chain = PrefixDigests(block_size, prefix_salt(request.tenant, request.cache_salt, request.adapter))
+    chain.extend(np.array(tokens, dtype=np.int32), len(tokens))
+    return chain.digests
+
+
+def _check_prompt(request: GenerationRequest, description: ModelDescription) -> None:
+    if not description.scores_prompts:
+        request.sampling_params.check_prompt_is_not_scored()
+    room = 0 if request.sampling_params.max_tokens == 0 else 1  # a prompt that is only scored may fill the context
+    num_tokens, longest = len(request.prompt_token_ids), description.max_model_len - room
+    if num_tokens > longest:
+        raise PromptTooLong(
+            f"the prompt has {num_tokens} tokens, at most {longest} fit into the context of model "
+            f"{description.name!r}{' beside one new token' if room else ''}",
+            "prompt",
+            "context_length_exceeded",
+        )

@@ -1,0 +1,58 @@
+"""One attempt's requests on their way to an engine."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from rayinfer.protocols import GenerationRequest
+from rayinfer.routing.delta_queue import DeltaQueue
+from rayinfer.routing.engine_set import Place
+from rayinfer.traces.kept_traces import KeptTraces
+
+
+class Sending:
+    """Remembers where the requests went, so that they can be taken back, and notes in their trace why there."""
+
+    def __init__(
+        self,
+        requests: Sequence[GenerationRequest],
+        traces: KeptTraces,
+        request_id: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.queue = DeltaQueue()  # one for each attempt: what an engine says of an earlier one reaches nobody
+        self._requests = requests
+        self._traces = traces
+        self._request_id = request_id
+        self._clock = clock
+        self._since = clock()
+        self._place: Place | None = None
+
+    @property
+    def request_ids(self) -> list[str]:
+        """The engine's names for the requests."""
+        return [request.request_id for request in self._requests]
+
+    def begin(self, place: Place) -> None:
+        """Send the requests; returns at once."""
+        self._place = place
+        if self._requests[0].trace:
+            self._traces.dispatched(
+                self._request_id,
+                [request.choice for request in self._requests],
+                engine=place.link.name,
+                why=place.reason,
+                attempt=self._requests[0].epoch,
+                cached_tokens=place.num_cached_tokens,
+                waited_s=round(self._clock() - self._since, 6),
+            )
+        place.link.send(self._requests, self.queue, place.num_cached_tokens)
+
+    async def arrival(self) -> None:
+        """Wait until the engine has the requests; raises EngineDead when it cannot be reached."""
+        assert self._place is not None
+        await self._place.link.arrival(self.request_ids)
+
+    def undo(self) -> None:
+        """Have the engine forget the requests if they were sent."""
+        if self._place is not None:
+            self._place.link.release(self.request_ids)

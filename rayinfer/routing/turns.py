@@ -1,0 +1,224 @@
+"""Whose turn is next: the one queue in front of all engines of a model."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rayinfer.errors import NotReady
+from rayinfer.priority_queue import PriorityQueue, Ticket
+from rayinfer.routing.engine_set import EngineSet, Place
+from rayinfer.routing.limits import RouterLimits
+from rayinfer.routing.prefix_groups import PrefixGroups
+from rayinfer.routing.replica_choice import Work
+
+MAX_COMPANIONS = 16  # those that share a prefix and go right after the one whose turn it was
+FIRST_RATE = 100.0  # tokens per second that engines are taken to serve before that is known
+RATE_WINDOW_S = 1.0
+SMOOTHING = 0.5  # weight of the latest window
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Turn:
+    """One client request that wants an engine."""
+
+    work: Work
+    tenant: str
+    deadline: float | None  # seconds on any one clock
+    make_digests: Callable[[], Sequence[bytes]]  # of the prompt's full blocks
+    take: Callable[[Place], None]  # called at once when the turn comes, so that the next choice knows of it
+    ticket: "Ticket[Turn] | None" = None  # while it waits
+    has_waited: bool = False
+    result: asyncio.Future[Place] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    _digests: Sequence[bytes] | None = None
+
+    @property
+    def digests(self) -> Sequence[bytes]:
+        """The prompt's blocks, hashed when somebody asks: one engine with room takes it whatever it says."""
+        if self._digests is None:
+            self._digests = self.make_digests()
+        return self._digests
+
+
+class Turns:
+    """Sends requests on as long as an engine has room, and keeps the others in order.
+
+    Nobody waits while there is room. Once somebody does, the first in the order goes as soon as any engine has room,
+    and some of those follow it that share the longest prefix with it and matter as much: the engine computes that
+    prefix once, while it still has it. Places in the order are fixed at arrival, so whoever goes early with others is
+    not there to go later on: shares of tenants stay what they are.
+
+    The queue's clock is work, not time: it counts tokens served, so that shares do not depend on any estimate. Only
+    what a level of priority is worth, which is given in seconds, is turned into tokens by the pace of late.
+    """
+
+    def __init__(
+        self,
+        engines: EngineSet,
+        limits: RouterLimits,
+        *,
+        engine_wait_s: float,
+        on_change: Callable[[int], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engines = engines
+        self._engine_wait_s = engine_wait_s
+        self._on_change = on_change
+        self._queue: PriorityQueue[Turn] = PriorityQueue()
+        self._groups: PrefixGroups[Turn] = PrefixGroups()
+        self._pace = _Pace(clock)
+        self._leader: Turn | None = None  # the latest whose turn it was, not being a companion
+        self._num_companions = 0
+        self._giving_up: asyncio.TimerHandle | None = None
+        self._is_advancing = False
+        self.change_limits(limits)
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def change_limits(self, limits: RouterLimits) -> None:
+        """Order those who come from now on by other limits."""
+        self._limits = limits
+        self._queue.change(ageing_s=limits.ageing_s * self._pace.rate)
+
+    async def wait(self, turn: Turn, timeout_s: float | None) -> Place:
+        """Wait for an engine, which has been given the request when this returns.
+
+        Raises TimeoutError when the turn does not come in time, NotReady when there is no engine for too long.
+        """
+        if not self._queue and self._send(turn):
+            return turn.result.result()
+        self._push(turn)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await turn.result
+        finally:
+            self._leave(turn)
+
+    def advance(self) -> None:
+        """Send those whose turn it is as far as there is room; cheap when nobody waits."""
+        if self._is_advancing or not self._queue:
+            return
+        self._is_advancing = True  # what is sent may make room elsewhere at once
+        try:
+            while (turn := self._companion() or self._first()) is not None and self._send(turn):
+                self._note_service(turn)
+        finally:
+            self._is_advancing = False
+        self._watch_for_engines()
+
+    def charge(self, tenant: str, priority: int, num_tokens: int) -> None:
+        """Charge a tenant for so many tokens more, or less, than its request was expected to have."""
+        self._queue.charge(tenant, priority, num_tokens / self._limits.of_tenant(tenant).weight)
+
+    def _push(self, turn: Turn) -> None:
+        turn.ticket = self._queue.push(
+            turn,
+            priority=turn.work.priority,
+            arrival=0.0,  # which is when an empty queue's clock starts; later it is where the queue has come
+            deadline=turn.deadline,
+            tenant=turn.tenant,
+            cost=turn.work.num_tokens / self._limits.of_tenant(turn.tenant).weight,
+        )
+        turn.has_waited = True
+        if self._limits.group_by_prefix:
+            self._groups.add(turn, turn.digests)
+        self._on_change(len(self._queue))
+        self.advance()  # a more urgent one may have room where the first in the order had none
+        self._watch_for_engines()
+
+    def _send(self, turn: Turn) -> bool:
+        """Give the request to an engine that has room, if there is one."""
+        if turn.result.done():  # its client has just left
+            self._leave(turn)
+            return True
+        digests = turn.digests if self._limits.route_by_prefix and len(self._engines.links) > 1 else ()
+        place = self._engines.find_room(turn.work, digests)
+        if place is None:
+            return False
+        if turn.ticket is not None:
+            self._note_order(turn)
+            self._leave(turn)
+        turn.take(place)
+        turn.result.set_result(place)
+        return True
+
+    def _first(self) -> Turn | None:
+        ticket = self._queue.peek()
+        return None if ticket is None else ticket.item
+
+    def _companion(self) -> Turn | None:
+        """Find who may follow the latest leader out of turn; nobody passes those who matter more."""
+        leader, first = self._leader, self._first()
+        if leader is None or first is None or not self._groups or self._num_companions >= MAX_COMPANIONS:
+            return None
+        priority = leader.work.priority
+        if first.work.priority < priority:
+            return None
+        sharing = self._groups.sharing_most(leader.digests)
+        return next((turn for turn in sharing if turn.work.priority == priority), None)
+
+    def _note_order(self, turn: Turn) -> None:
+        if turn is self._first():
+            self._leader, self._num_companions = turn, 0
+        else:
+            self._num_companions += 1
+
+    def _leave(self, turn: Turn) -> None:
+        """Take a request out of the queue if it is there."""
+        if turn.ticket is None:
+            return
+        if self._queue.peek() is turn.ticket:
+            self._queue.pop()  # unlike `remove`, it says how far the queue has come
+        else:
+            self._queue.remove(turn.ticket)
+        turn.ticket = None
+        self._groups.remove(turn)
+        self._on_change(len(self._queue))
+
+    def _note_service(self, turn: Turn) -> None:
+        """Learn how fast the queue moves, which is what a second means in tokens."""
+        if self._pace.served(turn.work.num_tokens, is_busy=bool(self._queue)):
+            self._queue.change(ageing_s=self._limits.ageing_s * self._pace.rate)
+
+    def _watch_for_engines(self) -> None:
+        """While there is no engine at all, let those who wait do so for a while, and no longer."""
+        has_engine = bool(self._engines.available())
+        if self._giving_up is not None and (has_engine or not self._queue):
+            self._giving_up.cancel()
+            self._giving_up = None
+        elif self._giving_up is None and self._queue and not has_engine:
+            loop = asyncio.get_running_loop()
+            self._giving_up = loop.call_later(self._engine_wait_s, self._give_up)
+
+    def _give_up(self) -> None:
+        self._giving_up = None
+        while (ticket := self._queue.peek()) is not None:
+            self._leave(ticket.item)
+            ticket.item.result.set_exception(NotReady(self._engines.not_ready_message()))
+
+
+class _Pace:
+    """Tokens served per second while somebody waits."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since: float | None = None
+        self._num_tokens = 0
+        self._is_known = False
+        self.rate = FIRST_RATE
+
+    def served(self, num_tokens: int, *, is_busy: bool) -> bool:
+        """Count tokens; returns whether the rate is known anew."""
+        now = self._clock()
+        if self._since is None or not is_busy:
+            self._since, self._num_tokens = now if is_busy else None, 0
+            return False
+        self._num_tokens += num_tokens
+        if now - self._since < RATE_WINDOW_S:
+            return False
+        rate = self._num_tokens / (now - self._since)
+        self._since, self._num_tokens = now, 0
+        self.rate = SMOOTHING * rate + (1 - SMOOTHING) * self.rate if self._is_known else rate
+        self._is_known = True
+        return True

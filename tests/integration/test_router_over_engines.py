@@ -1,0 +1,41 @@
+"""A router over real engines in this process: who comes first, who gets how much, and what is computed again."""
+
+import pytest
+
+from rayinfer.benchmark.routing.prefixes import conversation_hits, document_hits
+from rayinfer.benchmark.routing.priorities import patient_share, tenant_shares, urgent_arrivals
+from tiny_models import make_tiny_llama
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return make_tiny_llama(tmp_path_factory.mktemp("tiny"), max_position_embeddings=2048)
+
+
+async def test_an_urgent_request_has_its_first_token_three_steps_after_it_came_however_many_wait(tiny):
+    arrival = await urgent_arrivals(tiny, num_patient=50, lengths=(48, 24))
+    assert arrival.worst_steps <= 3
+    assert arrival.urgent_s < arrival.first_come_s
+
+
+async def test_patient_requests_get_their_share_under_steady_urgent_load(tiny):
+    assert (await patient_share(tiny, seconds=3.0, lengths=(32, 16))).share("patient") > 0.02
+
+
+async def test_tenants_get_tokens_by_their_weights(tiny):
+    shares = await tenant_shares(tiny, num_requests=120, lengths=(16, 12))
+    assert 0.85 * 3 <= shares.tokens["large"] / shares.tokens["small"] <= 1.15 * 3
+
+
+async def test_conversations_stay_with_the_engine_that_knows_them(tiny):
+    by_prefix = await conversation_hits(tiny, route_by_prefix=True, num_conversations=12, num_turns=4)
+    by_load = await conversation_hits(tiny, route_by_prefix=False, num_conversations=12, num_turns=4)
+    assert by_prefix.share >= 0.9
+    assert by_prefix.cached_tokens > by_load.cached_tokens
+
+
+async def test_questions_about_one_document_go_together(tiny):
+    grouped = await document_hits(tiny, group_by_prefix=True, num_documents=6, num_questions=4)
+    in_order = await document_hits(tiny, group_by_prefix=False, num_documents=6, num_questions=4)
+    assert grouped.share >= 0.8
+    assert grouped.cached_tokens > 2 * in_order.cached_tokens

@@ -1,0 +1,106 @@
+import pytest
+
+from rayinfer.protocols import GenerationRequest
+from rayinfer.routing.prefix_groups import PrefixGroups
+from rayinfer.routing.prefix_index import EXPECT_S, KEEP_S, PrefixIndex
+from rayinfer.routing.preparation import block_digests
+from rayinfer.sampling_params import SamplingParams
+
+CHAIN = [bytes([number]) * 16 for number in range(100)]
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def index(clock):
+    index = PrefixIndex(clock)
+    for engine in ("a", "b"):
+        index.add_engine(engine)
+    return index
+
+
+def test_each_engine_is_known_for_what_it_has_stored_and_not_removed(index):
+    index.update("a", CHAIN[:60], [])
+    index.update("b", CHAIN[:7], [])
+    assert (index.num_cached("a", CHAIN), index.num_cached("b", CHAIN)) == (60, 7)
+    index.update("a", [], CHAIN[20:60])
+    assert (index.num_cached("a", CHAIN), index.num_blocks("a")) == (20, 20)
+    assert index.num_cached("a", CHAIN[:10]) == 10
+
+
+@pytest.mark.parametrize("length", range(12))
+def test_every_length_of_a_prefix_is_found_exactly(index, length):
+    index.update("a", CHAIN[:length], [])
+    assert index.num_cached("a", CHAIN[:11]) == min(length, 11)
+
+
+def test_a_prompt_on_its_way_counts_as_being_there_for_a_while(index, clock):
+    index.expect("a", CHAIN)
+    assert index.num_cached("a", CHAIN) == 100
+    clock.now += 2 * EXPECT_S
+    assert index.num_cached("a", CHAIN) == 0
+
+
+def test_what_nobody_asks_for_is_forgotten_and_what_is_used_stays(index, clock):
+    index.update("a", CHAIN, [])
+    for _ in range(5):
+        clock.now += KEEP_S
+        assert index.num_cached("a", CHAIN[:10]) == 10
+        index.expect("a", CHAIN[:10])
+        clock.now += EXPECT_S * 2
+    assert index.num_cached("a", CHAIN) == 10
+    clock.now += 2 * KEEP_S
+    assert index.num_cached("a", CHAIN) == 0
+
+
+def test_an_engine_that_is_gone_is_forgotten_and_late_word_of_it_does_no_harm(index):
+    index.update("a", CHAIN, [])
+    index.remove_engine("a")
+    index.update("a", CHAIN, [])
+    index.expect("a", CHAIN)
+    index.add_engine("a")
+    assert index.num_cached("a", CHAIN) == 0
+
+
+def test_those_that_share_the_longest_prefix_are_found_in_order_of_arrival():
+    groups = PrefixGroups()
+    groups.add("short", CHAIN[:2])
+    groups.add("other", [b"x" * 16])
+    groups.add("long", [*CHAIN[:5], b"y" * 16])
+    groups.add("long too", CHAIN[:6])
+    assert groups.sharing_most(CHAIN[:3]) == ["long", "long too"]
+    assert groups.sharing_most(CHAIN[:2]) == ["short", "long", "long too"]
+    assert groups.sharing_most([b"z" * 16]) == []
+    for item in ("long", "long too", "short", "other", "unknown"):
+        groups.remove(item)
+    assert len(groups) == 0
+    assert groups._by_digest == {}
+
+
+def request(tokens, outputs=(), **settings):
+    return GenerationRequest(
+        request_id="a",
+        prompt_token_ids=list(tokens),
+        output_token_ids=list(outputs),
+        sampling_params=SamplingParams(),
+        **settings,
+    )
+
+
+def test_routers_name_blocks_by_all_that_their_contents_depend_on():
+    base = block_digests(request(range(40)), 16)
+    assert len(base) == 2
+    assert block_digests(request(range(33)), 16) == base
+    assert block_digests(request(range(20), range(20, 35)), 16) == base
+    for settings in ({"tenant": "t"}, {"cache_salt": "s"}, {"adapter": "x"}):
+        assert not set(block_digests(request(range(40), **settings), 16)) & set(base)

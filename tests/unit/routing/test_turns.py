@@ -1,0 +1,278 @@
+import asyncio
+
+import pytest
+
+from fake_service import Service, running, until
+from rayinfer.errors import EngineDead, NotReady, QueueFull
+from rayinfer.outputs import Credits, EngineStats
+from rayinfer.routing.limits import RouterLimits, TenantLimits
+
+ONE = Credits(num_requests=1)
+
+
+class Narrow(Service):
+    """Engines that grant so many credits; clients ask for one token each unless they say otherwise."""
+
+    def __init__(self, tokenizer, num_engines=1, credits=ONE, engine_wait_s=5.0, **limits):
+        super().__init__(tokenizer, num_engines, engine_wait_s=engine_wait_s)
+        self.dispatcher.change_limits(RouterLimits(**{"max_waiting_tokens": 10**6} | limits))
+        self.credits = credits
+        self.tasks = {}
+
+    async def grant(self):
+        """Let every engine say what it grants."""
+        for engine in self.engines:
+            engine.say(stats=EngineStats(credits=self.credits))
+        links = self.dispatcher.engines.links
+        await until(lambda: all(link.stats.credits == self.credits for link in links.values()))
+
+    async def ask(self, *names, **settings):
+        """Let clients ask one after the other; whoever finds no room waits."""
+        for name in names:
+            self.tasks[name] = asyncio.ensure_future(self._read(name, {"max_tokens": 1} | settings))
+            self.tasks[name].add_done_callback(lambda task: task.cancelled() or task.exception())  # some never end
+            for _ in range(3):  # into the queue, or to the engine
+                await asyncio.sleep(0)
+
+    async def _read(self, name, settings):
+        return [output async for output in self.open(name, **settings)]
+
+    async def answer(self, name, engine=0):
+        """Let an engine answer a request in full, and wait until everybody has drawn their conclusions."""
+        client = self.engines[engine]
+        client.say(
+            client.delta(f"{name}/0", self.tokenizer.encode("x"), "length"), stats=EngineStats(credits=self.credits)
+        )
+        await self.tasks[name]
+
+    async def order(self, count, engine=0):
+        """Answer whatever comes, in the order in which it comes."""
+        client, served = self.engines[engine], []
+        while len(served) < count:
+            await until(lambda: len(client.submitted) > len(served))
+            name = client.submitted_ids[len(served)].partition("/")[0]
+            served.append(name)
+            await self.answer(name, engine)
+        return served
+
+    @property
+    def num_queued(self):
+        return self.metric('vllm:num_requests_waiting{engine="router"')
+
+
+@pytest.fixture
+async def narrow(tokenizer):
+    async with running(Narrow(tokenizer)) as service:
+        await service.grant()
+        yield service
+
+
+async def test_waiting_happens_in_the_router_and_ends_when_an_engine_has_room(narrow):
+    await narrow.ask("a", "b", "c")
+    assert narrow.engines[0].submitted_ids == ["a/0"]
+    assert narrow.num_queued == 2
+    await narrow.answer("a")
+    await until(lambda: narrow.engines[0].submitted_ids == ["a/0", "b/0"])
+    assert narrow.num_queued == 1
+    await narrow.answer("b")
+    await narrow.answer("c")
+
+
+async def test_the_urgent_go_first_and_the_others_in_order(narrow):
+    await narrow.ask("runs", priority=-10)
+    await narrow.ask("late", "later", priority=3)
+    await narrow.ask("normal", "normal too")
+    await narrow.ask("urgent", priority=-2)
+    assert await narrow.order(6) == ["runs", "urgent", "normal", "normal too", "late", "later"]
+
+
+async def test_an_urgent_request_does_not_wait_for_those_who_matter_less(narrow):
+    await narrow.ask("runs", "waits", priority=5)
+    await narrow.ask("urgent")
+    assert narrow.engines[0].submitted_ids == ["runs/0", "urgent/0"]  # the engine lets it pass
+    assert narrow.num_queued == 1
+
+
+async def test_a_tenant_is_held_to_its_most_urgent_priority(tokenizer):
+    tenants = {"slow": TenantLimits(most_urgent=2)}
+    async with running(Narrow(tokenizer, tenants=tenants)) as service:
+        await service.grant()
+        await service.ask("slow", priority=-10, tenant="slow")
+        assert service.engines[0].submitted[0].priority == 2
+
+
+async def test_who_leaves_the_queue_is_not_sent(narrow):
+    await narrow.ask("a", "leaves", "stays")
+    narrow.tasks["leaves"].cancel()
+    await narrow.answer("a")
+    await until(lambda: len(narrow.engines[0].submitted) == 2)
+    assert narrow.engines[0].submitted_ids == ["a/0", "stays/0"]
+    assert narrow.num_queued == 0
+
+
+async def test_time_runs_in_the_queue_too(narrow):
+    await narrow.ask("a")
+    await narrow.ask("late", timeout_s=0.05)
+    (output,) = await narrow.tasks["late"]
+    assert output.outputs[0].finish_reason == "timeout"
+    assert narrow.engines[0].submitted_ids == ["a/0"]
+    assert narrow.num_queued == 0
+
+
+async def test_who_waits_when_the_last_engine_dies_goes_to_the_next(narrow):
+    await narrow.ask("a", "waits")
+    narrow.engines[0].die(EngineDead("gone"))
+    await until(lambda: not narrow.dispatcher.engines.names)
+    number = narrow.add_engine()
+    await until(lambda: len(narrow.engines[number].submitted) == 2)
+    assert set(narrow.engines[number].submitted_ids) == {"a/0@1", "waits/0"}
+
+
+async def test_who_waits_while_no_engine_comes_is_refused_in_the_end(tokenizer):
+    async with running(Narrow(tokenizer, engine_wait_s=0.05)) as service:
+        await service.grant()
+        await service.ask("a", "waits")
+        service.engines[0].die(EngineDead("gone"))
+        with pytest.raises(NotReady):
+            await service.tasks["waits"]
+        with pytest.raises(EngineDead):
+            await service.tasks["a"]
+        assert service.num_queued == 0
+
+
+async def test_all_engines_with_room_are_used_before_anybody_waits(tokenizer):
+    async with running(Narrow(tokenizer, 3)) as service:
+        await service.grant()
+        await service.ask("a", "b", "c", "d")
+        assert [len(engine.submitted) for engine in service.engines] == [1, 1, 1]
+        assert service.num_queued == 1
+
+
+async def test_those_that_share_a_prefix_go_together_and_nobody_is_passed_for_ever(tokenizer):
+    async with running(Narrow(tokenizer, credits=Credits(num_requests=3))) as service:
+        await service.grant()
+        await service.ask("first", "second", "third")
+        red, blue = "r" * 40, "b" * 40
+        for number in range(3):
+            await service.ask(f"red {number}", prompt=red + str(number))
+            await service.ask(f"blue {number}", prompt=blue + str(number))
+        for name in ("first", "second", "third"):
+            client = service.engines[0]
+            client.say(client.delta(f"{name}/0", [5], "length"), stats=EngineStats(credits=Credits(num_requests=3)))
+        await until(lambda: len(service.engines[0].submitted) == 6)
+        assert {name[:3] for name in service.engines[0].submitted_ids[3:]} == {"red"}
+
+
+async def test_grouping_can_be_switched_off_while_requests_wait(tokenizer):
+    async with running(Narrow(tokenizer, group_by_prefix=False)) as service:
+        await service.grant()
+        await service.ask("first")
+        for number in range(2):
+            await service.ask(f"red {number}", prompt="r" * 40 + str(number))
+            await service.ask(f"blue {number}", prompt="b" * 40 + str(number))
+        assert await service.order(5) == ["first", "red 0", "blue 0", "red 1", "blue 1"]
+
+
+@pytest.mark.parametrize(("weight", "share"), [(1.0, 20), (3.0, 30)])
+async def test_tenants_get_their_shares_whoever_asks_more(tokenizer, weight, share):
+    tenants = {"big": TenantLimits(weight=weight)}
+    async with running(Narrow(tokenizer, tenants=tenants, max_waiting_requests=1000)) as service:
+        await service.grant()
+        for number in range(120):
+            await service.ask(f"small {number}", tenant="small")
+        for number in range(40):
+            await service.ask(f"big {number}", tenant="big")
+        served = await service.order(41)
+        assert abs(sum(name.startswith("big") for name in served) - share) <= 2
+
+
+async def test_a_tenant_is_charged_for_what_its_requests_turn_out_to_cost(tokenizer):
+    """Two tenants whose requests all turn out alike, but one of them lets its requests say more than they do."""
+    async with running(Narrow(tokenizer, max_waiting_requests=1000)) as service:
+        await service.grant()
+        for number in range(60):
+            await service.ask(f"wordy {number}", tenant="wordy", max_tokens=40)
+            await service.ask(f"terse {number}", tenant="terse", max_tokens=1)
+        early = await service.order(30)
+        for number in range(60, 120):  # what they have had so far is known by now
+            await service.ask(f"wordy {number}", tenant="wordy", max_tokens=40)
+        assert sum(name.startswith("wordy") for name in early) < 10
+        late = (await service.order(100))[30:]
+        assert sum(name.startswith("wordy") for name in late) > 20
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"max_waiting_requests": 1}, "1 requests are waiting already, the limit is 1"),
+        ({"max_waiting_tokens": 20}, "requests of 9 tokens are waiting already and this one has 17, the limit is 20"),
+        (
+            {"tenants": {"t": TenantLimits(max_waiting_requests=1)}},
+            "1 requests of this tenant are waiting already, the limit is 1",
+        ),
+        ({"other_tenants": TenantLimits(max_waiting_tokens=20)}, "requests of this tenant of 9 tokens are waiting"),
+        ({"other_tenants": TenantLimits(max_waiting_requests=0)}, "0 requests of this tenant are waiting already"),
+    ],
+    ids=str,
+)
+async def test_more_than_may_wait_is_refused(narrow, limits, message):
+    narrow.dispatcher.change_limits(RouterLimits(**limits))
+    if "limit is 0" not in message and "0 requests" not in message:
+        await narrow.ask("a", prompt="x" * 8, tenant="t")
+    with pytest.raises(QueueFull, match=message) as refusal:
+        await anext(narrow.open("b", prompt="x" * 16, tenant="t", max_tokens=1))
+    assert refusal.value.retry_after_s >= 1
+
+
+async def test_a_large_request_may_wait_alone(narrow):
+    narrow.dispatcher.change_limits(RouterLimits(max_waiting_tokens=5))
+    await narrow.ask("large", prompt="x" * 50)
+    assert narrow.engines[0].submitted_ids == ["large/0"]
+
+
+async def test_another_tenants_queue_is_no_reason_to_refuse(narrow):
+    narrow.dispatcher.change_limits(RouterLimits(tenants={"t": TenantLimits(max_waiting_requests=1)}))
+    await narrow.ask("a", tenant="t")
+    await narrow.ask("b", tenant="u")
+    assert narrow.num_queued == 1
+
+
+async def test_what_was_let_in_stays_when_limits_shrink(narrow):
+    await narrow.ask("a", "b", "c")
+    narrow.dispatcher.change_limits(RouterLimits(max_waiting_requests=1))
+    with pytest.raises(QueueFull):
+        await anext(narrow.open("d"))
+    assert await narrow.order(3) == ["a", "b", "c"]
+
+
+async def test_a_request_goes_where_most_of_its_prompt_is_cached(tokenizer):
+    async with running(Service(tokenizer, 2)) as service:
+        long = "once upon a time there was a king who had a castle"
+        stream = await service.start("a", prompt=long)
+        await stream.aclose()
+        for number in range(3):
+            stream = await service.start(f"b{number}", prompt=long + str(number), trace=True)
+            await stream.aclose()
+        assert len(service.engines[1].submitted) == 0
+        dispatched = dict(service.trace("b0"))["dispatched"]
+        assert (dispatched["engine"], dispatched["why"], dispatched["cached_tokens"]) == ("engine-0", "prefix", 48)
+        service.dispatcher.change_limits(RouterLimits(route_by_prefix=False))
+        stream = await service.start("c", engine=1, prompt=long)
+        await stream.aclose()
+
+
+async def test_blocks_that_an_engine_says_it_stored_and_removed_count(tokenizer):
+    async with running(Service(tokenizer, 2)) as service:
+        prompt = "once upon a time there was a king who had a castle"
+        stream = await service.start("a", prompt=prompt)
+        digests = service.dispatcher.engines.prefixes._expected["engine-0"]._young
+        stored = list(digests)
+        await stream.aclose()
+        service.dispatcher.engines.prefixes._expected["engine-0"].discard(stored)
+        service.engines[1].say(blocks_stored=stored)
+        await until(lambda: service.dispatcher.engines.prefixes.num_blocks("engine-1") == len(stored))
+        await (await service.start("b", engine=1, prompt=prompt)).aclose()
+        service.dispatcher.engines.prefixes._expected["engine-1"].discard(stored)
+        service.engines[1].say(blocks_removed=stored)
+        await until(lambda: service.dispatcher.engines.prefixes.num_blocks("engine-1") == 0)
+        await (await service.start("c", engine=0, prompt=prompt)).aclose()
