@@ -147,11 +147,11 @@ def break_link(module):
         else:
             original(self, message)
 
-    @wrap(module.EngineLink, "submit")
-    async def submit(original, self, requests, queue):
+    @wrap(module.EngineLink, "send")
+    def send(original, self, requests, queue, *others):
         if is_on("no-fence"):
             latest_queues[requests[0].request_id.rpartition("/")[0]] = queue
-        await original(self, requests, queue)
+        original(self, requests, queue, *others)
 
     @wrap(module.EngineLink, "fail")
     def fail(original, self, error):
@@ -171,7 +171,9 @@ def break_dispatcher(module):
     async def take(original, self, queue, deadline):
         return await original(self, queue, None if is_on("no-deadline") else deadline)
 
-    @wrap(module.Dispatcher, "_check_prompt")
+
+def break_prompt_check(module):
+    @wrap(module, "_check_prompt")
     def check_prompt(original, *args):
         return None if is_on("no-length-check") else original(*args)
 
@@ -180,7 +182,7 @@ def break_admission(module):
     @wrap(module.Admission, "admit")
     def admit(original, self, *args, **kwargs):
         if is_on("no-admission"):
-            self.limits = self.limits.model_copy(update={"max_waiting_requests": 10**9})
+            self.limits = self.limits.model_copy(update={"max_waiting_requests": 10**9, "max_waiting_tokens": 10**9})
         return original(self, *args, **kwargs)
 
 
@@ -217,6 +219,7 @@ PATCHES = {
     "rayinfer.routing.attempts": break_attempts,
     "rayinfer.routing.engine_link": break_link,
     "rayinfer.routing.dispatch": break_dispatcher,
+    "rayinfer.routing.preparation": break_prompt_check,
     "rayinfer.routing.admission": break_admission,
     "rayinfer.routing.delta_queue": break_queue,
     "rayinfer_deployments.http_door": break_door,
