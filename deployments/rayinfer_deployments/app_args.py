@@ -22,6 +22,16 @@ class ModelArgs(EngineConfig):
     drain_timeout_s: float = Field(
         120.0, ge=0, description="how long an engine may finish its requests when it has to go"
     )
+    revision: str = Field(
+        "", description="any text; with another one the model's engines are replaced, for weights that changed in place"
+    )
+    surge_percent: int | None = Field(
+        None,
+        ge=0,
+        le=100,
+        description="engines beyond num_replicas while they are replaced, in percent of it; "
+        "default: 100 for a single engine without a GPU, else 0",
+    )
 
     @property
     def served_name(self) -> str:
@@ -30,6 +40,14 @@ class ModelArgs(EngineConfig):
             return self.name
         is_path = self.model.startswith((".", "/", "~"))
         return PurePath(self.model).name.removesuffix(".gguf") if is_path else self.model
+
+    @property
+    def surge(self) -> int:
+        """How many engines there may be beyond `num_replicas` while they are replaced, in percent of it."""
+        if self.surge_percent is not None:
+            return self.surge_percent
+        # Two or more stand in for each other; a GPU that is free for a moment only is rare.
+        return 100 if self.num_replicas == 1 and not self.num_gpus else 0
 
     def engine_config(self) -> EngineConfig:
         """Take out what concerns the engine alone."""
@@ -55,6 +73,7 @@ class LLMAppArgs(BaseModel):
     listen_port: int | None = Field(
         None, ge=1, le=65535, description="port on which the router listens itself; default: only Serve's proxy listens"
     )
+    num_routers: int = Field(1, ge=1, le=64, description="routers that share the connections, each with its own queue")
     router_num_cpus: float = Field(0.1, ge=0, description="CPUs that Ray sets aside for the router's process")
 
     @model_validator(mode="after")

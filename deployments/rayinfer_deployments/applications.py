@@ -1,15 +1,20 @@
 """Wires the Serve applications: which deployments there are, what each one gets, and what Serve has to know of them."""
 
+import hashlib
+import json
 import re
+from typing import Any
 
 from ray import serve
 from ray.serve import Application
 
+from rayinfer import __version__
 from rayinfer_deployments.addressed_request_router import addressed_routing
 from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
 from rayinfer_deployments.engine_replica import EngineReplica, EngineResources
 from rayinfer_deployments.router import ListenAddress, Router, RouterModel
 
+ROUTER = "router"
 REPLICA_NUM_CPUS = 0.05  # it only watches
 HEALTH_CHECK_PERIOD_S = 0.5  # Serve acts on the third failure, or at once when the process is gone
 HEALTH_CHECK_TIMEOUT_S = 30.0  # a busy machine answers late
@@ -29,8 +34,11 @@ def build_llm_app(args: LLMAppArgs) -> Application:
     return (
         serve.deployment(Router)
         .options(
-            name="router",
-            num_replicas=1,
+            name=ROUTER,
+            num_replicas=args.num_routers,
+            max_surge_percent=100,  # the next one serves before the last one leaves
+            version=_version(_router_settings(args)),
+            _internal=True,
             ray_actor_options={"num_cpus": args.router_num_cpus},
             max_ongoing_requests=MANY,
             health_check_period_s=HEALTH_CHECK_PERIOD_S,
@@ -52,13 +60,38 @@ def build_llm_app(args: LLMAppArgs) -> Application:
     )
 
 
+def engine_deployment_name(index: int, model: ModelArgs) -> str:
+    """Name the deployment of a model's engines, given the model's place in the application's list."""
+    return f"engine-{index}-{re.sub(r'[^A-Za-z0-9_.-]', '-', model.served_name)}"
+
+
+def _router_settings(args: LLMAppArgs) -> dict[str, Any]:
+    """Collect what a router is made from: all else can change while it runs, or is another deployment's affair."""
+    settings = args.model_dump(mode="json", exclude={"models", "limits", "num_routers"})
+    models = [[model.served_name, model.model, model.drain_timeout_s] for model in args.models]
+    return settings | {"models": models}
+
+
+def _version(settings: dict[str, Any]) -> str:
+    """Name what replicas are made from.
+
+    Serve keeps the replicas of a deployment whose version has not changed, where it would otherwise replace all of them
+    at every deployment. It offers the option to itself only; `serve deploy` makes a version of the whole configuration.
+    """
+    described = json.dumps([__version__, settings], sort_keys=True)
+    return hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
+
+
 def _engine_deployment(index: int, model: ModelArgs, num_engines: int) -> Application:
     gpus = {"GPU": model.num_gpus} if model.num_gpus else {}
     return (
         serve.deployment(EngineReplica)
         .options(
-            name=f"engine-{index}-{re.sub(r'[^A-Za-z0-9_.-]', '-', model.served_name)}",
+            name=engine_deployment_name(index, model),
             num_replicas=model.num_replicas,
+            max_surge_percent=model.surge,
+            version=_version(model.model_dump(mode="json", exclude={"num_replicas", "surge_percent"})),
+            _internal=True,
             ray_actor_options={"num_cpus": REPLICA_NUM_CPUS},
             # One bundle for both processes: the engine always starts beside the replica that owns it.
             placement_group_bundles=[{"CPU": REPLICA_NUM_CPUS + model.num_cpus, **gpus}],
