@@ -66,6 +66,9 @@ class LLMAppArgs(BaseModel):
     enable_engine_control: bool = Field(
         False, description="paths that pause engines and put them to sleep, open to whoever reaches the service"
     )
+    trust_tenant_header: bool = Field(
+        False, description="take from x-tenant-id whose request it is; for services behind a gateway that sets it"
+    )
     trace_requests: bool = Field(
         True, description="keep what happens to each request for ten minutes, for GET /v1/requests/{id}/trace"
     )

@@ -54,6 +54,7 @@ def build_llm_app(args: LLMAppArgs) -> Application:
             request_timeout_s=args.request_timeout_s,
             trace_requests=args.trace_requests,
             enable_engine_control=args.enable_engine_control,
+            trust_tenant_header=args.trust_tenant_header,
             listen_on=None if args.listen_port is None else ListenAddress(host=args.listen_host, port=args.listen_port),
             drain_timeout_s=longest_drain_s,
         )

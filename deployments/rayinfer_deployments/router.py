@@ -69,6 +69,7 @@ class Router:
         request_timeout_s: float | None,
         trace_requests: bool = True,
         enable_engine_control: bool = False,
+        trust_tenant_header: bool = False,
         listen_on: ListenAddress | None = None,
         drain_timeout_s: float = 0.0,
     ) -> None:
@@ -76,6 +77,7 @@ class Router:
         self._max_body_bytes = max_body_bytes
         self._request_timeout_s = request_timeout_s
         self._enable_engine_control = enable_engine_control
+        self._trust_tenant_header = trust_tenant_header
         self._drain_timeout_s = drain_timeout_s
         self._traces = KeptTraces() if trace_requests else None
         self._limits = RouterLimits()  # until Serve brings those that were asked for
@@ -134,6 +136,7 @@ class Router:
             traces=self._traces,
             echoes_request_id=echoes_request_id,
             enable_engine_control=self._enable_engine_control,
+            trusts_tenant_header=self._trust_tenant_header,
         )
 
     async def __del__(self) -> None:

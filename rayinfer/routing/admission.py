@@ -11,7 +11,7 @@ from rayinfer.routing.limits import RouterLimits
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
 SMOOTHING = 0.2  # weight of the newest gap between two first tokens
-CACHES_THAT_MAY_WAIT = 4  # tokens that may wait for each that the engines' caches hold
+CACHES_THAT_MAY_WAIT = 16  # tokens that may wait for each that the engines' caches hold
 
 
 @dataclass(slots=True)

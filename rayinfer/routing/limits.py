@@ -33,7 +33,7 @@ class RouterLimits(BaseModel):
         default=256, ge=1, description="requests that may wait for their first token; more are refused with 429"
     )
     max_waiting_tokens: int | None = Field(
-        default=None, ge=1, description="tokens of those requests; default: four times what the engines' caches hold"
+        default=None, ge=1, description="tokens of those requests; default: 16 times what the engines' caches hold"
     )
     ageing_s: float = Field(default=10.0, ge=0, le=3600, description="how much earlier one level of priority counts")
     route_by_prefix: bool = Field(default=True, description="prefer the engine that has most of the prompt cached")

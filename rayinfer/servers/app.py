@@ -19,6 +19,7 @@ from rayinfer.servers.engine_control import add_engine_control_routes
 from rayinfer.servers.error_responses import error_kind, error_response, json_response, refusal_reason, status_response
 from rayinfer.servers.openai.routes import add_openai_routes
 from rayinfer.servers.served_model import ServedModel as ServedModel
+from rayinfer.servers.tenancy import trust_tenant_header
 from rayinfer.servers.traces import add_trace_routes
 from rayinfer.traces.kept_traces import KeptTraces
 
@@ -34,14 +35,17 @@ def build_app(
     traces: KeptTraces | None = None,
     echoes_request_id: bool = True,
     enable_engine_control: bool = False,
+    trusts_tenant_header: bool = False,
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves.
 
     Requests are traced if there are `traces` to keep them in, which whoever generates shares. A proxy that puts
-    `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`.
+    `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`. Whoever
+    `trusts_tenant_header` lets no client in but through a gateway that sets it.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False)
     app.add_middleware(Edge, metrics=metrics, max_body_bytes=max_body_bytes, echoes_request_id=echoes_request_id)
+    trust_tenant_header(app, trusts_tenant_header)
     _add_error_handlers(app, metrics)
     _add_service_routes(app, models, metrics)
     add_trace_routes(app, traces)

@@ -123,7 +123,7 @@ async def _router(
         Tokenizer.from_folder(folder),
         metrics,
         router_id="router",
-        limits=RouterLimits(max_waiting_requests=1000),
+        limits=RouterLimits(max_waiting_requests=1000, max_waiting_tokens=10**9),
     )
     try:
         for number, engine in enumerate(engines):

@@ -21,6 +21,7 @@ from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
 from rayinfer.servers.openai.unsupported_fields import refuse_unsupported_fields
 from rayinfer.servers.openai.whole_answer import WholeAnswer
 from rayinfer.servers.served_model import ServedModel, find_model
+from rayinfer.servers.tenancy import tenant_of
 from rayinfer.tokenization.bad_words import speller
 from rayinfer.traces.kept_traces import KeptTraces
 
@@ -86,7 +87,9 @@ class OpenAIEndpoints:
         if generation.body.request_id:
             identity.rename(generation.body.request_id)  # over the header's, which proxies set on their own as well
         settings = generation.answer_settings(identity.name)
-        requests = generation.requests(timeout_s=self._request_timeout_s, trace=self._traces is not None)
+        requests = generation.requests(
+            tenant=tenant_of(request), timeout_s=self._request_timeout_s, trace=self._traces is not None
+        )
         if self._traces is not None:
             self._traces.open(
                 name=identity.name,

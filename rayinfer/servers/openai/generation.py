@@ -25,7 +25,7 @@ class Generation:
     shape: ChunkShape
     echoed_texts: list[str] | None = None
 
-    def requests(self, *, timeout_s: float | None, trace: bool) -> list[GenerationRequest]:
+    def requests(self, *, tenant: str, timeout_s: float | None, trace: bool) -> list[GenerationRequest]:
         """Make one request of each prompt."""
         return [
             GenerationRequest(
@@ -34,6 +34,7 @@ class Generation:
                 sampling_params=self.params,
                 priority=self.body.priority or 0,
                 timeout_s=timeout_s,
+                tenant=tenant,
                 cache_salt=self.body.cache_salt or "",
                 trace=trace,
             )

@@ -1,0 +1,34 @@
+"""Whose request it is."""
+
+import re
+
+from fastapi import FastAPI, Request
+
+from rayinfer.errors import InvalidParameter
+
+TENANT_HEADER = "x-tenant-id"
+MAX_TENANT_CHARS = 128
+_TENANT = re.compile(rf"[A-Za-z0-9._:@/-]{{1,{MAX_TENANT_CHARS}}}")
+
+
+def trust_tenant_header(app: FastAPI, is_trusted: bool) -> None:
+    """Let requests say whose they are; only for services that nobody reaches but through a gateway that says it."""
+    app.state.trusts_tenant_header = is_trusted
+
+
+def tenant_of(request: Request) -> str:
+    """Find whose request it is, "" if nobody's in particular; raises InvalidParameter for a name that is none.
+
+    Tenants have shares of their own and share no cached prefix, so a name is taken as it is or not at all.
+    """
+    if not request.app.state.trusts_tenant_header:
+        return ""
+    names = request.headers.getlist(TENANT_HEADER)
+    if not names:
+        return ""
+    if len(names) > 1 or not _TENANT.fullmatch(names[0]):
+        raise InvalidParameter(
+            f"the header {TENANT_HEADER} must be one name of 1 to {MAX_TENANT_CHARS} letters, digits and . _ : @ / -",
+            TENANT_HEADER,
+        )
+    return names[0]
