@@ -8,12 +8,12 @@ import pytest
 
 from fault_load import Answer, record_answers, request_body
 from fault_report import FaultReport
+from fault_runs import STEP_S
 from faulty_service import FaultyService, Host
 from service_client import wait_until
 from tiny_models import make_tiny_llama
 
 REPORT = pytest.StashKey[FaultReport]()
-STEP_S = "0.02"  # engines of a tiny model take their time, as those of a real one, and leave the cores to new processes
 NUM_REQUESTS = 12
 
 

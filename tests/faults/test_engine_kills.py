@@ -8,7 +8,7 @@ import pytest
 
 from fault_load import ask_all, record_answers, request_body
 from fault_report import FaultRow
-from fault_runs import judge, under_load, wait_until_whole
+from fault_runs import STEP_S, judge, under_load, wait_until_whole
 from faulty_service import FaultyService, kill
 from service_client import wait_until
 
@@ -47,9 +47,9 @@ def test_f03_an_engine_killed_while_it_computes_prompts(pair, report, without):
         wait_until(lambda: pair.metric("vllm:num_requests_running") >= len(bodies) / 2)
         victim = pair.pids("engine")[0]
         kill(victim)
-        pair.put_switch("slow-steps", "0.02")
+        pair.put_switch("slow-steps", STEP_S)
         asking.join()
-    pair.put_switch("slow-steps", "0.02")
+    pair.put_switch("slow-steps", STEP_S)
     for number, answer in enumerate(answers):
         row.count({answer.verdict(expected[number]): 1})
     wait_until_whole(pair, [victim])

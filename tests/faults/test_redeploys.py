@@ -7,7 +7,7 @@ import pytest
 
 from fault_load import ask_all, record_answers, request_body
 from fault_report import FaultRow
-from fault_runs import judge, under_load
+from fault_runs import STEP_S, judge, under_load
 from faulty_service import SMALL, FaultyService
 from service_client import wait_until
 
@@ -69,7 +69,7 @@ def test_f31_an_engine_leaves_during_a_long_stream(versioned, model_args, report
         versioned.redeploy(models=[SMALL | model_args(num_replicas=1)])
         row.recovery_s = wait_until(lambda: len(set(old) & set(versioned.pids("engine"))) == 1, 60)
         asking.join()
-    versioned.put_switch("slow-steps", "0.02")
+    versioned.put_switch("slow-steps", STEP_S)
     for answer in answers:
         row.count({answer.verdict(expected[0]): 1})
     judge(report, row, versioned, without)

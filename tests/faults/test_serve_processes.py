@@ -18,6 +18,27 @@ SLOW_NOTICE = {  # Serve's own defaults, which `ray_environment.py` replaces
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize("without", ["", "a second router"])
+def test_f13_one_of_two_routers_killed(host, model_args, expected, report, without):
+    """Its own streams break, as nobody else has their connections; requests that come later find the other one."""
+    name = "alone" if without else "routers"
+    service = FaultyService(host, name, [model_args(num_replicas=1)], num_routers=1 if without else 2)
+    wait_until(lambda: len(service.pids("router")) == (1 if without else 2), 120)
+    row = FaultRow(fault="F13", injected="a router killed, requests that came later", recovery_ceiling_s=3.0)
+    with under_load(service, expected, FaultRow(fault="", injected="")) as load:
+        victim = service.pids("router")[0]
+        kill(victim)
+        killed_s = time.monotonic()
+        time.sleep(0.2)  # for the kernel to close its socket
+        row.recovery_s = 0.2 + wait_until(service.is_answering, 120)
+        wait_until(lambda: len(set(service.pids("router")) - {victim}) == (1 if without else 2), 120)
+    row.count(load.verdicts(lambda answer: answer.started_s > killed_s + 0.2))
+    row.note = f"{load.verdicts()['failed'] - row.failed} streams of its own broke"
+    judge(report, row, service, without)
+    service.delete()
+
+
+@pytest.mark.faults
 @pytest.mark.parametrize("without", ["", "router-dies-with"])
 def test_f15_the_controller_killed(pair, expected, report, without):
     """The other run has a router that does not do without the controller: it takes its streams with it."""

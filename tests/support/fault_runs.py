@@ -11,6 +11,7 @@ from fault_report import FaultReport, FaultRow
 from faulty_service import FaultyService
 from service_client import wait_until
 
+STEP_S = "0.02"  # engines of a tiny model take their time, as those of a real one, and leave the cores to new processes
 AGAIN_S = 120.0  # a new engine reads its model on a busy machine
 CLEAN_S = 10.0  # what is left after so long is leaked
 AT_TOKEN = 10

@@ -178,6 +178,12 @@ def break_prompt_check(module):
         return None if is_on("no-length-check") else original(*args)
 
 
+def break_context_check(module):
+    @wrap(module._Context, "check")
+    def check(original, *args):
+        return None if is_on("no-length-check") else original(*args)
+
+
 def break_admission(module):
     @wrap(module.Admission, "admit")
     def admit(original, self, *args, **kwargs):
@@ -222,6 +228,7 @@ PATCHES = {
     "rayinfer.routing.preparation": break_prompt_check,
     "rayinfer.routing.admission": break_admission,
     "rayinfer.routing.delta_queue": break_queue,
+    "rayinfer.servers.openai.prompts": break_context_check,
     "rayinfer_deployments.http_door": break_door,
 }
 POISONED = threading.Event()
