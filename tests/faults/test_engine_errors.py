@@ -36,7 +36,8 @@ def test_f11_an_engine_whose_steps_all_raise_is_replaced(pair, expected, report,
     judge(report, row, pair, without)
 
 
-@pytest.mark.parametrize("without", ["", pytest.param("no-quarantine", marks=pytest.mark.faults)])
+@pytest.mark.faults
+@pytest.mark.parametrize("without", ["", "no-quarantine"])
 def test_f12_a_request_that_ends_its_engines_is_refused_before_long(pair, expected, report, without):
     row = FaultRow(fault="F12", injected="a request that ends any engine")
     answers: list[Answer] = []

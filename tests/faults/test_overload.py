@@ -59,7 +59,7 @@ def test_f21_a_prompt_that_never_fits(tight, report, without):
     judge(report, row, tight, without)
 
 
-@pytest.mark.parametrize("without", ["", "no-admission"])
+@pytest.mark.parametrize("without", ["", pytest.param("no-admission", marks=pytest.mark.faults)])
 def test_f26_a_burst_of_ten_times_the_capacity(host, model_args, report, without):
     """200 at once, of which 4 run and 16 wait; without the bound all 200 wait."""
     model = model_args(num_replicas=1, max_num_seqs=4)

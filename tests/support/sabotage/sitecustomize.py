@@ -180,8 +180,8 @@ def break_prompt_check(module):
 
 def break_context_check(module):
     @wrap(module._Context, "check")
-    def check(original, *args):
-        return None if is_on("no-length-check") else original(*args)
+    def check(original, *args, **kwargs):
+        return None if is_on("no-length-check") else original(*args, **kwargs)
 
 
 def break_admission(module):
