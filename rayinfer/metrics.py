@@ -27,6 +27,10 @@ _INTER_TOKEN_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
+_MIGRATION_S = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.5, 10.0, 15.0, 20.0),
+    *(30.0, 60.0, 120.0),
+)
 _END_TO_END_S = (
     *(0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
     *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
@@ -71,13 +75,14 @@ class _ModelCounts:
     finished: dict[str, int] = field(default_factory=lambda: dict.fromkeys(get_args(FinishReason), 0))
     first_token: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(_FIRST_TOKEN_S))
     inter_token: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(_INTER_TOKEN_S))
+    migration: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(_MIGRATION_S))
     end_to_end: LatencyHistogram = field(default_factory=lambda: LatencyHistogram(_END_TO_END_S))
 
 
 class RequestTimer:
     """The clock of one stream, from its arrival to its only end."""
 
-    __slots__ = ("_clock", "_counts", "_last_token_s", "_num_prompt_tokens", "_started_s")
+    __slots__ = ("_clock", "_counts", "_has_moved", "_last_token_s", "_num_prompt_tokens", "_started_s")
 
     def __init__(self, counts: _ModelCounts, num_prompt_tokens: int, clock: Callable[[], float]) -> None:
         self._counts = counts
@@ -85,6 +90,11 @@ class RequestTimer:
         self._clock = clock
         self._started_s = clock()
         self._last_token_s: float | None = None
+        self._has_moved = False
+
+    def engine_changes(self) -> None:
+        """Note that the next token comes from another engine than those before, if there were any."""
+        self._has_moved = self._last_token_s is not None
 
     def tokens(self, count: int) -> None:
         """Note `count` new tokens that came together; the prompt counts as computed with the first of them."""
@@ -99,6 +109,9 @@ class RequestTimer:
                 counts.inter_token.observe(0.0, count - 1)
         else:
             counts.inter_token.observe((now_s - self._last_token_s) / count, count)
+            if self._has_moved:
+                counts.migration.observe(now_s - self._last_token_s)
+                self._has_moved = False
         self._last_token_s = now_s
 
     def finished(self, reason: FinishReason) -> None:
@@ -228,6 +241,11 @@ class ServiceMetrics:
             ("vllm:time_to_first_token_seconds", "Arrival to the first token.", lambda it: it.first_token),
             ("vllm:inter_token_latency_seconds", "One token to the next.", lambda it: it.inter_token),
             ("vllm:e2e_request_latency_seconds", "Arrival to the end.", lambda it: it.end_to_end),
+            (
+                "rayinfer_migration_gap_seconds",
+                "Last token before a stream lost its engine to the first one after it.",
+                lambda it: it.migration,
+            ),
         ]
         for name, description, histogram in histograms:
             family = HistogramMetricFamily(name, description, labels=["model_name"])

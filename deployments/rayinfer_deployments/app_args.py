@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from rayinfer.config import EngineConfig, describe_validation_error
 from rayinfer.errors import ConfigError
 from rayinfer.routing.limits import RouterLimits
-from rayinfer.servers.edge import DEFAULT_MAX_BODY_BYTES
+from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
 
 
 class ModelArgs(EngineConfig):
@@ -61,7 +61,7 @@ class LLMAppArgs(BaseModel):
 
     models: list[ModelArgs] = Field(min_length=1, description="the models to serve, all under one address")
     limits: RouterLimits = Field(default=RouterLimits(), description="how each model's requests wait")
-    max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024, description="largest request body")
+    max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024, le=MAX_BODY_BYTES, description="largest request body")
     request_timeout_s: float | None = Field(None, gt=0, description="longest time for one request; more ends it")
     enable_engine_control: bool = Field(
         False, description="paths that pause engines and put them to sleep, open to whoever reaches the service"

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from ray import serve
@@ -22,12 +23,22 @@ MANY = 100_000  # no limit of Serve's: the router's own admission counts
 MAX_STARTS = 2  # a model that cannot be loaded fails within seconds, one that met an accident gets a second chance
 CLEAN_UP_S = 10.0  # what a replica may take beyond its engine's grace
 
+MakeEngines = Callable[[int, ModelArgs, int], Application]  # from a model's number and settings, and the engines in all
+
 
 def build_llm_app(args: LLMAppArgs) -> Application:
-    """Serve one or more models behind one address; builds the graph only, loads nothing."""
+    """Serve one or more models behind one address; builds the graph only, loads nothing.
+
+    `serve deploy` calls it with the arguments of its file, and takes no function of more than one parameter.
+    """
+    return build_app_over(_engine_deployment, args)
+
+
+def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
+    """Serve models on engines of any make, which announce themselves as `EngineReplica` does."""
     num_engines = sum(model.num_replicas for model in args.models)
     models = [
-        RouterModel(name=model.served_name, source=model.model, engines=_engine_deployment(index, model, num_engines))
+        RouterModel(name=model.served_name, source=model.model, engines=make_engines(index, model, num_engines))
         for index, model in enumerate(args.models)
     ]
     longest_drain_s = max(model.drain_timeout_s for model in args.models)

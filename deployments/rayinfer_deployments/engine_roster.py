@@ -79,7 +79,8 @@ class EngineRoster:
         self._latest_leave_s = time.monotonic() + self._hand_over_s
         self._let_go()
         self._is_complete.clear()
-        self._is_told.set()
+        if engines:  # who cannot tell yet says that there are none
+            self._is_told.set()
         self._changed.set()
 
     def dismiss(self, name: str) -> bool:

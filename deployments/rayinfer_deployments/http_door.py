@@ -8,6 +8,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from rayinfer.errors import RayinferError
+from rayinfer_deployments.http_connection import HttpConnection
 
 KEEP_ALIVE_S = 90
 BACKLOG = 2048
@@ -19,12 +20,16 @@ LAST_ANSWER = (b"connection", b"close")
 class HttpDoor:
     """Listens on an address and serves an application there, in the running event loop."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(
+        self, app: ASGIApp, host: str, port: int, *, connection: type[HttpConnection] = HttpConnection
+    ) -> None:
         """Take the address; raises RayinferError when another process has it."""
         # A router that replaces another shares the port with it until that one is gone.
         self._socket = _listen(host, port)
         self._config = uvicorn.Config(
             app,
+            http=connection,
+            ws="none",  # a request that asks for a web socket is answered like any other
             log_config=None,
             access_log=False,
             lifespan="off",

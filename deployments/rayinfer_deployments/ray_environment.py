@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 # Ray reads them when it is imported, and every process that it starts inherits them. A user's own value wins.
@@ -16,6 +17,8 @@ RAY_SETTINGS = {
     # A busy two-core machine answers queue-length probes late; a probe that times out only delays the request.
     "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "1",
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": "16777216",
+    # The proxies bound nothing and obey clients' headers. Processes of a Ray that is joined have their own environment.
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "rayinfer_deployments.proxy_edge.proxy_middlewares",
 }
 
 OWN_RAY_SETTINGS = {
@@ -85,8 +88,17 @@ def set_ray_settings(*, owns_ray: bool, more: Mapping[str, str] = MappingProxyTy
     """Put the settings into this process's environment; call it before the first import of ray."""
     for name, value in (RAY_SETTINGS | (OWN_RAY_SETTINGS if owns_ray else {}) | dict(more)).items():
         os.environ.setdefault(name, value)
+    if _has_token():
+        # Whoever has one shows it: Ray starts clusters with a token where there is one, but joins them without.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
 def settings_of_ray() -> dict[str, str]:
     """Read all settings of Ray and Ray Serve from this process's environment."""
     return {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+
+
+def _has_token() -> bool:
+    """Say whether Ray would find a token where it looks for one."""
+    named = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    return named or (Path.home() / ".ray" / "auth_token").exists()

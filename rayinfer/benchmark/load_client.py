@@ -110,10 +110,13 @@ class ServingReport:
     environment: Environment = field(default_factory=describe_environment)
 
 
-async def run_load(plan: LoadPlan, on_answer: Callable[[], None] = lambda: None) -> ServingReport:
+async def run_load(
+    plan: LoadPlan, on_answer: Callable[[], None] = lambda: None, on_start: Callable[[], None] = lambda: None
+) -> ServingReport:
     """Send the plan's requests and summarise what their clients saw.
 
-    One request goes first, alone and uncounted. Raises RayinferError when even that one fails.
+    One request goes first, alone and uncounted, and then `on_start` is called. Raises RayinferError when even that one
+    fails.
     """
     workload = serving_workload(plan.num_requests, plan.input_len, plan.output_len, plan.vocab_size, plan.seed)
     headers = {"Authorization": f"Bearer {plan.api_key}"} if plan.api_key else {}
@@ -123,6 +126,7 @@ async def run_load(plan: LoadPlan, on_answer: Callable[[], None] = lambda: None)
         warm_up = await _ask(session, plan, workload.prompts[0], workload.output_lengths[0])
         if warm_up.error is not None:
             raise RayinferError(f"the warm-up request to {plan.completions_url} failed: {warm_up.error}")
+        on_start()
         started = time.perf_counter()
         answers = await _ask_all(session, plan, workload, on_answer)
         seconds = time.perf_counter() - started

@@ -15,37 +15,53 @@ class DeltaQueue:
     def __init__(self) -> None:
         self._pending: dict[str, TokenDelta] = {}
         self._failure: Unavailable | None = None
-        self._arrived = asyncio.Event()
+        self._reader: asyncio.Future[None] | None = None  # while one waits
 
     def put(self, delta: TokenDelta) -> None:
         """Add a delta and wake the reader; never waits."""
         before = self._pending.get(delta.request_id)
         self._pending[delta.request_id] = delta if before is None else join_deltas(before, delta)
-        self._arrived.set()
+        self._wake()
 
     def fail(self, error: Unavailable) -> None:
         """Let the reader have what is there, and then this error."""
         self._failure = error
-        self._arrived.set()
+        self._wake()
 
     async def take(self, timeout_s: float | None = None) -> list[TokenDelta]:
         """Wait for deltas and take them all.
 
         Raises TimeoutError when none comes in time, and the failure once everything before it was taken.
         """
-        if not self._arrived.is_set():
-            async with asyncio.timeout(timeout_s):
-                await self._arrived.wait()
+        if not self._pending and self._failure is None:
+            await self._wait(timeout_s)
         if self._pending:
             deltas = list(self._pending.values())
             self._pending.clear()
-            if self._failure is None:
-                self._arrived.clear()
             return deltas
-        if self._failure is not None:
-            raise self._failure
-        self._arrived.clear()
-        return []
+        assert self._failure is not None, "woken for nothing"
+        raise self._failure
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        # Once per token and stream: an event and asyncio.timeout would take three times as long.
+        loop = asyncio.get_running_loop()
+        self._reader = reader = loop.create_future()
+        alarm = None if timeout_s is None else loop.call_later(timeout_s, _give_up, reader)
+        try:
+            await reader
+        finally:
+            self._reader = None
+            if alarm is not None:
+                alarm.cancel()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+
+def _give_up(reader: asyncio.Future[None]) -> None:
+    if not reader.done():
+        reader.set_exception(TimeoutError())
 
 
 def join_deltas(first: TokenDelta, second: TokenDelta) -> TokenDelta:

@@ -114,6 +114,7 @@ class Dispatcher:
         attempts = Attempts()
         try:
             while not stream.is_finished:
+                timers.engine_changes()
                 async with self._attempt(stream, attempts, deadline) as attempt:
                     while not stream.is_finished:
                         deltas = await self._take(attempt.queue, deadline)

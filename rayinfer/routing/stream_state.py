@@ -80,6 +80,7 @@ class StreamState:
             choice.num_delivered = len(choice.token_ids)
             self._choices.append(choice)
         self._epoch = request.epoch
+        self._choices_by_name: dict[str, _Choice] = {}  # by the engine requests' names, as far as they were heard of
         self._num_open = params.n
         self._stopped: list[str] = []
         self._num_cached_tokens: int | None = None
@@ -119,7 +120,9 @@ class StreamState:
         Another epoch begins another attempt, whose requests have names of their own: what is said of those before it
         is an error from now on.
         """
-        self._epoch = self._epoch if epoch is None else epoch
+        if epoch is not None and epoch != self._epoch:
+            self._epoch = epoch
+            self._choices_by_name.clear()
         return [
             replace(
                 self._request,
@@ -140,7 +143,7 @@ class StreamState:
 
     def apply(self, delta: TokenDelta) -> RequestOutput | None:
         """Take what an engine says about one choice, and return what the client may see of it, if anything."""
-        choice = self._choice_of(delta.request_id)
+        choice = self._choices_by_name.get(delta.request_id) or self._choice_of(delta.request_id)
         if choice.finish_reason is not None:
             return None
         num_known = len(choice.token_ids) - delta.start_pos
@@ -188,7 +191,8 @@ class StreamState:
         stream_id, index, epoch = parts_of(request_id)
         if (stream_id, epoch) != (self.request_id, self._epoch) or not 0 <= index < len(self._choices):
             raise RuntimeError(f"request {self.request_id!r} has no part {request_id!r}")
-        return self._choices[index]
+        choice = self._choices_by_name[request_id] = self._choices[index]
+        return choice
 
     def _hold(self, choice: _Choice, delta: TokenDelta, text: str) -> RequestOutput | None:
         """Keep a choice's text until the prompt's log probabilities are there, or will never be."""

@@ -38,6 +38,11 @@ class StreamTimers:
             if completion.finish_reason is not None:
                 self.finish(completion.index, completion.finish_reason)
 
+    def engine_changes(self) -> None:
+        """Note that an engine begins with, or goes on with, whatever has not ended."""
+        for timer in self._running.values():
+            timer.engine_changes()
+
     def finish(self, choice: int, reason: FinishReason) -> None:
         """Note the end of one choice."""
         if timer := self._running.pop(choice, None):

@@ -1,6 +1,7 @@
 """Server-sent events: how they are framed, and the headers that keep proxies from holding them back."""
 
 DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients skip
 CONTENT_TYPE = "text/event-stream; charset=utf-8"
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 

@@ -70,6 +70,22 @@ def test_a_stream_is_timed_from_arrival_over_its_tokens_to_its_end():
     assert round(seen["vllm:e2e_request_latency_seconds_sum", ("tiny",)], 6) == 0.4
 
 
+def test_the_wait_for_another_engine_is_told_apart_from_other_waits():
+    clock = Clock()
+    metrics = ServiceMetrics(CollectorRegistry(), clock)
+    moving, new = (metrics.request_started("tiny", num_prompt_tokens=7) for _ in range(2))
+    moving.tokens(1)
+    clock.now_s += 0.5
+    moving.engine_changes()
+    new.engine_changes()  # it had no token yet, so nobody saw a gap
+    clock.now_s += 1.3
+    for timer in (moving, new, moving):
+        timer.tokens(1)
+    seen = values(metrics)
+    assert seen["rayinfer_migration_gap_seconds_count", ("tiny",)] == 1
+    assert round(seen["rayinfer_migration_gap_seconds_sum", ("tiny",)], 6) == 1.8
+
+
 def test_a_prompt_whose_stream_never_began_is_not_counted():
     metrics = ServiceMetrics(CollectorRegistry())
     metrics.request_started("tiny", num_prompt_tokens=7).finished("abort")

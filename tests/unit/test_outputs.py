@@ -1,6 +1,7 @@
 import pickle
+from dataclasses import replace
 
-from rayinfer.outputs import CompletionOutput, EngineStats, RequestOutput, StepMessage, TokenDelta
+from rayinfer.outputs import CompletionOutput, EngineStats, Logprob, RequestOutput, StepMessage, TokenDelta
 
 
 def test_usage_is_the_share_of_blocks_with_readers():
@@ -12,11 +13,18 @@ def test_what_crosses_processes_survives_the_crossing():
     message = StepMessage(
         epoch=2,
         step=9,
-        deltas=[TokenDelta("r/0", 4, [5, 6], finish_reason="stop", stop_reason=6, num_cached_tokens=16)],
+        deltas=[
+            TokenDelta("r/0", 4, [5, 6], finish_reason="stop", stop_reason=6, num_cached_tokens=16),
+            TokenDelta("r/1", 0, [7], [{7: Logprob(-0.5, 1)}], prompt_logprobs=[None]),
+        ],
         stats=EngineStats(num_running=1, requests_finished_total={"stop": 1}),
         blocks_stored=[b"digest"],
+        silent_s=1.5,
     )
-    assert pickle.loads(pickle.dumps(message)) == message
+    for each in (message, replace(message, deltas=[])):
+        crossed = pickle.loads(pickle.dumps(each))
+        assert crossed == each
+        assert all(type(delta) is TokenDelta for delta in crossed.deltas)
 
 
 def test_two_messages_do_not_share_their_lists():

@@ -10,6 +10,7 @@ from rich.console import Console
 from rayinfer.config import DEFAULT_MODEL
 from rayinfer_deployments.cli.bench_peers import peers
 from rayinfer_deployments.cli.bench_quality import quality
+from rayinfer_deployments.cli.bench_router import router
 from rayinfer_deployments.cli.bench_routing import routing
 from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.failures import in_one_line
@@ -32,6 +33,7 @@ def build_application() -> typer.Typer:
     application.command()(scheduler)
     application.command()(peers)
     application.command()(quality)
+    application.command()(router)
     application.command()(routing)
     return application
 

@@ -53,7 +53,8 @@ class Tally:
         """Count an output's tokens."""
         output = prompt_output.output
         self._num_cached_tokens[prompt_output.prompt] = output.num_cached_tokens  # of all its choices so far
-        self._num_completion_tokens += sum(len(completion.token_ids) for completion in output.outputs)
+        for completion in output.outputs:
+            self._num_completion_tokens += len(completion.token_ids)
 
     def finish(self, choice: int) -> None:
         """Note that a choice has ended."""

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from fastapi.responses import Response
@@ -17,6 +17,8 @@ from rayinfer.servers.error_responses import error_body, error_kind, json_respon
 from rayinfer.servers.openai.chunks import ChunkWriter
 from rayinfer.servers.openai.prompt_outputs import PromptOutput
 from rayinfer.servers.openai.whole_answer import WholeAnswer
+
+KEEP_ALIVE_CHECK_S = 5.0  # a stream without news for two to three of these says that it is still there
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +50,20 @@ class WholeResponse(Response):
 
 
 class StreamedResponse(Response):
-    """Sends every output as soon as it is there, as server-sent events."""
+    """Sends every output as soon as it is there, as server-sent events.
 
-    def __init__(self, outputs: Outputs, writer: ChunkWriter) -> None:
+    While there is none for long, comments keep proxies and clients from taking the stream for dead.
+    """
+
+    def __init__(
+        self, outputs: Outputs, writer: ChunkWriter, *, keep_alive_check_s: float = KEEP_ALIVE_CHECK_S
+    ) -> None:
         super().__init__(headers={**sse.HEADERS, "Content-Type": sse.CONTENT_TYPE})
         del self.headers["content-length"]
         self._outputs = outputs
         self._writer = writer
+        self._keep_alive_check_s = keep_alive_check_s
+        self._num_sent = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Wait for the first output, whose errors escape to the application's handlers, then stream."""
@@ -68,9 +77,33 @@ class StreamedResponse(Response):
             opening = self._writer.opening() + await self._write(first)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": opening, "more_body": True})
-            async for events in self._later_events(outputs):
-                await send({"type": "http.response.body", "body": events, "more_body": True})
+            async with self._kept_alive(send):
+                async for events in self._later_events(outputs):
+                    self._num_sent += 1
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    @asynccontextmanager
+    async def _kept_alive(self, send: Send) -> AsyncIterator[None]:
+        """Send comments during long silences, beside whoever sends the events, while the block lasts."""
+        task = asyncio.create_task(self._send_comments(send))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _send_comments(self, send: Send) -> None:
+        num_known, is_silent = self._num_sent, False
+        while True:
+            await asyncio.sleep(self._keep_alive_check_s)
+            if self._num_sent != num_known:
+                num_known, is_silent = self._num_sent, False
+            elif is_silent:
+                await send({"type": "http.response.body", "body": sse.KEEP_ALIVE, "more_body": True})
+                is_silent = False
+            else:
+                is_silent = True
 
     async def _later_events(self, outputs: Outputs) -> AsyncIterator[bytes]:
         try:

@@ -25,6 +25,8 @@ def add_openai_routes(
 ) -> None:
     """Add the paths of OpenAI's protocol to an application; without `traces` no request is traced."""
     endpoints = OpenAIEndpoints(models, request_timeout_s, traces)
+    _add_post(app, "/chat/completions", endpoints.create_chat_completion, ChatCompletionBody)
+    _add_post(app, "/completions", endpoints.create_completion, CompletionBody)
     for prefix in (PREFIX, ""):
         is_told = prefix == PREFIX  # the aliases stay out of the schema
         for path in ("/models", "/models/"):
@@ -42,8 +44,6 @@ def add_openai_routes(
             response_class=Response,
             include_in_schema=is_told,
         )
-    _add_post(app, "/chat/completions", endpoints.create_chat_completion, ChatCompletionBody)
-    _add_post(app, "/completions", endpoints.create_completion, CompletionBody)
     _tell_schemas(app, (ChatCompletionBody, CompletionBody))
 
 

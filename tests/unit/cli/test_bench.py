@@ -6,6 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rayinfer_deployments.cli import build_application
+from tiny_models import make_tiny_llama
 
 
 class Completions(BaseHTTPRequestHandler):
@@ -80,3 +81,25 @@ def test_the_scheduler_is_measured_without_a_model(tmp_path):
         (4, 3),
     ]
     assert report["churn"]["num_requests"] == 10
+
+
+def test_routing_decisions_are_measured_without_a_service(tmp_path):
+    (tmp_path / "model").mkdir()
+    model = ["--model", str(make_tiny_llama(tmp_path / "model"))]
+    sizes = ["--profile", "none", "--waiting", "0,3", "--engines", "2", "--decisions", "5"]
+    result = CliRunner().invoke(build_application(), ["bench", "router", *model, *sizes, "--output", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "router.json").read_text())
+    assert [(cost["num_waiting"], cost["num_engines"]) for cost in report["decisions"]] == [(0, 2), (3, 2)]
+    assert report["services"] == []
+    assert "routing decision" in (tmp_path / "router.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "option", [("--profile", "fast"), ("--waiting", "-1"), ("--engines", "0"), ("--waiting", "many")]
+)
+def test_what_the_router_bench_cannot_measure_is_one_line(tmp_path, option):
+    result = CliRunner().invoke(build_application(), ["bench", "router", *option, "--output", str(tmp_path)])
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

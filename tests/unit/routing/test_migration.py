@@ -42,6 +42,7 @@ async def test_a_stream_goes_on_from_its_tokens_on_another_engine(service, loss)
     await until(lambda: service.dispatcher.engines.names == ["engine-1"] or loss == "leaves")
     assert service.metric('rayinfer_migrations_total{model_name="m"}') == 1.0
     assert service.metric('vllm:request_success_total{finished_reason="length"') == 1.0
+    assert service.metric('rayinfer_migration_gap_seconds_count{model_name="m"}') == 1.0
 
 
 async def test_last_words_are_delivered_before_the_stream_goes_on(service):

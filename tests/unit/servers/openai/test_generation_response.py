@@ -2,11 +2,16 @@ import asyncio
 import json
 
 import pytest
-from fastapi import FastAPI
-from starlette.types import Message
+from starlette.types import ASGIApp, Message
 
 from fake_generator import FakeGenerator
 from rayinfer.errors import EngineDead, RequestFailed
+from rayinfer.protocols import GenerationRequest
+from rayinfer.sampling_params import SamplingParams
+from rayinfer.servers.openai.answer import AnswerSettings
+from rayinfer.servers.openai.chunks import COMPLETION, ChunkWriter
+from rayinfer.servers.openai.generation_response import StreamedResponse
+from rayinfer.servers.openai.prompt_outputs import generate_outputs
 
 TEXT = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -17,7 +22,7 @@ PATIENCE_S = 5.0
 class Connection:
     """One HTTP request over plain ASGI, whose client can leave at any time."""
 
-    def __init__(self, app: FastAPI, path: str, body: dict[str, object]) -> None:
+    def __init__(self, app: ASGIApp, path: str, body: dict[str, object]) -> None:
         self.sent: list[Message] = []
         self._left = asyncio.Event()
         self._body: bytes | None = json.dumps(body).encode()
@@ -28,6 +33,14 @@ class Connection:
             **{"client": ("client", 1), "server": ("service", 80)},
         }
         self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message["body"] for message in self.sent if message["type"] == "http.response.body"]
+
+    @property
+    def text(self) -> str:
+        return b"".join(body for body in self.bodies if body.startswith(b"data:")).decode()
 
     def leave(self) -> None:
         self._left.set()
@@ -102,6 +115,43 @@ async def test_every_output_is_sent_as_soon_as_it_is_there(app, generator):
     assert b'"text":"Hello"' in connection.sent[-1]["body"]
     generator.release.set()
     await asyncio.wait_for(connection.task, PATIENCE_S)
+
+
+def streamed_response(generator: FakeGenerator, **settings: float) -> StreamedResponse:
+    request = GenerationRequest(request_id="a", prompt_token_ids=[1], sampling_params=SamplingParams())
+    settings_of_answer = AnswerSettings(id="cmpl-a", created=1, model="tiny", prompts=[[1]], num_choices=1)
+    return StreamedResponse(
+        generate_outputs(generator, [request]), ChunkWriter(settings_of_answer, COMPLETION), **settings
+    )
+
+
+async def test_a_stream_that_has_begun_says_in_long_silences_that_it_is_still_there(generator):
+    generator.blocks_after = 1
+    connection = Connection(streamed_response(generator, keep_alive_check_s=0.001), TEXT, {})
+    await wait_for(generator.has_blocked)
+    async with asyncio.timeout(PATIENCE_S):
+        while connection.bodies.count(b": keep-alive\n\n") < 3:  # noqa: ASYNC110 - silence has no event
+            await asyncio.sleep(0.001)
+    generator.release.set()
+    await asyncio.wait_for(connection.task, PATIENCE_S)
+    assert events(connection.text)[-1] == "[DONE]"
+    num_sent = len(connection.sent)
+    assert connection.sent[-1]["more_body"] is False
+    await asyncio.sleep(0.01)
+    assert len(connection.sent) == num_sent
+
+
+@pytest.mark.parametrize("blocks_after", [0, None])
+async def test_no_comment_comes_before_the_first_output_or_while_there_is_news(generator, blocks_after):
+    generator.blocks_after = blocks_after
+    connection = Connection(streamed_response(generator, keep_alive_check_s=0.001), TEXT, {})
+    if blocks_after is not None:
+        await wait_for(generator.has_blocked)
+        await asyncio.sleep(0.02)
+        assert connection.sent == []
+        generator.release.set()
+    await asyncio.wait_for(connection.task, PATIENCE_S)
+    assert b": keep-alive\n\n" not in connection.bodies
 
 
 async def test_a_stream_and_a_whole_answer_say_and_count_the_same(client, generator):

@@ -1,0 +1,182 @@
+"""A service of its own, measured from outside: what clients wait for, and what its processes take."""
+
+import asyncio
+import os
+import socket
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rayinfer.benchmark.load_client import LoadPlan, ServingReport, run_load
+from rayinfer.benchmark.overhead.paced_engine import paced_description, telling_token_ids
+from rayinfer.benchmark.overhead.process_cpu import CpuSeconds, cpu_share, read_cpu_seconds, us_per_token
+from rayinfer.benchmark.overhead.results import RoleCost, ServiceCost
+from rayinfer.errors import RayinferError
+from rayinfer.models.sources import resolve_model
+from rayinfer.tokenization.tokenizer import Tokenizer
+from rayinfer_deployments.app_args import llm_app_args
+from rayinfer_deployments.applications import build_app_over
+from rayinfer_deployments.overhead.paced_replica import Pace, paced_engines
+from rayinfer_deployments.own_ray import OwnRay
+from rayinfer_deployments.process_priority import lower_helpers
+from rayinfer_deployments.process_tree import descendants
+from rayinfer_deployments.service_inventory import identify, read_actors
+from rayinfer_deployments.service_record import service_url
+from rayinfer_deployments.service_startup import deploy, wait_until_ready
+
+APPLICATION = "rayinfer"
+HOST = "127.0.0.1"
+MODEL = "paced"
+ENGINE, OTHER = "engine", "other"
+BETWEEN = ("router", "proxy", "haproxy")  # what tokens pass through, with the engine before and the socket behind
+NUM_WARM_UPS = 20
+SHORT_ANSWER = 2  # tokens: one at once, one at the next tick
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServicePlan:
+    """What to measure."""
+
+    model: str  # whose tokenizer makes the text
+    with_proxy: bool  # whether clients come through Serve's proxies
+    num_streams: int = 32
+    interval_s: float = 0.02
+    input_len: int = 128
+    output_len: int = 256
+    requests_per_stream: int = 2
+    num_first_tokens: int = 200  # requests that come one after the other
+    num_runs: int = 3
+    idle_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Load:
+    """One load, and what the processes took meanwhile."""
+
+    report: ServingReport
+    shares: Mapping[int, float]  # of a core, by process
+
+    @property
+    def tok_s(self) -> float:
+        """Tokens a second, of all streams."""
+        return self.report.out_tok_s
+
+
+def measure_service(profile: str, plan: ServicePlan, tell: Tell) -> ServiceCost:
+    """Bring a service up on a Ray of its own, measure it and end it; Ray's settings must be in the environment."""
+    tell(f"{profile}: starting the service")
+    tokenizer, port = Tokenizer.from_folder(resolve_model(plan.model)), _free_port()
+    pace = Pace(
+        description=paced_description(MODEL, tokenizer),
+        token_ids=telling_token_ids(tokenizer),
+        interval_s=plan.interval_s,
+        max_running=4 * plan.num_streams,
+    )
+    listen = {} if plan.with_proxy else {"listen_host": HOST, "listen_port": port}
+    args = llm_app_args({"models": [{"name": MODEL, "model": plan.model}], **listen})
+    with OwnRay() as ray:
+        deploy(build_app_over(paced_engines(pace), args), APPLICATION, HOST, port, with_proxy=plan.with_proxy)
+        wait_until_ready(APPLICATION, HOST, port, check=ray.check, tell=lambda reason: None)
+        lower_helpers(os.getpid(), APPLICATION)
+        service = _Service(plan, ray.address, service_url(HOST, port), tokenizer.vocab_size)
+        return service.measure(profile, tell)
+
+
+class _Service:
+    """A running service and its processes."""
+
+    def __init__(self, plan: ServicePlan, ray_address: str, url: str, vocab_size: int) -> None:
+        self._plan = plan
+        self._url = url
+        self._vocab_size = vocab_size
+        self._ray_address = ray_address
+        self._roles: dict[int, str] = {}
+
+    def measure(self, profile: str, tell: Tell) -> ServiceCost:
+        plan = self._plan
+        tell(f"{profile}: first tokens at one stream")
+        self._load(1, NUM_WARM_UPS, SHORT_ANSWER)  # what is slow once, is slow here
+        idle = self._idle()
+        alone = self._load(1, plan.num_first_tokens, SHORT_ANSWER)
+        runs = []
+        for number in range(plan.num_runs):
+            tell(f"{profile}: {plan.num_streams} streams, run {number + 1} of {plan.num_runs}")
+            num_requests = plan.num_streams * plan.requests_per_stream
+            runs.append(self._load(plan.num_streams, num_requests, plan.output_len))
+        costs = [us_per_token(self._pids(*BETWEEN), run.shares, idle, run.tok_s) for run in runs]
+        median = runs[costs.index(statistics.median_low(costs))]
+        assert alone.report.ttft is not None
+        return ServiceCost(
+            profile=profile,
+            num_streams=plan.num_streams,
+            interval_ms=1e3 * plan.interval_s,
+            input_len=plan.input_len,
+            output_len=plan.output_len,
+            added_ttft=alone.report.ttft,
+            cpu_us_per_request=us_per_token(self._pids(*BETWEEN), alone.shares, idle, alone.tok_s / SHORT_ANSWER),
+            cpu_us_per_token=statistics.median_low(costs),
+            cpu_us_per_token_runs=costs,
+            tok_s=round(median.tok_s, 1),
+            tokens_per_chunk=median.report.tokens_per_chunk,
+            roles=[self._role_cost(role, median, idle) for role in (*BETWEEN, ENGINE, OTHER) if self._pids(role)],
+        )
+
+    def _role_cost(self, role: str, run: _Load, idle: Mapping[int, float]) -> RoleCost:
+        pids = self._pids(role)
+        return RoleCost(
+            role=role,
+            is_between=role in BETWEEN,
+            num_processes=len(pids),
+            us_per_token=us_per_token(pids, run.shares, idle, run.tok_s),
+            idle_percent=round(100 * sum(idle.get(pid, 0.0) for pid in pids), 2),
+        )
+
+    def _pids(self, *roles: str) -> list[int]:
+        return [pid for pid, role in self._roles.items() if role in roles]
+
+    def _idle(self) -> Mapping[int, float]:
+        self._roles = _find_roles(self._ray_address)
+        before = self._cpu()
+        time.sleep(self._plan.idle_s)
+        return cpu_share(before, self._cpu(), self._plan.idle_s)
+
+    def _load(self, concurrency: int, num_requests: int, output_len: int) -> _Load:
+        plan = LoadPlan(
+            base_url=self._url,
+            model=MODEL,
+            num_requests=num_requests,
+            input_len=self._plan.input_len,
+            output_len=output_len,
+            concurrency=concurrency,
+            vocab_size=self._vocab_size,
+        )
+        self._roles = _find_roles(self._ray_address)  # anew: HAProxy starts another process when its routers change
+        before: list[CpuSeconds] = []
+        report = asyncio.run(run_load(plan, on_start=lambda: before.append(self._cpu())))
+        if report.failed:
+            raise RayinferError(f"{report.failed} of {num_requests} requests failed: {next(iter(report.errors))}")
+        return _Load(report, cpu_share(before[0], self._cpu(), report.secs))
+
+    def _cpu(self) -> CpuSeconds:
+        return read_cpu_seconds(self._roles)
+
+
+def _find_roles(ray_address: str) -> dict[int, str]:
+    """Tell what each process below this one is for."""
+    known = {process.pid: process.role for process in identify(read_actors(ray_address), APPLICATION, {})}
+    roles: dict[int, str] = {}
+    for process in descendants(os.getpid()):
+        is_haproxy = "haproxy" in process.title.partition(" ")[0]
+        role = "haproxy" if is_haproxy else known.get(process.pid, OTHER)
+        roles[process.pid] = role if role in (*BETWEEN, ENGINE) else OTHER
+    return roles
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,110 @@
+"""Engines without a model behind a real router: an actor, the replica that owns it, and their deployment."""
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import ray
+from ray import serve
+from ray.serve import Application
+
+from rayinfer.benchmark.overhead.paced_engine import NeverStopped, PacedEngine
+from rayinfer.outputs import StepMessage
+from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer_deployments.addressed_request_router import addressed_routing
+from rayinfer_deployments.app_args import ModelArgs
+from rayinfer_deployments.engine_actor import MAX_CONCURRENT_CALLS
+from rayinfer_deployments.engine_address import EngineAddress
+from rayinfer_deployments.engine_replica import SERVE_NAMESPACE
+
+NUM_CPUS = 0.05  # of the replica and of the engine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """What engines say, and when."""
+
+    description: ModelDescription
+    token_ids: Sequence[int]
+    interval_s: float  # between two tokens of a stream
+    max_running: int
+
+    def engine(self) -> PacedEngine:
+        """Make an engine of this pace."""
+        return PacedEngine(self.description, self.token_ids, interval_s=self.interval_s, max_running=self.max_running)
+
+
+class PacedActor(NeverStopped):
+    """A process with such an engine, for whoever talks to an engine's actor."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._engine = pace.engine()
+
+    async def describe(self) -> ModelDescription:
+        """Say what the model is."""
+        return self._engine.description
+
+    async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
+        """Take requests over from a router."""
+        await self._engine.submit(requests, router_id)
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests."""
+        await self._engine.abort(request_ids)
+
+    async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
+        """Yield one message per step."""
+        async with aclosing(self._engine.outputs(router_id)) as messages:  # type: ignore[type-var]
+            async for message in messages:
+                yield message
+
+
+class PacedReplica:
+    """The Serve replica that owns such a process and tells routers where it is."""
+
+    async def __init__(self, pace: Pace) -> None:  # type: ignore[misc] # Serve awaits it
+        self._address = EngineAddress(
+            actor_name=f"rayinfer-engine-{serve.get_replica_context().replica_tag}",
+            namespace=SERVE_NAMESPACE,
+            epoch=time.time_ns(),
+        )
+        self._actor = (
+            ray.remote(PacedActor)
+            .options(
+                name=self._address.actor_name,
+                namespace=self._address.namespace,
+                num_cpus=NUM_CPUS,
+                max_concurrency=MAX_CONCURRENT_CALLS,
+            )
+            .remote(pace)
+        )
+        await self._actor.describe.remote()
+
+    def record_replica_metadata(self) -> dict[str, object]:
+        """Tell routers where the engine is found."""
+        return self._address.to_metadata()
+
+    def __del__(self) -> None:
+        """End the engine's process."""
+        ray.kill(self._actor)
+
+
+def paced_engines(pace: Pace) -> Callable[[int, ModelArgs, int], Application]:
+    """Make what `build_llm_app` makes a model's engines with."""
+
+    def make_engines(index: int, model: ModelArgs, num_engines: int) -> Application:
+        return (
+            serve.deployment(PacedReplica)
+            .options(
+                name=f"engine-{index}",
+                num_replicas=model.num_replicas,
+                ray_actor_options={"num_cpus": NUM_CPUS},
+                placement_group_bundles=[{"CPU": 2 * NUM_CPUS}],
+                placement_group_strategy="STRICT_PACK",
+                request_router_config=addressed_routing(),
+            )
+            .bind(pace)
+        )
+
+    return make_engines
