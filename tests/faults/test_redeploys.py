@@ -55,8 +55,8 @@ def test_f29_a_broken_version_under_load(versioned, model_args, expected, report
 @pytest.mark.faults
 @pytest.mark.parametrize("without", ["", "no-migration"])
 def test_f31_an_engine_leaves_during_a_long_stream(versioned, model_args, report, without):
-    row = FaultRow(fault="F31", injected="an engine leaves during a stream of a minute, grace 5 s")
-    body = request_body(0, max_tokens=600, is_mixed=False)
+    row = FaultRow(fault="F31", injected="an engine leaves during a stream of half a minute, grace 5 s")
+    body = request_body(0, max_tokens=300, is_mixed=False)
     expected = record_answers(versioned.url, {0: body})
     answers = []
     with versioned.switched(*filter(None, [without]), slow_steps="0.1"):

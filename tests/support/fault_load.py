@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 ANSWER_WITHIN_S = 90.0  # longer is hung
+RECONNECT_S = 0.1
 REFUSALS = (429, 503)  # allowed, if they say when to come back
 
 KINDS: list[dict[str, Any]] = [
@@ -216,6 +217,8 @@ class Load:
         await ask(self._http, answer, within_s=self._within_s)
         if answer.retry_after is not None:
             await asyncio.sleep(min(float(answer.retry_after), 1.0))
+        elif answer.status is None:
+            await asyncio.sleep(RECONNECT_S)
 
 
 def record_answers(url: str, bodies: dict[int, dict[str, Any]]) -> dict[int | None, Answer]:
