@@ -33,8 +33,9 @@ serve: $(INSTALLED) ## serve the default model on http://127.0.0.1:8000
 
 test: $(INSTALLED) ## run every test that needs no GPU and no large checkpoint
 ifeq ($(strip $(ARGS)),)
-	@$(BIN)/python -m pytest --ignore=tests/integration -n 2 --no-loadscope-reorder
-	@exec $(BIN)/python -m pytest tests/integration
+	@$(BIN)/python -m pytest --ignore=tests/integration --ignore=tests/faults -n 2 --no-loadscope-reorder
+	@$(BIN)/python -m pytest tests/integration
+	@exec $(BIN)/python -m pytest tests/faults
 else
 	@exec $(BIN)/python -m pytest $(ARGS)
 endif
@@ -42,8 +43,8 @@ endif
 test-gpu: $(INSTALLED) ## run the tests that need an NVIDIA GPU
 	@exec $(BIN)/python -m pytest -m gpu $(ARGS)
 
-test-faults: $(INSTALLED) ## run the tests that kill processes of a running service
-	@$(BIN)/python -m pytest -m faults $(ARGS) || [ $$? -eq 5 ]  # 5: there are none yet
+test-faults: $(INSTALLED) ## kill, freeze and overload a running service in every way, and print a table
+	@exec $(BIN)/python -m pytest tests/faults -m "faults or not faults" $(ARGS)
 
 test-models: $(INSTALLED) ## run the tests that need larger checkpoints, which are downloaded once
 	@exec $(BIN)/python -m pytest -m models $(ARGS)

@@ -25,6 +25,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run of `tests/faults` keep its table."""
+    parser.addoption("--fault-results", metavar="FOLDER", help="write the table of faults here, as Markdown and JSON")
+
+
 @pytest.fixture(scope="session")
 def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the C++ kernels are kept, so that all tests together compile them once, workers side by side included."""

@@ -35,6 +35,12 @@ class EngineReport:
 
     stats: EngineStats
     silent_s: float  # how long ago its loop last came round
+    silent_limit_s: float  # from when on that is too long
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the engine has been at one step for longer than any should take."""
+        return self.silent_s > self.silent_limit_s
 
 
 class EngineActor:
@@ -99,7 +105,9 @@ class EngineActor:
         engine = self._started
         if not engine.is_alive:
             raise EngineDead(f"the engine's loop has ended: {engine.failure!r}")
-        return EngineReport(stats=engine.stats, silent_s=engine.seconds_since_last_beat)
+        return EngineReport(
+            stats=engine.stats, silent_s=engine.seconds_since_last_beat, silent_limit_s=engine.longest_silence_s
+        )
 
     async def stats(self) -> EngineStats:
         """Tell the engine's counters."""

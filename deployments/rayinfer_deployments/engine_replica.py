@@ -20,6 +20,9 @@ from rayinfer_deployments.engine_address import EngineAddress
 SERVE_NAMESPACE = "serve"  # where Serve keeps its own actors, and we our engines
 WATCH_INTERVAL_S = 0.5
 STALE_AFTER_S = 60.0  # far above the longest step of a healthy engine on a busy machine
+STUCK_FACTOR = (
+    2.0  # of the engine's own limit: a router leaves it at once, but a step that ends after all loses nothing
+)
 ANSWER_WITHIN_S = 8.0  # no step keeps the process from answering: who does not is frozen
 
 logger = logging.getLogger("ray.serve")
@@ -42,6 +45,7 @@ class EngineReplica:
         self._drain_timeout_s = drain_timeout_s
         self._stats = EngineStats()
         self._last_beat = time.monotonic()
+        self._longest_silence_s = STALE_AFTER_S
         self._failure: str | None = None
         self._is_leaving = False
         self._address = EngineAddress(
@@ -82,7 +86,7 @@ class EngineReplica:
         if self._failure is not None:
             raise EngineDead(self._failure)
         silent_s = time.monotonic() - self._last_beat
-        if silent_s > STALE_AFTER_S:
+        if silent_s > self._longest_silence_s:
             raise EngineDead(f"the engine's loop has not come round for {silent_s:.0f} s")
 
     async def __del__(self) -> None:
@@ -106,6 +110,7 @@ class EngineReplica:
                     report: EngineReport = await self._actor.report.remote()
                 self._stats = report.stats
                 self._last_beat = time.monotonic() - report.silent_s
+                self._longest_silence_s = min(STALE_AFTER_S, STUCK_FACTOR * report.silent_limit_s)
             except (RayActorError, RayTaskError) as error:
                 self._failure = f"engine {self._address.actor_name} has died: {_one_line(error)}"
                 logger.error(self._failure)

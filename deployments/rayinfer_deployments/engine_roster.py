@@ -30,9 +30,17 @@ class DescribedEngineClient(EngineClient, Protocol):
         """Say what the model is; raises EngineDead when the engine is gone."""
         ...
 
+    async def is_stuck(self) -> bool:
+        """Say whether the engine has been at one step for too long; raises EngineDead when it is gone."""
+        ...
+
 
 class EngineRoster:
-    """Keeps a set of engines equal to those wanted; one that was lost but still answers is taken back."""
+    """Keeps a set of engines equal to those wanted; one that was lost but still answers is taken back.
+
+    One that is stuck in a step answers as well, and stays out until that step has ended. No engine waits for another
+    to answer.
+    """
 
     def __init__(
         self,
@@ -52,6 +60,7 @@ class EngineRoster:
         self._changed = asyncio.Event()
         self._is_told = asyncio.Event()
         self._is_complete = asyncio.Event()
+        self._joining: dict[str, asyncio.Task[None]] = {}  # by engine
 
     async def follow(self, handle: DeploymentHandle) -> None:
         """Want whatever engines a deployment has, until cancelled."""
@@ -91,16 +100,24 @@ class EngineRoster:
 
     async def keep_up(self) -> None:
         """Add what is wanted and missing, at every change and once in a while, until cancelled."""
-        while True:
-            self._changed.clear()
-            known = self._engines.names
-            missing = [address for name, address in self._wanted.items() if name not in known]
-            await asyncio.gather(*(self._add(address) for address in missing))
-            self._let_go()
-            if all(name in self._engines.names for name in self._wanted):
-                self._is_complete.set()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), self._reconcile_interval_s)
+        try:
+            while True:
+                self._changed.clear()
+                self._begin_to_add()
+                self._let_go()
+                if all(name in self._engines.names for name in self._wanted):
+                    self._is_complete.set()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), self._reconcile_interval_s)
+        finally:
+            for joining in self._joining.values():
+                joining.cancel()
+
+    def _begin_to_add(self) -> None:
+        self._joining = {name: joining for name, joining in self._joining.items() if not joining.done()}
+        for name, address in self._wanted.items():
+            if name not in self._engines.names and name not in self._joining:
+                self._joining[name] = asyncio.get_running_loop().create_task(self._add(address))
 
     def _let_go(self) -> None:
         """Drain the engines that are not wanted, if another is there, none will come, or none came in time."""
@@ -115,6 +132,8 @@ class EngineRoster:
             client = await asyncio.to_thread(self._connect, address)
             async with asyncio.timeout(DESCRIBE_TIMEOUT_S):
                 description = await client.describe()
+                if await client.is_stuck():
+                    return  # its step may still end; otherwise its replica ends it
         except (EngineDead, TimeoutError):
             return  # Serve will notice too and build another; until then we ask again
         except Exception:
@@ -123,3 +142,4 @@ class EngineRoster:
         if address.actor_name in self._wanted:
             self._engines.add(address.actor_name, client, description)
             logger.info("engine %s joins", address.actor_name)
+            self._changed.set()

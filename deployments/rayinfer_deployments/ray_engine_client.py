@@ -11,6 +11,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from rayinfer.errors import EngineDead
 from rayinfer.outputs import StepMessage
 from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer_deployments.engine_actor import EngineReport
 from rayinfer_deployments.engine_address import EngineAddress
 
 # A small window lets the engine merge steps while we are behind, and lets Ray notice that a router has died.
@@ -36,6 +37,11 @@ class RayEngineClient:
         with _lost_actor_is_dead_engine():
             description: ModelDescription = await self._actor.describe.remote()
         return description
+
+    async def is_stuck(self) -> bool:
+        """Say whether the engine has been at one step for too long; raises EngineDead when its loop has ended."""
+        report: EngineReport = await _answer(self._actor.report.remote())
+        return report.is_stuck
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
         """Hand requests over."""

@@ -12,6 +12,7 @@ from rayinfer.engine.credits import credits_of_each
 from rayinfer.engine.engine import Engine
 from rayinfer.engine.engine_commands import Abort, Change, Command, Forget, RouterLine, Stop, Submit
 from rayinfer.engine.pulse import Pulse
+from rayinfer.engine.self_check import check_itself, needs_check
 from rayinfer.errors import EngineDead, RequestError, WrongEngineState
 from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
 from rayinfer.protocols import GenerationRequest, ModelDescription
@@ -28,8 +29,8 @@ class AsyncEngine:
     """The EngineClient of an engine in this process.
 
     The engine belongs to the thread: everything reaches it through one queue, between two steps. The thread waits for
-    no reader. If a step raises what no single request explains, the engine is dead: `failure` says why, and every
-    `outputs` iterator raises EngineDead.
+    no reader. If a step raises what no single request explains, or fails for a request of the engine's own, too, the
+    engine is dead: `failure` says why, and every `outputs` iterator raises EngineDead.
     """
 
     def __init__(
@@ -128,6 +129,11 @@ class AsyncEngine:
         return self._pulse.silent_s
 
     @property
+    def longest_silence_s(self) -> float:
+        """How long its loop may take to come round; who takes longer is stuck."""
+        return self._pulse.limit_s
+
+    @property
     def stats(self) -> EngineStats:
         """Counters and gauges after the latest step."""
         return self._stats
@@ -192,7 +198,10 @@ class AsyncEngine:
 
     def _step(self) -> list[TokenDelta]:
         with self._pulse.step():
-            return self._engine.step()
+            deltas = self._engine.step()
+            if needs_check(deltas):
+                deltas += check_itself(self._engine)
+            return deltas
 
     def _obey(self) -> bool:
         """Carry out what has been asked since the last step; when idle, wait for it, a heartbeat long at most."""

@@ -17,11 +17,18 @@ class DescribedFake(FakeEngineClient):
     """A fake engine that may refuse to say what it is."""
 
     describe_error: Exception | None = None
+    has_stuck_step = False
+    answers = True
 
     async def describe(self):
         if self.describe_error is not None:
             raise self.describe_error
+        if not self.answers:
+            await asyncio.Event().wait()
         return self.description
+
+    async def is_stuck(self):
+        return self.has_stuck_step
 
 
 @pytest.fixture
@@ -74,6 +81,25 @@ async def test_an_engine_that_cannot_say_what_it_is_keeps_no_other_out_and_may_c
     await until(lambda: engines.names == ["b"])
     fakes["a"].describe_error = None
     await until(lambda: sorted(engines.names) == ["a", "b"])
+
+
+async def test_an_engine_that_is_stuck_in_a_step_is_taken_back_when_that_has_ended(roster, engines, fakes):
+    roster.want({"a": ENGINES["a"]})
+    await until(lambda: engines.available())
+    fakes["a"].has_stuck_step = True
+    engines.remove("a", "it has been at one step for 6.0 s")
+    await asyncio.sleep(0.05)  # five times as long as the roster takes to look again
+    assert engines.names == []
+    fakes["a"].has_stuck_step = False
+    await until(lambda: engines.names == ["a"])
+
+
+async def test_an_engine_that_does_not_answer_keeps_no_other_waiting(roster, engines, fakes):
+    fakes["a"].answers = False
+    roster.want({"a": ENGINES["a"]})
+    await asyncio.sleep(0.02)
+    roster.want(ENGINES)
+    await until(lambda: engines.names == ["b"])
 
 
 async def test_an_engine_that_leaves_goes_once_the_one_that_is_there_instead_has_joined(roster, engines, fakes):

@@ -166,6 +166,24 @@ async def test_a_dead_engine_says_so_to_every_router_and_to_those_who_come_later
         assert engine.executor.is_shut_down
 
 
+async def test_an_engine_whose_steps_all_fail_is_dead_and_blames_no_request():
+    async with running(failure=lambda context: RuntimeError("a broken kernel")) as engine:
+        await engine.submit([request("a", numbers(9))], "r")
+        with pytest.raises(EngineDead, match="whatever they compute"):
+            await collect(engine, "r", 1)
+
+
+@pytest.mark.parametrize("num_guilty", [1, 3])
+async def test_guilty_requests_that_are_alone_end_with_error_and_the_engine_goes_on(num_guilty):
+    async with running(failure=lambda context: RuntimeError("no") if len(context) > 8 else None) as engine:
+        await engine.submit([request(f"bad {i}", numbers(9, i)) for i in range(num_guilty)], "r")
+        _, ends = await collect(engine, "r", num_guilty)
+        assert ends == {f"bad {i}": "error" for i in range(num_guilty)}
+        await engine.submit([request("good", numbers(4))], "r")
+        assert await collect(engine, "r", 1) == ({"good": expected_tokens(numbers(4), 4)}, {"good": "length"})
+        assert engine.stats.kv_blocks_used == 0
+
+
 async def test_shutdown_ends_requests_streams_and_the_thread():
     async with running(num_blocks=4000) as engine:
         assert engine.is_alive

@@ -2,7 +2,10 @@ import asyncio
 import contextlib
 import contextvars
 
+import pytest
+
 from fake_engine_client import FakeEngineClient
+from rayinfer.errors import EngineDead
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.engine_link import EngineLink
@@ -54,6 +57,18 @@ async def test_no_call_to_the_engine_is_made_in_the_context_of_the_request_that_
     link.release(["a/0"])
     await let_others_run()
     assert client.callers == [("submit", "nobody"), ("abort", "nobody")]
+
+
+async def test_who_waits_for_a_request_to_arrive_hears_that_the_engine_is_lost():
+    client = FakeEngineClient()
+    link = open_link(client)
+    client.submit_may_arrive.clear()  # as the process is frozen
+    link.send([request("a/0")], DeltaQueue())
+    waiting = asyncio.ensure_future(link.arrival(["a/0"]))
+    await let_others_run()
+    link.fail(EngineDead("it has given no sign of life"))
+    with pytest.raises(EngineDead):
+        await asyncio.wait_for(waiting, 5.0)
 
 
 def open_link(client):

@@ -1,0 +1,125 @@
+"""Engines are killed under streams of all kinds and whole answers."""
+
+import random
+import threading
+import time
+
+import pytest
+
+from fault_load import ask_all, record_answers, request_body
+from fault_report import FaultRow
+from fault_runs import STEP_S, judge, under_load, wait_until_whole
+from faulty_service import FaultyService, kill
+from service_client import wait_until
+
+GAP_S = 1.0  # and the time to compute the prompt and the tokens so far again, which is nothing for a tiny model
+MIGRATION = ["", "no-migration"]
+
+
+@pytest.mark.parametrize("without", MIGRATION)
+def test_f01_f02_an_engine_killed_under_streams_and_whole_answers(pair, expected, report, without):
+    streams = FaultRow(fault="F01", injected="an engine killed, streams", gap_ceiling_s=GAP_S)
+    whole = FaultRow(fault="F02", injected="an engine killed, whole answers")
+    with pair.switched(*filter(None, [without])), under_load(pair, expected, FaultRow(fault="", injected="")) as load:
+        victim = pair.pids("engine")[0]
+        kill(victim)
+        streams.recovery_s = wait_until_whole(pair, [victim])
+        load.stop()
+    streams.count(load.verdicts(lambda answer: answer.body["stream"])).gap_s = load.longest_gap_s
+    whole.count(load.verdicts(lambda answer: not answer.body["stream"]))
+    judge(report, streams, pair, without)
+    # One engine's whole answers under way may all have ended just before: some runs show none.
+    judge(report, whole, pair, without) if not without or whole.num_harmed else None
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("without", MIGRATION)
+def test_f03_an_engine_killed_while_it_computes_prompts(pair, report, without):
+    row = FaultRow(fault="F03", injected="an engine killed before first tokens")
+    bodies = {n: request_body(n, max_tokens=8, prompt=f"{n} " + "once upon a time " * 150) for n in range(8)}
+    expected = record_answers(pair.url, bodies)
+    answers = []
+    with pair.switched(*filter(None, [without]), slow_steps="0.2"):
+        asking = threading.Thread(
+            target=lambda: answers.extend(ask_all(pair.url, [body | {"stream": True} for body in bodies.values()]))
+        )
+        asking.start()
+        wait_until(lambda: pair.metric("vllm:num_requests_running") >= len(bodies) / 2)
+        victim = pair.pids("engine")[0]
+        kill(victim)
+        pair.put_switch("slow-steps", STEP_S)
+        asking.join()
+    pair.put_switch("slow-steps", STEP_S)
+    for number, answer in enumerate(answers):
+        row.count({answer.verdict(expected[number]): 1})
+    wait_until_whole(pair, [victim])
+    judge(report, row, pair, without)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("without", MIGRATION)
+def test_f04_both_engines_killed_at_once(pair, expected, report, without):
+    alone = pair.pids("engine")[0]
+    kill(alone)
+    restart_s = wait_until_whole(pair, [alone])
+    row = FaultRow(fault="F04", injected="both engines killed", recovery_ceiling_s=restart_s + 3.0)
+    with pair.switched(*filter(None, [without])), under_load(pair, expected, row):
+        victims = pair.pids("engine")
+        for victim in victims:
+            kill(victim)
+        row.recovery_s = wait_until(lambda: not set(victims) & set(pair.pids("engine")) and pair.is_ready(), 120)
+    row.note = f"an engine's restart took {restart_s:.1f} s"
+    judge(report, row, pair, without)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("without", MIGRATION)
+def test_f05_an_engine_killed_every_five_seconds(pair, expected, report, without):
+    row = FaultRow(fault="F05", injected="an engine killed every 5 s")
+    num_kills = kill_again_and_again(
+        pair, expected, row, without, lambda: 5.0, num_kills=3 if without else 24, num_streams=8
+    )
+    row.note = f"{num_kills} kills"
+    judge(report, row, pair, without)
+
+
+@pytest.mark.faults
+def test_a_hundred_kills_under_twelve_mixed_streams(pair, expected, report):
+    row, draw = FaultRow(fault="kills", injected="engines killed at random moments"), random.Random(5)
+    num_kills = kill_again_and_again(
+        pair, expected, row, "", lambda: draw.uniform(1.0, 5.0), num_kills=100, num_streams=12, whole_per_s=0.0
+    )
+    row.note = f"{num_kills} kills, float32"
+    judge(report, row, pair)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("deterministic", [True, None])
+def test_twenty_kills_in_bfloat16(host, model_args, report, deterministic):
+    """With `deterministic` no token may differ; without it, how many streams do is only told."""
+    name = "bfloat16-deterministic" if deterministic else "bfloat16"
+    service = FaultyService(host, name, [model_args(dtype="bfloat16", deterministic=deterministic)])
+    expected = record_answers(service.url, {number: request_body(number) for number in range(12)})
+    row, draw = FaultRow(fault="kills", injected="engines killed at random moments"), random.Random(6)
+    num_kills = kill_again_and_again(
+        service, expected, row, "", lambda: draw.uniform(1.0, 5.0), num_kills=20, num_streams=12, whole_per_s=0.0
+    )
+    row.note = f"{num_kills} kills, {name}"
+    if not deterministic:
+        row.note += f": {row.wrong} of {row.sent} diverged"
+        row.exact, row.wrong = row.exact + row.wrong, 0
+    judge(report, row, service)
+    service.delete()
+
+
+def kill_again_and_again(service, expected, row, without, draw_pause_s, *, num_kills, **load) -> int:
+    """Kill any engine that there is, after each pause; what is being built is let be."""
+    done = 0
+    with service.switched(*filter(None, [without])), under_load(service, expected, row, **load):
+        while done < num_kills:
+            time.sleep(draw_pause_s())
+            if names := sorted(service.engine_names()):
+                kill(service.pid_of(names[done % len(names)]))
+                done += 1
+        row.recovery_s = wait_until_whole(service)
+    return done

@@ -1,0 +1,152 @@
+"""More than there is room for: of KV blocks, of requests at once, and of requests for minutes."""
+
+import asyncio
+import threading
+import time
+
+import psutil
+import pytest
+
+from fault_load import Answer, ask, ask_all, new_client, record_answers, request_body
+from fault_report import FaultRow
+from fault_runs import STEP_S, judge
+from faulty_service import FaultyService
+from service_client import wait_until
+
+NUM_BLOCKS = 64
+REFUSED_WITHIN_S = 0.1
+OVERLOAD_S = 300.0
+SHORT = {"max_tokens": 20, "is_mixed": False}
+
+
+@pytest.fixture(scope="module")
+def tight(host, model_args):
+    service = FaultyService(host, "tight", [model_args(num_kv_blocks=NUM_BLOCKS, max_num_seqs=32)])
+    yield service
+    service.delete()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("without", ["", "no-preemption"])
+def test_f20_more_streams_than_there_are_blocks_for(pair, tight, report, without):
+    """Routers take every answer for one of 256 tokens at most, so that engines run out of blocks nevertheless.
+
+    An engine that cannot make room dies of it, and its streams would go on elsewhere: the other run has no migration.
+    """
+    row = FaultRow(fault="F20", injected=f"16 long streams, {NUM_BLOCKS} blocks")
+    bodies = {number: request_body(number, max_tokens=450) for number in range(16)}
+    with pair.switched(*filter(None, [without]), *(["no-migration"] if without else []), slow_steps="0.002"):
+        expected = record_answers(pair.url, bodies)
+        before = tight.metric("vllm:num_preemptions_total")
+        for number, answer in enumerate(ask_all(tight.url, [body | {"stream": True} for body in bodies.values()])):
+            row.count({answer.verdict(expected[number]): 1})
+    pair.put_switch("slow-steps", STEP_S)
+    wait_until(tight.is_whole, 120)
+    num_preemptions = tight.metric("vllm:num_preemptions_total") - before
+    row.note = f"{num_preemptions:.0f} preemptions"
+    assert without or num_preemptions > 0
+    judge(report, row, tight, without)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("without", ["", "no-length-check"])
+def test_f21_a_prompt_that_never_fits(tight, report, without):
+    row = FaultRow(fault="F21", injected=f"a prompt of {NUM_BLOCKS + 1} blocks")
+    body = request_body(0, prompt=[5] * (16 * NUM_BLOCKS + 1))
+    with tight.switched(*filter(None, [without])):
+        (answer,) = ask_all(tight.url, [body], within_s=10.0)
+    row.count({"exact" if answer.status == 400 else answer.verdict(None): 1})
+    assert tight.complete().status_code == 200  # nothing is wedged
+    judge(report, row, tight, without)
+
+
+@pytest.mark.parametrize("without", ["", pytest.param("no-admission", marks=pytest.mark.faults)])
+def test_f26_a_burst_of_ten_times_the_capacity(host, model_args, report, without):
+    """200 at once, of which 4 run and 16 wait; without the bound all 200 wait."""
+    model = model_args(num_replicas=1, max_num_seqs=4)
+    service = FaultyService(host, f"burst{without}", [model], limits={"max_waiting_requests": 16})
+    body = request_body(0, max_tokens=50, is_mixed=False)
+    expected = record_answers(service.url, {0: body})
+    row = FaultRow(fault="F26", injected="200 requests at once, room for 20", without=without)
+    answers: list[Answer] = []
+    bursting = threading.Thread(target=lambda: answers.extend(ask_all(service.url, [body | {"stream": True}] * 200)))
+    with service.switched(*filter(None, [without])):
+        bursting.start()
+        refusals_s = [] if without else time_refusals(service, bursting)
+        bursting.join()
+    row.recovery_s, row.recovery_ceiling_s = wait_until(lambda: service.complete().status_code == 200), 2.0
+    for answer in answers:
+        row.count({answer.verdict(expected[0]): 1})
+    if without:
+        report.is_seen(row, is_harmed=row.refused == 0)
+    else:
+        row.gap_s, row.gap_ceiling_s, row.note = min(refusals_s), REFUSED_WITHIN_S, "gap: time to a refusal"
+        assert {answer.status for answer in answers} == {200, 429}
+        judge(report, row, service)
+    service.delete()
+
+
+def time_refusals(service: FaultyService, bursting: threading.Thread) -> list[float]:
+    """Ask one by one while the queue is full; tells how long each refusal took."""
+    times_s = []
+    while bursting.is_alive():
+        started = time.monotonic()
+        if service.complete().status_code == 429:
+            times_s.append(time.monotonic() - started)
+    return times_s
+
+
+@pytest.mark.faults
+def test_f27_twice_the_capacity_for_five_minutes(host, model_args, report):
+    """Requests come at a steady pace whoever is served; the other run has no bound on those that wait."""
+    model = model_args(num_replicas=1, max_num_seqs=4)
+    service = FaultyService(host, "overload", [model], limits={"max_waiting_requests": 16})
+    expected = record_answers(service.url, {0: request_body(0, **SHORT)})
+    peak_per_s = asyncio.run(closed_loop(service.url, seconds=20.0))
+    for without, seconds in (("", OVERLOAD_S), ("no-admission", 30.0)):
+        row = FaultRow(fault="F27", injected=f"twice the capacity for {seconds:.0f} s")
+        (router,) = service.pids("router")
+        before = psutil.Process(router).memory_info().rss
+        with service.switched(*filter(None, [without])):
+            answers = asyncio.run(open_loop(service.url, 2 * peak_per_s, seconds))
+        grown_mb = (psutil.Process(router).memory_info().rss - before) / 2**20
+        for answer in answers:
+            row.count({answer.verdict(expected[0]): 1})
+        goodput = row.exact / (max(answer.ended_s for answer in answers) - answers[0].started_s)
+        longest_s = max(answer.ended_s - answer.started_s for answer in answers)
+        row.note = f"goodput {goodput / peak_per_s:.0%}, longest {longest_s:.1f} s, router +{grown_mb:.0f} MB"
+        if without:
+            row.without = without
+            report.is_seen(row, is_harmed=longest_s > seconds / 4)
+        else:
+            assert goodput > 0.9 * peak_per_s
+            assert grown_mb < 64
+            judge(report, row, service)
+    service.delete()
+
+
+async def closed_loop(url: str, *, seconds: float) -> float:
+    """Keep the service just busy; returns answers per second."""
+    until, num_answers = time.monotonic() + seconds, 0
+
+    async def go_on(http) -> int:
+        count = 0
+        while time.monotonic() < until:
+            await ask(http, Answer(request_body(0, **SHORT)))
+            count += 1
+        return count
+
+    async with new_client(url) as http:
+        num_answers = sum(await asyncio.gather(*(go_on(http) for _ in range(8))))
+    return num_answers / seconds
+
+
+async def open_loop(url: str, per_s: float, seconds: float) -> list[Answer]:
+    """Send requests at a steady pace."""
+    started = time.monotonic()
+    async with new_client(url) as http:
+        asking = []
+        for number in range(int(per_s * seconds)):
+            await asyncio.sleep(max(0.0, started + number / per_s - time.monotonic()))
+            asking.append(asyncio.ensure_future(ask(http, Answer(request_body(0, **SHORT)))))
+        return await asyncio.gather(*asking)

@@ -1,0 +1,229 @@
+"""Clients of a service that is being broken: they count what they sent and what became of it, and trust nobody else."""
+
+import asyncio
+import itertools
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+ANSWER_WITHIN_S = 90.0  # longer is hung
+RECONNECT_S = 0.1
+REFUSALS = (429, 503)  # allowed, if they say when to come back
+
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0.9, "seed": 7},
+    {"temperature": 0.7, "seed": 8, "presence_penalty": 0.5, "frequency_penalty": 0.4, "repetition_penalty": 1.2},
+    {"temperature": 0.8, "seed": 9, "n": 3},
+    {"temperature": 0, "stop": ["zzzz never", "qqqq"]},
+    {"temperature": 0, "logprobs": 2},
+]
+
+
+def request_body(number: int, *, max_tokens: int = 64, is_mixed: bool = True, **fields: Any) -> dict[str, Any]:
+    """A request that is the same for everybody who says its number: of one kind after the other, or greedy."""
+    kind = KINDS[number % len(KINDS)] if is_mixed else KINDS[0]
+    prompt = f"Story {number}: once upon a time"
+    return {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, **kind, **fields}
+
+
+@dataclass
+class Answer:
+    """What one client got."""
+
+    body: dict[str, Any]
+    number: int | None = None  # by which its answer is known
+    choices: dict[int, tuple[str, str | None]] = field(default_factory=dict)  # text and reason of its end, by index
+    usage: int | None = None  # tokens of the answer
+    status: int | None = None  # None: the connection broke before there was one
+    retry_after: str | None = None
+    error: Any = None
+    is_complete: bool = False  # it ended as it should, with `[DONE]` if it was a stream
+    is_hung: bool = False
+    started_s: float = 0.0
+    ended_s: float | None = None
+    first_s: float | None = None  # when the first piece came
+    longest_gap_s: float = 0.0  # between two pieces, or before the first
+    num_pieces: int = 0
+
+    def verdict(self, expected: "Answer | None") -> str:
+        """Say what a client would: exact, wrong, refused, failed or hung."""
+        if self.is_hung:
+            return "hung"
+        if self.status in REFUSALS and self.retry_after is not None:
+            return "refused"
+        if self.status != 200 or self.error is not None or not self.is_complete:
+            return "failed"
+        if expected is not None and (self.choices, self.usage) != (expected.choices, expected.usage):
+            return "wrong"
+        return "exact"
+
+
+async def ask(http: httpx.AsyncClient, answer: Answer, *, within_s: float = ANSWER_WITHIN_S) -> Answer:
+    """Send the answer's request, as a stream or whole as its body says, and fill in what comes back."""
+    answer.started_s = time.monotonic()
+    try:
+        async with asyncio.timeout(within_s):
+            await (_read_stream if answer.body.get("stream") else _read_whole)(http, answer)
+    except TimeoutError:
+        answer.is_hung = True
+    except httpx.HTTPError as error:
+        answer.error = f"{type(error).__name__}: {error}"
+    answer.ended_s = time.monotonic()
+    return answer
+
+
+async def _read_whole(http: httpx.AsyncClient, answer: Answer) -> None:
+    response = await http.post("/v1/completions", json=answer.body)
+    _note_head(answer, response)
+    if response.status_code == 200:
+        _note_event(answer, response.json())
+        answer.is_complete = True
+    else:
+        answer.error = response.text
+
+
+async def _read_stream(http: httpx.AsyncClient, answer: Answer) -> None:
+    body = answer.body | {"stream_options": {"include_usage": True}}
+    async with http.stream("POST", "/v1/completions", json=body) as response:
+        _note_head(answer, response)
+        if response.status_code != 200:
+            answer.error = (await response.aread()).decode()
+            return
+        last = answer.started_s
+        async for line in response.aiter_lines():
+            if not line.startswith("data: "):
+                continue
+            now = time.monotonic()
+            answer.longest_gap_s, last = max(answer.longest_gap_s, now - last), now
+            answer.first_s = answer.first_s or now
+            answer.num_pieces += 1
+            if line == "data: [DONE]":
+                answer.is_complete = True
+            else:
+                _note_event(answer, json.loads(line.removeprefix("data: ")))
+
+
+def _note_head(answer: Answer, response: httpx.Response) -> None:
+    answer.status, answer.retry_after = response.status_code, response.headers.get("retry-after")
+
+
+def _note_event(answer: Answer, event: dict[str, Any]) -> None:
+    if "error" in event:
+        answer.error = event["error"]
+        return
+    for choice in event["choices"]:
+        text, reason = answer.choices.get(choice["index"], ("", None))
+        answer.choices[choice["index"]] = (text + choice["text"], choice["finish_reason"] or reason)
+    if event.get("usage"):
+        answer.usage = event["usage"]["completion_tokens"]
+
+
+def ask_all(url: str, bodies: Iterable[dict[str, Any]], *, within_s: float = ANSWER_WITHIN_S) -> list[Answer]:
+    """Send requests at once, each on a connection of its own, and wait for all."""
+
+    async def run() -> list[Answer]:
+        async with new_client(url) as http:
+            return await asyncio.gather(*(ask(http, Answer(body), within_s=within_s) for body in bodies))
+
+    return asyncio.run(run())
+
+
+def new_client(url: str) -> httpx.AsyncClient:
+    """A client that opens as many connections as it has requests."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    return httpx.AsyncClient(base_url=url, timeout=httpx.Timeout(None, connect=10.0), trust_env=False, limits=limits)
+
+
+class Load:
+    """Streams that follow each other, side by side, and whole answers at a steady pace, until the block ends.
+
+    `expected` holds the answers to all requests, by number, as they were before anything was broken.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        expected: dict[int | None, Answer],
+        *,
+        num_streams: int = 8,
+        whole_per_s: float = 4.0,
+        within_s: float = ANSWER_WITHIN_S,
+    ) -> None:
+        self.answers: list[Answer] = []  # of all requests, those under way included
+        self._url = url
+        self._expected = expected
+        self._numbers = itertools.cycle(sorted(expected))
+        self._num_streams = num_streams
+        self._whole_per_s = whole_per_s
+        self._within_s = within_s
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+
+    def __enter__(self) -> "Load":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Send nothing more, and wait for what was sent."""
+        self._is_over.set()
+        self._thread.join()
+
+    def streams_under_way(self, min_pieces: int) -> int:
+        """Count the streams that have got so many pieces and go on."""
+        return sum(answer.ended_s is None and answer.num_pieces >= min_pieces for answer in list(self.answers))
+
+    def verdicts(self, is_counted: Callable[[Answer], bool] = lambda _: True) -> Counter[str]:
+        """Count what became of the requests."""
+        return Counter(self.verdict_of(answer) for answer in self.answers if is_counted(answer))
+
+    def verdict_of(self, answer: Answer) -> str:
+        """Judge one answer."""
+        return answer.verdict(self._expected[answer.number])
+
+    @property
+    def longest_gap_s(self) -> float:
+        """The longest time without a piece, in any stream."""
+        return max((answer.longest_gap_s for answer in self.answers), default=0.0)
+
+    async def _run(self) -> None:
+        async with new_client(self._url) as http:
+            self._http = http
+            streams = [asyncio.ensure_future(self._stream_on()) for _ in range(self._num_streams)]
+            wholes: list[asyncio.Future[None]] = []
+            while not self._is_over.is_set():
+                if self._whole_per_s:
+                    wholes.append(asyncio.ensure_future(self._send(stream=False)))
+                await asyncio.sleep(1 / (self._whole_per_s or 20.0))
+            await asyncio.gather(*streams, *wholes)
+
+    async def _stream_on(self) -> None:
+        while not self._is_over.is_set():
+            await self._send(stream=True)
+
+    async def _send(self, *, stream: bool) -> None:
+        number = next(self._numbers)
+        answer = Answer(self._expected[number].body | {"stream": stream}, number)
+        self.answers.append(answer)
+        await ask(self._http, answer, within_s=self._within_s)
+        if answer.retry_after is not None:
+            await asyncio.sleep(min(float(answer.retry_after), 1.0))
+        elif answer.status is None:
+            await asyncio.sleep(RECONNECT_S)
+
+
+def record_answers(url: str, bodies: dict[int, dict[str, Any]]) -> dict[int | None, Answer]:
+    """Ask everything once while nothing is broken."""
+    answers = dict(zip(bodies, ask_all(url, bodies.values()), strict=True))
+    for answer in answers.values():
+        assert answer.verdict(None) == "exact", answer
+    return answers

@@ -1,0 +1,64 @@
+"""What tests of faults have in common: put a service under load, break it, see whether all is well again."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+from fault_load import Answer, Load
+from fault_report import FaultReport, FaultRow
+from faulty_service import FaultyService
+from service_client import wait_until
+
+STEP_S = "0.02"  # engines of a tiny model take their time, as those of a real one, and leave the cores to new processes
+AGAIN_S = 120.0  # a new engine reads its model on a busy machine
+CLEAN_S = 10.0  # what is left after so long is leaked
+AT_TOKEN = 10
+
+
+@contextlib.contextmanager
+def under_load(
+    service: FaultyService, expected: dict[int | None, Answer], row: FaultRow, **settings: float
+) -> Iterator[Load]:
+    """Have a load on the service that has got going; its counts are in the row afterwards."""
+    with Load(service.url, expected, **settings) as load:  # type: ignore[arg-type]
+        wait_until(lambda: load.streams_under_way(AT_TOKEN) > 0)
+        yield load
+    row.count(load.verdicts())
+    row.gap_s = max(row.gap_s or 0.0, load.longest_gap_s)
+
+
+def wait_until_whole(service: FaultyService, lost_pids: list[int] | None = None) -> float:
+    """Wait until these engines are gone and others have taken their places; returns how long it took."""
+    gone = set(lost_pids or ())
+    return wait_until(lambda: not gone & set(service.pids("engine")) and service.is_whole(), AGAIN_S)
+
+
+def count_leaks(service: FaultyService) -> int:
+    """Count what is left once all clients are gone, and some time has passed for it to go."""
+    deadline = time.monotonic() + CLEAN_S
+    while (num_leaked := service.num_leaked()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return num_leaked
+
+
+def judge(report: FaultReport, row: FaultRow, service: FaultyService, without: str = "", *, may_fail: int = 0) -> None:
+    """Close a row: with its protection on nobody may be harmed, and without it somebody has to be."""
+    row.without = without
+    if without:
+        report.is_seen(row)
+    else:
+        row.leaked += count_leaks(service)
+        report.passes(row, may_fail=may_fail)
+
+
+def freeze(pid: int) -> None:
+    """Stop a process in whatever it does."""
+    os.kill(pid, signal.SIGSTOP)
+
+
+def thaw(pid: int) -> None:
+    """Let it go on, if it is still there."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,195 @@
+"""A service whose processes may be killed, frozen and broken: its host, its addresses, its processes, its switches."""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from cli_processes import free_port
+from rayinfer_deployments.process_tree import read_process
+from service_client import ServiceClient, wait_until
+
+SUPPORT = Path(__file__).parent
+ROOT = SUPPORT.parent.parent
+START_S = 120.0
+SMALL = {"num_cpus": 0.1, "num_threads": 1, "drain_timeout_s": 5.0}  # of a machine with two cores
+
+
+class Host:
+    """A Ray with Serve in processes of its own."""
+
+    def __init__(self, folder: Path, *, with_proxy: bool = False, environment: dict[str, str] | None = None) -> None:
+        self.switches = folder / "switches"
+        self.switches.mkdir(parents=True)
+        self.proxy_port = free_port() if with_proxy else None
+        paths = [SUPPORT / "sabotage", ROOT, ROOT / "deployments", ROOT / "kernels", os.environ.get("PYTHONPATH", "")]
+        self._log = (folder / "host.log").open("w")
+        self._process = subprocess.Popen(
+            [sys.executable, str(SUPPORT / "service_host.py"), json.dumps({"proxy_port": self.proxy_port})],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            bufsize=1,
+            start_new_session=True,
+            env=os.environ
+            | {"PYTHONPATH": ":".join(map(str, paths)), "TEST_SWITCHES": str(self.switches)}
+            | (environment or {}),
+        )
+        self._answers: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        assert self._take() == "ready"
+
+    def ask(self, do: str, name: str, **fields: Any) -> Any:
+        """Have the host do something, and wait until it says that it has."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": do, "name": name} | fields) + "\n")
+        answer = self._take()
+        assert "error" not in answer, answer["error"]
+        return answer["answer"]
+
+    def end(self) -> None:
+        """End all processes; those that stay are killed."""
+        assert self._process.stdin is not None
+        family = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=30)
+        for process in [*family, psutil.Process(self._process.pid)] if self._process.poll() is None else family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait()
+        self._reader.join()
+        self._log.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(line)
+        self._answers.put('{"error": "the host has ended"}')
+
+    def _take(self) -> Any:
+        try:
+            return json.loads(self._answers.get(timeout=START_S))
+        except queue.Empty:
+            raise AssertionError(f"the host does not answer; its log is {self._log.name}") from None
+
+
+class FaultyService(ServiceClient):
+    """One application of a host."""
+
+    def __init__(self, host: Host, name: str, models: list[dict[str, Any]], **settings: Any) -> None:
+        self.host = host
+        self.name = name
+        self.port = free_port()
+        self.args = {"models": [SMALL | model for model in models], "listen_port": self.port, **settings}
+        self.url = f"http://127.0.0.1:{self.port}"
+        if host.proxy_port is not None:
+            del self.args["listen_port"]
+            self.port, self.url = host.proxy_port, f"http://127.0.0.1:{host.proxy_port}/{name}"
+        super().__init__(httpx.Client(base_url=self.url, timeout=60, trust_env=False))
+        self.num_engines = sum(model.get("num_replicas", 1) for model in models)
+        host.ask("deploy", name, args=self.args)
+        wait_until(self.is_whole, START_S)
+
+    def is_whole(self) -> bool:
+        """Whether it is ready with all its engines."""
+        with contextlib.suppress(httpx.TransportError):
+            return self.is_ready() and len(self.engine_names()) == self.num_engines
+        return False
+
+    def is_answering(self) -> bool:
+        """Whether a new connection gets through to it."""
+        try:
+            return httpx.get(f"{self.url}/health", timeout=2.0, trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def redeploy(self, **changes: Any) -> None:
+        """Replace it by a version with other settings; returns before that has happened."""
+        self.args = self.args | changes
+        self.num_engines = sum(model.get("num_replicas", 1) for model in self.args["models"])
+        self.host.ask("deploy", self.name, args=self.args)
+
+    def delete(self) -> None:
+        """End it."""
+        self.http.close()
+        self.host.ask("delete", self.name)
+        wait_until(lambda: not self.pids(), START_S)
+
+    def engine_names(self) -> set[str]:
+        """The engines that its router knows."""
+        return self.label_values("rayinfer_kv_blocks_total", "engine")
+
+    def pids(self, *roles: str) -> list[int]:
+        """The living processes with these roles."""
+        found = self.host.ask("processes", self.name)
+        roles = roles or ("engine", "engine_replica", "router")
+        return sorted(process["pid"] for process in found if process["role"] in roles and read_process(process["pid"]))
+
+    def pid_of(self, engine: str) -> int:
+        """The process of an engine."""
+        found = self.host.ask("processes", self.name)
+        return next(process["pid"] for process in found if process["role"] == "engine" and process["group"] == engine)
+
+    def status(self) -> dict[str, Any]:
+        """What Serve says of it."""
+        return dict(self.host.ask("status", self.name))
+
+    def put_switch(self, name: str, text: str = "") -> None:
+        """Switch something on, or a protection off (`sabotage/sitecustomize.py` lists them)."""
+        unfinished = self.host.switches / f".{name}"
+        unfinished.write_text(text)
+        unfinished.replace(self.host.switches / name)
+
+    def take_switch(self, name: str) -> None:
+        """Take it back."""
+        (self.host.switches / name).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def switched(self, *names: str, **settings: str) -> Iterator[None]:
+        """Have switches on while the block lasts; underscores in keywords are hyphens."""
+        switches = dict.fromkeys(names, "") | {name.replace("_", "-"): text for name, text in settings.items()}
+        for name, text in switches.items():
+            self.put_switch(name, text)
+        try:
+            yield
+        finally:
+            for name in switches:
+                self.take_switch(name)
+
+    # Whether anything is left
+
+    def num_leaked(self, baseline_sockets: int = 0) -> int:
+        """Count the KV blocks, the requests and the connections that are still in use, here and at its clients."""
+        self.http.close()
+        self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+        requests = self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting")
+        blocks = self.kv_blocks_used
+        self.http.close()
+        self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
+        return int(blocks + requests) + max(0, self.num_sockets() - baseline_sockets)
+
+    def num_sockets(self) -> int:
+        """Count the open connections to its port."""
+        return sum(
+            connection.status == psutil.CONN_ESTABLISHED and connection.laddr.port == self.port
+            for connection in psutil.net_connections("tcp")
+        )
+
+
+def kill(pid: int) -> None:
+    """End a process at once."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

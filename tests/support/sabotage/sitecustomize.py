@@ -1,0 +1,266 @@
+"""Breaks a service under test from outside: every Python that finds this folder on PYTHONPATH loads this file first.
+
+A switch is a file in the folder that TEST_SWITCHES names, and may be put there and taken away while the service runs.
+Without switches everything runs as it was written. Switches called `no-...` take a protection away, the others make
+something happen that a protection is for.
+"""
+
+import asyncio
+import dataclasses
+import importlib.abc
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+SWITCHES = os.environ.get("TEST_SWITCHES", "")
+POISON = [7] * 8  # a prompt that begins so ends its engine at the next step
+RESET_S = 0.1
+HANG_S = 3600.0
+
+
+def is_on(name):
+    return os.path.exists(f"{SWITCHES}/{name}")  # noqa: PTH110 - asked at every step, and pathlib takes ten times as long
+
+
+def setting(name):
+    """The text of a switch; None when it is off."""
+    try:
+        return Path(SWITCHES, name).read_text() if is_on(name) else None
+    except FileNotFoundError:
+        return None
+
+
+def wrap(owner, name):
+    """Decorate the function that takes an attribute's place; it gets the original as its first argument."""
+
+    def replace(function):
+        original = getattr(owner, name)
+        setattr(owner, name, lambda *args, **kwargs: function(original, *args, **kwargs))
+
+    return replace
+
+
+# Of the engine's process
+
+
+def break_steps(module):
+    @wrap(module.InProcessExecutor, "submit")
+    def submit(original, self, plan):
+        if (seconds := setting("slow-steps")) is not None:
+            time.sleep(float(seconds))
+        if POISONED.is_set():
+            os._exit(70)
+        own = f"step-{os.getpid()}"
+        if (action := setting(own)) is not None:
+            if action == "raise-once":
+                Path(SWITCHES, own).unlink()
+            if action == "hang":
+                time.sleep(HANG_S)
+            raise RuntimeError("a step fails")
+        return original(self, plan)
+
+
+def break_engine(module):
+    @wrap(module.Engine, "add_request")
+    def add_request(original, self, request):
+        if request.prompt_token_ids[: len(POISON)] == POISON:
+            POISONED.set()
+        return original(self, request)
+
+    @wrap(module.Engine, "_run")
+    def run(original, self, plan):
+        if not is_on("no-isolation"):
+            return original(self, plan)
+        try:
+            sampled = self._executor.submit(plan).result()
+        except Exception:
+            for request_id in [self._scheduler.request_id_at(int(row)) for row in plan.rows]:
+                self._finish(request_id, "error")
+        else:
+            self._deltas += self._scheduler.apply(plan, sampled)
+        return None
+
+
+def break_preemption(module):
+    @wrap(module.Admission, "preempt")
+    def preempt(original, self, request, **settings):
+        if is_on("no-preemption"):
+            raise RuntimeError("there is no room")
+        return original(self, request, **settings)
+
+
+def break_length_check(module):
+    @wrap(module, "_check_length")
+    def check(original, *lengths):
+        return None if is_on("no-length-check") else original(*lengths)
+
+
+def break_engine_deadlines(module):
+    @wrap(module.Deadlines, "take_overdue")
+    def take_overdue(original, self, now):
+        return [] if is_on("no-deadline") else original(self, now)
+
+
+# Of the router's process
+
+
+def break_attempts(module):
+    hopeless, suspicious = module.Attempts.are_hopeless.fget, module.Attempts.are_suspicious.fget
+
+    def are_hopeless(self):
+        if is_on("no-migration"):
+            return self.num_lost > 0
+        return not is_on("no-quarantine") and hopeless(self)
+
+    module.Attempts.are_hopeless = property(are_hopeless)
+    module.Attempts.are_suspicious = property(lambda self: not is_on("no-quarantine") and suspicious(self))
+
+
+def break_link(module):
+    latest_queues = {}  # by client request, across attempts and engines
+
+    @wrap(module.EngineLink, "_watch")
+    async def watch(original, self):
+        async def look_away():
+            while True:
+                await asyncio.sleep(RESET_S)
+                if is_on("no-watch"):
+                    self._num_silent_ticks = 0
+
+        looking_away = asyncio.ensure_future(look_away())
+        try:
+            await original(self)
+        finally:
+            looking_away.cancel()
+
+    @wrap(module.EngineLink, "_deliver")
+    def deliver(original, self, message):
+        if is_on("no-watch"):
+            message = dataclasses.replace(message, silent_s=0.0)
+        if is_on("no-fence"):
+            for delta in message.deltas:
+                queue = latest_queues.get(delta.request_id.rpartition("/")[0])
+                if queue is not None:
+                    queue.put(delta)
+        else:
+            original(self, message)
+
+    @wrap(module.EngineLink, "send")
+    def send(original, self, requests, queue, *others):
+        if is_on("no-fence"):
+            latest_queues[requests[0].request_id.rpartition("/")[0]] = queue
+        original(self, requests, queue, *others)
+
+    @wrap(module.EngineLink, "fail")
+    def fail(original, self, error):
+        if is_on("no-fence"):
+            self._fail_queues(error)
+        else:
+            original(self, error)
+
+    @wrap(module.EngineLink, "_abort")
+    async def abort(original, self, *args):
+        if not is_on("no-abort"):
+            await original(self, *args)
+
+
+def break_dispatcher(module):
+    @wrap(module.Dispatcher, "_take")
+    async def take(original, self, queue, deadline):
+        return await original(self, queue, None if is_on("no-deadline") else deadline)
+
+
+def break_prompt_check(module):
+    @wrap(module, "_check_prompt")
+    def check_prompt(original, *args):
+        return None if is_on("no-length-check") else original(*args)
+
+
+def break_context_check(module):
+    @wrap(module._Context, "check")
+    def check(original, *args, **kwargs):
+        return None if is_on("no-length-check") else original(*args, **kwargs)
+
+
+def break_admission(module):
+    @wrap(module.Admission, "admit")
+    def admit(original, self, *args, **kwargs):
+        if is_on("no-admission"):
+            self.limits = self.limits.model_copy(update={"max_waiting_requests": 10**9, "max_waiting_tokens": 10**9})
+        return original(self, *args, **kwargs)
+
+
+def break_queue(module):
+    @wrap(module.DeltaQueue, "put")
+    def put(original, self, delta):
+        if is_on("no-buffer") and self._pending:
+            time.sleep(0.02)  # whoever is behind keeps the engine's line waiting
+        original(self, delta)
+
+
+def break_door(module):
+    """Let the router depend on another process, as it must not on Serve's controller."""
+
+    @wrap(module.HttpDoor, "__init__")
+    def init(original, *args, **kwargs):
+        def follow():
+            while True:
+                time.sleep(RESET_S)
+                pid = setting("router-dies-with")
+                if pid and not Path("/proc", pid).exists():
+                    os._exit(1)
+
+        threading.Thread(target=follow, daemon=True).start()
+        original(*args, **kwargs)
+
+
+PATCHES = {
+    "rayinfer.engine.in_process_executor": break_steps,
+    "rayinfer.engine.engine": break_engine,
+    "rayinfer.engine.admission": break_preemption,
+    "rayinfer.engine.request_checks": break_length_check,
+    "rayinfer.engine.deadlines": break_engine_deadlines,
+    "rayinfer.routing.attempts": break_attempts,
+    "rayinfer.routing.engine_link": break_link,
+    "rayinfer.routing.dispatch": break_dispatcher,
+    "rayinfer.routing.preparation": break_prompt_check,
+    "rayinfer.routing.admission": break_admission,
+    "rayinfer.routing.delta_queue": break_queue,
+    "rayinfer.servers.openai.prompts": break_context_check,
+    "rayinfer_deployments.http_door": break_door,
+}
+POISONED = threading.Event()
+
+
+class BrokenLoader(importlib.abc.Loader):
+    """Loads a module and breaks it before anybody has seen it whole."""
+
+    def __init__(self, loader, patch):
+        self._loader = loader
+        self._patch = patch
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        self._loader.exec_module(module)
+        self._patch(module)
+
+
+class BreakingFinder(importlib.abc.MetaPathFinder):
+    """Finds the modules to be broken where everybody else would."""
+
+    def find_spec(self, name, path, target=None):
+        if name not in PATCHES:
+            return None
+        for finder in sys.meta_path:
+            if finder is not self and (spec := finder.find_spec(name, path, target)):
+                spec.loader = BrokenLoader(spec.loader, PATCHES[name])
+                return spec
+        return None
+
+
+if SWITCHES:
+    sys.meta_path.insert(0, BreakingFinder())
