@@ -54,6 +54,14 @@ class RequestTooLarge(RequestError):
     """A body above the service's limit in bytes."""
 
 
+class RequestTooSlow(RequestError):
+    """A request that did not come within the time that a client has for it."""
+
+
+class HeadersTooLarge(RequestError):
+    """More headers, or longer ones, than the service reads."""
+
+
 class Unavailable(RayinferError):
     """The service cannot take the request now; it may be sent again after `retry_after_s` seconds."""
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from rayinfer.config import EngineConfig, describe_validation_error
 from rayinfer.errors import ConfigError
 from rayinfer.routing.limits import RouterLimits
-from rayinfer.servers.edge import DEFAULT_MAX_BODY_BYTES
+from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
 
 
 class ModelArgs(EngineConfig):
@@ -22,6 +22,16 @@ class ModelArgs(EngineConfig):
     drain_timeout_s: float = Field(
         120.0, ge=0, description="how long an engine may finish its requests when it has to go"
     )
+    revision: str = Field(
+        "", description="any text; with another one the model's engines are replaced, for weights that changed in place"
+    )
+    surge_percent: int | None = Field(
+        None,
+        ge=0,
+        le=100,
+        description="engines beyond num_replicas while they are replaced, in percent of it; "
+        "default: 100 for a single engine without a GPU, else 0",
+    )
 
     @property
     def served_name(self) -> str:
@@ -30,6 +40,14 @@ class ModelArgs(EngineConfig):
             return self.name
         is_path = self.model.startswith((".", "/", "~"))
         return PurePath(self.model).name.removesuffix(".gguf") if is_path else self.model
+
+    @property
+    def surge(self) -> int:
+        """How many engines there may be beyond `num_replicas` while they are replaced, in percent of it."""
+        if self.surge_percent is not None:
+            return self.surge_percent
+        # Two or more stand in for each other; a GPU that is free for a moment only is rare.
+        return 100 if self.num_replicas == 1 and not self.num_gpus else 0
 
     def engine_config(self) -> EngineConfig:
         """Take out what concerns the engine alone."""
@@ -43,7 +61,7 @@ class LLMAppArgs(BaseModel):
 
     models: list[ModelArgs] = Field(min_length=1, description="the models to serve, all under one address")
     limits: RouterLimits = Field(default=RouterLimits(), description="how each model's requests wait")
-    max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024, description="largest request body")
+    max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024, le=MAX_BODY_BYTES, description="largest request body")
     request_timeout_s: float | None = Field(None, gt=0, description="longest time for one request; more ends it")
     enable_engine_control: bool = Field(
         False, description="paths that pause engines and put them to sleep, open to whoever reaches the service"
@@ -58,6 +76,7 @@ class LLMAppArgs(BaseModel):
     listen_port: int | None = Field(
         None, ge=1, le=65535, description="port on which the router listens itself; default: only Serve's proxy listens"
     )
+    num_routers: int = Field(1, ge=1, le=64, description="routers that share the connections, each with its own queue")
     router_num_cpus: float = Field(0.1, ge=0, description="CPUs that Ray sets aside for the router's process")
 
     @model_validator(mode="after")

@@ -1,16 +1,21 @@
 """Wires the Serve applications: which deployments there are, what each one gets, and what Serve has to know of them."""
 
+import hashlib
+import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 from ray import serve
 from ray.serve import Application
 
+from rayinfer import __version__
 from rayinfer_deployments.addressed_request_router import addressed_routing
 from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
 from rayinfer_deployments.engine_replica import EngineReplica, EngineResources
 from rayinfer_deployments.router import ListenAddress, Router, RouterModel
 
+ROUTER = "router"
 REPLICA_NUM_CPUS = 0.05  # it only watches
 HEALTH_CHECK_PERIOD_S = 0.5  # Serve acts on the third failure, or at once when the process is gone
 HEALTH_CHECK_TIMEOUT_S = 30.0  # a busy machine answers late
@@ -21,12 +26,17 @@ CLEAN_UP_S = 10.0  # what a replica may take beyond its engine's grace
 MakeEngines = Callable[[int, ModelArgs, int], Application]  # from a model's number and settings, and the engines in all
 
 
-def build_llm_app(args: LLMAppArgs, make_engines: MakeEngines | None = None) -> Application:
+def build_llm_app(args: LLMAppArgs) -> Application:
     """Serve one or more models behind one address; builds the graph only, loads nothing.
 
-    Engines of another make announce themselves as `EngineReplica` does.
+    `serve deploy` calls it with the arguments of its file, and takes no function of more than one parameter.
     """
-    num_engines, make_engines = sum(model.num_replicas for model in args.models), make_engines or _engine_deployment
+    return build_app_over(_engine_deployment, args)
+
+
+def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
+    """Serve models on engines of any make, which announce themselves as `EngineReplica` does."""
+    num_engines = sum(model.num_replicas for model in args.models)
     models = [
         RouterModel(name=model.served_name, source=model.model, engines=make_engines(index, model, num_engines))
         for index, model in enumerate(args.models)
@@ -35,8 +45,11 @@ def build_llm_app(args: LLMAppArgs, make_engines: MakeEngines | None = None) -> 
     return (
         serve.deployment(Router)
         .options(
-            name="router",
-            num_replicas=1,
+            name=ROUTER,
+            num_replicas=args.num_routers,
+            max_surge_percent=100,  # the next one serves before the last one leaves
+            version=_version(_router_settings(args)),
+            _internal=True,
             ray_actor_options={"num_cpus": args.router_num_cpus},
             max_ongoing_requests=MANY,
             health_check_period_s=HEALTH_CHECK_PERIOD_S,
@@ -59,13 +72,38 @@ def build_llm_app(args: LLMAppArgs, make_engines: MakeEngines | None = None) -> 
     )
 
 
+def engine_deployment_name(index: int, model: ModelArgs) -> str:
+    """Name the deployment of a model's engines, given the model's place in the application's list."""
+    return f"engine-{index}-{re.sub(r'[^A-Za-z0-9_.-]', '-', model.served_name)}"
+
+
+def _router_settings(args: LLMAppArgs) -> dict[str, Any]:
+    """Collect what a router is made from: all else can change while it runs, or is another deployment's affair."""
+    settings = args.model_dump(mode="json", exclude={"models", "limits", "num_routers"})
+    models = [[model.served_name, model.model, model.drain_timeout_s] for model in args.models]
+    return settings | {"models": models}
+
+
+def _version(settings: dict[str, Any]) -> str:
+    """Name what replicas are made from.
+
+    Serve keeps the replicas of a deployment whose version has not changed, where it would otherwise replace all of them
+    at every deployment. It offers the option to itself only; `serve deploy` makes a version of the whole configuration.
+    """
+    described = json.dumps([__version__, settings], sort_keys=True)
+    return hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
+
+
 def _engine_deployment(index: int, model: ModelArgs, num_engines: int) -> Application:
     gpus = {"GPU": model.num_gpus} if model.num_gpus else {}
     return (
         serve.deployment(EngineReplica)
         .options(
-            name=f"engine-{index}-{re.sub(r'[^A-Za-z0-9_.-]', '-', model.served_name)}",
+            name=engine_deployment_name(index, model),
             num_replicas=model.num_replicas,
+            max_surge_percent=model.surge,
+            version=_version(model.model_dump(mode="json", exclude={"num_replicas", "surge_percent"})),
+            _internal=True,
             ray_actor_options={"num_cpus": REPLICA_NUM_CPUS},
             # One bundle for both processes: the engine always starts beside the replica that owns it.
             placement_group_bundles=[{"CPU": REPLICA_NUM_CPUS + model.num_cpus, **gpus}],

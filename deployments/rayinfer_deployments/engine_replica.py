@@ -12,7 +12,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
 from rayinfer.config import EngineConfig
-from rayinfer.errors import EngineDead, ModelLoadError, RayinferError
+from rayinfer.errors import EngineDead, EngineLeaving, ModelLoadError, RayinferError
 from rayinfer.outputs import EngineStats
 from rayinfer_deployments.engine_actor import MAX_CONCURRENT_CALLS, EngineActor, EngineReport
 from rayinfer_deployments.engine_address import EngineAddress
@@ -43,6 +43,7 @@ class EngineReplica:
         self._stats = EngineStats()
         self._last_beat = time.monotonic()
         self._failure: str | None = None
+        self._is_leaving = False
         self._address = EngineAddress(
             actor_name=f"rayinfer-engine-{serve.get_replica_context().replica_tag}",
             namespace=SERVE_NAMESPACE,
@@ -68,8 +69,16 @@ class EngineReplica:
             "kv_cache_usage": self._stats.kv_cache_usage,
         }
 
+    async def leave(self, engine: str) -> bool:
+        """Have Serve build another replica instead of this one, if it is this one's engine; tells whether it is."""
+        self._is_leaving |= engine == self._address.actor_name
+        return self._is_leaving
+
     async def check_health(self) -> None:
-        """Raise when the engine is gone or has been silent for too long; Serve then builds a new replica."""
+        """Raise when the engine is gone, was told to go or is silent for too long; Serve then builds a new one."""
+        if self._is_leaving:
+            # Serve offers no way to name the replica that shall go, but ends those that call themselves unhealthy.
+            raise EngineLeaving(f"engine {self._address.actor_name} was told to leave")
         if self._failure is not None:
             raise EngineDead(self._failure)
         silent_s = time.monotonic() - self._last_beat

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -17,6 +18,7 @@ from rayinfer_deployments.ray_engine_client import RayEngineClient
 
 RECONCILE_INTERVAL_S = 1.0
 DESCRIBE_TIMEOUT_S = 10.0
+HAND_OVER_S = 10.0  # how long an engine that leaves may stand in for one that is about to join
 
 logger = logging.getLogger("ray.serve")
 
@@ -37,12 +39,19 @@ class EngineRoster:
         engines: EngineSet,
         connect: Callable[[EngineAddress], DescribedEngineClient] = RayEngineClient.at,
         reconcile_interval_s: float = RECONCILE_INTERVAL_S,
+        hand_over_s: float = HAND_OVER_S,
     ) -> None:
         self._engines = engines
         self._connect = connect
         self._reconcile_interval_s = reconcile_interval_s
-        self._wanted: Engines = {}
+        self._hand_over_s = hand_over_s
+        self._latest_leave_s = 0.0  # when engines that are not wanted have to go, whoever is there
+        self._told: Engines = {}
+        self._wanted: Engines = {}  # of those, all that were not dismissed
+        self._dismissed: set[str] = set()
         self._changed = asyncio.Event()
+        self._is_told = asyncio.Event()
+        self._is_complete = asyncio.Event()
 
     async def follow(self, handle: DeploymentHandle) -> None:
         """Want whatever engines a deployment has, until cancelled."""
@@ -50,12 +59,35 @@ class EngineRoster:
             await self.keep_up()
 
     def want(self, engines: Engines) -> None:
-        """Say which engines there are; those that are not among them get no new requests from now on."""
-        self._wanted = engines
-        for name in self._engines.names:
-            if name not in engines:
-                self._engines.drain(name)
+        """Say which engines there are.
+
+        Those that are not among them get no new requests from now on; but where nobody could take these yet, since all
+        who are among them have still to join, only once somebody has.
+        """
+        self._dismissed &= set(engines)
+        self._told = engines
+        self._wanted = {name: address for name, address in engines.items() if name not in self._dismissed}
+        self._latest_leave_s = time.monotonic() + self._hand_over_s
+        self._let_go()
+        self._is_complete.clear()
+        if engines:  # who cannot tell yet says that there are none
+            self._is_told.set()
         self._changed.set()
+
+    def dismiss(self, name: str) -> bool:
+        """Want an engine no more, though Serve still has it; tells whether it was wanted."""
+        if name not in self._wanted:
+            return False
+        self._dismissed.add(name)
+        self.want(self._told)
+        return True
+
+    async def caught_up(self, wait_s: float) -> None:
+        """Return once every engine that there is has joined, or none is known after so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._is_told.wait()
+                await self._is_complete.wait()
 
     async def keep_up(self) -> None:
         """Add what is wanted and missing, at every change and once in a while, until cancelled."""
@@ -64,8 +96,19 @@ class EngineRoster:
             known = self._engines.names
             missing = [address for name, address in self._wanted.items() if name not in known]
             await asyncio.gather(*(self._add(address) for address in missing))
+            self._let_go()
+            if all(name in self._engines.names for name in self._wanted):
+                self._is_complete.set()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), self._reconcile_interval_s)
+
+    def _let_go(self) -> None:
+        """Drain the engines that are not wanted, if another is there, none will come, or none came in time."""
+        known = self._engines.names
+        if not self._wanted or self._wanted.keys() & set(known) or time.monotonic() > self._latest_leave_s:
+            for name in known:
+                if name not in self._wanted:
+                    self._engines.drain(name)
 
     async def _add(self, address: EngineAddress) -> None:
         try:

@@ -6,11 +6,14 @@ from types import TracebackType
 
 import ray
 from ray import serve
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.own_ray import POLITE_END_S, run_for, start_ray, undisturbed
+from rayinfer_deployments.ray_environment import settings_of_ray
 
 CONNECT_S = 5.0
+ENVIRONMENT_S = 10.0
 
 
 class JoinedRay:
@@ -44,10 +47,26 @@ class JoinedRay:
                 run_for(POLITE_END_S, serve.shutdown)
             run_for(POLITE_END_S, ray.shutdown)
 
+    def environments(self) -> list[dict[str, str]]:
+        """Read the settings of Ray's own in the environment of every node, as programs there find them."""
+        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+        asked = [
+            _ray_settings.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
+            for node in nodes
+        ]
+        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ENVIRONMENT_S)
+        found: list[dict[str, str]] = ray.get(answered)
+        return found
+
     def check(self) -> None:
         """Raise RayinferError when Ray cannot be reached any more."""
         if not ray.is_initialized():
             raise RayinferError(f"the connection to Ray at {self.address} is lost")
+
+
+@ray.remote(num_cpus=0)  # type: ignore[untyped-decorator]  # Ray is untyped to mypy here
+def _ray_settings() -> dict[str, str]:
+    return settings_of_ray()
 
 
 def _check_reachable(address: str) -> None:

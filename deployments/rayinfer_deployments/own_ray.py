@@ -51,6 +51,10 @@ class OwnRay:
     ) -> None:
         self._end()
 
+    def environments(self) -> list[dict[str, str]]:
+        """Tell of no node: they have this process's environment, which is in order."""
+        return []
+
     def check(self) -> None:
         """Raise RayinferError when a process is gone that Ray cannot work without."""
         reap_children()

@@ -1,6 +1,9 @@
 """The settings that Ray and Ray Serve take from the environment only, in one place."""
 
 import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
 
 # Ray reads them when it is imported, and every process that it starts inherits them. A user's own value wins.
 RAY_SETTINGS = {
@@ -14,6 +17,8 @@ RAY_SETTINGS = {
     # A busy two-core machine answers queue-length probes late; a probe that times out only delays the request.
     "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "1",
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": "16777216",
+    # The proxies bound nothing and obey clients' headers. Processes of a Ray that is joined have their own environment.
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "rayinfer_deployments.proxy_edge.proxy_middlewares",
 }
 
 OWN_RAY_SETTINGS = {
@@ -26,7 +31,74 @@ OWN_RAY_SETTINGS = {
 }
 
 
-def set_ray_settings(*, owns_ray: bool) -> None:
+OWN_OUTPUT = ("RAY_USAGE_STATS_ENABLED", "RAY_SERVE_LOG_TO_STDERR")
+
+# What a cluster loses that lacks a setting; the others are a matter of taste.
+WITHOUT = {
+    "RAY_AUTH_MODE": "whoever reaches its ports can run programs on it",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "a dead HTTP proxy is replaced after half a minute only",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "a frozen HTTP proxy is replaced late",
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "a frozen engine keeps its memory until its grace has ended",
+    "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "requests to a busy machine are delayed",
+    "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": "gRPC messages of up to 2 GiB are taken",
+}
+
+# What is gained per request is paid with more processes and ports: HAProxy in front, which shares connections out.
+THROUGHPUT_SETTINGS = {
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    # Routers that leave stay reachable for so long, until HAProxy has heard of it.
+    "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "2",
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2",
+    # Every change of the routers starts another HAProxy; the last one may still have streams of an hour.
+    "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
+}
+
+
+def haproxy_settings(folder: str, metrics_port: int, stats_port: int) -> dict[str, str]:
+    """Make the settings by which HAProxy keeps its files in `folder`: services of one machine must not share them.
+
+    The path may have 30 characters at most, of the 97 that HAProxy lets a socket's path have.
+    """
+    return {
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{folder}/haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{folder}/admin.sock",
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{folder}/metrics.sock",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
+    }
+
+
+def cluster_settings(*, throughput: bool) -> dict[str, str]:
+    """List what the environment of a cluster should have that somebody else starts, on every node."""
+    auth = {"RAY_AUTH_MODE": OWN_RAY_SETTINGS["RAY_AUTH_MODE"]}
+    return auth | RAY_SETTINGS | (THROUGHPUT_SETTINGS if throughput else {})
+
+
+def missing_settings(environment: Mapping[str, str], *, throughput: bool) -> list[str]:
+    """Say in a line each which of those settings an environment lacks; another value is somebody's choice."""
+    wanted = cluster_settings(throughput=throughput)
+    missing = [name for name in wanted if name not in environment and name not in OWN_OUTPUT]
+    return [f"{name}={wanted[name]}" + (f": {WITHOUT[name]}" if name in WITHOUT else "") for name in missing]
+
+
+def set_ray_settings(*, owns_ray: bool, more: Mapping[str, str] = MappingProxyType({})) -> None:
     """Put the settings into this process's environment; call it before the first import of ray."""
-    for name, value in (RAY_SETTINGS | (OWN_RAY_SETTINGS if owns_ray else {})).items():
+    for name, value in (RAY_SETTINGS | (OWN_RAY_SETTINGS if owns_ray else {}) | dict(more)).items():
         os.environ.setdefault(name, value)
+    if _has_token():
+        # Whoever has one shows it: Ray starts clusters with a token where there is one, but joins them without.
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+def settings_of_ray() -> dict[str, str]:
+    """Read all settings of Ray and Ray Serve from this process's environment."""
+    return {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+
+
+def _has_token() -> bool:
+    """Say whether Ray would find a token where it looks for one."""
+    named = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    return named or (Path.home() / ".ray" / "auth_token").exists()

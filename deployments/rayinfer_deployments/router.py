@@ -4,25 +4,31 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
+from rayinfer.errors import RayinferError
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.models.sources import resolve_model
+from rayinfer.protocols import EngineControl, ServiceStatus
 from rayinfer.routing.dispatch import Dispatcher
-from rayinfer.routing.limits import router_limits
+from rayinfer.routing.limits import RouterLimits, router_limits
 from rayinfer.servers.app import build_app
-from rayinfer.servers.served_model import ServedModel
+from rayinfer.servers.served_model import ServedModel, find_model
 from rayinfer.tokenization.chat_template import ChatTemplate, renderer
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.kept_traces import KeptTraces
 from rayinfer_deployments.engine_roster import EngineRoster
 from rayinfer_deployments.http_door import HttpDoor
 from rayinfer_deployments.service_log import log_beside_serve
+
+ControlAction = Literal["pause", "resume", "sleep", "wake"]
+
+CATCH_UP_S = 3.0  # at a service's start no engine is there yet, and its clients should hear so
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +38,15 @@ class RouterModel:
     name: str
     source: str  # whatever `resolve_model` understands
     engines: DeploymentHandle
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterReport:
+    """How a router is at one moment."""
+
+    router: str  # its replica's name
+    limits: RouterLimits
+    models: dict[str, ServiceStatus]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,20 +80,49 @@ class Router:
         self._trust_tenant_header = trust_tenant_header
         self._drain_timeout_s = drain_timeout_s
         self._traces = KeptTraces() if trace_requests else None
-        self._metrics = ServiceMetrics(CollectorRegistry())
+        self._limits = RouterLimits()  # until Serve brings those that were asked for
+        self._router_id = serve.get_replica_context().replica_tag
+        self._metrics = ServiceMetrics(_registry_of(self._router_id))
         self._dispatchers: list[Dispatcher] = []
+        self._rosters: list[EngineRoster] = []
         self._following: list[asyncio.Task[None]] = []
         self._models = {model.name: await self._serve_model(model) for model in models}
         await asyncio.to_thread(renderer)  # the first chat should not wait for it
+        # A router that replaces another, or joins others, has to answer as soon as clients reach it.
+        await asyncio.gather(*(roster.caught_up(CATCH_UP_S) for roster in self._rosters))
         self._door: HttpDoor | None = None
         if listen_on is not None:
             self._door = HttpDoor(self._build_app(echoes_request_id=True), listen_on.host, listen_on.port)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Follow other limits at once, with streams open; bad ones raise ConfigError and change nothing."""
-        limits = router_limits(user_config)
+        self._limits = limits = router_limits(user_config)
         for dispatcher in self._dispatchers:
             dispatcher.change_limits(limits)
+
+    async def report(self) -> RouterReport:
+        """Tell how this router and the engines that it knows are, for operators."""
+        return RouterReport(
+            router=self._router_id,
+            limits=self._limits,
+            models={name: model.generator.status() for name, model in self._models.items()},
+        )
+
+    async def control_engines(self, action: ControlAction, model: str | None, level: int) -> None:
+        """Pause, resume, put to sleep or wake the engines of one model or of all; every model gets its turn.
+
+        Raises UnknownModel, NotReady or WrongEngineState, the first of them at the end.
+        """
+        chosen = self._models.values() if model is None else [find_model(self._models, model)]
+        controls = [served.control for served in chosen if served.control is not None]
+        outcomes = await asyncio.gather(*(_carry_out(control, action, level) for control in controls))
+        for error in outcomes:
+            if error is not None:
+                raise error
+
+    async def dismiss_engine(self, engine: str) -> bool:
+        """Let an engine's streams go on at the others, and give it nothing more; tells whether it was known."""
+        return any(roster.dismiss(engine) for roster in self._rosters)  # names are unique: one roster at most knows it
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._build_app(echoes_request_id=False)  # Serve's proxy puts it on every answer
@@ -110,11 +154,12 @@ class Router:
             model.name,
             tokenizer,
             self._metrics,
-            router_id=serve.get_replica_context().replica_tag,
+            router_id=self._router_id,
             traces=self._traces,
         )
-        following = EngineRoster(dispatcher.engines).follow(model.engines)
-        self._following.append(asyncio.get_running_loop().create_task(following))
+        roster = EngineRoster(dispatcher.engines)
+        self._rosters.append(roster)
+        self._following.append(asyncio.get_running_loop().create_task(roster.follow(model.engines)))
         self._dispatchers.append(dispatcher)
         return ServedModel(
             name=model.name,
@@ -124,3 +169,18 @@ class Router:
             created=int(time.time()),
             control=dispatcher.control,
         )
+
+
+def _registry_of(router_id: str) -> CollectorRegistry:
+    """Make a registry whose pages say which router they are from: several share an address."""
+    registry = CollectorRegistry()
+    Gauge("rayinfer_router_info", "The router that answered", ["router"], registry=registry).labels(router_id).set(1)
+    return registry
+
+
+async def _carry_out(control: EngineControl, action: ControlAction, level: int) -> RayinferError | None:
+    try:
+        await (control.sleep(level) if action == "sleep" else getattr(control, action)())
+    except RayinferError as error:
+        return error
+    return None

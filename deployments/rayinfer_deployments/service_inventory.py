@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import httpx
@@ -10,6 +11,7 @@ from ray._raylet import GcsClientOptions, GlobalStateAccessor  # type: ignore[at
 from ray.core.generated import gcs_pb2
 
 from rayinfer.errors import RayinferError
+from rayinfer_deployments.control_socket import ask
 from rayinfer_deployments.process_tree import descendants
 from rayinfer_deployments.service_record import ServiceRecord
 
@@ -18,6 +20,8 @@ Role = Literal["proxy", "controller", "router", "engine_replica", "engine"]
 ROLE_ORDER: tuple[Role, ...] = ("controller", "proxy", "router", "engine_replica", "engine")
 REPLICA_PREFIX = "SERVE_REPLICA::"  # Serve names a replica's actor so, then application#deployment#replica
 ENGINE_PREFIX = "rayinfer-engine-"  # then the replica
+PROXY_CLASSES = ("ProxyActor", "HAProxyManager")  # the second one starts HAProxy and tells it of changes
+ANSWER_S = 10.0  # of a service's process
 LOAD_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
 
@@ -48,7 +52,7 @@ def list_processes(record: ServiceRecord) -> list[ServiceProcess]:
     if record.owns_ray:
         ours = {process.pid for process in descendants(record.pid)}
         actors = [actor for actor in actors if actor.pid in ours]
-    return identify(actors, record.application, read_loads(record.base_url))
+    return identify(actors, record.application, ask_loads(record.control_socket) or read_loads(record.base_url))
 
 
 def identify(actors: Iterable[Actor], application: str, loads: dict[str, int]) -> list[ServiceProcess]:
@@ -64,12 +68,14 @@ def identify(actors: Iterable[Actor], application: str, loads: dict[str, int]) -
 def _identify(actor: Actor, application: str, replicas: set[str], loads: dict[str, int]) -> ServiceProcess | None:
     if actor.class_name == "ServeController":
         return ServiceProcess(pid=actor.pid, role="controller")
-    if actor.class_name == "ProxyActor":
+    if actor.class_name in PROXY_CLASSES:
         return ServiceProcess(pid=actor.pid, role="proxy")
     if actor.name.startswith(f"{REPLICA_PREFIX}{application}#"):
         _, deployment, replica = actor.name.split("#", 2)
         if deployment == "router":
-            return ServiceProcess(pid=actor.pid, role="router", replica=replica, load=loads.get("router"))
+            return ServiceProcess(
+                pid=actor.pid, role="router", replica=replica, load=loads.get(replica, loads.get("router"))
+            )
         return ServiceProcess(pid=actor.pid, role="engine_replica", group=ENGINE_PREFIX + replica, replica=replica)
     replica = actor.name.removeprefix(ENGINE_PREFIX)
     if actor.name.startswith(ENGINE_PREFIX) and replica in replicas:
@@ -91,6 +97,17 @@ def read_actors(ray_address: str) -> list[Actor]:
         for row in rows
         if row.state == gcs_pb2.ActorTableData.ActorState.ALIVE
     ]
+
+
+def ask_loads(control_socket: Path) -> dict[str, int]:
+    """Ask a service's process how many requests each engine has, and each router by its replica; or nothing."""
+    try:
+        routers = ask(control_socket, "status", timeout_s=ANSWER_S)["routers"]
+    except RayinferError:
+        return {}
+    loads = {router["name"]: sum(model["num_waiting"] for model in router["models"]) for router in routers}
+    engines = [engine for router in routers for model in router["models"] for engine in model["engines"]]
+    return loads | {engine["name"]: engine["num_running"] + engine["num_waiting"] for engine in engines}
 
 
 def read_loads(base_url: str) -> dict[str, int]:

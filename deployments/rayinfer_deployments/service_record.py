@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +33,17 @@ class ServiceRecord:
         return process is not None and process.start_ticks == self.start_ticks
 
     @property
+    def age_s(self) -> float:
+        """Seconds since that process was started."""
+        up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return up_s - self.start_ticks / os.sysconf("SC_CLK_TCK")
+
+    @property
+    def control_socket(self) -> Path:
+        """Where the process takes commands."""
+        return control_socket_path(self.port)
+
+    @property
     def base_url(self) -> str:
         """Where the service answers, seen from this machine."""
         return service_url(self.host, self.port)
@@ -46,6 +58,11 @@ def service_url(host: str, port: int) -> str:
 def record_folder() -> Path:
     """Where the records lie."""
     return cache_folder() / "services"
+
+
+def control_socket_path(port: int) -> Path:
+    """Where the service on a port takes commands."""
+    return record_folder() / f"{port}.sock"
 
 
 @contextlib.contextmanager
@@ -87,6 +104,17 @@ def find_services(port: int | None = None) -> list[ServiceRecord]:
         ports = ", ".join(str(record.port) for record in alive) or "none"
         raise RayinferError(f"no rayinfer service runs on port {port} of this machine (running: {ports})")
     return found
+
+
+def find_service(port: int | None) -> ServiceRecord:
+    """Find the service on `port`, or the only one there is; raises RayinferError when that is not clear."""
+    records = find_services(port)
+    if len(records) == 1:
+        return records[0]
+    if not records:
+        raise RayinferError("no rayinfer service runs on this machine")
+    ports = ", ".join(str(record.port) for record in records)
+    raise RayinferError(f"several services run on this machine: say which with --port (running: {ports})")
 
 
 def _read(path: Path) -> ServiceRecord | None:

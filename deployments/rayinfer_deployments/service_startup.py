@@ -17,7 +17,7 @@ POLL_S = 0.05
 STATUS_S = 1.0  # Serve's account of an application costs it and us tens of milliseconds, which the engines' start lacks
 SILENT_PORT_S = 15.0  # how long Serve may call the application running while its port does not answer
 REASON_LIMIT = 500  # characters of a failure that are shown
-
+LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 
 FAILURE = re.compile(
     r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|NotFound|Architecture|Exception): "
@@ -30,11 +30,15 @@ class ServiceFailed(RayinferError):
 
 def deploy(application: serve.Application, name: str, host: str, port: int, *, with_proxy: bool) -> None:
     """Hand Serve the application, with its HTTP proxy on the address if asked for; does not wait until it is ready."""
-    logging_config = LoggingConfig(enable_access_log=False, log_level="WARNING")
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     location = None if with_proxy else ProxyLocation.Disabled
-    serve.start(location, http_options=HTTPOptions(host=host, port=port), logging_config=logging_config)
-    target = serve.RunTarget(application, name=name, route_prefix="/", logging_config=logging_config)
+    serve.start(location, http_options=HTTPOptions(host=host, port=port), logging_config=LOGGING)
+    redeploy(application, name)
+
+
+def redeploy(application: serve.Application, name: str, route_prefix: str = "/") -> None:
+    """Hand a running Serve the application, instead of the one of that name that it may have; does not wait."""
+    target = serve.RunTarget(application, name=name, route_prefix=route_prefix, logging_config=LOGGING)
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 
@@ -51,7 +55,7 @@ def wait_until_ready(name: str, host: str, port: int, check: Callable[[], None],
             if (now := time.monotonic()) - asked_s > STATUS_S:
                 overview, asked_s = serve.status().applications.get(name), now
             if overview is not None and overview.status == ApplicationStatus.DEPLOY_FAILED:
-                raise ServiceFailed(_why(overview))
+                raise ServiceFailed(failure_of(overview))
             answer = _ask(client)
             if answer is not None and answer.status_code == 200:
                 return
@@ -62,6 +66,15 @@ def wait_until_ready(name: str, host: str, port: int, check: Callable[[], None],
             if silent_since is not None and now - silent_since > SILENT_PORT_S:
                 raise ServiceFailed(f"nothing answers on {host}:{port}: this Ray's Serve listens on another address")
             time.sleep(POLL_S)
+
+
+def failure_of(overview: ApplicationStatusOverview) -> str:
+    """Find the sentence that matters in Serve's account: the last line of the innermost traceback."""
+    messages = [deployment.message for deployment in overview.deployments.values() if deployment.message]
+    lines = [line.strip() for line in "\n".join([overview.message, *messages]).splitlines() if line.strip()]
+    failures = [line for line in lines if FAILURE.match(line)]
+    sentence = failures[-1] if failures else (lines[-1] if lines else "Serve gives no reason")
+    return FAILURE.sub("", sentence)[:REASON_LIMIT]
 
 
 def _ask(client: httpx.Client) -> httpx.Response | None:
@@ -78,12 +91,3 @@ def _reason(answer: httpx.Response) -> str | None:
     except (ValueError, LookupError, TypeError):
         return None
     return "; ".join(f"{model}: {reason}" for model, reason in reasons.items())
-
-
-def _why(overview: ApplicationStatusOverview) -> str:
-    """Find the sentence that matters in Serve's account: the last line of the innermost traceback."""
-    messages = [deployment.message for deployment in overview.deployments.values() if deployment.message]
-    lines = [line.strip() for line in "\n".join([overview.message, *messages]).splitlines() if line.strip()]
-    failures = [line for line in lines if FAILURE.match(line)]
-    sentence = failures[-1] if failures else (lines[-1] if lines else "Serve gives no reason")
-    return FAILURE.sub("", sentence)[:REASON_LIMIT]

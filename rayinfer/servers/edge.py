@@ -1,7 +1,6 @@
-"""The outermost layer: bounds bodies, names requests and keeps failures inside; as plain ASGI, so that streams flow."""
+"""The outermost layer: bounds and names requests and keeps failures inside; as plain ASGI, so that streams flow."""
 
 import logging
-import re
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -10,13 +9,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from rayinfer.errors import RequestTooLarge
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.servers.error_responses import error_response, refusal_reason
-
-DEFAULT_MAX_BODY_BYTES = 4 * 2**20  # JSON is read in one go, while everybody else's tokens wait
-MAX_REQUEST_ID_CHARS = 128
-REQUEST_ID_HEADER = "x-request-id"
+from rayinfer.servers.request_bounds import REQUEST_ID_HEADER, BoundedRequests, RequestBounds, cleaned_name
 
 logger = logging.getLogger(__name__)
 
@@ -34,20 +29,13 @@ class RequestIdentity:
             self.name = cleaned
 
 
-def cleaned_name(wanted: str) -> str:
-    """Keep what is harmless of a name that a client chose."""
-    return re.sub(r"[^A-Za-z0-9._:-]", "", wanted[: 4 * MAX_REQUEST_ID_CHARS])[:MAX_REQUEST_ID_CHARS]
-
-
 class Edge:
     """ASGI middleware around the whole application."""
 
     def __init__(
-        self, app: ASGIApp, *, metrics: ServiceMetrics, max_body_bytes: int, echoes_request_id: bool = True
+        self, app: ASGIApp, *, metrics: ServiceMetrics, bounds: RequestBounds, echoes_request_id: bool = True
     ) -> None:
-        self._app = app
-        self._metrics = metrics
-        self._max_body_bytes = max_body_bytes
+        self._app = BoundedRequests(app, bounds, lambda error: metrics.request_refused(refusal_reason(error)))
         self._echoes_request_id = echoes_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,39 +43,18 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, identity = Headers(scope=scope), RequestIdentity()
-        identity.rename(headers.get(REQUEST_ID_HEADER, ""))
+        identity = RequestIdentity()
+        identity.rename(Headers(scope=scope).get(REQUEST_ID_HEADER, ""))
         scope.setdefault("state", {})["identity"] = identity
         answer = _Answer(send, identity if self._echoes_request_id else None)
         try:
-            if _announced_bytes(headers) > self._max_body_bytes:
-                raise self._too_large()
-            await self._app(scope, self._bounded(receive), answer.send)
+            await self._app(scope, receive, answer.send)
         except ClientDisconnect:
-            pass  # it left before its body was complete: nobody to answer, nothing begun
+            pass  # it left, or was refused, before its body was complete: nothing begun
         except Exception as error:
-            if isinstance(error, RequestTooLarge):
-                self._metrics.request_refused(refusal_reason(error))
-            else:
-                logger.exception("request %s failed", identity.name)
+            logger.exception("request %s failed", identity.name)
             if not answer.has_started:
                 await error_response(error)(scope, receive, answer.send)
-
-    def _bounded(self, receive: Receive) -> Receive:
-        num_bytes = 0
-
-        async def receive_within_bounds() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > self._max_body_bytes:
-                raise self._too_large()
-            return message
-
-        return receive_within_bounds
-
-    def _too_large(self) -> RequestTooLarge:
-        return RequestTooLarge(f"The request's body is larger than {self._max_body_bytes} bytes.")
 
 
 class _Answer:
@@ -105,8 +72,3 @@ class _Answer:
             if self._identity is not None:
                 MutableHeaders(scope=message)[REQUEST_ID_HEADER] = self._identity.name
         await self._send(message)
-
-
-def _announced_bytes(headers: Headers) -> int:
-    length = headers.get("content-length", "")
-    return int(length[:20]) if length.isascii() and length.isdigit() else 0

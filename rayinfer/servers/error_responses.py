@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi.responses import Response
+from starlette.responses import Response
 
 from rayinfer.errors import (
     EngineDead,
+    HeadersTooLarge,
     NotReady,
     PromptTooLong,
     QueueFull,
@@ -17,6 +18,7 @@ from rayinfer.errors import (
     RequestFailed,
     RequestTimedOut,
     RequestTooLarge,
+    RequestTooSlow,
     TraceNotFound,
     Unavailable,
     UnknownModel,
@@ -48,6 +50,8 @@ ERROR_KINDS: Mapping[type[BaseException], ErrorKind] = {
     TraceNotFound: ErrorKind(404, "invalid_request_error", "trace_not_found"),
     UnsupportedContentType: ErrorKind(415, "invalid_request_error", "unsupported_content_type"),
     RequestTooLarge: ErrorKind(413, "invalid_request_error", "request_too_large"),
+    RequestTooSlow: ErrorKind(408, "invalid_request_error", "request_too_slow"),
+    HeadersTooLarge: ErrorKind(431, "invalid_request_error", "headers_too_large"),
     QueueFull: ErrorKind(429, "rate_limit_error", "queue_full"),
     NotReady: ErrorKind(503, "service_unavailable_error", "not_ready"),
     EngineDead: ErrorKind(503, "service_unavailable_error", "engine_dead"),
@@ -83,8 +87,8 @@ def error_response(error: BaseException) -> Response:
     headers = {}
     if isinstance(error, Unavailable):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
-    if isinstance(error, RequestTooLarge):
-        headers["Connection"] = "close"  # the rest of the body is not worth reading
+    if isinstance(error, RequestTooLarge | RequestTooSlow | HeadersTooLarge):
+        headers["Connection"] = "close"  # the rest of the request is not worth reading
     return json_response(error_body(error), error_kind(error).status, headers)
 
 

@@ -7,8 +7,8 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 
 from rayinfer.errors import TraceNotFound
-from rayinfer.servers.edge import cleaned_name
 from rayinfer.servers.error_responses import json_response
+from rayinfer.servers.request_bounds import cleaned_name
 from rayinfer.traces.kept_traces import KeptTrace, KeptTraces
 
 PATH = "/v1/requests/{request_id}/trace"

@@ -6,7 +6,7 @@ from ray import serve
 from rayinfer.benchmark.overhead.paced_engine import paced_description, telling_token_ids
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer_deployments.app_args import llm_app_args
-from rayinfer_deployments.applications import build_llm_app
+from rayinfer_deployments.applications import build_app_over
 from rayinfer_deployments.overhead.paced_replica import Pace, paced_engines
 from service_client import ServiceClient, wait_until
 
@@ -21,7 +21,7 @@ def test_the_router_streams_what_an_engine_without_a_model_says(cluster, tiny_mo
     pace = Pace(description=description, token_ids=token_ids, interval_s=0.005, max_running=8)
     args = llm_app_args({"models": [{"name": "paced", "model": str(folder)}]})
     try:
-        serve.run(build_llm_app(args, paced_engines(pace)), name="paced", route_prefix="/paced")
+        serve.run(build_app_over(paced_engines(pace), args), name="paced", route_prefix="/paced")
         with httpx.Client(base_url=f"{cluster}/paced", timeout=60, trust_env=False) as http:
             wait_until(ServiceClient(http).is_ready)
             body = {"model": "paced", "prompt": [5], "max_tokens": NUM_TOKENS}

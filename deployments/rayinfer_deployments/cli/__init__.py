@@ -6,7 +6,9 @@ from typing import Annotated
 import typer
 
 from rayinfer import __version__
-from rayinfer_deployments.cli import bench, chat, doctor, generate, ps, serve
+from rayinfer_deployments.cli import bench, chat, check_config, control, doctor, generate, limits, ps, serve, status
+
+OPERATION = "Operation of services that run"
 
 
 def build_application() -> typer.Typer:
@@ -21,6 +23,12 @@ def build_application() -> typer.Typer:
     application.callback()(_root)
     for command in (serve.serve, generate.generate, chat.chat, ps.ps, doctor.doctor):
         application.command()(command)
+    for command in (status.status, limits.limits, control.drain):
+        application.command(rich_help_panel=OPERATION)(command)
+    for command in (control.pause, control.resume, control.sleep, control.wake):
+        application.command(rich_help_panel=OPERATION)(command)
+    for command in (check_config.check_config, check_config.environment):
+        application.command(rich_help_panel=OPERATION)(command)
     application.add_typer(bench.build_application(), name="bench")
     return application
 

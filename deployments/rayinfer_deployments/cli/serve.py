@@ -1,5 +1,6 @@
 """`rayinfer serve`: a model behind an OpenAI-compatible port, up in seconds and gone without a trace."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -15,15 +16,20 @@ import typer
 from rich.console import Console
 
 from rayinfer.config import DEFAULT_MODEL, cache_folder, engine_config
+from rayinfer.routing.limits import router_limits
+from rayinfer_deployments.cli.check_config import Profile
 from rayinfer_deployments.cli.checked_folders import check_folder
 from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.failures import in_one_line, interrupt_on_signals, leave_at_once
+from rayinfer_deployments.cli.limits import mapping_in
 from rayinfer_deployments.cli.terminal import Phases, QuietTerminal
-from rayinfer_deployments.ray_environment import set_ray_settings
+from rayinfer_deployments.haproxy_files import haproxy_files
+from rayinfer_deployments.ray_environment import THROUGHPUT_SETTINGS, set_ray_settings
 
 if TYPE_CHECKING:
     from ray.serve import Application
 
+    from rayinfer_deployments.app_args import LLMAppArgs
     from rayinfer_deployments.joined_ray import JoinedRay
     from rayinfer_deployments.own_ray import OwnRay
 
@@ -37,16 +43,31 @@ class Service:
     """What the command line asked for."""
 
     model: str
-    folder: Path
     name: str
     host: str
     port: int
     replicas: int
+    routers: int
+    profile: Profile
+    limits: dict[str, Any]
     ray_address: str | None
     trace_requests: bool
     enable_engine_control: bool
     prioritize_engines: bool
     settings: dict[str, Any]
+
+    @property
+    def has_haproxy(self) -> bool:
+        """Whether an HAProxy of the service's own stands before its routers."""
+        return self.profile == Profile.THROUGHPUT and self.ray_address is None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """What is handed to Serve, and what it was made from."""
+
+    args: "LLMAppArgs"
+    application: "Application"
 
 
 @leave_at_once
@@ -59,6 +80,13 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65535, help="where the API listens")] = 8000,
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 lets other machines in")] = "127.0.0.1",
     replicas: Annotated[int, typer.Option(min=1, help="engines that share the requests")] = 1,
+    routers: Annotated[int, typer.Option(min=1, help="processes that share the connections")] = 1,
+    profile: Annotated[
+        Profile, typer.Option(help="throughput: HAProxy and Serve's settings for many connections in front")
+    ] = Profile.LATENCY,
+    limits: Annotated[
+        Path | None, typer.Option(help="YAML with the routers' limits, which `rayinfer limits` changes later")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="what clients call the model (default: MODEL)")] = None,
     ray_address: Annotated[
         str | None, typer.Option(help="join this Ray instead of starting one (auto, or HOST:PORT)")
@@ -75,31 +103,42 @@ def serve(
 ) -> None:
     """Serve a model over the OpenAI API until Ctrl-C."""
     interrupt_on_signals()
-    set_ray_settings(owns_ray=ray_address is None)
-    # After the environment is set: these import Ray, which reads it.
-    from rayinfer.models.sources import resolve_model
-    from rayinfer_deployments.port_check import check_port_is_free
-
-    engine_config(model=model, **engine_settings)
-    check_port_is_free(host, port)
     service = Service(
         model=model,
-        folder=resolve_model(model),
         name=name or _served_name(model),
         host=host,
         port=port,
         replicas=replicas,
+        routers=routers,
+        profile=profile,
+        limits={} if limits is None else mapping_in(limits),
         ray_address=ray_address,
         trace_requests=trace_requests,
         enable_engine_control=enable_engine_control,
         prioritize_engines=prioritize_engines,
         settings=engine_settings,
     )
-    with QuietTerminal(cache_folder() / "services" / f"{port}.log") as console:
-        _run(service, console)
+    with contextlib.ExitStack() as files:
+        more = files.enter_context(haproxy_files()) if service.has_haproxy else {}
+        set_ray_settings(owns_ray=ray_address is None, more=(THROUGHPUT_SETTINGS | more) if more else {})
+        _start(service)
 
 
-def _run(service: Service, console: Console) -> None:
+def _start(service: Service) -> None:
+    """Check what can be checked before Ray is started, which takes seconds, and run the service."""
+    # After the environment is set: these import Ray, which reads it.
+    from rayinfer.models.sources import resolve_model
+    from rayinfer_deployments.port_check import check_port_is_free
+
+    engine_config(model=service.model, **service.settings)
+    router_limits(service.limits)
+    check_port_is_free(service.host, service.port)
+    folder = resolve_model(service.model)
+    with QuietTerminal(cache_folder() / "services" / f"{service.port}.log") as console:
+        _run(service, folder, console)
+
+
+def _run(service: Service, folder: Path, console: Console) -> None:
     from rayinfer_deployments.background_call import BackgroundCall
     from rayinfer_deployments.own_ray import OwnRay
     from rayinfer_deployments.process_priority import lower_bystanders
@@ -108,7 +147,7 @@ def _run(service: Service, console: Console) -> None:
     phases.enter("starting Ray" if service.ray_address is None else "joining Ray")
     try:
         with phases:
-            preparing = BackgroundCall(lambda: _prepare(service))  # imports much while Ray's processes come up
+            preparing = BackgroundCall(lambda: _prepare(service, folder))  # imports much while Ray's processes come up
 
             def check() -> None:
                 preparing.raise_if_failed()
@@ -117,10 +156,15 @@ def _run(service: Service, console: Console) -> None:
 
             cluster = OwnRay(check) if service.ray_address is None else _joined(service.ray_address, check)
             with cluster, _recorded(service, cluster):
-                _bring_up(service, cluster, preparing.result(), phases)
-                is_ready = True
-                _announce(service, console)
-                _watch(service, cluster)
+                prepared = preparing.result()
+                missing = _missing_settings(service, cluster)
+                for setting in missing:
+                    phases.note(f"Ray's environment lacks {setting}")
+                with _controlled(service, prepared.args, missing):
+                    _bring_up(service, cluster, prepared.application, phases)
+                    is_ready = True
+                    _announce(service, console)
+                    _watch(service, cluster)
     except KeyboardInterrupt:
         console.print("stopped")
         if not is_ready:
@@ -145,30 +189,51 @@ def _watch(service: Service, cluster: "OwnRay | JoinedRay") -> NoReturn:
     raise AssertionError("counting has no end")
 
 
-def _prepare(service: Service) -> "Application":
+def _prepare(service: Service, folder: Path) -> Prepared:
     from rayinfer_deployments.app_args import llm_app_args
     from rayinfer_deployments.applications import build_llm_app
 
-    check_folder(service.folder)
-    listen = {} if service.ray_address is not None else {"listen_host": service.host, "listen_port": service.port}
-    model = {"name": service.name, "model": str(service.folder), "num_replicas": service.replicas, **service.settings}
-    return build_llm_app(
-        llm_app_args(
-            {
-                "models": [model],
-                "trace_requests": service.trace_requests,
-                "enable_engine_control": service.enable_engine_control,
-                **listen,
-            }
-        )
+    check_folder(folder)
+    listens_itself = service.ray_address is None and not service.has_haproxy
+    listen = {"listen_host": service.host, "listen_port": service.port} if listens_itself else {}
+    model = {"name": service.name, "model": str(folder), "num_replicas": service.replicas, **service.settings}
+    args = llm_app_args(
+        {
+            "models": [model],
+            "limits": service.limits,
+            "num_routers": service.routers,
+            "trace_requests": service.trace_requests,
+            "enable_engine_control": service.enable_engine_control,
+            **listen,
+        }
     )
+    return Prepared(args=args, application=build_llm_app(args))
+
+
+def _missing_settings(service: Service, cluster: "OwnRay | JoinedRay") -> list[str]:
+    """Say what the environment of a Ray lacks that somebody else has started; each line once, whichever node it is."""
+    from rayinfer_deployments.ray_environment import missing_settings
+
+    throughput = service.profile == Profile.THROUGHPUT
+    found = [missing_settings(node, throughput=throughput) for node in cluster.environments()]
+    return list(dict.fromkeys(line for lines in found for line in lines))
+
+
+def _controlled(service: Service, args: "LLMAppArgs", missing: list[str]) -> AbstractContextManager[object]:
+    """Take other commands' orders."""
+    from rayinfer_deployments.control_socket import ControlSocket
+    from rayinfer_deployments.service_operations import ServiceOperations
+    from rayinfer_deployments.service_record import control_socket_path
+
+    operations = ServiceOperations(APPLICATION, args, missing_settings=missing)
+    return ControlSocket(control_socket_path(service.port), operations.by_name())
 
 
 def _bring_up(service: Service, cluster: "OwnRay | JoinedRay", application: "Application", phases: Phases) -> None:
     from rayinfer_deployments.service_startup import deploy, wait_until_ready
 
     phases.enter("starting the service")
-    deploy(application, APPLICATION, service.host, service.port, with_proxy=not cluster.owns_ray)
+    deploy(application, APPLICATION, service.host, service.port, with_proxy=not cluster.owns_ray or service.has_haproxy)
 
     def tell(reason: str) -> None:
         phases.enter("loading the model and warming it up")

@@ -70,6 +70,10 @@ class Phases:
         if self._status is not None:
             self._status.update(Text(f"{self._name} ({detail})"))
 
+    def note(self, line: str) -> None:
+        """Leave a line for people above the present phase."""
+        self._console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
     def finish(self) -> None:
         """End the present phase and note how long it took."""
         name, seconds = self._name, time.monotonic() - self._started

@@ -16,7 +16,7 @@ from rayinfer.errors import RayinferError
 from rayinfer.models.sources import resolve_model
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer_deployments.app_args import llm_app_args
-from rayinfer_deployments.applications import build_llm_app
+from rayinfer_deployments.applications import build_app_over
 from rayinfer_deployments.overhead.paced_replica import Pace, paced_engines
 from rayinfer_deployments.own_ray import OwnRay
 from rayinfer_deployments.process_priority import lower_helpers
@@ -78,7 +78,7 @@ def measure_service(profile: str, plan: ServicePlan, tell: Tell) -> ServiceCost:
     listen = {} if plan.with_proxy else {"listen_host": HOST, "listen_port": port}
     args = llm_app_args({"models": [{"name": MODEL, "model": plan.model}], **listen})
     with OwnRay() as ray:
-        deploy(build_llm_app(args, paced_engines(pace)), APPLICATION, HOST, port, with_proxy=plan.with_proxy)
+        deploy(build_app_over(paced_engines(pace), args), APPLICATION, HOST, port, with_proxy=plan.with_proxy)
         wait_until_ready(APPLICATION, HOST, port, check=ray.check, tell=lambda reason: None)
         lower_helpers(os.getpid(), APPLICATION)
         service = _Service(plan, ray.address, service_url(HOST, port), tokenizer.vocab_size)

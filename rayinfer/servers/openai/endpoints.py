@@ -10,12 +10,13 @@ from fastapi.responses import Response
 from rayinfer.errors import NotReady
 from rayinfer.servers.edge import RequestIdentity
 from rayinfer.servers.error_responses import json_response
+from rayinfer.servers.json_body import read_json_object
 from rayinfer.servers.openai.chunks import CHAT, COMPLETION, ChunkWriter
 from rayinfer.servers.openai.generation import Generation
 from rayinfer.servers.openai.generation_response import StreamedResponse, WholeResponse
 from rayinfer.servers.openai.prompt_outputs import generate_outputs
 from rayinfer.servers.openai.prompts import chat_prompts, completion_prompts, echoed_texts
-from rayinfer.servers.openai.request_body import check_schema, read_json_object
+from rayinfer.servers.openai.request_body import check_schema
 from rayinfer.servers.openai.sampling_settings import chat_params, check_num_logprobs, completion_params
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
 from rayinfer.servers.openai.unsupported_fields import refuse_unsupported_fields

@@ -26,7 +26,7 @@ class DescribedFake(FakeEngineClient):
 
 @pytest.fixture
 def fakes():
-    return {name: DescribedFake() for name in ENGINES}
+    return {name: DescribedFake() for name in (*ENGINES, "c")}
 
 
 @pytest.fixture
@@ -74,3 +74,58 @@ async def test_an_engine_that_cannot_say_what_it_is_keeps_no_other_out_and_may_c
     await until(lambda: engines.names == ["b"])
     fakes["a"].describe_error = None
     await until(lambda: sorted(engines.names) == ["a", "b"])
+
+
+async def test_an_engine_that_leaves_goes_once_the_one_that_is_there_instead_has_joined(roster, engines, fakes):
+    roster.want({"a": ENGINES["a"]})
+    await until(lambda: engines.names == ["a"])
+    fakes["b"].describe_error = EngineDead("not yet")
+    roster.want({"b": ENGINES["b"]})
+    await asyncio.sleep(0.05)
+    assert [link.name for link in engines.available()] == ["a"]
+    fakes["b"].describe_error = None
+    await until(lambda: engines.names == ["b"])
+
+
+async def test_an_engine_that_leaves_does_not_wait_for_ever_nor_for_nobody(engines, fakes):
+    fakes["b"].describe_error = EngineDead("never")
+    roster = EngineRoster(engines, lambda address: fakes[address.actor_name], 0.01, hand_over_s=0.05)
+    keeping_up = asyncio.create_task(roster.keep_up())
+    for instead in ({"b": ENGINES["b"]}, {}):
+        roster.want({"a": ENGINES["a"]})
+        await until(lambda: engines.names == ["a"])
+        roster.want(instead)
+        await until(lambda: engines.names == [])
+    keeping_up.cancel()
+
+
+async def test_an_engine_that_was_dismissed_stays_away_though_serve_still_has_it(roster, engines):
+    roster.want(ENGINES)
+    await until(lambda: sorted(engines.names) == ["a", "b"])
+    assert roster.dismiss("a")
+    assert not roster.dismiss("unheard-of")
+    await until(lambda: engines.names == ["b"])
+    roster.want(ENGINES)
+    assert roster.dismiss("b")
+    await until(lambda: engines.names == [])
+    roster.want(ENGINES | {"c": EngineAddress(actor_name="c", namespace="serve", epoch=2)})
+    await asyncio.sleep(0.05)
+    assert not {"a", "b"} & set(engines.names)
+
+
+async def test_a_roster_has_caught_up_once_every_engine_that_there_is_has_joined(roster, engines, fakes):
+    fakes["b"].describe_error = EngineDead("not yet")
+    waiting = asyncio.create_task(roster.caught_up(10.0))
+    await asyncio.sleep(0.02)
+    roster.want(ENGINES)
+    await until(lambda: engines.names == ["a"])
+    assert not waiting.done()
+    fakes["b"].describe_error = None
+    async with asyncio.timeout(5):
+        await waiting
+    assert sorted(engines.names) == ["a", "b"]
+
+
+async def test_a_roster_that_hears_of_no_engine_does_not_wait_for_long(roster):
+    async with asyncio.timeout(5):
+        await roster.caught_up(0.05)

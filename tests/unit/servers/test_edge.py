@@ -9,6 +9,7 @@ from starlette.types import Message, Receive, Scope, Send
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.servers.app import build_app
 from rayinfer.servers.edge import Edge
+from rayinfer.servers.request_bounds import RequestBounds
 
 
 async def chunks(size: int, count: int, sent: list[int]) -> AsyncIterator[bytes]:
@@ -30,7 +31,8 @@ class EchoLength:
 
 
 def client_of(app: object, max_body_bytes: int = 100) -> httpx.AsyncClient:
-    edge = Edge(app, metrics=ServiceMetrics(CollectorRegistry()), max_body_bytes=max_body_bytes)  # type: ignore[arg-type]
+    bounds = RequestBounds(max_body_bytes=max_body_bytes)
+    edge = Edge(app, metrics=ServiceMetrics(CollectorRegistry()), bounds=bounds)  # type: ignore[arg-type]
     return httpx.AsyncClient(transport=httpx.ASGITransport(edge), base_url="http://service")
 
 
@@ -117,6 +119,6 @@ async def test_a_failure_after_the_answer_began_does_not_begin_another():
     async def send(message: Message) -> None:
         sent.append(message)
 
-    edge = Edge(half, metrics=ServiceMetrics(CollectorRegistry()), max_body_bytes=1)
+    edge = Edge(half, metrics=ServiceMetrics(CollectorRegistry()), bounds=RequestBounds())
     await edge({"type": "http", "headers": []}, asyncio.Queue[Message]().get, send)
     assert [message["type"] for message in sent] == ["http.response.start"]

@@ -5,6 +5,7 @@ import pytest
 
 from rayinfer.errors import (
     EngineDead,
+    HeadersTooLarge,
     InvalidParameter,
     NotReady,
     PromptTooLong,
@@ -13,6 +14,7 @@ from rayinfer.errors import (
     RequestFailed,
     RequestTimedOut,
     RequestTooLarge,
+    RequestTooSlow,
     Unavailable,
     UnknownModel,
 )
@@ -27,6 +29,8 @@ from rayinfer.servers.error_responses import error_response, refusal_reason
         (PromptTooLong("no"), 400, "invalid_request_error", "context_length_exceeded"),
         (UnknownModel("no"), 404, "invalid_request_error", "model_not_found"),
         (RequestTooLarge("no"), 413, "invalid_request_error", "request_too_large"),
+        (RequestTooSlow("no"), 408, "invalid_request_error", "request_too_slow"),
+        (HeadersTooLarge("no"), 431, "invalid_request_error", "headers_too_large"),
         (QueueFull("no"), 429, "rate_limit_error", "queue_full"),
         (NotReady("no"), 503, "service_unavailable_error", "not_ready"),
         (EngineDead("no"), 503, "service_unavailable_error", "engine_dead"),

@@ -6,9 +6,9 @@ from contextlib import suppress
 from typing import Any
 
 MAX_SEARCHED_BYTES = 2**17  # a tenth of a second, in which everybody else waits
+MAX_DIGITS = 4000  # of one number: Python's own limit is a little more
 
 _MARK = object()  # stands where such a value was
-_READABLE_DIGITS = 4000  # Python's own limit, or a little less
 
 
 def place_of_constant(raw: bytes) -> str | None:
@@ -17,12 +17,12 @@ def place_of_constant(raw: bytes) -> str | None:
 
 
 def place_of_long_number(raw: bytes) -> str | None:
-    """Find the first integer of more digits than Python reads."""
+    """Find the first number of more digits than are read."""
 
-    def read(digits: str) -> Any:
-        return int(digits) if len(digits) <= _READABLE_DIGITS else _MARK
+    def read(literal: str) -> Any:
+        return 0 if len(literal) <= MAX_DIGITS else _MARK
 
-    return _place_of_mark(raw, json.JSONDecoder(parse_int=read))
+    return _place_of_mark(raw, json.JSONDecoder(parse_int=read, parse_float=read))
 
 
 def place_of_half_character(raw: bytes, body: Any) -> str | None:

@@ -1,0 +1,44 @@
+"""`rayinfer check-config` and `rayinfer environment`: for services that `serve deploy` starts."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rayinfer_deployments.cli.failures import in_one_line
+
+
+class Profile(StrEnum):
+    """What Serve's settings are good for."""
+
+    LATENCY = "latency"
+    THROUGHPUT = "throughput"
+
+
+@in_one_line
+def check_config(
+    files: Annotated[list[Path], typer.Argument(help="files for `serve deploy`")],
+) -> None:
+    """Check Serve config files: names that nobody knows are errors, at every level."""
+    from rayinfer_deployments.config_check import mistakes_in
+
+    mistakes = [f"{file}: {mistake}" for file in files for mistake in mistakes_in(file)]
+    for mistake in mistakes:
+        typer.echo(mistake, err=True)
+    if mistakes:
+        raise typer.Exit(1)
+    typer.echo("ok")
+
+
+@in_one_line
+def environment(
+    profile: Annotated[Profile, typer.Option(help="what the service is tuned for")] = Profile.LATENCY,
+) -> None:
+    """Print the settings that Ray needs in its environment, on every node, where you start it yourself."""
+    import shlex
+
+    from rayinfer_deployments.ray_environment import cluster_settings
+
+    for name, value in cluster_settings(throughput=profile == Profile.THROUGHPUT).items():
+        typer.echo(f"export {name}={shlex.quote(value)}")

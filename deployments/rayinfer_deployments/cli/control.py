@@ -1,0 +1,71 @@
+"""`rayinfer pause`, `resume`, `sleep`, `wake` and `drain`: what operators do to the engines of a running service."""
+
+from typing import Annotated, Any
+
+import typer
+
+from rayinfer.errors import ConfigError
+from rayinfer_deployments.cli.failures import in_one_line
+
+CONTROL_S = 150.0
+DRAIN_S = 1300.0
+
+Port = Annotated[int | None, typer.Option(help="the service's port (default: the only service there is)")]
+Model = Annotated[str | None, typer.Option(help="only this model's engines (default: those of all models)")]
+
+
+@in_one_line
+def pause(port: Port = None, model: Model = None) -> None:
+    """Stop the engines where they are; requests stay, and new ones wait."""
+    _control(port, "pause", model)
+
+
+@in_one_line
+def resume(port: Port = None, model: Model = None) -> None:
+    """Let paused engines go on."""
+    _control(port, "resume", model)
+
+
+@in_one_line
+def sleep(
+    port: Port = None,
+    model: Model = None,
+    level: Annotated[int, typer.Option(min=0, max=2, help="0: no memory is given back, 1: caches, 2: weights too")] = 1,
+) -> None:
+    """Pause the engines and have them give memory back; requests stay, and new ones wait."""
+    _control(port, "sleep", model, level=level)
+
+
+@in_one_line
+def wake(port: Port = None, model: Model = None) -> None:
+    """Have sleeping engines take their memory again and go on."""
+    _control(port, "wake", model)
+
+
+@in_one_line
+def drain(
+    engine: Annotated[str | None, typer.Argument(help="the engine, or a part of its name (rayinfer status)")] = None,
+    every: Annotated[bool, typer.Option("--all", help="replace all engines of all models")] = False,
+    shrink: Annotated[bool, typer.Option("--shrink", help="build no other in its place: one engine fewer")] = False,
+    port: Port = None,
+) -> None:
+    """Take an engine out: its streams go on at others at once, and a new one is built in its place."""
+    if (engine is None) != every:
+        raise ConfigError("say which engine shall go, or --all")
+    if every and shrink:
+        raise ConfigError("--shrink takes one engine")
+    done = _ask(port, "drain", DRAIN_S, engine=engine, shrink=shrink)
+    typer.echo(f"left: {', '.join(done['left'])}")
+    typer.echo(f"there: {', '.join(done['engines'])}")
+
+
+def _control(port: int | None, action: str, model: str | None, **arguments: Any) -> None:
+    models = _ask(port, "control", CONTROL_S, action=action, model=model, **arguments)
+    typer.echo(f"{action}: {', '.join(models)}")
+
+
+def _ask(port: int | None, operation: str, timeout_s: float, **arguments: Any) -> Any:
+    from rayinfer_deployments.control_socket import ask
+    from rayinfer_deployments.service_record import find_service
+
+    return ask(find_service(port).control_socket, operation, timeout_s=timeout_s, **arguments)

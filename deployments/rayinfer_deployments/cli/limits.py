@@ -1,0 +1,65 @@
+"""`rayinfer limits`: what the routers of a running service let in and in which order, shown and changed."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rayinfer.errors import ConfigError
+from rayinfer_deployments.cli.failures import in_one_line
+
+CHANGE_S = 60.0
+
+
+@in_one_line
+def limits(
+    port: Annotated[int | None, typer.Option(help="the service's port (default: the only service there is)")] = None,
+    file: Annotated[Path | None, typer.Option(help="YAML with all limits; what it leaves out gets its default")] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE, as in tenants.alice.weight=3; may be repeated")
+    ] = None,
+) -> None:
+    """Show the limits, after changing them if asked to; streams that are open go on."""
+    import yaml
+
+    from rayinfer_deployments.control_socket import ask
+    from rayinfer_deployments.service_record import find_service
+
+    socket = find_service(port).control_socket
+    wanted = ask(socket, "limits", timeout_s=CHANGE_S) if file is None else mapping_in(file)
+    for change in changes or ():
+        _set(wanted, change)
+    if file is not None or changes:
+        wanted = ask(socket, "change_limits", timeout_s=CHANGE_S, limits=wanted)
+    typer.echo(yaml.safe_dump(wanted, sort_keys=False), nl=False)
+
+
+def mapping_in(file: Path) -> dict[str, Any]:
+    """Read a YAML file of NAME: VALUE lines; raises ConfigError when it holds anything else."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(file.read_text())
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is no YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file} holds no NAME: VALUE lines")
+    return content
+
+
+def _set(settings: dict[str, Any], change: str) -> None:
+    """Put one value into nested settings; `NAME=` takes a name out."""
+    import yaml
+
+    path, sign, text = change.partition("=")
+    if not sign or not path:
+        raise ConfigError(f"--set takes NAME=VALUE, got {change!r}")
+    *parents, last = path.split(".")
+    for parent in parents:
+        settings = settings.setdefault(parent, {})
+        if not isinstance(settings, dict):
+            raise ConfigError(f"--set {change}: {parent!r} holds no names")
+    if text:
+        settings[last] = yaml.safe_load(text)
+    else:
+        settings.pop(last, None)

@@ -1,0 +1,117 @@
+"""One client's connection to the router's own port: uvicorn's, which waits for a client for ever, with limits."""
+
+import asyncio
+from http import HTTPStatus
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from rayinfer.errors import HeadersTooLarge, RequestError, RequestTooSlow
+from rayinfer.servers.error_responses import error_body, error_kind
+
+HEAD_TIMEOUT_S = 10.0  # from a connection's begin, or a request's first byte, to the end of its headers
+MAX_HEAD_BYTES = 2 * 32 * 2**10  # held in memory until they are parsed; the exact limit is the application's
+
+
+class HttpConnection(HttpToolsProtocol):
+    """Closes when the client takes too long for a request's head, or leaves one unfinished that was answered already.
+
+    While the application reads a body or answers, time is the application's matter.
+    """
+
+    head_timeout_s = HEAD_TIMEOUT_S
+    max_head_bytes = MAX_HEAD_BYTES
+
+    _awaiting: asyncio.TimerHandle | None = None
+    _num_pending_bytes = 0  # came since the parser last reached the end of something
+    _is_in_head = False
+    _is_mid_message = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Expect a request."""
+        super().connection_made(transport)
+        self._await_client()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the client."""
+        self._stop_awaiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came; refuses a head, or trailers, that do not end."""
+        self._num_pending_bytes += len(data)
+        super().data_received(data)
+        if self._num_pending_bytes > self.max_head_bytes:
+            self._refuse(HeadersTooLarge(f"The request's headers are larger than {self.max_head_bytes} bytes."))
+        elif not self._is_answering:
+            self._await_client()  # before its request is whole, uvicorn waits for as long as bytes come
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        self._is_in_head = self._is_mid_message = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Hand a request over to the application."""
+        self._num_pending_bytes = 0
+        self._is_in_head = False
+        super().on_headers_complete()
+        self._stop_awaiting()
+        if self.parser.should_upgrade():
+            self.cycle.keep_alive = False  # behind this request comes another protocol, which we do not speak
+
+    def on_body(self, body: bytes) -> None:
+        """Keep a part of a body for the application."""
+        self._num_pending_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        self._num_pending_bytes = 0
+        self._is_mid_message = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request; what is left of this one may not take for ever either."""
+        super().on_response_complete()
+        if self._is_mid_message and not self._is_answering:
+            self._await_client()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, in words of our own."""
+        self._refuse(RequestError("The request is not valid HTTP.", code="invalid_http"))
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: clients may ask for other protocols as often as they like."""
+
+    @property
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _await_client(self) -> None:
+        if self._awaiting is None and not self.transport.is_closing():
+            self._awaiting = self.loop.call_later(self.head_timeout_s, self._give_up)
+
+    def _stop_awaiting(self) -> None:
+        if self._awaiting is not None:
+            self._awaiting.cancel()
+            self._awaiting = None
+
+    def _give_up(self) -> None:
+        self._awaiting = None
+        if self._is_in_head:
+            self._refuse(RequestTooSlow("The request's headers came too slowly."))
+        else:
+            self.transport.close()
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer and close; where an answer is under way, it ends there instead of having another one in it."""
+        if not self.transport.is_closing() and not self._is_answering:
+            status, body = HTTPStatus(error_kind(error).status), error_body(error)
+            lines = (
+                f"HTTP/1.1 {status} {status.phrase}",
+                "content-type: application/json",
+                f"content-length: {len(body)}",
+                "connection: close",
+            )
+            self.transport.write("\r\n".join((*lines, "", "")).encode() + body)
+        self.transport.close()

@@ -1,0 +1,71 @@
+"""Operators' commands, each in a process of its own, on a service of the throughput profile."""
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from cli_processes import run_cli, serving
+from service_client import wait_until
+from tiny_models import make_tiny_llama
+
+ENGINE = ("--num-kv-blocks", 256, "--num-threads", 1, "--name", "tiny")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def answers(url, **fields):
+    body = {"model": "tiny", "prompt": "Once", "max_tokens": 5, "ignore_eos": True} | fields
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=60, trust_env=False)
+
+
+def test_a_service_behind_haproxy_is_operated_and_leaves_nothing_behind(model, tmp_path):
+    def run(*arguments):
+        return run_cli(*arguments, cache=tmp_path)
+
+    with serving(model, *ENGINE, "--profile", "throughput", "--routers", 2, cache=tmp_path) as service:
+        service.wait_for_line("ready: tiny")
+        assert answers(service.url).json()["usage"]["completion_tokens"] == 5
+        assert answers(service.url, stream=True).text.endswith("data: [DONE]\n\n")
+
+        (haproxy,) = (process for process in service.processes() if "-f /tmp/rayinfer-" in process.title)
+        config = Path(haproxy.title.partition("-f ")[2].split()[0])
+        assert config.exists()
+        roles = [process["role"] for process in json.loads(run("ps", "--json").stdout)]
+        assert (roles.count("router"), roles.count("engine"), "proxy" in roles) == (2, 1, True)
+
+        told = run("status", "--json")
+        (report,) = json.loads(told.stdout)
+        assert (told.returncode, report["ready"], report["state"], len(report["routers"])) == (0, True, "RUNNING", 2)
+        assert run("pause").stdout == "pause: tiny\n"
+        wait_until(lambda: run("status").returncode == 1)
+        assert "tiny: paused" in run("status", "--port", service.port).stdout
+        assert run("resume", "--model", "tiny").returncode == 0
+        refused = run("wake", "--model", "nobody")
+        assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+        assert "nobody" in refused.stderr
+
+        limits = yaml.safe_load(run("limits", "--set", "max_waiting_requests=3").stdout)
+        assert limits["max_waiting_requests"] == 3
+        assert yaml.safe_load(run("limits").stdout) == limits
+        wait_until(lambda: run("status").returncode == 0)
+
+        processes = service.processes()
+        assert service.stop(signal.SIGINT) == 0
+        started = time.monotonic()
+        while any(process.is_alive for process in processes):
+            assert time.monotonic() - started < 30, [process for process in processes if process.is_alive]
+            time.sleep(0.05)
+        assert not config.parent.parent.exists()
+        assert list((tmp_path / "services").glob("*.sock")) == []
+
+    gone = run("status")
+    assert (gone.returncode, gone.stdout) == (1, "no rayinfer service runs on this machine\n")
+    assert "no rayinfer service runs" in run("pause").stderr

@@ -1,0 +1,49 @@
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from bad_requests import BadRequest, ask, bad_requests, good_request
+from fake_generator import FakeGenerator
+from rayinfer.metrics import ServiceMetrics
+from rayinfer.servers.app import ServedModel, build_app
+from rayinfer.tokenization.chat_template import ChatTemplate
+from rayinfer.tokenization.tokenizer import Tokenizer
+from rayinfer_deployments.http_door import HttpDoor
+from tiny_models import save_tokenizer
+
+MODEL = "tiny"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(folder, 384)
+    return ServedModel(
+        name=MODEL,
+        generator=FakeGenerator(),
+        tokenizer=Tokenizer.from_folder(folder),
+        chat_template=ChatTemplate.from_folder(folder),
+        created=1_700_000_000,
+    )
+
+
+@pytest.fixture
+async def port(model: ServedModel) -> AsyncIterator[int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    door = HttpDoor(build_app({MODEL: model}, ServiceMetrics(CollectorRegistry())), "127.0.0.1", port)
+    yield port
+    await door.close(grace_s=0.0)
+
+
+@pytest.mark.parametrize("bad", bad_requests(MODEL), ids=str)
+async def test_a_bad_request_is_refused_and_the_next_one_answered(port: int, bad: BadRequest):
+    answer = await asyncio.to_thread(ask, "127.0.0.1", port, bad.payload)
+    assert (answer.status, answer.error["type"]) == (bad.status, "invalid_request_error")
+    assert len(answer.body) < 2500
+    assert (await asyncio.to_thread(ask, "127.0.0.1", port, good_request(MODEL))).status == 200
