@@ -106,8 +106,10 @@ def _measure_in_own_process(profile: Profile, settings: dict[str, object], tell:
     finally:
         process.join(END_WITHIN_S)
         process.kill()  # of one that has ended nothing is left to kill
-    if isinstance(word, Exception):
+    if isinstance(word, RayinferError):
         raise word
+    if isinstance(word, Exception):
+        raise RayinferError(f"profile {profile} could not be measured: {type(word).__name__}: {word}") from word
     cost: ServiceCost = word
     return cost
 
