@@ -146,6 +146,8 @@ class EngineSet:
         links = [link for link in links if link.stats.state == RUNNING] or links
         candidates = []
         for link in links:
+            if not may_crowd and link.load.is_full(work.priority, link.stats.credits):
+                continue  # under overload that is nearly every engine: what they have cached is not worth a look
             num_cached = self._num_cached_tokens(link, digests) if digests else 0
             if may_crowd or link.load.has_room(_less_cached(work, num_cached), link.stats.credits):
                 num_blocks = self.prefixes.num_blocks(link.name)

@@ -1,7 +1,6 @@
 """`rayinfer bench router`: what stands between engines and clients, measured with engines that have no model."""
 
 import contextlib
-import importlib
 import multiprocessing
 import shlex
 import sys
@@ -15,15 +14,16 @@ from rich.console import Console
 
 from rayinfer.config import DEFAULT_MODEL
 from rayinfer.errors import ConfigError, RayinferError
+from rayinfer_deployments.cli.check_config import Profile
 from rayinfer_deployments.cli.failures import in_one_line, interrupt_on_signals
-from rayinfer_deployments.ray_environment import set_ray_settings
+from rayinfer_deployments.haproxy_files import haproxy_files
+from rayinfer_deployments.ray_environment import THROUGHPUT_SETTINGS, set_ray_settings
 
 if TYPE_CHECKING:
     from rayinfer.benchmark.overhead.results import ServiceCost
     from rayinfer.benchmark.overhead.routing_decision import DecisionCost
 
 RESULTS = Path("kernels/benchmarks/results")
-LATENCY, THROUGHPUT = "latency", "throughput"
 END_WITHIN_S = 30.0  # what a service may take to end
 
 Tell = Callable[[str], None]
@@ -88,7 +88,7 @@ def _measure_decisions(
     return costs
 
 
-def _measure_in_own_process(profile: str, settings: dict[str, object], tell: Tell) -> "ServiceCost":
+def _measure_in_own_process(profile: Profile, settings: dict[str, object], tell: Tell) -> "ServiceCost":
     """Ray reads its settings when it is imported, so every profile needs a process that has not done that yet."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
@@ -105,20 +105,23 @@ def _measure_in_own_process(profile: str, settings: dict[str, object], tell: Tel
         raise
     finally:
         process.join(END_WITHIN_S)
-    if isinstance(word, Exception):
+        process.kill()  # of one that has ended nothing is left to kill
+    if isinstance(word, RayinferError):
         raise word
+    if isinstance(word, Exception):
+        raise RayinferError(f"profile {profile} could not be measured: {type(word).__name__}: {word}") from word
     cost: ServiceCost = word
     return cost
 
 
-def _measure_service(answer: Connection, profile: str, settings: dict[str, object]) -> None:
+def _measure_service(answer: Connection, profile: Profile, settings: dict[str, object]) -> None:
     interrupt_on_signals()
     try:
         with _ray_settings(profile):
             # After the environment is set: these import Ray, which reads it.
             from rayinfer_deployments.overhead.measured_service import ServicePlan, measure_service
 
-            plan = ServicePlan(with_proxy=profile == THROUGHPUT, **settings)  # type: ignore[arg-type]
+            plan = ServicePlan(with_proxy=profile == Profile.THROUGHPUT, **settings)  # type: ignore[arg-type]
             answer.send(measure_service(profile, plan, answer.send))
     except Exception as error:
         answer.send(error)
@@ -127,29 +130,21 @@ def _measure_service(answer: Connection, profile: str, settings: dict[str, objec
 
 
 @contextlib.contextmanager
-def _ray_settings(profile: str) -> Iterator[None]:
+def _ray_settings(profile: Profile) -> Iterator[None]:
     """Set this process's environment as `rayinfer serve --profile` does."""
-    if profile == LATENCY:
-        set_ray_settings(owns_ray=True)
-        yield
-        return
-    try:
-        environment = importlib.import_module("rayinfer_deployments.ray_environment")
-        haproxy_files = importlib.import_module("rayinfer_deployments.haproxy_files").haproxy_files
-        throughput_settings = environment.THROUGHPUT_SETTINGS
-    except (ImportError, AttributeError):
-        raise RayinferError(f"this version of rayinfer has no profile {profile!r}") from None
-    with haproxy_files() as files:
-        environment.set_ray_settings(owns_ray=True, more=throughput_settings | files)
+    with contextlib.ExitStack() as files:
+        has_haproxy = profile == Profile.THROUGHPUT
+        more = THROUGHPUT_SETTINGS | files.enter_context(haproxy_files()) if has_haproxy else {}
+        set_ray_settings(owns_ray=True, more=more)
         yield
 
 
-def _profiles(text: str) -> list[str]:
+def _profiles(text: str) -> list[Profile]:
     names = [part.strip() for part in text.split(",") if part.strip() not in ("", "none")]
-    for name in names:
-        if name not in (LATENCY, THROUGHPUT):
-            raise ConfigError(f"there is no profile {name!r}, only {LATENCY} and {THROUGHPUT}")
-    return names
+    try:
+        return [Profile(name) for name in names]
+    except ValueError:
+        raise ConfigError(f"expected profiles out of {', '.join(Profile)}, or none, got {text!r}") from None
 
 
 def _numbers(text: str, least: int) -> list[int]:

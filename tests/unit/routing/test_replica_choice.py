@@ -135,3 +135,11 @@ def test_a_stream_that_goes_on_elsewhere_has_its_answer_computed_again():
         sampling_params=SamplingParams(max_tokens=400),
     )
     assert work_of_choice(request, num_cached_tokens=0) == Work(0, 1, 303, 303)
+
+
+@pytest.mark.parametrize("granted", [0, 1, 2, 3])
+@pytest.mark.parametrize("priorities", [(), (0,), (0, 0), (-1, 1), (1, 1, 1), (0, 0, 1, 1)])
+def test_an_engine_is_full_for_a_priority_where_even_the_least_work_has_no_room(granted, priorities):
+    load, credits = load_of(*(work(priority=priority) for priority in priorities)), Credits(num_requests=granted)
+    for priority in (-1, 0, 1):
+        assert load.is_full(priority, credits) != load.has_room(Work(priority, 1, 0, 0), credits)
