@@ -30,7 +30,7 @@ OWN_RAY_SETTINGS = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
 }
 
-
+# What these change is seen only where Ray writes.
 OWN_OUTPUT = ("RAY_USAGE_STATS_ENABLED", "RAY_SERVE_LOG_TO_STDERR")
 
 # What a cluster loses that lacks a setting; the others are a matter of taste.
@@ -41,6 +41,7 @@ WITHOUT = {
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "a frozen engine keeps its memory until its grace has ended",
     "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "requests to a busy machine are delayed",
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": "gRPC messages of up to 2 GiB are taken",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "the HTTP proxies take bodies of any size and obey clients' headers",
 }
 
 # What is gained per request is paid with more processes and ports: HAProxy in front, which shares connections out.

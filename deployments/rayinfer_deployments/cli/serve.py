@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 APPLICATION = "rayinfer"
 WATCH_S = 1.0
+POLL_S = 0.2
+ALL_ROUTERS_S = 30.0  # for the last router after the first
 PRIORITIES_EVERY = 30  # watches
 
 
@@ -240,7 +242,23 @@ def _bring_up(service: Service, cluster: "OwnRay | JoinedRay", application: "App
         phases.explain(reason)
 
     wait_until_ready(APPLICATION, service.host, service.port, check=cluster.check, tell=tell)
+    if service.routers > 1:
+        _wait_for_all_routers(service, cluster)
     phases.finish()
+
+
+def _wait_for_all_routers(service: Service, cluster: "OwnRay | JoinedRay") -> None:
+    """Wait until each router knows an engine: /ready speaks for the one that answers."""
+    from rayinfer_deployments.control_socket import ask
+    from rayinfer_deployments.service_record import control_socket_path
+
+    latest = time.monotonic() + ALL_ROUTERS_S
+    while time.monotonic() < latest:
+        cluster.check()
+        routers = ask(control_socket_path(service.port), "status", timeout_s=ALL_ROUTERS_S)["routers"]
+        if len(routers) >= service.routers and all(model["ready"] for router in routers for model in router["models"]):
+            return
+        time.sleep(POLL_S)
 
 
 def _recorded(service: Service, cluster: "OwnRay | JoinedRay") -> AbstractContextManager[object]:
