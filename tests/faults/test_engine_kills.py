@@ -120,9 +120,9 @@ def kill_again_and_again(service, expected, row, without, draw_pause_s, *, num_k
     with service.switched(*filter(None, [without])), under_load(service, expected, row, **load):
         while done < num_kills:
             time.sleep(draw_pause_s())
-            names = sorted(service.engine_names())
-            if len(names) > 1:
-                kill(service.pid_of(names[done % len(names)]))
+            alive = service.known_engines()
+            if len(alive) > 1:
+                kill(alive[done % len(alive)])
                 done += 1
         row.recovery_s = wait_until_whole(service)
     return done
