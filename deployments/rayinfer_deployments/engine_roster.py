@@ -104,9 +104,7 @@ class EngineRoster:
             while True:
                 self._changed.clear()
                 self._begin_to_add()
-                self._let_go()
-                if all(name in self._engines.names for name in self._wanted):
-                    self._is_complete.set()
+                self._take_stock()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), self._reconcile_interval_s)
         finally:
@@ -118,6 +116,11 @@ class EngineRoster:
         for name, address in self._wanted.items():
             if name not in self._engines.names and name not in self._joining:
                 self._joining[name] = asyncio.get_running_loop().create_task(self._add(address))
+
+    def _take_stock(self) -> None:
+        self._let_go()
+        if all(name in self._engines.names for name in self._wanted):
+            self._is_complete.set()
 
     def _let_go(self) -> None:
         """Drain the engines that are not wanted, if another is there, none will come, or none came in time."""
@@ -142,4 +145,4 @@ class EngineRoster:
         if address.actor_name in self._wanted:
             self._engines.add(address.actor_name, client, description)
             logger.info("engine %s joins", address.actor_name)
-            self._changed.set()
+            self._take_stock()

@@ -32,7 +32,12 @@ def under_load(
 def wait_until_whole(service: FaultyService, lost_pids: list[int] | None = None) -> float:
     """Wait until these engines are gone and others have taken their places; returns how long it took."""
     gone = set(lost_pids or ())
-    return wait_until(lambda: not gone & set(service.pids("engine")) and service.is_whole(), AGAIN_S)
+
+    def is_whole_again() -> bool:
+        alive = set(service.pids("engine"))
+        return not gone & alive and len(alive) == service.num_engines and service.is_whole()
+
+    return wait_until(is_whole_again, AGAIN_S)
 
 
 def count_leaks(service: FaultyService) -> int:

@@ -138,10 +138,12 @@ class FaultyService(ServiceClient):
         roles = roles or ("engine", "engine_replica", "router")
         return sorted(process["pid"] for process in found if process["role"] in roles and read_process(process["pid"]))
 
-    def pid_of(self, engine: str) -> int:
-        """The process of an engine."""
+    def known_engines(self) -> list[int]:
+        """The living processes of the engines that its router knows, and not of those that are being built."""
+        names = self.engine_names()
         found = self.host.ask("processes", self.name)
-        return next(process["pid"] for process in found if process["role"] == "engine" and process["group"] == engine)
+        engines = [process for process in found if process["role"] == "engine" and process["group"] in names]
+        return sorted(process["pid"] for process in engines if read_process(process["pid"]))
 
     def status(self) -> dict[str, Any]:
         """What Serve says of it."""

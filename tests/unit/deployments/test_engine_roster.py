@@ -23,8 +23,8 @@ class DescribedFake(FakeEngineClient):
     async def describe(self):
         if self.describe_error is not None:
             raise self.describe_error
-        if not self.answers:
-            await asyncio.Event().wait()
+        while not self.answers:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
         return self.description
 
     async def is_stuck(self):
@@ -67,8 +67,10 @@ async def test_wanted_engines_join_and_unwanted_ones_go(roster, engines):
 async def test_an_engine_whose_line_broke_is_taken_back(roster, engines, fakes):
     roster.want({"a": ENGINES["a"]})
     await until(lambda: engines.available())
+    fakes["a"].answers = False  # for a moment, so that its absence can be seen
     fakes["a"].die(ConnectionError("the line broke"))
     await until(lambda: not engines.available())
+    fakes["a"].answers = True
     await until(lambda: engines.available())
 
 
