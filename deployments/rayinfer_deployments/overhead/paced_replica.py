@@ -1,5 +1,6 @@
 """Engines without a model behind a real router: an actor, the replica that owns it, and their deployment."""
 
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -14,7 +15,7 @@ from rayinfer.outputs import StepMessage
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer_deployments.addressed_request_router import addressed_routing
 from rayinfer_deployments.app_args import ModelArgs
-from rayinfer_deployments.engine_actor import MAX_CONCURRENT_CALLS
+from rayinfer_deployments.engine_actor import MAX_CONCURRENT_CALLS, EngineReport
 from rayinfer_deployments.engine_address import EngineAddress
 from rayinfer_deployments.engine_replica import SERVE_NAMESPACE
 
@@ -44,6 +45,10 @@ class PacedActor(NeverStopped):
     async def describe(self) -> ModelDescription:
         """Say what the model is."""
         return self._engine.description
+
+    async def report(self) -> EngineReport:
+        """Say that it is at no step: they take no time."""
+        return EngineReport(stats=self._engine.stats, silent_s=0.0, silent_limit_s=math.inf)
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
         """Take requests over from a router."""
