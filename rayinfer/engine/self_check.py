@@ -18,7 +18,8 @@ OWN_REQUEST = GenerationRequest(
 
 def needs_check(deltas: Sequence[TokenDelta]) -> bool:
     """Whether requests have failed in a step, and nobody has gained a token."""
-    return any(delta.finish_reason == "error" for delta in deltas) and not any(delta.token_ids for delta in deltas)
+    # In this order: in most steps the first delta has a token.
+    return not any(delta.token_ids for delta in deltas) and any(delta.finish_reason == "error" for delta in deltas)
 
 
 def check_itself(engine: Engine) -> list[TokenDelta]:

@@ -94,7 +94,7 @@ class FaultReport:
 def _time(taken: float | None, ceiling: float | None) -> str:
     if taken is None:
         return ""
-    return f"{taken:.2f}" if ceiling is None else f"{taken:.2f} <= {ceiling:.1f}"
+    return f"{taken:.2f}" if ceiling is None else f"{taken:.2f} <= {ceiling:.3g}"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
