@@ -46,6 +46,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     """One Ray for the applications of all files."""
     host = Host(tmp_path_factory.mktemp("host"))
+    (host.switches / "slow-steps").write_text(STEP_S)
     yield host
     host.end()
 
@@ -64,7 +65,6 @@ def model_args(tiny_model: Path) -> Callable[..., dict[str, Any]]:
 @pytest.fixture(scope="session")
 def _pair(host: Host, model_args: Callable[..., dict[str, Any]]) -> Iterator[FaultyService]:
     service = FaultyService(host, "pair", [model_args()])
-    service.put_switch("slow-steps", STEP_S)
     yield service
     service.delete()
 

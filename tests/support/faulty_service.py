@@ -49,7 +49,7 @@ class Host:
         self._answers: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        assert self._take() == "ready"
+        assert self._take() == "ready", f"it does not start; its log is {self._log.name}"
 
     def ask(self, do: str, name: str, **fields: Any) -> Any:
         """Have the host do something, and wait until it says that it has."""
