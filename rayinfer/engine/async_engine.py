@@ -55,6 +55,7 @@ class AsyncEngine:
         self._stats = engine.stats
         self._credits = credits_of_each(self.description, 1)
         self._pulse = Pulse()
+        engine.on_plan = self._pulse.planned
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:

@@ -36,6 +36,7 @@ class Engine:
         self._seeds = random.Random(seed)  # for requests that bring none
         self._clock = clock
         self._life = LifeCycle()
+        self.on_plan: Callable[[int], None] = lambda num_tokens: None  # told how many tokens a step is about to compute
         self._deltas: list[TokenDelta] = []  # of the step under way: they outlast an interruption
 
     def add_request(self, request: GenerationRequest) -> None:
@@ -54,6 +55,7 @@ class Engine:
         self._life.check_alive()
         self._end_overdue_requests()
         if self._life.is_running and (plan := self._scheduler.plan()) is not None:
+            self.on_plan(plan.num_tokens)
             try:
                 self._copy_blocks()
                 self._run(plan)

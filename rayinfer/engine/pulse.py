@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 
 MIN_LIMIT_S = 5.0
-LIMIT_FACTOR = 10.0  # of the longest step of late
+LIMIT_FACTOR = 10.0  # of the longest step of late, and of what the present one should take
 FORGETTING = 0.99  # what is left of it after each step
 
 
@@ -16,6 +16,8 @@ class Pulse:
         self._clock = clock
         self._last_beat = clock()
         self._longest_step_s = 0.0
+        self._largest_step = (1, 0.0)  # tokens and seconds of the latest one that had as many as any before it
+        self._num_tokens = 0  # of the present step
         self._is_excused = False
 
     @property
@@ -25,19 +27,33 @@ class Pulse:
 
     @property
     def limit_s(self) -> float:
-        """How long a silence means that the step will not end any more."""
-        return max(MIN_LIMIT_S, LIMIT_FACTOR * self._longest_step_s)
+        """How long a silence means that the step will not end any more.
+
+        A step with more tokens than any before may take as much longer: an engine that has only decoded so far, one
+        token at a time, is not stuck when it reads its first long prompt.
+        """
+        num_tokens, seconds = self._largest_step
+        predicted_s = seconds * max(1.0, self._num_tokens / num_tokens)
+        return max(MIN_LIMIT_S, LIMIT_FACTOR * max(self._longest_step_s, predicted_s))
 
     def beat(self) -> None:
         """Say that the loop comes round."""
         self._last_beat = self._clock()
 
+    def planned(self, num_tokens: int) -> None:
+        """Say how many tokens the present step computes."""
+        self._num_tokens = num_tokens
+
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Measure one step."""
-        started = self._clock()
+        started, self._num_tokens = self._clock(), 0
         yield
-        self._longest_step_s = max(self._clock() - started, FORGETTING * self._longest_step_s)
+        seconds = self._clock() - started
+        self._longest_step_s = max(seconds, FORGETTING * self._longest_step_s)
+        if self._num_tokens >= self._largest_step[0]:
+            self._largest_step = (self._num_tokens, seconds)
+        self._num_tokens = 0
 
     @contextlib.contextmanager
     def excused(self) -> Iterator[None]:

@@ -29,8 +29,9 @@ def pulse(clock):
     return Pulse(clock)
 
 
-def step(pulse, clock, seconds):
+def step(pulse, clock, seconds, num_tokens=1):
     with pulse.step():
+        pulse.planned(num_tokens)
         clock.now_s += seconds
 
 
@@ -60,6 +61,23 @@ def test_a_step_may_take_much_longer_than_those_of_late(pulse, clock):
     for _ in range(500):
         step(pulse, clock, 0.01)
     assert pulse.limit_s == MIN_LIMIT_S
+
+
+def test_a_first_long_prompt_may_take_as_much_longer_as_it_has_more_tokens(pulse, clock):
+    step(pulse, clock, 0.1)
+    with pulse.step():
+        pulse.planned(500)
+        assert pulse.limit_s == pytest.approx(500 * 0.1 * LIMIT_FACTOR)
+        clock.now_s += 10
+    with pulse.step():
+        pulse.planned(1000)
+        assert pulse.limit_s == pytest.approx(2 * 10 * LIMIT_FACTOR)
+        clock.now_s += 0.1
+    for _ in range(1000):
+        step(pulse, clock, 0.01)
+    with pulse.step():
+        pulse.planned(1000)  # by now it is known what so many take
+        assert pulse.limit_s == MIN_LIMIT_S
 
 
 async def test_while_a_step_takes_long_routers_hear_for_how_long_and_what_is_too_long(monkeypatch):
