@@ -85,7 +85,7 @@ def text_of(answer):
     return "".join(httpx.Response(200, text=event).json()["choices"][0]["text"] for event in events)
 
 
-@pytest.mark.parametrize("door", ["serve's proxy", "the router's own port"])
+@pytest.mark.parametrize("door", ["serve's proxy", pytest.param("the router's own port", marks=pytest.mark.faults)])
 def test_a_redeployment_replaces_routers_and_engines_and_no_request_fails(deploy, cluster, model, door):
     name = "rolling-own" if "own" in door else "rolling"
     listen = {"listen_port": free_port()} if "own" in door else {}
@@ -155,6 +155,7 @@ def told(service):
     return reasons[0] if all(other == reasons[0] for other in reasons) else None
 
 
+@pytest.mark.faults
 def test_an_engine_is_taken_out_with_and_without_another_in_its_place(operated):
     service, operations = operated
     first, second = sorted(engines(service, "tiny"))
