@@ -37,7 +37,7 @@ class PriorityQueue(Generic[T]):
 
     key = priority x ageing_s + max(arrival, tenant_finish); equal keys go by deadline, then by order of arrival.
     Priority p waits at most p x ageing_s longer than priority 0 would, so nobody starves. `tenant_finish` is when a
-    tenant's earlier requests of this priority would be done had it its share to itself: it grows by
+    tenant's earlier requests that matter as much or more would be done had it its share to itself: it grows by
     cost / (weight x rate). A tenant that asks for more than its share queues behind its own requests, others pass.
     Without costs this is plain first come, first served within each priority.
 
@@ -60,7 +60,7 @@ class PriorityQueue(Generic[T]):
         self._weights: dict[str, float] = {}
         self.change(ageing_s=ageing_s, rate=rate, weights=weights or {})
         self._reached = -math.inf  # the latest start of those whose turn has come
-        self._tenant_finish: dict[tuple[str, int], float] = {}  # by tenant and priority
+        self._tenant_finish: dict[str, dict[int, float]] = {}  # by priority
         self._prune_above = _FEWEST_TENANTS_TO_PRUNE
         self._orders = itertools.count() if orders is None else orders
         self._waiting: dict[int, Ticket[T]] = {}  # by order
@@ -102,11 +102,14 @@ class PriorityQueue(Generic[T]):
         if not self._waiting:
             self._tenant_finish.clear()
             self._reached = -math.inf
-        start = max(arrival, self._tenant_finish.get((tenant, priority), arrival))
+        finishes = self._tenant_finish.get(tenant, {})
+        start = max([arrival, *(finish for level, finish in finishes.items() if level <= priority)])
         if cost > 0:
             start = max(start, self._reached)
-            self._tenant_finish[tenant, priority] = start + self._share_s(tenant, cost)
-            self._prune_tenants(arrival)
+            finishes[priority] = start
+            self._tenant_finish[tenant] = finishes
+            self.charge(tenant, priority, cost)
+            self._prune_tenants(max(arrival, self._reached))
         ticket = Ticket(
             item=item,
             key=priority * self._ageing_s + start,
@@ -153,9 +156,14 @@ class PriorityQueue(Generic[T]):
         return True
 
     def charge(self, tenant: str, priority: int, cost: float) -> None:
-        """Correct what a tenant was charged: it has had so much more, or less, than `push` was told."""
-        if (finish := self._tenant_finish.get((tenant, priority))) is not None:
-            self._tenant_finish[tenant, priority] = finish + self._share_s(tenant, cost)
+        """Charge a tenant for so much more, or less, than `push` was told.
+
+        Its less urgent requests that come from now on are later by as much: who spreads requests over k priorities gets
+        at most 1 + 1/2 + ... + 1/k shares, and not k.
+        """
+        finishes = self._tenant_finish.get(tenant, {})
+        share_s = self._share_s(tenant, cost)
+        finishes.update((level, finish + share_s) for level, finish in finishes.items() if level >= priority)
 
     def _share_s(self, tenant: str, cost: float) -> float:
         return cost / (self._weights.get(tenant, 1.0) * self._rate)
@@ -168,5 +176,7 @@ class PriorityQueue(Generic[T]):
         """Drop tenants that owe nothing, each time their number has doubled: names are the clients' to invent."""
         if len(self._tenant_finish) <= self._prune_above:
             return
-        self._tenant_finish = {tenant: finish for tenant, finish in self._tenant_finish.items() if finish > now}
+        self._tenant_finish = {
+            tenant: finishes for tenant, finishes in self._tenant_finish.items() if max(finishes.values()) > now
+        }
         self._prune_above = max(_FEWEST_TENANTS_TO_PRUNE, 2 * len(self._tenant_finish))

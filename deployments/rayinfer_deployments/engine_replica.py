@@ -75,8 +75,9 @@ class EngineReplica:
 
     async def leave(self, engine: str) -> bool:
         """Have Serve build another replica instead of this one, if it is this one's engine; tells whether it is."""
-        self._is_leaving |= engine == self._address.actor_name
-        return self._is_leaving
+        is_meant = engine == self._address.actor_name
+        self._is_leaving |= is_meant
+        return is_meant
 
     async def check_health(self) -> None:
         """Raise when the engine is gone, was told to go or is silent for too long; Serve then builds a new one."""

@@ -8,6 +8,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from rayinfer.errors import HeadersTooLarge, RequestError, RequestTooSlow
 from rayinfer.servers.error_responses import error_body, error_kind
 
+STALLED_S = 60.0  # how long a client may read nothing of its answer
 HEAD_TIMEOUT_S = 10.0  # from a connection's begin, or a request's first byte, to the end of its headers
 MAX_HEAD_BYTES = 2 * 32 * 2**10  # held in memory until they are parsed; the exact limit is the application's
 
@@ -19,9 +20,11 @@ class HttpConnection(HttpToolsProtocol):
     """
 
     head_timeout_s = HEAD_TIMEOUT_S
+    stalled_s = STALLED_S
     max_head_bytes = MAX_HEAD_BYTES
 
     _awaiting: asyncio.TimerHandle | None = None
+    _stalling: asyncio.TimerHandle | None = None
     _num_pending_bytes = 0  # came since the parser last reached the end of something
     _is_in_head = False
     _is_mid_message = False
@@ -34,6 +37,7 @@ class HttpConnection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the client."""
         self._stop_awaiting()
+        self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -44,6 +48,19 @@ class HttpConnection(HttpToolsProtocol):
             self._refuse(HeadersTooLarge(f"The request's headers are larger than {self.max_head_bytes} bytes."))
         elif not self._is_answering:
             self._await_client()  # before its request is whole, uvicorn waits for as long as bytes come
+
+    def pause_writing(self) -> None:
+        """Wait for a client that does not read, but not for ever."""
+        super().pause_writing()
+        if self._stalling is None:
+            self._stalling = self.loop.call_later(self.stalled_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on writing."""
+        super().resume_writing()
+        if self._stalling is not None:
+            self._stalling.cancel()
+            self._stalling = None
 
     def on_message_begin(self) -> None:
         """Begin a request."""

@@ -1,6 +1,7 @@
 """The Serve deployment that clients talk to: HTTP in front, one dispatcher per model behind it; loads no torch."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from rayinfer.errors import RayinferError
+from rayinfer.errors import ConfigError, RayinferError
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.models.sources import resolve_model
 from rayinfer.protocols import EngineControl, ServiceStatus
@@ -29,6 +30,8 @@ from rayinfer_deployments.service_log import log_beside_serve
 ControlAction = Literal["pause", "resume", "sleep", "wake"]
 
 CATCH_UP_S = 3.0  # at a service's start no engine is there yet, and its clients should hear so
+
+logger = logging.getLogger("ray.serve")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,8 +98,15 @@ class Router:
             self._door = HttpDoor(self._build_app(echoes_request_id=True), listen_on.host, listen_on.port)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """Follow other limits at once, with streams open; bad ones raise ConfigError and change nothing."""
-        self._limits = limits = router_limits(user_config)
+        """Follow other limits at once, with streams open; bad ones are an error in the log, and change nothing.
+
+        Serve ends replicas that refuse theirs, and with them all streams: a slip of the pen is not worth that.
+        """
+        try:
+            self._limits = limits = router_limits(user_config)
+        except ConfigError as error:
+            logger.error("the limits stay as they are: %s", error)
+            return
         for dispatcher in self._dispatchers:
             dispatcher.change_limits(limits)
 

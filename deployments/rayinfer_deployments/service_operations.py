@@ -77,9 +77,8 @@ class ServiceOperations:
 
     async def control(self, action: ControlAction, model: str | None = None, level: int = 1) -> list[str]:
         """Pause, resume, put to sleep or wake the engines of one model or of all; tells the names of the models."""
-        async with self._changing:
-            response = self._handle(ROUTER).control_engines.remote(action, model, level)
-            await _within(CONTROL_S, response, "the engines")
+        response = self._handle(ROUTER).control_engines.remote(action, model, level)
+        await _within(CONTROL_S, response, "the engines")
         return [model] if model is not None else [known.served_name for known in self._args.models]
 
     async def limits(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
-from rayinfer.engine.credits import credits_of_each
+from rayinfer.credits import credits_of_each
 from rayinfer.engine.engine import Engine
 from rayinfer.engine.engine_commands import Abort, Change, Command, Forget, RouterLine, Stop, Submit
 from rayinfer.engine.pulse import Pulse

@@ -65,7 +65,7 @@ class Dispatcher:
             metrics,
             router_id=router_id,
             on_trace=self._record_engine_events,
-            on_room=lambda: self._turns.advance(),
+            on_room=lambda engine: self._turns.advance(engine),
         )
         self._turns = Turns(
             self.engines,
@@ -86,6 +86,7 @@ class Dispatcher:
     async def close(self) -> None:
         """Let go of every engine, which aborts all that still runs."""
         self._engine_wait_s = 0.0
+        self._turns.close()
         await self.engines.close()
 
     def describe(self) -> ModelDescription:

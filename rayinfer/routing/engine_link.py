@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rayinfer.credits import credits_of_each
 from rayinfer.errors import EngineDead, EngineLeaving
 from rayinfer.outputs import EngineStats, StepMessage, TraceEvent
 from rayinfer.protocols import EngineClient, EngineControl, GenerationRequest, ModelDescription
@@ -15,6 +16,7 @@ from rayinfer.routing.replica_choice import EngineLoad, Work, work_of_choice
 
 TICK_S = 0.25
 FROZEN_AFTER_S = 2.0  # an engine gives a sign of life every 0.75 s
+CLOSED_WITHIN_S = 5.0  # an engine that is frozen answers no call
 LOST_AFTER_S = 10.0  # ... and where its streams could not go on elsewhere
 
 
@@ -52,7 +54,10 @@ class EngineLink:
         self.name = name
         self.description = description
         self.load = EngineLoad()
-        self.stats = EngineStats(kv_blocks_total=description.kv_blocks_total)
+        # Until the engine speaks, it is taken to have no other router: it must not be given the whole queue.
+        self.stats = EngineStats(
+            kv_blocks_total=description.kv_blocks_total, credits=credits_of_each(description, num_routers=1)
+        )
         self.is_draining = False
         self._client = client
         self._router_id = router_id
@@ -133,7 +138,8 @@ class EngineLink:
 
     async def wait_closed(self) -> None:
         """Wait until the line is closed after `fail`, so that the engine has aborted what it had from here."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSED_WITHIN_S)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, context=self._context)

@@ -31,7 +31,7 @@ class Place(NamedTuple):
 class EngineSet:
     """Engines come and go at any time; whoever waits for one is woken by each change.
 
-    `on_room` is called whenever an engine may have room that it had not.
+    `on_room` is called whenever an engine may have room that it had not: with its name, or None where it may be any.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class EngineSet:
         *,
         router_id: str,
         on_trace: Callable[[str, list[TraceEvent]], None],
-        on_room: Callable[[], None] = lambda: None,
+        on_room: Callable[[str | None], None] = lambda engine: None,
     ) -> None:
         self.links: dict[str, EngineLink] = {}
         self.prefixes = PrefixIndex()
@@ -136,14 +136,18 @@ class EngineSet:
         """Tokens that the caches of all engines hold."""
         return sum(link.description.kv_blocks_total * link.description.block_size for link in self.available())
 
-    def find_room(self, work: Work, digests: Sequence[bytes], *, may_crowd: bool = False) -> Place | None:
+    def find_room(
+        self, work: Work, digests: Sequence[bytes], *, among: str | None = None, may_crowd: bool = False
+    ) -> Place | None:
         """Find the engine that will be the first to have computed this prompt, among those that have room for it.
 
         None when none has; with `may_crowd`, only when there is no engine. Engines that are paused or asleep count
-        where there are no others.
+        where there are no others. `among` names the one engine that is asked.
         """
         links = self.available()
         links = [link for link in links if link.stats.state == RUNNING] or links
+        if among is not None:
+            links = [link for link in links if link.name == among]
         candidates = []
         for link in links:
             if not may_crowd and link.load.is_full(work.priority, link.stats.credits):
@@ -185,7 +189,7 @@ class EngineSet:
     def _tell_of_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-        self._on_room()
+        self._on_room(None)
 
     def _note_message(self, name: str, message: StepMessage) -> None:
         self._metrics.set_engine_stats(self._model_name, name, message.stats)
@@ -194,7 +198,7 @@ class EngineSet:
         link = self.links.get(name)
         if link is not None and link.is_draining and link.num_in_flight == 0:
             self.remove(name, "it was drained")
-        self._on_room()
+        self._on_room(name)
 
 
 def _less_cached(work: Work, num_cached_tokens: int) -> Work:

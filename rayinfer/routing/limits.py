@@ -16,11 +16,15 @@ class TenantLimits(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    weight: float = Field(default=1.0, gt=0, le=1e6, description="share of the tokens under overload, against others")
+    weight: float = Field(
+        default=1.0, ge=1e-6, le=1e6, description="share of the tokens under overload, against others"
+    )
     most_urgent: int = Field(
         default=MOST_URGENT, ge=MOST_URGENT, le=LEAST_URGENT, description="lowest priority number that it may use"
     )
-    max_waiting_requests: int | None = Field(default=None, ge=0, description="its requests that may wait; 0: none")
+    max_waiting_requests: int | None = Field(
+        default=None, ge=0, description="its requests that may wait; 0: it is shut out"
+    )
     max_waiting_tokens: int | None = Field(default=None, ge=1, description="its tokens that may wait")
 
 
@@ -49,6 +53,6 @@ class RouterLimits(BaseModel):
 def router_limits(settings: Mapping[str, Any]) -> RouterLimits:
     """Check limits that come from outside; raises ConfigError that names every one at fault."""
     try:
-        return RouterLimits(**settings)
+        return RouterLimits.model_validate(dict(settings))
     except ValidationError as error:
         raise ConfigError(describe_validation_error(error)) from None

@@ -47,15 +47,22 @@ class EngineLoad:
 
     def is_full(self, priority: int, credits: Credits) -> bool:
         """Whether not even the least work of this priority has room, which is cheaper to say than `has_room`."""
-        num_requests = sum(level[0] for level_priority, level in self._levels.items() if level_priority <= priority)
-        if not _fits(self.num_requests, 2 * credits.num_requests):
+        granted = credits.num_requests
+        if not granted or self.num_requests < granted:
+            return False
+        if self.num_requests >= 2 * granted:
             return True
-        return num_requests > 0 and not _fits(num_requests + 1, credits.num_requests)
+        num_requests = 0
+        for level_priority, level in self._levels.items():
+            if level_priority <= priority:
+                num_requests += level[0]
+        return 0 < num_requests >= granted
 
     def has_room(self, work: Work, credits: Credits) -> bool:
         """Whether work may be sent now: who matters less does not stand in its way, for the engine lets it pass.
 
-        Work that is too large for the credits is sent once nothing that matters as much is there.
+        Work that is larger than half of the credits has room where half of them is left: it need not wait for an empty
+        engine, and those behind it not for it.
         """
         num_requests = num_tokens = num_prefill_tokens = 0
         for priority, level in self._levels.items():
@@ -63,11 +70,14 @@ class EngineLoad:
                 num_requests += level[0]
                 num_tokens += level[1]
                 num_prefill_tokens += level[2]
-        if not _fits(self.num_requests, 2 * credits.num_requests):
+        if not self.num_requests:
+            return True
+        wanted = _half_at_most(work.num_requests, credits.num_requests)
+        if not _fits(self.num_requests + wanted, 2 * credits.num_requests):
             return False  # somewhere it ends, however urgent the work is
         return not num_requests or (
-            _fits(num_requests + work.num_requests, credits.num_requests)
-            and _fits(num_tokens + work.num_tokens, credits.num_tokens)
+            _fits(num_requests + wanted, credits.num_requests)
+            and _fits(num_tokens + _half_at_most(work.num_tokens, credits.num_tokens), credits.num_tokens)
             and _fits(num_prefill_tokens + 1, credits.num_prefill_tokens)
         )
 
@@ -132,6 +142,10 @@ def work_of_choice(request: GenerationRequest, *, num_cached_tokens: int | None)
 def _expected_output(request: GenerationRequest) -> int:
     max_tokens = request.sampling_params.max_tokens
     return EXPECTED_OUTPUT_TOKENS if max_tokens is None else min(max_tokens, EXPECTED_OUTPUT_TOKENS)
+
+
+def _half_at_most(wanted: int, granted: int) -> int:
+    return min(wanted, max(1, granted // 2))
 
 
 def _fits(wanted: int, granted: int) -> bool:

@@ -93,19 +93,35 @@ class Turns:
             async with asyncio.timeout(timeout_s):
                 return await turn.result
         finally:
-            self._leave(turn)
+            if turn.ticket is not None:
+                self._leave(turn)
+                self.charge(turn.tenant, turn.work.priority, -turn.work.num_tokens)  # it has had nothing
+                self.advance()  # whoever is first now may want less
 
-    def advance(self) -> None:
-        """Send those whose turn it is as far as there is room; cheap when nobody waits."""
+    def advance(self, engine: str | None = None) -> None:
+        """Send those whose turn it is as far as there is room; cheap when nobody waits.
+
+        `engine` is the only one whose room has changed since the last time, None stands for any.
+        """
         if self._is_advancing or not self._queue:
             return
         self._is_advancing = True  # what is sent may make room elsewhere at once
         try:
-            while (turn := self._companion() or self._first()) is not None and self._send(turn):
-                self._note_service(turn)
+            while (first := self._first()) is not None:
+                companion = self._companion(first)
+                sent = next((turn for turn in (companion, first) if turn and self._send(turn, engine)), None)
+                if sent is None:
+                    break
+                self._note_service(sent)
         finally:
             self._is_advancing = False
         self._watch_for_engines()
+
+    def close(self) -> None:
+        """Refuse all that still wait."""
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+        self._give_up()
 
     def charge(self, tenant: str, priority: int, num_tokens: int) -> None:
         """Charge a tenant for so many tokens more, or less, than its request was expected to have."""
@@ -124,16 +140,17 @@ class Turns:
         if self._limits.group_by_prefix:
             self._groups.add(turn, turn.digests)
         self._on_change(len(self._queue))
-        self.advance()  # a more urgent one may have room where the first in the order had none
+        if self._first() is turn:
+            self.advance()  # a more urgent one may have room where those before had none
         self._watch_for_engines()
 
-    def _send(self, turn: Turn) -> bool:
+    def _send(self, turn: Turn, engine: str | None = None) -> bool:
         """Give the request to an engine that has room, if there is one."""
         if turn.result.done():  # its client has just left
             self._leave(turn)
             return True
         digests = turn.digests if self._limits.route_by_prefix and len(self._engines.links) > 1 else ()
-        place = self._engines.find_room(turn.work, digests)
+        place = self._engines.find_room(turn.work, digests, among=engine)
         if place is None:
             return False
         if turn.ticket is not None:
@@ -147,10 +164,10 @@ class Turns:
         ticket = self._queue.peek()
         return None if ticket is None else ticket.item
 
-    def _companion(self) -> Turn | None:
+    def _companion(self, first: Turn) -> Turn | None:
         """Find who may follow the latest leader out of turn; nobody passes those who matter more."""
-        leader, first = self._leader, self._first()
-        if leader is None or first is None or not self._groups or self._num_companions >= MAX_COMPANIONS:
+        leader = self._leader
+        if leader is None or not self._groups or self._num_companions >= MAX_COMPANIONS:
             return None
         priority = leader.work.priority
         if first.work.priority < priority:
@@ -195,7 +212,8 @@ class Turns:
         self._giving_up = None
         while (ticket := self._queue.peek()) is not None:
             self._leave(ticket.item)
-            ticket.item.result.set_exception(NotReady(self._engines.not_ready_message()))
+            if not ticket.item.result.done():  # its client may have just left
+                ticket.item.result.set_exception(NotReady(self._engines.not_ready_message()))
 
 
 class _Pace:

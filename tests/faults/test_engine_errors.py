@@ -54,7 +54,7 @@ def test_f12_a_request_that_ends_its_engines_is_refused_before_long(pair, expect
         report.is_seen(row, is_harmed=num_deaths > MAX_DEATHS)
     else:
         assert (answers[0].status, num_deaths) == (503, MAX_DEATHS)
-        judge(report, row, pair)
+        judge(report, row, pair, may_refuse=True)
 
 
 def deaths_until(service, asking, *, most):

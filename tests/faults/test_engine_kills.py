@@ -69,7 +69,7 @@ def test_f04_both_engines_killed_at_once(pair, expected, report, without):
             kill(victim)
         row.recovery_s = wait_until(lambda: not set(victims) & set(pair.pids("engine")) and pair.is_ready(), 120)
     row.note = f"an engine's restart took {restart_s:.1f} s"
-    judge(report, row, pair, without)
+    judge(report, row, pair, without, may_refuse=True)
 
 
 @pytest.mark.faults

@@ -17,7 +17,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.priority_queue",
         "rayinfer.traces",
     ),
-    ("rayinfer.layers", "rayinfer.decoding", "rayinfer.kv_cache", "rayinfer.protocols"),
+    ("rayinfer.layers", "rayinfer.decoding", "rayinfer.kv_cache", "rayinfer.protocols", "rayinfer.credits"),
     ("rayinfer.models", "rayinfer.adapters", "rayinfer.optimization", "rayinfer.servers", "rayinfer.routing"),
     ("rayinfer.engine", "rayinfer.predictors"),
     ("rayinfer.llm",),
@@ -28,6 +28,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 # (who imports, what is imported): why two rooms of one floor may know each other. The second may not import the first.
 NEIGHBOURS: dict[tuple[str, str], str] = {
     ("rayinfer.metrics", "rayinfer.outputs"): "metrics count what outputs define; outputs imports nothing of ours",
+    ("rayinfer.credits", "rayinfer.protocols"): "they are shares of what a description tells",
     ("rayinfer.optimization", "rayinfer.models"): "it changes how decoders keep their weights; they know nothing of it",
 }
 

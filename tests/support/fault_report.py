@@ -49,14 +49,16 @@ class FaultReport:
     def __init__(self) -> None:
         self.rows: list[FaultRow] = []
 
-    def passes(self, row: FaultRow, *, may_fail: int = 0) -> None:
+    def passes(self, row: FaultRow, *, may_fail: int = 0, may_refuse: bool = False) -> None:
         """Keep the row of a fault under protection, and raise AssertionError if it was not borne.
 
-        `may_fail` requests may have failed: those that the fault is about.
+        `may_fail` requests may have failed: those that the fault is about. None may have been refused unless the fault
+        leaves no room.
         """
         times = [(row.gap_s, row.gap_ceiling_s), (row.recovery_s, row.recovery_ceiling_s)]
         over = max((taken / limit for taken, limit in times if taken is not None and limit is not None), default=0.0)
         is_harmless = row.sent > 0 and row.num_harmed - row.failed == 0 and row.failed <= may_fail
+        is_harmless = is_harmless and (may_refuse or not row.refused)
         row.verdict = "FAIL" if not is_harmless or over > SLACK else "slow" if over > 1.0 else "pass"
         self.rows.append(row)
         assert row.verdict != "FAIL", row

@@ -55,6 +55,7 @@ class Service:
     ray_address: str | None
     trace_requests: bool
     enable_engine_control: bool
+    trust_tenant_header: bool
     prioritize_engines: bool
     settings: dict[str, Any]
 
@@ -94,6 +95,9 @@ def serve(
         str | None, typer.Option(help="join this Ray instead of starting one (auto, or HOST:PORT)")
     ] = None,
     trace_requests: Annotated[bool, typer.Option(help="keep what happened to each request for ten minutes")] = True,
+    trust_tenant_header: Annotated[
+        bool, typer.Option("--trust-tenant-header", help="x-tenant-id says whose a request is (behind a gateway only)")
+    ] = False,
     enable_engine_control: Annotated[
         bool, typer.Option("--enable-engine-control", help="let clients pause engines and put them to sleep")
     ] = False,
@@ -117,6 +121,7 @@ def serve(
         ray_address=ray_address,
         trace_requests=trace_requests,
         enable_engine_control=enable_engine_control,
+        trust_tenant_header=trust_tenant_header,
         prioritize_engines=prioritize_engines,
         settings=engine_settings,
     )
@@ -206,6 +211,7 @@ def _prepare(service: Service, folder: Path) -> Prepared:
             "num_routers": service.routers,
             "trace_requests": service.trace_requests,
             "enable_engine_control": service.enable_engine_control,
+            "trust_tenant_header": service.trust_tenant_header,
             **listen,
         }
     )

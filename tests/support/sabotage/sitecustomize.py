@@ -139,13 +139,12 @@ def break_link(module):
     def deliver(original, self, message):
         if is_on("no-watch"):
             message = dataclasses.replace(message, silent_s=0.0)
-        if is_on("no-fence"):
-            for delta in message.deltas:
-                queue = latest_queues.get(delta.request_id.rpartition("/")[0])
-                if queue is not None:
-                    queue.put(delta)
-        else:
-            original(self, message)
+        known = set(self._routes)
+        original(self, message)
+        for delta in message.deltas if is_on("no-fence") else ():
+            queue = latest_queues.get(delta.request_id.rpartition("/")[0])
+            if delta.request_id not in known and queue is not None:
+                queue.put(delta)
 
     @wrap(module.EngineLink, "send")
     def send(original, self, requests, queue, *others):

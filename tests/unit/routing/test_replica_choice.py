@@ -80,7 +80,7 @@ def test_what_is_added_is_taken_away_again():
     [
         (work(100, prefill=1000), True),  # the last prompt may be longer than what is left
         (work(101), False),
-        (work(requests=2), False),
+        (work(requests=2), True),  # more than half of the credits counts as half of them
         (work(101, priority=-1), True),  # nothing that matters as much is there
         (work(50, requests=99, priority=-1), True),  # too large for any credits, and yet it has to go some time
         (work(1, priority=1), True),
@@ -90,6 +90,13 @@ def test_what_is_added_is_taken_away_again():
 def test_room_is_what_the_credits_leave(wanted, has_room):
     load = load_of(work(100, prefill=9), work(100, prefill=0))
     assert load.has_room(wanted, Credits(num_requests=3, num_tokens=300, num_prefill_tokens=10)) is has_room
+
+
+def test_wide_work_waits_for_half_of_the_credits_and_no_longer():
+    credits = Credits(num_requests=8)
+    assert load_of(work(requests=4)).has_room(work(requests=100), credits)
+    assert not load_of(work(requests=5)).has_room(work(requests=100), credits)
+    assert load_of(work(requests=5)).has_room(work(requests=3), credits)
 
 
 def test_prompts_that_wait_for_their_first_token_take_the_room_until_they_have_it():

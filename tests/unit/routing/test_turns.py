@@ -1,7 +1,9 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from fake_engine_client import FakeEngineClient
 from fake_service import Service, running, until
 from rayinfer.errors import EngineDead, NotReady, QueueFull
 from rayinfer.outputs import Credits, EngineStats
@@ -276,3 +278,68 @@ async def test_blocks_that_an_engine_says_it_stored_and_removed_count(tokenizer)
         service.engines[1].say(blocks_removed=stored)
         await until(lambda: service.dispatcher.engines.prefixes.num_blocks("engine-1") == 0)
         await (await service.start("c", engine=0, prompt=prompt)).aclose()
+
+
+async def test_a_companion_without_room_lets_the_first_in_the_order_go(tokenizer):
+    async with running(Narrow(tokenizer, credits=Credits(num_requests=4))) as service:
+        await service.grant()
+        red = "r" * 40
+        await service.ask("a", "b", "c", "d")
+        await service.ask("leader", prompt=red + "1")
+        await service.ask("plain")
+        await service.ask("wide", prompt=red + "2", n=2)
+        client = service.engines[0]
+        for name in ("a", "b"):  # one row after the other: the leader's companion wants two at once
+            client.say(client.delta(f"{name}/0", [5], "length"), stats=EngineStats(credits=Credits(num_requests=4)))
+        await until(lambda: "plain/0" in client.submitted_ids)
+        assert client.submitted_ids[4:6] == ["leader/0", "plain/0"]
+
+
+async def test_a_new_engine_gets_no_more_than_it_can_take(tokenizer):
+    async with running(Narrow(tokenizer)) as service:
+        await service.grant()
+        await service.ask(*(str(number) for number in range(12)))
+        engine = FakeEngineClient()
+        service.engines.append(engine)
+        service.dispatcher.engines.add("new", engine, replace(engine.description, max_num_seqs=4))
+        await until(lambda: engine.submitted)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(engine.submitted) == 5  # its rows, and one to spare
+
+
+async def test_who_leaves_the_queue_unserved_is_not_charged(tokenizer):
+    async with running(Narrow(tokenizer, max_waiting_requests=1000)) as service:
+        await service.grant()
+        await service.ask("runs", tenant="other")
+        await service.ask("first of b", tenant="b")
+        gone = [f"gone {number}" for number in range(20)]
+        await service.ask(*gone, tenant="a", max_tokens=50)
+        for name in gone:
+            service.tasks[name].cancel()
+        await asyncio.sleep(0)
+        for number in range(10):
+            await service.ask(f"a {number}", tenant="a")
+            await service.ask(f"b {number}", tenant="b")
+        served = await service.order(12)
+        assert abs(sum(name.startswith("a ") for name in served) - 5) <= 1
+
+
+async def test_closing_refuses_those_who_wait_at_once(tokenizer):
+    service = Narrow(tokenizer, engine_wait_s=60.0)
+    await service.grant()
+    await service.ask("runs", "waits")
+    async with asyncio.timeout(5):
+        await service.dispatcher.close()
+        with pytest.raises(NotReady):
+            await service.tasks["waits"]
+
+
+async def test_a_client_that_leaves_as_the_router_gives_up_harms_no_other(tokenizer):
+    async with running(Narrow(tokenizer, engine_wait_s=60.0)) as service:
+        await service.grant()
+        await service.ask("runs", "leaves", "stays")
+        service.tasks["leaves"].cancel()
+        service.dispatcher._turns._give_up()
+        with pytest.raises(NotReady):
+            await service.tasks["stays"]

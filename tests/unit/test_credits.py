@@ -2,7 +2,7 @@ import asyncio
 import contextlib
 
 from async_engines import running
-from rayinfer.engine.credits import credits_of_each
+from rayinfer.credits import credits_of_each
 from rayinfer.outputs import Credits
 from rayinfer.protocols import ModelDescription
 
