@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator
@@ -22,6 +23,7 @@ SERVICE = build_app({}, ServiceMetrics(CollectorRegistry()))
 
 class QuickConnection(HttpConnection):
     head_timeout_s = 0.3
+    stalled_s = 0.3
     max_head_bytes = 4096
 
 
@@ -33,6 +35,11 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
             await asyncio.sleep(0.1)
             await send({"type": "http.response.body", "body": b"more ", "more_body": True})
         await send({"type": "http.response.body", "body": b"end"})
+    elif scope["path"] == "/flood":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(1000):
+            await send({"type": "http.response.body", "body": bytes(2**16), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
     elif scope["path"] == "/unread":
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
@@ -210,3 +217,25 @@ async def test_a_request_that_asks_for_a_web_socket_is_answered_like_any_other(p
 async def test_what_is_no_http_is_400_in_the_services_own_words(port, request_bytes):
     assert status_and_code(await talk(port, request_bytes)) == (400, "invalid_http")
     assert await answers_well(port)
+
+
+async def test_a_client_that_reads_nothing_of_its_answer_is_cut_off_and_a_slow_one_is_not(port):
+    request = b"GET /flood HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+    stalled_reader, stalled = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+    slow_reader, slow = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+    async with asyncio.timeout(CEILING_S):
+        stalled.write(request)
+        slow.write(request)
+        num_bytes = 0
+        while part := await slow_reader.read(2**20):  # it takes its time, and gets all
+            num_bytes += len(part)
+            if num_bytes < 20 * 2**16:
+                await asyncio.sleep(0.05)
+        assert num_bytes > 1000 * 2**16
+        num_bytes = 0
+        with contextlib.suppress(ConnectionResetError):
+            while part := await stalled_reader.read(2**20):
+                num_bytes += len(part)
+        assert num_bytes < 1000 * 2**16
+    stalled.close()
+    slow.close()
