@@ -9,6 +9,7 @@ from rayinfer.errors import NotReady
 
 SUSPICIOUS_AFTER = 2  # engines lost in a row before they gave a token
 HOPELESS_AFTER = 3
+MOST_ENDED = 16  # engines that may end under one stream, whatever it gained from each
 
 
 @dataclass(kw_only=True, slots=True)
@@ -17,11 +18,12 @@ class Attempts:
 
     A stream that gained a token on its engine has shown that it can be computed. One that lost two engines in a row
     before it gained any may be what ended them: it has to pass the quarantine. If the next engine ends as well, the
-    stream is refused.
+    stream is refused; so is one under which sixteen have ended.
     """
 
     num_lost: int = 0
     num_begun: int = 0  # more than the lost ones where an engine was gone before it took the stream
+    num_ended: int = 0  # of the lost ones, those that did not just leave
     num_fruitless: int = 0  # losses in a row; the first may have come after some tokens
     num_tokens_before: int = 0  # the stream's tokens when the present attempt began
     has_queued: bool = False  # whether the first attempt had to wait for its turn
@@ -34,7 +36,7 @@ class Attempts:
     @property
     def are_hopeless(self) -> bool:
         """Whether no further engine should be risked."""
-        return self.num_fruitless >= HOPELESS_AFTER
+        return self.num_fruitless >= HOPELESS_AFTER or self.num_ended >= MOST_ENDED
 
     def begin(self) -> int:
         """Number the next attempt, from 0."""
@@ -43,6 +45,7 @@ class Attempts:
 
     def lost(self, num_tokens: int) -> None:
         """Note that the engine is gone, when the stream had so many tokens."""
+        self.num_ended += 1
         self.num_fruitless = 1 if self.have_gained(num_tokens) else self.num_fruitless + 1
         self._note(num_tokens)
 

@@ -6,6 +6,7 @@ import pytest
 
 from fake_service import Service, running, until
 from rayinfer.errors import EngineDead
+from rayinfer.routing.attempts import MOST_ENDED, Attempts
 
 
 @pytest.fixture
@@ -170,3 +171,14 @@ async def test_an_engine_that_gives_no_sign_of_life_is_lost_where_another_can_go
         await asyncio.sleep(0.05)
     assert (await reading).finished
     assert "engine-0" not in service.dispatcher.engines.names
+
+
+def test_a_stream_that_gains_tokens_and_ends_its_engines_all_the_same_is_refused_in_the_end():
+    attempts = Attempts()
+    for number in range(MOST_ENDED):
+        assert not attempts.are_hopeless
+        attempts.begin()
+        attempts.left(2 * number)  # one that leaves is nobody's fault
+        attempts.lost(2 * number + 1)
+    assert not attempts.are_suspicious
+    assert attempts.are_hopeless
