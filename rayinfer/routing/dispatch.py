@@ -169,8 +169,8 @@ class Dispatcher:
                 place.link.release(request_ids)
 
     def _patience_s(self, attempts: Attempts, deadline: float | None) -> float:
-        """How long to wait for an engine: new streams do not, as others may have one for them."""
-        if not attempts.num_lost:
+        """How long to wait for an engine: new streams that have not waited yet do not, as others may have one for them."""
+        if not attempts.num_lost and not attempts.has_queued:
             return 0.0
         return self._engine_wait_s if deadline is None else min(self._engine_wait_s, deadline - self._clock())
 
@@ -189,6 +189,7 @@ class Dispatcher:
                 await sending.arrival()
             except EngineDead as error:
                 self.engines.remove(place.link.name, str(error))
+                wait_s = self._patience_s(attempts, deadline)
             except BaseException:
                 sending.undo()
                 raise

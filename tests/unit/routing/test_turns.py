@@ -343,3 +343,12 @@ async def test_a_client_that_leaves_as_the_router_gives_up_harms_no_other(tokeni
         service.dispatcher._turns._give_up()
         with pytest.raises(NotReady):
             await service.tasks["stays"]
+
+
+async def test_who_has_waited_waits_on_when_the_engine_dies_as_its_turn_comes(narrow):
+    await narrow.ask("runs", "waits")
+    narrow.engines[0].submit_error = EngineDead("gone")
+    await narrow.answer("runs")
+    await until(lambda: not narrow.dispatcher.engines.names)
+    number = narrow.add_engine()
+    await until(lambda: narrow.engines[number].submitted_ids == ["waits/0@1"])
