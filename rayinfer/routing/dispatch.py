@@ -169,7 +169,7 @@ class Dispatcher:
                 place.link.release(request_ids)
 
     def _patience_s(self, attempts: Attempts, deadline: float | None) -> float:
-        """How long to wait for an engine: streams that have not begun to wait do not, as others may have one for them."""
+        """How long to wait for an engine: who has not waited yet need not, as others may have one for it."""
         if not attempts.num_lost and not attempts.has_queued:
             return 0.0
         return self._engine_wait_s if deadline is None else min(self._engine_wait_s, deadline - self._clock())
