@@ -40,11 +40,6 @@ class Admission:
         """Requests that were admitted and have no token yet."""
         return self._all.num_requests
 
-    @property
-    def num_waiting_tokens(self) -> int:
-        """Their prompts and expected answers."""
-        return self._all.num_tokens
-
     def admit(self, tenant: str = "", num_tokens: int = 0, num_cache_tokens: int = 0) -> "Ticket":
         """Take a place in the queue; raises QueueFull with the time after which a place should be free.
 
