@@ -1,7 +1,7 @@
 """What comes back up from the engine: token deltas between processes, texts and tokens for callers."""
 
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "abort", "error", "timeout"]
 TraceEventName = Literal[
@@ -131,15 +131,3 @@ class StepMessage:
     # from when on that is too long.
     silent_s: float = 0.0
     silent_limit_s: float = float("inf")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Travel with the deltas as columns: pickled one by one they would take five times as long."""
-        others = {name: getattr(self, name) for name in _FIELDS_BESIDE_DELTAS}
-        return _unpickle_step_message, (tuple(zip(*self.deltas, strict=True)), others)
-
-
-_FIELDS_BESIDE_DELTAS = tuple(each.name for each in fields(StepMessage) if each.name != "deltas")
-
-
-def _unpickle_step_message(columns: tuple[tuple[Any, ...], ...], others: dict[str, Any]) -> StepMessage:
-    return StepMessage(deltas=list(map(TokenDelta._make, zip(*columns, strict=True))), **others)

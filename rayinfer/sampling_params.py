@@ -38,7 +38,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0  # over prompt and output (Keskar et al. 2019)
     presence_penalty: float = 0.0  # over output
     frequency_penalty: float = 0.0  # over output
-    logit_bias: Mapping[int, float] | None = None  # by token id, added to the logits
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None  # by token id, added to the logits
     allowed_token_ids: Sequence[int] | None = None  # nothing else is chosen
     bad_words: Sequence[str] | None = ()  # texts that do not appear; whoever has the tokenizer spells them
     bad_token_sequences: Sequence[Sequence[int]] | None = ()  # the last token of each never follows the others

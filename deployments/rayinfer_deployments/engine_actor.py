@@ -1,4 +1,4 @@
-"""The process in which one engine runs; routers talk to it directly.
+"""The process in which one engine runs; routers talk to it directly, over a line of their own (`rayinfer/transport`).
 
 The engine is imported when it is built: a replica names this class too, and should not pay for torch.
 """
@@ -7,16 +7,20 @@ import asyncio
 import contextlib
 import importlib
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+import ray
+
 from rayinfer.config import EngineConfig
 from rayinfer.errors import EngineDead
-from rayinfer.outputs import EngineStats, StepMessage
+from rayinfer.outputs import EngineStats
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.sampling_params import SamplingParams
+from rayinfer.transport.engine_server import EngineServer, TransportAddress
+from rayinfer_deployments.line_tls import line_server_tls
 
 if TYPE_CHECKING:
     from rayinfer.engine.async_engine import AsyncEngine
@@ -44,7 +48,7 @@ class EngineReport:
 
 
 class EngineActor:
-    """Builds an engine, keeps it running and passes requests and tokens between it and the routers.
+    """Builds an engine, keeps it running and lets routers at it.
 
     Made a Ray actor by its replica, which owns it: when the replica's process ends, so does this one.
     """
@@ -54,27 +58,23 @@ class EngineActor:
         self._epoch = epoch
         self._num_engines_on_node = num_engines_on_node
         self._engine: AsyncEngine | None = None
+        self._server: EngineServer | None = None
+        self._address: TransportAddress | None = None
 
     async def start(self) -> ModelDescription:
         """Load the model and take one step with it; raises ModelLoadError in one line when it cannot be loaded."""
         self._engine = await _in_own_thread(self._build)
         self._engine.start()
         await self._warm_up()
+        self._server = EngineServer(self._engine, tls=line_server_tls())
+        self._address = await self._server.start(ray.util.get_node_ip_address())
         return self._engine.description
 
-    async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
-        """Take requests over from a router."""
-        await self._started.submit(requests, router_id)
-
-    async def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests; unknown ids are ignored."""
-        await self._started.abort(request_ids)
-
-    async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
-        """Yield one message per engine step; when the router closes the stream or dies, its requests are aborted."""
-        async with contextlib.aclosing(self._started.outputs(router_id)) as messages:  # type: ignore[type-var]
-            async for message in messages:
-                yield message
+    async def line(self) -> TransportAddress:
+        """Tell routers where they are listened to; tokens do not come through Ray."""
+        if self._address is None:
+            raise EngineDead("the engine has not started")
+        return self._address
 
     async def pause(self) -> None:
         """Plan no further step."""
@@ -123,7 +123,9 @@ class EngineActor:
         return os.getpid()
 
     async def shutdown(self) -> None:
-        """End the engine's loop; what still runs is aborted."""
+        """End the engine's loop and hang up; what still runs is aborted."""
+        if self._server is not None:
+            await self._server.close()
         if self._engine is not None:
             await self._engine.shutdown()
 

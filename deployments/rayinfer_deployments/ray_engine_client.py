@@ -11,18 +11,23 @@ from ray.exceptions import RayActorError, RayTaskError
 from rayinfer.errors import EngineDead
 from rayinfer.outputs import StepMessage
 from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.transport.engine_connection import EngineConnection
+from rayinfer.transport.engine_server import TransportAddress
 from rayinfer_deployments.engine_actor import EngineReport
 from rayinfer_deployments.engine_address import EngineAddress
-
-# A small window lets the engine merge steps while we are behind, and lets Ray notice that a router has died.
-MAX_MESSAGES_ON_THE_WAY = 4
+from rayinfer_deployments.line_tls import line_client_tls
 
 
 class RayEngineClient:
-    """Implements EngineClient over a Ray actor handle; a lost actor shows as EngineDead everywhere."""
+    """Implements EngineClient: questions and orders through a Ray actor handle, requests and tokens over a line.
+
+    Ray's streaming generators cost a millisecond per message, which comes once per step. A lost actor shows as
+    EngineDead everywhere.
+    """
 
     def __init__(self, actor: ActorHandle) -> None:
         self._actor = actor
+        self._line = EngineConnection(self._find_line, tls=line_client_tls())
 
     @staticmethod
     def at(address: EngineAddress) -> "RayEngineClient":
@@ -45,13 +50,11 @@ class RayEngineClient:
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
         """Hand requests over."""
-        with _lost_actor_is_dead_engine():
-            await self._actor.submit.remote(list(requests), router_id)
+        await self._line.submit(requests, router_id)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests; unknown ids are ignored."""
-        with _lost_actor_is_dead_engine():
-            await self._actor.abort.remote(list(request_ids))
+        await self._line.abort(request_ids)
 
     async def pause(self) -> None:
         """Plan no further step."""
@@ -74,17 +77,14 @@ class RayEngineClient:
         states: list[str] = await _answer(self._actor.states.remote())
         return states
 
-    async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
+    def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
         """Yield this router's messages; closing it aborts this router's requests."""
-        stream = self._actor.outputs.options(
-            num_returns="streaming", _generator_backpressure_num_objects=MAX_MESSAGES_ON_THE_WAY
-        ).remote(router_id)
-        try:
-            with _lost_actor_is_dead_engine():
-                async for message in stream:
-                    yield await message
-        finally:
-            ray.cancel(stream)  # without it the actor would go on for nobody
+        return self._line.outputs(router_id)
+
+    async def _find_line(self) -> TransportAddress:
+        with _lost_actor_is_dead_engine():
+            address: TransportAddress = await self._actor.line.remote()
+        return address
 
 
 async def _answer(call: Awaitable[Any]) -> Any:

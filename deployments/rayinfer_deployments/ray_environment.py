@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 # Ray reads them when it is imported, and every process that it starts inherits them. A user's own value wins.
 RAY_SETTINGS = {
@@ -92,6 +93,22 @@ def set_ray_settings(*, owns_ray: bool, more: Mapping[str, str] = MappingProxyTy
     if _has_token():
         # Whoever has one shows it: Ray starts clusters with a token where there is one, but joins them without.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
+class TlsFiles(NamedTuple):
+    """Paths of PEM files."""
+
+    certificate: str
+    key: str
+    authority: str
+
+
+def ray_tls_files() -> TlsFiles | None:
+    """Name the files with which this process's Ray speaks TLS; None where it does not."""
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return None
+    names = ("RAY_TLS_SERVER_CERT", "RAY_TLS_SERVER_KEY", "RAY_TLS_CA_CERT")
+    return TlsFiles(*(os.environ[name] for name in names))  # without one of them Ray does not start
 
 
 def settings_of_ray() -> dict[str, str]:

@@ -18,7 +18,14 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.traces",
     ),
     ("rayinfer.layers", "rayinfer.decoding", "rayinfer.kv_cache", "rayinfer.protocols", "rayinfer.credits"),
-    ("rayinfer.models", "rayinfer.adapters", "rayinfer.optimization", "rayinfer.servers", "rayinfer.routing"),
+    (
+        "rayinfer.models",
+        "rayinfer.adapters",
+        "rayinfer.optimization",
+        "rayinfer.servers",
+        "rayinfer.routing",
+        "rayinfer.transport",
+    ),
     ("rayinfer.engine", "rayinfer.predictors"),
     ("rayinfer.llm",),
     ("rayinfer.jobs", "rayinfer.benchmark"),
@@ -38,7 +45,13 @@ LAZY_EXPORTS = frozenset({"rayinfer"})
 RAY_ROOMS = ("rayinfer.jobs", "rayinfer_deployments")
 
 # Rooms and modules that a process without a model imports: they must not load torch.
-TORCH_FREE_ROOMS = ("rayinfer.servers", "rayinfer.routing", "rayinfer.tokenization", "rayinfer.traces")
+TORCH_FREE_ROOMS = (
+    "rayinfer.servers",
+    "rayinfer.routing",
+    "rayinfer.transport",
+    "rayinfer.tokenization",
+    "rayinfer.traces",
+)
 TORCH_FREE_MODULES = (
     "rayinfer",
     "rayinfer.config",

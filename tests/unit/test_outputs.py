@@ -1,30 +1,9 @@
-import pickle
-from dataclasses import replace
-
-from rayinfer.outputs import CompletionOutput, EngineStats, Logprob, RequestOutput, StepMessage, TokenDelta
+from rayinfer.outputs import CompletionOutput, EngineStats, RequestOutput, StepMessage
 
 
 def test_usage_is_the_share_of_blocks_with_readers():
     assert EngineStats(kv_blocks_used=3, kv_blocks_total=12).kv_cache_usage == 0.25
     assert EngineStats().kv_cache_usage == 0.0
-
-
-def test_what_crosses_processes_survives_the_crossing():
-    message = StepMessage(
-        epoch=2,
-        step=9,
-        deltas=[
-            TokenDelta("r/0", 4, [5, 6], finish_reason="stop", stop_reason=6, num_cached_tokens=16),
-            TokenDelta("r/1", 0, [7], [{7: Logprob(-0.5, 1)}], prompt_logprobs=[None]),
-        ],
-        stats=EngineStats(num_running=1, requests_finished_total={"stop": 1}),
-        blocks_stored=[b"digest"],
-        silent_s=1.5,
-    )
-    for each in (message, replace(message, deltas=[])):
-        crossed = pickle.loads(pickle.dumps(each))
-        assert crossed == each
-        assert all(type(delta) is TokenDelta for delta in crossed.deltas)
 
 
 def test_two_messages_do_not_share_their_lists():

@@ -2,8 +2,7 @@
 
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import ray
@@ -11,8 +10,8 @@ from ray import serve
 from ray.serve import Application
 
 from rayinfer.benchmark.overhead.paced_engine import NeverStopped, PacedEngine
-from rayinfer.outputs import StepMessage
-from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.protocols import ModelDescription
+from rayinfer.transport.engine_server import EngineServer, TransportAddress
 from rayinfer_deployments.addressed_request_router import addressed_routing
 from rayinfer_deployments.app_args import ModelArgs
 from rayinfer_deployments.engine_actor import MAX_CONCURRENT_CALLS, EngineReport
@@ -41,6 +40,7 @@ class PacedActor(NeverStopped):
 
     def __init__(self, pace: Pace) -> None:
         self._engine = pace.engine()
+        self._address: TransportAddress | None = None
 
     async def describe(self) -> ModelDescription:
         """Say what the model is."""
@@ -50,19 +50,11 @@ class PacedActor(NeverStopped):
         """Say that it is at no step: they take no time."""
         return EngineReport(stats=self._engine.stats, silent_s=0.0, silent_limit_s=math.inf)
 
-    async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
-        """Take requests over from a router."""
-        await self._engine.submit(requests, router_id)
-
-    async def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests."""
-        await self._engine.abort(request_ids)
-
-    async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
-        """Yield one message per step."""
-        async with aclosing(self._engine.outputs(router_id)) as messages:  # type: ignore[type-var]
-            async for message in messages:
-                yield message
+    async def line(self) -> TransportAddress:
+        """Tell where routers are listened to."""
+        if self._address is None:
+            self._address = await EngineServer(self._engine).start(ray.util.get_node_ip_address())
+        return self._address
 
 
 class PacedReplica:

@@ -1,0 +1,87 @@
+"""The router's end of the line to an engine in another process."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import msgspec
+
+from rayinfer.errors import EngineDead
+from rayinfer.outputs import StepMessage
+from rayinfer.protocols import GenerationRequest
+from rayinfer.transport.engine_server import TransportAddress
+from rayinfer.transport.frames import (
+    VERSION,
+    AbortFrame,
+    BadFrame,
+    EndFrame,
+    FromEngine,
+    HelloFrame,
+    SubmitFrame,
+    encode_frame,
+    read_frames,
+)
+
+CONNECT_WITHIN_S = 5.0
+
+Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+class EngineConnection:
+    """What an EngineClient is for requests and tokens; one router's, and opened by the first who needs it.
+
+    A line that has ended stays so: EngineDead everywhere.
+    """
+
+    def __init__(self, find: Callable[[], Awaitable[TransportAddress]], *, tls: ssl.SSLContext | None = None) -> None:
+        """Take what tells where the engine listens, which may raise EngineDead."""
+        self._find = find
+        self._tls = tls
+        self._opening: asyncio.Task[Line] | None = None
+
+    async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
+        """Hand requests over, which needs no answer: who hears of no loss may take it that they are there."""
+        self._say(await self._open(router_id), SubmitFrame(list(requests)))
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests; unknown ids are ignored."""
+        if self._opening is not None:
+            self._say(await asyncio.shield(self._opening), AbortFrame(list(request_ids)))
+
+    async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
+        """Yield this router's messages; closing it hangs up, which aborts this router's requests."""
+        reader, writer = await self._open(router_id)
+        try:
+            async for frame in read_frames(reader, FromEngine):
+                if isinstance(frame, EndFrame):
+                    if frame.reason:
+                        raise EngineDead(frame.reason)
+                    return
+                yield frame.message
+        except (BadFrame, OSError) as error:
+            raise EngineDead(f"the line to the engine broke ({type(error).__name__}: {error})") from None
+        finally:
+            writer.close()
+        raise EngineDead("the engine's process is gone: it has hung up")
+
+    def _say(self, line: Line, frame: msgspec.Struct) -> None:
+        writer = line[1]
+        if writer.is_closing():
+            raise EngineDead("the line to the engine has ended")
+        writer.write(encode_frame(frame))
+
+    async def _open(self, router_id: str) -> Line:
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(self._connect(router_id))
+        return await asyncio.shield(self._opening)
+
+    async def _connect(self, router_id: str) -> Line:
+        address = await self._find()
+        try:
+            async with asyncio.timeout(CONNECT_WITHIN_S):
+                line = await asyncio.open_connection(address.host, address.port, ssl=self._tls)
+        except OSError as error:  # TimeoutError is one
+            at = f"{address.host}:{address.port}"
+            raise EngineDead(f"the engine cannot be reached at {at} ({type(error).__name__}: {error})") from None
+        self._say(line, HelloFrame(VERSION, address.key, router_id))
+        return line
