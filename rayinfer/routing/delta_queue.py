@@ -9,19 +9,30 @@ from rayinfer.outputs import TokenDelta
 class DeltaQueue:
     """Collects a stream's deltas; while its reader is busy, those of one engine request grow into one.
 
-    It therefore holds at most one delta per choice, however slow the reader is.
+    It therefore holds at most one delta per choice, however slow the reader is. Where chunks are wanted rather than
+    single tokens, they also grow until one has `interval` tokens; first tokens and ends are never held up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, interval: int = 1) -> None:
+        self._interval = interval
         self._pending: dict[str, TokenDelta] = {}
+        self._is_due = False  # whether what is pending may be taken
+        self._has_given = False
         self._failure: Unavailable | None = None
         self._reader: asyncio.Future[None] | None = None  # while one waits
 
     def put(self, delta: TokenDelta) -> None:
         """Add a delta and wake the reader; never waits."""
         before = self._pending.get(delta.request_id)
-        self._pending[delta.request_id] = delta if before is None else join_deltas(before, delta)
-        self._wake()
+        delta = self._pending[delta.request_id] = delta if before is None else join_deltas(before, delta)
+        if (
+            len(delta.token_ids) >= self._interval
+            or delta.finish_reason is not None
+            or delta.start_pos == 0
+            or not self._has_given
+        ):
+            self._is_due = True
+            self._wake()
 
     def fail(self, error: Unavailable) -> None:
         """Let the reader have what is there, and then this error."""
@@ -29,15 +40,16 @@ class DeltaQueue:
         self._wake()
 
     async def take(self, timeout_s: float | None = None) -> list[TokenDelta]:
-        """Wait for deltas and take them all.
+        """Wait until deltas are due and take them all; when the time is up, those that are there.
 
-        Raises TimeoutError when none comes in time, and the failure once everything before it was taken.
+        Raises TimeoutError when there is none by then, and the failure once everything before it was taken.
         """
-        if not self._pending and self._failure is None:
+        if not self._is_due and self._failure is None:
             await self._wait(timeout_s)
         if self._pending:
             deltas = list(self._pending.values())
             self._pending.clear()
+            self._is_due, self._has_given = False, True
             return deltas
         assert self._failure is not None, "woken for nothing"
         raise self._failure
@@ -46,7 +58,7 @@ class DeltaQueue:
         # Once per token and stream: an event and asyncio.timeout would take three times as long.
         loop = asyncio.get_running_loop()
         self._reader = reader = loop.create_future()
-        alarm = None if timeout_s is None else loop.call_later(timeout_s, _give_up, reader)
+        alarm = None if timeout_s is None else loop.call_later(timeout_s, self._give_up, reader)
         try:
             await reader
         finally:
@@ -58,10 +70,13 @@ class DeltaQueue:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-
-def _give_up(reader: asyncio.Future[None]) -> None:
-    if not reader.done():
-        reader.set_exception(TimeoutError())
+    def _give_up(self, reader: asyncio.Future[None]) -> None:
+        if reader.done():
+            return
+        if self._pending:
+            reader.set_result(None)
+        else:
+            reader.set_exception(TimeoutError())
 
 
 def join_deltas(first: TokenDelta, second: TokenDelta) -> TokenDelta:

@@ -183,7 +183,8 @@ class Dispatcher:
         """
         while True:
             requests = stream.engine_requests(epoch=attempts.begin())
-            sending = Sending(requests, self._traces, stream.request_id, self._clock)
+            interval = self._admission.limits.stream_interval
+            sending = Sending(requests, self._traces, stream.request_id, self._clock, interval=interval)
             try:
                 place = await self._find_place(stream, requests, attempts, sending, deadline, wait_s)
                 await sending.arrival()

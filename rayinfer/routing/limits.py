@@ -1,4 +1,4 @@
-"""What a router lets in, and in which order: everything here can be changed while requests run."""
+"""What a router lets in, in which order, and how it answers: everything here can be changed while requests run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -42,6 +42,9 @@ class RouterLimits(BaseModel):
     ageing_s: float = Field(default=10.0, ge=0, le=3600, description="how much earlier one level of priority counts")
     route_by_prefix: bool = Field(default=True, description="prefer the engine that has most of the prompt cached")
     group_by_prefix: bool = Field(default=True, description="let waiting requests that share a prefix go together")
+    stream_interval: int = Field(
+        default=1, ge=1, le=1024, description="tokens that a stream sends at once, after its first"
+    )
     tenants: dict[str, TenantLimits] = Field(default={}, description="limits of single tenants, by name")
     other_tenants: TenantLimits = Field(default=TenantLimits(), description="limits of each tenant not named there")
 

@@ -18,8 +18,10 @@ class Sending:
         traces: KeptTraces,
         request_id: str,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        interval: int = 1,
     ) -> None:
-        self.queue = DeltaQueue()  # one for each attempt: what an engine says of an earlier one reaches nobody
+        self.queue = DeltaQueue(interval)  # one for each attempt: what an engine says of an earlier one reaches nobody
         self._requests = requests
         self._traces = traces
         self._request_id = request_id

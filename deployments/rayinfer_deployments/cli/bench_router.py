@@ -14,9 +14,9 @@ from rich.console import Console
 
 from rayinfer.config import DEFAULT_MODEL
 from rayinfer.errors import ConfigError, RayinferError
-from rayinfer_deployments.cli.check_config import Profile
 from rayinfer_deployments.cli.failures import in_one_line, interrupt_on_signals
 from rayinfer_deployments.haproxy_files import haproxy_files
+from rayinfer_deployments.profiles import Profile
 from rayinfer_deployments.ray_environment import THROUGHPUT_SETTINGS, set_ray_settings
 
 if TYPE_CHECKING:
@@ -43,6 +43,9 @@ def router(
     streams: Annotated[int, typer.Option(min=1, help="clients that read at once")] = 32,
     interval_ms: Annotated[float, typer.Option(min=0.1, help="between two tokens of a stream")] = 20.0,
     output_len: Annotated[int, typer.Option(min=2, help="tokens of an answer")] = 256,
+    stream_interval: Annotated[
+        int | None, typer.Option(min=1, help="tokens that a stream sends at once (default: the profile's)")
+    ] = None,
     runs: Annotated[int, typer.Option(min=1, help="runs with all streams; the median counts")] = 3,
     output: Annotated[Path, typer.Option(help="folder for the JSON file and the tables")] = RESULTS,
 ) -> None:
@@ -55,7 +58,7 @@ def router(
 
     profiles, pairs = _profiles(profile), [(w, e) for e in _numbers(engines, 1) for w in _numbers(waiting, 0)]
     settings = {"model": model, "num_streams": streams, "interval_s": interval_ms / 1e3}
-    settings |= {"output_len": output_len, "num_runs": runs}
+    settings |= {"output_len": output_len, "num_runs": runs, "stream_interval": stream_interval}
     console = Console()
     with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), transient=True) as progress:
         task = progress.add_task("routing decisions")

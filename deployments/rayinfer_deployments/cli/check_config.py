@@ -1,19 +1,12 @@
 """`rayinfer check-config` and `rayinfer environment`: for services that `serve deploy` starts."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from rayinfer_deployments.cli.failures import in_one_line
-
-
-class Profile(StrEnum):
-    """What Serve's settings are good for."""
-
-    LATENCY = "latency"
-    THROUGHPUT = "throughput"
+from rayinfer_deployments.profiles import Profile
 
 
 @in_one_line

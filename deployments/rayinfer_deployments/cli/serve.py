@@ -17,13 +17,13 @@ from rich.console import Console
 
 from rayinfer.config import DEFAULT_MODEL, cache_folder, engine_config
 from rayinfer.routing.limits import router_limits
-from rayinfer_deployments.cli.check_config import Profile
 from rayinfer_deployments.cli.checked_folders import check_folder
 from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.failures import in_one_line, interrupt_on_signals, leave_at_once
 from rayinfer_deployments.cli.limits import mapping_in
 from rayinfer_deployments.cli.terminal import Phases, QuietTerminal
 from rayinfer_deployments.haproxy_files import haproxy_files
+from rayinfer_deployments.profiles import Profile
 from rayinfer_deployments.ray_environment import THROUGHPUT_SETTINGS, set_ray_settings
 
 if TYPE_CHECKING:
@@ -85,7 +85,10 @@ def serve(
     replicas: Annotated[int, typer.Option(min=1, help="engines that share the requests")] = 1,
     routers: Annotated[int, typer.Option(min=1, help="processes that share the connections")] = 1,
     profile: Annotated[
-        Profile, typer.Option(help="throughput: HAProxy and Serve's settings for many connections in front")
+        Profile,
+        typer.Option(
+            help="throughput: HAProxy and Serve's settings for many connections in front, tokens sent by four"
+        ),
     ] = Profile.LATENCY,
     limits: Annotated[
         Path | None, typer.Option(help="YAML with the routers' limits, which `rayinfer limits` changes later")
@@ -117,7 +120,7 @@ def serve(
         replicas=replicas,
         routers=routers,
         profile=profile,
-        limits={} if limits is None else mapping_in(limits),
+        limits=profile.limits | ({} if limits is None else mapping_in(limits)),
         ray_address=ray_address,
         trace_requests=trace_requests,
         enable_engine_control=enable_engine_control,

@@ -21,6 +21,7 @@ from rayinfer_deployments.overhead.paced_replica import Pace, paced_engines
 from rayinfer_deployments.own_ray import OwnRay
 from rayinfer_deployments.process_priority import lower_helpers
 from rayinfer_deployments.process_tree import descendants
+from rayinfer_deployments.profiles import Profile
 from rayinfer_deployments.service_inventory import identify, read_actors
 from rayinfer_deployments.service_record import service_url
 from rayinfer_deployments.service_startup import deploy, wait_until_ready
@@ -42,6 +43,7 @@ class ServicePlan:
 
     model: str  # whose tokenizer makes the text
     with_proxy: bool  # whether clients come through Serve's proxies
+    stream_interval: int | None = None  # tokens that a stream sends at once; None: as the profile has it
     num_streams: int = 32
     interval_s: float = 0.02
     input_len: int = 128
@@ -65,7 +67,7 @@ class _Load:
         return self.report.out_tok_s
 
 
-def measure_service(profile: str, plan: ServicePlan, tell: Tell) -> ServiceCost:
+def measure_service(profile: Profile, plan: ServicePlan, tell: Tell) -> ServiceCost:
     """Bring a service up on a Ray of its own, measure it and end it; Ray's settings must be in the environment."""
     tell(f"{profile}: starting the service")
     tokenizer, port = Tokenizer.from_folder(resolve_model(plan.model)), _free_port()
@@ -76,7 +78,9 @@ def measure_service(profile: str, plan: ServicePlan, tell: Tell) -> ServiceCost:
         max_running=4 * plan.num_streams,
     )
     listen = {} if plan.with_proxy else {"listen_host": HOST, "listen_port": port}
-    args = llm_app_args({"models": [{"name": MODEL, "model": plan.model}], **listen})
+    interval = {} if plan.stream_interval is None else {"stream_interval": plan.stream_interval}
+    limits = profile.limits | interval
+    args = llm_app_args({"models": [{"name": MODEL, "model": plan.model}], "limits": limits, **listen})
     with OwnRay() as ray:
         deploy(build_app_over(paced_engines(pace), args), APPLICATION, HOST, port, with_proxy=plan.with_proxy)
         wait_until_ready(APPLICATION, HOST, port, check=ray.check, tell=lambda reason: None)

@@ -11,7 +11,16 @@ from rayinfer.benchmark.overhead.routing_decision import DecisionCost
 from rayinfer.benchmark.report import Environment, Percentiles, describe_environment, format_figure
 
 DECISION_HEADS = ("waiting", "engines", "arrival µs", "dispatch µs", "p50 µs", "p99 µs")
-SERVICE_HEADS = ("profile", "added TTFT p50 ms", "p99 ms", "CPU µs/token", "runs", "engine µs/token", "CPU µs/request")
+SERVICE_HEADS = (
+    "profile",
+    "added TTFT p50 ms",
+    "p99 ms",
+    "CPU µs/token",
+    "runs",
+    "tokens/chunk",
+    "engine µs/token",
+    "CPU µs/request",
+)
 ROLE_HEADS = ("profile", "process", "µs/token", "idle, % of a core")
 
 
@@ -40,7 +49,7 @@ class ServiceCost:
     cpu_us_per_token: float  # of the same processes, at all streams, requests included: the median run
     cpu_us_per_token_runs: list[float]
     tok_s: float
-    tokens_per_chunk: float | None  # above 1 where the service had fallen behind
+    tokens_per_chunk: float | None  # of what clients read; more than the service was told to, where it fell behind
     roles: list[RoleCost]
 
     @property
@@ -112,6 +121,7 @@ def _service_rows(report: RouterReport) -> Rows:
             cost.added_ttft.p99,
             cost.cpu_us_per_token,
             " ".join(map(format_figure, cost.cpu_us_per_token_runs)),
+            cost.tokens_per_chunk,
             cost.engine_us_per_token,
             cost.cpu_us_per_request,
         )

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from async_engines import collect, request, running
+from async_engines import collect, request, running, wait_until
 from fake_engine_client import FakeEngineClient
 from rayinfer.errors import EngineDead
 from rayinfer.transport import engine_server
@@ -18,12 +18,6 @@ from rayinfer.transport.frames import LENGTH_BYTES, VERSION, HelloFrame, SubmitF
 
 HOST = "127.0.0.1"
 PATIENCE_S = 10.0
-
-
-async def until(condition):
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 @contextlib.asynccontextmanager
@@ -75,7 +69,7 @@ async def test_an_abort_never_overtakes_its_request():
         await router.submit([request("a/0", [1])], "r")
         await router.abort(["a/0"])
         engine.submit_may_arrive.set()
-        await until(lambda: engine.aborted)
+        await wait_until(lambda: engine.aborted)
         assert engine.submitted_ids == ["a/0"]
         reading.cancel()
 
@@ -95,7 +89,7 @@ async def test_a_router_that_goes_has_its_requests_aborted(way):
             _, writer = await router._opening
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
-        await until(lambda: not engine.is_listened_to)
+        await wait_until(lambda: not engine.is_listened_to)
 
 
 async def test_why_an_engine_has_died_is_told():
@@ -125,9 +119,8 @@ async def test_an_engine_that_is_shut_down_ends_its_outputs():
         messages = connection(address).outputs("r")
         await first(messages)
         await engine.shutdown()
-        with pytest.raises(StopAsyncIteration):
-            while True:
-                await first(messages)
+        left = [message async for message in messages]
+    assert len(left) < 10
 
 
 async def test_an_engine_that_is_not_there_cannot_be_reached():
@@ -199,7 +192,7 @@ async def test_a_router_that_reads_nothing_keeps_nobody_waiting():
         async def find():
             return address
 
-        reader, writer = await asyncio.open_connection(HOST, address.port, limit=1)  # and is never read
+        _, writer = await asyncio.open_connection(HOST, address.port, limit=1)  # and is never read
         writer.write(encode_frame(HelloFrame(VERSION, address.key, "slow")))
         requests = [request(f"slow/{number}", [1], max_tokens=2000) for number in range(8)]
         writer.write(encode_frame(SubmitFrame(requests)))

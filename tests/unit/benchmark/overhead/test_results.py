@@ -41,7 +41,7 @@ def test_the_tables_tell_what_was_measured(tmp_path):
     write_markdown(report, tmp_path / "router.md")
     text = (tmp_path / "router.md").read_text()
     assert "| 1,000 | 16 | 60 | 30 | 90 | 150 |" in text
-    assert "| latency | 3.25 | 6.75 | 64.5 | 70 64.5 61 | 9.5 | 1,500 |" in text
+    assert "| latency | 3.25 | 6.75 | 64.5 | 70 64.5 61 | 1 | 9.5 | 1,500 |" in text
     assert "| latency | router* | 64.5 | 0.5 |" in text
     assert "| latency | engine | 9.5 | 0.5 |" in text
     assert "`rayinfer bench router`" in text
