@@ -103,9 +103,11 @@ class PriorityQueue(Generic[T]):
             self._tenant_finish.clear()
             self._reached = -math.inf
         finishes = self._tenant_finish.get(tenant, {})
-        start = max([arrival, *(finish for level, finish in finishes.items() if level <= priority)])
+        start = arrival if cost <= 0 else max(arrival, self._reached)
+        for level, finish in finishes.items():
+            if level <= priority and finish > start:
+                start = finish
         if cost > 0:
-            start = max(start, self._reached)
             finishes[priority] = start
             self._tenant_finish[tenant] = finishes
             self.charge(tenant, priority, cost)
@@ -162,11 +164,10 @@ class PriorityQueue(Generic[T]):
         at most 1 + 1/2 + ... + 1/k shares, and not k.
         """
         finishes = self._tenant_finish.get(tenant, {})
-        share_s = self._share_s(tenant, cost)
-        finishes.update((level, finish + share_s) for level, finish in finishes.items() if level >= priority)
-
-    def _share_s(self, tenant: str, cost: float) -> float:
-        return cost / (self._weights.get(tenant, 1.0) * self._rate)
+        share_s = cost / (self._weights.get(tenant, 1.0) * self._rate)
+        for level in finishes:
+            if level >= priority:
+                finishes[level] += share_s
 
     def _insert(self, ticket: Ticket[T]) -> None:
         self._waiting[ticket.order] = ticket

@@ -109,6 +109,8 @@ def choose(candidates: Sequence[Candidate]) -> Candidate:
     cached; tokens in flight count a little. No prefix, however long, draws requests to an engine that has many more
     of them than another. Among equals, the one with the emptier cache, then the one whose turn it is.
     """
+    if len(candidates) == 1:
+        return candidates[0]
     fewest = min(candidate.load.num_requests for candidate in candidates)
     most = MAX_IMBALANCE * fewest + MAX_LEAD
     return min((it for it in candidates if it.load.num_requests <= most), key=_delay)
