@@ -4,13 +4,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
-MAX_INDEXED_BLOCKS = 64  # of a prompt: whoever shares more has shared enough
+# The lengths, in blocks, at which prefixes are compared: each a third or half longer than the one before, so a long
+# prompt costs little more than a short one. Whoever shares more than the last has shared enough.
+COMPARED_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 T = TypeVar("T")
 
 
 class PrefixGroups(Generic[T]):
-    """Finds those that share the longest prefix with a request; nothing is sorted or compared."""
+    """Finds those that share the longest prefix with a request, to within a third; nothing is sorted or scanned."""
 
     def __init__(self) -> None:
         self._by_digest: defaultdict[bytes, dict[T, None]] = defaultdict(dict)  # in order of arrival
@@ -21,7 +23,7 @@ class PrefixGroups(Generic[T]):
 
     def add(self, item: T, digests: Sequence[bytes]) -> None:
         """Note who waits, with the digests of its full blocks."""
-        self._digests[item] = digests[:MAX_INDEXED_BLOCKS]
+        self._digests[item] = _compared(digests)
         for digest in self._digests[item]:
             self._by_digest[digest][item] = None
 
@@ -35,7 +37,11 @@ class PrefixGroups(Generic[T]):
 
     def sharing_most(self, digests: Sequence[bytes]) -> Iterable[T]:
         """Those that share the most blocks with a prompt, in order of arrival; none if nobody shares any."""
-        for digest in reversed(digests[:MAX_INDEXED_BLOCKS]):
+        for digest in reversed(_compared(digests)):
             if (group := self._by_digest.get(digest)) is not None:
                 return group
         return ()
+
+
+def _compared(digests: Sequence[bytes]) -> list[bytes]:
+    return [digests[length - 1] for length in COMPARED_LENGTHS if length <= len(digests)]

@@ -87,6 +87,15 @@ def test_those_that_share_the_longest_prefix_are_found_in_order_of_arrival():
     assert groups._by_digest == {}
 
 
+@pytest.mark.parametrize("shared", [1, 2, 5, 11, 23, 47, 70])
+def test_who_shares_a_third_less_is_passed_over(shared):
+    groups = PrefixGroups()
+    groups.add("less", [*CHAIN[: shared * 2 // 3], b"x" * 16])
+    groups.add("most", [*CHAIN[:shared], b"y" * 16])
+    groups.add("none", [b"z" * 16])
+    assert list(groups.sharing_most(CHAIN)) == ["most"]
+
+
 def request(tokens, outputs=(), **settings):
     return GenerationRequest(
         request_id="a",
