@@ -160,8 +160,9 @@ class PriorityQueue(Generic[T]):
     def charge(self, tenant: str, priority: int, cost: float) -> None:
         """Charge a tenant for so much more, or less, than `push` was told.
 
-        Its less urgent requests that come from now on are later by as much: who spreads requests over k priorities gets
-        at most 1 + 1/2 + ... + 1/k shares, and not k.
+        Its less urgent requests that come from now on are later by as much. Those that wait already are not, for places
+        are fixed, and its more urgent ones never are. So who keeps requests waiting at k priorities has up to k shares
+        until those are served that waited at first; what follows them is late, and in the long run it has one share.
         """
         finishes = self._tenant_finish.get(tenant, {})
         share_s = cost / (self._weights.get(tenant, 1.0) * self._rate)
