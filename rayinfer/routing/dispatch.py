@@ -173,9 +173,7 @@ class Dispatcher:
             return 0.0
         return self._engine_wait_s if deadline is None else min(self._engine_wait_s, deadline - self._clock())
 
-    async def _submit(
-        self, stream: StreamState, attempts: Attempts, deadline: float | None, wait_s: float
-    ) -> Sending:
+    async def _submit(self, stream: StreamState, attempts: Attempts, deadline: float | None, wait_s: float) -> Sending:
         """Hand what is left of the stream to an engine that takes it: a new one when its turn comes, others at once.
 
         Raises NotReady without an engine, TimeoutError when the client's time is up before the turn comes.
