@@ -23,7 +23,7 @@ class PrefixGroups(Generic[T]):
 
     def add(self, item: T, digests: Sequence[bytes]) -> None:
         """Note who waits, with the digests of its full blocks."""
-        self._digests[item] = _compared(digests)
+        self._digests[item] = [digests[length - 1] for length in COMPARED_LENGTHS if length <= len(digests)]
         for digest in self._digests[item]:
             self._by_digest[digest][item] = None
 
@@ -37,11 +37,7 @@ class PrefixGroups(Generic[T]):
 
     def sharing_most(self, digests: Sequence[bytes]) -> Iterable[T]:
         """Those that share the most blocks with a prompt, in order of arrival; none if nobody shares any."""
-        for digest in reversed(_compared(digests)):
-            if (group := self._by_digest.get(digest)) is not None:
+        for length in reversed(COMPARED_LENGTHS):
+            if length <= len(digests) and (group := self._by_digest.get(digests[length - 1])) is not None:
                 return group
         return ()
-
-
-def _compared(digests: Sequence[bytes]) -> list[bytes]:
-    return [digests[length - 1] for length in COMPARED_LENGTHS if length <= len(digests)]
