@@ -103,9 +103,11 @@ class PriorityQueue(Generic[T]):
             self._tenant_finish.clear()
             self._reached = -math.inf
         finishes = self._tenant_finish.get(tenant, {})
-        start = max([arrival, *(finish for level, finish in finishes.items() if level <= priority)])
+        start = arrival if cost <= 0 else max(arrival, self._reached)
+        for level, finish in finishes.items():
+            if level <= priority and finish > start:
+                start = finish
         if cost > 0:
-            start = max(start, self._reached)
             finishes[priority] = start
             self._tenant_finish[tenant] = finishes
             self.charge(tenant, priority, cost)
@@ -158,15 +160,15 @@ class PriorityQueue(Generic[T]):
     def charge(self, tenant: str, priority: int, cost: float) -> None:
         """Charge a tenant for so much more, or less, than `push` was told.
 
-        Its less urgent requests that come from now on are later by as much: who spreads requests over k priorities gets
-        at most 1 + 1/2 + ... + 1/k shares, and not k.
+        Its less urgent requests that come from now on are later by as much. Those that wait already are not, for places
+        are fixed, and its more urgent ones never are. So who keeps requests waiting at k priorities has up to k shares
+        until those are served that waited at first; what follows them is late, and in the long run it has one share.
         """
         finishes = self._tenant_finish.get(tenant, {})
-        share_s = self._share_s(tenant, cost)
-        finishes.update((level, finish + share_s) for level, finish in finishes.items() if level >= priority)
-
-    def _share_s(self, tenant: str, cost: float) -> float:
-        return cost / (self._weights.get(tenant, 1.0) * self._rate)
+        share_s = cost / (self._weights.get(tenant, 1.0) * self._rate)
+        for level in finishes:
+            if level >= priority:
+                finishes[level] += share_s
 
     def _insert(self, ticket: Ticket[T]) -> None:
         self._waiting[ticket.order] = ticket

@@ -18,6 +18,7 @@ MAX_BAD_SEQUENCES = 1024
 MAX_BAD_SEQUENCE_TOKENS = 64
 MIN_REPETITION_PENALTY = 1e-6  # scores are divided by it, and float32 ends at 3e38
 _MAX_INT32 = 2**31 - 1
+_SEEDS = (-(2**63), 2**64 - 1)
 _NOTHING = ()  # every empty tuple is this one
 
 
@@ -112,7 +113,7 @@ class SamplingParams:
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         if self.seed is not None:
-            _check_integer("seed", self.seed, -(2**63), 2**64 - 1)
+            _check_integer("seed", self.seed, *_SEEDS)
         if self.logprobs is not None:
             _check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:
@@ -172,6 +173,15 @@ class SamplingParams:
     def allowed_ids(self) -> tuple[int, ...] | None:
         """The allowed token ids; None where all are allowed."""
         return self.allowed_token_ids  # type: ignore[return-value]
+
+    def with_seed(self, seed: int) -> "SamplingParams":
+        """Settle the seed of a request that came without one; the rest is checked already."""
+        _check_integer("seed", seed, *_SEEDS)
+        seeded = object.__new__(SamplingParams)
+        for name in self.__slots__:
+            object.__setattr__(seeded, name, getattr(self, name))
+        object.__setattr__(seeded, "seed", seed)
+        return seeded
 
     def with_bad_words_spelled(self, spell: Callable[[str], Sequence[tuple[int, ...]]]) -> "SamplingParams":
         """Put the spellings of `bad_words` among `bad_token_sequences`: nothing is left to spell then.

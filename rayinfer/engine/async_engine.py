@@ -4,14 +4,13 @@ import asyncio
 import logging
 import queue
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
-from rayinfer.credits import credits_of_each
 from rayinfer.engine.engine import Engine
-from rayinfer.engine.engine_commands import Abort, Change, Command, Forget, RouterLine, Stop, Submit
+from rayinfer.engine.engine_commands import Abort, Change, Command, Forget, Stop, Submit
 from rayinfer.engine.pulse import Pulse
+from rayinfer.engine.router_lines import RouterLine, RouterLines
 from rayinfer.engine.self_check import check_itself, needs_check
 from rayinfer.errors import EngineDead, RequestError, WrongEngineState
 from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
@@ -46,14 +45,12 @@ class AsyncEngine:
         self._engine = engine
         self._epoch = epoch
         self._heartbeat_s = heartbeat_s
-        self._listen_within_s = listen_within_s
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._routers: dict[str, RouterLine] = {}
+        self._routers = RouterLines(self.description, listen_within_s)
         self._is_over = False
-        self._lock = threading.Lock()  # over _routers and _is_over, which both sides look up
+        self._lock = threading.Lock()  # no command that waits for an answer comes after _is_over
         self._owners: dict[str, RouterLine] = {}  # by request id; the thread's own
         self._stats = engine.stats
-        self._credits = credits_of_each(self.description, 1)
         self._pulse = Pulse()
         engine.on_plan = self._pulse.planned
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -64,7 +61,7 @@ class AsyncEngine:
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
         """Queue requests for the next step; one that the engine refuses ends with "error"."""
-        router = self._router(router_id)
+        router = self._routers.open(router_id)
         if self._is_over:
             raise self._death()
         self._commands.put(Submit(list(requests), router))
@@ -75,17 +72,14 @@ class AsyncEngine:
 
     async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
         """Yield this router's messages; closing the iterator aborts all of the router's requests."""
-        router = self._router(router_id, listens=True)
+        router = self._routers.open(router_id, listens=True)
         try:
             while (message := await self._next_message(router)) is not None:
                 yield message
             if self.failure is not None:
                 raise self._death()
         finally:
-            with self._lock:
-                if self._routers.get(router_id) is router:
-                    del self._routers[router_id]
-                self._share_credits()
+            self._routers.leave(router_id, router)
             self._commands.put(Forget(router))
 
     async def pause(self) -> None:
@@ -144,19 +138,6 @@ class AsyncEngine:
         """Requests that wait or run."""
         return self._stats.num_running + self._stats.num_waiting + self._commands.qsize()
 
-    def _router(self, router_id: str, *, listens: bool = False) -> RouterLine:
-        with self._lock:
-            router = self._routers.setdefault(router_id, RouterLine())
-            router.listens |= listens
-            self._share_credits()
-            if self._is_over:
-                router.box.close()
-            return router
-
-    def _share_credits(self) -> None:
-        num_listening = sum(router.listens for router in self._routers.values())
-        self._credits = credits_of_each(self.description, max(1, num_listening))
-
     async def _next_message(self, router: RouterLine) -> StepMessage | None:
         """Wait for the thread's next message, but not for long: that it takes its time is news as well."""
         try:
@@ -192,8 +173,7 @@ class AsyncEngine:
         finally:
             with self._lock:
                 self._is_over = True
-                for router in self._routers.values():
-                    router.box.close()
+            self._routers.close()
             self._refuse_changes()
             self._engine.exit()
 
@@ -269,11 +249,7 @@ class AsyncEngine:
         self._publish([delta for delta in aborted if delta is not None])
 
     def _end_unheard_routers(self) -> None:
-        latest = time.monotonic() - self._listen_within_s
-        with self._lock:
-            gone = [name for name, router in self._routers.items() if not router.listens and router.since < latest]
-            routers = [self._routers.pop(name) for name in gone]
-        for router in routers:
+        for router in self._routers.take_unheard():
             self._end(list(router.request_ids))
 
     def _publish(self, deltas: list[TokenDelta]) -> None:
@@ -285,9 +261,7 @@ class AsyncEngine:
                 self._owners.pop(delta.request_id).request_ids.discard(delta.request_id)
         self._stats = self._engine.stats
         stored, removed = self._engine.take_block_events()
-        with self._lock:
-            routers = list(self._routers.values())
-        for router in routers:
+        for router in self._routers.in_use():
             router.box.put(self._message(by_router.get(router, []), stored, removed))
 
     def _message(
@@ -297,7 +271,7 @@ class AsyncEngine:
             epoch=self._epoch,
             step=self._stats.num_steps_total,
             deltas=deltas,
-            stats=replace(self._stats, credits=self._credits),
+            stats=replace(self._stats, credits=self._routers.credits),
             blocks_stored=list(stored),
             blocks_removed=list(removed),
         )

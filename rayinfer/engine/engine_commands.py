@@ -1,23 +1,12 @@
 """What event loops ask of the thread to which an engine belongs."""
 
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from rayinfer.engine.engine import Engine
-from rayinfer.engine.message_box import MessageBox
+from rayinfer.engine.router_lines import RouterLine
 from rayinfer.protocols import GenerationRequest
-
-
-@dataclass(slots=True, eq=False)
-class RouterLine:
-    """One opening of `outputs`; a router that comes back under its old id is another one."""
-
-    box: MessageBox = field(default_factory=MessageBox)
-    request_ids: set[str] = field(default_factory=set)  # the thread's own
-    since: float = field(default_factory=time.monotonic)
-    listens: bool = False
 
 
 @dataclass(frozen=True, slots=True)

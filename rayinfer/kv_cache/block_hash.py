@@ -1,5 +1,8 @@
 """The digest that names a full block by everything its keys and values depend on."""
 
+import struct
+from collections.abc import Sequence
+
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
@@ -36,24 +39,28 @@ class PrefixDigests:
     def extend(self, token_ids: NDArray[np.int32], num_tokens: int) -> None:
         """Add the digests of blocks that became full; `token_ids[:num_tokens]` are all tokens known so far."""
         assert num_tokens <= len(token_ids), f"{num_tokens} tokens announced, {len(token_ids)} given"
+        first, full = len(self.digests), num_tokens // self._block_size
+        if full > first:
+            self.append(token_bytes(token_ids[first * self._block_size : full * self._block_size]))
+
+    def append(self, written: bytes) -> None:
+        """Add the digests of the next blocks, whose token ids are given as `token_bytes` writes them."""
         digests, salt, width = self.digests, self._salt, self._block_bytes
-        first, full = len(digests), num_tokens // self._block_size
-        if full <= first:
-            return
-        tokens = token_bytes(token_ids[first * self._block_size : full * self._block_size])
         digest = digests[-1] if digests else ROOT_DIGEST
         digest_of = xxhash.xxh3_128_digest
-        for start in range(0, len(tokens), width):
-            digest = digest_of(digest + salt + tokens[start : start + width])
+        for start in range(0, len(written), width):
+            digest = digest_of(digest + salt + written[start : start + width])
             digests.append(digest)
-
-    def append(self, block_bytes: bytes) -> None:
-        """Add the digest of the next block, whose token ids are given as `token_bytes` writes them."""
-        digests = self.digests
-        parent = digests[-1] if digests else ROOT_DIGEST
-        digests.append(xxhash.xxh3_128_digest(parent + self._salt + block_bytes))
 
 
 def token_bytes(token_ids: NDArray[np.int32]) -> bytes:
     """Write token ids as digests take them in: four bytes each, the lowest first."""
     return token_ids.astype(_LITTLE_ENDIAN_INT32, copy=False).tobytes()
+
+
+def prefix_digests(token_ids: Sequence[int], block_size: int, salt: bytes) -> list[bytes]:
+    """Digest the full blocks of a list of token ids, which takes half as long as by an array."""
+    num_full = len(token_ids) // block_size * block_size
+    chain = PrefixDigests(block_size, salt)
+    chain.append(struct.pack(f"<{num_full}i", *token_ids[:num_full]))
+    return chain.digests

@@ -4,6 +4,7 @@ import asyncio
 
 from rayinfer.errors import Unavailable
 from rayinfer.outputs import TokenDelta
+from rayinfer.routing.bounded_wait import wait_within
 
 
 class DeltaQueue:
@@ -55,28 +56,18 @@ class DeltaQueue:
         raise self._failure
 
     async def _wait(self, timeout_s: float | None) -> None:
-        # Once per token and stream: an event and asyncio.timeout would take three times as long.
-        loop = asyncio.get_running_loop()
-        self._reader = reader = loop.create_future()
-        alarm = None if timeout_s is None else loop.call_later(timeout_s, self._give_up, reader)
+        self._reader = reader = asyncio.get_running_loop().create_future()
         try:
-            await reader
+            await wait_within(reader, timeout_s)
+        except TimeoutError:
+            if not self._pending:
+                raise
         finally:
             self._reader = None
-            if alarm is not None:
-                alarm.cancel()
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
-
-    def _give_up(self, reader: asyncio.Future[None]) -> None:
-        if reader.done():
-            return
-        if self._pending:
-            reader.set_result(None)
-        else:
-            reader.set_exception(TimeoutError())
 
 
 def join_deltas(first: TokenDelta, second: TokenDelta) -> TokenDelta:

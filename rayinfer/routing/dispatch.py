@@ -15,7 +15,7 @@ from rayinfer.routing.admission import Admission
 from rayinfer.routing.attempts import Attempts, Quarantine
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.engine_fleet import EngineFleet
-from rayinfer.routing.engine_set import RUNNING, EngineSet, Place
+from rayinfer.routing.engine_set import RUNNING, EngineSet
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.routing.preparation import block_digests, prepare
 from rayinfer.routing.replica_choice import work_of
@@ -152,7 +152,7 @@ class Dispatcher:
                 wait_s = self._patience_s(attempts, deadline)
                 if attempts.are_suspicious:
                     await quarantine.enter_async_context(self._quarantine.place(wait_s))
-                place, queue = await self._submit(stream, attempts, deadline, wait_s)
+                sending = await self._submit(stream, attempts, deadline, wait_s)
             except (NotReady, TimeoutError) as error:
                 if not attempts.num_lost and isinstance(error, NotReady):
                     raise
@@ -160,13 +160,12 @@ class Dispatcher:
                     raise EngineDead("the engine that ran the request is gone, and no other has come") from None
                 yield _Attempt(DeltaQueue(), lambda _: None, quarantine)
                 return
-            request_ids = [request.request_id for request in stream.engine_requests()]
             try:
-                yield _Attempt(queue, place.link.release, quarantine)
+                yield _Attempt(sending.queue, sending.link.release, quarantine)
             except EngineDead as error:
-                self._note_loss(stream, attempts, place.link.name, error)
+                self._note_loss(stream, attempts, sending.link.name, error)
             finally:
-                place.link.release(request_ids)
+                sending.undo()
 
     def _patience_s(self, attempts: Attempts, deadline: float | None) -> float:
         """How long to wait for an engine: who has not waited yet need not, as others may have one for it."""
@@ -174,9 +173,7 @@ class Dispatcher:
             return 0.0
         return self._engine_wait_s if deadline is None else min(self._engine_wait_s, deadline - self._clock())
 
-    async def _submit(
-        self, stream: StreamState, attempts: Attempts, deadline: float | None, wait_s: float
-    ) -> tuple[Place, DeltaQueue]:
+    async def _submit(self, stream: StreamState, attempts: Attempts, deadline: float | None, wait_s: float) -> Sending:
         """Hand what is left of the stream to an engine that takes it: a new one when its turn comes, others at once.
 
         Raises NotReady without an engine, TimeoutError when the client's time is up before the turn comes.
@@ -186,16 +183,16 @@ class Dispatcher:
             interval = self._admission.limits.stream_interval
             sending = Sending(requests, self._traces, stream.request_id, self._clock, interval=interval)
             try:
-                place = await self._find_place(stream, requests, attempts, sending, deadline, wait_s)
+                await self._find_place(stream, requests, attempts, sending, deadline, wait_s)
                 await sending.arrival()
             except EngineDead as error:
-                self.engines.remove(place.link.name, str(error))
+                self.engines.remove(sending.link.name, str(error))
                 wait_s = self._patience_s(attempts, deadline)
             except BaseException:
                 sending.undo()
                 raise
             else:
-                return place, sending.queue
+                return sending
 
     async def _find_place(
         self,
@@ -205,17 +202,16 @@ class Dispatcher:
         sending: Sending,
         deadline: float | None,
         wait_s: float,
-    ) -> Place:
+    ) -> None:
         digests = partial(block_digests, requests[0], self.engines.block_size)
         if attempts.num_begun > 1:
             place = await self.engines.wait_for_place(work_of(requests[0]), digests(), wait_s)
             sending.begin(place)
-            return place
+            return
         work, tenant = work_of(stream.request), stream.request.tenant
         turn = Turn(work=work, tenant=tenant, deadline=deadline, make_digests=digests, take=sending.begin)
-        place = await self._turns.wait(turn, None if deadline is None else deadline - self._clock())
+        await self._turns.wait(turn, None if deadline is None else deadline - self._clock())
         attempts.has_queued = turn.has_waited
-        return place
 
     def _note_loss(self, stream: StreamState, attempts: Attempts, engine: str, error: EngineDead) -> None:
         """Count a lost engine; raises EngineDead when the stream may not go on elsewhere."""

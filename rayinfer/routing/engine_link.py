@@ -96,7 +96,8 @@ class EngineLink:
             return  # its outputs have told the end already, and the queue knows it
         try:
             # An engine that is lost may be frozen, and then says nothing until it is ended.
-            await asyncio.wait((route.handing_over, self._listener), return_when=asyncio.FIRST_COMPLETED)
+            if not route.handing_over.done():
+                await asyncio.wait((route.handing_over, self._listener), return_when=asyncio.FIRST_COMPLETED)
             if not route.handing_over.done():
                 raise EngineDead("the engine was lost before it had the request")
             route.handing_over.result()

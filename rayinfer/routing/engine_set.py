@@ -50,6 +50,9 @@ class EngineSet:
         self._router_id = router_id
         self._on_trace = on_trace
         self._on_room = on_room
+        self._available: list[EngineLink] = []
+        self._description: ModelDescription | None = None
+        self._num_cache_tokens = 0
         self._why_not_ready = "no engine is ready yet"
         self._num_chosen = 0
         self._num_added = 0
@@ -75,6 +78,7 @@ class EngineSet:
             is_replaceable=lambda: any(other.name != name for other in self.available()),
         )
         self.links[name] = link
+        self._note_members()
         self.prefixes.add_engine(name)
         self._metrics.set_engine_stats(self._model_name, name, link.stats)
         for other in list(self.links.values()):
@@ -86,6 +90,7 @@ class EngineSet:
         """Give the engine nothing more; its streams go on elsewhere, or end there if there is no other."""
         if link := self.links.get(name):
             link.is_draining = True
+            self._note_members()
             self._why_not_ready = "an engine is shutting down"
             if link.num_in_flight == 0:
                 self.remove(name, "it was drained")
@@ -97,6 +102,7 @@ class EngineSet:
         link = self.links.pop(name, None)
         if link is None:
             return
+        self._note_members()
         logger.log(logging.INFO if link.is_draining else logging.WARNING, "engine %s is gone: %s", name, reason)
         self._why_not_ready = "an engine is gone"
         self.prefixes.remove_engine(name)
@@ -113,7 +119,7 @@ class EngineSet:
 
     def available(self) -> list[EngineLink]:
         """List the engines that do not leave."""
-        return [link for link in self.links.values() if not link.is_draining]
+        return self._available
 
     def not_ready_message(self) -> str:
         """Say why no engine can take a request."""
@@ -121,10 +127,9 @@ class EngineSet:
 
     def describe(self) -> ModelDescription:
         """Say what the model is, as the tightest of its engines has it; raises NotReady without engines."""
-        if not (links := self.available()):
+        if self._description is None:
             raise NotReady(self.not_ready_message())
-        tightest = min((link.description for link in links), key=lambda known: known.max_model_len)
-        return replace(tightest, name=self._model_name)
+        return self._description
 
     @property
     def block_size(self) -> int:
@@ -134,7 +139,7 @@ class EngineSet:
     @property
     def num_cache_tokens(self) -> int:
         """Tokens that the caches of all engines hold."""
-        return sum(link.description.kv_blocks_total * link.description.block_size for link in self.available())
+        return self._num_cache_tokens
 
     def find_room(
         self, work: Work, digests: Sequence[bytes], *, among: str | None = None, may_crowd: bool = False
@@ -144,12 +149,8 @@ class EngineSet:
         None when none has; with `may_crowd`, only when there is no engine. Engines that are paused or asleep count
         where there are no others. `among` names the one engine that is asked.
         """
-        links = self.available()
-        links = [link for link in links if link.stats.state == RUNNING] or links
-        if among is not None:
-            links = [link for link in links if link.name == among]
         candidates = []
-        for link in links:
+        for link in self._choosable(among):
             if not may_crowd and link.load.is_full(work.priority, link.stats.credits):
                 continue  # under overload that is nearly every engine: what they have cached is not worth a look
             num_cached = self._num_cached_tokens(link, digests) if digests else 0
@@ -171,6 +172,13 @@ class EngineSet:
             await self._wait_for_change(latest - time.monotonic())
         return place
 
+    def _choosable(self, among: str | None) -> list[EngineLink]:
+        asked = self._available if among is None else [link for link in self._available if link.name == among]
+        running = [link for link in asked if link.stats.state == RUNNING]
+        if running or any(link.stats.state == RUNNING for link in self._available):
+            return running
+        return asked
+
     def _num_cached_tokens(self, link: EngineLink, digests: Sequence[bytes]) -> int:
         return self.prefixes.num_cached(link.name, digests) * link.description.block_size
 
@@ -185,6 +193,14 @@ class EngineSet:
                 await self._changed.wait()
         except TimeoutError:
             raise NotReady(self.not_ready_message()) from None
+
+    def _note_members(self) -> None:
+        """Settle what follows from who is there: every request asks for it."""
+        self._available = [link for link in self.links.values() if not link.is_draining]
+        known = [link.description for link in self._available]
+        self._num_cache_tokens = sum(each.kv_blocks_total * each.block_size for each in known)
+        tightest = min(known, key=lambda each: each.max_model_len, default=None)
+        self._description = None if tightest is None else replace(tightest, name=self._model_name)
 
     def _tell_of_change(self) -> None:
         self._changed.set()

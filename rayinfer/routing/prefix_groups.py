@@ -1,18 +1,21 @@
 """Which of the requests that wait share how much of their prompts."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
-MAX_INDEXED_BLOCKS = 64  # of a prompt: whoever shares more has shared enough
+# The lengths, in blocks, at which prefixes are compared: each a third or half longer than the one before, so a long
+# prompt costs little more than a short one. Whoever shares more than the last has shared enough.
+COMPARED_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 T = TypeVar("T")
 
 
 class PrefixGroups(Generic[T]):
-    """Finds those that share the longest prefix with a request; nothing is sorted or compared."""
+    """Finds those that share the longest prefix with a request, to within a third; nothing is sorted or scanned."""
 
     def __init__(self) -> None:
-        self._by_digest: dict[bytes, dict[T, None]] = {}  # in order of arrival
+        self._by_digest: defaultdict[bytes, dict[T, None]] = defaultdict(dict)  # in order of arrival
         self._digests: dict[T, Sequence[bytes]] = {}
 
     def __len__(self) -> int:
@@ -20,9 +23,9 @@ class PrefixGroups(Generic[T]):
 
     def add(self, item: T, digests: Sequence[bytes]) -> None:
         """Note who waits, with the digests of its full blocks."""
-        self._digests[item] = digests[:MAX_INDEXED_BLOCKS]
+        self._digests[item] = [digests[length - 1] for length in COMPARED_LENGTHS if length <= len(digests)]
         for digest in self._digests[item]:
-            self._by_digest.setdefault(digest, {})[item] = None
+            self._by_digest[digest][item] = None
 
     def remove(self, item: T) -> None:
         """Forget who waits no more; does nothing if it is unknown."""
@@ -32,9 +35,9 @@ class PrefixGroups(Generic[T]):
             if not group:
                 del self._by_digest[digest]
 
-    def sharing_most(self, digests: Sequence[bytes]) -> list[T]:
-        """List those that share the most blocks with a prompt, in order of arrival; none if nobody shares any."""
-        for digest in reversed(digests[:MAX_INDEXED_BLOCKS]):
-            if (group := self._by_digest.get(digest)) is not None:
-                return list(group)
-        return []
+    def sharing_most(self, digests: Sequence[bytes]) -> Iterable[T]:
+        """Those that share the most blocks with a prompt, in order of arrival; none if nobody shares any."""
+        for length in reversed(COMPARED_LENGTHS):
+            if length <= len(digests) and (group := self._by_digest.get(digests[length - 1])) is not None:
+                return group
+        return ()

@@ -47,13 +47,13 @@ class PrefixIndex:
         stored, expected = self._stored[engine], self._expected[engine]
         stored.age()
         expected.age()
-        low, high = 0, len(digests)
+        low, high, middle = 0, len(digests), 0  # most engines that have not all of it have not even the first block
         while low < high:
-            middle = (low + high) // 2
             if digests[middle] in stored or digests[middle] in expected:
                 low = middle + 1
             else:
                 high = middle
+            middle = (low + high) // 2
         return low
 
     def num_blocks(self, engine: str) -> int:

@@ -4,10 +4,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from rayinfer.errors import PromptTooLong
-from rayinfer.kv_cache.block_hash import PrefixDigests, prefix_salt
+from rayinfer.kv_cache.block_hash import prefix_digests, prefix_salt
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.tokenization.bad_words import speller
@@ -26,7 +24,7 @@ def prepare(
     params = request.sampling_params.with_bad_words_spelled(speller(tokenizer))
     params.check_leaves_a_token(description.eos_token_ids, description.vocab_size)
     if params.seed is None:
-        params = replace(params, seed=secrets.randbits(64))
+        params = params.with_seed(secrets.randbits(64))
     priority = max(request.priority, limits.of_tenant(request.tenant).most_urgent)
     return replace(request, sampling_params=params, priority=priority)
 
@@ -36,9 +34,7 @@ def block_digests(request: GenerationRequest, block_size: int) -> Sequence[bytes
     tokens = request.prompt_token_ids
     if request.output_token_ids:
         tokens = tokens + request.output_token_ids
-    chain = PrefixDigests(block_size, prefix_salt(request.tenant, request.cache_salt, request.adapter))
-    chain.extend(np.array(tokens, dtype=np.int32), len(tokens))
-    return chain.digests
+    return prefix_digests(tokens, block_size, prefix_salt(request.tenant, request.cache_salt, request.adapter))
 
 
 def _check_prompt(request: GenerationRequest, description: ModelDescription) -> None:

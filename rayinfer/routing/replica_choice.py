@@ -64,14 +64,14 @@ class EngineLoad:
         Work that is larger than half of the credits has room where half of them is left: it need not wait for an empty
         engine, and those behind it not for it.
         """
+        if not self.num_requests:
+            return True
         num_requests = num_tokens = num_prefill_tokens = 0
         for priority, level in self._levels.items():
             if priority <= work.priority:
                 num_requests += level[0]
                 num_tokens += level[1]
                 num_prefill_tokens += level[2]
-        if not self.num_requests:
-            return True
         wanted = _half_at_most(work.num_requests, credits.num_requests)
         if not _fits(self.num_requests + wanted, 2 * credits.num_requests):
             return False  # somewhere it ends, however urgent the work is
@@ -109,6 +109,8 @@ def choose(candidates: Sequence[Candidate]) -> Candidate:
     cached; tokens in flight count a little. No prefix, however long, draws requests to an engine that has many more
     of them than another. Among equals, the one with the emptier cache, then the one whose turn it is.
     """
+    if len(candidates) == 1:
+        return candidates[0]
     fewest = min(candidate.load.num_requests for candidate in candidates)
     most = MAX_IMBALANCE * fewest + MAX_LEAD
     return min((it for it in candidates if it.load.num_requests <= most), key=_delay)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.delta_queue import DeltaQueue
+from rayinfer.routing.engine_link import EngineLink
 from rayinfer.routing.engine_set import Place
 from rayinfer.traces.kept_traces import KeptTraces
 
@@ -23,6 +24,7 @@ class Sending:
     ) -> None:
         self.queue = DeltaQueue(interval)  # one for each attempt: what an engine says of an earlier one reaches nobody
         self._requests = requests
+        self._request_ids = [request.request_id for request in requests]  # the engine's names for them
         self._traces = traces
         self._request_id = request_id
         self._clock = clock
@@ -30,9 +32,10 @@ class Sending:
         self._place: Place | None = None
 
     @property
-    def request_ids(self) -> list[str]:
-        """The engine's names for the requests."""
-        return [request.request_id for request in self._requests]
+    def link(self) -> EngineLink:
+        """The line by which they went."""
+        assert self._place is not None
+        return self._place.link
 
     def begin(self, place: Place) -> None:
         """Send the requests; returns at once."""
@@ -51,10 +54,9 @@ class Sending:
 
     async def arrival(self) -> None:
         """Wait until the engine has the requests; raises EngineDead when it cannot be reached."""
-        assert self._place is not None
-        await self._place.link.arrival(self.request_ids)
+        await self.link.arrival(self._request_ids)
 
     def undo(self) -> None:
-        """Have the engine forget the requests if they were sent."""
+        """Have the engine forget what has not ended of the requests, if they were sent."""
         if self._place is not None:
-            self._place.link.release(self.request_ids)
+            self._place.link.release(self._request_ids)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rayinfer.errors import NotReady
 from rayinfer.priority_queue import PriorityQueue, Ticket
+from rayinfer.routing.bounded_wait import wait_within
 from rayinfer.routing.engine_set import EngineSet, Place
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.routing.prefix_groups import PrefixGroups
@@ -90,12 +91,10 @@ class Turns:
             return turn.result.result()
         self._push(turn)
         try:
-            async with asyncio.timeout(timeout_s):
-                return await turn.result
+            return await wait_within(turn.result, timeout_s)
         finally:
             if turn.ticket is not None:
-                self._leave(turn)
-                self.charge(turn.tenant, turn.work.priority, -turn.work.num_tokens)  # it has had nothing
+                self._withdraw(turn)
                 self.advance()  # whoever is first now may want less
 
     def advance(self, engine: str | None = None) -> None:
@@ -147,7 +146,7 @@ class Turns:
     def _send(self, turn: Turn, engine: str | None = None) -> bool:
         """Give the request to an engine that has room, if there is one."""
         if turn.result.done():  # its client has just left
-            self._leave(turn)
+            self._withdraw(turn)
             return True
         digests = turn.digests if self._limits.route_by_prefix and len(self._engines.links) > 1 else ()
         place = self._engines.find_room(turn.work, digests, among=engine)
@@ -180,6 +179,11 @@ class Turns:
             self._leader, self._num_companions = turn, 0
         else:
             self._num_companions += 1
+
+    def _withdraw(self, turn: Turn) -> None:
+        """Take a request out of the queue that has had nothing."""
+        self._leave(turn)
+        self.charge(turn.tenant, turn.work.priority, -turn.work.num_tokens)
 
     def _leave(self, turn: Turn) -> None:
         """Take a request out of the queue if it is there."""

@@ -29,6 +29,15 @@ def byte_level() -> Backend:
     return tokenizer
 
 
+def single_bytes() -> Backend:
+    """Build byte-level BPE that merges nothing, with one token for each byte."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Backend(models.BPE(vocab={letter: index for index, letter in enumerate(letters)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
 def byte_fallback(*, strips: bool = True) -> Backend:
     """Build BPE with byte tokens: Llama 2's decoder, or Gemma's when it strips nothing."""
     byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]

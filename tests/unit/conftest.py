@@ -6,6 +6,14 @@ from pathlib import Path
 import pytest
 
 import rayinfer_kernels
+from rayinfer.tokenization.tokenizer import Tokenizer
+from tiny_tokenizers import single_bytes
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """One token per byte: the shortest real tokenizer."""
+    return Tokenizer(single_bytes())
 
 
 @pytest.fixture

@@ -26,14 +26,14 @@ def test_what_is_not_told_is_not_bounded():
     assert credits_of_each(description(), 2) == Credits()
 
 
-async def test_routers_that_listen_share_an_engine_and_one_that_leaves_gives_its_share_back():
+async def test_an_engine_tells_its_routers_what_each_is_granted():
     async with running(num_blocks=100) as engine:
-        engine.description = description(max_num_seqs=16, kv_blocks_total=100)
-        assert await next_credits(engine, "first") == Credits(18, 1600, 0)
+        whole, half = (credits_of_each(engine.description, num_routers) for num_routers in (1, 2))
+        assert await next_credits(engine, "first") == whole != half
         async with contextlib.aclosing(engine.outputs("first")) as first:
             await anext(first)
-            assert await next_credits(engine, "second") == Credits(9, 800, 0)
-            while (await anext(first)).stats.credits != Credits(18, 1600, 0):  # a heartbeat brings it
+            assert await next_credits(engine, "second") == half
+            while (await anext(first)).stats.credits != whole:  # a heartbeat brings it
                 pass
 
 

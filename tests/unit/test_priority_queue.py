@@ -218,12 +218,30 @@ def test_a_tenants_urgent_request_does_not_queue_behind_its_own_patient_ones():
     assert queue.pop().item == "urgent"
 
 
-def test_who_spreads_requests_over_priorities_gains_little_by_it():
+def spread_against_plain(num_levels, num_waiting, num_served):
+    """Who is served while one tenant keeps requests waiting at each of several priorities, the other at one."""
     queue = PriorityQueue(rate=1.0, ageing_s=0.5)
-    for number in range(200):
-        queue.push("spread", priority=number % 4, arrival=0.0, tenant="spread", cost=1.0)
-        queue.push("plain", priority=0, arrival=0.0, tenant="plain", cost=1.0)
-    assert serve_first(queue, 160)["plain"] >= 50  # 80 would be half; with four shares for the other it were 32
+
+    def push(tenant, priority):
+        queue.push((tenant, priority), priority=priority, arrival=0.0, tenant=tenant, cost=1.0)
+
+    for priority in reversed(range(num_levels)):  # the patient ones first: nothing of its own delays them
+        for _ in range(num_waiting):
+            push("spread", priority)
+    for _ in range(num_levels * num_waiting):
+        push("plain", 0)
+    for _ in range(num_served):
+        tenant, priority = queue.pop().item
+        yield tenant
+        push(tenant, priority)
+
+
+@pytest.mark.parametrize("num_levels", [2, 4, 8])
+def test_who_spreads_requests_over_priorities_is_ahead_by_what_waits_and_not_for_good(num_levels):
+    served = list(spread_against_plain(num_levels, num_waiting=10, num_served=6000))
+    at_first = served[: num_levels * 10].count("plain") / (num_levels * 10)
+    assert 1 / (num_levels + 1) - 0.03 <= at_first < 0.45  # of that many shares and its own, it has one
+    assert served[-2000:].count("plain") >= 0.45 * 2000
 
 
 def test_whoever_comes_later_starts_where_the_queue_has_come():

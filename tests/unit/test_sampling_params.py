@@ -204,6 +204,15 @@ def test_parameters_do_not_change_and_survive_a_pickle_round_trip():
     assert pickle.loads(pickle.dumps(params)) == params
 
 
+def test_a_seed_is_settled_and_nothing_else_changed():
+    given = {"stop": ["a"], "temperature": 0.5, "logit_bias": {3: 1.0}, "bad_words": ["x"], "max_tokens": None}
+    params = SamplingParams(**given)
+    assert params.with_seed(2**64 - 1) == SamplingParams(**given, seed=2**64 - 1)
+    assert params.seed is None
+    with pytest.raises(InvalidParameter, match="seed must be an integer"):
+        params.with_seed(2**64)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

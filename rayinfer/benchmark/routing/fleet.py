@@ -2,12 +2,13 @@
 
 import asyncio
 import itertools
+import statistics
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry
 
@@ -33,6 +34,7 @@ class Answer:
     sent_s: float = 0.0
     first_token_s: float = 0.0
     num_steps: int = 0  # of its engine, from its arrival there to its first token
+    num_steps_in_all: int = 0  # likewise, from when it was sent: those that it waited for its turn as well
     ended_s: float = 0.0
 
     @property
@@ -41,31 +43,41 @@ class Answer:
         return self.first_token_s - self.sent_s
 
 
+class FirstToken(NamedTuple):
+    """Where and when a request had its first token."""
+
+    engine: int
+    step: int  # of that engine, counted from 1
+    num_steps: int  # since the request's arrival at the engine
+
+
 class StepWatch:
-    """Notes, from outside an engine, how long its steps take and how many a request waits for its first token."""
+    """Notes, from outside the engines, how long their steps take and in which a request gets its first token."""
 
     def __init__(self) -> None:
         self.times_s: list[float] = []
-        self.num_steps_by_request: dict[str, int] = {}
+        self.counts: list[int] = []  # steps that have begun, by engine
+        self.first_tokens: dict[str, FirstToken] = {}
 
     def watch(self, engine: Engine) -> Engine:
         """Put itself between an engine and its loop."""
-        step, add_request, num_steps = engine.step, engine.add_request, 0
+        step, add_request, number = engine.step, engine.add_request, len(self.counts)
+        self.counts.append(0)
         arrivals: dict[str, int] = {}
 
         def watched_step() -> list[TokenDelta]:
-            nonlocal num_steps
-            num_steps += 1
+            self.counts[number] += 1
             started = time.perf_counter()
             deltas = step()
             self.times_s.append(time.perf_counter() - started)
             for delta in deltas:
                 if (arrival := arrivals.pop(delta.request_id, None)) is not None:
-                    self.num_steps_by_request[delta.request_id] = num_steps - arrival
+                    now = self.counts[number]
+                    self.first_tokens[delta.request_id] = FirstToken(number, now, now - arrival)
             return deltas
 
         def watched_add(request: GenerationRequest) -> Any:
-            arrivals[request.request_id] = num_steps
+            arrivals[request.request_id] = self.counts[number]
             return add_request(request)
 
         engine.step, engine.add_request = watched_step, watched_add  # type: ignore[method-assign]
@@ -89,15 +101,26 @@ class Fleet:
             sampling_params=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
             **settings,
         )
-        answer = Answer(sent_s=time.perf_counter())
+        answer, steps_before = Answer(sent_s=time.perf_counter()), list(self._steps.counts)
         async for output in self.router.generate(request):
             if not answer.token_ids:
                 answer.first_token_s = time.perf_counter()
                 answer.num_cached_tokens = output.num_cached_tokens
             answer.token_ids += output.outputs[0].token_ids
         answer.ended_s = time.perf_counter()
-        answer.num_steps = self._steps.num_steps_by_request.get(f"{request.request_id}/0", 0)
+        first = self._steps.first_tokens[f"{request.request_id}/0"]
+        answer.num_steps, answer.num_steps_in_all = first.num_steps, first.step - steps_before[first.engine]
         return answer
+
+    @property
+    def num_steps(self) -> float:
+        """Steps that an engine has begun, on average."""
+        return statistics.fmean(self._steps.counts)
+
+    async def reach(self, num_steps: float) -> None:
+        """Wait until the engines have come so far; they must have work."""
+        while self.num_steps < num_steps:  # noqa: ASYNC110
+            await asyncio.sleep(0.0005)
 
     def forget_steps(self) -> None:
         """Measure the steps from now on."""

@@ -14,7 +14,8 @@ from rayinfer.routing.limits import RouterLimits, TenantLimits
 
 PATIENT, URGENT = 5, 0
 NUM_ENGINES = 2
-URGENT_LOAD = 0.9  # of what the engines can do
+NUM_ROWS = 4  # of each engine, where priorities are measured
+URGENT_LOAD = 0.9  # of all rows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,7 +28,9 @@ class UrgentArrival:
     first_come_s: float  # the same arrival with the priority of those who wait
     alone_s: float  # on an idle service
     p95_step_s: float
-    worst_steps: int  # steps of the engine until the first token, of the worst arrival
+    worst_steps: int  # steps of the engine from the arrival there until the first token, of the worst arrival
+    worst_steps_in_all: int  # likewise, from when it was sent
+    first_come_steps: int  # likewise, with the priority of those who wait
 
     @property
     def limit_s(self) -> float:
@@ -51,7 +54,7 @@ async def urgent_arrivals(
     folder: Path, *, num_patient: int = 50, num_arrivals: int = 5, lengths: tuple[int, int] = (64, 48), **settings: Any
 ) -> UrgentArrival:
     """Let urgent requests arrive, one after the other, while patient ones keep every row of every engine taken."""
-    async with open_fleet(folder, NUM_ENGINES, RouterLimits(), max_num_seqs=4, **settings) as fleet:
+    async with open_fleet(folder, NUM_ENGINES, RouterLimits(), max_num_seqs=NUM_ROWS, **settings) as fleet:
         draw = random.Random(0)
         alone = [(await _one(fleet, draw, lengths, URGENT)).ttft_s for _ in range(3)]
         fleet.forget_steps()
@@ -72,35 +75,41 @@ async def urgent_arrivals(
             alone_s=statistics.median(alone),
             p95_step_s=fleet.p95_step_s(),
             worst_steps=max(answer.num_steps for answer in found[URGENT]),
+            worst_steps_in_all=max(answer.num_steps_in_all for answer in found[URGENT]),
+            first_come_steps=found[PATIENT][0].num_steps_in_all,
         )
 
 
 async def patient_share(
-    folder: Path, *, seconds: float = 20.0, lengths: tuple[int, int] = (64, 48), **settings: Any
+    folder: Path, *, num_steps: int = 1000, lengths: tuple[int, int] = (64, 48), **settings: Any
 ) -> Shares:
-    """Load the engines to 90 % with urgent requests that arrive at random, and count what patient ones still get."""
-    async with open_fleet(folder, NUM_ENGINES, RouterLimits(), max_num_seqs=4, **settings) as fleet:
-        draw = random.Random(1)
-        rate = URGENT_LOAD * await _capacity(fleet, draw, lengths)
+    """Take 90 % of the engines' rows by urgent requests that arrive at random, and count what patient ones still get.
+
+    The clock is the engines' steps: the load is what it should be however fast the machine is just now.
+    """
+    async with open_fleet(folder, NUM_ENGINES, RouterLimits(), max_num_seqs=NUM_ROWS, **settings) as fleet:
+        draw, gaps, started = random.Random(1), random.Random(23), time.perf_counter()
+        # Arrivals in a step: a request has its row for as many steps as it has tokens, the first being its prompt's.
+        rate = URGENT_LOAD * NUM_ENGINES * NUM_ROWS / lengths[1]
         tokens: Counter[str] = Counter(urgent=0, patient=0)
-        end = time.perf_counter() + seconds
+        arrival, end = fleet.num_steps, fleet.num_steps + num_steps
 
         async def count(name: str, priority: int) -> None:
             answer = await _one(fleet, draw, lengths, priority)
-            if answer.ended_s < end:
+            if fleet.num_steps < end:
                 tokens[name] += len(answer.token_ids)
 
         async def keep_asking() -> None:
-            while time.perf_counter() < end:
+            while fleet.num_steps < end:
                 await count("patient", PATIENT)
 
         async with asyncio.TaskGroup() as tasks:
-            for _ in range(8):
+            for _ in range(NUM_ENGINES * NUM_ROWS):
                 tasks.create_task(keep_asking())
-            while time.perf_counter() < end:
+            while (arrival := arrival + gaps.expovariate(rate)) < end:
+                await fleet.reach(arrival)
                 tasks.create_task(count("urgent", URGENT))
-                await asyncio.sleep(draw.expovariate(rate))
-        return Shares(tokens=dict(tokens), seconds=seconds)
+        return Shares(tokens=dict(tokens), seconds=time.perf_counter() - started)
 
 
 async def tenant_shares(
@@ -128,13 +137,6 @@ async def tenant_shares(
 
         await asyncio.gather(*(keep_asking(tenant) for tenant in ("large", "small") for _ in range(num_clients)))
         return Shares(tokens=dict(tokens), seconds=time.perf_counter() - started)
-
-
-async def _capacity(fleet: Fleet, draw: random.Random, lengths: tuple[int, int]) -> float:
-    """Measure how many requests a second the engines answer when there is always work."""
-    num_requests, started = 40, time.perf_counter()
-    await asyncio.gather(*(_one(fleet, draw, lengths, 0) for _ in range(num_requests)))
-    return num_requests / (time.perf_counter() - started)
 
 
 async def _one(fleet: Fleet, draw: random.Random, lengths: tuple[int, int], priority: int, tenant: str = "") -> Answer:

@@ -10,7 +10,14 @@ from rich.table import Table
 
 from rayinfer.benchmark.report import Environment, describe_environment
 from rayinfer.benchmark.routing.prefixes import Hits, conversation_hits, document_hits
-from rayinfer.benchmark.routing.priorities import Shares, UrgentArrival, patient_share, tenant_shares, urgent_arrivals
+from rayinfer.benchmark.routing.priorities import (
+    URGENT_LOAD,
+    Shares,
+    UrgentArrival,
+    patient_share,
+    tenant_shares,
+    urgent_arrivals,
+)
 
 WEIGHT = 3.0
 
@@ -71,7 +78,14 @@ def print_routing_report(report: RoutingReport, console: Console) -> None:
         f"{1e3 * urgent.first_come_s:.0f} ms",
     )
     table.add_row(
-        "patient requests' tokens beside urgent ones at 90 % load", f"{100 * report.patient.share('patient'):.0f} %", ""
+        "likewise, steps of its engine from when it was sent",
+        f"at most {urgent.worst_steps_in_all}, {100 * urgent.worst_steps_in_all / urgent.first_come_steps:.0f} %",
+        f"at most 25 % of first come, first served, {urgent.first_come_steps}",
+    )
+    table.add_row(
+        "patient requests' tokens beside urgent ones at 90 % load",
+        f"{100 * report.patient.share('patient'):.0f} %",
+        f"{100 * (1 - URGENT_LOAD):.0f} % is what the urgent ones leave",
     )
     table.add_row(
         f"tenants of weights {WEIGHT:g} to 1, tokens", f"{large / (1 - large):.2f} to 1", f"{WEIGHT:g} to 1 ± 15 %"

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from rayinfer.kv_cache.block_hash import ROOT_DIGEST, PrefixDigests, hash_block
+from rayinfer.kv_cache.block_hash import ROOT_DIGEST, PrefixDigests, hash_block, prefix_digests
 
 
 def tokens(*values):
@@ -69,6 +69,12 @@ def test_a_block_is_hashed_once_even_if_its_tokens_are_overwritten_later():
     token_ids[:4] = 99
     chain.extend(token_ids, 8)
     assert chain.digests == [first, hash_block(first, b"", token_ids[4:])]
+
+
+@pytest.mark.parametrize("num_tokens", [0, 3, 4, 11, 12])
+def test_a_list_of_tokens_has_the_digests_of_an_array(num_tokens):
+    token_ids = [7, 2**31 - 1, *range(256, 266)][:num_tokens]
+    assert prefix_digests(token_ids, 4, b"salt") == digests_of(tokens(*token_ids), salt=b"salt")
 
 
 def test_tokens_beyond_the_announced_ones_are_not_hashed():

@@ -78,13 +78,22 @@ def test_those_that_share_the_longest_prefix_are_found_in_order_of_arrival():
     groups.add("other", [b"x" * 16])
     groups.add("long", [*CHAIN[:5], b"y" * 16])
     groups.add("long too", CHAIN[:6])
-    assert groups.sharing_most(CHAIN[:3]) == ["long", "long too"]
-    assert groups.sharing_most(CHAIN[:2]) == ["short", "long", "long too"]
-    assert groups.sharing_most([b"z" * 16]) == []
+    assert list(groups.sharing_most(CHAIN[:3])) == ["long", "long too"]
+    assert list(groups.sharing_most(CHAIN[:2])) == ["short", "long", "long too"]
+    assert list(groups.sharing_most([b"z" * 16])) == []
     for item in ("long", "long too", "short", "other", "unknown"):
         groups.remove(item)
     assert len(groups) == 0
     assert groups._by_digest == {}
+
+
+@pytest.mark.parametrize("shared", [1, 2, 5, 11, 23, 47, 70])
+def test_who_shares_a_third_less_is_passed_over(shared):
+    groups = PrefixGroups()
+    groups.add("less", [*CHAIN[: shared * 2 // 3], b"x" * 16])
+    groups.add("most", [*CHAIN[:shared], b"y" * 16])
+    groups.add("none", [b"z" * 16])
+    assert list(groups.sharing_most(CHAIN)) == ["most"]
 
 
 def request(tokens, outputs=(), **settings):

@@ -325,6 +325,41 @@ async def test_who_leaves_the_queue_unserved_is_not_charged(tokenizer):
         assert abs(sum(name.startswith("a ") for name in served) - 5) <= 1
 
 
+async def test_who_leaves_just_as_its_turn_comes_is_not_charged(tokenizer):
+    async with running(Narrow(tokenizer, max_waiting_requests=1000)) as service:
+        await service.grant()
+        await service.ask("runs", tenant="other")
+        await service.ask("gone", tenant="a", max_tokens=200)
+        await service.ask("first of b", tenant="b")
+        service.tasks["gone"].cancel()
+        service.dispatcher._turns.advance()  # before its client's task has heard of it
+        assert service.num_queued == 1
+        for number in range(10):
+            await service.ask(f"a {number}", tenant="a")
+            await service.ask(f"b {number}", tenant="b")
+        served = await service.order(12)
+        assert abs(sum(name.startswith("a ") for name in served) - 5) <= 1
+
+
+async def test_a_paused_engine_is_given_nothing_while_another_runs(tokenizer):
+    async with running(Narrow(tokenizer, num_engines=2)) as service:
+        runs, pauses = service.engines
+
+        async def tell(engine, state):
+            engine.say(stats=EngineStats(state=state, credits=ONE))
+            for _ in range(5):
+                await asyncio.sleep(0)
+
+        await service.grant()
+        await tell(pauses, "paused")
+        await service.ask("runs", "waits")
+        await tell(pauses, "paused")
+        assert (len(runs.submitted), len(pauses.submitted)) == (1, 0)
+        await tell(runs, "paused")
+        await tell(pauses, "paused")
+        assert (len(runs.submitted), len(pauses.submitted)) == (1, 1)  # none is better than another
+
+
 async def test_closing_refuses_those_who_wait_at_once(tokenizer):
     service = Narrow(tokenizer, engine_wait_s=60.0)
     await service.grant()
