@@ -183,7 +183,7 @@ class Dispatcher:
             interval = self._admission.limits.stream_interval
             sending = Sending(requests, self._traces, stream.request_id, self._clock, interval=interval)
             try:
-                await self._find_place(stream, requests, attempts, sending, deadline, wait_s)
+                await self._send(stream, requests, attempts, sending, deadline, wait_s)
                 await sending.arrival()
             except EngineDead as error:
                 self.engines.remove(sending.link.name, str(error))
@@ -194,7 +194,7 @@ class Dispatcher:
             else:
                 return sending
 
-    async def _find_place(
+    async def _send(
         self,
         stream: StreamState,
         requests: Sequence[GenerationRequest],
@@ -203,6 +203,7 @@ class Dispatcher:
         deadline: float | None,
         wait_s: float,
     ) -> None:
+        """Find the engine that the requests go to, and begin to send them."""
         digests = partial(block_digests, requests[0], self.engines.block_size)
         if attempts.num_begun > 1:
             place = await self.engines.wait_for_place(work_of(requests[0]), digests(), wait_s)

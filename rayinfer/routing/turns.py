@@ -30,7 +30,7 @@ class Turn:
     take: Callable[[Place], None]  # called at once when the turn comes, so that the next choice knows of it
     ticket: "Ticket[Turn] | None" = None  # while it waits
     has_waited: bool = False
-    result: asyncio.Future[Place] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    has_come: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     _digests: Sequence[bytes] | None = None
 
     @property
@@ -82,16 +82,16 @@ class Turns:
         self._limits = limits
         self._queue.change(ageing_s=limits.ageing_s * self._pace.rate)
 
-    async def wait(self, turn: Turn, timeout_s: float | None) -> Place:
+    async def wait(self, turn: Turn, timeout_s: float | None) -> None:
         """Wait for an engine, which has been given the request when this returns.
 
         Raises TimeoutError when the turn does not come in time, NotReady when there is no engine for too long.
         """
         if not self._queue and self._send(turn):
-            return turn.result.result()
+            return
         self._push(turn)
         try:
-            return await wait_within(turn.result, timeout_s)
+            await wait_within(turn.has_come, timeout_s)
         finally:
             if turn.ticket is not None:
                 self._withdraw(turn)
@@ -145,7 +145,7 @@ class Turns:
 
     def _send(self, turn: Turn, engine: str | None = None) -> bool:
         """Give the request to an engine that has room, if there is one."""
-        if turn.result.done():  # its client has just left
+        if turn.has_come.done():  # its client has just left
             self._withdraw(turn)
             return True
         digests = turn.digests if self._limits.route_by_prefix and len(self._engines.links) > 1 else ()
@@ -156,7 +156,7 @@ class Turns:
             self._note_order(turn)
             self._leave(turn)
         turn.take(place)
-        turn.result.set_result(place)
+        turn.has_come.set_result(None)
         return True
 
     def _first(self) -> Turn | None:
@@ -216,8 +216,8 @@ class Turns:
         self._giving_up = None
         while (ticket := self._queue.peek()) is not None:
             self._leave(ticket.item)
-            if not ticket.item.result.done():  # its client may have just left
-                ticket.item.result.set_exception(NotReady(self._engines.not_ready_message()))
+            if not ticket.item.has_come.done():  # its client may have just left
+                ticket.item.has_come.set_exception(NotReady(self._engines.not_ready_message()))
 
 
 class _Pace:
