@@ -201,3 +201,16 @@ async def test_a_router_that_reads_nothing_keeps_nobody_waiting():
         _, ends = await collect(router, "quick", until=1)
         writer.close()
     assert ends == {"a/0": "length"}
+
+
+async def test_a_router_whose_machine_takes_nothing_any_more_is_given_up(monkeypatch):
+    monkeypatch.setattr(engine_server, "GONE_AFTER_S", 0.5)
+    engine = FakeEngineClient()
+    async with listening(engine) as address:
+        _, writer = await asyncio.open_connection(HOST, address.port, limit=1)  # and is never read
+        writer.write(encode_frame(HelloFrame(VERSION, address.key, "r")))
+        await wait_until(lambda: engine.is_listened_to)
+        for _ in range(40):  # more than the system keeps for it
+            engine.say(blocks_stored=[bytes(1 << 20)])
+        await wait_until(lambda: not engine.is_listened_to)
+        writer.close()
