@@ -67,6 +67,10 @@ def tokens(start, count, *, choice=0, **fields):
     return TokenDelta(f"a/{choice}", start, list(range(start, start + count)), **fields)
 
 
+async def take(queue):
+    return await asyncio.wait_for(queue.take(), PATIENCE_S)
+
+
 async def is_held_up(queue):
     reading = asyncio.create_task(queue.take())
     await asyncio.sleep(0)
@@ -79,11 +83,11 @@ async def is_held_up(queue):
 async def test_chunks_of_an_interval_are_held_up_until_they_are_full_but_never_the_first():
     queue = DeltaQueue(interval=3)
     queue.put(tokens(0, 1))
-    assert await queue.take() == [tokens(0, 1)]
+    assert await take(queue) == [tokens(0, 1)]
     queue.put(tokens(1, 2))
     assert await is_held_up(queue)
     queue.put(tokens(3, 1))
-    assert await queue.take() == [tokens(1, 3)]
+    assert await take(queue) == [tokens(1, 3)]
     assert await is_held_up(queue)
 
 
@@ -91,23 +95,23 @@ async def test_chunks_of_an_interval_are_held_up_until_they_are_full_but_never_t
 async def test_other_first_tokens_ends_and_full_chunks_take_what_is_there_with_them(news):
     queue = DeltaQueue(interval=3)
     queue.put(tokens(0, 1))
-    await queue.take()
+    await take(queue)
     queue.put(tokens(1, 1))
     queue.put(news)
-    taken = await queue.take()
+    taken = await take(queue)
     assert sum(len(delta.token_ids) for delta in taken) == 1 + len(news.token_ids)
 
 
 async def test_a_stream_that_goes_on_elsewhere_is_not_held_up_at_first():
     queue = DeltaQueue(interval=3)
     queue.put(tokens(7, 1))
-    assert await queue.take() == [tokens(7, 1)]
+    assert await take(queue) == [tokens(7, 1)]
 
 
 async def test_who_cannot_wait_longer_gets_what_is_there():
     queue = DeltaQueue(interval=3)
     queue.put(tokens(0, 1))
-    await queue.take()
+    await take(queue)
     queue.put(tokens(1, 1))
     assert await queue.take(0.001) == [tokens(1, 1)]
     with pytest.raises(TimeoutError):
@@ -117,9 +121,9 @@ async def test_who_cannot_wait_longer_gets_what_is_there():
 async def test_a_failure_holds_nothing_up():
     queue = DeltaQueue(interval=3)
     queue.put(tokens(0, 1))
-    await queue.take()
+    await take(queue)
     queue.put(tokens(1, 1))
     queue.fail(EngineDead("gone"))
-    assert await queue.take() == [tokens(1, 1)]
+    assert await take(queue) == [tokens(1, 1)]
     with pytest.raises(EngineDead):
-        await queue.take()
+        await take(queue)
