@@ -171,6 +171,12 @@ class EngineSet:
             await self._wait_for_change(latest - time.monotonic())
         return place
 
+    async def wait_for_any(self, wait_s: float) -> None:
+        """Wait until there is an engine; raises NotReady when there is none for so long."""
+        latest = time.monotonic() + wait_s
+        while not self.available():
+            await self._wait_for_change(latest - time.monotonic())
+
     def _num_cached_tokens(self, link: EngineLink, digests: Sequence[bytes]) -> int:
         return self.prefixes.num_cached(link.name, digests) * link.description.block_size
 
