@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 
+from fault_models import SERVED_NAME
+
 ANSWER_WITHIN_S = 90.0  # longer is hung
 RECONNECT_S = 0.1
 REFUSALS = (429, 503)  # allowed, if they say when to come back
@@ -30,7 +32,7 @@ def request_body(number: int, *, max_tokens: int = 64, is_mixed: bool = True, **
     """A request that is the same for everybody who says its number: of one kind after the other, or greedy."""
     kind = KINDS[number % len(KINDS)] if is_mixed else KINDS[0]
     prompt = f"Story {number}: once upon a time"
-    return {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, **kind, **fields}
+    return {"model": SERVED_NAME, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, **kind, **fields}
 
 
 @dataclass
@@ -49,8 +51,13 @@ class Answer:
     started_s: float = 0.0
     ended_s: float | None = None
     first_s: float | None = None  # when the first piece came
-    longest_gap_s: float = 0.0  # between two pieces, or before the first
+    gaps_s: list[float] = field(default_factory=list)  # before the first piece, and between the others
     num_pieces: int = 0
+
+    @property
+    def longest_gap_s(self) -> float:
+        """The longest time without a piece."""
+        return max(self.gaps_s, default=0.0)
 
     def verdict(self, expected: "Answer | None") -> str:
         """Say what a client would: exact, wrong, refused, failed or hung."""
@@ -83,7 +90,7 @@ async def _read_whole(http: httpx.AsyncClient, answer: Answer) -> None:
     response = await http.post("/v1/completions", json=answer.body)
     _note_head(answer, response)
     if response.status_code == 200:
-        _note_event(answer, response.json())
+        note_event(answer, response.json())
         answer.is_complete = True
     else:
         answer.error = response.text
@@ -101,20 +108,22 @@ async def _read_stream(http: httpx.AsyncClient, answer: Answer) -> None:
             if not line.startswith("data: "):
                 continue
             now = time.monotonic()
-            answer.longest_gap_s, last = max(answer.longest_gap_s, now - last), now
+            answer.gaps_s.append(now - last)
+            last = now
             answer.first_s = answer.first_s or now
             answer.num_pieces += 1
             if line == "data: [DONE]":
                 answer.is_complete = True
             else:
-                _note_event(answer, json.loads(line.removeprefix("data: ")))
+                note_event(answer, json.loads(line.removeprefix("data: ")))
 
 
 def _note_head(answer: Answer, response: httpx.Response) -> None:
     answer.status, answer.retry_after = response.status_code, response.headers.get("retry-after")
 
 
-def _note_event(answer: Answer, event: dict[str, Any]) -> None:
+def note_event(answer: Answer, event: dict[str, Any]) -> None:
+    """Take over what one event of a stream says, or a whole answer."""
     if "error" in event:
         answer.error = event["error"]
         return
@@ -152,8 +161,8 @@ class Load:
         url: str,
         expected: dict[int | None, Answer],
         *,
-        num_streams: int = 8,
-        whole_per_s: float = 4.0,
+        num_streams: int,
+        whole_per_s: float,
         within_s: float = ANSWER_WITHIN_S,
     ) -> None:
         self.answers: list[Answer] = []  # of all requests, those under way included

@@ -12,10 +12,10 @@ from fault_report import FaultReport, FaultRow
 from faulty_service import FaultyService
 from service_client import wait_until
 
-STEP_S = "0.02"  # engines of a tiny model take their time, as those of a real one, and leave the cores to new processes
 AGAIN_S = 120.0  # a new engine reads its model on a busy machine
 CLEAN_S = 10.0  # what is left after so long is leaked
 AT_TOKEN = 10
+PROMPT_TOKENS = 12  # about as many as the prompts of the load have
 
 
 @contextlib.contextmanager
@@ -23,11 +23,26 @@ def under_load(
     service: FaultyService, expected: dict[int | None, Answer], row: FaultRow, **settings: float
 ) -> Iterator[Load]:
     """Have a load on the service that has got going; its counts are in the row afterwards."""
-    with Load(service.url, expected, **settings) as load:  # type: ignore[arg-type]
+    model = service.host.model
+    usual = {"num_streams": model.num_streams, "whole_per_s": model.whole_per_s}
+    with Load(service.url, expected, **(usual | settings)) as load:  # type: ignore[arg-type]
         wait_until(lambda: load.streams_under_way(AT_TOKEN) > 0)
         yield load
     row.count(load.verdicts())
     row.gap_s = max(row.gap_s or 0.0, load.longest_gap_s)
+
+
+def prefill_time(service: FaultyService) -> float:
+    """Time a prompt of as many tokens as half of the load's streams have at most, on engines with nothing to do."""
+    model = service.host.model
+    num_tokens = model.num_streams // 2 * (model.num_tokens + PROMPT_TOKENS)
+    times_s = []
+    for first in (3, 4):  # the second time everything has been used once
+        started = time.monotonic()
+        prompt = [first, *(10 + i % 300 for i in range(num_tokens))]
+        assert service.complete(prompt, max_tokens=1).status_code == 200
+        times_s.append(time.monotonic() - started)
+    return times_s[-1]
 
 
 def wait_until_whole(service: FaultyService, lost_pids: list[int] | None = None) -> float:
