@@ -33,6 +33,6 @@ def tiny_model(folder: Path) -> FaultModel:
 
 
 def embedded_model() -> FaultModel:
-    """The model that `rayinfer serve` serves by default: a step of eight streams takes an engine a tenth of a second."""
+    """The model that `rayinfer serve` serves by default; two engines have all of two cores to do."""
     settings = {"model": "smollm2-135m", "num_kv_blocks": 1024}
     return FaultModel(settings=settings, num_tokens=32, num_streams=8, whole_per_s=1.0)

@@ -209,10 +209,18 @@ class FaultyService(ServiceClient):
 
     def num_sockets(self) -> int:
         """Count the open connections to its port."""
-        return sum(
-            connection.status == psutil.CONN_ESTABLISHED and connection.laddr.port == self.port
+        return len(self._client_ports())
+
+    def has_client(self, port: int) -> bool:
+        """Whether a client with this port has an open connection."""
+        return port in self._client_ports()
+
+    def _client_ports(self) -> list[int]:
+        return [
+            connection.raddr.port
             for connection in psutil.net_connections("tcp")
-        )
+            if connection.status == psutil.CONN_ESTABLISHED and connection.laddr.port == self.port
+        ]
 
 
 def kill(pid: int) -> None:

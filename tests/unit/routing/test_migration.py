@@ -177,7 +177,7 @@ async def test_the_time_in_which_there_was_no_engine_does_not_count_for_those_th
 
 
 async def test_engines_that_come_and_go_give_suspicious_streams_time_until_the_next_one(tokenizer):
-    """Engines are gone before they have the first stream, and the second one has not been waiting for it all the time."""
+    """Engines are gone before they have the first stream; the second one has not been waiting for it all the time."""
     async with running(Service(tokenizer, 1, engine_wait_s=1.0)) as service:
         readings = await lose_two_engines(service, "ab")
         for _ in range(3):
