@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from fault_load import Answer, Load
+from fault_load import KINDS, Answer, Load
 from fault_report import FaultReport, FaultRow
 from faulty_service import FaultyService
 from service_client import wait_until
@@ -33,9 +33,10 @@ def under_load(
 
 
 def prefill_time(service: FaultyService) -> float:
-    """Time a prompt of as many tokens as half of the load's streams have at most, on engines with nothing to do."""
+    """Time a prompt of as many tokens as half of the load's streams have at most, on an engine with nothing to do."""
     model = service.host.model
-    num_tokens = model.num_streams // 2 * (model.num_tokens + PROMPT_TOKENS)
+    num_choices = sum(kind.get("n", 1) for kind in KINDS) / len(KINDS)  # each has tokens of its own
+    num_tokens = int(model.num_streams / 2 * num_choices * (model.num_tokens + PROMPT_TOKENS))
     times_s = []
     for first in (3, 4):  # the second time everything has been used once
         started = time.monotonic()
@@ -68,7 +69,8 @@ def judge(report: FaultReport, row: FaultRow, service: FaultyService, without: s
     """Close a row: with its protection on nobody may be harmed, and without it somebody has to be."""
     row.without = without
     if without:
-        report.is_seen(row)
+        is_refused = row.refused > 0 and not allowed.get("may_refuse")
+        report.is_seen(row, is_harmed=row.num_harmed > 0 or is_refused)
     else:
         row.leaked += count_leaks(service)
         report.passes(row, **allowed)
