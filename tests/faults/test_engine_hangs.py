@@ -19,6 +19,7 @@ def test_f08_a_frozen_engine_is_left_and_replaced(pair, expected, prefill_s, rep
     row.gap_ceiling_s = FROZEN_GAP_S + prefill_s
     with under_load(pair, expected, row) as load:
         victim = pair.pids("engine")[0]
+        load.strike()
         freeze(victim)
         row.recovery_s = wait_until(lambda: victim not in pair.pids("engine"), 150)
         load.stop()
@@ -42,8 +43,9 @@ def test_f08_without_the_watch_streams_stand_still(pair, expected, report):
 def test_f09_a_frozen_engine_that_wakes_up_tells_nobody_anything(pair, expected, prefill_s, report, without):
     row = FaultRow(fault="F09", injected="an engine frozen for 5 s, then woken")
     row.gap_ceiling_s = FROZEN_GAP_S + prefill_s
-    with pair.switched(without), under_load(pair, expected, row):
+    with pair.switched(without), under_load(pair, expected, row) as load:
         victim = pair.pids("engine")[0]
+        load.strike()
         freeze(victim)
         time.sleep(5.0)
         thaw(victim)
@@ -60,8 +62,9 @@ def test_f09_a_frozen_engine_that_wakes_up_tells_nobody_anything(pair, expected,
 def test_a_stuck_engine_is_left_by_its_streams_and_replaced(pair, expected, prefill_s, report):
     row = FaultRow(fault="F10 hang", injected="a step never ends, one of two engines", recovery_ceiling_s=30.0)
     row.gap_ceiling_s = STUCK_GAP_S + prefill_s
-    with under_load(pair, expected, row):
+    with under_load(pair, expected, row) as load:
         victim = pair.pids("engine")[0]
+        load.strike()
         pair.put_switch(f"step-{victim}", "hang")
         row.recovery_s = wait_until_whole(pair, [victim])
     pair.take_switch(f"step-{victim}")

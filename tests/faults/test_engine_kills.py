@@ -24,6 +24,7 @@ def test_f01_an_engine_killed_under_streams(pair, expected, prefill_s, report, w
     row = FaultRow(fault="F01", injected="an engine killed, streams", gap_ceiling_s=GAP_S + prefill_s)
     with pair.switched(without), under_load(pair, expected, row, whole_per_s=0.0) as load:
         victim = pair.pids("engine")[0]
+        load.strike()
         kill(victim)
         row.recovery_s = wait_until_whole(pair, [victim])
         load.stop()

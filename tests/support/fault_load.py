@@ -59,6 +59,15 @@ class Answer:
         """The longest time without a piece."""
         return max(self.gaps_s, default=0.0)
 
+    def gap_at_s(self, moment_s: float) -> float:
+        """The longest time without a piece that a moment fell into, or that began within a second of it."""
+        longest_s, end_s = 0.0, self.started_s
+        for gap_s in self.gaps_s:
+            begin_s, end_s = end_s, end_s + gap_s
+            if begin_s <= moment_s + 1.0 and end_s >= moment_s:
+                longest_s = max(longest_s, gap_s)
+        return longest_s
+
     def verdict(self, expected: "Answer | None") -> str:
         """Say what a client would: exact, wrong, refused, failed or hung."""
         if self.is_hung:
@@ -166,6 +175,7 @@ class Load:
         within_s: float = ANSWER_WITHIN_S,
     ) -> None:
         self.answers: list[Answer] = []  # of all requests, those under way included
+        self.struck_s: float | None = None  # when the fault came
         self._url = url
         self._expected = expected
         self._numbers = itertools.cycle(sorted(expected))
@@ -203,6 +213,17 @@ class Load:
     def longest_gap_s(self) -> float:
         """The longest time without a piece, in any stream."""
         return max((answer.longest_gap_s for answer in self.answers), default=0.0)
+
+    @property
+    def struck_gap_s(self) -> float | None:
+        """The longest time without a piece of those streams that the fault struck; None if nobody said when."""
+        if self.struck_s is None:
+            return None
+        return max((answer.gap_at_s(self.struck_s) for answer in self.answers), default=0.0)
+
+    def strike(self) -> None:
+        """Note that a fault comes now: how long streams pause because of it is asked of those that it strikes."""
+        self.struck_s = time.monotonic()
 
     async def _run(self) -> None:
         async with new_client(self._url) as http:
