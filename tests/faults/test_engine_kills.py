@@ -81,7 +81,8 @@ def test_f04_both_engines_killed_at_once(pair, expected, report, without):
         victims = pair.pids("engine")
         for victim in victims:
             kill(victim)
-        row.recovery_s = wait_until(lambda: not set(victims) & set(pair.pids("engine")) and pair.is_ready(), 120)
+        # For a moment the router still takes itself for ready: it has to know an engine that is there.
+        row.recovery_s = wait_until(lambda: bool(set(pair.known_engines()) - set(victims)) and pair.is_ready(), 120)
     row.note = f"an engine's restart took {restart_s:.1f} s"
     judge(report, row, pair, without, may_refuse=True)
 
