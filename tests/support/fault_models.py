@@ -18,6 +18,7 @@ class FaultModel:
     num_tokens: int  # of an answer
     num_streams: int  # side by side
     whole_per_s: float  # answers that are not streamed
+    token_s: float  # about how long each takes under that load
     step_s: str | None = None  # what each step takes longer than it does
 
     def args(self, **changes: Any) -> dict[str, Any]:
@@ -29,10 +30,10 @@ def tiny_model(folder: Path) -> FaultModel:
     """A random model of two layers, whose steps take as long as a real one's but leave the cores to new processes."""
     model = make_tiny_llama(folder, max_position_embeddings=MAX_LEN)
     settings = {"model": str(model), "num_kv_blocks": 4096}
-    return FaultModel(settings=settings, num_tokens=64, num_streams=8, whole_per_s=4.0, step_s="0.02")
+    return FaultModel(settings=settings, num_tokens=64, num_streams=8, whole_per_s=4.0, token_s=0.02, step_s="0.02")
 
 
 def embedded_model() -> FaultModel:
     """The model that `rayinfer serve` serves by default; two engines have all of two cores to do."""
     settings = {"model": "smollm2-135m", "num_kv_blocks": 1024}
-    return FaultModel(settings=settings, num_tokens=32, num_streams=8, whole_per_s=1.0)
+    return FaultModel(settings=settings, num_tokens=32, num_streams=8, whole_per_s=1.0, token_s=0.1)
