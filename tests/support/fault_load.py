@@ -82,7 +82,10 @@ class Answer:
 
 
 async def ask(http: httpx.AsyncClient, answer: Answer, *, within_s: float = ANSWER_WITHIN_S) -> Answer:
-    """Send the answer's request, as a stream or whole as its body says, and fill in what comes back."""
+    """Send the answer's request, as a stream or whole as its body says, and fill in what comes back.
+
+    A stream that hangs has been without a piece since its last one, which is a gap as well.
+    """
     answer.started_s = time.monotonic()
     try:
         async with asyncio.timeout(within_s):
@@ -92,6 +95,8 @@ async def ask(http: httpx.AsyncClient, answer: Answer, *, within_s: float = ANSW
     except httpx.HTTPError as error:
         answer.error = f"{type(error).__name__}: {error}"
     answer.ended_s = time.monotonic()
+    if answer.is_hung:
+        answer.gaps_s.append(answer.ended_s - answer.started_s - sum(answer.gaps_s))
     return answer
 
 
