@@ -256,9 +256,11 @@ class Load:
             await asyncio.sleep(RECONNECT_S)
 
 
-def record_answers(url: str, bodies: dict[int, dict[str, Any]]) -> dict[int | None, Answer]:
+def record_answers(
+    url: str, bodies: dict[int, dict[str, Any]], *, within_s: float = ANSWER_WITHIN_S
+) -> dict[int | None, Answer]:
     """Ask everything once while nothing is broken."""
-    answers = dict(zip(bodies, ask_all(url, bodies.values()), strict=True))
+    answers = dict(zip(bodies, ask_all(url, bodies.values(), within_s=within_s), strict=True))
     for answer in answers.values():
         assert answer.verdict(None) == "exact", answer
     return answers
