@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from fault_load import record_answers, request_body
 from fault_report import FaultRow
 from fault_runs import freeze, judge, thaw, under_load, wait_until_whole
 from faulty_service import FaultyService, kill
@@ -40,7 +41,10 @@ def test_f08_without_the_watch_streams_stand_still(pair, expected, report):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("without", ["", "no-fence"])
-def test_f09_a_frozen_engine_that_wakes_up_tells_nobody_anything(pair, expected, prefill_s, report, without):
+def test_f09_a_frozen_engine_that_wakes_up_tells_nobody_anything(pair, prefill_s, report, without):
+    """Streams are long enough for the engine to find them elsewhere when it wakes up."""
+    bodies = {number: request_body(number, max_tokens=4 * pair.host.model.num_tokens) for number in range(6)}
+    expected = record_answers(pair.url, bodies)
     row = FaultRow(fault="F09", injected="an engine frozen for 5 s, then woken")
     row.gap_ceiling_s = FROZEN_GAP_S + prefill_s
     with pair.switched(without), under_load(pair, expected, row) as load:
