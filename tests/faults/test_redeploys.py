@@ -23,9 +23,11 @@ def versioned(host, model):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("without", ["", "no-migration"])
-def test_f28_a_new_version_under_load(versioned, model, expected, report, without):
+def test_f28_a_new_version_under_load(versioned, model, report, without):
     """Every process is replaced: engines get another batch size, and the router another bound on bodies."""
     row = FaultRow(fault="F28", injected="redeployed with other settings")
+    bodies = {number: request_body(number, max_tokens=model.num_tokens // 2) for number in range(12)}
+    expected = record_answers(versioned.url, bodies)
     old = set(versioned.pids("engine", "router"))
     whole_per_s = 2 * model.whole_per_s
     with versioned.switched(without), under_load(versioned, expected, row, whole_per_s=whole_per_s) as load:
