@@ -210,6 +210,11 @@ class Load:
         """Count what became of the requests."""
         return Counter(self.verdict_of(answer) for answer in self.answers if is_counted(answer))
 
+    def first_failure(self) -> str:
+        """Say of what the first one failed; nothing if none did."""
+        failed = (answer for answer in self.answers if self.verdict_of(answer) == "failed")
+        return next((f"failed: {answer.status} {str(answer.error)[:80]}" for answer in failed), "")
+
     def verdict_of(self, answer: Answer) -> str:
         """Judge one answer."""
         return answer.verdict(self._expected[answer.number])
