@@ -16,7 +16,7 @@ NUM_STREAMS = 500
 
 @pytest.fixture
 def versioned(host, model):
-    service = FaultyService(host, "versioned", [model.args()])
+    service = FaultyService(host, "versioned", [model.args(drain_timeout_s=30.0)])  # longer than any stream
     yield service
     service.delete()
 
@@ -31,7 +31,7 @@ def test_f28_a_new_version_under_load(versioned, model, report, without):
     old = set(versioned.pids("engine", "router"))
     whole_per_s = 2 * model.whole_per_s
     with versioned.switched(without), under_load(versioned, expected, row, whole_per_s=whole_per_s) as load:
-        changed = SMALL | model.args(max_num_seqs=48) | ({"drain_timeout_s": 0.0} if without else {})
+        changed = SMALL | model.args(max_num_seqs=48) | {"drain_timeout_s": 0.0 if without else 30.0}
         versioned.redeploy(models=[changed], max_body_bytes=2**20)
         row.recovery_s = wait_until(
             lambda: not old & set(versioned.pids("engine", "router")) and versioned.is_whole(), 240
@@ -57,21 +57,23 @@ def test_f29_a_broken_version_under_load(versioned, model, expected, report, wit
 
 @pytest.mark.faults
 @pytest.mark.parametrize("without", ["", "no-migration"])
-def test_f31_an_engine_leaves_during_a_long_stream(versioned, model, report, without):
+def test_f31_an_engine_leaves_during_a_long_stream(host, model, report, without):
+    service = FaultyService(host, "leaving", [model.args()])
     row = FaultRow(fault="F31", injected="an engine leaves during a stream of half a minute, grace 5 s")
     body = request_body(0, max_tokens=300, is_mixed=False)
-    expected = record_answers(versioned.url, {0: body})
+    expected = record_answers(service.url, {0: body})
     answers = []
-    with versioned.switched(without, slow_steps="0.1"):
+    with service.switched(without, slow_steps="0.1"):
         asking = threading.Thread(
-            target=lambda: answers.extend(ask_all(versioned.url, [body | {"stream": True}] * 2))  # one at each
+            target=lambda: answers.extend(ask_all(service.url, [body | {"stream": True}] * 2))  # one at each
         )
         asking.start()
-        wait_until(lambda: versioned.metric("vllm:num_requests_running") == 2)
-        old = versioned.pids("engine")
-        versioned.redeploy(models=[SMALL | model.args(num_replicas=1)])
-        row.recovery_s = wait_until(lambda: len(set(old) & set(versioned.pids("engine"))) == 1, 60)
+        wait_until(lambda: service.metric("vllm:num_requests_running") == 2)
+        old = service.pids("engine")
+        service.redeploy(models=[SMALL | model.args(num_replicas=1)])
+        row.recovery_s = wait_until(lambda: len(set(old) & set(service.pids("engine"))) == 1, 60)
         asking.join()
     for answer in answers:
         row.count({answer.verdict(expected[0]): 1})
-    judge(report, row, versioned, without)
+    judge(report, row, service, without)
+    service.delete()
