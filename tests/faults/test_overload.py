@@ -29,11 +29,11 @@ def tight(host, model):
 
 
 @pytest.fixture(scope="module")
-def long_answers(pair):
+def long_answers(_pair):
     """Answers that are longer than routers take any for, from engines with room for all of them."""
-    with pair.switched(slow_steps="0.002"):
+    with _pair.switched(slow_steps="0.002"):
         bodies = {number: request_body(number, max_tokens=420) for number in range(16)}
-        return record_answers(pair.url, bodies, within_s=LONG_WITHIN_S)
+        return record_answers(_pair.url, bodies, within_s=LONG_WITHIN_S)
 
 
 @pytest.mark.faults
