@@ -213,7 +213,7 @@ class Load:
     def first_failure(self) -> str:
         """Say of what the first one failed; nothing if none did."""
         failed = (answer for answer in self.answers if self.verdict_of(answer) == "failed")
-        return next((f"failed: {answer.status} {str(answer.error)[:80]}" for answer in failed), "")
+        return next((f"{answer.status} {answer.error}" for answer in failed), "")
 
     def verdict_of(self, answer: Answer) -> str:
         """Judge one answer."""

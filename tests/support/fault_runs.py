@@ -32,7 +32,7 @@ def under_load(
     row.gap_s = load.longest_gap_s
     if load.struck_gap_s is not None:  # the other pauses are those of a machine that starts an engine meanwhile
         row.gap_s, row.note = load.struck_gap_s, f"{load.longest_gap_s:.2f} s at most until all was whole again"
-    row.note = "; ".join(filter(None, [row.note, load.first_failure()]))
+    row.first_failure = load.first_failure()
 
 
 def prefill_time(service: FaultyService) -> float:
