@@ -43,8 +43,9 @@ def test_f20_more_streams_than_there_are_blocks_for(pair, tight, long_answers, r
 
     An engine that cannot make room dies of it, and its streams would go on elsewhere: the other run has no migration.
     """
-    row = FaultRow(fault="F20", injected=f"16 long streams, {NUM_BLOCKS} blocks")
+    row = FaultRow(fault="F20", injected=f"long streams, {NUM_BLOCKS} blocks")
     bodies = [answer.body | {"stream": True} for answer in long_answers.values()]
+    bodies = bodies[:6] if without else bodies  # as many as two engines end of at once
     with pair.switched(without, "no-migration" if without else "", slow_steps="0.002"):
         before = tight.metric("vllm:num_preemptions_total")
         for number, answer in enumerate(ask_all(tight.url, bodies, within_s=LONG_WITHIN_S)):
