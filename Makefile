@@ -45,7 +45,7 @@ test-gpu: $(INSTALLED) ## run the tests that need an NVIDIA GPU
 
 test-faults: $(INSTALLED) ## kill, freeze and overload a running service in every way, and print a table
 	@$(BIN)/python -m pytest tests/integration -m faults
-	@exec $(BIN)/python -m pytest tests/faults -m "faults or not faults" $(ARGS)
+	@exec $(BIN)/python -m pytest tests/faults -m "faults or not faults" --fault-model embedded $(ARGS)
 
 test-models: $(INSTALLED) ## run the tests that need larger checkpoints, which are downloaded once
 	@exec $(BIN)/python -m pytest -m models $(ARGS)

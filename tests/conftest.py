@@ -26,8 +26,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a run of `tests/faults` keep its table."""
+    """Let a run of `tests/faults` keep its table, and choose its model."""
     parser.addoption("--fault-results", metavar="FOLDER", help="write the table of faults here, as Markdown and JSON")
+    models = ("tiny", "embedded")
+    parser.addoption("--fault-model", choices=models, default="tiny", help="what the services serve that are broken")
 
 
 @pytest.fixture(scope="session")

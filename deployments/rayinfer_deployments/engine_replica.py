@@ -20,9 +20,7 @@ from rayinfer_deployments.engine_address import EngineAddress
 SERVE_NAMESPACE = "serve"  # where Serve keeps its own actors, and we our engines
 WATCH_INTERVAL_S = 0.5
 STALE_AFTER_S = 60.0  # far above the longest step of a healthy engine on a busy machine
-STUCK_FACTOR = (
-    2.0  # of the engine's own limit: a router leaves it at once, but a step that ends after all loses nothing
-)
+STUCK_GRACE_S = 5.0  # beyond the engine's own limit, at which routers leave it: if the step ends after all, it stays
 ANSWER_WITHIN_S = 8.0  # no step keeps the process from answering: who does not is frozen
 
 logger = logging.getLogger("ray.serve")
@@ -111,7 +109,7 @@ class EngineReplica:
                     report: EngineReport = await self._actor.report.remote()
                 self._stats = report.stats
                 self._last_beat = time.monotonic() - report.silent_s
-                self._longest_silence_s = min(STALE_AFTER_S, STUCK_FACTOR * report.silent_limit_s)
+                self._longest_silence_s = min(STALE_AFTER_S, report.silent_limit_s + STUCK_GRACE_S)
             except (RayActorError, RayTaskError) as error:
                 self._failure = f"engine {self._address.actor_name} has died: {_one_line(error)}"
                 logger.error(self._failure)

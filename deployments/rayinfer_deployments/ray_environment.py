@@ -11,7 +11,7 @@ RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
     "RAY_SERVE_LOG_TO_STDERR": "0",  # log files only: the terminal is the progress display's
     # A dead HTTP proxy is noticed in seconds; with the defaults the port stays deaf for half a minute.
-    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "0.5",  # the third failure counts
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
     # A frozen replica is ended at once: waiting for it to stop politely would leave its streams hanging.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",

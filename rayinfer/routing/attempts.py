@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 
 from rayinfer.errors import NotReady
@@ -65,19 +65,34 @@ class Attempts:
 
 
 class Quarantine:
-    """Lets suspicious streams run one at a time, so that the guilty one can be told from those that were beside it."""
+    """Lets suspicious streams run one at a time, so that the guilty one can be told from those that were beside it.
 
-    def __init__(self) -> None:
+    `has_engine` says whether there is an engine to be tried on, and `wait_for_engine` waits so many seconds for one, or
+    raises NotReady.
+    """
+
+    def __init__(self, has_engine: Callable[[], bool], wait_for_engine: Callable[[float], Awaitable[None]]) -> None:
+        self._has_engine = has_engine
+        self._wait_for_engine = wait_for_engine
         self._lock = asyncio.Lock()
 
     @contextlib.asynccontextmanager
-    async def place(self, wait_s: float) -> AsyncIterator[None]:
-        """Be the only suspicious stream while the block lasts; raises NotReady when that takes longer than `wait_s`."""
-        try:
-            async with asyncio.timeout(max(0.0, wait_s)):
-                await self._lock.acquire()
-        except TimeoutError:
-            raise NotReady("other requests that lost their engines are still being tried one by one") from None
+    async def place(self, patience_s: Callable[[], float]) -> AsyncIterator[None]:
+        """Be the only suspicious stream while the block lasts, from a moment on when there is an engine to be tried on.
+
+        Who waits for an engine holds nobody up. Raises NotReady when no engine comes, or the turn does not come, within
+        the patience, which is asked for anew whenever an engine has come.
+        """
+        while True:
+            await self._wait_for_engine(patience_s())
+            try:
+                async with asyncio.timeout(max(0.0, patience_s())):
+                    await self._lock.acquire()
+            except TimeoutError:
+                raise NotReady("other requests that lost their engines are still being tried one by one") from None
+            if self._has_engine():
+                break
+            self._lock.release()
         try:
             yield
         finally:

@@ -75,7 +75,7 @@ class Dispatcher:
             clock=clock,
         )
         self.control = EngineFleet(model_name, self.engines.links)
-        self._quarantine = Quarantine()
+        self._quarantine = Quarantine(lambda: bool(self.engines.available()), self.engines.wait_for_any)
         metrics.set_num_queued(model_name, 0)
 
     def change_limits(self, limits: RouterLimits) -> None:
@@ -149,10 +149,7 @@ class Dispatcher:
         """
         async with contextlib.AsyncExitStack() as quarantine:
             try:
-                wait_s = self._patience_s(attempts, deadline)
-                if attempts.are_suspicious:
-                    await quarantine.enter_async_context(self._quarantine.place(wait_s))
-                sending = await self._submit(stream, attempts, deadline, wait_s)
+                sending = await self._submit(stream, attempts, deadline, quarantine)
             except (NotReady, TimeoutError) as error:
                 if not attempts.num_lost and isinstance(error, NotReady):
                     raise
@@ -173,12 +170,19 @@ class Dispatcher:
             return 0.0
         return self._engine_wait_s if deadline is None else min(self._engine_wait_s, deadline - self._clock())
 
-    async def _submit(self, stream: StreamState, attempts: Attempts, deadline: float | None, wait_s: float) -> Sending:
+    async def _submit(
+        self, stream: StreamState, attempts: Attempts, deadline: float | None, quarantine: contextlib.AsyncExitStack
+    ) -> Sending:
         """Hand what is left of the stream to an engine that takes it: a new one when its turn comes, others at once.
 
         Raises NotReady without an engine, TimeoutError when the client's time is up before the turn comes.
         """
         while True:
+            wait_s = self._patience_s(attempts, deadline)
+            if attempts.are_suspicious:
+                await quarantine.aclose()  # its engine was gone before it took the stream, and the next may be long
+                patience_s = partial(self._patience_s, attempts, deadline)
+                await quarantine.enter_async_context(self._quarantine.place(patience_s))
             requests = stream.engine_requests(epoch=attempts.begin())
             interval = self._admission.limits.stream_interval
             sending = Sending(requests, self._traces, stream.request_id, self._clock, interval=interval)
@@ -187,7 +191,6 @@ class Dispatcher:
                 await sending.arrival()
             except EngineDead as error:
                 self.engines.remove(sending.link.name, str(error))
-                wait_s = self._patience_s(attempts, deadline)
             except BaseException:
                 sending.undo()
                 raise

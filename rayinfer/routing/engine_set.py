@@ -172,6 +172,12 @@ class EngineSet:
             await self._wait_for_change(latest - time.monotonic())
         return place
 
+    async def wait_for_any(self, wait_s: float) -> None:
+        """Wait until there is an engine; raises NotReady when there is none for so long."""
+        latest = time.monotonic() + wait_s
+        while not self.available():
+            await self._wait_for_change(latest - time.monotonic())
+
     def _choosable(self, among: str | None) -> list[EngineLink]:
         asked = self._available if among is None else [link for link in self._available if link.name == among]
         running = [link for link in asked if link.stats.state == RUNNING]

@@ -1,17 +1,17 @@
 """Services to be broken, each started once for all tests that can share it, and the table of what became of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fault_load import Answer, record_answers, request_body
+from fault_models import FaultModel, embedded_model, tiny_model
 from fault_report import FaultReport
-from fault_runs import STEP_S
+from fault_runs import prefill_time
 from faulty_service import FaultyService, Host
 from service_client import wait_until
-from tiny_models import make_tiny_llama
 
 REPORT = pytest.StashKey[FaultReport]()
 NUM_REQUESTS = 12
@@ -28,7 +28,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.section("faults")
     terminalreporter.write_line(report.as_markdown())
     if folder := config.getoption("--fault-results"):
-        report.write(Path(folder), "# Faults")
+        report.write(Path(folder), f"# Faults of services with the {config.getoption('--fault-model')} model")
 
 
 @pytest.fixture(scope="session")
@@ -37,34 +37,28 @@ def report(pytestconfig: pytest.Config) -> FaultReport:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model that may run for thousands of tokens."""
-    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny", max_position_embeddings=8192)
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> FaultModel:
+    """The tiny model, for what would take the embedded one too long."""
+    return tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="session")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+def model(pytestconfig: pytest.Config, tiny: FaultModel) -> FaultModel:
+    """The model that this run is about."""
+    return embedded_model() if pytestconfig.getoption("--fault-model") == "embedded" else tiny
+
+
+@pytest.fixture(scope="session")
+def host(tmp_path_factory: pytest.TempPathFactory, model: FaultModel) -> Iterator[Host]:
     """One Ray for the applications of all files."""
-    host = Host(tmp_path_factory.mktemp("host"))
-    (host.switches / "slow-steps").write_text(STEP_S)
+    host = Host(tmp_path_factory.mktemp("host"), model)
     yield host
     host.end()
 
 
 @pytest.fixture(scope="session")
-def model_args(tiny_model: Path) -> Callable[..., dict[str, Any]]:
-    """Settings of two engines of the tiny model, but for what is given."""
-
-    def settings(**changes: Any) -> dict[str, Any]:
-        own = {"name": "tiny", "model": str(tiny_model), "dtype": "float32", "num_kv_blocks": 4096, "num_replicas": 2}
-        return own | changes
-
-    return settings
-
-
-@pytest.fixture(scope="session")
-def _pair(host: Host, model_args: Callable[..., dict[str, Any]]) -> Iterator[FaultyService]:
-    service = FaultyService(host, "pair", [model_args()])
+def _pair(host: Host, model: FaultModel) -> Iterator[FaultyService]:
+    service = FaultyService(host, "pair", [model.args()])
     yield service
     service.delete()
 
@@ -77,6 +71,13 @@ def pair(_pair: FaultyService) -> FaultyService:
 
 
 @pytest.fixture(scope="session")
-def expected(_pair: FaultyService) -> dict[int | None, Answer]:
+def expected(_pair: FaultyService, model: FaultModel) -> dict[int | None, Answer]:
     """The answers to requests of all kinds, by number, before anything was broken."""
-    return record_answers(_pair.url, {number: request_body(number) for number in range(NUM_REQUESTS)})
+    bodies = {number: request_body(number, max_tokens=model.num_tokens) for number in range(NUM_REQUESTS)}
+    return record_answers(_pair.url, bodies)
+
+
+@pytest.fixture(scope="session")
+def prefill_s(_pair: FaultyService, expected: dict[int | None, Answer]) -> float:
+    """How long one engine takes to compute again what half of the load's streams had."""
+    return prefill_time(_pair)

@@ -6,18 +6,24 @@ import time
 import pytest
 
 from fault_load import Answer, ask_all
+from fault_models import SERVED_NAME
 from fault_report import FaultRow
 from fault_runs import judge, under_load, wait_until_whole
 from service_client import wait_until
 
-POISON = {"model": "tiny", "prompt": [7] * 12, "max_tokens": 8, "temperature": 0}  # as in sabotage/sitecustomize.py
+POISON = {
+    "model": SERVED_NAME,
+    "prompt": [7] * 12,
+    "max_tokens": 8,
+    "temperature": 0,
+}  # as in sabotage/sitecustomize.py
 MAX_DEATHS = 3
 
 
 @pytest.mark.parametrize("without", ["", "no-isolation"])
 def test_f10_a_step_that_raises_once_harms_nobody(pair, expected, report, without):
     row = FaultRow(fault="F10", injected="a step raises once")
-    with pair.switched(*filter(None, [without])), under_load(pair, expected, row):
+    with pair.switched(without), under_load(pair, expected, row):
         switch = f"step-{pair.pids('engine')[0]}"
         pair.put_switch(switch, "raise-once")
         wait_until(lambda: not (pair.host.switches / switch).exists())
@@ -29,7 +35,7 @@ def test_f10_a_step_that_raises_once_harms_nobody(pair, expected, report, withou
 def test_f11_an_engine_whose_steps_all_raise_is_replaced(pair, expected, report, without):
     row = FaultRow(fault="F11", injected="every step of an engine raises")
     victim = pair.pids("engine")[0]
-    with pair.switched(*filter(None, [without])), under_load(pair, expected, row):
+    with pair.switched(without), under_load(pair, expected, row):
         pair.put_switch(f"step-{victim}", "raise")
         row.recovery_s = wait_until_whole(pair, [victim])
     pair.take_switch(f"step-{victim}")
@@ -42,7 +48,7 @@ def test_f12_a_request_that_ends_its_engines_is_refused_before_long(pair, expect
     row = FaultRow(fault="F12", injected="a request that ends any engine")
     answers: list[Answer] = []
     asking = threading.Thread(target=lambda: answers.extend(ask_all(pair.url, [POISON])))
-    with pair.switched(*filter(None, [without])), under_load(pair, expected, row):
+    with pair.switched(without), under_load(pair, expected, row):
         num_deaths = deaths_until(pair, asking, most=MAX_DEATHS + 1)
         if without:  # let it be refused after all
             pair.take_switch(without)

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from fault_load import record_answers, request_body
 from fault_report import FaultRow
 from fault_runs import freeze, judge, thaw, under_load, wait_until_whole
 from faulty_service import FaultyService, kill
@@ -14,10 +15,12 @@ FROZEN_FOR_S = 6.0  # where nobody watches; a replica would end its engine after
 STUCK_GAP_S = 7.0  # a step may take 5 s, a sign of life comes every 0.75 s
 
 
-def test_f08_a_frozen_engine_is_left_and_replaced(pair, expected, report):
-    row = FaultRow(fault="F08", injected="an engine frozen", gap_ceiling_s=FROZEN_GAP_S, recovery_ceiling_s=15.0)
+def test_f08_a_frozen_engine_is_left_and_replaced(pair, expected, prefill_s, report):
+    row = FaultRow(fault="F08", injected="an engine frozen", recovery_ceiling_s=15.0)
+    row.gap_ceiling_s = FROZEN_GAP_S + prefill_s
     with under_load(pair, expected, row) as load:
         victim = pair.pids("engine")[0]
+        load.strike()
         freeze(victim)
         row.recovery_s = wait_until(lambda: victim not in pair.pids("engine"), 150)
         load.stop()
@@ -38,10 +41,15 @@ def test_f08_without_the_watch_streams_stand_still(pair, expected, report):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("without", ["", "no-fence"])
-def test_f09_a_frozen_engine_that_wakes_up_tells_nobody_anything(pair, expected, report, without):
-    row = FaultRow(fault="F09", injected="an engine frozen for 5 s, then woken", gap_ceiling_s=FROZEN_GAP_S)
-    with pair.switched(*filter(None, [without])), under_load(pair, expected, row):
+def test_f09_a_frozen_engine_that_wakes_up_tells_nobody_anything(pair, prefill_s, report, without):
+    """Streams are long enough for the engine to find them elsewhere when it wakes up."""
+    bodies = {number: request_body(number, max_tokens=4 * pair.host.model.num_tokens) for number in range(6)}
+    expected = record_answers(pair.url, bodies)
+    row = FaultRow(fault="F09", injected="an engine frozen for 5 s, then woken")
+    row.gap_ceiling_s = FROZEN_GAP_S + prefill_s
+    with pair.switched(without), under_load(pair, expected, row) as load:
         victim = pair.pids("engine")[0]
+        load.strike()
         freeze(victim)
         time.sleep(5.0)
         thaw(victim)
@@ -55,11 +63,12 @@ def test_f09_a_frozen_engine_that_wakes_up_tells_nobody_anything(pair, expected,
 
 
 @pytest.mark.faults
-def test_a_stuck_engine_is_left_by_its_streams_and_replaced(pair, expected, report):
-    row = FaultRow(fault="F10 hang", injected="a step never ends, one of two engines", gap_ceiling_s=STUCK_GAP_S)
-    row.recovery_ceiling_s = 30.0
-    with under_load(pair, expected, row):
+def test_a_stuck_engine_is_left_by_its_streams_and_replaced(pair, expected, prefill_s, report):
+    row = FaultRow(fault="F10 hang", injected="a step never ends, one of two engines", recovery_ceiling_s=30.0)
+    row.gap_ceiling_s = STUCK_GAP_S + prefill_s
+    with under_load(pair, expected, row) as load:
         victim = pair.pids("engine")[0]
+        load.strike()
         pair.put_switch(f"step-{victim}", "hang")
         row.recovery_s = wait_until_whole(pair, [victim])
     pair.take_switch(f"step-{victim}")
@@ -67,8 +76,8 @@ def test_a_stuck_engine_is_left_by_its_streams_and_replaced(pair, expected, repo
 
 
 @pytest.mark.faults
-def test_streams_of_the_only_engine_outlive_its_being_stuck(host, model_args, expected, report):
-    service = FaultyService(host, "single", [model_args(num_replicas=1)])
+def test_streams_of_the_only_engine_outlive_its_being_stuck(host, model, expected, report):
+    service = FaultyService(host, "single", [model.args(num_replicas=1)])
     row = FaultRow(fault="F10 hang", injected="a step never ends, the only engine", recovery_ceiling_s=30.0)
     with under_load(service, expected, row):
         (victim,) = service.pids("engine")

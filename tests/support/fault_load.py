@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 
+from fault_models import SERVED_NAME
+
 ANSWER_WITHIN_S = 90.0  # longer is hung
 RECONNECT_S = 0.1
 REFUSALS = (429, 503)  # allowed, if they say when to come back
@@ -30,7 +32,7 @@ def request_body(number: int, *, max_tokens: int = 64, is_mixed: bool = True, **
     """A request that is the same for everybody who says its number: of one kind after the other, or greedy."""
     kind = KINDS[number % len(KINDS)] if is_mixed else KINDS[0]
     prompt = f"Story {number}: once upon a time"
-    return {"model": "tiny", "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, **kind, **fields}
+    return {"model": SERVED_NAME, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, **kind, **fields}
 
 
 @dataclass
@@ -49,8 +51,22 @@ class Answer:
     started_s: float = 0.0
     ended_s: float | None = None
     first_s: float | None = None  # when the first piece came
-    longest_gap_s: float = 0.0  # between two pieces, or before the first
+    gaps_s: list[float] = field(default_factory=list)  # before the first piece, and between the others
     num_pieces: int = 0
+
+    @property
+    def longest_gap_s(self) -> float:
+        """The longest time without a piece."""
+        return max(self.gaps_s, default=0.0)
+
+    def gap_at_s(self, moment_s: float) -> float:
+        """The longest time without a piece that a moment fell into, or that began within a second of it."""
+        longest_s, end_s = 0.0, self.started_s
+        for gap_s in self.gaps_s:
+            begin_s, end_s = end_s, end_s + gap_s
+            if begin_s <= moment_s + 1.0 and end_s >= moment_s:
+                longest_s = max(longest_s, gap_s)
+        return longest_s
 
     def verdict(self, expected: "Answer | None") -> str:
         """Say what a client would: exact, wrong, refused, failed or hung."""
@@ -66,7 +82,10 @@ class Answer:
 
 
 async def ask(http: httpx.AsyncClient, answer: Answer, *, within_s: float = ANSWER_WITHIN_S) -> Answer:
-    """Send the answer's request, as a stream or whole as its body says, and fill in what comes back."""
+    """Send the answer's request, as a stream or whole as its body says, and fill in what comes back.
+
+    A stream that hangs has been without a piece since its last one, which is a gap as well.
+    """
     answer.started_s = time.monotonic()
     try:
         async with asyncio.timeout(within_s):
@@ -76,6 +95,8 @@ async def ask(http: httpx.AsyncClient, answer: Answer, *, within_s: float = ANSW
     except httpx.HTTPError as error:
         answer.error = f"{type(error).__name__}: {error}"
     answer.ended_s = time.monotonic()
+    if answer.is_hung:
+        answer.gaps_s.append(answer.ended_s - answer.started_s - sum(answer.gaps_s))
     return answer
 
 
@@ -83,7 +104,7 @@ async def _read_whole(http: httpx.AsyncClient, answer: Answer) -> None:
     response = await http.post("/v1/completions", json=answer.body)
     _note_head(answer, response)
     if response.status_code == 200:
-        _note_event(answer, response.json())
+        note_event(answer, response.json())
         answer.is_complete = True
     else:
         answer.error = response.text
@@ -101,20 +122,22 @@ async def _read_stream(http: httpx.AsyncClient, answer: Answer) -> None:
             if not line.startswith("data: "):
                 continue
             now = time.monotonic()
-            answer.longest_gap_s, last = max(answer.longest_gap_s, now - last), now
+            answer.gaps_s.append(now - last)
+            last = now
             answer.first_s = answer.first_s or now
             answer.num_pieces += 1
             if line == "data: [DONE]":
                 answer.is_complete = True
             else:
-                _note_event(answer, json.loads(line.removeprefix("data: ")))
+                note_event(answer, json.loads(line.removeprefix("data: ")))
 
 
 def _note_head(answer: Answer, response: httpx.Response) -> None:
     answer.status, answer.retry_after = response.status_code, response.headers.get("retry-after")
 
 
-def _note_event(answer: Answer, event: dict[str, Any]) -> None:
+def note_event(answer: Answer, event: dict[str, Any]) -> None:
+    """Take over what one event of a stream says, or a whole answer."""
     if "error" in event:
         answer.error = event["error"]
         return
@@ -152,11 +175,12 @@ class Load:
         url: str,
         expected: dict[int | None, Answer],
         *,
-        num_streams: int = 8,
-        whole_per_s: float = 4.0,
+        num_streams: int,
+        whole_per_s: float,
         within_s: float = ANSWER_WITHIN_S,
     ) -> None:
         self.answers: list[Answer] = []  # of all requests, those under way included
+        self.struck_s: float | None = None  # when the fault came
         self._url = url
         self._expected = expected
         self._numbers = itertools.cycle(sorted(expected))
@@ -186,6 +210,11 @@ class Load:
         """Count what became of the requests."""
         return Counter(self.verdict_of(answer) for answer in self.answers if is_counted(answer))
 
+    def first_failure(self) -> str:
+        """Say of what the first one failed; nothing if none did."""
+        failed = (answer for answer in self.answers if self.verdict_of(answer) == "failed")
+        return next((f"{answer.status} {answer.error}" for answer in failed), "")
+
     def verdict_of(self, answer: Answer) -> str:
         """Judge one answer."""
         return answer.verdict(self._expected[answer.number])
@@ -194,6 +223,17 @@ class Load:
     def longest_gap_s(self) -> float:
         """The longest time without a piece, in any stream."""
         return max((answer.longest_gap_s for answer in self.answers), default=0.0)
+
+    @property
+    def struck_gap_s(self) -> float | None:
+        """The longest time without a piece of those streams that the fault struck; None if nobody said when."""
+        if self.struck_s is None:
+            return None
+        return max((answer.gap_at_s(self.struck_s) for answer in self.answers), default=0.0)
+
+    def strike(self) -> None:
+        """Note that a fault comes now: how long streams pause because of it is asked of those that it strikes."""
+        self.struck_s = time.monotonic()
 
     async def _run(self) -> None:
         async with new_client(self._url) as http:
@@ -221,9 +261,11 @@ class Load:
             await asyncio.sleep(RECONNECT_S)
 
 
-def record_answers(url: str, bodies: dict[int, dict[str, Any]]) -> dict[int | None, Answer]:
+def record_answers(
+    url: str, bodies: dict[int, dict[str, Any]], *, within_s: float = ANSWER_WITHIN_S
+) -> dict[int | None, Answer]:
     """Ask everything once while nothing is broken."""
-    answers = dict(zip(bodies, ask_all(url, bodies.values()), strict=True))
+    answers = dict(zip(bodies, ask_all(url, bodies.values(), within_s=within_s), strict=True))
     for answer in answers.values():
         assert answer.verdict(None) == "exact", answer
     return answers

@@ -28,6 +28,7 @@ class FaultRow:
     recovery_s: float | None = None
     recovery_ceiling_s: float | None = None
     note: str = ""
+    first_failure: str = ""  # what it was; not in the table
     verdict: str = ""
 
     def count(self, verdicts: Mapping[str, int]) -> "FaultRow":

@@ -7,15 +7,15 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from fault_load import Answer, Load
+from fault_load import KINDS, Answer, Load
 from fault_report import FaultReport, FaultRow
 from faulty_service import FaultyService
 from service_client import wait_until
 
-STEP_S = "0.02"  # engines of a tiny model take their time, as those of a real one, and leave the cores to new processes
 AGAIN_S = 120.0  # a new engine reads its model on a busy machine
 CLEAN_S = 10.0  # what is left after so long is leaked
 AT_TOKEN = 10
+PROMPT_TOKENS = 12  # about as many as the prompts of the load have
 
 
 @contextlib.contextmanager
@@ -23,11 +23,30 @@ def under_load(
     service: FaultyService, expected: dict[int | None, Answer], row: FaultRow, **settings: float
 ) -> Iterator[Load]:
     """Have a load on the service that has got going; its counts are in the row afterwards."""
-    with Load(service.url, expected, **settings) as load:  # type: ignore[arg-type]
+    model = service.host.model
+    usual = {"num_streams": model.num_streams, "whole_per_s": model.whole_per_s}
+    with Load(service.url, expected, **(usual | settings)) as load:  # type: ignore[arg-type]
         wait_until(lambda: load.streams_under_way(AT_TOKEN) > 0)
         yield load
     row.count(load.verdicts())
-    row.gap_s = max(row.gap_s or 0.0, load.longest_gap_s)
+    row.gap_s = load.longest_gap_s
+    if load.struck_gap_s is not None:  # the other pauses are those of a machine that starts an engine meanwhile
+        row.gap_s, row.note = load.struck_gap_s, f"{load.longest_gap_s:.2f} s at most until all was whole again"
+    row.first_failure = load.first_failure()
+
+
+def prefill_time(service: FaultyService) -> float:
+    """Time a prompt of as many tokens as half of the load's streams have at most, on an engine with nothing to do."""
+    model = service.host.model
+    num_choices = sum(kind.get("n", 1) for kind in KINDS) / len(KINDS)  # each has tokens of its own
+    num_tokens = int(model.num_streams / 2 * num_choices * (model.num_tokens + PROMPT_TOKENS))
+    times_s = []
+    for first in (3, 4):  # the second time everything has been used once
+        started = time.monotonic()
+        prompt = [first, *(10 + i % 300 for i in range(num_tokens))]
+        assert service.complete(prompt, max_tokens=1).status_code == 200
+        times_s.append(time.monotonic() - started)
+    return times_s[-1]
 
 
 def wait_until_whole(service: FaultyService, lost_pids: list[int] | None = None) -> float:
@@ -53,7 +72,8 @@ def judge(report: FaultReport, row: FaultRow, service: FaultyService, without: s
     """Close a row: with its protection on nobody may be harmed, and without it somebody has to be."""
     row.without = without
     if without:
-        report.is_seen(row)
+        is_refused = row.refused > 0 and not allowed.get("may_refuse")
+        report.is_seen(row, is_harmed=row.num_harmed > 0 or is_refused)
     else:
         row.leaked += count_leaks(service)
         report.passes(row, **allowed)

@@ -16,6 +16,7 @@ import httpx
 import psutil
 
 from cli_processes import free_port
+from fault_models import SERVED_NAME, FaultModel
 from rayinfer_deployments.process_tree import read_process
 from service_client import ServiceClient, wait_until
 
@@ -28,9 +29,19 @@ SMALL = {"num_cpus": 0.1, "num_threads": 1, "drain_timeout_s": 5.0}  # of a mach
 class Host:
     """A Ray with Serve in processes of its own."""
 
-    def __init__(self, folder: Path, *, with_proxy: bool = False, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model: FaultModel,
+        *,
+        with_proxy: bool = False,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        self.model = model  # that its services serve, unless they say otherwise
         self.switches = folder / "switches"
         self.switches.mkdir(parents=True)
+        if model.step_s is not None:
+            (self.switches / "slow-steps").write_text(model.step_s)
         self.proxy_port = free_port() if with_proxy else None
         paths = [SUPPORT / "sabotage", ROOT, ROOT / "deployments", ROOT / "kernels", os.environ.get("PYTHONPATH", "")]
         self._log = (folder / "host.log").open("w")
@@ -116,6 +127,10 @@ class FaultyService(ServiceClient):
         except httpx.TransportError:
             return False
 
+    def complete(self, prompt: Any = "Once upon a time", model: str = SERVED_NAME, **fields: Any) -> httpx.Response:
+        """Ask for a short answer."""
+        return super().complete(prompt, model, **fields)
+
     def redeploy(self, **changes: Any) -> None:
         """Replace it by a version with other settings; returns before that has happened."""
         self.args = self.args | changes
@@ -161,8 +176,9 @@ class FaultyService(ServiceClient):
 
     @contextlib.contextmanager
     def switched(self, *names: str, **settings: str) -> Iterator[None]:
-        """Have switches on while the block lasts; underscores in keywords are hyphens."""
-        switches = dict.fromkeys(names, "") | {name.replace("_", "-"): text for name, text in settings.items()}
+        """Have switches on while the block lasts; underscores in keywords are hyphens, and empty names nothing."""
+        switches = dict.fromkeys(filter(None, names), "")
+        switches |= {name.replace("_", "-"): text for name, text in settings.items()}
         for name, text in switches.items():
             self.put_switch(name, text)
         try:
@@ -170,6 +186,14 @@ class FaultyService(ServiceClient):
         finally:
             for name in switches:
                 self.take_switch(name)
+            self.keep_pace()
+
+    def keep_pace(self) -> None:
+        """Let steps take as long as they usually do."""
+        if self.host.model.step_s is None:
+            self.take_switch("slow-steps")
+        else:
+            self.put_switch("slow-steps", self.host.model.step_s)
 
     # Whether anything is left
 
@@ -185,10 +209,18 @@ class FaultyService(ServiceClient):
 
     def num_sockets(self) -> int:
         """Count the open connections to its port."""
-        return sum(
-            connection.status == psutil.CONN_ESTABLISHED and connection.laddr.port == self.port
+        return len(self._client_ports())
+
+    def has_client(self, port: int) -> bool:
+        """Whether a client with this port has an open connection."""
+        return port in self._client_ports()
+
+    def _client_ports(self) -> list[int]:
+        return [
+            connection.raddr.port
             for connection in psutil.net_connections("tcp")
-        )
+            if connection.status == psutil.CONN_ESTABLISHED and connection.laddr.port == self.port
+        ]
 
 
 def kill(pid: int) -> None:

@@ -199,22 +199,6 @@ def break_queue(module):
         original(self, delta)
 
 
-def break_door(module):
-    """Let the router depend on another process, as it must not on Serve's controller."""
-
-    @wrap(module.HttpDoor, "__init__")
-    def init(original, *args, **kwargs):
-        def follow():
-            while True:
-                time.sleep(RESET_S)
-                pid = setting("router-dies-with")
-                if pid and not Path("/proc", pid).exists():
-                    os._exit(1)
-
-        threading.Thread(target=follow, daemon=True).start()
-        original(*args, **kwargs)
-
-
 PATCHES = {
     "rayinfer.engine.in_process_executor": break_steps,
     "rayinfer.engine.engine": break_engine,
@@ -228,7 +212,6 @@ PATCHES = {
     "rayinfer.routing.admission": break_admission,
     "rayinfer.routing.delta_queue": break_queue,
     "rayinfer.servers.openai.prompts": break_context_check,
-    "rayinfer_deployments.http_door": break_door,
 }
 POISONED = threading.Event()
 

@@ -137,14 +137,22 @@ async def test_a_stream_that_ends_every_engine_is_refused_after_three(tokenizer)
         assert service.engines[3].submitted == []
 
 
+async def lose_two_engines(service, names):
+    """Open streams that all lose two engines before their first tokens, and have none left; returns their readings."""
+    readings = [asyncio.ensure_future(anext(service.open(name))) for name in names]
+    for engine in range(2):
+        if engine:
+            service.add_engine()
+        await until(lambda engine=engine: len(service.engines[engine].submitted) == len(names))
+        service.engines[engine].die(EngineDead("gone"))
+        await until(lambda: not service.dispatcher.engines.names)
+    return readings
+
+
 async def test_suspicious_streams_run_one_at_a_time_until_they_gain_a_token(tokenizer):
     async with running(Service(tokenizer, 1)) as service:
-        readings = [asyncio.ensure_future(anext(service.open(name))) for name in "abc"]
-        for engine in range(2):  # all lose two engines before their first tokens
-            await until(lambda engine=engine: len(service.engines[engine].submitted) == 3)
-            service.engines[engine].die(EngineDead("gone"))
-            await until(lambda: not service.dispatcher.engines.names)
-            service.add_engine()
+        readings = await lose_two_engines(service, "abc")
+        service.add_engine()
         third = service.engines[2]
         for num_tried in (1, 2, 3):
             await until(lambda num_tried=num_tried: len(third.submitted) == num_tried)
@@ -152,6 +160,38 @@ async def test_suspicious_streams_run_one_at_a_time_until_they_gain_a_token(toke
             assert len(third.submitted) == num_tried, "the others wait for their turn"
             service.say(third.submitted_ids[-1], "Y", engine=2)
         assert [(await reading).outputs[0].text for reading in readings] == ["Y", "Y", "Y"]
+
+
+async def test_the_time_in_which_there_was_no_engine_does_not_count_for_those_that_wait_for_their_turn(tokenizer):
+    async with running(Service(tokenizer, 1, engine_wait_s=1.0)) as service:
+        readings = await lose_two_engines(service, "ab")
+        await asyncio.sleep(0.6)
+        service.add_engine()
+        third = service.engines[2]
+        await until(lambda: third.submitted)
+        await asyncio.sleep(0.6)
+        for num_tried in (1, 2):
+            await until(lambda num_tried=num_tried: len(third.submitted) == num_tried)
+            service.say(third.submitted_ids[-1], "Y", engine=2)
+        assert [(await reading).outputs[0].text for reading in readings] == ["Y", "Y"]
+
+
+async def test_engines_that_come_and_go_give_suspicious_streams_time_until_the_next_one(tokenizer):
+    """Engines are gone before they have the first stream; the second one has not been waiting for it all the time."""
+    async with running(Service(tokenizer, 1, engine_wait_s=1.0)) as service:
+        readings = await lose_two_engines(service, "ab")
+        for _ in range(3):
+            await asyncio.sleep(0.5)
+            engine = service.engines[service.add_engine()]
+            engine.submit_may_arrive.clear()
+            await asyncio.sleep(0.01)
+            engine.die(EngineDead("gone"))
+            await until(lambda: not service.dispatcher.engines.names)
+        number = service.add_engine()
+        for num_tried in (1, 2):
+            await until(lambda num_tried=num_tried: len(service.engines[number].submitted) == num_tried)
+            service.say(service.engines[number].submitted_ids[-1], "Y", engine=number)
+        assert [(await reading).outputs[0].text for reading in readings] == ["Y", "Y"]
 
 
 async def test_an_engine_that_stays_at_one_step_for_too_long_is_lost(service):
