@@ -1,11 +1,10 @@
 """What it costs a router to decide on one request, by how many wait and how many engines there are."""
 
 import asyncio
-import contextlib
 import itertools
 import random
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +27,7 @@ OUTPUT_TOKENS = 64
 TOKENS_OF_EVERY_VOCABULARY = (3, 250)
 RUNNING = Credits(num_requests=8)  # of each engine, where requests wait
 ONE_MORE = Credits(num_requests=RUNNING.num_requests + 1)
-MAX_TURNS = 1000  # of the event loop, within which a request is with an engine
+PATIENCE_S = 60.0  # for a request to come to an engine
 SETTLING_TURNS = 5
 WARM_UP = 20  # decisions that do not count
 
@@ -56,15 +55,15 @@ def measure_decisions(
 class _ScriptedEngine(NeverStopped):
     """Takes requests and says what it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_submit: Callable[[], None]) -> None:
         self.running: list[str] = []
-        self.num_submitted = 0
+        self._on_submit = on_submit
         self._messages: asyncio.Queue[StepMessage] = asyncio.Queue()
         self._steps = itertools.count(1)
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
         self.running += [request.request_id for request in requests]
-        self.num_submitted += len(requests)
+        self._on_submit()
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         self.running = [request_id for request_id in self.running if request_id not in request_ids]
@@ -102,7 +101,10 @@ class _Crowd:
             ),
         )
         self.num_waiting = num_waiting
-        self.engines = [_ScriptedEngine() for _ in range(num_engines)]
+        self.num_submitted = 0
+        self.submitted_s = 0.0  # of the thread's time, when the latest request came to an engine
+        self._submission: asyncio.Future[None] | None = None  # which somebody waits for
+        self.engines = [_ScriptedEngine(self._note_submission) for _ in range(num_engines)]
         self._prompts = _prompts(seed)
         self._names = (f"request-{number}" for number in itertools.count())
         self._clients: set[asyncio.Task[None]] = set()
@@ -110,10 +112,6 @@ class _Crowd:
         for number, engine in enumerate(self.engines):
             self.dispatcher.engines.add(f"engine-{number}", engine, paced_description("m", tokenizer))
             engine.say(credits=RUNNING if num_waiting else NO_BOUNDS, stored=_digests(prefixes[number % NUM_PREFIXES]))
-
-    @property
-    def num_submitted(self) -> int:
-        return sum(engine.num_submitted for engine in self.engines)
 
     def next_request(self) -> GenerationRequest:
         """Draw a request before the clock runs."""
@@ -129,11 +127,16 @@ class _Crowd:
         task.add_done_callback(self._clients.discard)
 
     async def until_submitted(self, num_submitted: int) -> None:
-        for _ in range(MAX_TURNS):
-            if self.num_submitted >= num_submitted:
-                return
-            await asyncio.sleep(0)
-        raise RayinferError("the router gave an engine with room no request")
+        """Wait until so many requests have come to an engine; asks for no turn of the loop that the router does not."""
+        while self.num_submitted < num_submitted:
+            self._submission = asyncio.get_running_loop().create_future()
+            await self._submission
+
+    def _note_submission(self) -> None:
+        self.submitted_s = _thread_s()
+        self.num_submitted += 1
+        if self._submission is not None and not self._submission.done():
+            self._submission.set_result(None)
 
     async def leave(self) -> None:
         for task in self._clients:
@@ -159,7 +162,14 @@ async def _measure(
     for _ in range(num_running + num_waiting):
         crowd.come(crowd.next_request())
     await crowd.until_submitted(num_running)
-    decisions = [await _decide(crowd, number) for number in range(WARM_UP + num_decisions)][WARM_UP:]
+    decisions = []
+    for number in range(WARM_UP + num_decisions):
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                decisions.append(await _decide(crowd, number))
+        except TimeoutError:
+            raise RayinferError("the router gave an engine with room no request") from None
+    decisions = decisions[WARM_UP:]
     await crowd.leave()
     both = [1e6 * (decision.arrival_s + decision.dispatch_s) for decision in decisions]
     return DecisionCost(
@@ -175,34 +185,31 @@ async def _measure(
 
 async def _decide(crowd: _Crowd, number: int) -> _Decision:
     """Time one arrival, and one request's turn if it is not at once its own; then make room for the next."""
-    request, before = crowd.next_request(), crowd.num_submitted
-    with _thread_time() as arrival:
-        crowd.come(request)
-        for _ in range(SETTLING_TURNS):
-            await asyncio.sleep(0)
-            if crowd.num_submitted > before:
-                break
-    dispatch = [0.0]
-    if crowd.num_waiting:
-        engine = crowd.engines[number % len(crowd.engines)]
-        with _thread_time() as dispatch:
-            engine.say(credits=ONE_MORE)
-            await crowd.until_submitted(before + 1)
-        engine.finish(1, RUNNING)
-    else:
+    request, before, num_all = crowd.next_request(), crowd.num_submitted, crowd.dispatcher.status().num_waiting
+    started_s = _thread_s()
+    crowd.come(request)
+    if not crowd.num_waiting:
+        await crowd.until_submitted(before + 1)
+        arrival_s, dispatch_s = crowd.submitted_s - started_s, 0.0
         for engine in crowd.engines:
             engine.finish(len(engine.running), NO_BOUNDS)
+    else:
+        await asyncio.sleep(0)  # it runs until it has to wait
+        arrival_s = _thread_s() - started_s
+        if (num_admitted := crowd.dispatcher.status().num_waiting) != num_all + 1:
+            raise RayinferError(f"{num_admitted} requests are there, and {num_all + 1} should be")
+        engine = crowd.engines[number % len(crowd.engines)]
+        started_s = _thread_s()
+        engine.say(credits=ONE_MORE)
+        await crowd.until_submitted(before + 1)
+        dispatch_s = crowd.submitted_s - started_s
+        engine.finish(1, RUNNING)
     await _settle()
-    return _Decision(arrival[0], dispatch[0])
+    return _Decision(arrival_s, dispatch_s)
 
 
-@contextlib.contextmanager
-def _thread_time() -> Iterator[list[float]]:
-    """Give the thread's seconds that the block took, once it is left."""
-    seconds: list[float] = []
-    started = time.thread_time_ns()
-    yield seconds
-    seconds.append((time.thread_time_ns() - started) / 1e9)
+def _thread_s() -> float:
+    return time.thread_time_ns() / 1e9
 
 
 async def _settle() -> None:
