@@ -29,6 +29,7 @@ ENGINE_BUILDING = "rayinfer_deployments.engine_building"
 CONTROL_ROUTER = "engine-actor"  # under this name the engine's own process asks for the warm-up
 MAX_CONCURRENT_CALLS = 1000
 DRAIN_INTERVAL_S = 0.05
+LAST_WORD_S = 1.0  # for routers to take what the engine said at its end
 
 Result = TypeVar("Result")
 
@@ -123,11 +124,11 @@ class EngineActor:
         return os.getpid()
 
     async def shutdown(self) -> None:
-        """End the engine's loop and hang up; what still runs is aborted."""
-        if self._server is not None:
-            await self._server.close()
+        """End the engine's loop, and hang up once the routers have heard its last word; what still runs is aborted."""
         if self._engine is not None:
             await self._engine.shutdown()
+        if self._server is not None:
+            await self._server.close(LAST_WORD_S)
 
     @property
     def _started(self) -> "AsyncEngine":

@@ -20,7 +20,7 @@ def _context(protocol: int) -> ssl.SSLContext | None:
     if files is None:
         return None
     context = ssl.SSLContext(protocol)
-    context.check_hostname = False  # certificates of clusters name no addresses; the line's key says whom one talks to
+    context.check_hostname = False  # certificates of clusters name no addresses; whoever has one belongs to the cluster
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(files.authority)
     context.load_cert_chain(files.certificate, files.key)

@@ -70,6 +70,7 @@ class EngineLink:
         self._context = contextvars.copy_context()
         self._is_replaceable = is_replaceable
         self._num_silent_ticks = 0
+        self._is_over = False
         self._listener = self._start(self._listen())
         self._watcher = self._start(self._watch())
 
@@ -122,6 +123,7 @@ class EngineLink:
 
     def fail(self, error: EngineDead) -> None:
         """End every stream with this error and stop listening."""
+        self._is_over = True
         self._fail_queues(error)
         for request_id in list(self._routes):
             self._forget(request_id)
@@ -170,6 +172,8 @@ class EngineLink:
                 self._on_lost(self.name, f"it has given no sign of life for {silent_s:.1f} s")
 
     def _deliver(self, message: StepMessage) -> None:
+        if self._is_over:
+            return  # the listener is cancelled, but has read further messages already
         self._num_silent_ticks = 0
         if message.silent_s > message.silent_limit_s:
             self._on_lost(self.name, f"it has been at one step for {message.silent_s:.1f} s")

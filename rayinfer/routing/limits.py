@@ -43,7 +43,7 @@ class RouterLimits(BaseModel):
     route_by_prefix: bool = Field(default=True, description="prefer the engine that has most of the prompt cached")
     group_by_prefix: bool = Field(default=True, description="let waiting requests that share a prefix go together")
     stream_interval: int = Field(
-        default=1, ge=1, le=1024, description="tokens that a stream sends at once, after its first"
+        default=1, ge=1, le=1024, description="tokens that a new stream sends at once, after its first"
     )
     tenants: dict[str, TenantLimits] = Field(default={}, description="limits of single tenants, by name")
     other_tenants: TenantLimits = Field(default=TenantLimits(), description="limits of each tenant not named there")

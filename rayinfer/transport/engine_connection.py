@@ -38,6 +38,7 @@ class EngineConnection:
         self._find = find
         self._tls = tls
         self._opening: asyncio.Task[Line] | None = None
+        self._has_ended = False
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
         """Hand requests over, which needs no answer: who hears of no loss may take it that they are there."""
@@ -50,8 +51,8 @@ class EngineConnection:
 
     async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
         """Yield this router's messages; closing it hangs up, which aborts this router's requests."""
-        reader, writer = await self._open(router_id)
         try:
+            reader, _ = await self._open(router_id)
             async for frame in read_frames(reader, FromEngine):
                 if isinstance(frame, EndFrame):
                     if frame.reason:
@@ -61,12 +62,18 @@ class EngineConnection:
         except (BadFrame, OSError) as error:
             raise EngineDead(f"the line to the engine broke ({type(error).__name__}: {error})") from None
         finally:
-            writer.close()
+            self._hang_up()
         raise EngineDead("the engine's process is gone: it has hung up")
+
+    def _hang_up(self) -> None:
+        """End the line, also one that is only about to be there."""
+        self._has_ended = True
+        if self._opening is not None:
+            self._opening.add_done_callback(_close_line)
 
     def _say(self, line: Line, frame: msgspec.Struct) -> None:
         writer = line[1]
-        if writer.is_closing():
+        if self._has_ended or writer.is_closing():
             raise EngineDead("the line to the engine has ended")
         writer.write(encode_frame(frame))
 
@@ -76,12 +83,23 @@ class EngineConnection:
         return await asyncio.shield(self._opening)
 
     async def _connect(self, router_id: str) -> Line:
-        address = await self._find()
+        try:
+            address = await self._find()
+        except EngineDead:
+            raise
+        except Exception as error:
+            raise EngineDead(f"nobody says where the engine listens ({type(error).__name__}: {error})") from None
         try:
             async with asyncio.timeout(CONNECT_WITHIN_S):
                 line = await asyncio.open_connection(address.host, address.port, ssl=self._tls)
         except OSError as error:  # TimeoutError is one
             at = f"{address.host}:{address.port}"
             raise EngineDead(f"the engine cannot be reached at {at} ({type(error).__name__}: {error})") from None
-        self._say(line, HelloFrame(VERSION, address.key, router_id))
+        if not self._has_ended:
+            self._say(line, HelloFrame(VERSION, address.key, router_id))
         return line
+
+
+def _close_line(opening: asyncio.Task[Line]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result()[1].close()

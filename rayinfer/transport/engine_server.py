@@ -61,10 +61,12 @@ class EngineServer:
         port: int = self._server.sockets[0].getsockname()[1]
         return TransportAddress(host=host, port=port, key=self._key)
 
-    async def close(self) -> None:
-        """Hang up."""
+    async def close(self, grace_s: float = 0.0) -> None:
+        """Hang up, once routers have heard the last word of an engine that has ended, but within the grace."""
         if self._server is not None:
             self._server.close()
+        if self._lines and grace_s:
+            await asyncio.wait(self._lines, timeout=grace_s)
         for line in self._lines:
             line.cancel()
         if self._lines:
@@ -79,8 +81,10 @@ class EngineServer:
             router_id = await self._greet(reader, writer)
             if router_id is not None:
                 await self._keep_up(router_id, reader, writer)
-        except (BadFrame, ConnectionError, TimeoutError) as error:
+        except (BadFrame, OSError) as error:
             logger.warning("the line to a router ends: %s: %s", type(error).__name__, error)
+        except asyncio.CancelledError:
+            pass  # the server closes; asyncio would log it as an error
         finally:
             writer.close()
 
@@ -111,20 +115,22 @@ class EngineServer:
         finally:
             telling.cancel()
             await asyncio.wait((telling,))
+            if not telling.cancelled() and (error := telling.exception()) is not None:
+                logger.error("what the engine says could not be sent", exc_info=error)
 
     async def _tell(self, router_id: str, writer: asyncio.StreamWriter) -> None:
-        reason = ""
         try:
             async with contextlib.aclosing(self._engine.outputs(router_id)) as messages:  # type: ignore[type-var]
                 async for message in messages:
                     writer.write(encode_frame(StepFrame(message)))
                     await writer.drain()  # while a router is behind, the engine's messages to it become one
+            writer.write(encode_frame(EndFrame("")))
         except EngineDead as error:
-            reason = str(error)
-        except ConnectionError:
-            return  # whoever reads hears of it
-        writer.write(encode_frame(EndFrame(reason)))
-        writer.close()  # and with it ends what is read
+            writer.write(encode_frame(EndFrame(str(error))))
+        except OSError:
+            pass  # whoever reads hears of it
+        finally:
+            writer.close()  # and with it ends what is read
 
 
 def _notice_silence(writer: asyncio.StreamWriter) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import datetime
+import ssl
 
 import pytest
 from cryptography import x509
@@ -78,9 +79,16 @@ async def test_both_ends_speak_tls_with_rays_files(tmp_path, use_files):
         await first_message(line_server_tls(), None)
 
 
-async def test_who_belongs_to_another_cluster_is_not_let_in(tmp_path, use_files):
+@pytest.mark.parametrize("stranger", ["router", "engine"])
+async def test_who_belongs_to_another_cluster_is_not_let_in(tmp_path, use_files, stranger):
     use_files(certificate_files(tmp_path / "ours", "ours"))
-    ours = line_server_tls()
+    server, client = line_server_tls(), line_client_tls()
     use_files(certificate_files(tmp_path / "others", "others"))
+    if stranger == "router":
+        client = line_client_tls()
+        client.verify_mode = ssl.CERT_NONE  # who minds nothing is still not let in
+    else:
+        server = line_server_tls()
+        server.verify_mode = ssl.CERT_NONE
     with pytest.raises(EngineDead):
-        await first_message(ours, line_client_tls())
+        await first_message(server, client)

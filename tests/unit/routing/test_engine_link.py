@@ -6,6 +6,7 @@ import pytest
 
 from fake_engine_client import FakeEngineClient
 from rayinfer.errors import EngineDead
+from rayinfer.outputs import EngineStats, StepMessage
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.engine_link import EngineLink
@@ -71,13 +72,31 @@ async def test_who_waits_for_a_request_to_arrive_hears_that_the_engine_is_lost()
         await asyncio.wait_for(waiting, 5.0)
 
 
-def open_link(client):
+async def test_what_was_read_before_the_engine_was_lost_is_not_told_afterwards():
+    class ClientThatHasReadAhead(FakeEngineClient):
+        async def outputs(self, router_id):
+            await asyncio.sleep(0)
+            for step in range(3):  # without a turn of the loop between them, in which the listener could be cancelled
+                yield StepMessage(epoch=1, step=step, deltas=[], stats=EngineStats())
+
+    told = []
+
+    def on_message(name, message):
+        told.append(message.step)
+        link.fail(EngineDead("it was drained"))
+
+    link = open_link(ClientThatHasReadAhead(), on_message)
+    await let_others_run()
+    assert told == [0]
+
+
+def open_link(client, on_message=lambda name, message: None):
     return EngineLink(
         "engine",
         client,
         client.description,
         router_id="router",
-        on_message=lambda name, message: None,
+        on_message=on_message,
         on_lost=lambda name, reason: None,
         on_trace=lambda request_id, events: None,
     )

@@ -214,3 +214,61 @@ async def test_a_router_whose_machine_takes_nothing_any_more_is_given_up(monkeyp
             engine.say(blocks_stored=[bytes(1 << 20)])
         await wait_until(lambda: not engine.is_listened_to)
         writer.close()
+
+
+async def test_a_line_that_nobody_wants_any_more_when_it_opens_carries_nothing():
+    engine = FakeEngineClient()
+    async with listening(engine) as address:
+        may_answer = asyncio.Event()
+
+        async def find():
+            await may_answer.wait()
+            return address
+
+        router = EngineConnection(find)
+        messages = router.outputs("r")
+        reading = asyncio.ensure_future(first(messages))
+        submitting = asyncio.ensure_future(router.submit([request("a/0", [1])], "r"))
+        await asyncio.sleep(0)
+        reading.cancel()
+        await asyncio.wait((reading,))
+        may_answer.set()
+        with pytest.raises(EngineDead, match="has ended"):
+            await asyncio.wait_for(submitting, PATIENCE_S)
+        _, writer = await router._opening
+        await asyncio.wait_for(writer.wait_closed(), PATIENCE_S)
+        assert not engine.submitted
+
+
+async def test_an_engine_that_nobody_can_find_is_dead_whatever_the_reason():
+    async def find():
+        raise RuntimeError("the node is gone")
+
+    router = EngineConnection(find)
+    for attempt in (router.submit([request("a/0", [1])], "r"), first(router.outputs("r"))):
+        with pytest.raises(EngineDead, match="the node is gone"):
+            await attempt
+
+
+async def test_what_cannot_be_said_ends_the_line(caplog):
+    engine = FakeEngineClient()
+    async with listening(engine) as address:
+        messages = connection(address).outputs("r")
+        engine.say(blocks_stored=[object()])
+        with pytest.raises(EngineDead, match="hung up"):
+            await first(messages)
+        await wait_until(lambda: "could not be sent" in caplog.text)
+
+
+async def test_routers_hear_the_last_word_of_an_engine_before_its_server_hangs_up():
+    engine = FakeEngineClient()
+    server = EngineServer(engine)
+    messages = connection(await server.start(HOST)).outputs("r")
+    engine.say()
+    await first(messages)
+    engine.say(engine.delta("a/0", [5]))
+    engine.die(EngineDead("it was told to end"))
+    await asyncio.wait_for(server.close(PATIENCE_S), PATIENCE_S)
+    assert (await first(messages)).deltas[0].token_ids == [5]
+    with pytest.raises(EngineDead, match="told to end"):
+        await first(messages)
