@@ -1,136 +1,40 @@
 """Clients come and go while engines join, leave and die: every request ends once, with the right tokens."""
 
 import asyncio
-import contextlib
-import random
 
 import pytest
-from prometheus_client import CollectorRegistry
 
-from counting_engine import CountingEngine, expected_token
-from rayinfer.errors import EngineDead, NotReady
-from rayinfer.metrics import ServiceMetrics
-from rayinfer.outputs import Credits
-from rayinfer.protocols import GenerationRequest
-from rayinfer.routing.dispatch import Dispatcher
-from rayinfer.sampling_params import SamplingParams
+from random_schedules import Schedule, ScheduleOverLines
 
 NUM_SCHEDULES = 1000
-NUM_MOVES = 40
-
-
-class Client:
-    """Reads one answer to its end, which it notes."""
-
-    def __init__(self, dispatcher, number, n, max_tokens, subject, **settings):
-        prompt = [ord(letter) for letter in f"{subject * 20} {number}"]
-        params = SamplingParams(max_tokens=max_tokens, n=n, ignore_eos=True)
-        request = GenerationRequest(
-            request_id=f"r{number}", prompt_token_ids=prompt, sampling_params=params, **settings
-        )
-        self.whole = [expected_token(prompt, position) for position in range(max_tokens)]
-        self.tokens = {choice: [] for choice in range(n)}
-        self.ends = []
-        self.reading = asyncio.create_task(self._read(dispatcher.generate(request)))
-
-    async def _read(self, stream):
-        try:
-            async with contextlib.aclosing(stream) as outputs:
-                async for output in outputs:
-                    for part in output.outputs:
-                        self.tokens[part.index] += part.token_ids
-                    if output.finished:
-                        self.ends.append("finished")
-        except asyncio.CancelledError:
-            self.ends.append("left")
-        except (EngineDead, NotReady) as error:
-            self.ends.append(type(error).__name__)
-
-    def check(self):
-        (end,) = self.ends or ["never began"] * self.reading.cancelled()
-        for tokens in self.tokens.values():
-            assert tokens == (self.whole if end == "finished" else self.whole[: len(tokens)])
-        return end
-
-
-class Schedule:
-    """One random course of events."""
-
-    def __init__(self, seed, tokenizer):
-        self.draw = random.Random(seed)
-        self.metrics = ServiceMetrics(CollectorRegistry())
-        self.dispatcher = Dispatcher("m", tokenizer, self.metrics, router_id="router")
-        self.credits = Credits(
-            num_requests=self.draw.choice([0, 1, 2, 4]), num_prefill_tokens=self.draw.choice([0, 64])
-        )
-        self.engines, self.clients, self.num_engines, self.longest_queue = {}, [], 0, 0
-
-    async def run(self):
-        self.join()
-        for _ in range(NUM_MOVES):
-            self.draw.choices(
-                [self.join, self.kill, self.leave, self.come, self.go, self.step], weights=[2, 1, 1, 4, 1, 8]
-            )[0]()
-            for _ in range(self.draw.randrange(6)):
-                await asyncio.sleep(0)
-        while not all(client.reading.done() for client in self.clients):
-            if not self.dispatcher.engines.available():
-                self.join()
-            self.step()
-            await asyncio.sleep(0)
-        for _ in range(50):  # aborts are on their way
-            await asyncio.sleep(0)
-        assert not [engine.running for engine in self.engines.values() if engine.running], "somebody still runs"
-        assert all(link.num_in_flight == 0 for link in self.dispatcher.engines.links.values())
-        assert self.dispatcher.status().num_waiting == len(self.dispatcher._turns) == 0
-        await self.dispatcher.close()
-        return [client.check() for client in self.clients]
-
-    def join(self):
-        self.num_engines += 1
-        name, engine = f"engine-{self.num_engines}", CountingEngine(self.credits)
-        self.engines[name] = engine
-        self.dispatcher.engines.add(name, engine, engine.description)
-
-    def kill(self):
-        if self.engines:
-            self.engines.pop(self.draw.choice(sorted(self.engines))).kill()
-
-    def leave(self):
-        if self.engines:
-            self.dispatcher.engines.drain(self.draw.choice(sorted(self.engines)))
-
-    def come(self):
-        n, max_tokens = self.draw.choice([1, 1, 3]), self.draw.randrange(1, 12)
-        settings = {
-            "priority": self.draw.choice([0, 0, -3, 4]),
-            "tenant": self.draw.choice(["", "a", "b"]),
-            "subject": self.draw.choice("xyz"),
-        }
-        self.clients.append(Client(self.dispatcher, len(self.clients), n, max_tokens, **settings))
-        self.longest_queue = max(self.longest_queue, len(self.dispatcher._turns))
-
-    def go(self):
-        if self.clients:
-            self.draw.choice(self.clients).reading.cancel()
-
-    def step(self):
-        for engine in self.engines.values():
-            engine.step(self.draw.choice([1, 1, 2]))
+NUM_SCHEDULES_OVER_LINES = 40
 
 
 @pytest.mark.parametrize("part", range(4))
 async def test_every_request_ends_once_with_the_right_tokens(tokenizer, part):
     ends, longest_queue = [], 0
     for seed in range(part, NUM_SCHEDULES, 4):
-        async with asyncio.timeout(20):
-            try:
-                schedule = Schedule(seed, tokenizer)
-                ends += await schedule.run()
-            except BaseException:
-                print("SEED", seed)
-                raise
+        schedule = Schedule(seed, tokenizer)
+        ends += await run(schedule, seed)
         longest_queue = max(longest_queue, schedule.longest_queue)
     assert longest_queue > 3  # they did wait for each other
     assert {"finished", "left"} <= set(ends)
     assert ends.count("finished") > len(ends) / 2
+
+
+async def test_every_request_ends_once_with_the_right_tokens_where_engines_are_in_other_processes(tokenizer):
+    ends = []
+    for seed in range(NUM_SCHEDULES_OVER_LINES):
+        ends += await run(ScheduleOverLines(seed, tokenizer), seed)
+    assert {"finished", "left"} <= set(ends)
+    assert ends.count("finished") > len(ends) / 2
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def run(schedule, seed):
+    try:
+        async with asyncio.timeout(20):
+            return await schedule.run()
+    except BaseException:
+        print("SEED", seed)
+        raise
