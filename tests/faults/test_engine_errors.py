@@ -48,7 +48,8 @@ def test_f12_a_request_that_ends_its_engines_is_refused_before_long(pair, expect
     row = FaultRow(fault="F12", injected="a request that ends any engine")
     answers: list[Answer] = []
     asking = threading.Thread(target=lambda: answers.extend(ask_all(pair.url, [POISON])))
-    with pair.switched(without), under_load(pair, expected, row):
+    with pair.switched(without), under_load(pair, expected, row) as load:
+        begun_s = time.monotonic()
         num_deaths = deaths_until(pair, asking, most=MAX_DEATHS + 1)
         if without:  # let it be refused after all
             pair.take_switch(without)
@@ -60,6 +61,7 @@ def test_f12_a_request_that_ends_its_engines_is_refused_before_long(pair, expect
         report.is_seen(row, is_harmed=num_deaths > MAX_DEATHS)
     else:
         assert (answers[0].status, num_deaths) == (503, MAX_DEATHS)
+        assert set(load.verdicts(lambda answer: answer.started_s < begun_s)) == {"exact"}  # refused are newcomers only
         judge(report, row, pair, may_refuse=True)
 
 
