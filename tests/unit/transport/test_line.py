@@ -36,6 +36,15 @@ def connection(address, **changes):
     return EngineConnection(find)
 
 
+async def listener(engine, address):
+    """A router that has heard the engine's first message."""
+    router = connection(address)
+    messages = router.outputs("r")
+    engine.say()
+    await first(messages)
+    return router, messages
+
+
 async def first(messages):
     async with asyncio.timeout(PATIENCE_S):
         return await anext(messages)
@@ -78,10 +87,7 @@ async def test_an_abort_never_overtakes_its_request():
 async def test_a_router_that_goes_has_its_requests_aborted(way):
     engine = FakeEngineClient()
     async with listening(engine) as address:
-        router = connection(address)
-        messages = router.outputs("r")
-        engine.say()
-        await first(messages)
+        router, messages = await listener(engine, address)
         assert engine.is_listened_to
         if way == "closed":
             await messages.aclose()
@@ -104,10 +110,7 @@ async def test_why_an_engine_has_died_is_told():
 async def test_an_engine_whose_process_ends_is_dead():
     engine = FakeEngineClient()
     async with listening(engine) as address:
-        router = connection(address)
-        messages = router.outputs("r")
-        engine.say()
-        await first(messages)
+        router, messages = await listener(engine, address)
     with pytest.raises(EngineDead, match="hung up"):
         await first(messages)
     with pytest.raises(EngineDead, match="has ended"):
