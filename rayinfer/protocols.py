@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from rayinfer.errors import Unavailable
 from rayinfer.outputs import EngineStats, RequestOutput, StepMessage
 from rayinfer.sampling_params import SamplingParams
 
@@ -62,7 +63,7 @@ class TextGenerator(Protocol):
     def generate(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
         """Yield deltas until one has `finished`; closing the iterator aborts the request.
 
-        Refusals (RequestError, Unavailable) are raised by the first `__anext__`, before any output.
+        Refusals (RequestError, Unavailable) are raised at once or by the first `__anext__`, before any output.
         """
         ...
 
@@ -72,6 +73,10 @@ class TextGenerator(Protocol):
 
     def status(self) -> ServiceStatus:
         """Say whether it can answer now."""
+        ...
+
+    def overload(self) -> Unavailable | None:
+        """Say why it would take no request at all now, whatever it were; None as long as it would take any."""
         ...
 
 

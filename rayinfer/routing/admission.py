@@ -40,6 +40,10 @@ class Admission:
         """Requests that were admitted and have no token yet."""
         return self._all.num_requests
 
+    def overload(self) -> QueueFull | None:
+        """Say why no request would be admitted, whatever its size; None as long as there is room."""
+        return self._too_many(self._all, self.limits.max_waiting_requests, "")
+
     def admit(self, tenant: str = "", num_tokens: int = 0, num_cache_tokens: int = 0) -> "Ticket":
         """Take a place in the queue; raises QueueFull with the time after which a place should be free.
 
@@ -65,17 +69,22 @@ class Admission:
     def _check(
         self, waiting: _Waiting, num_tokens: int, max_requests: int | None, max_tokens: int | None, whose: str
     ) -> None:
-        if max_requests is not None and waiting.num_requests >= max_requests:
-            raise QueueFull(
-                f"{waiting.num_requests} requests{whose} are waiting already, the limit is {max_requests}",
-                self.retry_after_s(),
-            )
+        if (refusal := self._too_many(waiting, max_requests, whose)) is not None:
+            raise refusal
         if max_tokens is not None and waiting.num_tokens and waiting.num_tokens + num_tokens > max_tokens:
             raise QueueFull(
                 f"requests{whose} of {waiting.num_tokens} tokens are waiting already and this one has {num_tokens}, "
                 f"the limit is {max_tokens}",
                 self.retry_after_s(),
             )
+
+    def _too_many(self, waiting: _Waiting, max_requests: int | None, whose: str) -> QueueFull | None:
+        if max_requests is None or waiting.num_requests < max_requests:
+            return None
+        return QueueFull(
+            f"{waiting.num_requests} requests{whose} are waiting already, the limit is {max_requests}",
+            self.retry_after_s(),
+        )
 
     def _started(self, tenant: str, num_tokens: int) -> None:
         now = self._clock()
@@ -97,7 +106,10 @@ class Admission:
 
 
 class Ticket:
-    """One request's place among those who wait; given back once, whichever way it ends."""
+    """One request's place among those who wait; given back once, whichever way it ends.
+
+    A request that is admitted and then never begun, as its client was gone, gives it back when it is forgotten.
+    """
 
     def __init__(self, admission: Admission, tenant: str, num_tokens: int) -> None:
         self._admission: Admission | None = admission
@@ -114,3 +126,5 @@ class Ticket:
         if self._admission is not None:
             self._admission._left(*self._place)
             self._admission = None
+
+    __del__ = leave

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from rayinfer.errors import EngineDead, EngineLeaving, NotReady
+from rayinfer.errors import EngineDead, EngineLeaving, NotReady, QueueFull
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import FinishReason, RequestOutput, TokenDelta, TraceEvent
 from rayinfer.protocols import GenerationRequest, ModelDescription, ServiceStatus
-from rayinfer.routing.admission import Admission
+from rayinfer.routing.admission import Admission, Ticket
 from rayinfer.routing.attempts import Attempts, Quarantine
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.engine_fleet import EngineFleet
@@ -104,10 +104,20 @@ class Dispatcher:
             engines={engine.name: engine.stats for engine in self.engines.links.values()},
         )
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
-        """Yield the answer as it grows; closing the iterator aborts what still runs, without waiting for it."""
+    def overload(self) -> QueueFull | None:
+        """Say why no request would be admitted now; None as long as there is room."""
+        return self._admission.overload()
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
+        """Yield the answer as it grows; closing the iterator aborts what still runs, without waiting for it.
+
+        Refuses at once, before any other request's work goes on, so that a burst is refused one by one.
+        """
         request = prepare(request, self.describe(), self._tokenizer, self._admission.limits)
         ticket = self._admission.admit(request.tenant, work_of(request).num_tokens, self.engines.num_cache_tokens)
+        return self._answer(request, ticket)
+
+    async def _answer(self, request: GenerationRequest, ticket: Ticket) -> AsyncIterator[RequestOutput]:
         stream = StreamState(request, self._tokenizer, keeps_outputs=False)
         timers = self._start_timers(request, stream)
         deadline = None if request.timeout_s is None else self._clock() + request.timeout_s

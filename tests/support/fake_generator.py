@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from rayinfer.errors import NotReady
+from rayinfer.errors import NotReady, QueueFull
 from rayinfer.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput, TokenLogprobs
 from rayinfer.protocols import GenerationRequest, ModelDescription, ServiceStatus
 
@@ -29,6 +29,7 @@ class FakeGenerator:
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     refusal: Exception | None = None  # raised before the first output
+    full: QueueFull | None = None  # why it takes no request at all
     failure: Exception | None = None  # raised after the first output
     scores_prompts: bool = True
     blocks_after: int | None = None  # outputs after which it waits for `release`
@@ -74,6 +75,10 @@ class FakeGenerator:
     def status(self) -> ServiceStatus:
         """Say what `not_ready` says."""
         return ServiceStatus(ready=not self.not_ready, reason=self.not_ready)
+
+    def overload(self) -> QueueFull | None:
+        """Say what `full` says."""
+        return self.full
 
     async def _wait_if_blocked(self, num_outputs: int) -> None:
         if self.blocks_after == num_outputs:

@@ -33,11 +33,11 @@ class Client:
         self.whole = [expected_token(prompt, position) for position in range(max_tokens)]
         self.tokens = {choice: [] for choice in range(n)}
         self.ends = []
-        self.reading = asyncio.create_task(self._read(dispatcher.generate(request)))
+        self.reading = asyncio.create_task(self._read(dispatcher, request))
 
-    async def _read(self, stream):
+    async def _read(self, dispatcher, request):
         try:
-            async with contextlib.aclosing(stream) as outputs:
+            async with contextlib.aclosing(dispatcher.generate(request)) as outputs:
                 async for output in outputs:
                     for part in output.outputs:
                         self.tokens[part.index] += part.token_ids

@@ -25,20 +25,30 @@ class _PromptEnd:
     error: Exception | None = None
 
 
+_Answer = AsyncGenerator[RequestOutput, None]
 _Outputs = asyncio.Queue[PromptOutput | _PromptEnd]
 
 
-async def generate_outputs(
+def generate_outputs(
     generator: TextGenerator, requests: Sequence[GenerationRequest]
 ) -> AsyncGenerator[PromptOutput, None]:
-    """Run the requests side by side and yield their outputs as they come; the first failure ends them all."""
-    if len(requests) == 1:
-        async with aclosing(_generate(generator, requests[0])) as outputs:
-            async for output in outputs:
-                yield PromptOutput(0, output)
-        return
+    """Run the requests side by side and yield their outputs as they come; the first failure ends them all.
+
+    Raises what the generator refuses at once, for any of them and before any has begun.
+    """
+    answers = [_generate(generator, request) for request in requests]
+    return _outputs_of_one(answers[0]) if len(answers) == 1 else _outputs_of_all(answers)
+
+
+async def _outputs_of_one(answer: _Answer) -> AsyncGenerator[PromptOutput, None]:
+    async with aclosing(answer) as outputs:
+        async for output in outputs:
+            yield PromptOutput(0, output)
+
+
+async def _outputs_of_all(answers: Sequence[_Answer]) -> AsyncGenerator[PromptOutput, None]:
     queue: _Outputs = asyncio.Queue(_MAX_OUTPUTS_AHEAD)
-    tasks = [asyncio.create_task(_feed(queue, generator, request, i)) for i, request in enumerate(requests)]
+    tasks = [asyncio.create_task(_feed(queue, answer, i)) for i, answer in enumerate(answers)]
     try:
         num_running = len(tasks)
         while num_running:
@@ -55,9 +65,9 @@ async def generate_outputs(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _feed(queue: _Outputs, generator: TextGenerator, request: GenerationRequest, prompt: int) -> None:
+async def _feed(queue: _Outputs, answer: _Answer, prompt: int) -> None:
     try:
-        async with aclosing(_generate(generator, request)) as outputs:
+        async with aclosing(answer) as outputs:
             async for output in outputs:
                 await queue.put(PromptOutput(prompt, output))
     except Exception as error:
@@ -66,6 +76,6 @@ async def _feed(queue: _Outputs, generator: TextGenerator, request: GenerationRe
         await queue.put(_PromptEnd())
 
 
-def _generate(generator: TextGenerator, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
+def _generate(generator: TextGenerator, request: GenerationRequest) -> _Answer:
     # TextGenerator promises that closing the iterator aborts the request, so it can be closed.
-    return cast(AsyncGenerator[RequestOutput, None], generator.generate(request))
+    return cast(_Answer, generator.generate(request))

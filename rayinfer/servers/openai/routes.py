@@ -13,7 +13,14 @@ from rayinfer.servers.served_model import ServedModel
 from rayinfer.traces.kept_traces import KeptTraces
 
 PREFIX = "/v1"
+CHAT_COMPLETIONS = "/chat/completions"
+COMPLETIONS = "/completions"
 _SCHEMA_PLACE = "#/components/schemas/{model}"
+
+
+def generation_paths() -> list[str]:
+    """Name the paths that have a model generate, by all their aliases."""
+    return [*_aliases(CHAT_COMPLETIONS), *_aliases(COMPLETIONS)]
 
 
 def add_openai_routes(
@@ -25,8 +32,8 @@ def add_openai_routes(
 ) -> None:
     """Add the paths of OpenAI's protocol to an application; without `traces` no request is traced."""
     endpoints = OpenAIEndpoints(models, request_timeout_s, traces)
-    _add_post(app, "/chat/completions", endpoints.create_chat_completion, ChatCompletionBody)
-    _add_post(app, "/completions", endpoints.create_completion, CompletionBody)
+    _add_post(app, CHAT_COMPLETIONS, endpoints.create_chat_completion, ChatCompletionBody)
+    _add_post(app, COMPLETIONS, endpoints.create_completion, CompletionBody)
     for prefix in (PREFIX, ""):
         is_told = prefix == PREFIX  # the aliases stay out of the schema
         for path in ("/models", "/models/"):
@@ -49,7 +56,7 @@ def add_openai_routes(
 
 def _add_post(app: FastAPI, path: str, endpoint: Any, body: type[BaseModel]) -> None:
     schema = {"$ref": _SCHEMA_PLACE.format(model=body.__name__)}
-    for alias in (PREFIX + path, PREFIX + path + "/", path, path + "/"):
+    for alias in _aliases(path):
         app.add_api_route(
             alias,
             endpoint,
@@ -58,6 +65,10 @@ def _add_post(app: FastAPI, path: str, endpoint: Any, body: type[BaseModel]) -> 
             include_in_schema=alias == PREFIX + path,
             openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
         )
+
+
+def _aliases(path: str) -> list[str]:
+    return [PREFIX + path, PREFIX + path + "/", path, path + "/"]
 
 
 def _tell_schemas(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:

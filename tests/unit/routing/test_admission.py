@@ -15,11 +15,13 @@ class Clock:
 
 def test_no_more_than_the_bound_may_wait():
     admission = Admission(RouterLimits(max_waiting_requests=2))
-    admission.admit()
-    admission.admit()
+    tickets = [admission.admit(), admission.admit()]
     with pytest.raises(QueueFull, match="2 requests are waiting already, the limit is 2"):
         admission.admit()
-    assert admission.num_waiting == 2
+    assert admission.num_waiting == len(tickets)
+    assert str(admission.overload()) == "2 requests are waiting already, the limit is 2"
+    tickets[0].leave()
+    assert admission.overload() is None
 
 
 @pytest.mark.parametrize("end", ["start", "leave"])
@@ -27,7 +29,15 @@ def test_a_first_token_and_a_departure_both_make_room(end):
     admission = Admission(RouterLimits(max_waiting_requests=1))
     getattr(admission.admit(), end)()
     assert admission.num_waiting == 0
-    admission.admit()
+    _ticket = admission.admit()
+    assert admission.num_waiting == 1
+
+
+def test_a_forgotten_ticket_makes_room():
+    admission = Admission(RouterLimits(max_waiting_requests=1))
+    ticket = admission.admit()
+    del ticket
+    assert admission.num_waiting == 0
 
 
 def test_a_ticket_counts_off_once_whatever_follows():
@@ -41,7 +51,7 @@ def test_a_ticket_counts_off_once_whatever_follows():
 
 def test_without_experience_a_refused_request_may_come_back_after_a_second():
     admission = Admission(RouterLimits(max_waiting_requests=1))
-    admission.admit()
+    _ticket = admission.admit()
     with pytest.raises(QueueFull) as refusal:
         admission.admit()
     assert refusal.value.retry_after_s == 1.0

@@ -212,6 +212,17 @@ async def test_too_many_waiting_requests_are_refused_until_one_has_its_first_tok
         await stream.aclose()
 
 
+async def test_a_request_has_its_place_from_the_moment_it_is_made_and_gives_it_back_unbegun(tokenizer):
+    async with running(Service(tokenizer, 1, max_waiting_requests=1)) as service:
+        stream = service.open("a")
+        assert service.dispatcher.overload() is not None
+        with pytest.raises(QueueFull):
+            service.open("b")
+        await stream.aclose()
+        del stream
+        assert service.dispatcher.overload() is None
+
+
 async def test_a_request_out_of_time_ends_with_timeout_and_is_aborted(service):
     stream = await service.start(timeout_s=0.05)
     last = await anext(stream)
