@@ -6,16 +6,21 @@ from rayinfer.errors import Unavailable
 from rayinfer.outputs import TokenDelta
 from rayinfer.routing.bounded_wait import wait_within
 
+MOST_HELD_S = 0.5  # an engine that is paused, or slow, keeps no text back
+
 
 class DeltaQueue:
     """Collects a stream's deltas; while its reader is busy, those of one engine request grow into one.
 
     It therefore holds at most one delta per choice, however slow the reader is. Where chunks are wanted rather than
-    single tokens, they also grow until one has `interval` tokens; first tokens and ends are never held up.
+    single tokens, they also grow until one has `interval` tokens, but for `most_held_s` at most; first tokens and ends
+    are never held up.
     """
 
-    def __init__(self, interval: int = 1) -> None:
+    def __init__(self, interval: int = 1, most_held_s: float = MOST_HELD_S) -> None:
         self._interval = interval
+        self._most_held_s = most_held_s
+        self._holding: asyncio.TimerHandle | None = None  # while a token waits for others
         self._pending: dict[str, TokenDelta] = {}
         self._is_due = False  # whether what is pending may be taken
         self._has_given = False
@@ -32,8 +37,9 @@ class DeltaQueue:
             or delta.start_pos == 0
             or not self._has_given
         ):
-            self._is_due = True
-            self._wake()
+            self._fall_due()
+        elif self._holding is None:
+            self._holding = asyncio.get_running_loop().call_later(self._most_held_s, self._fall_due)
 
     def fail(self, error: Unavailable) -> None:
         """Let the reader have what is there, and then this error."""
@@ -51,6 +57,7 @@ class DeltaQueue:
             deltas = list(self._pending.values())
             self._pending.clear()
             self._is_due, self._has_given = False, True
+            self._stop_holding()
             return deltas
         assert self._failure is not None, "woken for nothing"
         raise self._failure
@@ -64,6 +71,15 @@ class DeltaQueue:
                 raise
         finally:
             self._reader = None
+
+    def _fall_due(self) -> None:
+        self._is_due = True
+        self._wake()
+
+    def _stop_holding(self) -> None:
+        if self._holding is not None:
+            self._holding.cancel()
+            self._holding = None
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():

@@ -224,8 +224,10 @@ class Dispatcher:
             return
         work, tenant = work_of(stream.request), stream.request.tenant
         turn = Turn(work=work, tenant=tenant, deadline=deadline, make_digests=digests, take=sending.begin)
-        await self._turns.wait(turn, None if deadline is None else deadline - self._clock())
-        attempts.has_queued = turn.has_waited
+        try:
+            await self._turns.wait(turn, None if deadline is None else deadline - self._clock())
+        finally:
+            attempts.has_queued = turn.has_waited and turn.is_sent
 
     def _note_loss(self, stream: StreamState, attempts: Attempts, engine: str, error: EngineDead) -> None:
         """Count a lost engine; raises EngineDead when the stream may not go on elsewhere."""

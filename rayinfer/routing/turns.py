@@ -40,6 +40,11 @@ class Turn:
             self._digests = self.make_digests()
         return self._digests
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether an engine has got the request, even if its client has left since."""
+        return self.has_come.done() and not self.has_come.cancelled() and self.has_come.exception() is None
+
 
 class Turns:
     """Sends requests on as long as an engine has room, and keeps the others in order.

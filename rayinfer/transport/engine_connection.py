@@ -91,7 +91,10 @@ class EngineConnection:
             raise EngineDead(f"nobody says where the engine listens ({type(error).__name__}: {error})") from None
         try:
             async with asyncio.timeout(CONNECT_WITHIN_S):
-                line = await asyncio.open_connection(address.host, address.port, ssl=self._tls)
+                limit_s = None if self._tls is None else CONNECT_WITHIN_S
+                line = await asyncio.open_connection(
+                    address.host, address.port, ssl=self._tls, ssl_handshake_timeout=limit_s
+                )
         except OSError as error:  # TimeoutError is one
             at = f"{address.host}:{address.port}"
             raise EngineDead(f"the engine cannot be reached at {at} ({type(error).__name__}: {error})") from None

@@ -127,3 +127,14 @@ async def test_a_failure_holds_nothing_up():
     assert await take(queue) == [tokens(1, 1)]
     with pytest.raises(EngineDead):
         await take(queue)
+
+
+async def test_nothing_is_held_up_for_ever():
+    queue = DeltaQueue(interval=3, most_held_s=0.01)
+    queue.put(tokens(0, 1))
+    await take(queue)
+    queue.put(tokens(1, 1))
+    async with asyncio.timeout(5.0):
+        assert await queue.take() == [tokens(1, 1)]
+    queue.put(tokens(2, 1))
+    assert await is_held_up(queue)
