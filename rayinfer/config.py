@@ -69,6 +69,12 @@ class EngineConfig(BaseModel):
         description="true refuses to run where a request's bits may depend on who else is served; where the compiled"
         " CPU kernels run they never do",
     )
+    weights_generation: int = Field(
+        0,
+        ge=0,
+        description="which weights of the model these are: it is told in traces, and prefixes of other weights are not"
+        " reused; `rayinfer reload` counts it up",
+    )
     enforce_eager: bool = Field(False, description="no CUDA graphs")
     seed: int = Field(0, ge=0, lt=2**64, description="seeds the draws of requests that bring no seed")
 

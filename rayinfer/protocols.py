@@ -44,6 +44,7 @@ class ModelDescription:
     max_num_seqs: int = 0  # requests that run at the same time; 0: not told
     max_num_batched_tokens: int = 0  # of one step; 0: not told
     eos_token_ids: tuple[int, ...] = ()
+    weights_generation: int = 0  # grows when the model gets other weights
     scores_prompts: bool = True  # False: an encoder reads them as a whole
 
 

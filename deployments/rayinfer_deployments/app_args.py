@@ -16,6 +16,10 @@ class ModelArgs(EngineConfig):
     """One model: its engine's settings, and how many engines there are."""
 
     name: str = Field("", description="what clients call the model; default: the last part of `model` for a path")
+    tokenizer: str = Field(
+        "",
+        description="where routers read the tokenizer and the chat template, as `model` is written (default: `model`)",
+    )
     num_replicas: int = Field(1, ge=1, le=1024, description="engines that serve the model")
     num_cpus: float = Field(0.5, ge=0, description="CPUs that Ray sets aside for each engine's process")
     num_gpus: float = Field(0.0, ge=0, description="GPUs that Ray sets aside for each engine's process")
@@ -40,6 +44,11 @@ class ModelArgs(EngineConfig):
             return self.name
         is_path = self.model.startswith((".", "/", "~"))
         return PurePath(self.model).name.removesuffix(".gguf") if is_path else self.model
+
+    @property
+    def tokenizer_source(self) -> str:
+        """Where the tokenizer and the chat template come from."""
+        return self.tokenizer or self.model
 
     @property
     def surge(self) -> int:

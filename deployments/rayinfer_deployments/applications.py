@@ -38,7 +38,9 @@ def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
     """Serve models on engines of any make, which announce themselves as `EngineReplica` does."""
     num_engines = sum(model.num_replicas for model in args.models)
     models = [
-        RouterModel(name=model.served_name, source=model.model, engines=make_engines(index, model, num_engines))
+        RouterModel(
+            name=model.served_name, source=model.tokenizer_source, engines=make_engines(index, model, num_engines)
+        )
         for index, model in enumerate(args.models)
     ]
     longest_drain_s = max(model.drain_timeout_s for model in args.models)
@@ -80,7 +82,7 @@ def engine_deployment_name(index: int, model: ModelArgs) -> str:
 def _router_settings(args: LLMAppArgs) -> dict[str, Any]:
     """Collect what a router is made from: all else can change while it runs, or is another deployment's affair."""
     settings = args.model_dump(mode="json", exclude={"models", "limits", "num_routers"})
-    models = [[model.served_name, model.model, model.drain_timeout_s] for model in args.models]
+    models = [[model.served_name, model.tokenizer_source, model.drain_timeout_s] for model in args.models]
     return settings | {"models": models}
 
 

@@ -3,12 +3,9 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
-import ray
 from ray import serve
-from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
@@ -19,8 +16,9 @@ from rayinfer_deployments.app_args import LLMAppArgs
 from rayinfer_deployments.applications import ROUTER, build_llm_app, engine_deployment_name
 from rayinfer_deployments.control_socket import Operation
 from rayinfer_deployments.router import ControlAction, RouterReport
-from rayinfer_deployments.service_inventory import ENGINE_PREFIX
+from rayinfer_deployments.service_answers import find_engine, in_plain_types, is_gone, within
 from rayinfer_deployments.service_startup import failure_of, redeploy
+from rayinfer_deployments.weights_check import check_weights_fit
 
 POLL_S = 0.1
 ANSWER_S = 5.0  # of routers, to questions
@@ -49,6 +47,7 @@ class ServiceOperations:
             "status": self.status,
             "control": self.control,
             "drain": self.drain,
+            "reload": self.reload,
             "limits": self.limits,
             "change_limits": self.change_limits,
         }
@@ -71,14 +70,14 @@ class ServiceOperations:
                 }
                 for name, deployment in deployments
             ],
-            "routers": [_in_plain_types(report) for report in await self._reports()],
+            "routers": [in_plain_types(report) for report in await self._reports()],
             "missing_settings": self._missing_settings,
         }
 
     async def control(self, action: ControlAction, model: str | None = None, level: int = 1) -> list[str]:
         """Pause, resume, put to sleep or wake the engines of one model or of all; tells the names of the models."""
         response = self._handle(ROUTER).control_engines.remote(action, model, level)
-        await _within(CONTROL_S, response, "the engines")
+        await within(CONTROL_S, response, "the engines")
         return [model] if model is not None else [known.served_name for known in self._args.models]
 
     async def limits(self) -> dict[str, Any]:
@@ -104,7 +103,7 @@ class ServiceOperations:
                 leaving = set(before)
                 await self._replace_engines_of(range(len(self._args.models)))
             else:
-                engine = _find_engine(engine, before)
+                engine = find_engine(engine, before)
                 leaving = {engine}
                 index = [model.served_name for model in self._args.models].index(before[engine])
                 if self._args.models[index].num_replicas == 1 and not shrink:
@@ -113,6 +112,54 @@ class ServiceOperations:
                     await self._take_out(engine, index, shrink)
             await self._until(lambda: self._are_replaced(leaving), REPLACE_S, "the engines are not replaced yet")
             return {"left": sorted(leaving), "engines": sorted(await self._engines())}
+
+    async def reload(self, source: str, model: str | None = None) -> dict[str, Any]:
+        """Give a model other weights, engine by engine; its streams go on at engines that have them.
+
+        `source` is a checkpoint as `resolve_model` understands it, with the same tokens and room for as long sequences.
+        Raises RayinferError when it does not fit or cannot be loaded; then the engines have the weights they had.
+        """
+        async with self._changing:
+            index = self._index_of(model)
+            before = self._args.models[index]
+            await asyncio.to_thread(check_weights_fit, before, source)
+            leaving = {engine for engine, name in (await self._engines()).items() if name == before.served_name}
+            generation = before.weights_generation + 1
+            wanted = self._with_models(
+                [index],
+                model=source,
+                name=before.served_name,
+                tokenizer=before.tokenizer_source,
+                weights_generation=generation,
+            )
+            await self._replace_or_go_back(wanted, leaving)
+            return {"model": before.served_name, "source": source, "weights_generation": generation}
+
+    async def _replace_or_go_back(self, wanted: LLMAppArgs, leaving: set[str]) -> None:
+        """Have Serve build other engines in place of those; if they do not come up, have it keep the old ones."""
+        before = self._args
+        await self._deploy(wanted)
+
+        async def are_replaced() -> bool:
+            overview = await asyncio.to_thread(lambda: serve.status().applications[self._application])
+            if overview.status in FAILED:
+                raise RayinferError(failure_of(overview))
+            return await self._are_replaced(leaving)
+
+        try:
+            await self._until(are_replaced, REPLACE_S, "the engines have not got their weights yet")
+        except RayinferError as error:
+            await self._deploy(before)
+            raise RayinferError(f"the weights stay as they were: {error}") from None
+
+    def _index_of(self, model: str | None) -> int:
+        """Find a model by its name; without one, the only model there is."""
+        names = [known.served_name for known in self._args.models]
+        if model is None and len(names) == 1:
+            return 0
+        if model not in names:
+            raise RayinferError(f"say which model: there are {', '.join(names)}")
+        return names.index(model)
 
     async def _replace_engines_of(self, models: Sequence[int]) -> None:
         """Have Serve build all engines of these models anew: where there is room, each before another leaves."""
@@ -128,7 +175,7 @@ class ServiceOperations:
             raise RayinferError(f"{engine} does not answer; Serve replaces it by itself once it is found dead")
         if shrink:
             # Until it is gone, Serve would choose itself which engine is one too many.
-            await self._until(lambda: _is_gone(engine), REPLACE_S, f"{engine} has not ended yet")
+            await self._until(lambda: is_gone(engine), REPLACE_S, f"{engine} has not ended yet")
             await self._deploy(self._with_models([index], num_replicas=model.num_replicas - 1))
 
     def _with_models(self, indices: Sequence[int], **changes: Any) -> LLMAppArgs:
@@ -199,53 +246,3 @@ class ServiceOperations:
             engine_deployment_name(index, model): model.num_replicas for index, model in enumerate(self._args.models)
         }
         return wanted.get(deployment)
-
-
-def _find_engine(name: str, engines: dict[str, str]) -> str:
-    """Find an engine by its name, or by a part of it that no other has."""
-    found = [engine for engine in engines if name == engine] or [engine for engine in engines if name in engine]
-    if len(found) != 1:
-        known = ", ".join(engine.removeprefix(ENGINE_PREFIX) for engine in sorted(engines)) or "none"
-        raise RayinferError(f"{'more than one' if found else 'no'} engine is called {name!r} (there are: {known})")
-    return found[0]
-
-
-async def _is_gone(engine: str) -> bool:
-    try:
-        await asyncio.to_thread(ray.get_actor, engine, "serve")
-    except ValueError:
-        return True
-    return False
-
-
-async def _within(timeout_s: float, response: Any, whose: str) -> Any:
-    """Wait for an answer of a replica; raises RayinferError with what went wrong there."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await response
-    except TimeoutError:
-        raise RayinferError(f"{whose} have not answered within {timeout_s:.0f} s") from None
-    except RayTaskError as error:
-        cause = error.cause
-        raise cause if isinstance(cause, RayinferError) else RayinferError(str(cause)) from None
-    except RayActorError:
-        raise RayinferError("the router is gone; Serve builds another") from None
-
-
-def _in_plain_types(report: RouterReport) -> dict[str, Any]:
-    return {
-        "name": report.router,
-        "models": [
-            {
-                "name": name,
-                "ready": model.ready,
-                "reason": model.reason,
-                "num_waiting": model.num_waiting,
-                "engines": [
-                    {"name": engine, "kv_cache_usage": stats.kv_cache_usage, **asdict(stats)}
-                    for engine, stats in model.engines.items()
-                ],
-            }
-            for name, model in report.models.items()
-        ],
-    }

@@ -70,6 +70,7 @@ def build_engine(config: EngineConfig, folder: Path, *, name: str | None = None)
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         eos_token_ids=model.eos_token_ids,
+        weights_generation=config.weights_generation,
         scores_prompts=model.answers is None,
     )
     engine_class = Engine if model.answers is None else partial(EncoderDecoderEngine, answers=model.answers)

@@ -19,10 +19,10 @@ def hash_block(parent_digest: bytes, salt: bytes, token_ids: NDArray[np.int32]) 
     return digest
 
 
-def prefix_salt(tenant: str, cache_salt: str, adapter: str | None) -> bytes:
+def prefix_salt(tenant: str, cache_salt: str, adapter: str | None, weights_generation: int = 0) -> bytes:
     """Write what separates prefixes of equal tokens; routers and engines must agree on it."""
     # As repr writes it, no name can pass for two, and any text of a client's can be encoded.
-    return repr((tenant, cache_salt, adapter or "")).encode()
+    return repr((tenant, cache_salt, adapter or "", weights_generation)).encode()
 
 
 class PrefixDigests:

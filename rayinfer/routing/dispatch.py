@@ -217,7 +217,7 @@ class Dispatcher:
         wait_s: float,
     ) -> None:
         """Find the engine that the requests go to, and begin to send them."""
-        digests = partial(block_digests, requests[0], self.engines.block_size)
+        digests = partial(block_digests, requests[0], self.engines.block_size, self.engines.weights_generation)
         if attempts.num_begun > 1:
             place = await self.engines.wait_for_place(work_of(requests[0]), digests(), wait_s)
             sending.begin(place)

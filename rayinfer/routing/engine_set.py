@@ -53,6 +53,7 @@ class EngineSet:
         self._available: list[EngineLink] = []
         self._description: ModelDescription | None = None
         self._num_cache_tokens = 0
+        self._weights_generation = 0
         self._why_not_ready = "no engine is ready yet"
         self._num_chosen = 0
         self._num_added = 0
@@ -137,6 +138,11 @@ class EngineSet:
         return next((link.description.block_size for link in self.links.values()), 16)
 
     @property
+    def weights_generation(self) -> int:
+        """Which weights the newest engines have; while engines change over, the others' prefixes never match."""
+        return self._weights_generation
+
+    @property
     def num_cache_tokens(self) -> int:
         """Tokens that the caches of all engines hold."""
         return self._num_cache_tokens
@@ -205,6 +211,7 @@ class EngineSet:
         self._available = [link for link in self.links.values() if not link.is_draining]
         known = [link.description for link in self._available]
         self._num_cache_tokens = sum(each.kv_blocks_total * each.block_size for each in known)
+        self._weights_generation = max((each.weights_generation for each in known), default=0)
         tightest = min(known, key=lambda each: each.max_model_len, default=None)
         self._description = None if tightest is None else replace(tightest, name=self._model_name)
 

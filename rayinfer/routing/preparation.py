@@ -29,12 +29,13 @@ def prepare(
     return replace(request, sampling_params=params, priority=priority)
 
 
-def block_digests(request: GenerationRequest, block_size: int) -> Sequence[bytes]:
-    """Hash the full blocks of a request's tokens as engines do."""
+def block_digests(request: GenerationRequest, block_size: int, weights_generation: int = 0) -> Sequence[bytes]:
+    """Hash the full blocks of a request's tokens as engines with these weights do."""
     tokens = request.prompt_token_ids
     if request.output_token_ids:
         tokens = tokens + request.output_token_ids
-    return prefix_digests(tokens, block_size, prefix_salt(request.tenant, request.cache_salt, request.adapter))
+    salt = prefix_salt(request.tenant, request.cache_salt, request.adapter, weights_generation)
+    return prefix_digests(tokens, block_size, salt)
 
 
 def _check_prompt(request: GenerationRequest, description: ModelDescription) -> None:

@@ -49,6 +49,7 @@ class Sending:
                 attempt=self._requests[0].epoch,
                 cached_tokens=place.num_cached_tokens,
                 waited_s=round(self._clock() - self._since, 6),
+                weights_generation=place.link.description.weights_generation,
             )
         place.link.send(self._requests, self.queue, place.num_cached_tokens)
 

@@ -2,15 +2,10 @@
 
 import asyncio
 import contextlib
-import itertools
-import os
-import threading
 import time
 
-import httpx
 import pytest
 import ray
-from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
 from cli_processes import free_port
@@ -19,71 +14,15 @@ from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.applications import build_llm_app
 from rayinfer_deployments.engine_replica import SERVE_NAMESPACE
 from rayinfer_deployments.service_operations import ServiceOperations
-from service_client import descendants, wait_until
+from service_client import wait_until
+from service_load import NUM_CLIENTS, Load, engine_names, router_pids
 
 SMALL = {"num_cpus": 0.1, "num_threads": 1, "drain_timeout_s": 5.0}
-NUM_CLIENTS = 4
 
 
 @pytest.fixture
 def model(tiny_models):
     return SMALL | {"name": "tiny", "model": str(tiny_models["tiny"]), "num_kv_blocks": 4096, "dtype": "float32"}
-
-
-def engines(service, model=None):
-    reports = text_string_to_metric_families(service.http.get("/metrics").text)
-    samples = [sample for family in reports for sample in family.samples if sample.name == "rayinfer_kv_blocks_total"]
-    return {sample.labels["engine"] for sample in samples if model in (None, sample.labels["model_name"])}
-
-
-def router_pids(application):
-    return {pid for pid, title in descendants(os.getpid()).items() if f"ServeReplica:{application}:router" in title}
-
-
-class Load:
-    """Clients that ask without a pause, half of them for streams, half on connections that they keep."""
-
-    def __init__(self, url):
-        self._url, self._is_over = url, threading.Event()
-        self.texts, self.failures, self._numbers = set(), [], itertools.count()
-        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(NUM_CLIENTS)]
-
-    def __enter__(self):
-        for thread in self._threads:
-            thread.start()
-        wait_until(lambda: len(self.texts) > 0 or self.failures)
-        return self
-
-    def __exit__(self, *_):
-        self._is_over.set()
-        for thread in self._threads:
-            thread.join(60)
-
-    @property
-    def num_asked(self):
-        return next(self._numbers)
-
-    def _ask(self, client):
-        limits = httpx.Limits(max_keepalive_connections=client % 2)
-        body = {"model": "tiny", "prompt": "Once", "max_tokens": 60, "ignore_eos": True, "temperature": 0}
-        with httpx.Client(base_url=self._url, timeout=60, trust_env=False, limits=limits) as http:
-            while not self._is_over.is_set():
-                next(self._numbers)
-                try:
-                    answer = http.post("/v1/completions", json=body | {"stream": client < NUM_CLIENTS // 2})
-                except httpx.TransportError as error:
-                    self.failures.append(repr(error))
-                    continue
-                if answer.status_code == 200 and "error" not in answer.text:
-                    self.texts.add(text_of(answer.text))
-                else:
-                    self.failures.append(f"{answer.status_code}: {answer.text}")
-
-
-def text_of(answer):
-    """Read a completion's text, streamed or not."""
-    events = [line.removeprefix("data: ") for line in answer.splitlines() if line.startswith("data: {")] or [answer]
-    return "".join(httpx.Response(200, text=event).json()["choices"][0]["text"] for event in events)
 
 
 @pytest.mark.parametrize("door", ["serve's proxy", pytest.param("the router's own port", marks=pytest.mark.faults)])
@@ -92,11 +31,11 @@ def test_a_redeployment_replaces_routers_and_engines_and_no_request_fails(deploy
     listen = {"listen_port": free_port()} if "own" in door else {}
     url = f"http://127.0.0.1:{listen['listen_port']}" if listen else f"{cluster}/{name}"
     with deploy(name, [model], **listen) as service:
-        before = engines(service), router_pids(name)
+        before = engine_names(service), router_pids(name)
         changed = {"models": [model | {"max_num_seqs": 32}], "max_body_bytes": 2**20, **listen}
         with Load(url) as load:
             serve.run(build_llm_app(llm_app_args(changed)), name=name, route_prefix=f"/{name}")
-            wait_until(lambda: not before[0] & engines(service) and len(engines(service)) == 1)
+            wait_until(lambda: not before[0] & engine_names(service) and len(engine_names(service)) == 1)
             wait_until(lambda: not before[1] & router_pids(name))
         assert load.failures == []
         assert len(load.texts) == 1
@@ -112,13 +51,13 @@ def operated(deploy, tiny_models):
     ]
     args = llm_app_args({"models": models, "num_routers": 2})
     with deploy("operated", models, num_routers=2) as service:
-        wait_until(lambda: len(engines(service, "tiny")) == 2)
+        wait_until(lambda: len(engine_names(service, "tiny")) == 2)
         yield service, ServiceOperations("operated", args, route_prefix="/operated")
 
 
 def test_other_limits_reach_every_router_with_streams_open_and_replace_no_process(operated):
     service, operations = operated
-    before = engines(service), router_pids("operated")
+    before = engine_names(service), router_pids("operated")
     assert len(before[1]) == 2
     body = {"model": "tiny", "prompt": "Once", "max_tokens": 1500, "ignore_eos": True, "stream": True}
     with service.http.stream("POST", "/v1/completions", json=body, timeout=120) as response:
@@ -129,7 +68,7 @@ def test_other_limits_reach_every_router_with_streams_open_and_replace_no_proces
         assert time.monotonic() - asked_s < 20.0  # ten times what it takes at most when the machine is at ease
         assert (changed["max_waiting_requests"], changed["ageing_s"]) == (3, 1.5)
         assert [line for line in lines if line][-1] == "data: [DONE]"
-    assert (engines(service), router_pids("operated")) == before
+    assert (engine_names(service), router_pids("operated")) == before
     with pytest.raises(ConfigError, match="ageing_s"):
         asyncio.run(operations.change_limits({"ageing_s": -1}))
     assert asyncio.run(operations.limits())["ageing_s"] == 1.5
@@ -161,8 +100,8 @@ def told(service):
 @pytest.mark.faults
 def test_an_engine_is_taken_out_with_and_without_another_in_its_place(operated):
     service, operations = operated
-    first, second = sorted(engines(service, "tiny"))
-    (other,) = engines(service, "other")
+    first, second = sorted(engine_names(service, "tiny"))
+    (other,) = engine_names(service, "other")
     with Load(service.base_url) as load:
         done = asyncio.run(operations.drain(first.removeprefix("rayinfer-engine-")))
         assert done["left"] == [first]

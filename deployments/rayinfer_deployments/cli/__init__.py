@@ -23,7 +23,7 @@ def build_application() -> typer.Typer:
     application.callback()(_root)
     for command in (serve.serve, generate.generate, chat.chat, ps.ps, doctor.doctor):
         application.command()(command)
-    for command in (status.status, limits.limits, control.drain):
+    for command in (status.status, limits.limits, control.drain, control.reload):
         application.command(rich_help_panel=OPERATION)(command)
     for command in (control.pause, control.resume, control.sleep, control.wake):
         application.command(rich_help_panel=OPERATION)(command)

@@ -1,5 +1,6 @@
-"""`rayinfer pause`, `resume`, `sleep`, `wake` and `drain`: what operators do to the engines of a running service."""
+"""What operators do to the engines of a running service: `pause`, `resume`, `sleep`, `wake`, `drain`, `reload`."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -9,6 +10,7 @@ from rayinfer_deployments.cli.failures import in_one_line
 
 CONTROL_S = 150.0
 DRAIN_S = 1300.0
+RELOAD_S = 700.0
 
 Port = Annotated[int | None, typer.Option(help="the service's port (default: the only service there is)")]
 Model = Annotated[str | None, typer.Option(help="only this model's engines (default: those of all models)")]
@@ -57,6 +59,23 @@ def drain(
     done = _ask(port, "drain", DRAIN_S, engine=engine, shrink=shrink)
     typer.echo(f"left: {', '.join(done['left'])}")
     typer.echo(f"there: {', '.join(done['engines'])}")
+
+
+@in_one_line
+def reload(
+    source: Annotated[str, typer.Argument(help="checkpoint: folder, GGUF file, Hugging Face repository")],
+    model: Annotated[str | None, typer.Option(help="which model gets the weights (default: the only one)")] = None,
+    port: Port = None,
+) -> None:
+    """Give a model other weights, engine by engine: no request fails, and streams go on with them."""
+    from rayinfer.models.sources import resolve_model
+    from rayinfer_deployments.cli.checked_folders import check_folder
+
+    folder = resolve_model(source)
+    check_folder(folder)
+    local = str(Path(source).expanduser().resolve()) if Path(source).expanduser().exists() else source
+    done = _ask(port, "reload", RELOAD_S, source=local, model=model)
+    typer.echo(f"{done['model']}: weights of {done['source']}, generation {done['weights_generation']}")
 
 
 def _control(port: int | None, action: str, model: str | None, **arguments: Any) -> None:

@@ -110,6 +110,7 @@ def test_routers_name_blocks_by_all_that_their_contents_depend_on():
     base = block_digests(request(range(40)), 16)
     assert len(base) == 2
     assert block_digests(request(range(33)), 16) == base
+    assert not set(block_digests(request(range(40)), 16, 1)) & set(base)
     assert block_digests(request(range(20), range(20, 35)), 16) == base
     for settings in ({"tenant": "t"}, {"cache_salt": "s"}, {"adapter": "x"}):
         assert not set(block_digests(request(range(40), **settings), 16)) & set(base)

@@ -1,0 +1,64 @@
+"""How answers of a running service's replicas are waited for, and how they are told."""
+
+import asyncio
+from dataclasses import asdict
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from rayinfer.errors import RayinferError
+from rayinfer_deployments.router import RouterReport
+from rayinfer_deployments.service_inventory import ENGINE_PREFIX
+
+
+def find_engine(name: str, engines: dict[str, str]) -> str:
+    """Find an engine by its name, or by a part of it that no other has."""
+    found = [engine for engine in engines if name == engine] or [engine for engine in engines if name in engine]
+    if len(found) != 1:
+        known = ", ".join(engine.removeprefix(ENGINE_PREFIX) for engine in sorted(engines)) or "none"
+        raise RayinferError(f"{'more than one' if found else 'no'} engine is called {name!r} (there are: {known})")
+    return found[0]
+
+
+async def is_gone(engine: str) -> bool:
+    """Say whether an engine's actor has ended."""
+    try:
+        await asyncio.to_thread(ray.get_actor, engine, "serve")
+    except ValueError:
+        return True
+    return False
+
+
+async def within(timeout_s: float, response: Any, whose: str) -> Any:
+    """Wait for an answer of a replica; raises RayinferError with what went wrong there."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await response
+    except TimeoutError:
+        raise RayinferError(f"{whose} have not answered within {timeout_s:.0f} s") from None
+    except RayTaskError as error:
+        cause = error.cause
+        raise cause if isinstance(cause, RayinferError) else RayinferError(str(cause)) from None
+    except RayActorError:
+        raise RayinferError("the router is gone; Serve builds another") from None
+
+
+def in_plain_types(report: RouterReport) -> dict[str, Any]:
+    """Put a router's report into what JSON can carry."""
+    return {
+        "name": report.router,
+        "models": [
+            {
+                "name": name,
+                "ready": model.ready,
+                "reason": model.reason,
+                "num_waiting": model.num_waiting,
+                "engines": [
+                    {"name": engine, "kv_cache_usage": stats.kv_cache_usage, **asdict(stats)}
+                    for engine, stats in model.engines.items()
+                ],
+            }
+            for name, model in report.models.items()
+        ],
+    }

@@ -1,0 +1,36 @@
+"""Which weights a running service may change over to: streams that are open must be able to go on with them."""
+
+from pathlib import Path
+
+from rayinfer.errors import ConfigError
+from rayinfer.models.model_config import read_model_config
+from rayinfer.models.model_folder import MARIAN_FILES
+from rayinfer.models.sources import resolve_model
+from rayinfer_deployments.app_args import ModelArgs
+
+TOKENIZER_FILES = ("tokenizer.json", *MARIAN_FILES)
+
+
+def check_weights_fit(model: ModelArgs, source: str) -> None:
+    """Raise ConfigError, or ModelLoadError, unless the model can change over to the weights of `source` as it runs.
+
+    Their tokens must be the same, as streams go on from tokens, and no sequence that fits now may be too long.
+    """
+    old, new = (resolve_model(each, progress=False) for each in (model.model, source))
+    tokenizer = resolve_model(model.tokenizer_source, progress=False)
+    for name in TOKENIZER_FILES:
+        if _content(tokenizer / name) != _content(new / name):
+            raise ConfigError(f"{new / name} is not the tokenizer of {model.served_name!r}: deploy it as another model")
+    before, after = read_model_config(old), read_model_config(new)
+    if before.vocab_size != after.vocab_size:
+        raise ConfigError(
+            f"{new} has a vocabulary of {after.vocab_size} tokens, {model.served_name!r} has {before.vocab_size}"
+        )
+    longest = model.max_model_len or before.max_position_embeddings
+    room = after.longest_sequence if model.max_model_len else after.max_position_embeddings
+    if room < longest:
+        raise ConfigError(f"{new} reads sequences of {room} tokens at most, {model.served_name!r} takes {longest}")
+
+
+def _content(file: Path) -> bytes | None:
+    return file.read_bytes() if file.is_file() else None
