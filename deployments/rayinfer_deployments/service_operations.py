@@ -195,12 +195,12 @@ class ServiceOperations:
         reports = await self._reports()
         if not reports:
             raise RayinferError("no router answers; `rayinfer status` tells more")
-        return {engine: name for report in reports for name, model in report.models.items() for engine in model.engines}
+        return _engines_in(reports)
 
     async def _are_replaced(self, leaving: set[str]) -> bool:
-        engines = await self._engines()
+        reports = await self._reports()  # none is no answer: a router may be busy, or leave just now
+        engines = _engines_in(reports)
         wanted = sum(model.num_replicas for model in self._args.models)
-        reports = await self._reports()
         return (
             not leaving & set(engines)
             and len(engines) == wanted
@@ -246,3 +246,7 @@ class ServiceOperations:
             engine_deployment_name(index, model): model.num_replicas for index, model in enumerate(self._args.models)
         }
         return wanted.get(deployment)
+
+
+def _engines_in(reports: Sequence[RouterReport]) -> dict[str, str]:
+    return {engine: name for report in reports for name, model in report.models.items() for engine in model.engines}
