@@ -158,7 +158,8 @@ class ServiceOperations:
         if model is None and len(names) == 1:
             return 0
         if model not in names:
-            raise RayinferError(f"say which model: there are {', '.join(names)}")
+            unknown = "say which model" if model is None else f"no model is called {model!r}"
+            raise RayinferError(f"{unknown} (there are: {', '.join(names)})")
         return names.index(model)
 
     async def _replace_engines_of(self, models: Sequence[int]) -> None:
