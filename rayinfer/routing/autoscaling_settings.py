@@ -34,7 +34,7 @@ class AutoscalingSettings(BaseModel):
         300.0, ge=0, description="how long fewer engines must have been enough before one goes"
     )
     idle_timeout_s: float = Field(
-        600.0, gt=0, description="how long a model must have had no request before its last engine goes"
+        600.0, ge=5, description="how long a model must have had no request before its last engine goes"
     )
     cold_start_timeout_s: float = Field(
         300.0, gt=0, description="how long requests wait where there is no engine; then they are refused with 503"

@@ -114,7 +114,8 @@ class EngineCount:
         return max(1, math.ceil(max(by_tokens, by_usage, by_requests) / SLACK))
 
     def _enough_of_late(self, now_s: float, target: int) -> int:
-        assert self._told_since is not None and self._last_busy is not None
+        assert self._told_since is not None
+        assert self._last_busy is not None
         settings = self._settings
         if target <= 1:
             return 0 if now_s - self._last_busy >= settings.idle_timeout_s else 1
@@ -147,7 +148,7 @@ class EngineCount:
         most = max(1.0, load.num_seats * self._settings.target_usage)
         if self._held is None or self._held >= most:
             return most
-        return most - (most - self._held) * 0.5 ** ((now_s - self._held_at) / FORGET_S)
+        return most - (most - self._held) * 2 ** ((self._held_at - now_s) / FORGET_S)
 
     def _start_over(self) -> None:
         self._too_few_since = self._steady_since = self._told_since = self._last_busy = None

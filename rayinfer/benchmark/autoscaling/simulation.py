@@ -1,8 +1,7 @@
 """Replays a trace against engines that come and go as a policy decides."""
 
-from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rayinfer.benchmark.autoscaling.counting_policies import CountingPolicy
@@ -154,8 +153,3 @@ class Simulation:
 
 def _step_end(engine: SimulatedEngine) -> float:
     return float("inf") if engine.step_ends_s is None else engine.step_ends_s
-
-
-def required_engines(replay: Callable[[int], Replay], objective_s: float, attainment: float, most: int) -> int:
-    """Find the smallest fixed number of engines with which a trace attains its objective."""
-    return bisect_left(range(1, most), True, key=lambda number: replay(number).attainment(objective_s) >= attainment) + 1
