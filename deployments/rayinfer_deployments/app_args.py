@@ -8,12 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from rayinfer.config import EngineConfig, describe_validation_error
 from rayinfer.errors import ConfigError
+from rayinfer.routing.autoscaling_settings import AutoscalingSettings
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
 
 
 class ModelArgs(EngineConfig):
-    """One model: its engine's settings, and how many engines there are."""
+    """One model: its engine's settings, and how many engines there are, or between which bounds."""
 
     name: str = Field("", description="what clients call the model; default: the last part of `model` for a path")
     tokenizer: str = Field(
@@ -21,6 +22,10 @@ class ModelArgs(EngineConfig):
         description="where routers read the tokenizer and the chat template, as `model` is written (default: `model`)",
     )
     num_replicas: int = Field(1, ge=1, le=1024, description="engines that serve the model")
+    autoscaling: AutoscalingSettings | None = Field(
+        None,
+        description="bounds and objectives by which the number of engines follows the load, instead of a fixed one",
+    )
     num_cpus: float = Field(0.5, ge=0, description="CPUs that Ray sets aside for each engine's process")
     num_gpus: float = Field(0.0, ge=0, description="GPUs that Ray sets aside for each engine's process")
     drain_timeout_s: float = Field(
@@ -34,7 +39,7 @@ class ModelArgs(EngineConfig):
         ge=0,
         le=100,
         description="engines beyond num_replicas while they are replaced, in percent of it; "
-        "default: 100 for a single engine without a GPU, else 0",
+        "default: 100 for a single engine without a GPU and where autoscaling settles the number, else 0",
     )
 
     @property
@@ -56,7 +61,18 @@ class ModelArgs(EngineConfig):
         if self.surge_percent is not None:
             return self.surge_percent
         # Two or more stand in for each other; a GPU that is free for a moment only is rare.
-        return 100 if self.num_replicas == 1 and not self.num_gpus else 0
+        return 100 if (self.autoscaling or self.num_replicas == 1) and not self.num_gpus else 0
+
+    @property
+    def most_replicas(self) -> int:
+        """How many engines there may come to be."""
+        return self.num_replicas if self.autoscaling is None else self.autoscaling.max_replicas
+
+    @model_validator(mode="after")
+    def _number_is_settled_once(self) -> "ModelArgs":
+        if self.autoscaling is not None and "num_replicas" in self.model_fields_set:
+            raise ValueError("num_replicas and autoscaling exclude each other: give one of them")
+        return self
 
     def engine_config(self) -> EngineConfig:
         """Take out what concerns the engine alone."""

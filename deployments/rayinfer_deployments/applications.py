@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from ray import serve
@@ -12,8 +13,9 @@ from ray.serve import Application
 from rayinfer import __version__
 from rayinfer_deployments.addressed_request_router import addressed_routing
 from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
+from rayinfer_deployments.autoscaling import serve_autoscaling
 from rayinfer_deployments.engine_replica import EngineReplica, EngineResources
-from rayinfer_deployments.router import ListenAddress, Router, RouterModel
+from rayinfer_deployments.router import ListenAddress, Router, RouterModel, RouterScaling
 
 ROUTER = "router"
 REPLICA_NUM_CPUS = 0.05  # it only watches
@@ -36,10 +38,13 @@ def build_llm_app(args: LLMAppArgs) -> Application:
 
 def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
     """Serve models on engines of any make, which announce themselves as `EngineReplica` does."""
-    num_engines = sum(model.num_replicas for model in args.models)
+    num_engines = sum(model.most_replicas for model in args.models)
     models = [
         RouterModel(
-            name=model.served_name, source=model.tokenizer_source, engines=make_engines(index, model, num_engines)
+            name=model.served_name,
+            source=model.tokenizer_source,
+            engines=make_engines(index, model, num_engines),
+            scaling=_router_scaling(model),
         )
         for index, model in enumerate(args.models)
     ]
@@ -83,7 +88,25 @@ def _router_settings(args: LLMAppArgs) -> dict[str, Any]:
     """Collect what a router is made from: all else can change while it runs, or is another deployment's affair."""
     settings = args.model_dump(mode="json", exclude={"models", "limits", "num_routers"})
     models = [[model.served_name, model.tokenizer_source, model.drain_timeout_s] for model in args.models]
-    return settings | {"models": models}
+    scaling = [scaling and asdict(scaling) for scaling in map(_router_scaling, args.models)]
+    return settings | {"models": models} | ({"scaling": scaling} if any(scaling) else {})
+
+
+def _router_scaling(model: ModelArgs) -> RouterScaling | None:
+    """Take out what routers have to know where the number of engines follows the load."""
+    if model.autoscaling is None:
+        return None
+    return RouterScaling(
+        ttft_objective_s=model.autoscaling.ttft_objective_s,
+        cold_start_timeout_s=model.autoscaling.cold_start_timeout_s,
+    )
+
+
+def number_of_engines(model: ModelArgs) -> dict[str, Any]:
+    """Say to Serve how many replicas an engine deployment has."""
+    if model.autoscaling is None:
+        return {"num_replicas": model.num_replicas}
+    return {"autoscaling_config": serve_autoscaling(model.autoscaling)}
 
 
 def _version(settings: dict[str, Any]) -> str:
@@ -102,9 +125,9 @@ def _engine_deployment(index: int, model: ModelArgs, num_engines: int) -> Applic
         serve.deployment(EngineReplica)
         .options(
             name=engine_deployment_name(index, model),
-            num_replicas=model.num_replicas,
+            **number_of_engines(model),
             max_surge_percent=model.surge,
-            version=_version(model.model_dump(mode="json", exclude={"num_replicas", "surge_percent"})),
+            version=_version(model.model_dump(mode="json", exclude={"num_replicas", "autoscaling", "surge_percent"})),
             _internal=True,
             ray_actor_options={"num_cpus": REPLICA_NUM_CPUS},
             # One bundle for both processes: the engine always starts beside the replica that owns it.

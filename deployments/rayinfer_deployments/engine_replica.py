@@ -14,8 +14,11 @@ from ray.exceptions import RayActorError, RayTaskError
 from rayinfer.config import EngineConfig
 from rayinfer.errors import EngineDead, EngineLeaving, ModelLoadError, RayinferError
 from rayinfer.outputs import EngineStats
+from rayinfer.routing.first_tokens import FirstTokenCounts
+from rayinfer_deployments.autoscaling import engine_report
 from rayinfer_deployments.engine_actor import MAX_CONCURRENT_CALLS, EngineActor, EngineReport
 from rayinfer_deployments.engine_address import EngineAddress
+from rayinfer_deployments.load_reports import RouterLoads
 
 SERVE_NAMESPACE = "serve"  # where Serve keeps its own actors, and we our engines
 WATCH_INTERVAL_S = 0.5
@@ -42,6 +45,8 @@ class EngineReplica:
     ) -> None:
         self._drain_timeout_s = drain_timeout_s
         self._stats = EngineStats()
+        self._num_seats = config.max_num_seqs
+        self._router_loads = RouterLoads()
         self._last_beat = time.monotonic()
         self._longest_silence_s = STALE_AFTER_S
         self._failure: str | None = None
@@ -64,12 +69,15 @@ class EngineReplica:
         return self._address.to_metadata()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Tell Serve how busy the engine is."""
-        return {
-            "num_running": float(self._stats.num_running),
-            "num_waiting": float(self._stats.num_waiting),
-            "kv_cache_usage": self._stats.kv_cache_usage,
-        }
+        """Tell Serve how busy the engine is, and what waits in the routers."""
+        return engine_report(self._stats, self._num_seats, self._router_loads.total())
+
+    async def note_router_load(self, router: str, counts: tuple[int, ...]) -> None:
+        """Take note of what waits in a router, as FirstTokenCounts."""
+        self._router_loads.note(router, FirstTokenCounts(*counts))
+
+    async def awaken(self) -> None:
+        """Answer a router that had no engine: that the call waited is what Serve has started this one for."""
 
     async def leave(self, engine: str) -> bool:
         """Have Serve build another replica instead of this one, if it is this one's engine; tells whether it is."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,22 +16,34 @@ from rayinfer.errors import ConfigError, RayinferError
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.models.sources import resolve_model
 from rayinfer.protocols import EngineControl, ServiceStatus
-from rayinfer.routing.dispatch import Dispatcher
+from rayinfer.routing.dispatch import ENGINE_WAIT_S, Dispatcher
+from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits, router_limits
 from rayinfer.servers.app import build_app
 from rayinfer.servers.served_model import ServedModel, find_model
 from rayinfer.tokenization.chat_template import ChatTemplate, renderer
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.kept_traces import KeptTraces
+from rayinfer_deployments.cold_start import start_engines
 from rayinfer_deployments.engine_roster import EngineRoster
 from rayinfer_deployments.http_door import HttpDoor
+from rayinfer_deployments.load_reports import tell_replicas
 from rayinfer_deployments.service_log import log_beside_serve
 
 ControlAction = Literal["pause", "resume", "sleep", "wake"]
 
 CATCH_UP_S = 3.0  # at a service's start no engine is there yet, and its clients should hear so
+FIRST_ENGINE_S = 60.0  # where there may be none: a router that has seen none does not know what the model is
 
 logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterScaling:
+    """What a router has to know of a model whose engines follow the load."""
+
+    ttft_objective_s: float
+    cold_start_timeout_s: float  # how long requests wait where there is no engine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,6 +53,7 @@ class RouterModel:
     name: str
     source: str  # whatever `resolve_model` understands
     engines: DeploymentHandle
+    scaling: RouterScaling | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,7 +105,8 @@ class Router:
         self._models = {model.name: await self._serve_model(model) for model in models}
         await asyncio.to_thread(renderer)  # the first chat should not wait for it
         # A router that replaces another, or joins others, has to answer as soon as clients reach it.
-        await asyncio.gather(*(roster.caught_up(CATCH_UP_S) for roster in self._rosters))
+        waits_s = [CATCH_UP_S if model.scaling is None else FIRST_ENGINE_S for model in models]
+        await asyncio.gather(*(roster.caught_up(s) for roster, s in zip(self._rosters, waits_s, strict=True)))
         self._door: HttpDoor | None = None
         if listen_on is not None:
             self._door = HttpDoor(self._build_app(echoes_request_id=True), listen_on.host, listen_on.port)
@@ -160,16 +174,23 @@ class Router:
     async def _serve_model(self, model: RouterModel) -> ServedModel:
         folder = await asyncio.to_thread(resolve_model, model.source, progress=False)
         tokenizer = Tokenizer.from_folder(folder)
+        scaling = model.scaling
+        first_tokens = None if scaling is None else FirstTokens(scaling.ttft_objective_s)
         dispatcher = Dispatcher(
             model.name,
             tokenizer,
             self._metrics,
             router_id=self._router_id,
             traces=self._traces,
+            engine_wait_s=ENGINE_WAIT_S if scaling is None else scaling.cold_start_timeout_s,
+            first_tokens=first_tokens,
         )
         roster = EngineRoster(dispatcher.engines)
         self._rosters.append(roster)
-        self._following.append(asyncio.get_running_loop().create_task(roster.follow(model.engines)))
+        self._follow(roster.follow(model.engines))
+        if first_tokens is not None:
+            self._follow(tell_replicas(model.engines, self._router_id, first_tokens.counts))
+            self._follow(start_engines(model.engines, lambda: dispatcher.needs_engine))
         self._dispatchers.append(dispatcher)
         return ServedModel(
             name=model.name,
@@ -179,6 +200,10 @@ class Router:
             created=int(time.time()),
             control=dispatcher.control,
         )
+
+    def _follow(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done until the router ends."""
+        self._following.append(asyncio.get_running_loop().create_task(work))
 
 
 def _registry_of(router_id: str) -> CollectorRegistry:

@@ -1,6 +1,7 @@
 """How answers of a running service's replicas are waited for, and how they are told."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +11,11 @@ from ray.exceptions import RayActorError, RayTaskError
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.router import RouterReport
 from rayinfer_deployments.service_inventory import ENGINE_PREFIX
+
+
+def engines_in(reports: Sequence[RouterReport]) -> dict[str, str]:
+    """List the engines that routers know by name, with the model of each."""
+    return {engine: name for report in reports for name, model in report.models.items() for engine in model.engines}
 
 
 def find_engine(name: str, engines: dict[str, str]) -> str:

@@ -15,8 +15,9 @@ from rayinfer.routing.limits import RouterLimits, router_limits
 from rayinfer_deployments.app_args import LLMAppArgs
 from rayinfer_deployments.applications import ROUTER, build_llm_app, engine_deployment_name
 from rayinfer_deployments.control_socket import Operation
+from rayinfer_deployments.engine_numbers import beginning_with, is_number_right, scaled
 from rayinfer_deployments.router import ControlAction, RouterReport
-from rayinfer_deployments.service_answers import find_engine, in_plain_types, is_gone, within
+from rayinfer_deployments.service_answers import engines_in, find_engine, in_plain_types, is_gone, within
 from rayinfer_deployments.service_startup import failure_of, redeploy
 from rayinfer_deployments.weights_check import check_weights_fit
 
@@ -37,6 +38,7 @@ class ServiceOperations:
         self._application = application
         self._route_prefix = route_prefix
         self._args = args
+        self._original = args.models
         self._missing_settings = list(missing_settings)
         self._changing = asyncio.Lock()
         self._handles: dict[str, DeploymentHandle] = {}
@@ -48,6 +50,7 @@ class ServiceOperations:
             "control": self.control,
             "drain": self.drain,
             "reload": self.reload,
+            "scale": self.scale,
             "limits": self.limits,
             "change_limits": self.change_limits,
         }
@@ -106,7 +109,11 @@ class ServiceOperations:
                 engine = find_engine(engine, before)
                 leaving = {engine}
                 index = [model.served_name for model in self._args.models].index(before[engine])
-                if self._args.models[index].num_replicas == 1 and not shrink:
+                model = self._args.models[index]
+                num_engines = (
+                    model.num_replicas if model.autoscaling is None else [*before.values()].count(before[engine])
+                )
+                if num_engines == 1 and not shrink:
                     await self._replace_engines_of([index])
                 else:
                     await self._take_out(engine, index, shrink)
@@ -162,13 +169,52 @@ class ServiceOperations:
             raise RayinferError(f"{unknown} (there are: {', '.join(names)})")
         return names.index(model)
 
+    async def scale(self, num_engines: int | None, model: str | None = None) -> dict[str, list[str]]:
+        """Give one model, or all, so many engines, or with None as many as the service was started with.
+
+        Returns once they are there, and tells the engines of each model. Streams of engines that go continue at others.
+        """
+        async with self._changing:
+            index_of = {known.served_name: index for index, known in enumerate(self._args.models)}
+            if model is not None and model not in index_of:
+                raise RayinferError(f"the service has no model {model!r} (it has: {', '.join(index_of)})")
+            chosen = list(index_of) if model is None else [model]
+            now = await self._engines()
+            models = list(self._args.models)
+            for name in chosen:
+                known, original = models[index_of[name]], self._original[index_of[name]]
+                models[index_of[name]] = scaled(known, original, num_engines, list(now.values()).count(name))
+            await self._deploy(self._args.model_copy(update={"models": models}))
+            await self._until(lambda: self._have(chosen), REPLACE_S, "the engines are not all there yet")
+            now = await self._engines()
+            return {name: sorted(engine for engine, its in now.items() if its == name) for name in chosen}
+
+    async def _have(self, models: Sequence[str]) -> bool:
+        """Whether each of these models has as many engines as it should, by the word of every router."""
+        reports = await self._reports()
+        return bool(reports) and all(
+            is_number_right(model, len(report.models[model.served_name].engines))
+            for report in reports
+            for model in self._args.models
+            if model.served_name in models
+        )
+
     async def _replace_engines_of(self, models: Sequence[int]) -> None:
         """Have Serve build all engines of these models anew: where there is room, each before another leaves."""
-        await self._deploy(self._with_models(models, revision=f"replaced at {time.time():.3f}"))
+        revision, now = f"replaced at {time.time():.3f}", list((await self._engines()).values())
+        replaced = [
+            beginning_with(model, now.count(model.served_name)).model_copy(update={"revision": revision})
+            if index in models
+            else model
+            for index, model in enumerate(self._args.models)
+        ]
+        await self._deploy(self._args.model_copy(update={"models": replaced}))
 
     async def _take_out(self, engine: str, index: int, shrink: bool) -> None:
         """Have one of several engines leave: its streams first, then its process."""
         model = self._args.models[index]
+        if shrink and model.autoscaling is not None:
+            raise RayinferError(f"how many engines model {model.served_name!r} has follows its load; `rayinfer scale`")
         if shrink and model.num_replicas == 1:
             raise RayinferError(f"{engine} is the only engine of model {model.served_name!r}, which needs one")
         await self._of_all(ROUTER, "dismiss_engine", engine)
@@ -196,15 +242,15 @@ class ServiceOperations:
         reports = await self._reports()
         if not reports:
             raise RayinferError("no router answers; `rayinfer status` tells more")
-        return _engines_in(reports)
+        return engines_in(reports)
 
     async def _are_replaced(self, leaving: set[str]) -> bool:
         reports = await self._reports()  # none is no answer: a router may be busy, or leave just now
-        engines = _engines_in(reports)
-        wanted = sum(model.num_replicas for model in self._args.models)
-        return (
+        engines = engines_in(reports)
+        numbers = list(engines.values())
+        return bool(reports) and (
             not leaving & set(engines)
-            and len(engines) == wanted
+            and all(is_number_right(model, numbers.count(model.served_name)) for model in self._args.models)
             and all(model.ready or model.engines for report in reports for model in report.models.values())
         )
 
@@ -240,14 +286,12 @@ class ServiceOperations:
             self._handles[deployment] = serve.get_deployment_handle(deployment, self._application)
         return self._handles[deployment]
 
-    def _num_wanted(self, deployment: str) -> int | None:
+    def _num_wanted(self, deployment: str) -> int | str | None:
+        """Say how many replicas there should be; as text where there are bounds only."""
         if deployment == ROUTER:
             return self._args.num_routers
-        wanted = {
-            engine_deployment_name(index, model): model.num_replicas for index, model in enumerate(self._args.models)
-        }
-        return wanted.get(deployment)
-
-
-def _engines_in(reports: Sequence[RouterReport]) -> dict[str, str]:
-    return {engine: name for report in reports for name, model in report.models.items() for engine in model.engines}
+        for index, model in enumerate(self._args.models):
+            if deployment == engine_deployment_name(index, model):
+                bounds = model.autoscaling
+                return model.num_replicas if bounds is None else f"{bounds.min_replicas} to {bounds.max_replicas}"
+        return None

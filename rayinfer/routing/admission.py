@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rayinfer.errors import QueueFull
+from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits
 
 MIN_RETRY_AFTER_S = 1.0
@@ -25,10 +26,19 @@ class _Waiting:
 
 
 class Admission:
-    """Counts the requests that wait for their first token, and their tokens, and refuses those above the bounds."""
+    """Counts the requests that wait for their first token, and their tokens, and refuses those above the bounds.
 
-    def __init__(self, limits: RouterLimits, clock: Callable[[], float] = time.monotonic) -> None:
+    Where the number of engines follows the load, `first_tokens` hears of every request too.
+    """
+
+    def __init__(
+        self,
+        limits: RouterLimits,
+        clock: Callable[[], float] = time.monotonic,
+        first_tokens: FirstTokens | None = None,
+    ) -> None:
         self.limits = limits
+        self.first_tokens = first_tokens
         self._clock = clock
         self._all = _Waiting()
         self._by_tenant: dict[str, _Waiting] = {}
@@ -44,10 +54,13 @@ class Admission:
         """Say why no request would be admitted, whatever its size; None as long as there is room."""
         return self._too_many(self._all, self.limits.max_waiting_requests, "")
 
-    def admit(self, tenant: str = "", num_tokens: int = 0, num_cache_tokens: int = 0) -> "Ticket":
+    def admit(
+        self, tenant: str = "", num_tokens: int = 0, num_cache_tokens: int = 0, num_prompt_tokens: int = 0
+    ) -> "Ticket":
         """Take a place in the queue; raises QueueFull with the time after which a place should be free.
 
-        A request of any size may wait alone. `num_cache_tokens` is what all engines' caches hold.
+        A request of any size may wait alone. `num_cache_tokens` is what all engines' caches hold; `num_tokens` has the
+        expected answers in it, `num_prompt_tokens` has not.
         """
         most_tokens = self.limits.max_waiting_tokens or CACHES_THAT_MAY_WAIT * num_cache_tokens
         self._check(self._all, num_tokens, self.limits.max_waiting_requests, most_tokens or None, "")
@@ -58,7 +71,8 @@ class Admission:
         self._by_tenant[tenant] = of_tenant
         for waiting in (self._all, of_tenant):
             waiting.add(1, num_tokens)
-        return Ticket(self, tenant, num_tokens)
+        key = None if self.first_tokens is None else self.first_tokens.expect(num_prompt_tokens)
+        return Ticket(self, tenant, num_tokens, key)
 
     def retry_after_s(self) -> float:
         """Estimate in whole seconds how long half of those who wait need to get started."""
@@ -86,16 +100,23 @@ class Admission:
             self.retry_after_s(),
         )
 
-    def _started(self, tenant: str, num_tokens: int) -> None:
+    def _started(self, tenant: str, num_tokens: int, key: int | None) -> None:
+        if key is not None and self.first_tokens is not None:
+            self.first_tokens.came(key)
         now = self._clock()
         if self._last_start is not None:
             gap = now - self._last_start
             before = self._seconds_per_start
             self._seconds_per_start = gap if before is None else before + SMOOTHING * (gap - before)
         self._last_start = now
-        self._left(tenant, num_tokens)
+        self._count_off(tenant, num_tokens)
 
-    def _left(self, tenant: str, num_tokens: int) -> None:
+    def _left(self, tenant: str, num_tokens: int, key: int | None) -> None:
+        if key is not None and self.first_tokens is not None:
+            self.first_tokens.left(key)
+        self._count_off(tenant, num_tokens)
+
+    def _count_off(self, tenant: str, num_tokens: int) -> None:
         for waiting in (self._all, self._by_tenant[tenant]):
             waiting.add(-1, -num_tokens)
         self._drop_if_idle(tenant)
@@ -111,9 +132,9 @@ class Ticket:
     A request that is admitted and then never begun, as its client was gone, gives it back when it is forgotten.
     """
 
-    def __init__(self, admission: Admission, tenant: str, num_tokens: int) -> None:
+    def __init__(self, admission: Admission, tenant: str, num_tokens: int, key: int | None) -> None:
         self._admission: Admission | None = admission
-        self._place = (tenant, num_tokens)
+        self._place = (tenant, num_tokens, key)
 
     def start(self) -> None:
         """The first token came."""

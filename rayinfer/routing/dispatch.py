@@ -16,6 +16,7 @@ from rayinfer.routing.attempts import Attempts, Quarantine
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.engine_fleet import EngineFleet
 from rayinfer.routing.engine_set import RUNNING, EngineSet
+from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.routing.preparation import block_digests, prepare
 from rayinfer.routing.replica_choice import work_of
@@ -38,6 +39,9 @@ class Dispatcher:
     of it. Text is made in that call, never in the task that listens to an engine: what one stream's text does, however
     wrong, reaches no other stream. Clients are told that an engine is gone; which one, and of what it died, is in the
     log. What happens to requests that are traced goes into `traces`, from here and from the engines.
+
+    `first_tokens` is for a model whose engines follow the load. Once it is known what that model is, its requests wait
+    where there is no engine, new ones too: `needs_engine` is what starts one.
     """
 
     def __init__(
@@ -50,13 +54,15 @@ class Dispatcher:
         limits: RouterLimits | None = None,
         traces: KeptTraces | None = None,
         engine_wait_s: float = ENGINE_WAIT_S,
+        first_tokens: FirstTokens | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._traces = KeptTraces() if traces is None else traces
         self._model_name = model_name
         self._tokenizer = tokenizer
         limits = RouterLimits() if limits is None else limits
-        self._admission = Admission(limits)
+        self._admission = Admission(limits, first_tokens=first_tokens)
+        self._may_be_empty = first_tokens is not None
         self._metrics = metrics
         self._engine_wait_s = engine_wait_s
         self._clock = clock
@@ -66,6 +72,7 @@ class Dispatcher:
             router_id=router_id,
             on_trace=self._record_engine_events,
             on_room=lambda engine: self._turns.advance(engine),
+            may_be_empty=self._may_be_empty,
         )
         self._turns = Turns(
             self.engines,
@@ -96,7 +103,7 @@ class Dispatcher:
     def status(self) -> ServiceStatus:
         """Say whether a request could start now, and how every engine is doing."""
         states = {engine.stats.state for engine in self.engines.available()}
-        ready = RUNNING in states
+        ready = RUNNING in states or (not states and self._may_be_empty and self.engines.is_described)
         return ServiceStatus(
             ready=ready,
             reason="" if ready else ", ".join(sorted(states)) or self.engines.not_ready_message(),
@@ -108,13 +115,24 @@ class Dispatcher:
         """Say why no request would be admitted now; None as long as there is room."""
         return self._admission.overload()
 
+    @property
+    def needs_engine(self) -> bool:
+        """Whether there is no engine, and somebody waits for one, or it is not known yet what the model is."""
+        wanted = len(self._turns) > 0 or self.engines.is_waited_for or not self.engines.is_described
+        return wanted and not self.engines.available()
+
     def generate(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
         """Yield the answer as it grows; closing the iterator aborts what still runs, without waiting for it.
 
         Refuses at once, before any other request's work goes on, so that a burst is refused one by one.
         """
         request = prepare(request, self.describe(), self._tokenizer, self._admission.limits)
-        ticket = self._admission.admit(request.tenant, work_of(request).num_tokens, self.engines.num_cache_tokens)
+        ticket = self._admission.admit(
+            request.tenant,
+            work_of(request).num_tokens,
+            self.engines.num_cache_tokens,
+            len(request.prompt_token_ids),
+        )
         return self._answer(request, ticket)
 
     async def _answer(self, request: GenerationRequest, ticket: Ticket) -> AsyncIterator[RequestOutput]:
@@ -131,7 +149,7 @@ class Dispatcher:
                         deltas = await self._take(attempt.queue, deadline)
                         if deltas:
                             ticket.start()
-                        output = stream.fail("timeout") if deltas is None else _apply(stream, deltas)
+                        output = stream.fail("timeout") if deltas is None else stream.apply_all(deltas)
                         attempt.release(stream.stopped_request_ids())
                         if attempts.are_suspicious and attempts.have_gained(stream.num_output_tokens):
                             await attempt.quarantine.aclose()
@@ -176,7 +194,7 @@ class Dispatcher:
 
     def _patience_s(self, attempts: Attempts, deadline: float | None) -> float:
         """How long to wait for an engine: who has not waited yet need not, as others may have one for it."""
-        if not attempts.num_lost and not attempts.has_queued:
+        if not self._may_be_empty and not attempts.num_lost and not attempts.has_queued:
             return 0.0
         return self._engine_wait_s if deadline is None else min(self._engine_wait_s, deadline - self._clock())
 
@@ -277,19 +295,3 @@ class _Attempt(NamedTuple):
     queue: DeltaQueue
     release: Callable[[Iterable[str]], None]  # of engine requests that need not go on
     quarantine: contextlib.AsyncExitStack  # to be left once the stream has shown to be harmless
-
-
-def _apply(stream: StreamState, deltas: list[TokenDelta]) -> RequestOutput | None:
-    """Turn deltas into one output for the client; None while they make no visible text."""
-    merged: RequestOutput | None = None
-    for delta in deltas:
-        output = stream.apply(delta)
-        if output is None:
-            continue
-        if merged is None:
-            merged = output
-        else:
-            merged.outputs.extend(output.outputs)
-            merged.finished = output.finished
-            merged.num_cached_tokens = output.num_cached_tokens  # of what is known, the latest word counts
-    return merged

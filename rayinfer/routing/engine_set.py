@@ -32,6 +32,7 @@ class EngineSet:
     """Engines come and go at any time; whoever waits for one is woken by each change.
 
     `on_room` is called whenever an engine may have room that it had not: with its name, or None where it may be any.
+    With `may_be_empty` what the model is stays known while it has no engine.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class EngineSet:
         router_id: str,
         on_trace: Callable[[str, list[TraceEvent]], None],
         on_room: Callable[[str | None], None] = lambda engine: None,
+        may_be_empty: bool = False,
     ) -> None:
         self.links: dict[str, EngineLink] = {}
         self.prefixes = PrefixIndex()
@@ -50,6 +52,8 @@ class EngineSet:
         self._router_id = router_id
         self._on_trace = on_trace
         self._on_room = on_room
+        self._may_be_empty = may_be_empty
+        self._num_waiting = 0
         self._available: list[EngineLink] = []
         self._description: ModelDescription | None = None
         self._num_cache_tokens = 0
@@ -121,6 +125,16 @@ class EngineSet:
     def available(self) -> list[EngineLink]:
         """List the engines that do not leave."""
         return self._available
+
+    @property
+    def is_described(self) -> bool:
+        """Whether it is known what the model is."""
+        return self._description is not None
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a stream that lost its engine waits for another."""
+        return self._num_waiting > 0
 
     def not_ready_message(self) -> str:
         """Say why no engine can take a request."""
@@ -200,11 +214,14 @@ class EngineSet:
             link.hand_over(EngineLeaving("the engine that ran the request is leaving"))
 
     async def _wait_for_change(self, wait_s: float) -> None:
+        self._num_waiting += 1
         try:
             async with asyncio.timeout(max(0.0, wait_s)):
                 await self._changed.wait()
         except TimeoutError:
             raise NotReady(self.not_ready_message()) from None
+        finally:
+            self._num_waiting -= 1
 
     def _note_members(self) -> None:
         """Settle what follows from who is there: every request asks for it."""
@@ -213,7 +230,10 @@ class EngineSet:
         self._num_cache_tokens = sum(each.kv_blocks_total * each.block_size for each in known)
         self._weights_generation = max((each.weights_generation for each in known), default=0)
         tightest = min(known, key=lambda each: each.max_model_len, default=None)
-        self._description = None if tightest is None else replace(tightest, name=self._model_name)
+        if tightest is not None:
+            self._description = replace(tightest, name=self._model_name)
+        elif not self._may_be_empty:
+            self._description = None
 
     def _tell_of_change(self) -> None:
         self._changed.set()

@@ -141,6 +141,21 @@ class StreamState:
         stopped, self._stopped = self._stopped, []
         return stopped
 
+    def apply_all(self, deltas: Sequence[TokenDelta]) -> RequestOutput | None:
+        """Turn deltas into one output for the client; None while they make no visible text."""
+        merged: RequestOutput | None = None
+        for delta in deltas:
+            output = self.apply(delta)
+            if output is None:
+                continue
+            if merged is None:
+                merged = output
+            else:
+                merged.outputs.extend(output.outputs)
+                merged.finished = output.finished
+                merged.num_cached_tokens = output.num_cached_tokens  # of what is known, the latest word counts
+        return merged
+
     def apply(self, delta: TokenDelta) -> RequestOutput | None:
         """Take what an engine says about one choice, and return what the client may see of it, if anything."""
         choice = self._choices_by_name.get(delta.request_id) or self._choice_of(delta.request_id)

@@ -6,7 +6,19 @@ from typing import Annotated
 import typer
 
 from rayinfer import __version__
-from rayinfer_deployments.cli import bench, chat, check_config, control, doctor, generate, limits, ps, serve, status
+from rayinfer_deployments.cli import (
+    bench,
+    chat,
+    check_config,
+    control,
+    doctor,
+    generate,
+    limits,
+    ps,
+    scale,
+    serve,
+    status,
+)
 
 OPERATION = "Operation of services that run"
 
@@ -23,7 +35,7 @@ def build_application() -> typer.Typer:
     application.callback()(_root)
     for command in (serve.serve, generate.generate, chat.chat, ps.ps, doctor.doctor):
         application.command()(command)
-    for command in (status.status, limits.limits, control.drain, control.reload):
+    for command in (status.status, limits.limits, scale.scale, control.drain, control.reload):
         application.command(rich_help_panel=OPERATION)(command)
     for command in (control.pause, control.resume, control.sleep, control.wake):
         application.command(rich_help_panel=OPERATION)(command)

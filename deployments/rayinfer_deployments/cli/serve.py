@@ -21,6 +21,7 @@ from rayinfer_deployments.cli.checked_folders import check_folder
 from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.failures import in_one_line, interrupt_on_signals, leave_at_once
 from rayinfer_deployments.cli.limits import mapping_in
+from rayinfer_deployments.cli.replica_numbers import engines_asked_for
 from rayinfer_deployments.cli.terminal import Phases, QuietTerminal
 from rayinfer_deployments.haproxy_files import haproxy_files
 from rayinfer_deployments.profiles import Profile
@@ -48,7 +49,7 @@ class Service:
     name: str
     host: str
     port: int
-    replicas: int
+    engines: dict[str, Any]  # how many, as a model's settings
     routers: int
     profile: Profile
     limits: dict[str, Any]
@@ -82,7 +83,12 @@ def serve(
     ] = DEFAULT_MODEL,
     port: Annotated[int, typer.Option(min=1, max=65535, help="where the API listens")] = 8000,
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 lets other machines in")] = "127.0.0.1",
-    replicas: Annotated[int, typer.Option(min=1, help="engines that share the requests")] = 1,
+    replicas: Annotated[
+        str | None, typer.Option(help="engines that share the requests: N, or MIN:MAX as the load wants (default: 1)")
+    ] = None,
+    autoscaling: Annotated[
+        Path | None, typer.Option(help="YAML with the objectives by which the number of engines follows the load")
+    ] = None,
     routers: Annotated[int, typer.Option(min=1, help="processes that share the connections")] = 1,
     profile: Annotated[
         Profile,
@@ -117,7 +123,7 @@ def serve(
         name=name or _served_name(model),
         host=host,
         port=port,
-        replicas=replicas,
+        engines=engines_asked_for(replicas, autoscaling),
         routers=routers,
         profile=profile,
         limits=profile.limits | ({} if limits is None else mapping_in(limits)),
@@ -206,7 +212,7 @@ def _prepare(service: Service, folder: Path) -> Prepared:
     check_folder(folder)
     listens_itself = service.ray_address is None and not service.has_haproxy
     listen = {"listen_host": service.host, "listen_port": service.port} if listens_itself else {}
-    model = {"name": service.name, "model": str(folder), "num_replicas": service.replicas, **service.settings}
+    model = {"name": service.name, "model": str(folder), **service.engines, **service.settings}
     args = llm_app_args(
         {
             "models": [model],

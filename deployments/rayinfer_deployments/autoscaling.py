@@ -1,0 +1,95 @@
+"""What Serve needs to know for the number of a model's engines to follow their load.
+
+Serve pickles this module by value for its controller, so it keeps no state of its own.
+"""
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
+
+from rayinfer.outputs import EngineStats
+from rayinfer.routing.autoscaling_settings import AutoscalingSettings
+from rayinfer.routing.engine_count import EngineCount, ModelLoad
+from rayinfer.routing.first_tokens import FirstTokenCounts
+
+REPORT_INTERVAL_S = 1.0  # between two reports of an engine's replica
+LOOK_BACK_S = 2.0  # of which Serve keeps the reports; the last one counts
+STALE_AFTER_S = 10.0  # a report that is older says nothing
+RUNNING = "running"  # the one state in which an engine works
+
+NUM_SEATS = "num_seats"  # the reports' keys, beside those of FirstTokenCounts
+NUM_RUNNING = "num_running"
+CACHE_USAGE = "cache_usage"
+IS_RUNNING = "is_running"
+
+
+class EngineMetricsPolicy:
+    """Serve asks it ten times a second, in its controller."""
+
+    def __init__(self, **settings: Any) -> None:
+        self._count = EngineCount(AutoscalingSettings(**settings))
+
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        """Say how many engines there should be."""
+        load = load_of(latest_reports(context), context.current_num_replicas)
+        return self._count.decide(context.current_time, context.target_num_replicas, load), {}
+
+
+def serve_autoscaling(settings: AutoscalingSettings) -> AutoscalingConfig:
+    """Make the setting of an engine deployment; delays are the decision's own, Serve adds none."""
+    policy = AutoscalingPolicy(policy_function=EngineMetricsPolicy, policy_kwargs=settings.model_dump(mode="json"))
+    with warnings.catch_warnings():
+        # Ray 2.60 names environment variables in place of the interval, but reads them nowhere.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return AutoscalingConfig(
+            min_replicas=settings.min_replicas,
+            initial_replicas=settings.first_replicas,
+            max_replicas=settings.max_replicas,
+            metrics_interval_s=REPORT_INTERVAL_S,
+            look_back_period_s=LOOK_BACK_S,
+            upscale_delay_s=0.0,
+            downscale_delay_s=0.0,
+            downscale_to_zero_delay_s=0.0,
+            policy=policy,
+        )
+
+
+def engine_report(stats: EngineStats, num_seats: int, of_routers: FirstTokenCounts) -> dict[str, float]:
+    """Write what one engine's replica reports: how its engine is, and what all routers have told it."""
+    of_engine = {
+        NUM_SEATS: num_seats,
+        NUM_RUNNING: stats.num_running,
+        CACHE_USAGE: stats.kv_cache_usage,
+        IS_RUNNING: stats.state == RUNNING,
+    }
+    return {name: float(value) for name, value in (of_engine | of_routers._asdict()).items()}
+
+
+def latest_reports(context: AutoscalingContext) -> list[dict[str, float]]:
+    """Put together what each running replica has reported last, unless that was long ago."""
+    reports: dict[Any, dict[str, float]] = {}
+    for name, series_by_replica in (context.raw_metrics or {}).items():
+        for replica, series in series_by_replica.items():
+            if series and series[-1].timestamp > context.current_time - STALE_AFTER_S:
+                reports.setdefault(replica, {})[name] = series[-1].value
+    return [report for report in reports.values() if NUM_SEATS in report]
+
+
+def load_of(reports: Iterable[dict[str, float]], num_engines: int) -> ModelLoad:
+    """Add up reports. Every router tells all replicas the same, so the most that one of them knows is the whole."""
+    known = list(reports)
+    if not known:
+        return ModelLoad(num_engines=num_engines, is_whole=False)
+    return ModelLoad(
+        num_engines=num_engines,
+        num_running=sum(report[NUM_RUNNING] for report in known),
+        num_seats=sum(report[NUM_SEATS] for report in known) / len(known),
+        cache_usage=sum(report[CACHE_USAGE] for report in known),
+        first_tokens=FirstTokenCounts(
+            *(max(int(report[name]) for report in known) for name in FirstTokenCounts._fields)
+        ),
+        is_whole=len(known) >= num_engines,
+        is_held=not all(report[IS_RUNNING] for report in known),
+    )

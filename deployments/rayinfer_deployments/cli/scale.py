@@ -1,0 +1,36 @@
+"""`rayinfer scale`: how many engines a running service has."""
+
+from typing import Annotated
+
+import typer
+
+from rayinfer.errors import ConfigError
+from rayinfer_deployments.cli.failures import in_one_line
+
+SCALE_S = 650.0
+AUTO = "auto"
+MOST = 1024
+
+
+@in_one_line
+def scale(
+    engines: Annotated[str, typer.Argument(metavar="N", help="how many, or auto: as the service was started with")],
+    port: Annotated[int | None, typer.Option(help="the service's port (default: the only service there is)")] = None,
+    model: Annotated[str | None, typer.Option(help="only this model's engines (default: those of each model)")] = None,
+) -> None:
+    """Give every model so many engines, no more and no fewer; streams of those that go continue at others."""
+    from rayinfer_deployments.control_socket import ask
+    from rayinfer_deployments.service_record import find_service
+
+    socket = find_service(port).control_socket
+    now = ask(socket, "scale", timeout_s=SCALE_S, num_engines=_number_in(engines), model=model)
+    for name, there in now.items():
+        typer.echo(f"{name}: {len(there)} engine{'' if len(there) == 1 else 's'} ({', '.join(there) or 'none'})")
+
+
+def _number_in(text: str) -> int | None:
+    if text == AUTO:
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= MOST:
+        raise ConfigError(f"expected a number of engines from 1 to {MOST}, or {AUTO}, got {text!r}")
+    return int(text)

@@ -1,0 +1,44 @@
+"""How engines' replicas, which Serve asks, come to know what waits in the routers, which it does not."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+
+from rayinfer.routing.first_tokens import NOTHING, FirstTokenCounts
+
+INTERVAL_S = 1.0
+ANSWER_S = 5.0  # of replicas
+FORGET_S = 10.0  # a router that is silent for so long is gone
+
+
+class RouterLoads:
+    """A replica's knowledge of the routers: each tells every replica, for any of them may go."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._told: dict[str, tuple[float, FirstTokenCounts]] = {}  # by router, with the time
+
+    def note(self, router: str, counts: FirstTokenCounts) -> None:
+        """Take what a router tells."""
+        self._told[router] = (self._clock(), counts)
+
+    def total(self) -> FirstTokenCounts:
+        """Add up what the routers have told lately."""
+        oldest_s, total = self._clock() - FORGET_S, NOTHING
+        self._told = {router: told for router, told in self._told.items() if told[0] >= oldest_s}
+        for _, counts in self._told.values():
+            total = total.plus(counts)
+        return total
+
+
+async def tell_replicas(handle: DeploymentHandle, router: str, counts: Callable[[], FirstTokenCounts]) -> None:
+    """Tell all of a model's replicas once a second what waits in this router, until cancelled."""
+    while True:
+        with contextlib.suppress(DeploymentUnavailableError, TimeoutError):  # there is none, or none that answers
+            response = handle.broadcast("note_router_load", router, tuple(counts()))
+            await response.results_async(timeout_s=ANSWER_S, return_exceptions=True)
+        await asyncio.sleep(INTERVAL_S)

@@ -1,0 +1,1 @@
+"""What the choice of the number of engines is worth, simulated over request traces."""

@@ -1,0 +1,155 @@
+"""How many engines a model should have: the decision alone, from what engines and routers say of their load."""
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from rayinfer.routing.autoscaling_settings import AutoscalingSettings
+from rayinfer.routing.first_tokens import NOTHING, WINDOW_S, FirstTokenCounts
+
+SLACK = 0.8  # engines that stay must be able to hold the load with so much of what they can hold
+MIN_LATE = 2  # one late request may be an accident
+FORGET_S = 3600.0  # what an engine was seen to hold counts half as much after so long
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelLoad:
+    """What the engines of one model have to do at one moment, and what waits for them."""
+
+    num_engines: int  # that run; those that start or leave do not count
+    num_running: float = 0.0  # requests in their batches
+    num_seats: float = 1.0  # requests that one of them may run at once
+    cache_usage: float = 0.0  # their caches in use, added up: 1.5 stands for one and a half full ones
+    first_tokens: FirstTokenCounts = NOTHING
+    is_whole: bool = True  # whether all of them have told; without that no engine goes
+    is_held: bool = False  # whether somebody has paused them or put them to sleep: then nothing is decided
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do, and was not of late."""
+        return not self.num_running and not self.first_tokens.num_waiting and not self.first_tokens.num_started
+
+    @property
+    def late_share(self) -> float:
+        """The share of requests that wait too long for their first token, or waited too long of late."""
+        counts = self.first_tokens
+        return counts.num_late / max(1, counts.num_started + counts.num_waiting)
+
+
+class EngineCount:
+    """Settles how many engines there should be, each time it is told how the load is.
+
+    More are started once they have been too few for a moment: for the prompts that wait, for the caches and seats in
+    use, or for the objective. Fewer are kept once fewer would have held the load, with some slack, all through the
+    delay. What an engine holds is learned where it did not hold more: requests that ran on each when they were too few.
+    """
+
+    def __init__(self, settings: AutoscalingSettings) -> None:
+        self._settings = settings
+        self._too_few_since: float | None = None
+        self._steady_since: float | None = None  # since when as many engines as wanted have run
+        self._last_steady = 0  # how many
+        self._told_since: float | None = None
+        self._last_busy: float | None = None
+        self._enough: deque[tuple[float, int]] = deque()  # falling maxima of how many would have been enough, by time
+        self._held: float | None = None  # requests that an engine was seen to run when it could not take more
+        self._held_at = 0.0
+
+    def decide(self, now_s: float, target: int, load: ModelLoad) -> int:
+        """Say how many engines there should be, where `target` are wanted at the moment; `now_s` is of any clock."""
+        if load.is_held:
+            self._start_over()
+            return self._settings.bounded(target)
+        if load.num_engines == 0:
+            self._start_over()
+            return self._settings.bounded(max(target, 1) if load.first_tokens.num_waiting else target)
+        self._note(now_s, target, load)
+        wanted = self._settings.bounded(self._needed(now_s, target, load))
+        if wanted > target:
+            if self._too_few_since is None:
+                self._too_few_since = now_s
+            if now_s - self._too_few_since < self._settings.upscale_delay_s:
+                return self._settings.bounded(target)
+            self._too_few_since = None
+            return wanted
+        self._too_few_since = None
+        if not load.is_whole or load.num_engines < target:
+            return self._settings.bounded(target)
+        return self._settings.bounded(min(target, self._enough_of_late(now_s, target)))
+
+    def _note(self, now_s: float, target: int, load: ModelLoad) -> None:
+        if self._told_since is None:
+            self._told_since = now_s
+        if not load.is_idle or self._last_busy is None:
+            self._last_busy = now_s
+        if load.num_engines < target:
+            self._steady_since = None
+        elif self._steady_since is None or self._last_steady != load.num_engines:
+            self._steady_since, self._last_steady = now_s, load.num_engines
+        self._learn(now_s, load)
+        enough = self._enough_for(now_s, load)
+        while self._enough and self._enough[-1][1] <= enough:
+            self._enough.pop()
+        self._enough.append((now_s, enough))
+        while self._enough[0][0] < now_s - self._settings.downscale_delay_s:
+            self._enough.popleft()
+
+    def _needed(self, now_s: float, target: int, load: ModelLoad) -> int:
+        """How many engines the present load takes."""
+        settings, waiting = self._settings, load.first_tokens
+        by_tokens = waiting.waiting_tokens / settings.target_waiting_tokens if waiting.num_waiting > 1 else 0.0
+        needed = math.ceil(max(by_tokens, self._engines_in_use(load) / settings.target_usage))
+        if self._misses_objective(load) and self._is_settled(now_s):
+            needed = max(needed, target + math.ceil(target * load.late_share / 2))
+        return needed
+
+    def _enough_for(self, now_s: float, load: ModelLoad) -> int:
+        """How many engines could hold the present load with slack."""
+        settings, waiting = self._settings, load.first_tokens
+        if self._misses_objective(load):
+            return load.num_engines
+        by_tokens = waiting.waiting_tokens / settings.target_waiting_tokens if waiting.num_waiting > 1 else 0.0
+        by_usage = self._engines_in_use(load) / settings.target_usage
+        by_requests = load.num_running / self._can_hold(now_s, load)
+        return max(1, math.ceil(max(by_tokens, by_usage, by_requests) / SLACK))
+
+    def _enough_of_late(self, now_s: float, target: int) -> int:
+        assert self._told_since is not None
+        assert self._last_busy is not None
+        settings = self._settings
+        if target <= 1:
+            return 0 if now_s - self._last_busy >= settings.idle_timeout_s else 1
+        if now_s - self._told_since < settings.downscale_delay_s:
+            return target
+        return self._enough[0][1]
+
+    def _engines_in_use(self, load: ModelLoad) -> float:
+        return max(load.cache_usage, load.num_running / max(1.0, load.num_seats))
+
+    def _misses_objective(self, load: ModelLoad) -> bool:
+        return load.first_tokens.num_late >= MIN_LATE and load.late_share > 1 - self._settings.attainment
+
+    def _is_settled(self, now_s: float) -> bool:
+        """Whether what came late came late with all engines that are wanted."""
+        return self._steady_since is not None and now_s - self._steady_since >= WINDOW_S
+
+    def _learn(self, now_s: float, load: ModelLoad) -> None:
+        """Learn what an engine holds: as much as it ran when there was too much, or more if it runs more well."""
+        each = load.num_running / load.num_engines
+        can_hold = self._can_hold(now_s, load)
+        if self._misses_objective(load):
+            if self._is_settled(now_s) and each >= 1:
+                self._held, self._held_at = (each if self._held is None else (each + can_hold) / 2), now_s
+        elif self._held is not None and each > can_hold:
+            self._held, self._held_at = each, now_s
+
+    def _can_hold(self, now_s: float, load: ModelLoad) -> float:
+        """Requests that an engine can run, as far as that is known; what was learned fades."""
+        most = max(1.0, load.num_seats * self._settings.target_usage)
+        if self._held is None or self._held >= most:
+            return most
+        return most - (most - self._held) * 2 ** ((self._held_at - now_s) / FORGET_S)
+
+    def _start_over(self) -> None:
+        self._too_few_since = self._steady_since = self._told_since = self._last_busy = None
+        self._enough.clear()
