@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -11,14 +11,23 @@ from rayinfer.errors import ConfigError
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
 
+ENGINE_NUM_CPUS = 0.5  # that Ray sets aside for an engine: it takes what the machine has, whatever that is
+
 
 class ModelArgs(EngineConfig):
     """One model: its engine's settings, and how many engines there are."""
 
     name: str = Field("", description="what clients call the model; default: the last part of `model` for a path")
     num_replicas: int = Field(1, ge=1, le=1024, description="engines that serve the model")
-    num_cpus: float = Field(0.5, ge=0, description="CPUs that Ray sets aside for each engine's process")
-    num_gpus: float = Field(0.0, ge=0, description="GPUs that Ray sets aside for each engine's process")
+    num_cpus: float | None = Field(
+        None, ge=0, description="CPUs that Ray sets aside for each process of an engine; default: 0.5 for all of them"
+    )
+    num_gpus: float = Field(
+        0.0,
+        ge=0,
+        description="GPUs that Ray sets aside for each process of an engine; with several processes (ranks) 1, or 0 to"
+        " compute on the CPU",
+    )
     drain_timeout_s: float = Field(
         120.0, ge=0, description="how long an engine may finish its requests when it has to go"
     )
@@ -42,12 +51,30 @@ class ModelArgs(EngineConfig):
         return PurePath(self.model).name.removesuffix(".gguf") if is_path else self.model
 
     @property
+    def num_ranks(self) -> int:
+        """How many processes each engine has."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def num_cpus_per_rank(self) -> float:
+        """CPUs that Ray sets aside for each of them."""
+        return round(ENGINE_NUM_CPUS / self.num_ranks, 4) if self.num_cpus is None else self.num_cpus
+
+    @property
     def surge(self) -> int:
         """How many engines there may be beyond `num_replicas` while they are replaced, in percent of it."""
         if self.surge_percent is not None:
             return self.surge_percent
         # Two or more stand in for each other; a GPU that is free for a moment only is rare.
         return 100 if self.num_replicas == 1 and not self.num_gpus else 0
+
+    @model_validator(mode="after")
+    def _ranks_share_no_gpu(self) -> Self:
+        if self.num_ranks > 1 and self.num_gpus not in (0, 1):
+            raise ValueError(
+                f"num_gpus must be 1 for each of the {self.num_ranks} ranks of an engine, or 0, got {self.num_gpus:g}"
+            )
+        return self
 
     def engine_config(self) -> EngineConfig:
         """Take out what concerns the engine alone."""
@@ -86,6 +113,21 @@ class LLMAppArgs(BaseModel):
         if twice:
             raise ValueError(f"every model needs a name of its own, got twice: {', '.join(twice)}")
         return self
+
+
+def with_gpus_for_ranks(args: LLMAppArgs, num_gpus: float) -> LLMAppArgs:
+    """Set a GPU aside for each rank of the engines that have several, as far as `num_gpus` reach for all of a model's.
+
+    Models that say themselves how many they want are left as they are.
+    """
+    models = []
+    for model in args.models:
+        wanted = model.num_replicas * model.num_ranks
+        if model.num_ranks > 1 and "num_gpus" not in model.model_fields_set and wanted <= num_gpus:
+            num_gpus -= wanted
+            model = model.model_copy(update={"num_gpus": 1.0})
+        models.append(model)
+    return args.model_copy(update={"models": models})
 
 
 def llm_app_args(settings: Mapping[str, Any]) -> LLMAppArgs:

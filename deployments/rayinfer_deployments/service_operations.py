@@ -18,8 +18,8 @@ from rayinfer.routing.limits import RouterLimits, router_limits
 from rayinfer_deployments.app_args import LLMAppArgs
 from rayinfer_deployments.applications import ROUTER, build_llm_app, engine_deployment_name
 from rayinfer_deployments.control_socket import Operation
+from rayinfer_deployments.engine_names import ENGINE_PREFIX
 from rayinfer_deployments.router import ControlAction, RouterReport
-from rayinfer_deployments.service_inventory import ENGINE_PREFIX
 from rayinfer_deployments.service_startup import failure_of, redeploy
 
 POLL_S = 0.1
