@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rayinfer.engine.rank_group import Rendezvous
 
 TICK_S = 0.25  # between two looks at a rank
-SILENT_TICKS = 8  # without an answer, after which a rank is frozen: as long as routers give a silent engine
+SILENT_TICKS = 7  # without an answer, after which a rank is frozen: routers are as quick to leave a silent engine
 BETTER_REASON_S = 1.0  # for the rank that failed first to say so, when another one has already missed it
 
 RAY_ERRORS = (RayActorError, RayTaskError)
@@ -126,7 +126,7 @@ class EngineGroup:
             num_silent_ticks += 1
             if answer.done() and answer.exception() is None:
                 num_silent_ticks, answer = 0, _begun(self._others[rank].ping.remote())
-        return f"rank {rank} of engine {self._name} has not answered for {SILENT_TICKS * TICK_S:.0f} s"
+        return f"rank {rank} of engine {self._name} has not answered for {SILENT_TICKS * TICK_S:.1f} s"
 
 
 def create_engine_group(
