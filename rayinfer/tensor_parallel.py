@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -108,10 +109,10 @@ class TorchGroup:
         if self.size <= 2 or x.device.type != "cpu":
             self._group.allreduce([x]).wait()
             return x
-        first, *others = self._gather(x.flatten()).view(self.size, *x.shape)
-        total = first.float()
-        for other in others:
-            total += other
+        parts = self._gather(x.flatten()).view(self.size, *x.shape)
+        total = parts[0].float()
+        for part in parts[1:]:
+            total += part
         return total.to(x.dtype)
 
     def all_gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
@@ -166,4 +167,4 @@ def split(total: int, num_parts: int, what: str, unit: int = 1) -> list[range]:
         num_units, unit = total, 1
     each, more = divmod(num_units, num_parts)
     starts = [min(total, unit * (part * each + min(part, more))) for part in range(num_parts + 1)]
-    return [range(start, end) for start, end in zip(starts, starts[1:], strict=False)]
+    return [range(start, end) for start, end in pairwise(starts)]

@@ -42,16 +42,6 @@ class CausalDecoder(torch.nn.Module):
         self._rotaries = {rotary for rotary in rotaries if rotary is not None}
         self._stack: ops.LayerStack | None = None  # all layers as one operation, where there is such a one
 
-    @property
-    def num_layers_here(self) -> int:
-        """Layers."""
-        return self.config.num_layers
-
-    @property
-    def num_kv_heads_here(self) -> int:
-        """Heads."""
-        return self.config.num_kv_heads
-
     def weight_places(self) -> Mapping[str, WeightPlace]:
         """See Decoder."""
         return weight_places(self)

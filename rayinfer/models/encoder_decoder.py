@@ -78,16 +78,6 @@ class EncoderDecoder(torch.nn.Module, ABC):
     def known_name(self, tensor_name: str) -> str | None:
         """See Decoder."""
 
-    @property
-    def num_layers_here(self) -> int:
-        """Layers."""
-        return self.config.num_layers
-
-    @property
-    def num_kv_heads_here(self) -> int:
-        """Heads."""
-        return self.config.num_kv_heads
-
     def weight_places(self) -> Mapping[str, WeightPlace]:
         """See Decoder."""
         return weight_places(self)

@@ -16,7 +16,6 @@ from rayinfer.optimization.packed_cache import PackedCache, entry_key
 from rayinfer.optimization.packed_model import fill_model, stored_model, structure_of
 from rayinfer.optimization.quantization import INT4, check_can_quantize, quantize_decoder
 from rayinfer.optimization.tensor_file import StoredTensors
-from rayinfer.tensor_parallel import WHOLE, Share
 from rayinfer_kernels import ops
 from rayinfer_kernels.packed_weight import LAYOUT_VERSION
 
@@ -31,7 +30,6 @@ def load_ready_decoder(
     *,
     quantization: str | None,
     cache: PackedCache,
-    share: Share = WHOLE,
     worth_keeping_bytes: int = WORTH_KEEPING_BYTES,
 ) -> Decoder:
     """Build the checkpoint's decoder and fill it; its weights lie in mapped memory where the cache has them.
