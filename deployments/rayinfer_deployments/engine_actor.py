@@ -69,8 +69,9 @@ class EngineActor:
     async def open_group(self) -> "Rendezvous":
         """Open the place where the engine's other ranks meet this one, its first; `start` then waits for them."""
         see_own_gpus()
-        self._rendezvous = await _in_own_thread(lambda: _building().open_group())
-        return self._rendezvous.rendezvous
+        host: RendezvousHost = await _in_own_thread(lambda: _building().open_group())
+        self._rendezvous = host
+        return host.rendezvous
 
     async def start(self) -> ModelDescription:
         """Load the model and take one step with it; raises ModelLoadError in one line when it cannot be loaded."""

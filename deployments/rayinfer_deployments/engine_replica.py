@@ -127,7 +127,7 @@ class EngineReplica:
 
 def _processes_on_node(num_processes: int, num_ranks: int) -> int:
     """How many engine processes share a node's cores, with the service's spread evenly and no engine divided."""
-    num_nodes = max(1, sum(node["Alive"] for node in ray.nodes()))
+    num_nodes = max(1, sum(bool(node["Alive"]) for node in ray.nodes()))
     return max(num_ranks, -(-num_processes // num_nodes))
 
 

@@ -135,7 +135,7 @@ def test_twenty_kills_of_any_rank_under_twelve_mixed_streams(host, tiny, report)
 
 
 def lose_group(service, answers, row, break_it):
-    """Break a group under load, and wait until it is gone and another is there; the row's note begins with its p99 step."""
+    """Break a group under load, and wait until another is there; the row's note begins with the 99th percentile of steps."""
     with under_load(service, answers, row) as load:
         group = service.known_groups()[0]
         remains = GroupRemains(group)

@@ -66,7 +66,8 @@ def test_f30_one_engine_then_four_then_one_under_load(host, model, expected, rep
         for num_replicas in (4, 1):
             service.redeploy(models=[SMALL | scaled | {"num_replicas": num_replicas}])
             row.recovery_s = wait_until_whole(service)
-            wait_until(lambda so_far=len(load.answers): len(load.answers) > so_far + 2 * model.num_streams, 120)
+            enough = len(load.answers) + 2 * model.num_streams
+            wait_until(lambda enough=enough: len(load.answers) > enough, 120)
     row.note = "back: until three had left"
     judge(report, row, service, without)
     service.delete()

@@ -56,7 +56,9 @@ def test_the_ranks_of_an_engine_share_what_ray_sets_aside_for_one():
 def test_ranks_have_a_gpu_each_or_none(num_gpus):
     assert model_args(num_gpus=num_gpus).num_gpus == num_gpus
     assert model_args(num_gpus=1, tensor_parallel_size=2).num_gpus == 1
-    with pytest.raises(ConfigError, match=f"num_gpus must be 1 for each of the 2 ranks of an engine, or 0, got {num_gpus}"):
+    with pytest.raises(
+        ConfigError, match=f"num_gpus must be 1 for each of the 2 ranks of an engine, or 0, got {num_gpus}"
+    ):
         model_args(num_gpus=num_gpus, tensor_parallel_size=2)
 
 

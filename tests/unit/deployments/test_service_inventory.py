@@ -42,5 +42,9 @@ def test_every_rank_of_an_engine_is_listed_and_the_first_one_alone_has_the_load(
     ]
     found = identify([*ranks, *ACTORS], "rayinfer", {"rayinfer-engine-abc": 4})
     engine = [process for process in found if process.role == "engine"]
-    assert [(process.pid, process.rank, process.load) for process in engine] == [(1, 0, 4), (11, 1, None), (12, 2, None)]
+    assert [(process.pid, process.rank, process.load) for process in engine] == [
+        (1, 0, 4),
+        (11, 1, None),
+        (12, 2, None),
+    ]
     assert {(process.group, process.replica) for process in engine} == {("rayinfer-engine-abc", "abc")}
