@@ -55,8 +55,12 @@ class EngineConfig(BaseModel):
         "auto", description="int8 keeps keys and values in eight bits; auto is the model's dtype"
     )
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
-    tensor_parallel_size: Literal[1] = 1
-    pipeline_parallel_size: Literal[1] = 1
+    tensor_parallel_size: int = Field(
+        1, ge=1, le=1024, description="ranks, each a process, among which every layer is cut"
+    )
+    pipeline_parallel_size: int = Field(
+        1, ge=1, le=1024, description="stages, each of so many ranks, among which the layers are shared out"
+    )
     num_threads: int | None = Field(
         None, ge=1, le=1024, description="CPU threads; default: the node's cores over its engines"
     )

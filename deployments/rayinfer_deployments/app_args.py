@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -11,6 +11,8 @@ from rayinfer.errors import ConfigError
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
+
+ENGINE_NUM_CPUS = 0.5  # that Ray sets aside for an engine: it takes what the machine has, whatever that is
 
 
 class ModelArgs(EngineConfig):
@@ -26,8 +28,15 @@ class ModelArgs(EngineConfig):
         None,
         description="bounds and objectives by which the number of engines follows the load, instead of a fixed one",
     )
-    num_cpus: float = Field(0.5, ge=0, description="CPUs that Ray sets aside for each engine's process")
-    num_gpus: float = Field(0.0, ge=0, description="GPUs that Ray sets aside for each engine's process")
+    num_cpus: float | None = Field(
+        None, ge=0, description="CPUs that Ray sets aside for each process of an engine; default: 0.5 for all of them"
+    )
+    num_gpus: float = Field(
+        0.0,
+        ge=0,
+        description="GPUs that Ray sets aside for each process of an engine; with several processes (ranks) 1, or 0 to"
+        " compute on the CPU",
+    )
     drain_timeout_s: float = Field(
         120.0, ge=0, description="how long an engine may finish its requests when it has to go"
     )
@@ -56,6 +65,16 @@ class ModelArgs(EngineConfig):
         return self.tokenizer or self.model
 
     @property
+    def num_ranks(self) -> int:
+        """How many processes each engine has."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def num_cpus_per_rank(self) -> float:
+        """CPUs that Ray sets aside for each of them."""
+        return round(ENGINE_NUM_CPUS / self.num_ranks, 4) if self.num_cpus is None else self.num_cpus
+
+    @property
     def surge(self) -> int:
         """How many engines there may be beyond `num_replicas` while they are replaced, in percent of it."""
         if self.surge_percent is not None:
@@ -72,6 +91,14 @@ class ModelArgs(EngineConfig):
     def _number_is_settled_once(self) -> "ModelArgs":
         if self.autoscaling is not None and "num_replicas" in self.model_fields_set:
             raise ValueError("num_replicas and autoscaling exclude each other: give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _ranks_share_no_gpu(self) -> Self:
+        if self.num_ranks > 1 and self.num_gpus not in (0, 1):
+            raise ValueError(
+                f"num_gpus must be 1 for each of the {self.num_ranks} ranks of an engine, or 0, got {self.num_gpus:g}"
+            )
         return self
 
     def engine_config(self) -> EngineConfig:
@@ -111,6 +138,21 @@ class LLMAppArgs(BaseModel):
         if twice:
             raise ValueError(f"every model needs a name of its own, got twice: {', '.join(twice)}")
         return self
+
+
+def with_gpus_for_ranks(args: LLMAppArgs, num_gpus: float) -> LLMAppArgs:
+    """Set a GPU aside for each rank of the engines that have several, as far as `num_gpus` reach for all of a model's.
+
+    Models that say themselves how many they want are left as they are.
+    """
+    models = []
+    for model in args.models:
+        wanted = model.num_replicas * model.num_ranks
+        if model.num_ranks > 1 and "num_gpus" not in model.model_fields_set and wanted <= num_gpus:
+            num_gpus -= wanted
+            model = model.model_copy(update={"num_gpus": 1.0})
+        models.append(model)
+    return args.model_copy(update={"models": models})
 
 
 def llm_app_args(settings: Mapping[str, Any]) -> LLMAppArgs:

@@ -14,18 +14,21 @@ from rayinfer import __version__
 from rayinfer_deployments.addressed_request_router import addressed_routing
 from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
 from rayinfer_deployments.autoscaling import serve_autoscaling
-from rayinfer_deployments.engine_replica import EngineReplica, EngineResources
+from rayinfer_deployments.engine_replica import EngineReplica
 from rayinfer_deployments.router import ListenAddress, Router, RouterModel, RouterScaling
+from rayinfer_deployments.tensor_parallel_ranks import EngineResources
 
 ROUTER = "router"
 REPLICA_NUM_CPUS = 0.05  # it only watches
+LEAST_NUM_CPUS = 0.001  # no bundle may be empty
 HEALTH_CHECK_PERIOD_S = 0.5  # Serve acts on the third failure, or at once when the process is gone
 HEALTH_CHECK_TIMEOUT_S = 30.0  # a busy machine answers late
 MANY = 100_000  # no limit of Serve's: the router's own admission counts
 MAX_STARTS = 2  # a model that cannot be loaded fails within seconds, one that met an accident gets a second chance
 CLEAN_UP_S = 10.0  # what a replica may take beyond its engine's grace
 
-MakeEngines = Callable[[int, ModelArgs, int], Application]  # from a model's number and settings, and the engines in all
+# From a model's number and settings, and the engines' processes in all.
+MakeEngines = Callable[[int, ModelArgs, int], Application]
 
 
 def build_llm_app(args: LLMAppArgs) -> Application:
@@ -38,12 +41,12 @@ def build_llm_app(args: LLMAppArgs) -> Application:
 
 def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
     """Serve models on engines of any make, which announce themselves as `EngineReplica` does."""
-    num_engines = sum(model.most_replicas for model in args.models)
+    num_processes = sum(model.most_replicas * model.num_ranks for model in args.models)
     models = [
         RouterModel(
             name=model.served_name,
             source=model.tokenizer_source,
-            engines=make_engines(index, model, num_engines),
+            engines=make_engines(index, model, num_processes),
             scaling=_router_scaling(model),
         )
         for index, model in enumerate(args.models)
@@ -119,8 +122,7 @@ def _version(settings: dict[str, Any]) -> str:
     return hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
 
 
-def _engine_deployment(index: int, model: ModelArgs, num_engines: int) -> Application:
-    gpus = {"GPU": model.num_gpus} if model.num_gpus else {}
+def _engine_deployment(index: int, model: ModelArgs, num_processes: int) -> Application:
     return (
         serve.deployment(EngineReplica)
         .options(
@@ -130,8 +132,7 @@ def _engine_deployment(index: int, model: ModelArgs, num_engines: int) -> Applic
             version=_version(model.model_dump(mode="json", exclude={"num_replicas", "autoscaling", "surge_percent"})),
             _internal=True,
             ray_actor_options={"num_cpus": REPLICA_NUM_CPUS},
-            # One bundle for both processes: the engine always starts beside the replica that owns it.
-            placement_group_bundles=[{"CPU": REPLICA_NUM_CPUS + model.num_cpus, **gpus}],
+            placement_group_bundles=_bundles(model),
             placement_group_strategy="STRICT_PACK",
             max_ongoing_requests=MANY,
             health_check_period_s=HEALTH_CHECK_PERIOD_S,
@@ -143,8 +144,18 @@ def _engine_deployment(index: int, model: ModelArgs, num_engines: int) -> Applic
         )
         .bind(
             model.engine_config(),
-            num_engines=num_engines,
-            resources=EngineResources(num_cpus=model.num_cpus, num_gpus=model.num_gpus),
+            num_processes=num_processes,
+            resources=EngineResources(
+                num_ranks=model.num_ranks, num_cpus=model.num_cpus_per_rank, num_gpus=model.num_gpus
+            ),
             drain_timeout_s=model.drain_timeout_s,
         )
     )
+
+
+def _bundles(model: ModelArgs) -> list[dict[str, float]]:
+    """One for each rank; the first one has room for the replica, which always starts on the node of what it owns."""
+    gpus = {"GPU": model.num_gpus} if model.num_gpus else {}
+    first = {"CPU": REPLICA_NUM_CPUS + model.num_cpus_per_rank} | gpus
+    other = {"CPU": max(model.num_cpus_per_rank, LEAST_NUM_CPUS)} | gpus
+    return [first] + [other] * (model.num_ranks - 1)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
 import ray
@@ -21,9 +22,11 @@ from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.transport.engine_server import EngineServer, TransportAddress
 from rayinfer_deployments.line_tls import line_server_tls
+from rayinfer_deployments.ray_environment import show_only_gpus
 
 if TYPE_CHECKING:
     from rayinfer.engine.async_engine import AsyncEngine
+    from rayinfer.engine.rank_group import Rendezvous, RendezvousHost
 
 ENGINE_BUILDING = "rayinfer_deployments.engine_building"
 CONTROL_ROUTER = "engine-actor"  # under this name the engine's own process asks for the warm-up
@@ -54,13 +57,21 @@ class EngineActor:
     Made a Ray actor by its replica, which owns it: when the replica's process ends, so does this one.
     """
 
-    def __init__(self, config: EngineConfig, num_engines_on_node: int, epoch: int) -> None:
+    def __init__(self, config: EngineConfig, num_processes_on_node: int, epoch: int) -> None:
         self._config = config
         self._epoch = epoch
-        self._num_engines_on_node = num_engines_on_node
+        self._num_processes_on_node = num_processes_on_node
+        self._rendezvous: RendezvousHost | None = None  # of an engine with several ranks
         self._engine: AsyncEngine | None = None
         self._server: EngineServer | None = None
         self._address: TransportAddress | None = None
+
+    async def open_group(self) -> "Rendezvous":
+        """Open the place where the engine's other ranks meet this one, its first; `start` then waits for them."""
+        see_own_gpus()
+        host: RendezvousHost = await _in_own_thread(lambda: _building().open_group())
+        self._rendezvous = host
+        return host.rendezvous
 
     async def start(self) -> ModelDescription:
         """Load the model and take one step with it; raises ModelLoadError in one line when it cannot be loaded."""
@@ -137,8 +148,9 @@ class EngineActor:
         return self._engine
 
     def _build(self) -> "AsyncEngine":
-        building = importlib.import_module(ENGINE_BUILDING)
-        engine: AsyncEngine = building.build_async_engine(self._config, self._num_engines_on_node, self._epoch)
+        engine: AsyncEngine = _building().build_async_engine(
+            self._config, self._num_processes_on_node, self._epoch, self._rendezvous
+        )
         return engine
 
     async def _warm_up(self) -> None:
@@ -151,6 +163,18 @@ class EngineActor:
             async for message in messages:
                 if any(delta.finish_reason is not None for delta in message.deltas):
                     return
+
+
+def see_own_gpus() -> None:
+    """Let a rank see the GPUs that Ray has set aside for it, and no other; without any, it computes on the CPU.
+
+    Then each rank's first GPU is its own: ranks that take a GPU of all there are would take the same one.
+    """
+    show_only_gpus(ray.get_runtime_context().get_accelerator_ids()["GPU"])
+
+
+def _building() -> ModuleType:
+    return importlib.import_module(ENGINE_BUILDING)
 
 
 async def _in_own_thread(function: Callable[[], Result]) -> Result:

@@ -6,17 +6,39 @@ from rayinfer.config import EngineConfig
 from rayinfer.engine.assembly import build_engine
 from rayinfer.engine.async_engine import AsyncEngine
 from rayinfer.engine.cores import fill_machine, usable_cores
+from rayinfer.engine.rank_group import Rendezvous, RendezvousHost, open_rendezvous
+from rayinfer.engine.rank_worker import run_rank
 from rayinfer.models.sources import resolve_model
 
 
-def build_async_engine(config: EngineConfig, num_engines_on_node: int, epoch: int) -> AsyncEngine:
-    """Find the model, load it and put the engine around it, with its share of this node's cores."""
-    num_threads = config.num_threads or max(1, len(usable_cores()) // num_engines_on_node)
-    pin_threads = config.pin_threads
-    if pin_threads is None:
-        pin_threads = fill_machine(num_threads, num_engines_on_node)
-    config = config.model_copy(update={"num_threads": num_threads, "pin_threads": pin_threads})
-    engine = build_engine(config, resolve_model(config.model, progress=False))
+def open_group() -> RendezvousHost:
+    """Open the place where an engine's ranks meet; they share a node."""
+    return open_rendezvous("127.0.0.1")
+
+
+def build_async_engine(
+    config: EngineConfig, num_processes_on_node: int, epoch: int, rendezvous: RendezvousHost | None = None
+) -> AsyncEngine:
+    """Find the model, load it and put the engine around it, with its share of this node's cores.
+
+    An engine of several ranks waits at the rendezvous for the others.
+    """
+    config = _with_threads(config, num_processes_on_node)
+    engine = build_engine(config, resolve_model(config.model, progress=False), rendezvous=rendezvous)
     gc.collect()
     gc.freeze()  # all that is loaded by now stays: walking through it took pauses of a tenth of a second
     return AsyncEngine(engine, epoch=epoch)
+
+
+def run_engine_rank(config: EngineConfig, num_processes_on_node: int, rendezvous: Rendezvous, rank: int) -> None:
+    """Compute a further rank's part, until the first rank ends the group; raises when the group breaks."""
+    config = _with_threads(config, num_processes_on_node)
+    run_rank(config, resolve_model(config.model, progress=False), rendezvous, rank)
+
+
+def _with_threads(config: EngineConfig, num_processes_on_node: int) -> EngineConfig:
+    num_threads = config.num_threads or max(1, len(usable_cores()) // num_processes_on_node)
+    pin_threads = config.pin_threads
+    if pin_threads is None:
+        pin_threads = fill_machine(num_threads, num_processes_on_node)
+    return config.model_copy(update={"num_threads": num_threads, "pin_threads": pin_threads})

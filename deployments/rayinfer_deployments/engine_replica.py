@@ -4,11 +4,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from dataclasses import dataclass
 
 import ray
 from ray import serve
-from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayTaskError
 
 from rayinfer.config import EngineConfig
@@ -16,9 +14,12 @@ from rayinfer.errors import EngineDead, EngineLeaving, ModelLoadError, RayinferE
 from rayinfer.outputs import EngineStats
 from rayinfer.routing.first_tokens import FirstTokenCounts
 from rayinfer_deployments.autoscaling import engine_report
-from rayinfer_deployments.engine_actor import MAX_CONCURRENT_CALLS, EngineActor, EngineReport
+from rayinfer_deployments.engine_actor import EngineReport
 from rayinfer_deployments.engine_address import EngineAddress
+from rayinfer_deployments.engine_names import ENGINE_PREFIX
 from rayinfer_deployments.load_reports import RouterLoads
+from rayinfer_deployments.ray_failures import cause_in_one_line, cause_of
+from rayinfer_deployments.tensor_parallel_ranks import EngineResources, create_engine_group
 
 SERVE_NAMESPACE = "serve"  # where Serve keeps its own actors, and we our engines
 WATCH_INTERVAL_S = 0.5
@@ -29,19 +30,11 @@ ANSWER_WITHIN_S = 8.0  # no step keeps the process from answering: who does not 
 logger = logging.getLogger("ray.serve")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineResources:
-    """What Ray sets aside for one engine's process."""
-
-    num_cpus: float
-    num_gpus: float
-
-
 class EngineReplica:
-    """Owns one engine actor from its start to its end."""
+    """Owns the processes of one engine from their start to their end."""
 
     async def __init__(  # type: ignore[misc] # Serve awaits it
-        self, config: EngineConfig, num_engines: int, resources: EngineResources, drain_timeout_s: float
+        self, config: EngineConfig, num_processes: int, resources: EngineResources, drain_timeout_s: float
     ) -> None:
         self._drain_timeout_s = drain_timeout_s
         self._stats = EngineStats()
@@ -52,17 +45,22 @@ class EngineReplica:
         self._failure: str | None = None
         self._is_leaving = False
         self._address = EngineAddress(
-            actor_name=f"rayinfer-engine-{serve.get_replica_context().replica_tag}",
+            actor_name=f"{ENGINE_PREFIX}{serve.get_replica_context().replica_tag}",
             namespace=SERVE_NAMESPACE,
             epoch=time.time_ns(),
         )
-        self._actor = _create_actor(self._address, config, num_engines, resources)
+        num_on_node = _processes_on_node(num_processes, resources.num_ranks)
+        self._group = create_engine_group(self._address, config, resources, num_on_node)
+        self._actor = self._group.first
         try:
-            await self._actor.start.remote()
-        except (RayTaskError, RayActorError) as error:
-            ray.kill(self._actor)
+            await self._group.start()
+        except (RayTaskError, RayActorError, EngineDead) as error:
+            self._group.kill()
             raise _start_failure(error, config.model) from None
-        self._watching = asyncio.get_running_loop().create_task(self._watch())
+        loop = asyncio.get_running_loop()
+        self._watching = [loop.create_task(self._watch())]
+        if self._group.has_others:
+            self._watching.append(loop.create_task(self._watch_group()))
 
     def record_replica_metadata(self) -> dict[str, object]:
         """Tell routers where the engine is found."""
@@ -97,17 +95,18 @@ class EngineReplica:
             raise EngineDead(f"the engine's loop has not come round for {silent_s:.0f} s")
 
     async def __del__(self) -> None:
-        """Let the engine finish what it has, as long as the grace lasts, and end its process."""
+        """Let the engine finish what it has, as long as the grace lasts, and end its processes."""
         if not hasattr(self, "_watching"):
             return  # it never started, and __init__ has cleaned up
-        self._watching.cancel()
+        for watching in self._watching:
+            watching.cancel()
         try:
             with contextlib.suppress(RayActorError, RayTaskError, TimeoutError):
                 async with asyncio.timeout(self._drain_timeout_s):
                     await self._actor.drain.remote()
                     await self._actor.shutdown.remote()
         finally:
-            ray.kill(self._actor)
+            self._group.kill()
 
     async def _watch(self) -> None:
         """Ask the engine for its counters twice a second; its death shows at once, its silence in `check_health`."""
@@ -119,40 +118,30 @@ class EngineReplica:
                 self._last_beat = time.monotonic() - report.silent_s
                 self._longest_silence_s = min(STALE_AFTER_S, report.silent_limit_s + STUCK_GRACE_S)
             except (RayActorError, RayTaskError) as error:
-                self._failure = f"engine {self._address.actor_name} has died: {_one_line(error)}"
+                self._failure = f"engine {self._address.actor_name} has died: {cause_in_one_line(error)}"
                 logger.error(self._failure)
             except TimeoutError:
                 self._failure = f"engine {self._address.actor_name} has not answered for {ANSWER_WITHIN_S:.0f} s"
                 logger.error(self._failure)
             await asyncio.sleep(WATCH_INTERVAL_S)
 
-
-def _create_actor(
-    address: EngineAddress, config: EngineConfig, num_engines: int, resources: EngineResources
-) -> ActorHandle:
-    num_nodes = max(1, sum(node["Alive"] for node in ray.nodes()))
-    return (
-        ray.remote(EngineActor)
-        .options(
-            name=address.actor_name,
-            namespace=address.namespace,
-            num_cpus=resources.num_cpus,
-            num_gpus=resources.num_gpus,
-            max_restarts=0,
-            max_concurrency=MAX_CONCURRENT_CALLS,
-        )
-        .remote(config, -(-num_engines // num_nodes), address.epoch)
-    )
+    async def _watch_group(self) -> None:
+        """End every process of the engine as soon as one beyond the first is lost: without it the others only wait."""
+        loss = await self._group.first_loss()
+        self._failure = self._failure or loss
+        logger.error(loss)
+        self._group.kill()
 
 
-def _start_failure(error: RayTaskError | RayActorError, model: str) -> Exception:
+def _processes_on_node(num_processes: int, num_ranks: int) -> int:
+    """How many engine processes share a node's cores, with the service's spread evenly and no engine divided."""
+    num_nodes = max(1, sum(bool(node["Alive"]) for node in ray.nodes()))
+    return max(num_ranks, -(-num_processes // num_nodes))
+
+
+def _start_failure(error: BaseException, model: str) -> Exception:
     """Make the error that an operator sees: a model that cannot be loaded is said in one line."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
+    cause = cause_of(error)
     if isinstance(cause, RayinferError):
         return cause
-    return ModelLoadError(f"the engine for model {model!r} could not start: {_one_line(error)}")
-
-
-def _one_line(error: Exception) -> str:
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    return f"{type(cause).__name__}: {str(cause).strip().splitlines()[-1] if str(cause).strip() else ''}"
+    return ModelLoadError(f"the engine for model {model!r} could not start: {cause_in_one_line(error)}")

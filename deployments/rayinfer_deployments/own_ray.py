@@ -76,6 +76,11 @@ def start_ray(**settings: object) -> BackgroundCall[object]:
     return BackgroundCall(lambda: ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings))
 
 
+def count_gpus() -> float:
+    """Tell how many GPUs the Ray has that this process is part of."""
+    return float(ray.cluster_resources().get("GPU", 0.0))
+
+
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Hold signals off while processes are ended: an interrupted clean-up would leave some behind."""

@@ -1,7 +1,7 @@
 """The settings that Ray and Ray Serve take from the environment only, in one place."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -114,6 +114,15 @@ def ray_tls_files() -> TlsFiles | None:
 def settings_of_ray() -> dict[str, str]:
     """Read all settings of Ray and Ray Serve from this process's environment."""
     return {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+
+
+def show_only_gpus(ids: Sequence[str]) -> None:
+    """Let CUDA see these GPUs alone, in this order; call it before CUDA is used.
+
+    Ray does the same for a process that has asked for some, unless RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set,
+    but shows all GPUs to one that has asked for none.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids)
 
 
 def _has_token() -> bool:

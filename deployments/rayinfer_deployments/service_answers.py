@@ -9,8 +9,8 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from rayinfer.errors import RayinferError
+from rayinfer_deployments.engine_names import ENGINE_PREFIX
 from rayinfer_deployments.router import RouterReport
-from rayinfer_deployments.service_inventory import ENGINE_PREFIX
 
 
 def engines_in(reports: Sequence[RouterReport]) -> dict[str, str]:

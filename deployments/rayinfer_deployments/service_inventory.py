@@ -12,6 +12,7 @@ from ray.core.generated import gcs_pb2
 
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.control_socket import ask
+from rayinfer_deployments.engine_names import ENGINE_PREFIX, RankName
 from rayinfer_deployments.process_tree import descendants
 from rayinfer_deployments.service_record import ServiceRecord
 
@@ -19,7 +20,6 @@ Role = Literal["proxy", "controller", "router", "engine_replica", "engine"]
 
 ROLE_ORDER: tuple[Role, ...] = ("controller", "proxy", "router", "engine_replica", "engine")
 REPLICA_PREFIX = "SERVE_REPLICA::"  # Serve names a replica's actor so, then application#deployment#replica
-ENGINE_PREFIX = "rayinfer-engine-"  # then the replica
 PROXY_CLASSES = ("ProxyActor", "HAProxyManager")  # the second one starts HAProxy and tells it of changes
 ANSWER_S = 10.0  # of a service's process
 LOAD_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting")
@@ -77,11 +77,16 @@ def _identify(actor: Actor, application: str, replicas: set[str], loads: dict[st
                 pid=actor.pid, role="router", replica=replica, load=loads.get(replica, loads.get("router"))
             )
         return ServiceProcess(pid=actor.pid, role="engine_replica", group=ENGINE_PREFIX + replica, replica=replica)
-    replica = actor.name.removeprefix(ENGINE_PREFIX)
-    if actor.name.startswith(ENGINE_PREFIX) and replica in replicas:
-        load = loads.get(actor.name)
-        return ServiceProcess(pid=actor.pid, role="engine", rank=0, group=actor.name, replica=replica, load=load)
-    return None
+    return _identify_rank(actor, replicas, loads) if actor.name.startswith(ENGINE_PREFIX) else None
+
+
+def _identify_rank(actor: Actor, replicas: set[str], loads: dict[str, int]) -> ServiceProcess | None:
+    name = RankName.of(actor.name)
+    replica = name.engine.removeprefix(ENGINE_PREFIX)
+    if replica not in replicas:
+        return None
+    load = loads.get(name.engine) if name.rank == 0 else None  # requests are counted once
+    return ServiceProcess(pid=actor.pid, role="engine", rank=name.rank, group=name.engine, replica=replica, load=load)
 
 
 def read_actors(ray_address: str) -> list[Actor]:

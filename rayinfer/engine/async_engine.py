@@ -165,6 +165,7 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._obey():
+                self._engine.check_alive()
                 self._publish(self._step() if self._engine.has_unfinished_requests else [])
                 self._end_unheard_routers()
         except BaseException as error:

@@ -24,6 +24,9 @@ class BatchTable:
         self.num_scheduled = np.zeros(num_rows, np.int64)  # to be computed in the step that is being planned
         self.num_blocks = np.zeros(num_rows, np.int64)
         self.num_stored_blocks = np.zeros(num_rows, np.int64)  # of those, hit-able in the prefix cache
+        self.turns = np.zeros(num_rows, np.int64)  # grows whenever the row changes hands
+        self.is_under_way = np.zeros(num_rows, np.bool_)  # in a step whose tokens are not known yet
+        self.last_steps = np.zeros(num_rows, np.int64)  # the latest step that the row was planned in
         # What the row's request has brought along:
         self.request_ids = np.full(num_rows, "", np.object_)
         self.prompt_lens = np.zeros(num_rows, np.int64)
@@ -57,6 +60,13 @@ class BatchTable:
         if self._active_rows is None:
             self._active_rows = np.fromiter(self._active, np.int64, len(self._active))
         return self._active_rows
+
+    @property
+    def scheduled_rows(self) -> Int64Array:
+        """The taken rows that have tokens in the step that is being planned, oldest first."""
+        rows = self.rows
+        is_scheduled = self.num_scheduled[rows] > 0
+        return rows if is_scheduled.all() else rows[is_scheduled]
 
     def request_at(self, row: int) -> Request:
         """The request that has the row."""
@@ -92,6 +102,7 @@ class BatchTable:
         self.num_computed[row] = num_computed
         self.num_blocks[row] = len(request.blocks)
         self.num_stored_blocks[row] = num_stored_blocks
+        self.last_steps[row] = 0
         self._describe(row, request)
         return row
 
@@ -126,6 +137,8 @@ class BatchTable:
         self.requests[row] = None
         self.request_ids[row] = ""
         self.num_scheduled[row] = 0
+        self.turns[row] += 1
+        self.is_under_way[row] = False
         for some_rows in (self.rows_with_stop_ids, self.rows_with_details, self.rows_without_answer):
             some_rows.discard(row)
         del self._active[row]
@@ -145,8 +158,8 @@ class BatchTable:
         return tokens
 
     def assemble(self, *, step: int, entered: tuple[EnteredRow, ...]) -> StepPlan:
-        """Gather the scheduled tokens of all taken rows, of which each has one at least, into one plan."""
-        rows, num_tokens = self.rows, int(self.num_scheduled.sum())
+        """Gather the scheduled tokens of all taken rows that have any into one plan."""
+        rows, num_tokens = self.scheduled_rows, int(self.num_scheduled.sum())
         computed = self.num_computed[rows]
         if num_tokens == len(rows):  # a token each, as in most steps
             token_rows, positions = rows, computed

@@ -6,6 +6,7 @@ import torch
 
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.model_runner import FinishedStep
+from rayinfer.engine.pipeline_link import ONLY_STAGE, Stage
 from rayinfer.engine.static_runner import StaticRunner
 from rayinfer.engine.static_shapes import StaticShapes
 from rayinfer.engine.step_plan import EnteredRow, Int32Array, StepPlan
@@ -21,10 +22,11 @@ class EncoderDecoderRunner(StaticRunner):
         sampler: Sampler,
         device: torch.device,
         shapes: StaticShapes,
+        stage: Stage = ONLY_STAGE,
         *,
         max_read_tokens: int,
     ) -> None:
-        super().__init__(decoder, sampler, device, shapes)
+        super().__init__(decoder, sampler, device, shapes, stage)
         self._max_read_tokens = max_read_tokens
 
     def submit(self, plan: StepPlan) -> FinishedStep:

@@ -1,17 +1,19 @@
 """The engine: takes requests, moves all of them forward one step at a time, and says what each of them gained."""
 
+import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 
 from rayinfer.engine.engine_state import LifeCycle, SleepLevel, sleep_level
-from rayinfer.engine.executor import Executor
+from rayinfer.engine.executor import Executor, StepHandle
 from rayinfer.engine.request import Request, new_request
 from rayinfer.engine.request_checks import checked_token_ids
 from rayinfer.engine.scheduler import Scheduler
 from rayinfer.engine.step_plan import Int32Array, StepPlan
-from rayinfer.errors import InvalidParameter
+from rayinfer.errors import EngineDead, InvalidParameter
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
 from rayinfer.protocols import GenerationRequest, ModelDescription
 
@@ -37,6 +39,7 @@ class Engine:
         self._clock = clock
         self._life = LifeCycle()
         self.on_plan: Callable[[int], None] = lambda num_tokens: None  # told how many tokens a step is about to compute
+        self._under_way: deque[tuple[StepPlan, StepHandle]] = deque()  # steps, oldest first
         self._deltas: list[TokenDelta] = []  # of the step under way: they outlast an interruption
 
     def add_request(self, request: GenerationRequest) -> None:
@@ -51,19 +54,32 @@ class Engine:
         return self._scheduler.finish(request_id, "abort")
 
     def step(self) -> list[TokenDelta]:
-        """Move every scheduled request one step forward; while paused or asleep, only end those whose time is up."""
-        self._life.check_alive()
+        """Move every scheduled request one step forward; while paused or asleep, only end those whose time is up.
+
+        Where the executor takes several plans at once, the next one is under way before this one's tokens are here.
+        """
+        self.check_alive()
         self._end_overdue_requests()
-        if self._life.is_running and (plan := self._scheduler.plan()) is not None:
-            self.on_plan(plan.num_tokens)
-            try:
-                self._copy_blocks()
-                self._run(plan)
-            except BaseException:
-                self._scheduler.enter_again(plan)
-                raise
+        with self._dying_with_executor():
+            while self._can_plan and (plan := self._scheduler.plan()) is not None:
+                self.on_plan(plan.num_tokens)
+                try:
+                    self._copy_blocks()
+                    self._start(plan)
+                except BaseException:
+                    self._scheduler.enter_again(plan)
+                    raise
+                if not self._under_way:  # it is done
+                    break
+            self._finish_oldest()
         deltas, self._deltas = self._deltas, []
         return deltas
+
+    def check_alive(self) -> None:
+        """Raise EngineDead when nothing can be computed any more."""
+        self._life.check_alive()
+        with self._dying_with_executor():
+            self._executor.check()
 
     # Between two steps
 
@@ -77,7 +93,11 @@ class Engine:
 
     def sleep(self, level: int = SleepLevel.OFFLOAD) -> None:
         """Pause and give memory back, as SleepLevel has it; raises InvalidParameter, WrongEngineState or EngineDead."""
-        self._life.sleep(sleep_level(level), self._give_memory_back)
+        level = sleep_level(level)
+        with self._dying_with_executor():
+            while self._under_way:
+                self._finish_oldest()
+        self._life.sleep(level, self._give_memory_back)
 
     def wake(self) -> None:
         """Take the memory again, and go on unless the engine was paused; if there is none, the engine is dead."""
@@ -89,13 +109,13 @@ class Engine:
 
     @property
     def has_unfinished_requests(self) -> bool:
-        """Whether anybody waits or runs."""
-        return self._scheduler.num_unfinished > 0
+        """Whether anybody waits or runs, or a step is under way."""
+        return self._scheduler.num_unfinished > 0 or bool(self._under_way)
 
     @property
     def can_advance(self) -> bool:
         """Whether another step would bring anybody forward."""
-        return self._life.is_running and self.has_unfinished_requests
+        return bool(self._under_way) or (self._life.is_running and self._scheduler.num_unfinished > 0)
 
     @property
     def num_unfinished_requests(self) -> int:
@@ -130,6 +150,33 @@ class Engine:
             now=self._clock(),
             weights_generation=self.description.weights_generation,
         )
+
+    @property
+    def _can_plan(self) -> bool:
+        return self._life.is_running and len(self._under_way) < self._executor.num_plans_at_once
+
+    def _start(self, plan: StepPlan) -> None:
+        if self._executor.num_plans_at_once == 1:
+            self._run(plan)
+        else:
+            self._under_way.append((plan, self._executor.submit(plan)))
+
+    def _finish_oldest(self) -> None:
+        """Take the tokens of the oldest step under way, if there is one."""
+        if self._under_way:
+            plan, step = self._under_way[0]
+            sampled = step.result()
+            self._under_way.popleft()
+            self._deltas += self._scheduler.apply(plan, sampled)
+
+    @contextlib.contextmanager
+    def _dying_with_executor(self) -> Iterator[None]:
+        try:
+            yield
+        except EngineDead as error:
+            self._under_way.clear()
+            self._life.die(error)
+            raise
 
     def _run(self, plan: StepPlan) -> None:
         """Compute the plan; if it fails, compute its halves, until the request at fault is alone and ends with "error".
@@ -181,4 +228,8 @@ class Engine:
 
 def _may_be_one_request(error: Exception) -> bool:
     # A device error or a lack of memory says nothing about a request, and the state after it cannot be trusted.
-    return not isinstance(error, MemoryError) and "CUDA error" not in str(error) and "out of memory" not in str(error)
+    return (
+        not isinstance(error, MemoryError | EngineDead)
+        and "CUDA error" not in str(error)
+        and "out of memory" not in str(error)
+    )

@@ -48,6 +48,11 @@ class LifeCycle:
         """Whether steps are planned."""
         return self.state is EngineState.RUNNING
 
+    def die(self, death: EngineDead) -> None:
+        """Anything -> dead, for this cause."""
+        if self._death is None:
+            self.state, self._death = EngineState.DEAD, death
+
     def check_alive(self) -> None:
         """Raise EngineDead, with its cause, once the engine is dead."""
         if self._death is not None:

@@ -19,6 +19,8 @@ class StepHandle(Protocol):
 class Executor(Protocol):
     """Runs plans and copies blocks, all in the order in which they are submitted."""
 
+    num_plans_at_once: int  # steps that may be under way before the first one's tokens are asked for
+
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start a step."""
         ...
@@ -33,6 +35,10 @@ class Executor(Protocol):
 
     def restore(self, level: SleepLevel) -> None:
         """Take back what this level gave; the blocks that were in use are as they were, unless it was the deepest."""
+        ...
+
+    def check(self) -> None:
+        """Raise EngineDead when no step can be run any more; costs nothing."""
         ...
 
     def shutdown(self) -> None:

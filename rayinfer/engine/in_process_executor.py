@@ -14,6 +14,8 @@ from rayinfer.engine.step_plan import StepPlan
 class InProcessExecutor:
     """An Executor: a model runner, and the memory of the model that it runs."""
 
+    num_plans_at_once = 1
+
     def __init__(self, runner: ModelRunner, memory: ModelMemory, cores: Cores | None = None) -> None:
         self._runner = runner
         self._memory = memory
@@ -39,6 +41,9 @@ class InProcessExecutor:
         """Take it again."""
         self._memory.restore(level)
         self._runner.decoder = self._memory.decoder
+
+    def check(self) -> None:
+        """Nothing happens: it lives as long as this process."""
 
     def shutdown(self) -> None:
         """Let go of the weights and the cache."""

@@ -18,6 +18,7 @@ from rayinfer.engine.step_deltas import (
     one_token_deltas,
 )
 from rayinfer.engine.step_plan import EnteredRow, Int64Array, SampledTokens, StepPlan
+from rayinfer.engine.step_turns import StepTurns
 from rayinfer.engine.waiting_queue import WaitingQueue
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.kv_cache.stored_blocks import BlockEvents
@@ -47,6 +48,7 @@ class Scheduler:
         forced_end_token_id: int | None = None,
         enable_prefix_caching: bool = True,
         offload: KVOffload | None = None,
+        num_plans_at_once: int = 1,
     ) -> None:
         block_size = block_manager.block_size
         # No more rows than tokens in a step: every decoding request has its token in every step.
@@ -63,6 +65,7 @@ class Scheduler:
         self._budget = max_num_batched_tokens
         self._eos_token_ids = eos_token_ids
         self._forced_end_token_id = forced_end_token_id
+        self._turns = StepTurns(self._table, num_plans_at_once)
         self._entered: list[EnteredRow] = []
         self._prefilling: dict[Request, None] = {}  # an ordered set, which some have left since it was last looked at
         self._totals = EngineStats(kv_blocks_total=block_manager.num_blocks)
@@ -166,10 +169,12 @@ class Scheduler:
         """Choose the next step's tokens; None when there is nothing to compute."""
         self._admission.grow_decoding_requests()
         self._spread_budget()
-        if not len(self._table):
+        if not self._table.num_scheduled.any():
             return None
         self._totals.num_steps_total += 1
-        return self._table.assemble(step=self._totals.num_steps_total, entered=self._take_entered())
+        plan = self._table.assemble(step=self._totals.num_steps_total, entered=self._take_entered())
+        self._turns.begin(plan)
+        return plan
 
     def enter_again(self, plan: StepPlan) -> None:
         """Let the executor hear once more, with the next plan, who is in the rows of a plan that was interrupted."""
@@ -184,11 +189,12 @@ class Scheduler:
     def _spread_budget(self) -> None:
         """Set what each request computes: first one token for all that run, then prompts and arrivals by importance."""
         table = self._table
-        table.num_scheduled[table.rows] = 1
+        self._turns.schedule_one_token_each()
         self._prefilling = {request: None for request in self._prefilling if table.num_pending(request) > 1}
         for request in sorted(self._prefilling, key=order_key):
             self._admit(before=request)
-            if request.row is not None:  # an arrival may have taken its place
+            # An arrival may have taken its place, and with several steps at once it need not be its turn.
+            if request.row is not None and table.num_scheduled[request.row]:
                 num_more = min(table.num_pending(request) - 1, self._num_tokens_left)
                 table.num_scheduled[request.row] += num_more
         self._admit()
@@ -223,8 +229,12 @@ class Scheduler:
     # A step's tokens are in
 
     def apply(self, plan: StepPlan, sampled: SampledTokens) -> list[TokenDelta]:
-        """Move the plan's requests forward and end those that are done; returns what each of them gained."""
+        """Move the plan's requests forward and end those that are done; returns what each of them gained.
+
+        Requests that have left since the step was planned get nothing.
+        """
         table = self._table
+        plan, sampled = self._turns.end(plan, sampled)
         table.num_computed[plan.rows] = plan.context_lengths
         self._admission.queue_again(self._batch.store_written_blocks(_sound_rows(plan, sampled)))
         note_prefill_chunks(table, plan)

@@ -6,6 +6,7 @@ import torch
 
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.model_runner import FinishedStep, ModelRunner
+from rayinfer.engine.pipeline_link import ONLY_STAGE, Stage
 from rayinfer.engine.static_shapes import StaticShapes
 from rayinfer.engine.step_plan import StepPlan
 from rayinfer.models.decoder import Decoder
@@ -14,8 +15,15 @@ from rayinfer.models.decoder import Decoder
 class StaticRunner(ModelRunner):
     """A ModelRunner for a fixed batch; the sampler must have a row more than there are requests."""
 
-    def __init__(self, decoder: Decoder, sampler: Sampler, device: torch.device, shapes: StaticShapes) -> None:
-        super().__init__(decoder, sampler, device)
+    def __init__(
+        self,
+        decoder: Decoder,
+        sampler: Sampler,
+        device: torch.device,
+        shapes: StaticShapes,
+        stage: Stage = ONLY_STAGE,
+    ) -> None:
+        super().__init__(decoder, sampler, device, stage)
         self._shapes = shapes
 
     def warm_up(self) -> None:

@@ -69,6 +69,26 @@ class StepPlan:
             entered=tuple(entered for entered in self.entered if entered.row in self.rows[first:last]),
         )
 
+    def only(self, is_kept: BoolArray) -> "StepPlan":
+        """The step without some of its requests; is_kept [num_requests]."""
+        counts = np.diff(self.query_starts)
+        is_kept_token = np.repeat(is_kept, counts)
+        query_starts = np.zeros(int(is_kept.sum()) + 1, np.int32)
+        counts[is_kept].cumsum(out=query_starts[1:])
+        rows = self.rows[is_kept]
+        return StepPlan(
+            step=self.step,
+            rows=rows,
+            token_ids=self.token_ids[is_kept_token],
+            positions=self.positions[is_kept_token],
+            slots=self.slots[is_kept_token],
+            query_starts=query_starts,
+            context_lengths=self.context_lengths[is_kept],
+            block_tables=self.block_tables[is_kept],
+            samples=self.samples[is_kept],
+            entered=tuple(entered for entered in self.entered if entered.row in rows),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredTokens:
@@ -83,6 +103,17 @@ class ScoredTokens:
     logprobs: Float32Array  # [num_tokens, 1 + k]
     ranks: Int32Array  # [num_tokens], of the token itself, 1 is the most likely
 
+    def only(self, rows: Int64Array) -> "ScoredTokens":
+        """The scores of these rows."""
+        is_kept = np.isin(self.rows, rows)
+        return ScoredTokens(
+            rows=self.rows[is_kept],
+            positions=self.positions[is_kept],
+            token_ids=self.token_ids[is_kept],
+            logprobs=self.logprobs[is_kept],
+            ranks=self.ranks[is_kept],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
@@ -92,3 +123,12 @@ class SampledTokens:
     is_invalid: BoolArray  # of the same length: the logits had no finite maximum, the token means nothing
     logprobs: ScoredTokens | None = None  # of the new tokens of those requests that asked for them
     prompt_logprobs: ScoredTokens | None = None  # of prompt tokens, the first of a prompt excepted
+
+    def only(self, is_kept: BoolArray, rows: Int64Array) -> "SampledTokens":
+        """The tokens of some requests; is_kept [number of tokens], and the rows of which scores are kept."""
+        return SampledTokens(
+            self.token_ids[is_kept],
+            self.is_invalid[is_kept],
+            None if self.logprobs is None else self.logprobs.only(rows),
+            None if self.prompt_logprobs is None else self.prompt_logprobs.only(rows),
+        )

@@ -1,13 +1,17 @@
 """Attention from a decoder's tokens to the source that an encoder has read."""
 
+from collections.abc import Mapping
+
 import torch
 
 from rayinfer.attention.sources import SourceBatch
 from rayinfer.layers.linear import Linear, StackedLinear
+from rayinfer.layers.shares import Cut, Shardable, scaled, share_of_heads, shifted
+from rayinfer.tensor_parallel import Share
 from rayinfer_kernels import ops
 
 
-class CrossAttention(torch.nn.Module):
+class CrossAttention(torch.nn.Module, Shardable):
     """The keys and values of a source are computed once, when it has been read, and kept in its row's blocks."""
 
     def __init__(
@@ -18,9 +22,20 @@ class CrossAttention(torch.nn.Module):
         self.q_proj = Linear(hidden_size, width, bias=bias)
         self.kv_proj = StackedLinear(hidden_size, {"k_proj": width, "v_proj": width}, bias=bias)
         self.o_proj = Linear(width, hidden_size, bias=bias)
-        self._head_dim = head_dim
+        self.num_heads, self._head_dim = num_heads, head_dim
         self._scale = head_dim**-0.5 if scale is None else scale
         self._kv_cache: ops.KVCache | None = None
+
+    def take_share(self, share: Share) -> Mapping[str, Cut]:
+        """See Shardable: a rank has some of the heads."""
+        heads = share_of_heads(self.num_heads, self.num_heads, share.place).query
+        rows, values = scaled(heads, self._head_dim), self.num_heads * self._head_dim
+        self.num_heads = len(heads)
+        self.kv_proj.widths = [len(rows)] * 2
+        cuts = self.q_proj.keep_outputs("q_proj", rows) | self.kv_proj.keep_outputs(
+            "kv_proj", rows, shifted(rows, values)
+        )
+        return cuts | self.o_proj.keep_inputs("o_proj", rows, share.group)
 
     def bind(self, kv_cache: ops.KVCache) -> None:
         """Give the layer the blocks of all rows."""

@@ -1,13 +1,35 @@
 """Token ids to vectors, and vectors back to logits."""
 
+from collections.abc import Mapping
+
 import torch
 
 from rayinfer.layers.matrix import Matrix
+from rayinfer.layers.shares import Cut, Shardable
+from rayinfer.tensor_parallel import WHOLE, Share, split
+
+VOCABULARY = "tokens of the vocabulary"
 
 
-class TokenEmbedding(Matrix):
-    """A row per token of the vocabulary: weight [vocab_size, hidden_size]."""
+class TokenEmbedding(Matrix, Shardable):
+    """A row per token of the vocabulary: weight [vocab_size, hidden_size]; ranks share the vocabulary."""
+
+    def __init__(self, vocab_size: int, hidden_size: int) -> None:
+        super().__init__(vocab_size, hidden_size)
+        self._tokens = range(vocab_size)  # whose rows are here
+        self._group = WHOLE.group
+
+    def take_share(self, share: Share) -> Mapping[str, Cut]:
+        """See Shardable."""
+        self._tokens = split(len(self._tokens), share.group.size, VOCABULARY)[share.group.rank]
+        self._group = share.group
+        return {"weight": Cut(0, (self._tokens,))}
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids [num_tokens] -> [num_tokens, hidden_size]."""
-        return self.take_rows(token_ids)
+        if self._group.size == 1:
+            return self.take_rows(token_ids)
+        rows = token_ids - self._tokens.start
+        is_elsewhere = (rows < 0) | (rows >= len(self._tokens))
+        taken = self.take_rows(rows.masked_fill(is_elsewhere, 0))
+        return self._group.all_reduce(taken.masked_fill(is_elsewhere[:, None], 0))

@@ -1,15 +1,17 @@
 """The attention of an encoder: every token of a source sees all the others."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 
 from rayinfer.layers.linear import Linear, StackedLinear
 from rayinfer.layers.relative_position_bias import RelativePositionBias
+from rayinfer.layers.shares import Cut, Shardable, scaled, share_of_heads, shifted
+from rayinfer.tensor_parallel import Share
 
 
-class EncoderAttention(torch.nn.Module):
+class EncoderAttention(torch.nn.Module, Shardable):
     """Sources lie one after the other, without padding, so that no result depends on what else is read."""
 
     def __init__(
@@ -26,9 +28,16 @@ class EncoderAttention(torch.nn.Module):
         width = num_heads * head_dim
         self.qkv_proj = StackedLinear(hidden_size, dict.fromkeys(("q_proj", "k_proj", "v_proj"), width), bias=bias)
         self.o_proj = Linear(width, hidden_size, bias=bias)
-        self._head_dim = head_dim
+        self._num_heads, self._head_dim = num_heads, head_dim
         self._scale = scale
         self._position_bias = position_bias
+
+    def take_share(self, share: Share) -> Mapping[str, Cut]:
+        """See Shardable: a rank has some of the heads."""
+        rows = scaled(share_of_heads(self._num_heads, self._num_heads, share.place).query, self._head_dim)
+        whole = self._num_heads * self._head_dim
+        cuts = self.qkv_proj.keep_outputs("qkv_proj", *(shifted(rows, part * whole) for part in range(3)))
+        return cuts | self.o_proj.keep_inputs("o_proj", rows, share.group)
 
     def forward(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """x [num_tokens, hidden_size], of sources of these `lengths`, -> the same shape."""

@@ -7,6 +7,8 @@ import torch
 
 from rayinfer.errors import UnsupportedArchitecture
 from rayinfer.layers.linear import Linear
+from rayinfer.layers.shares import Cut, Shardable, share_of_width
+from rayinfer.tensor_parallel import Share
 from rayinfer_kernels import ops
 
 # By the names of config.json; transformers' spellings of one function differ in nothing but rounding.
@@ -25,7 +27,7 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = MappingProxy
 )
 
 
-class FeedForward(torch.nn.Module):
+class FeedForward(torch.nn.Module, Shardable):
     """down(activation(up(x))); raises UnsupportedArchitecture for a name that is not in ACTIVATIONS."""
 
     def __init__(self, hidden_size: int, intermediate_size: int, activation: str, *, bias: bool = True) -> None:
@@ -36,6 +38,12 @@ class FeedForward(torch.nn.Module):
         self.up_proj = Linear(hidden_size, intermediate_size, bias=bias)
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
         self._activation = ACTIVATIONS[activation]
+        self._intermediate_size = intermediate_size
+
+    def take_share(self, share: Share) -> Mapping[str, Cut]:
+        """See Shardable: a rank has some of what lies between up and down."""
+        kept = share_of_width(self._intermediate_size, share)
+        return self.up_proj.keep_outputs("up_proj", kept) | self.down_proj.keep_inputs("down_proj", kept, share.group)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""

@@ -7,13 +7,15 @@ import torch
 
 from rayinfer.errors import UnsupportedArchitecture
 from rayinfer.layers.linear import FusedLinear, Linear, StackedLinear
+from rayinfer.layers.shares import Cut, Shardable, share_of_width, shifted
+from rayinfer.tensor_parallel import Share
 from rayinfer_kernels import ops
 
 # By the names of config.json.
 GATES: Mapping[str, ops.Gate] = MappingProxyType({"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"})
 
 
-class GatedMLP(torch.nn.Module):
+class GatedMLP(torch.nn.Module, Shardable):
     """down(activation(gate(x)) * up(x)); `is_fused`: the checkpoint holds gate and up in one tensor.
 
     Raises UnsupportedArchitecture for an activation that is not in GATES.
@@ -41,6 +43,14 @@ class GatedMLP(torch.nn.Module):
             self.gate_up_proj = StackedLinear(hidden_size, parts, bias=bias, is_gated=True)
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
         self.activation = GATES[activation]
+
+    def take_share(self, share: Share) -> Mapping[str, Cut]:
+        """See Shardable: a rank has some of what lies between gate and down."""
+        intermediate_size = self.gate_up_proj.widths[0]
+        kept = share_of_width(intermediate_size, share)
+        cuts = self.gate_up_proj.keep_outputs("gate_up_proj", kept, shifted(kept, intermediate_size))
+        self.gate_up_proj.widths = [len(kept)] * 2
+        return cuts | self.down_proj.keep_inputs("down_proj", kept, share.group)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 import torch
 
 from rayinfer.layers.matrix import Matrix
+from rayinfer.layers.shares import Cut
 from rayinfer.layers.weight_places import WeightLayout, WeightPlace
+from rayinfer.tensor_parallel import Alone, TensorGroup
 from rayinfer_kernels import ops
 
 
@@ -15,15 +17,29 @@ class Linear(Matrix):
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False, is_gated: bool = False) -> None:
         super().__init__(out_features, in_features, is_gated=is_gated)
         self.bias = torch.nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
+        self._group: TensorGroup = Alone()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, in_features] -> [num_tokens, out_features]."""
-        return self.multiply(x, self.bias)
+        if self._group.size == 1:
+            return self.multiply(x, self.bias)
+        summed = self._group.all_reduce(self.multiply(x))
+        return summed if self.bias is None else summed + self.bias
+
+    def keep_outputs(self, path: str, *rows: range) -> dict[str, Cut]:
+        """Say how parameters are cut where a rank computes some of the outputs; the layer stands at `path`."""
+        return {f"{path}.{kind}": Cut(0, rows) for kind, _ in self.named_parameters(recurse=False)}
+
+    def keep_inputs(self, path: str, columns: range, group: TensorGroup) -> dict[str, Cut]:
+        """Say the same where each rank has some of the inputs: then the outputs are summed over the group."""
+        self._group = group
+        return {f"{path}.weight": Cut(1, (columns,))}
 
     @property
     def packed_linear(self) -> ops.PackedLinear | None:
-        """The layer for operations on several layers; None where its weight is not packed."""
-        return None if self.packed is None else ops.PackedLinear(self.packed, self.bias)
+        """The layer for operations on several layers; None where its weight is not packed, or it needs other ranks."""
+        is_alone = self._group.size == 1
+        return ops.PackedLinear(self.packed, self.bias) if self.packed is not None and is_alone else None
 
     def gate(self, x: torch.Tensor, activation: ops.Gate) -> torch.Tensor:
         """x [num_tokens, in_features] -> activation(first half) * second half, [num_tokens, out_features / 2]."""

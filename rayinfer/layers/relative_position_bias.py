@@ -1,11 +1,15 @@
 """What T5 adds to attention scores for the distance between two tokens (Raffel et al. 2020)."""
 
 import math
+from collections.abc import Mapping
 
 import torch
 
+from rayinfer.layers.shares import Cut, Shardable, share_of_heads
+from rayinfer.tensor_parallel import Share
 
-class RelativePositionBias(torch.nn.Module):
+
+class RelativePositionBias(torch.nn.Module, Shardable):
     """A number per head and bucket of distances, [num_buckets, num_heads]; from `max_distance` on all are one bucket.
 
     `is_causal`: a decoder looks back only, an encoder both ways with half of the buckets each.
@@ -14,10 +18,14 @@ class RelativePositionBias(torch.nn.Module):
     def __init__(self, num_heads: int, num_buckets: int, max_distance: int, *, is_causal: bool) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.empty(num_buckets, num_heads), requires_grad=False)
-        self._num_buckets = num_buckets
+        self._num_heads, self._num_buckets = num_heads, num_buckets
         self._max_distance = max_distance
         self._is_causal = is_causal
         self.table = torch.empty(0)
+
+    def take_share(self, share: Share) -> Mapping[str, Cut]:
+        """See Shardable: a rank has some of the heads."""
+        return {"weight": Cut(1, (share_of_heads(self._num_heads, self._num_heads, share.place).query,))}
 
     def prepare(self) -> None:
         """Look all distances up at once: `table` [num_heads, num_distances] in float32.

@@ -1,5 +1,6 @@
 """Causal self-attention with its projections."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,8 @@ from rayinfer.attention.paged_attention import PagedAttention
 from rayinfer.layers.linear import FusedLinear, Linear, StackedLinear
 from rayinfer.layers.relative_position_bias import RelativePositionBias
 from rayinfer.layers.rotary_embedding import Angles, RotaryEmbedding
+from rayinfer.layers.shares import Cut, HeadShare, Shardable, scaled, share_of_heads
+from rayinfer.tensor_parallel import Share
 
 
 class Heads(NamedTuple):
@@ -19,7 +22,7 @@ class Heads(NamedTuple):
     value: torch.Tensor
 
 
-class SelfAttention(torch.nn.Module):
+class SelfAttention(torch.nn.Module, Shardable):
     """Grouped-query attention (Ainslie et al. 2023), with rotary positions unless `rotary` is None.
 
     `query_norm` and `key_norm` go over each head before it is rotated. A token sees the last `window` tokens, or all.
@@ -63,6 +66,26 @@ class SelfAttention(torch.nn.Module):
     def is_plain(self) -> bool:
         """Whether positions are told by rotation alone and scores are not capped."""
         return self._rotary is not None and self._position_bias is None and not self.attention.softcap
+
+    def take_share(self, share: Share) -> Mapping[str, Cut]:
+        """See Shardable: a rank has some of the heads."""
+        heads = share_of_heads(self.num_heads, self.num_kv_heads, share.place)
+        columns = scaled(heads.query, self.head_dim)
+        cuts = self.qkv_proj.keep_outputs("qkv_proj", *self._projected_rows(heads))
+        cuts |= self.o_proj.keep_inputs("o_proj", columns, share.group)
+        self.num_heads, self.num_kv_heads = len(heads.query), len(heads.key_value)
+        self.qkv_proj.widths = [self.head_dim * count for count in (self.num_heads, *2 * (self.num_kv_heads,))]
+        return cuts
+
+    def _projected_rows(self, heads: HeadShare) -> list[range]:
+        """Which outputs of `qkv_proj` belong to these heads."""
+        width, keys = self.head_dim, self.num_heads * self.head_dim
+        values = keys + self.num_kv_heads * width
+        return [
+            scaled(heads.query, width),
+            scaled(heads.key_value, width, keys),
+            scaled(heads.key_value, width, values),
+        ]
 
     def split_heads(self, stacked: torch.Tensor) -> Heads:
         """Cut the product of `qkv_proj` [num_tokens, all widths] into heads."""

@@ -7,17 +7,20 @@ import torch
 from rayinfer.attention.batch import AttentionBatch
 from rayinfer.attention.paged_attention import PagedAttention
 from rayinfer.layers.decoder_layer import DecoderLayer
-from rayinfer.layers.embedding import TokenEmbedding
+from rayinfer.layers.embedding import VOCABULARY, TokenEmbedding
 from rayinfer.layers.linear import Linear
-from rayinfer.layers.matrix import pack_matrices
+from rayinfer.layers.matrix import Matrix, pack_matrices
 from rayinfer.layers.rms_norm import RMSNorm
 from rayinfer.layers.rotary_embedding import RotaryEmbedding
+from rayinfer.layers.shares import Cut, Shardable, share_of_heads
 from rayinfer.layers.weight_places import WeightPlace, weight_places
 from rayinfer.models.model_config import ModelConfig
+from rayinfer.models.sharding import leave_out
+from rayinfer.tensor_parallel import WHOLE, Share, split
 from rayinfer_kernels import ops
 
 
-class CausalDecoder(torch.nn.Module):
+class CausalDecoder(torch.nn.Module, Shardable):
     """A Decoder made of the layers it is given; `rotaries` says by which angles each layer turns, if any.
 
     Architectures override `embed`, `logits` or `known_name` where theirs differ.
@@ -41,6 +44,35 @@ class CausalDecoder(torch.nn.Module):
         self._layers = list(zip(layers, rotaries, strict=True))
         self._rotaries = {rotary for rotary in rotaries if rotary is not None}
         self._stack: ops.LayerStack | None = None  # all layers as one operation, where there is such a one
+        self._share = WHOLE
+        self._vocabulary = [range(config.vocab_size)]  # of each tensor rank, in the head
+
+    @property
+    def num_layers_here(self) -> int:
+        """See Decoder."""
+        return len(self._layers)
+
+    @property
+    def num_kv_heads_here(self) -> int:
+        """See Decoder."""
+        return len(share_of_heads(self.config.num_heads, self.config.num_kv_heads, self._share.place).key_value)
+
+    def take_share(self, share: Share) -> Mapping[str, Cut]:
+        """See Shardable: leave out what is for other stages, and keep a part of the head's vocabulary."""
+        place, head = share.place, self._head
+        kept = split(len(self._layers), place.pipeline_parallel_size, "layers")[place.stage]
+        elsewhere: list[torch.nn.Module] = [layer for i, (layer, _) in enumerate(self._layers) if i not in kept]
+        if not place.is_first_stage:
+            elsewhere += [part for name, part in self.model.named_children() if name not in ("layers", "norm")]
+        if not place.is_last_stage:
+            elsewhere += [self._norm, *([] if self.lm_head is None else [self.lm_head])]
+        leave_out(self, [part for part in elsewhere if part is not head or not place.is_last_stage])
+        self._layers = self._layers[kept.start : kept.stop]
+        self._rotaries = {rotary for _, rotary in self._layers if rotary is not None}
+        self._share = share
+        self._vocabulary = split(self.config.vocab_size, share.group.size, VOCABULARY)
+        has_own_head = self.lm_head is not None and place.is_last_stage
+        return {"lm_head.weight": Cut(0, (self._vocabulary[share.group.rank],))} if has_own_head else {}
 
     def weight_places(self) -> Mapping[str, WeightPlace]:
         """See Decoder."""
@@ -74,22 +106,26 @@ class CausalDecoder(torch.nn.Module):
         """token_ids [num_tokens] -> [num_tokens, hidden_size]."""
         return self._embed_tokens.forward(token_ids)
 
-    def forward(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-        """token_ids [num_tokens] -> last hidden states [num_tokens, hidden_size]."""
-        x = self.embed(token_ids, batch)
+    def forward(
+        self, token_ids: torch.Tensor, batch: AttentionBatch, hidden: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """token_ids [num_tokens] -> last hidden states [num_tokens, hidden_size]; see Decoder for `hidden`."""
+        x = self.embed(token_ids, batch) if hidden is None else hidden
         if self._stack is not None:
             return self._stack.run(x, batch)
         residual = torch.zeros_like(x)
         angles = {rotary: rotary.angles(batch.positions) for rotary in self._rotaries}
         for layer, rotary in self._layers:
             x = layer.forward(x, residual, None if rotary is None else angles[rotary], batch)
+        if not self._share.place.is_last_stage:
+            return residual + x
         out: torch.Tensor = self._norm.forward(x, residual)
         return out
 
     def _stacked_layers(self) -> ops.LayerStack | None:
         layers = [stacked for layer, _ in self._layers if (stacked := layer.stacked()) is not None]
         shapes = {layer.shape for layer in layers}
-        if len(layers) < len(self._layers) or len(shapes) != 1 or len(self._rotaries) != 1:
+        if not self._share.is_whole or len(layers) < len(self._layers) or len(shapes) != 1 or len(self._rotaries) != 1:
             return None
         (shape,) = shapes
         if not isinstance(self._norm, RMSNorm) or self._norm.plain_eps != shape.eps:
@@ -98,5 +134,8 @@ class CausalDecoder(torch.nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]."""
-        head = self._embed_tokens if self.lm_head is None else self.lm_head
-        return head.multiply(hidden)
+        return self._share.group.all_gather(self._head.multiply(hidden), [len(part) for part in self._vocabulary])
+
+    @property
+    def _head(self) -> Matrix:
+        return self._embed_tokens if self.lm_head is None else self.lm_head

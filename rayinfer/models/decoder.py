@@ -6,15 +6,31 @@ from typing import Protocol
 import torch
 
 from rayinfer.attention.batch import AttentionBatch
+from rayinfer.layers.shares import Cut
 from rayinfer.layers.weight_places import WeightPlace
 from rayinfer.models.model_config import ModelConfig
+from rayinfer.tensor_parallel import Share
 from rayinfer_kernels import ops
 
 
 class Decoder(Protocol):
     """A decoder-only language model over a paged cache."""
 
-    config: ModelConfig
+    config: ModelConfig  # of the whole model
+
+    @property
+    def num_layers_here(self) -> int:
+        """How many layers this rank has: so many KV caches it needs."""
+        ...
+
+    @property
+    def num_kv_heads_here(self) -> int:
+        """How many heads of keys and values this rank has in each layer."""
+        ...
+
+    def take_share(self, share: Share) -> Mapping[str, Cut]:
+        """See Shardable; a model without weights becomes one rank's part, but for the layers that see to themselves."""
+        ...
 
     def weight_places(self) -> Mapping[str, WeightPlace]:
         """Name every tensor that the checkpoint must hold, and say where it goes."""
@@ -38,10 +54,15 @@ class Decoder(Protocol):
         """Give each layer its pool of blocks."""
         ...
 
-    def forward(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-        """token_ids [num_tokens] -> last hidden states [num_tokens, hidden_size]."""
+    def forward(
+        self, token_ids: torch.Tensor, batch: AttentionBatch, hidden: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """token_ids [num_tokens] -> last hidden states [num_tokens, hidden_size].
+
+        Of several stages, each but the first goes on from `hidden`, what the one before it returned.
+        """
         ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]."""
+        """hidden [num_rows, hidden_size] -> [num_rows, vocab_size], on all ranks of the last stage."""
         ...

@@ -1,21 +1,24 @@
 """The frame that every encoder-decoder fills: it reads a source once, and then decodes like any other decoder."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from rayinfer.attention.batch import AttentionBatch
 from rayinfer.attention.sources import BLOCK_SIZE, SourceBatch, SourceRows
+from rayinfer.errors import ConfigError
 from rayinfer.layers.cross_attention import CrossAttention
-from rayinfer.layers.embedding import TokenEmbedding
+from rayinfer.layers.embedding import VOCABULARY, TokenEmbedding
 from rayinfer.layers.linear import Linear
-from rayinfer.layers.matrix import pack_matrices
+from rayinfer.layers.matrix import Matrix, pack_matrices
 from rayinfer.layers.relative_position_bias import RelativePositionBias
 from rayinfer.layers.residual import Residual
 from rayinfer.layers.self_attention import SelfAttention
+from rayinfer.layers.shares import Cut, Shardable, share_of_heads
 from rayinfer.layers.weight_places import WeightPlace, weight_places
 from rayinfer.models.model_config import ModelConfig
+from rayinfer.tensor_parallel import WHOLE, Share, split
 from rayinfer_kernels import ops
 
 
@@ -47,7 +50,7 @@ class CrossDecoderLayer(torch.nn.Module):
         return self.mlp.forward(self.cross_attn.forward(x, sources))
 
 
-class EncoderDecoder(torch.nn.Module, ABC):
+class EncoderDecoder(torch.nn.Module, Shardable):
     """A Decoder whose tokens also attend to a source, one per row of the batch.
 
     Both sides share one embedding. A norm behind the layers is None where the layers end with one.
@@ -69,6 +72,26 @@ class EncoderDecoder(torch.nn.Module, ABC):
         self.encoder_norm, self.decoder_norm = encoder_norm, decoder_norm
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         self._sources: SourceRows | None = None
+        self._share = WHOLE
+        self._vocabulary = [range(config.vocab_size)]  # of each tensor rank, in the head
+
+    @property
+    def num_layers_here(self) -> int:
+        """See Decoder."""
+        return self.config.num_layers
+
+    @property
+    def num_kv_heads_here(self) -> int:
+        """See Decoder."""
+        return len(share_of_heads(self.config.num_heads, self.config.num_kv_heads, self._share.place).key_value)
+
+    def take_share(self, share: Share) -> Mapping[str, Cut]:
+        """See Shardable; stages are for models of one kind of layer."""
+        if (num_stages := share.place.pipeline_parallel_size) > 1:
+            raise ConfigError(f"pipeline_parallel_size must be 1 for models with an encoder, got {num_stages}")
+        self._share = share
+        self._vocabulary = split(self.config.vocab_size, share.group.size, VOCABULARY)
+        return {} if self.lm_head is None else {"lm_head.weight": Cut(0, (self._vocabulary[share.group.rank],))}
 
     @abstractmethod
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -104,7 +127,7 @@ class EncoderDecoder(torch.nn.Module, ABC):
         self._sources = SourceRows(num_rows, max_source_tokens, device)
         num_blocks, config = self._sources.num_blocks, self.config
         for layer in self._cross_attentions:
-            layer.bind(ops.allocate_kv_cache(num_blocks, BLOCK_SIZE, config.num_heads, config.head_dim, dtype, device))
+            layer.bind(ops.allocate_kv_cache(num_blocks, BLOCK_SIZE, layer.num_heads, config.head_dim, dtype, device))
 
     def read_sources(self, rows: Sequence[int], sources: Sequence[torch.Tensor]) -> None:
         """Run the encoder over these sources, each int [num_source_tokens], and keep what rows attend to."""
@@ -120,8 +143,10 @@ class EncoderDecoder(torch.nn.Module, ABC):
         for attention in self._cross_attentions:
             attention.keep(x, slots)
 
-    def forward(self, token_ids: torch.Tensor, batch: AttentionBatch) -> torch.Tensor:
-        """token_ids [num_tokens] -> last hidden states [num_tokens, hidden_size]."""
+    def forward(
+        self, token_ids: torch.Tensor, batch: AttentionBatch, hidden: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """token_ids [num_tokens] -> last hidden states [num_tokens, hidden_size]; `hidden` is for models of stages."""
         assert self._sources is not None, "there is no room for sources yet"
         sources = self._sources.of(batch)
         x = self.embed(token_ids, batch.positions)
@@ -131,7 +156,8 @@ class EncoderDecoder(torch.nn.Module, ABC):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]."""
-        return (self.shared if self.lm_head is None else self.lm_head).multiply(hidden)
+        head: Matrix = self.shared if self.lm_head is None else self.lm_head
+        return self._share.group.all_gather(head.multiply(hidden), [len(part) for part in self._vocabulary])
 
     @property
     def _cross_attentions(self) -> list[CrossAttention]:

@@ -5,28 +5,41 @@ from pathlib import Path
 import torch
 
 from rayinfer.errors import ModelLoadError
+from rayinfer.layers.weight_copies import copies_of_part
 from rayinfer.layers.weight_places import WeightPlace
 from rayinfer.models.checkpoint import Checkpoint
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.models.registry import build_decoder
+from rayinfer.models.sharding import shard
+from rayinfer.tensor_parallel import WHOLE, Share
 
 
-def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
-    """Build the checkpoint's decoder and fill it.
+def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device, share: Share = WHOLE) -> Decoder:
+    """Build the checkpoint's decoder, or one rank's share of it, and fill it.
 
-    The parameters take memory once, in `dtype`; the checkpoint's pages are given back while they are read.
-    Raises ModelLoadError, one line that names the file or the tensor.
+    The parameters take memory once, in `dtype`; the checkpoint's pages are given back while they are read, and those
+    that only other ranks need are not touched. Raises ModelLoadError, one line that names the file or the tensor, and
+    ConfigError where there are too many ranks for the model.
     """
     checkpoint, decoder = Checkpoint(folder), empty_decoder(folder)
     assert isinstance(decoder, torch.nn.Module)
     places = _places(decoder, checkpoint, folder)
+    whole = {name: parameter.shape for name, parameter in decoder.named_parameters()}
+    cuts = shard(decoder, share)
     decoder.to(dtype).to_empty(device=device)
     parameters = dict(decoder.named_parameters())
+    copies = {
+        name: copies_of_part(place, whole[place.parameter], cuts.get(place.parameter))
+        for name, place in places.items()
+        if place.parameter in parameters
+    }
     with torch.inference_mode():
-        for name, tensor in checkpoint.tensors(places):
+        for name, tensor in checkpoint.tensors(name for name, pieces in copies.items() if pieces):
             place = places[name]
-            _filled_part(parameters[place.parameter], place).copy_(tensor.T if place.is_transposed else tensor)
+            for piece in copies[name]:
+                source = tensor.T if place.is_transposed else tensor
+                parameters[place.parameter][piece.target].copy_(source[piece.source])
     return decoder
 
 
@@ -37,14 +50,16 @@ def check_checkpoint(folder: Path) -> None:
     _places(decoder, Checkpoint(folder), folder)
 
 
-def empty_decoder(folder: Path) -> Decoder:
-    """Build the checkpoint's decoder on the meta device, where it has no weights."""
+def empty_decoder(folder: Path, share: Share = WHOLE) -> Decoder:
+    """Build the checkpoint's decoder, or one rank's share of it, on the meta device, where it has no weights."""
     config = read_model_config(folder)
     try:
         with torch.device("meta"):
-            return build_decoder(config)
+            decoder = build_decoder(config)
     except (KeyError, TypeError, ValueError) as error:  # of fields that only this architecture reads
         raise ModelLoadError(f"{folder / 'config.json'}: missing or wrong field: {error}") from None
+    shard(decoder, share)
+    return decoder
 
 
 def _places(decoder: torch.nn.Module, checkpoint: Checkpoint, folder: Path) -> dict[str, WeightPlace]:

@@ -10,12 +10,14 @@ from rayinfer.layers.matrix import pack_matrices
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.loader import empty_decoder, load_decoder
 from rayinfer.models.model_folder import weight_files
+from rayinfer.models.sharding import entry_name
 from rayinfer.optimization.calibrated_weights import CALIBRATION_VERSION
 from rayinfer.optimization.checkpoint_digest import checkpoint_digest
 from rayinfer.optimization.packed_cache import PackedCache, entry_key
 from rayinfer.optimization.packed_model import fill_model, stored_model, structure_of
 from rayinfer.optimization.quantization import INT4, check_can_quantize, quantize_decoder
 from rayinfer.optimization.tensor_file import StoredTensors
+from rayinfer.tensor_parallel import WHOLE, Share
 from rayinfer_kernels import ops
 from rayinfer_kernels.packed_weight import LAYOUT_VERSION
 
@@ -31,26 +33,27 @@ def load_ready_decoder(
     quantization: str | None,
     cache: PackedCache,
     worth_keeping_bytes: int = WORTH_KEEPING_BYTES,
+    share: Share = WHOLE,
 ) -> Decoder:
-    """Build the checkpoint's decoder and fill it; its weights lie in mapped memory where the cache has them.
+    """Build the checkpoint's decoder, or one rank's share, and fill it; the cache's weights lie in mapped memory.
 
-    Raises ModelLoadError as `load_decoder` does, and ConfigError for a model that cannot be quantised.
+    Raises ModelLoadError and ConfigError as `load_decoder` does, and ConfigError for a model that cannot be quantised.
     """
     if device.type != "cpu":
         if quantization is not None:
             raise ConfigError(f"quantization {quantization!r} needs a CPU, and this engine runs on {device.type}")
-        return load_decoder(folder, dtype, device)
+        return load_decoder(folder, dtype, device, share)
     if quantization is not None:
         check_can_quantize(empty_decoder(folder), quantization)
 
     checkpoint_bytes = sum(file.stat().st_size for file in weight_files(folder))
-    decoder: Any = empty_decoder(folder)
+    decoder: Any = empty_decoder(folder, share)
     decoder.to(dtype)
     if quantization != INT4 and checkpoint_bytes < worth_keeping_bytes:
-        stored = _stored(folder, dtype, quantization)
+        stored = _stored(folder, dtype, quantization, share)
     else:
         key = entry_key(
-            structure=structure_of(decoder),
+            structure=structure_of(decoder) + entry_name(share),
             checkpoint=checkpoint_digest(folder, cache.folder / DIGESTS),
             dtype=str(dtype),
             quantization=quantization,
@@ -58,13 +61,13 @@ def load_ready_decoder(
             packs_floats=ops.pack_weight(torch.zeros(1, 4, dtype=dtype)) is not None,
             calibration=CALIBRATION_VERSION if quantization == INT4 else None,
         )
-        stored = cache.fetch(key, lambda: _stored(folder, dtype, quantization))
+        stored = cache.fetch(key, lambda: _stored(folder, dtype, quantization, share))
     fill_model(decoder, stored)
     return decoder  # type: ignore[no-any-return]
 
 
-def _stored(folder: Path, dtype: torch.dtype, quantization: str | None) -> StoredTensors:
-    decoder: Any = load_decoder(folder, dtype, torch.device("cpu"))
+def _stored(folder: Path, dtype: torch.dtype, quantization: str | None, share: Share) -> StoredTensors:
+    decoder: Any = load_decoder(folder, dtype, torch.device("cpu"), share)
     if quantization is not None:
         quantize_decoder(decoder, quantization, folder, dtype)
     pack_matrices(decoder)

@@ -7,7 +7,7 @@ import pytest
 
 from fault_load import ask_all, record_answers, request_body
 from fault_report import FaultRow
-from fault_runs import judge, under_load
+from fault_runs import judge, under_load, wait_until_whole
 from faulty_service import SMALL, FaultyService
 from service_client import wait_until
 
@@ -53,6 +53,24 @@ def test_f29_a_broken_version_under_load(versioned, model, expected, report, wit
         wait_until(lambda: "there is no model '/nowhere/at-all'" in versioned.status()["message"], 120)
         time.sleep(5.0)
     judge(report, row, versioned, without)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("without", ["", "no-migration"])
+def test_f30_one_engine_then_four_then_one_under_load(host, model, expected, report, without):
+    """Three of four leave with streams under way; without migration they are not even waited for."""
+    scaled = model.args(num_replicas=1, drain_timeout_s=0.0 if without else 30.0)
+    service = FaultyService(host, "scaled", [scaled])
+    row = FaultRow(fault="F30", injected="1 engine, 4, and 1 again")
+    with service.switched(without), under_load(service, expected, row) as load:
+        for num_replicas in (4, 1):
+            service.redeploy(models=[SMALL | scaled | {"num_replicas": num_replicas}])
+            row.recovery_s = wait_until_whole(service)
+            enough = len(load.answers) + 2 * model.num_streams
+            wait_until(lambda enough=enough: len(load.answers) > enough, 120)
+    row.note = "back: until three had left"
+    judge(report, row, service, without)
+    service.delete()
 
 
 @pytest.mark.faults

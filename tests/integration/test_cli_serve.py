@@ -39,9 +39,9 @@ def assert_all_gone(processes, started):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_service_answers_is_listed_and_leaves_nothing_behind(model, cache, number):
-    switches = ("--no-trace-requests", "--enable-engine-control")
+@pytest.mark.parametrize(("number", "num_ranks"), [(signal.SIGINT, 1), (signal.SIGTERM, 2)])
+def test_a_service_answers_is_listed_and_leaves_nothing_behind(model, cache, number, num_ranks):
+    switches = ("--no-trace-requests", "--enable-engine-control", "--tensor-parallel-size", num_ranks)
     with serving(model, *ENGINE, *switches, "--name", "petite", cache=cache) as service:
         service.wait_for_line("ready: petite")
         curl = shlex.split(service.wait_for_line("curl "))
@@ -61,8 +61,8 @@ def test_a_service_answers_is_listed_and_leaves_nothing_behind(model, cache, num
         listed = json.loads(listing.stdout or listing.stderr)
         assert {"controller", "router", "engine_replica", "engine"} == {entry["role"] for entry in listed}
         assert {entry["pid"] for entry in listed} <= {process.pid for process in processes}
-        (engine,) = (entry for entry in listed if entry["role"] == "engine")
-        assert (engine["rank"], engine["load"]) == (0, 0)
+        ranks = [(entry["rank"], entry["load"]) for entry in listed if entry["role"] == "engine"]
+        assert ranks == [(0, 0), (1, None)][:num_ranks]
 
         assert "engine_replica" in run_cli("ps", cache=cache).stdout
 

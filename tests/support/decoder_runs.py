@@ -1,6 +1,8 @@
 """Runs a decoder over a small paged cache without an engine, for comparison with transformers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -29,13 +31,18 @@ class DecoderRun:
     """Holds a decoder with its cache; every sequence gets blocks that lie scattered in the pool."""
 
     def __init__(
-        self, folder: Path, dtype: torch.dtype = torch.float32, *, longest_sequence: int | None = None
+        self,
+        folder: Path,
+        dtype: torch.dtype = torch.float32,
+        *,
+        longest_sequence: int | None = None,
+        load: Callable[[Path, torch.dtype], Decoder] = partial(load_decoder, device=CPU),
     ) -> None:
-        self.decoder: Decoder = load_decoder(folder, dtype, CPU)
-        config = self.decoder.config
+        self.decoder = load(folder, dtype)
+        config, num_kv_heads = self.decoder.config, self.decoder.num_kv_heads_here
         self.decoder.prepare(dtype, CPU, NUM_BLOCKS * BLOCK_SIZE, longest_sequence or config.max_position_embeddings)
         caches = allocate_kv_caches(
-            config.num_layers, NUM_BLOCKS, BLOCK_SIZE, config.num_kv_heads, config.head_dim, dtype, CPU
+            self.decoder.num_layers_here, NUM_BLOCKS, BLOCK_SIZE, num_kv_heads, config.head_dim, dtype, CPU
         )
         self.decoder.bind_kv_caches(caches)
         self._free = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(1)).tolist()

@@ -110,7 +110,7 @@ class FaultyService(ServiceClient):
             del self.args["listen_port"]
             self.port, self.url = host.proxy_port, f"http://127.0.0.1:{host.proxy_port}/{name}"
         super().__init__(httpx.Client(base_url=self.url, timeout=60, trust_env=False))
-        self.num_engines = sum(model.get("num_replicas", 1) for model in models)
+        self._count(self.args["models"])
         host.ask("deploy", name, args=self.args)
         wait_until(self.is_whole, START_S)
 
@@ -119,6 +119,11 @@ class FaultyService(ServiceClient):
         with contextlib.suppress(httpx.TransportError):
             return self.is_ready() and len(self.engine_names()) == self.num_engines
         return False
+
+    def _count(self, models: list[dict[str, Any]]) -> None:
+        self.num_engines = sum(model.get("num_replicas", 1) for model in models)
+        self.num_ranks = max(_num_ranks(model) for model in models)  # of each engine: those of a service are alike
+        self.num_engine_processes = self.num_engines * self.num_ranks
 
     def is_answering(self) -> bool:
         """Whether a new connection gets through to it."""
@@ -134,7 +139,7 @@ class FaultyService(ServiceClient):
     def redeploy(self, **changes: Any) -> None:
         """Replace it by a version with other settings; returns before that has happened."""
         self.args = self.args | changes
-        self.num_engines = sum(model.get("num_replicas", 1) for model in self.args["models"])
+        self._count(self.args["models"])
         self.host.ask("deploy", self.name, args=self.args)
 
     def delete(self) -> None:
@@ -159,6 +164,25 @@ class FaultyService(ServiceClient):
         found = self.host.ask("processes", self.name)
         engines = [process for process in found if process["role"] == "engine" and process["group"] in names]
         return sorted(process["pid"] for process in engines if read_process(process["pid"]))
+
+    def known_groups(self) -> list[list[int]]:
+        """The processes of each engine that its router knows and that has all of them, by rank."""
+        names = self.engine_names()
+        groups: dict[str, dict[int, int]] = {}
+        for process in self.host.ask("processes", self.name):
+            if process["role"] == "engine" and process["group"] in names and read_process(process["pid"]):
+                groups.setdefault(process["group"], {})[process["rank"]] = process["pid"]
+        whole = [groups[name] for name in sorted(groups) if len(groups[name]) == self.num_ranks]
+        return [[ranks[rank] for rank in sorted(ranks)] for ranks in whole]
+
+    def owner_of(self, pid: int) -> int:
+        """The replica that owns an engine's process."""
+        found = self.host.ask("processes", self.name)
+        (group,) = {process["group"] for process in found if process["pid"] == pid}
+        (owner,) = (
+            process["pid"] for process in found if process["role"] == "engine_replica" and process["group"] == group
+        )
+        return int(owner)
 
     def status(self) -> dict[str, Any]:
         """What Serve says of it."""
@@ -221,6 +245,10 @@ class FaultyService(ServiceClient):
             for connection in psutil.net_connections("tcp")
             if connection.status == psutil.CONN_ESTABLISHED and connection.laddr.port == self.port
         ]
+
+
+def _num_ranks(model: dict[str, Any]) -> int:
+    return int(model.get("tensor_parallel_size", 1) * model.get("pipeline_parallel_size", 1))
 
 
 def kill(pid: int) -> None:

@@ -46,7 +46,9 @@ def status(name: str) -> dict[str, Any]:
 def processes(address: str, name: str) -> list[dict[str, Any]]:
     """List an application's processes, as `rayinfer ps` does."""
     found = identify(read_actors(address), name, {})
-    return [{"pid": process.pid, "role": process.role, "group": process.group} for process in found]
+    return [
+        {"pid": process.pid, "role": process.role, "group": process.group, "rank": process.rank} for process in found
+    ]
 
 
 def obey(command: dict[str, Any], ray: OwnRay) -> Any:

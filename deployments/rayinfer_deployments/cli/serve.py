@@ -172,7 +172,7 @@ def _run(service: Service, folder: Path, console: Console) -> None:
 
             cluster = OwnRay(check) if service.ray_address is None else _joined(service.ray_address, check)
             with cluster, _recorded(service, cluster):
-                prepared = preparing.result()
+                prepared = _with_gpus(preparing.result(), phases)
                 missing = _missing_settings(service, cluster)
                 for setting in missing:
                     phases.note(f"Ray's environment lacks {setting}")
@@ -224,6 +224,21 @@ def _prepare(service: Service, folder: Path) -> Prepared:
             **listen,
         }
     )
+    return Prepared(args=args, application=build_llm_app(args))
+
+
+def _with_gpus(prepared: Prepared, phases: Phases) -> Prepared:
+    """Give each rank of engines with several a GPU of its own, where the cluster that is up now has as many."""
+    from rayinfer_deployments.app_args import with_gpus_for_ranks
+    from rayinfer_deployments.applications import build_llm_app
+    from rayinfer_deployments.own_ray import count_gpus
+
+    num_gpus = count_gpus() if any(model.num_ranks > 1 for model in prepared.args.models) else 0.0
+    if not num_gpus:
+        return prepared
+    args = with_gpus_for_ranks(prepared.args, num_gpus)
+    if args == prepared.args:
+        phases.note(f"Ray has {num_gpus:g} GPUs, too few for a GPU per rank: the ranks compute on CPUs")
     return Prepared(args=args, application=build_llm_app(args))
 
 

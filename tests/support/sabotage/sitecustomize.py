@@ -103,6 +103,19 @@ def break_engine_deadlines(module):
         return [] if is_on("no-deadline") else original(self, now)
 
 
+# Of the replica's process
+
+
+def break_rank_watch(module):
+    @wrap(module.EngineGroup, "first_loss")
+    async def first_loss(original, self):
+        while True:
+            loss = await original(self)
+            if not is_on("no-rank-watch"):
+                return loss
+            await asyncio.sleep(RESET_S)
+
+
 # Of the router's process
 
 
@@ -205,6 +218,7 @@ PATCHES = {
     "rayinfer.engine.admission": break_preemption,
     "rayinfer.engine.request_checks": break_length_check,
     "rayinfer.engine.deadlines": break_engine_deadlines,
+    "rayinfer_deployments.tensor_parallel_ranks": break_rank_watch,
     "rayinfer.routing.attempts": break_attempts,
     "rayinfer.routing.engine_link": break_link,
     "rayinfer.routing.dispatch": break_dispatcher,

@@ -2,7 +2,7 @@ import pytest
 
 from rayinfer.config import EngineConfig
 from rayinfer.errors import ConfigError
-from rayinfer_deployments.app_args import ModelArgs, llm_app_args
+from rayinfer_deployments.app_args import ModelArgs, llm_app_args, with_gpus_for_ranks
 
 
 def test_a_model_takes_every_setting_of_an_engine():
@@ -39,3 +39,37 @@ def test_what_cannot_work_is_refused_by_name(settings, complaint):
 )
 def test_clients_call_a_model_by_its_name_or_by_its_source(settings, name):
     assert llm_app_args({"models": [settings]}).models[0].served_name == name
+
+
+def model_args(**settings):
+    return llm_app_args({"models": [{"model": "m"} | settings]}).models[0]
+
+
+def test_the_ranks_of_an_engine_share_what_ray_sets_aside_for_one():
+    model = model_args(tensor_parallel_size=2, pipeline_parallel_size=2)
+    assert (model.num_ranks, model.num_cpus_per_rank) == (4, 0.125)
+    assert model_args().num_cpus_per_rank == 0.5
+    assert model_args(tensor_parallel_size=2, num_cpus=1.5).num_cpus_per_rank == 1.5
+
+
+@pytest.mark.parametrize("num_gpus", [0.5, 2])
+def test_ranks_have_a_gpu_each_or_none(num_gpus):
+    assert model_args(num_gpus=num_gpus).num_gpus == num_gpus
+    assert model_args(num_gpus=1, tensor_parallel_size=2).num_gpus == 1
+    with pytest.raises(
+        ConfigError, match=f"num_gpus must be 1 for each of the 2 ranks of an engine, or 0, got {num_gpus}"
+    ):
+        model_args(num_gpus=num_gpus, tensor_parallel_size=2)
+
+
+def test_gpus_that_a_cluster_has_go_to_ranks_of_which_each_can_have_one():
+    models = [
+        {"model": "a", "tensor_parallel_size": 2, "num_replicas": 2},
+        {"model": "b", "pipeline_parallel_size": 2},
+        {"model": "c"},
+        {"model": "d", "tensor_parallel_size": 2, "num_gpus": 0},
+    ]
+    args = llm_app_args({"models": models})
+    assert [model.num_gpus for model in with_gpus_for_ranks(args, 8).models] == [1, 1, 0, 0]
+    assert [model.num_gpus for model in with_gpus_for_ranks(args, 5).models] == [1, 0, 0, 0]
+    assert with_gpus_for_ranks(args, 1) == args

@@ -62,3 +62,22 @@ def test_a_change_gives_those_another_version_that_are_made_from_it(change, chan
 
 def test_two_models_of_the_same_settings_have_engines_of_their_own():
     assert len(set(versions())) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "bundles"),
+    [
+        ({"num_cpus": 0.5}, [{"CPU": 0.55}]),
+        ({"num_cpus": 0.5, "num_gpus": 0.5}, [{"CPU": 0.55, "GPU": 0.5}]),
+        ({"num_cpus": 1, "tensor_parallel_size": 2}, [{"CPU": 1.05}, {"CPU": 1}]),
+        ({"num_cpus": 1, "num_gpus": 1, "pipeline_parallel_size": 2}, [{"CPU": 1.05, "GPU": 1}, {"CPU": 1, "GPU": 1}]),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, [{"CPU": 0.175}] + [{"CPU": 0.125}] * 3),
+        ({"num_cpus": 0, "tensor_parallel_size": 2}, [{"CPU": 0.05}, {"CPU": 0.001}]),
+    ],
+)
+def test_every_rank_has_a_bundle_of_its_own_on_one_node_and_the_replica_is_in_the_first(settings, bundles):
+    application = build_llm_app(llm_app_args({"models": [{"model": "/nowhere/a"} | settings]}))
+    engines = application._bound_deployment.init_args[0][0].engines._bound_deployment
+    assert engines._replica_config.placement_group_bundles == [pytest.approx(bundle) for bundle in bundles]
+    assert engines._replica_config.placement_group_strategy == "STRICT_PACK"
+    assert engines.init_kwargs["resources"].num_ranks == len(bundles)

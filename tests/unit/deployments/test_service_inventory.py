@@ -33,3 +33,18 @@ def test_the_replica_belongs_to_its_engines_group_and_the_router_has_the_queue()
     assert found["engine_replica"].group == found["engine"].group
     assert found["engine_replica"].rank is None
     assert found["router"].load == 2
+
+
+def test_every_rank_of_an_engine_is_listed_and_the_first_one_alone_has_the_load():
+    ranks = [
+        Actor(pid=pid, class_name="RankActor", name=f"rayinfer-engine-{name}")
+        for pid, name in [(12, "abc-rank-2"), (11, "abc-rank-1"), (13, "xyz-rank-1")]
+    ]
+    found = identify([*ranks, *ACTORS], "rayinfer", {"rayinfer-engine-abc": 4})
+    engine = [process for process in found if process.role == "engine"]
+    assert [(process.pid, process.rank, process.load) for process in engine] == [
+        (1, 0, 4),
+        (11, 1, None),
+        (12, 2, None),
+    ]
+    assert {(process.group, process.replica) for process in engine} == {("rayinfer-engine-abc", "abc")}

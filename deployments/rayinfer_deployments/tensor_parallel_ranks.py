@@ -1,0 +1,173 @@
+"""The processes of one engine: the first one schedules, each other one holds a further part of the model.
+
+They live and die together: what is left of a group that has lost one can compute nothing, so all of it is ended, and
+Serve has another built. Nothing passes through Ray while they compute; see `rayinfer/engine/README.md`.
+"""
+
+import asyncio
+import importlib
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rayinfer.config import EngineConfig
+from rayinfer.errors import EngineDead, RayinferError
+from rayinfer_deployments.engine_actor import ENGINE_BUILDING, MAX_CONCURRENT_CALLS, EngineActor, see_own_gpus
+from rayinfer_deployments.engine_address import EngineAddress
+from rayinfer_deployments.engine_names import RankName
+from rayinfer_deployments.ray_failures import cause_in_one_line, cause_of
+
+if TYPE_CHECKING:
+    from rayinfer.engine.rank_group import Rendezvous
+
+TICK_S = 0.25  # between two looks at a rank
+SILENT_TICKS = 7  # without an answer, after which a rank is frozen: routers are as quick to leave a silent engine
+BETTER_REASON_S = 1.0  # for the rank that failed first to say so, when another one has already missed it
+
+RAY_ERRORS = (RayActorError, RayTaskError)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineResources:
+    """How many processes an engine has, and what Ray sets aside for each."""
+
+    num_ranks: int = 1
+    num_cpus: float
+    num_gpus: float
+
+
+class RankActor:
+    """A process that computes one rank's part of every step; made a Ray actor by the replica, which owns it."""
+
+    def __init__(self, config: EngineConfig, num_processes_on_node: int, rank: int) -> None:
+        see_own_gpus()
+        self._config = config
+        self._num_processes_on_node = num_processes_on_node
+        self._rank = rank
+        self._building = importlib.import_module(ENGINE_BUILDING)  # takes seconds, which the first rank needs as well
+
+    def run(self, rendezvous: "Rendezvous") -> None:
+        """Load this rank's part and compute until the first rank ends the group; raises when the group breaks."""
+        self._building.run_engine_rank(self._config, self._num_processes_on_node, rendezvous, self._rank)
+
+    def ping(self) -> int:
+        """Answer with the process id, beside a step as well."""
+        return os.getpid()
+
+
+class EngineGroup:
+    """A replica's hold on all processes of its engine."""
+
+    def __init__(
+        self,
+        name: str,
+        first: ActorHandle,
+        others: Sequence[ActorHandle],
+        kill: Callable[[ActorHandle], None] = ray.kill,
+    ) -> None:
+        self.first = first
+        self._name = name
+        self._others = dict(enumerate(others, start=1))  # by rank
+        self._runs: dict[int, asyncio.Future[None]] = {}  # by rank; none ends as long as all is well
+        self._kill = kill
+
+    @property
+    def has_others(self) -> bool:
+        """Whether there is more than the first rank."""
+        return bool(self._others)
+
+    async def start(self) -> None:
+        """Have all load their parts and take a step together; raises Ray's error of the one that explains a failure."""
+        if self._others:
+            # The answer goes from process to process: read here, it would import torch.
+            meeting = self.first.open_group.remote()
+            self._runs = {rank: _begun(actor.run.remote(meeting)) for rank, actor in self._others.items()}
+        starting = _begun(self.first.start.remote())
+        await asyncio.wait([starting, *self._runs.values()], return_when=asyncio.FIRST_COMPLETED)
+        if starting.done() and starting.exception() is None:
+            return
+        await asyncio.wait([starting, *self._runs.values()], timeout=BETTER_REASON_S if self._others else None)
+        raise _first_reason([starting, *self._runs.values()])
+
+    async def first_loss(self) -> str:
+        """Return once a rank beyond the first has ended or fallen silent, with which one and why."""
+        watching = [self._end_of(rank) for rank in self._others] + [self._silence_of(rank) for rank in self._others]
+        tasks = [asyncio.ensure_future(watch) for watch in watching]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return next(iter(done)).result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def kill(self) -> None:
+        """End every process at once."""
+        for actor in (self.first, *self._others.values()):
+            self._kill(actor)
+
+    async def _end_of(self, rank: int) -> str:
+        try:
+            await asyncio.shield(self._runs[rank])
+        except RAY_ERRORS as error:
+            return f"rank {rank} of engine {self._name} has died: {cause_in_one_line(error)}"
+        return f"rank {rank} of engine {self._name} has ended"
+
+    async def _silence_of(self, rank: int) -> str:
+        """Count our own ticks, not seconds: what kept this loop from running is no rank's fault."""
+        num_silent_ticks, answer = 0, _begun(self._others[rank].ping.remote())
+        while num_silent_ticks < SILENT_TICKS:
+            await asyncio.sleep(TICK_S)
+            num_silent_ticks += 1
+            if answer.done() and answer.exception() is None:
+                num_silent_ticks, answer = 0, _begun(self._others[rank].ping.remote())
+        return f"rank {rank} of engine {self._name} has not answered for {SILENT_TICKS * TICK_S:.1f} s"
+
+
+def create_engine_group(
+    address: EngineAddress, config: EngineConfig, resources: EngineResources, num_processes_on_node: int
+) -> EngineGroup:
+    """Make an engine's actors, each in a bundle of its own of the replica's placement group, which lies on one node."""
+    options = [_options(address, resources, rank) for rank in range(resources.num_ranks)]
+    first = ray.remote(EngineActor).options(**options[0]).remote(config, num_processes_on_node, address.epoch)
+    others = [
+        ray.remote(RankActor).options(**options[rank]).remote(config, num_processes_on_node, rank)
+        for rank in range(1, resources.num_ranks)
+    ]
+    return EngineGroup(address.actor_name, first, others)
+
+
+def _options(address: EngineAddress, resources: EngineResources, rank: int) -> dict[str, Any]:
+    return {
+        "name": str(RankName(engine=address.actor_name, rank=rank)),
+        "namespace": address.namespace,
+        "num_cpus": resources.num_cpus,
+        "num_gpus": resources.num_gpus,
+        "max_restarts": 0,
+        "max_concurrency": MAX_CONCURRENT_CALLS if rank == 0 else 2,  # `run`, and `ping` beside it
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            placement_group=ray.util.get_current_placement_group(), placement_group_bundle_index=rank
+        ),
+    }
+
+
+def _begun(call: Awaitable[Any]) -> asyncio.Future[Any]:
+    future = asyncio.ensure_future(call)
+    future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # not every failure is read
+    return future
+
+
+def _first_reason(calls: Sequence[asyncio.Future[Any]]) -> BaseException:
+    """Choose the error that says what was wrong: a lost connection only says that somebody else has gone."""
+    errors = [error for call in calls if call.done() and (error := call.exception()) is not None]
+    reasons = [error for error in errors if _is_reason(cause_of(error))]
+    return next(iter([*reasons, *errors]), EngineDead("a rank ended while the engine was started"))
+
+
+def _is_reason(cause: BaseException) -> bool:
+    return isinstance(cause, RayinferError) and not isinstance(cause, EngineDead)

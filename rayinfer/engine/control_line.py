@@ -1,0 +1,97 @@
+"""The line between rank 0 and one other rank: plans go out on it, and what is to be told comes back.
+
+Plain TCP, because what is said must not wait for the other end to ask for it, and because its end tells at once when
+the other process is gone. Lines between ranks of one machine stay on it.
+"""
+
+import contextlib
+import socket
+import time
+
+from rayinfer.engine.plan_codec import AnyMessage, BadMessage, decode, encode
+from rayinfer.errors import RayinferError
+
+LENGTH_BYTES = 4
+MAX_MESSAGE_BYTES = 1 << 30
+READ_BYTES = 1 << 16  # one read brings a whole plan, unless it is a long one
+
+
+class LineLost(RayinferError):
+    """The other rank is gone, or has said nothing for too long."""
+
+
+class ControlLine:
+    """One end; for one thread at a time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connection
+        self._unread = bytearray()
+
+    @property
+    def own_host(self) -> str:
+        """The address by which the other end sees this one."""
+        host: str = self._socket.getsockname()[0]
+        return host
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether more has come than was asked for so far."""
+        return bool(self._unread)
+
+    def fileno(self) -> int:
+        """The descriptor, for those who wait for several lines; -1 once it is closed."""
+        return self._socket.fileno()
+
+    def send(self, message: AnyMessage, timeout_s: float) -> None:
+        """Say something; raises LineLost."""
+        self.send_bytes(framed(message), timeout_s)
+
+    def send_bytes(self, frame: bytes, timeout_s: float) -> None:
+        """Say what `framed` has packed, which may go to several ranks; raises LineLost."""
+        try:
+            self._socket.settimeout(timeout_s)
+            self._socket.sendall(frame)
+        except TimeoutError:
+            raise LineLost(f"nothing was read for {timeout_s:g} s") from None
+        except OSError as error:
+            raise LineLost(f"the line is closed: {error}") from None
+
+    def receive(self, timeout_s: float, *, max_bytes: int = MAX_MESSAGE_BYTES) -> AnyMessage:
+        """Wait for what the other end says next; raises LineLost, and BadMessage."""
+        deadline = time.monotonic() + timeout_s
+        self._read_until(LENGTH_BYTES, deadline, timeout_s)
+        length = int.from_bytes(self._unread[:LENGTH_BYTES], "big")
+        if length > max_bytes:
+            raise BadMessage(f"a message of {length} bytes, at most {max_bytes} are taken")
+        end = LENGTH_BYTES + length
+        self._read_until(end, deadline, timeout_s)
+        with memoryview(self._unread) as unread:
+            message = decode(unread[LENGTH_BYTES:end])
+        del self._unread[:end]
+        return message
+
+    def close(self) -> None:
+        """Hang up; the other end hears of it at once."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _read_until(self, num_bytes: int, deadline: float, timeout_s: float) -> None:
+        while len(self._unread) < num_bytes:
+            try:
+                self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+                read = self._socket.recv(max(READ_BYTES, num_bytes - len(self._unread)))
+            except TimeoutError:
+                raise LineLost(f"it has said nothing for {timeout_s:g} s") from None
+            except OSError as error:
+                raise LineLost(f"the line is closed: {error}") from None
+            if not read:
+                raise LineLost("it has hung up")
+            self._unread += read
+
+
+def framed(message: AnyMessage) -> bytes:
+    """Pack a message as it goes over a line: four bytes of length, and the message."""
+    data = encode(message)
+    return len(data).to_bytes(LENGTH_BYTES, "big") + data

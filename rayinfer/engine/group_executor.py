@@ -1,0 +1,282 @@
+"""Rank 0's executor: it tells every command to the other ranks and does its own part of it."""
+
+import contextlib
+import logging
+import select
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+from rayinfer.engine.control_line import ControlLine, LineLost, framed
+from rayinfer.engine.engine_state import SleepLevel
+from rayinfer.engine.in_process_executor import InProcessExecutor
+from rayinfer.engine.kv_offload import BlockCopy
+from rayinfer.engine.model_runner import FinishedStep
+from rayinfer.engine.plan_codec import (
+    AnyMessage,
+    BadMessage,
+    Computed,
+    Done,
+    End,
+    Failed,
+    Ping,
+    Restore,
+    copy_message,
+    plan_message,
+    read_sampled,
+    release_message,
+)
+from rayinfer.engine.rank_group import START_TIMEOUT_S, RankGroup
+from rayinfer.engine.stage_times import StageTimes
+from rayinfer.engine.step_plan import SampledTokens, StepPlan
+from rayinfer.errors import EngineDead
+
+logger = logging.getLogger(__name__)
+
+LOOK_ROUND_S = 0.25  # between two looks at the lines of an idle engine
+LAST_WORDS_S = 0.5  # for a rank that is going to say why it ends
+END_GRACE_S = 5.0  # for ranks that have been told to end
+
+
+class GroupExecutor:
+    """An Executor over several ranks, which live and die together.
+
+    Nothing that fails here is tried again: after a failure nobody knows who has done what. The first one ends the
+    group, and everything afterwards raises EngineDead with its cause. While nothing is asked of the engine, a thread
+    asks the ranks whether they are there, so that nobody waits in vain for longer than the group's timeout.
+    """
+
+    def __init__(
+        self, group: RankGroup, part: InProcessExecutor, end_ranks: Callable[[float], None] = lambda grace_s: None
+    ) -> None:
+        self.num_plans_at_once = min(2, group.place.pipeline_parallel_size)
+        self.stage_times = StageTimes(group.place.pipeline_parallel_size)
+        self._group = group
+        self._part = part
+        self._end_ranks = end_ranks
+        self._lock = threading.RLock()  # one command at a time, all ranks in the same order
+        self._under_way: deque[StepUnderWay] = deque()
+        self._last_word = time.monotonic()  # to everybody
+        self._death: EngineDead | None = None
+        self._is_over = False
+        self._at_the_end = weakref.finalize(self, end_ranks, END_GRACE_S)  # also when nobody has it any more
+        threading.Thread(target=_keep_company, args=(weakref.ref(self),), name="ranks", daemon=True).start()
+
+    @property
+    def communication_s(self) -> float:
+        """Seconds that rank 0 has spent so far in what its stage's ranks do together."""
+        return self._group.communication_s
+
+    def submit(self, plan: StepPlan) -> "FinishedStep | StepUnderWay":
+        """Start a step; its tokens are here when rank 0 is in the last stage, or else come when they are ready."""
+        with self._command():
+            self.stage_times.start(now := time.perf_counter())
+            self._tell(plan_message(plan))
+            own = self._part.submit(plan)
+            if self._group.place.pipeline_parallel_size == 1:
+                self.stage_times.stop(time.perf_counter())
+                return own
+            self.stage_times.add(0, time.perf_counter() - now)
+            step = StepUnderWay(self)
+            self._under_way.append(step)
+            return step
+
+    def copy_blocks(self, copy: BlockCopy) -> None:
+        """Have every rank copy its part of the blocks."""
+        with self._command():
+            self._tell(copy_message(copy))
+            self._part.copy_blocks(copy)
+
+    def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
+        """Have every rank give its memory back."""
+        with self._command():
+            self._tell(release_message(level, blocks_in_use))
+            self._part.release(level, blocks_in_use)
+            self._await_done(START_TIMEOUT_S)
+
+    def restore(self, level: SleepLevel) -> None:
+        """Have every rank take its memory again."""
+        with self._command():
+            self._tell(Restore(int(level)))
+            self._part.restore(level)
+            self._await_done(START_TIMEOUT_S)
+
+    def check(self) -> None:
+        """Raise EngineDead once a rank is gone."""
+        if self._death is not None:
+            raise EngineDead(str(self._death))
+
+    def shutdown(self) -> None:
+        """Let every rank end, and wait until they have."""
+        self._is_over = True
+        with self._lock:
+            for line in self._group.lines:
+                with contextlib.suppress(LineLost):
+                    line.send(End(), LAST_WORDS_S)
+            self._group.close()
+            self._part.shutdown()
+        self._at_the_end()
+
+    # One command
+
+    @contextlib.contextmanager
+    def _command(self) -> Iterator[None]:
+        with self._lock:
+            self.check()
+            try:
+                yield
+            except BaseException as error:
+                # Even an interruption: the others are in the middle of what this rank has left.
+                self._die(error)
+                if isinstance(error, Exception):
+                    self.check()
+                raise
+
+    def _tell(self, message: AnyMessage) -> None:
+        frame = framed(message)
+        for line in self._group.lines:
+            line.send_bytes(frame, self._group.timeout_s)
+        self._last_word = time.monotonic()
+
+    def _await_done(self, timeout_s: float) -> None:
+        for rank, line in enumerate(self._group.lines, start=1):
+            while isinstance(said := self._hear(rank, line, timeout_s), Computed):
+                self._keep(rank, said)
+            _expect(isinstance(said, Done), rank, said)
+
+    def _hear(self, rank: int, line: ControlLine, timeout_s: float) -> AnyMessage:
+        try:
+            said = line.receive(timeout_s)
+        except LineLost as error:
+            raise EngineDead(f"rank {rank} is lost: {error}") from None
+        if isinstance(said, Failed):
+            raise EngineDead(f"rank {rank} failed: {said.reason}")
+        return said
+
+    # Steps under way in later stages
+
+    def take_result(self, step: "StepUnderWay") -> SampledTokens:
+        """Wait for a step, and for those before it."""
+        with self._command():
+            while step.sampled is None:
+                self._finish_oldest()
+            return step.sampled
+
+    def _finish_oldest(self) -> None:
+        """Hear of the oldest step from the first tensor rank of every later stage."""
+        place = self._group.place
+        oldest = self._under_way[0]
+        for stage in range(1, place.pipeline_parallel_size):
+            rank = stage * place.tensor_parallel_size
+            if stage not in oldest.computed:
+                said = self._hear(rank, self._group.lines[rank - 1], self._group.timeout_s)
+                _expect(isinstance(said, Computed), rank, said)
+                self._keep(rank, said)
+        self._under_way.popleft()
+        oldest.sampled = read_sampled(oldest.computed[place.pipeline_parallel_size - 1])
+        if not self._under_way:
+            self.stage_times.stop(time.perf_counter())
+
+    def _keep(self, rank: int, computed: AnyMessage) -> None:
+        assert isinstance(computed, Computed)
+        stage = rank // self._group.place.tensor_parallel_size
+        step = next(step for step in self._under_way if stage not in step.computed)
+        step.computed[stage] = computed
+        self.stage_times.add(stage, computed.busy_s)
+
+    # The end
+
+    def look_round(self) -> None:
+        """Ask the ranks whether they are there, if nothing has been said for long; note who has hung up."""
+        timeout_s = self._group.timeout_s
+        if time.monotonic() - self._last_word < timeout_s / 3:
+            return
+        with self._lock, contextlib.suppress(EngineDead), self._command():
+            if time.monotonic() - self._last_word >= timeout_s / 3:
+                self._tell(Ping())
+                self._await_done(timeout_s / 2)
+
+    def note_hang_up(self) -> None:
+        """A line is closed at its other end; between two commands that is a failure like any other."""
+        with self._lock, contextlib.suppress(EngineDead), self._command():
+            self._await_last_words()
+
+    def _await_last_words(self) -> None:
+        for rank, line in enumerate(self._group.lines, start=1):
+            while _has_news(line, 0.0):
+                if isinstance(said := self._hear(rank, line, LAST_WORDS_S), Computed):
+                    self._keep(rank, said)
+
+    def _die(self, error: BaseException) -> None:
+        if self._death is not None or self._is_over:
+            return
+        self._death = EngineDead(f"a rank of the engine failed: {self._cause(error)}")
+        logger.error("%s", self._death, exc_info=None if isinstance(error, EngineDead) else error)
+        self._group.close()
+        self._end_ranks(LAST_WORDS_S)
+
+    def _cause(self, error: BaseException) -> str:
+        """What another rank says of its own end explains more than what this one has seen of it."""
+        if not isinstance(error, EngineDead):
+            deadline = time.monotonic() + LAST_WORDS_S
+            for rank, line in enumerate(self._group.lines, start=1):
+                with contextlib.suppress(LineLost, BadMessage):
+                    while _has_news(line, max(deadline - time.monotonic(), 0.0)):
+                        if isinstance(said := line.receive(LAST_WORDS_S), Failed):
+                            return f"rank {rank} failed: {said.reason}"
+        return str(error) if isinstance(error, EngineDead) else f"{type(error).__name__}: {error}"
+
+    @property
+    def lines(self) -> list[ControlLine] | None:
+        """The lines to look after; None once the group is over."""
+        return None if self._is_over or self._death is not None else self._group.lines
+
+
+class StepUnderWay:
+    """The handle of a step that later stages have yet to compute."""
+
+    def __init__(self, executor: GroupExecutor) -> None:
+        self._executor = executor
+        self.computed: dict[int, Computed] = {}  # by stage
+        self.sampled: SampledTokens | None = None
+
+    def result(self) -> SampledTokens:
+        """Wait for the step's tokens; raises EngineDead."""
+        return self._executor.take_result(self)
+
+
+def _keep_company(reference: "weakref.ref[GroupExecutor]") -> None:
+    """The thread: it keeps no executor alive that nobody else has."""
+    while (executor := reference()) is not None and (lines := executor.lines) is not None:
+        poll_s = min(LOOK_ROUND_S, executor._group.timeout_s / 12)
+        del executor
+        has_hung_up = _wait_for_hang_up(lines, poll_s)
+        if (executor := reference()) is None:
+            return
+        if has_hung_up:
+            executor.note_hang_up()
+        executor.look_round()
+        del executor
+
+
+def _wait_for_hang_up(lines: Sequence[ControlLine], timeout_s: float) -> bool:
+    poller = select.poll()
+    for line in lines:
+        if (descriptor := line.fileno()) >= 0:
+            poller.register(descriptor, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
+    return any(events & ~select.POLLNVAL for _, events in poller.poll(1000 * timeout_s))
+
+
+def _has_news(line: ControlLine, timeout_s: float) -> bool:
+    if line.fileno() < 0:
+        return False
+    poller = select.poll()
+    poller.register(line.fileno(), select.POLLIN)
+    return line.has_unread or bool(poller.poll(1000 * timeout_s))
+
+
+def _expect(is_expected: bool, rank: int, said: AnyMessage) -> None:
+    if not is_expected:
+        raise EngineDead(f"rank {rank} says {type(said).__name__}, which nobody asked for")

@@ -1,0 +1,220 @@
+"""One rank's part of a model, in the simplest case all of it: weights, blocks, and what runs steps with them."""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import rayinfer_kernels
+from rayinfer.config import EngineConfig, cache_folder
+from rayinfer.decoding.sampler import Sampler
+from rayinfer.engine.cores import Cores, fill_machine, usable_cores
+from rayinfer.engine.encoder_decoder_runner import EncoderDecoderRunner
+from rayinfer.engine.in_process_executor import InProcessExecutor
+from rayinfer.engine.model_memory import ModelMemory
+from rayinfer.engine.model_runner import ModelRunner
+from rayinfer.engine.pipeline_link import ONLY_STAGE, PipelineLink, Stage
+from rayinfer.engine.rank_group import RankGroup, place_of
+from rayinfer.engine.static_runner import StaticRunner
+from rayinfer.engine.static_shapes import StaticShapes
+from rayinfer.errors import ConfigError, ModelLoadError
+from rayinfer.kv_cache.cache_tensors import BlockShape
+from rayinfer.kv_cache.pool_size import count_kv_blocks, count_offload_blocks, count_static_blocks
+from rayinfer.models.decoder import Decoder
+from rayinfer.models.encoder_decoder import EncoderDecoder
+from rayinfer.models.loader import torch_dtype
+from rayinfer.models.model_config import ModelConfig, read_model_config
+from rayinfer.optimization.packed_cache import PackedCache
+from rayinfer.optimization.ready_weights import load_ready_decoder
+from rayinfer.tensor_parallel import WHOLE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelPart:
+    """What a rank runs steps with, and what the scheduler must know of its size."""
+
+    executor: InProcessExecutor
+    link: PipelineLink | None  # to the stages before and after, where there are several
+    num_blocks: int  # of the pool, for requests: the same on every rank
+    num_offload_blocks: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Setting:
+    """What is known before anything is loaded."""
+
+    config: EngineConfig
+    model: ModelConfig
+    folder: Path
+    device: torch.device
+    group: RankGroup | None  # None for a rank that is alone
+
+
+def build_part(config: EngineConfig, folder: Path, group: RankGroup | None = None) -> ModelPart:
+    """Load this rank's weights and give them their blocks; with a group, as many as every rank has room for."""
+    device = group.device if group is not None else any_device()
+    _use_threads(config, device)
+    model = read_model_config(folder)
+    setting = _Setting(config=settled(config, model), model=model, folder=folder, device=device, group=group)
+    memory = _model_memory(setting)
+    num_blocks = memory.num_blocks - num_spare_blocks(setting.config)
+    max_model_len = _max_model_len(setting, num_blocks)
+    stage = _stage(setting)
+    runner = _runner(setting, memory, max_model_len, stage)
+    return ModelPart(
+        executor=InProcessExecutor(runner, memory, _cores(setting.config, device)),
+        link=stage.link,
+        num_blocks=num_blocks,
+        num_offload_blocks=memory.num_offload_blocks,
+        max_model_len=max_model_len,
+    )
+
+
+def any_device() -> torch.device:
+    """What an engine of one rank computes on."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def settled(config: EngineConfig, model: ModelConfig) -> EngineConfig:
+    """The settings as the model has them."""
+    if model.answers is None:
+        return config
+    # The tokens of its answers do not say what they answer: they are no cached prefixes.
+    return config.model_copy(update={"engine": "static", "enable_prefix_caching": False})
+
+
+def num_spare_blocks(config: EngineConfig) -> int:
+    """What fills a static engine's steps up reads and writes the pool's last block."""
+    return 1 if config.engine == "static" else 0
+
+
+def _use_threads(config: EngineConfig, device: torch.device) -> None:
+    num_ranks = place_of(config, 0).world_size
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    elif num_ranks > 1 and device.type == "cpu":
+        torch.set_num_threads(max(1, len(usable_cores()) // num_ranks))
+    if device.type == "cpu":
+        rayinfer_kernels.configure(cache_folder() / "kernels")
+
+
+def _cores(config: EngineConfig, device: torch.device) -> Cores | None:
+    num_threads, num_ranks = torch.get_num_threads(), place_of(config, 0).world_size
+    wanted = config.pin_threads if config.pin_threads is not None else fill_machine(num_threads, num_ranks)
+    return Cores(num_threads, cache_folder() / "cores") if wanted and device.type == "cpu" else None
+
+
+def _stage(setting: _Setting) -> Stage:
+    group = setting.group
+    if group is None:
+        return ONLY_STAGE
+    if group.everybody is None:
+        return Stage(group.place)
+    dtype = torch_dtype(setting.config.dtype, setting.model)
+    link = PipelineLink(group.place, group.everybody, setting.device, setting.model.hidden_size, dtype)
+    return Stage(group.place, link)
+
+
+def _runner(setting: _Setting, memory: ModelMemory, max_model_len: int, stage: Stage) -> ModelRunner:
+    """What runs the steps; a static one has run each shape once."""
+    config, model, device = setting.config, setting.model, setting.device
+    decoder, num_rows = memory.decoder, _num_rows(config)
+    assert decoder is not None, "the weights are gone"
+    num_sampler_rows = num_rows + num_spare_blocks(config)  # the spare block has a row, too
+    sampler = Sampler(num_sampler_rows, model.vocab_size, device, forced_end_token_id=model.forced_end_token_id)
+    if config.engine == "dynamic":
+        return ModelRunner(decoder, sampler, device, stage)
+    shapes = StaticShapes(
+        num_rows=num_rows,
+        max_step_tokens=config.max_num_batched_tokens,
+        max_model_len=max_model_len,
+        block_size=config.block_size,
+        spare_block=memory.num_blocks - 1,
+    )
+    runner = StaticRunner(decoder, sampler, device, shapes, stage)
+    if isinstance(decoder, EncoderDecoder):
+        max_read_tokens = config.max_num_batched_tokens
+        runner = EncoderDecoderRunner(decoder, sampler, device, shapes, stage, max_read_tokens=max_read_tokens)
+    runner.warm_up()
+    return runner
+
+
+def _model_memory(setting: _Setting) -> ModelMemory:
+    """Load the weights and reserve the blocks, as many as there is room for beside them."""
+    config, model, device = setting.config, setting.model, setting.device
+    dtype = torch_dtype(config.dtype, model)
+    load = partial(
+        load_ready_decoder,
+        setting.folder,
+        dtype,
+        device,
+        quantization=config.quantization,
+        cache=PackedCache(cache_folder() / "packed"),
+        share=WHOLE if setting.group is None else setting.group.share,
+    )
+    decoder = load()
+    shape = BlockShape(
+        num_layers=decoder.num_layers_here,
+        block_size=config.block_size,
+        num_kv_heads=decoder.num_kv_heads_here,
+        head_dim=model.head_dim,
+        dtype=torch.int8 if config.kv_cache_dtype == "int8" else dtype,
+    )
+    num_blocks, num_offload_blocks = _num_blocks(setting, shape)
+    longest = _longest_sequence(config, model)
+
+    def make_ready(decoder: Decoder) -> None:
+        # Some rotary scalings look at the longest sequence: at what is allowed, for what fits differs between machines.
+        decoder.prepare(dtype, device, _max_model_len(setting, num_blocks), longest)
+        if isinstance(decoder, EncoderDecoder):
+            decoder.make_room_for_sources(_num_rows(config) + 1, longest, dtype, device)
+
+    def load_again() -> Decoder:
+        if read_model_config(setting.folder) != model:
+            raise ModelLoadError(f"{setting.folder}: config.json is not what it was when the engine was built")
+        again = load()
+        make_ready(again)
+        return again
+
+    make_ready(decoder)
+    return ModelMemory(
+        decoder, load_again, shape, num_blocks=num_blocks, num_offload_blocks=num_offload_blocks, device=device
+    )
+
+
+def _num_blocks(setting: _Setting, shape: BlockShape) -> tuple[int, int]:
+    """Blocks of the pool and of the second one, which all ranks have room for."""
+    config, group = setting.config, setting.group
+    num_ranks = 1 if group is None else group.place.world_size
+    host_bytes = shape.num_bytes * num_ranks  # ranks share the host's memory: so much takes a block in all of them
+    block_bytes = host_bytes if setting.device.type == "cpu" else shape.num_bytes
+    if config.engine == "static":
+        # An encoder-decoder's sources take as much again as its answers.
+        row_bytes = block_bytes if setting.model.answers is None else 2 * block_bytes
+        longest = _longest_sequence(config, setting.model)
+        num_blocks = count_static_blocks(config, longest, row_bytes, setting.device) + num_spare_blocks(config)
+    else:
+        num_blocks = count_kv_blocks(config, block_bytes, setting.device)
+    num_offload_blocks = count_offload_blocks(config, host_bytes)
+    if group is None:
+        return num_blocks, num_offload_blocks
+    least, least_offload = group.agree_least([num_blocks, num_offload_blocks])
+    return least, least_offload
+
+
+def _num_rows(config: EngineConfig) -> int:
+    return min(config.max_num_seqs, config.max_num_batched_tokens)
+
+
+def _max_model_len(setting: _Setting, num_blocks: int) -> int:
+    """The longest sequence that the model, the settings and the pool allow."""
+    return min(_longest_sequence(setting.config, setting.model), num_blocks * setting.config.block_size)
+
+
+def _longest_sequence(config: EngineConfig, model: ModelConfig) -> int:
+    """What the model and the settings allow, whatever the pool does."""
+    if config.max_model_len is not None and config.max_model_len > model.longest_sequence:
+        raise ConfigError(f"max_model_len {config.max_model_len} is above the model's {model.longest_sequence}")
+    return config.max_model_len or model.max_position_embeddings

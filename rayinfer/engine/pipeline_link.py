@@ -1,0 +1,66 @@
+"""What one stage of a pipeline passes on to the next: the running sum of every token of a step."""
+
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch.distributed import ProcessGroup, Work
+
+from rayinfer.tensor_parallel import Place
+
+NUM_UNDER_WAY = 2  # steps of which a stage may be ahead of the next one
+
+
+class PipelineLink:
+    """A rank's neighbours: the same tensor rank in the stage before and in the one after.
+
+    A stage goes on as soon as it has passed a step on; only when it is `NUM_UNDER_WAY` ahead does it wait. Raises
+    RuntimeError when a neighbour is gone, or takes longer than the group's timeout.
+    """
+
+    def __init__(
+        self, place: Place, everybody: ProcessGroup, device: torch.device, hidden_size: int, dtype: torch.dtype
+    ) -> None:
+        self._everybody = everybody
+        self._rank_before = place.rank - place.tensor_parallel_size
+        self._rank_after = place.rank + place.tensor_parallel_size
+        self._device = device
+        self._hidden_size = hidden_size
+        self._dtype = dtype
+        self._sent: deque[tuple[Work, torch.Tensor]] = deque()  # a tensor must live until it is sent
+        self.waiting_s = 0.0  # for the stages before and after
+
+    def receive(self, num_tokens: int) -> torch.Tensor:
+        """Wait for what the stage before has made of a step: [num_tokens, hidden_size]."""
+        started = time.perf_counter()
+        hidden = torch.empty(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
+        self._everybody.recv([hidden], self._rank_before, 0).wait()
+        self.waiting_s += time.perf_counter() - started
+        return hidden
+
+    def pass_on(self, hidden: torch.Tensor) -> None:
+        """Start to send a step to the next stage."""
+        started = time.perf_counter()
+        while len(self._sent) >= NUM_UNDER_WAY:
+            work, _ = self._sent.popleft()
+            work.wait()
+        hidden = hidden.contiguous()
+        self._sent.append((self._everybody.send([hidden], self._rank_after, 0), hidden))
+        self.waiting_s += time.perf_counter() - started
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Which part of a step a rank computes: from tokens or from what the stage before made of them, to tokens or not."""
+
+    place: Place
+    link: PipelineLink | None = None
+
+    @property
+    def samples(self) -> bool:
+        """Whether this rank chooses tokens; of the last stage's ranks, all of which have the logits, one does."""
+        return self.place.is_last_stage and self.place.tensor_rank == 0
+
+
+ONLY_STAGE = Stage(Place())

@@ -1,0 +1,106 @@
+"""The other ranks of an engine without Ray: processes that this one starts, and that never outlive it."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+import torch
+
+from rayinfer.config import EngineConfig
+from rayinfer.engine.rank_group import Rendezvous, place_of
+from rayinfer.engine.rank_worker import run_rank
+from rayinfer.errors import ConfigError, EngineDead, RayinferError
+
+ORPHANED_S = 2.0  # for a rank to end in order when its rank 0 is gone
+# Not multiprocessing: that would run the caller's script again in every rank, and a notebook has none.
+_RUN = "import sys; sys.path[:] = sys.argv[1:]; from rayinfer.engine.process_executor import main; main()"
+
+
+class RankProcesses:
+    """Ranks 1 to n - 1 as processes of this machine, one after the other ended when the engine does."""
+
+    def __init__(self, config: EngineConfig, folder: Path, rendezvous: Rendezvous) -> None:
+        num_ranks = place_of(config, 0).world_size
+        if torch.cuda.is_available() and torch.cuda.device_count() < num_ranks:
+            raise ConfigError(f"{num_ranks} ranks need as many GPUs, and there are {torch.cuda.device_count()}")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(1, num_ranks):
+                self._start(config, folder, rendezvous, rank)
+        except BaseException:
+            self.end(0.0)
+            raise
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of rank 1, rank 2, and so on."""
+        return [process.pid for process in self._processes]
+
+    def check(self) -> None:
+        """Raise EngineDead when one of them has ended; what it had to say is in its log."""
+        for rank, process in enumerate(self._processes, start=1):
+            if (code := process.poll()) is not None:
+                raise EngineDead(f"rank {rank} ended with code {code} before the engine was ready")
+
+    def end(self, grace_s: float) -> None:
+        """Wait until they have ended by themselves, as they do when rank 0 hangs up; kill who has not by then."""
+        for process in self._processes:
+            with contextlib.suppress(OSError):
+                assert process.stdin is not None
+                process.stdin.close()
+        for process in self._processes:
+            try:
+                process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                process.kill()  # which ends a stopped one, too
+                process.wait()
+                grace_s = 0.0
+
+    def _start(self, config: EngineConfig, folder: Path, rendezvous: Rendezvous, rank: int) -> None:
+        process = subprocess.Popen([sys.executable, "-c", _RUN, *sys.path], stdin=subprocess.PIPE)
+        self._processes.append(process)
+        order = {
+            "config": config.model_dump(mode="json"),
+            "folder": str(folder),
+            "rendezvous": [rendezvous.host, rendezvous.port, rendezvous.key, rendezvous.timeout_s],
+            "rank": rank,
+        }
+        assert process.stdin is not None
+        # Its standard input stays open: that it ends is how the process learns that this one is gone.
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        process.stdin.flush()
+
+
+def main() -> None:
+    """Be the rank that the first line of standard input says."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to every process: rank 0 decides what it means
+    order = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    config = EngineConfig.model_validate(order["config"])
+    try:
+        run_rank(config, Path(order["folder"]), Rendezvous(*order["rendezvous"]), order["rank"])
+    except RayinferError as error:  # no trace: rank 0 has heard of it, or is what failed
+        sys.stderr.write(f"rank {order['rank']} ends: {type(error).__name__}: {error}\n")
+        code = 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    else:
+        code = 0
+    # At once: rank 0 waits for this, and taking all of torch apart takes a second.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _end_with_parent() -> None:
+    os.read(sys.stdin.fileno(), 1)  # not through the buffer: its lock, held for ever, would keep Python from ending
+    # Whatever the main thread is in: without rank 0 nothing can be brought to an end. A grace for an orderly one.
+    threading.Event().wait(ORPHANED_S)
+    os._exit(1)

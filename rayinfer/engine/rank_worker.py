@@ -1,0 +1,109 @@
+"""What every rank but the first does: it loads its part of the model, and obeys rank 0 until it is told to end."""
+
+import contextlib
+import time
+from pathlib import Path
+
+from rayinfer.config import EngineConfig
+from rayinfer.engine.control_line import ControlLine, LineLost
+from rayinfer.engine.engine_state import SleepLevel
+from rayinfer.engine.in_process_executor import InProcessExecutor
+from rayinfer.engine.model_part import build_part
+from rayinfer.engine.pipeline_link import PipelineLink
+from rayinfer.engine.plan_codec import (
+    Computed,
+    CopyBlocks,
+    Done,
+    End,
+    Failed,
+    Ping,
+    Release,
+    Restore,
+    RunPlan,
+    computed_message,
+    read_copy,
+    read_plan,
+)
+from rayinfer.engine.rank_group import START_TIMEOUT_S, RankGroup, Rendezvous, place_of
+from rayinfer.errors import EngineDead
+
+
+def run_rank(config: EngineConfig, folder: Path, rendezvous: Rendezvous, rank: int) -> None:
+    """Be rank `rank` of the engine that rank 0 builds with the same settings; returns when that engine ends.
+
+    Raises EngineDead when rank 0 or the group is lost, and whatever fails here; rank 0 is told of it.
+    """
+    group = RankGroup.join(place_of(config, rank), rendezvous)
+    (line,) = group.lines
+    try:
+        part = build_part(config, folder, group)
+        try:
+            RankWorker(group, part.executor, part.link).obey()
+        finally:
+            part.executor.shutdown()
+    except BaseException as error:
+        with contextlib.suppress(LineLost):
+            line.send(Failed(f"{type(error).__name__}: {error}"), 1.0)
+        raise
+    finally:
+        group.close()
+
+
+class RankWorker:
+    """Carries out rank 0's commands, one after the other."""
+
+    def __init__(self, group: RankGroup, executor: InProcessExecutor, link: PipelineLink | None) -> None:
+        place = group.place
+        self._group = group
+        self._line: ControlLine = group.lines[0]
+        self._executor = executor
+        self._link = link
+        self._answers_plans = place.stage > 0 and place.tensor_rank == 0  # others have nothing to say
+        self._samples = place.is_last_stage
+
+    def obey(self) -> None:
+        """Carry commands out until the last one; raises EngineDead when none comes for longer than the timeout."""
+        patience_s = START_TIMEOUT_S  # for the others, which may still be loading
+        while True:
+            try:
+                command = self._line.receive(patience_s)
+            except LineLost as error:
+                raise EngineDead(f"rank 0 is lost: {error}") from None
+            patience_s = self._group.timeout_s
+            if isinstance(command, RunPlan):
+                self._run(command)
+            elif isinstance(command, CopyBlocks):
+                self._executor.copy_blocks(read_copy(command))
+            elif isinstance(command, Ping):
+                self._say(Done())
+            elif isinstance(command, Release | Restore):
+                self._move_memory(command)
+                patience_s = START_TIMEOUT_S
+            elif isinstance(command, End):
+                return
+            else:
+                raise EngineDead(f"rank 0 says {type(command).__name__}, which is no command")
+
+    def _run(self, command: RunPlan) -> None:
+        waited_s, started = self._waiting_s, time.perf_counter()
+        sampled = self._executor.submit(read_plan(command)).result()
+        if self._answers_plans:
+            busy_s = time.perf_counter() - started - (self._waiting_s - waited_s)
+            self._say(computed_message(busy_s, sampled) if self._samples else Computed(busy_s))
+
+    def _move_memory(self, command: Release | Restore) -> None:
+        if isinstance(command, Release):
+            self._executor.release(SleepLevel(command.level), command.blocks_in_use)
+        else:
+            self._executor.restore(SleepLevel(command.level))
+        self._say(Done())
+
+    @property
+    def _waiting_s(self) -> float:
+        return 0.0 if self._link is None else self._link.waiting_s
+
+    def _say(self, answer: Done | Computed) -> None:
+        try:
+            self._line.send(answer, self._group.timeout_s)
+        except LineLost as error:
+            raise EngineDead(f"rank 0 is lost: {error}") from None

@@ -1,0 +1,30 @@
+"""How busy the stages of a pipeline are while there is work."""
+
+
+class StageTimes:
+    """Seconds that each stage has computed, and seconds in which at least one step was under way."""
+
+    def __init__(self, num_stages: int) -> None:
+        self.busy_s = [0.0] * num_stages
+        self.loaded_s = 0.0
+        self._loaded_since: float | None = None
+
+    def start(self, now: float) -> None:
+        """A step begins."""
+        if self._loaded_since is None:
+            self._loaded_since = now
+
+    def stop(self, now: float) -> None:
+        """No step is under way any more."""
+        if self._loaded_since is not None:
+            self.loaded_s += now - self._loaded_since
+            self._loaded_since = None
+
+    def add(self, stage: int, seconds: float) -> None:
+        """A stage has computed its part of a step."""
+        self.busy_s[stage] += seconds
+
+    @property
+    def idle_shares(self) -> list[float]:
+        """The share of the loaded time in which each stage waited for the others."""
+        return [max(0.0, 1 - busy_s / self.loaded_s) if self.loaded_s else 0.0 for busy_s in self.busy_s]

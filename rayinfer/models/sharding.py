@@ -1,0 +1,50 @@
+"""Makes one rank's part of a decoder that has no weights yet; what is left of each parameter tells the loader."""
+
+from collections.abc import Collection, Mapping
+
+import torch
+
+from rayinfer.layers.shares import Cut, Shardable
+from rayinfer.models.decoder import Decoder
+from rayinfer.tensor_parallel import Share
+
+
+class Elsewhere(torch.nn.Module):
+    """Stands for a module that is another rank's, so that all others keep their names."""
+
+
+def shard(decoder: Decoder, share: Share) -> dict[str, Cut]:
+    """Cut a decoder on the meta device down to this rank's part; returns how, for each parameter that is cut.
+
+    Raises ConfigError where there are too many ranks for the model.
+    """
+    assert isinstance(decoder, torch.nn.Module)
+    if share.is_whole:
+        return {}
+    cuts = dict(decoder.take_share(share))  # first: what it leaves out is not there any more
+    for path, module in list(decoder.named_modules()):
+        if isinstance(module, Shardable) and path:
+            cuts |= {f"{path}.{name}": cut for name, cut in module.take_share(share).items()}
+    for name, cut in cuts.items():
+        owner, _, kind = name.rpartition(".")
+        kept = cut.of(decoder.get_parameter(name).data)
+        setattr(decoder.get_submodule(owner), kind, torch.nn.Parameter(kept, requires_grad=False))
+    return cuts
+
+
+def leave_out(model: torch.nn.Module, modules: Collection[torch.nn.Module]) -> None:
+    """Put Elsewhere in the place of these modules, under whatever names the model has them."""
+    for parent in list(model.modules()):
+        for name, child in list(parent._modules.items()):
+            if any(child is module for module in modules):
+                setattr(parent, name, Elsewhere())
+
+
+def entry_name(share: Share) -> str:
+    """Tell a rank's part from all others of the same model."""
+    place: Mapping[str, int] = {
+        "rank": share.place.rank,
+        "tensor": share.place.tensor_parallel_size,
+        "pipeline": share.place.pipeline_parallel_size,
+    }
+    return "" if share.is_whole else ",".join(f"{name}={value}" for name, value in place.items())

@@ -1,0 +1,170 @@
+"""One model over several ranks: where each of them stands, and what the ranks of a stage tell each other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+
+from rayinfer.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank stands: the layers are cut into stages, and each stage's matrices among its tensor ranks."""
+
+    rank: int = 0  # stage x tensor_parallel_size + tensor_rank
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.rank < self.world_size, f"no rank {self.rank} of {self.world_size}"
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks there are."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def tensor_rank(self) -> int:
+        """Which of its stage's ranks it is."""
+        return self.rank % self.tensor_parallel_size
+
+    @property
+    def stage(self) -> int:
+        """Which stage it belongs to."""
+        return self.rank // self.tensor_parallel_size
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether it embeds tokens."""
+        return self.stage == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        """Whether it computes logits."""
+        return self.stage == self.pipeline_parallel_size - 1
+
+
+class TensorGroup(Protocol):
+    """The tensor ranks of one stage, as one of them sees them; all must call the same in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """Which of them this one is."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        ...
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum every rank's x, of one shape; an element's bits do not depend on what else is summed. x may be lost."""
+        ...
+
+    def all_gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        """Put every rank's x [..., widths[rank]] side by side: [..., sum of widths]."""
+        ...
+
+    def all_to_all(self, rows: torch.Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> torch.Tensor:
+        """Send the first send_counts[0] rows to rank 0, the next to rank 1, and so on; a count may be 0.
+
+        Returns the rows that came, receive_counts[i] of them from rank i, in the order of ranks.
+        """
+        ...
+
+
+class Alone:
+    """A group of one."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """See TensorGroup."""
+        return x
+
+    def all_gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        """See TensorGroup."""
+        return x
+
+    def all_to_all(self, rows: torch.Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> torch.Tensor:
+        """See TensorGroup."""
+        return rows
+
+
+class TorchGroup:
+    """A process group of torch: gloo on a CPU, NCCL on GPUs. It raises RuntimeError once a rank is gone."""
+
+    def __init__(self, process_group: torch.distributed.ProcessGroup) -> None:
+        self._group = process_group
+        self.rank = process_group.rank()
+        self.size = process_group.size()
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """See TensorGroup: of two numbers there is one sum; more are added in the order of ranks on a CPU."""
+        x = x.contiguous()
+        if self.size <= 2 or x.device.type != "cpu":
+            self._group.allreduce([x]).wait()
+            return x
+        parts = self._gather(x.flatten()).view(self.size, *x.shape)
+        total = parts[0].float()
+        for part in parts[1:]:
+            total += part
+        return total.to(x.dtype)
+
+    def all_gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        """See TensorGroup."""
+        widest = max(widths)
+        sent = torch.nn.functional.pad(x, (0, widest - x.shape[-1])).contiguous()
+        gathered = self._gather(sent.flatten()).view(self.size, *sent.shape)
+        return torch.cat([part[..., :width] for part, width in zip(gathered, widths, strict=True)], -1)
+
+    def all_to_all(self, rows: torch.Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> torch.Tensor:
+        """See TensorGroup."""
+        received = rows.new_empty(sum(receive_counts), *rows.shape[1:])
+        self._group.alltoall_base(received, rows.contiguous(), list(receive_counts), list(send_counts)).wait()
+        return received
+
+    def _gather(self, x: torch.Tensor) -> torch.Tensor:
+        """x [n] -> [size x n]."""
+        gathered = x.new_empty(self.size * len(x))
+        self._group._allgather_base(gathered, x).wait()
+        return gathered
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one rank holds of a model, and whom it computes with."""
+
+    place: Place
+    group: TensorGroup
+
+    def __post_init__(self) -> None:
+        assert (self.group.rank, self.group.size) == (self.place.tensor_rank, self.place.tensor_parallel_size)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether that is all of it."""
+        return self.place.world_size == 1
+
+
+WHOLE = Share(Place(), Alone())
+
+
+def split(total: int, num_parts: int, what: str, unit: int = 1) -> list[range]:
+    """Cut range(total) into contiguous parts, as even as whole units allow; the first ones are the larger.
+
+    Where there are fewer units than parts, units are not kept together. Raises ConfigError for more parts than numbers;
+    `what` says what they are.
+    """
+    if total < num_parts:
+        raise ConfigError(f"{num_parts} ranks are too many for {total} {what}")
+    num_units = -(-total // unit)
+    if num_units < num_parts:
+        num_units, unit = total, 1
+    each, more = divmod(num_units, num_parts)
+    starts = [min(total, unit * (part * each + min(part, more))) for part in range(num_parts + 1)]
+    return [range(start, end) for start, end in pairwise(starts)]

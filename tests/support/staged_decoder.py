@@ -1,0 +1,67 @@
+"""All stages of a decoder in one process, one behind the other, as if they were one decoder."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from rayinfer.attention.batch import AttentionBatch
+from rayinfer.layers.shares import Cut
+from rayinfer.layers.weight_places import WeightPlace
+from rayinfer.models.decoder import Decoder
+from rayinfer.tensor_parallel import Share
+from rayinfer_kernels import ops
+
+
+class StagedDecoder:
+    """A Decoder whose stages hand on what they would send to each other."""
+
+    def __init__(self, stages: Sequence[Decoder]) -> None:
+        self.stages, self.config = stages, stages[0].config
+
+    @property
+    def num_layers_here(self) -> int:
+        """Layers of all stages."""
+        return sum(stage.num_layers_here for stage in self.stages)
+
+    @property
+    def num_kv_heads_here(self) -> int:
+        """The same in each of them."""
+        return self.stages[0].num_kv_heads_here
+
+    def prepare(
+        self, dtype: torch.dtype, device: torch.device, max_positions: int, longest_sequence: int | None = None
+    ) -> None:
+        """See Decoder."""
+        for stage in self.stages:
+            stage.prepare(dtype, device, max_positions, longest_sequence)
+
+    def bind_kv_caches(self, kv_caches: list[ops.KVCache]) -> None:
+        """See Decoder."""
+        for stage in self.stages:
+            own, kv_caches = kv_caches[: stage.num_layers_here], kv_caches[stage.num_layers_here :]
+            stage.bind_kv_caches(own)
+
+    def forward(
+        self, token_ids: torch.Tensor, batch: AttentionBatch, hidden: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See Decoder."""
+        for stage in self.stages:
+            hidden = stage.forward(token_ids, batch, hidden)
+        assert hidden is not None
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See Decoder."""
+        return self.stages[-1].logits(hidden)
+
+    def take_share(self, share: Share) -> Mapping[str, Cut]:
+        """Each stage is a share already."""
+        raise NotImplementedError
+
+    def weight_places(self) -> Mapping[str, WeightPlace]:
+        """They are loaded already."""
+        raise NotImplementedError
+
+    def known_name(self, tensor_name: str) -> str | None:
+        """They are loaded already."""
+        raise NotImplementedError

@@ -1,0 +1,155 @@
+import asyncio
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+
+from rayinfer.errors import EngineDead, ModelLoadError
+from rayinfer_deployments import tensor_parallel_ranks
+from rayinfer_deployments.tensor_parallel_ranks import EngineGroup
+
+
+class FakeActor:
+    """Answers calls with futures that the test resolves; a plain value is there at once."""
+
+    def __init__(self, **answers):
+        self.answers = answers
+        self.calls = []
+
+    def __getattr__(self, method):
+        return FakeMethod(self, method)
+
+
+class FakeMethod:
+    def __init__(self, actor, name):
+        self.actor, self.name = actor, name
+
+    def remote(self, *arguments):
+        self.actor.calls.append((self.name, *arguments))
+        answer = self.actor.answers[self.name]
+        if isinstance(answer, asyncio.Future):
+            return answer
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(answer)
+        return done
+
+
+@pytest.fixture(autouse=True)
+def quick_ticks(monkeypatch):
+    monkeypatch.setattr(tensor_parallel_ranks, "TICK_S", 0.005)
+    monkeypatch.setattr(tensor_parallel_ranks, "BETTER_REASON_S", 0.05)
+
+
+def pending():
+    return asyncio.get_running_loop().create_future()
+
+
+def task_error(cause):
+    return RayTaskError("run", "traceback", cause)
+
+
+def group_of(first, *others):
+    killed = []
+    return EngineGroup("engine-x", first, others, killed.append), killed
+
+
+def test_an_engine_of_one_process_only_starts_it():
+    async def scenario():
+        first = FakeActor(start="described")
+        group, _ = group_of(first)
+        await group.start()
+        assert first.calls == [("start",)]
+        assert not group.has_others
+
+    asyncio.run(scenario())
+
+
+def test_the_others_run_from_where_the_first_one_opened_the_group():
+    async def scenario():
+        meeting = pending()
+        first, others = FakeActor(open_group=meeting, start=pending()), [FakeActor(run=pending()) for _ in range(2)]
+        group, _ = group_of(first, *others)
+        starting = asyncio.ensure_future(group.start())
+        await asyncio.sleep(0.01)
+        assert [other.calls for other in others] == [[("run", meeting)]] * 2  # unread: it goes on as it is
+        assert not starting.done()
+        first.answers["start"].set_result("described")
+        await starting
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_first_to_fail", [True, False])
+def test_a_start_that_fails_is_told_by_the_rank_that_knows_why(is_first_to_fail):
+    async def scenario():
+        first, other = FakeActor(open_group="there", start=pending()), FakeActor(run=pending())
+        group, _ = group_of(first, other)
+        starting = asyncio.ensure_future(group.start())
+        await asyncio.sleep(0.01)
+        failures = [(other.answers["run"], ModelLoadError("no tensor")), (first.answers["start"], EngineDead("closed"))]
+        for answer, cause in failures if is_first_to_fail else reversed(failures):
+            answer.set_exception(task_error(cause))
+            await asyncio.sleep(0.01)
+        with pytest.raises(RayTaskError) as caught:
+            await starting
+        assert isinstance(caught.value.cause, ModelLoadError)
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_that_dies_while_the_first_one_waits_for_it_ends_the_start():
+    async def scenario():
+        first, other = FakeActor(open_group="there", start=pending()), FakeActor(run=pending())
+        group, _ = group_of(first, other)
+        starting = asyncio.ensure_future(group.start())
+        await asyncio.sleep(0.01)
+        other.answers["run"].set_exception(ActorDiedError())
+        with pytest.raises(ActorDiedError):
+            await starting
+
+    asyncio.run(scenario())
+
+
+async def started(*others):
+    group, killed = group_of(FakeActor(open_group="there", start="described"), *others)
+    await group.start()
+    return group, killed
+
+
+def test_a_rank_that_ends_is_the_groups_loss():
+    async def scenario():
+        others = [FakeActor(run=pending(), ping=7) for _ in range(3)]
+        group, killed = await started(*others)
+        losing = asyncio.ensure_future(group.first_loss())
+        await asyncio.sleep(0.02)
+        others[1].answers["run"].set_exception(task_error(RuntimeError("Connection closed by peer")))
+        assert await losing == "rank 2 of engine engine-x has died: RuntimeError: Connection closed by peer"
+        group.kill()
+        assert killed == [group.first, *others]
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_that_answers_no_more_is_the_groups_loss():
+    async def scenario():
+        silent = FakeActor(run=pending(), ping=7)
+        group, _ = await started(FakeActor(run=pending(), ping=7), silent)
+        losing = asyncio.ensure_future(group.first_loss())
+        await asyncio.sleep(0.1)  # twenty ticks: as long as it answers it is not lost
+        assert not losing.done()
+        silent.answers["ping"] = pending()
+        assert "rank 2 of engine engine-x has not answered for" in await asyncio.wait_for(losing, 5.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_watch_that_is_cancelled_leaves_nothing_running():
+    async def scenario():
+        group, killed = await started(FakeActor(run=pending(), ping=7))
+        losing = asyncio.ensure_future(group.first_loss())
+        await asyncio.sleep(0.01)
+        losing.cancel()
+        await asyncio.sleep(0.02)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert not killed
+
+    asyncio.run(scenario())
