@@ -35,7 +35,7 @@ def mistakes_in(file: Path) -> list[str]:
     return [
         f"applications.{index}.{mistake}"
         for index, application in enumerate(config["applications"])
-        if application["import_path"] == OUR_BUILDER
+        if application["import_path"].replace(":", ".") == OUR_BUILDER.replace(":", ".")  # Serve takes both
         for mistake in _mistakes_in_our_application(application)
     ]
 

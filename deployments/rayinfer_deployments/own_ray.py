@@ -20,6 +20,7 @@ from rayinfer_deployments.process_tree import Process, adopt_orphans, descendant
 
 POLITE_END_S = 4.0  # for Ray's own shutdown
 FORCED_END_S = 2.0  # from SIGTERM to SIGKILL for whatever that left
+REASON_LIMIT = 300  # characters of what Ray says that are shown
 VITAL_PROCESSES = ("gcs_server", "raylet")
 
 
@@ -73,7 +74,16 @@ class OwnRay:
 
 def start_ray(**settings: object) -> BackgroundCall[object]:
     """Start or join Ray beside the main thread: there it would hear no signal for long, and Ray would answer them."""
-    return BackgroundCall(lambda: ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings))
+
+
+    def start() -> object:
+        try:
+            return ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:REASON_LIMIT]
+            raise RayinferError(f"Ray cannot be started or joined: {type(error).__name__}: {reason}") from error
+
+    return BackgroundCall(start)
 
 
 def count_gpus() -> float:

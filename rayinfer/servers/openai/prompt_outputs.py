@@ -1,11 +1,14 @@
 """The outputs of all prompts of one request as one stream, which ends everything it began when it is closed."""
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
+from rayinfer.errors import QueueFull
 from rayinfer.outputs import RequestOutput
 from rayinfer.protocols import GenerationRequest, TextGenerator
 
@@ -34,10 +37,47 @@ def generate_outputs(
 ) -> AsyncGenerator[PromptOutput, None]:
     """Run the requests side by side and yield their outputs as they come; the first failure ends them all.
 
-    Raises what the generator refuses at once, for any of them and before any has begun.
+    Those that find the queue full begin when one of the others has its first output: there may be more of them than
+    may wait. Raises at once what refuses the first of them, and whatever else refuses any.
     """
-    answers = [_generate(generator, request) for request in requests]
-    return _outputs_of_one(answers[0]) if len(answers) == 1 else _outputs_of_all(answers)
+    batch = _Batch(generator, requests)
+    return _outputs_of_one(batch.answers[0]) if len(requests) == 1 else _outputs_of_all(batch)
+
+
+class _Batch:
+    """The requests of one client's request: those that have begun, and those that wait for a place in the queue."""
+
+    def __init__(self, generator: TextGenerator, requests: Sequence[GenerationRequest]) -> None:
+        self._generator = generator
+        self._waiting = deque(requests)
+        self._since = time.monotonic()
+        self.answers: list[_Answer] = []  # in the order of the prompts
+        self._begin_first()
+        self.begin_more()
+
+    def begin_more(self, *, is_alone: bool = False) -> list[tuple[int, _Answer]]:
+        """Begin as many as have a place now; returns them with their prompts.
+
+        Raises QueueFull when no place is free and, as ours are `is_alone`, no other of them will free one.
+        """
+        begun = []
+        while self._waiting:
+            try:
+                self._begin_first()
+            except QueueFull:
+                if is_alone and not begun:
+                    raise
+                break
+            begun.append((len(self.answers) - 1, self.answers[-1]))
+        return begun
+
+    def _begin_first(self) -> None:
+        request = self._waiting[0]
+        if request.timeout_s is not None and self.answers:
+            request = replace(request, timeout_s=max(0.0, request.timeout_s - (time.monotonic() - self._since)))
+        # TextGenerator promises that closing the iterator aborts the request, so it can be closed.
+        self.answers.append(cast(_Answer, self._generator.generate(request)))
+        self._waiting.popleft()
 
 
 async def _outputs_of_one(answer: _Answer) -> AsyncGenerator[PromptOutput, None]:
@@ -46,12 +86,16 @@ async def _outputs_of_one(answer: _Answer) -> AsyncGenerator[PromptOutput, None]
             yield PromptOutput(0, output)
 
 
-async def _outputs_of_all(answers: Sequence[_Answer]) -> AsyncGenerator[PromptOutput, None]:
+async def _outputs_of_all(batch: _Batch) -> AsyncGenerator[PromptOutput, None]:
     queue: _Outputs = asyncio.Queue(_MAX_OUTPUTS_AHEAD)
-    tasks = [asyncio.create_task(_feed(queue, answer, i)) for i, answer in enumerate(answers)]
+    tasks: list[asyncio.Task[None]] = []
+    begun, num_running = list(enumerate(batch.answers)), 0
     try:
-        num_running = len(tasks)
-        while num_running:
+        while True:
+            tasks += [asyncio.create_task(_feed(queue, answer, prompt)) for prompt, answer in begun]
+            num_running += len(begun)
+            if not num_running:
+                return
             event = await queue.get()
             if isinstance(event, PromptOutput):
                 yield event
@@ -59,6 +103,7 @@ async def _outputs_of_all(answers: Sequence[_Answer]) -> AsyncGenerator[PromptOu
                 raise event.error
             else:
                 num_running -= 1
+            begun = batch.begin_more(is_alone=not num_running)
     finally:
         for task in tasks:
             task.cancel()
@@ -74,8 +119,3 @@ async def _feed(queue: _Outputs, answer: _Answer, prompt: int) -> None:
         await queue.put(_PromptEnd(error))
     else:
         await queue.put(_PromptEnd())
-
-
-def _generate(generator: TextGenerator, request: GenerationRequest) -> _Answer:
-    # TextGenerator promises that closing the iterator aborts the request, so it can be closed.
-    return cast(_Answer, generator.generate(request))

@@ -197,9 +197,12 @@ async def test_engines_that_come_and_go_give_suspicious_streams_time_until_the_n
 async def test_an_engine_that_stays_at_one_step_for_too_long_is_lost(service):
     stream = await service.start()
     service.engines[0].say(silent_s=4.9, silent_limit_s=5.0)
+    assert service.dispatcher.engines.names == ["engine-0", "engine-1"]
     service.engines[0].say(silent_s=5.1, silent_limit_s=5.0)
-    assert (await read_on(service, stream, engine=1)).finished
+    for _ in range(10):  # long before the engine would be taken for a frozen one
+        await asyncio.sleep(0)
     assert service.dispatcher.engines.names == ["engine-1"]
+    assert (await read_on(service, stream, engine=1)).finished
 
 
 async def test_an_engine_that_gives_no_sign_of_life_is_lost_where_another_can_go_on(service, monkeypatch):

@@ -1,0 +1,87 @@
+"""Several prompts of one request, before a generator whose queue is short."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from rayinfer.errors import InvalidParameter, QueueFull
+from rayinfer.outputs import CompletionOutput, RequestOutput
+from rayinfer.protocols import GenerationRequest
+from rayinfer.sampling_params import SamplingParams
+from rayinfer.servers.openai.prompt_outputs import generate_outputs
+
+
+class NarrowGenerator:
+    """Lets `most` requests wait for their first output; what comes after that takes no room."""
+
+    def __init__(self, most, *, num_others=0, refuses=()):
+        self.most, self.num_waiting, self.refuses = most, num_others, refuses
+        self.begun, self.timeouts = [], []
+
+    def generate(self, request):
+        if request.request_id in self.refuses:
+            raise InvalidParameter("not this one")
+        if self.num_waiting >= self.most:
+            raise QueueFull("full")
+        self.num_waiting += 1
+        self.begun.append(request.request_id)
+        self.timeouts.append(request.timeout_s)
+        return self._answer(request)
+
+    async def _answer(self, request):
+        for number in range(3):
+            await asyncio.sleep(0)
+            if number == 0:
+                self.num_waiting -= 1
+            text = CompletionOutput(index=0, text=request.request_id, token_ids=[number], finish_reason=None)
+            yield RequestOutput(
+                request_id=request.request_id, prompt_token_ids=[1], outputs=[text], finished=number == 2
+            )
+
+
+def requests(count, **settings):
+    return [
+        GenerationRequest(request_id=str(i), prompt_token_ids=[1], sampling_params=SamplingParams(), **settings)
+        for i in range(count)
+    ]
+
+
+async def prompts_of(outputs):
+    async with aclosing(outputs):
+        return [output.prompt async for output in outputs]
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 100])
+async def test_more_prompts_than_may_wait_begin_one_after_the_other(most):
+    generator = NarrowGenerator(most)
+    prompts = await prompts_of(generate_outputs(generator, requests(21)))
+    assert sorted(prompts) == sorted([*range(21)] * 3)
+    assert generator.begun == [str(i) for i in range(21)]
+
+
+async def test_a_first_prompt_that_finds_the_queue_full_refuses_the_request():
+    with pytest.raises(QueueFull):
+        generate_outputs(NarrowGenerator(2, num_others=2), requests(3))
+
+
+async def test_any_other_refusal_is_told_at_once():
+    with pytest.raises(InvalidParameter):
+        generate_outputs(NarrowGenerator(5, refuses=("2",)), requests(3))
+
+
+async def test_prompts_that_never_find_a_place_fail_when_nobody_is_left_to_make_one():
+    generator = NarrowGenerator(1)
+    outputs = generate_outputs(generator, requests(2))
+    generator.num_waiting = 100  # others have come meanwhile, and stay
+    with pytest.raises(QueueFull):
+        await prompts_of(outputs)
+
+
+async def test_the_time_of_a_prompt_runs_while_it_waits_for_a_place():
+    generator = NarrowGenerator(1)
+    outputs = generate_outputs(generator, requests(2, timeout_s=30.0))
+    await asyncio.sleep(0.05)
+    await prompts_of(outputs)
+    assert generator.timeouts[0] == 30.0
+    assert 0.0 < generator.timeouts[1] <= 29.95
