@@ -26,7 +26,7 @@ _LAYERS = {
 }
 _END = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _KINDS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
-_FIVE_HEADS = {"hidden_size": 60, "num_attention_heads": 5, "num_key_value_heads": 5}
+_FIVE_HEADS = {"hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 5}
 _EXPERTS = {"num_experts_per_tok": 2, "num_key_value_heads": 2, "intermediate_size": 40}
 _ONE_HEAD = {"num_attention_heads": 4, "num_key_value_heads": 1}
 
