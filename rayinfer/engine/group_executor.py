@@ -110,8 +110,11 @@ class GroupExecutor:
 
     def shutdown(self) -> None:
         """Let every rank end, and wait until they have."""
-        self._is_over = True
         with self._lock:
+            with contextlib.suppress(EngineDead):
+                while self._under_way and self._death is None:
+                    self.take_result(self._under_way[0])
+            self._is_over = True
             for line in self._group.lines:
                 with contextlib.suppress(LineLost):
                     line.send(End(), LAST_WORDS_S)
@@ -136,8 +139,12 @@ class GroupExecutor:
 
     def _tell(self, message: AnyMessage) -> None:
         frame = framed(message)
-        for line in self._group.lines:
-            line.send_bytes(frame, self._group.timeout_s)
+        for rank, line in enumerate(self._group.lines, start=1):
+            try:
+                line.send_bytes(frame, self._group.timeout_s)
+            except LineLost as error:
+                self._await_last_words()
+                raise EngineDead(f"rank {rank} is lost: {error}") from None
         self._last_word = time.monotonic()
 
     def _await_done(self, timeout_s: float) -> None:
@@ -149,7 +156,7 @@ class GroupExecutor:
     def _hear(self, rank: int, line: ControlLine, timeout_s: float) -> AnyMessage:
         try:
             said = line.receive(timeout_s)
-        except LineLost as error:
+        except (LineLost, BadMessage) as error:
             raise EngineDead(f"rank {rank} is lost: {error}") from None
         if isinstance(said, Failed):
             raise EngineDead(f"rank {rank} failed: {said.reason}")
@@ -205,7 +212,7 @@ class GroupExecutor:
 
     def _await_last_words(self) -> None:
         for rank, line in enumerate(self._group.lines, start=1):
-            while _has_news(line, 0.0):
+            while line.has_unread:
                 if isinstance(said := self._hear(rank, line, LAST_WORDS_S), Computed):
                     self._keep(rank, said)
 
@@ -219,14 +226,15 @@ class GroupExecutor:
 
     def _cause(self, error: BaseException) -> str:
         """What another rank says of its own end explains more than what this one has seen of it."""
-        if not isinstance(error, EngineDead):
-            deadline = time.monotonic() + LAST_WORDS_S
-            for rank, line in enumerate(self._group.lines, start=1):
-                with contextlib.suppress(LineLost, BadMessage):
-                    while _has_news(line, max(deadline - time.monotonic(), 0.0)):
-                        if isinstance(said := line.receive(LAST_WORDS_S), Failed):
-                            return f"rank {rank} failed: {said.reason}"
-        return str(error) if isinstance(error, EngineDead) else f"{type(error).__name__}: {error}"
+        if isinstance(error, EngineDead):
+            return str(error)
+        if isinstance(error, Exception):
+            time.sleep(LAST_WORDS_S)
+            try:
+                self._await_last_words()
+            except EngineDead as last_words:
+                return str(last_words)
+        return f"{type(error).__name__}: {error}"
 
     @property
     def lines(self) -> list[ControlLine] | None:
@@ -267,14 +275,6 @@ def _wait_for_hang_up(lines: Sequence[ControlLine], timeout_s: float) -> bool:
         if (descriptor := line.fileno()) >= 0:
             poller.register(descriptor, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
     return any(events & ~select.POLLNVAL for _, events in poller.poll(1000 * timeout_s))
-
-
-def _has_news(line: ControlLine, timeout_s: float) -> bool:
-    if line.fileno() < 0:
-        return False
-    poller = select.poll()
-    poller.register(line.fileno(), select.POLLIN)
-    return line.has_unread or bool(poller.poll(1000 * timeout_s))
 
 
 def _expect(is_expected: bool, rank: int, said: AnyMessage) -> None:

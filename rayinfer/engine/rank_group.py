@@ -5,7 +5,7 @@ import hmac
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -61,9 +61,11 @@ class RendezvousHost:
                 with contextlib.suppress(TimeoutError):
                     connection, _ = self._door.accept()
                     self._greet(ControlLine(connection), world_size, lines)
+        except OSError as error:
+            _close(lines.values())
+            raise EngineDead(f"the door for the other ranks is closed: {error}") from None
         except BaseException:
-            for line in lines.values():
-                line.close()
+            _close(lines.values())
             raise
         for line in lines.values():
             line.send(Welcome(self.store_port), HELLO_TIMEOUT_S)
@@ -154,16 +156,18 @@ class RankGroup:
         return tensors.seconds if isinstance(tensors, TimedGroup) else 0.0
 
     def agree_least(self, values: Sequence[int]) -> list[int]:
-        """Tell all ranks these numbers, and return the least that any of them has told of each."""
+        """Tell all ranks these numbers, and return the least that any of them has told of each; raises EngineDead."""
         own = list(values)
-        if self.place.rank:
-            (line,) = self.lines
-            line.send(Numbers(own), self.timeout_s)
-            return _numbers(line)
-        told = [own, *map(_numbers, self.lines)]
-        least = [min(column) for column in zip(*told, strict=True)]
-        for line in self.lines:
-            line.send(Numbers(least), self.timeout_s)
+        try:
+            if self.place.rank:
+                self.lines[0].send(Numbers(own), self.timeout_s)
+                return _numbers(self.lines[0])
+            told = [own, *map(_numbers, self.lines)]
+            least = [min(column) for column in zip(*told, strict=True)]
+            for line in self.lines:
+                line.send(Numbers(least), self.timeout_s)
+        except (LineLost, BadMessage) as error:
+            raise EngineDead(f"another rank is lost while models are loaded: {error}") from None
         return least
 
     def close(self) -> None:
@@ -212,7 +216,7 @@ class RankGroup:
         return group
 
     @contextlib.contextmanager
-    def _closed_on_failure(self):  # type: ignore[no-untyped-def]
+    def _closed_on_failure(self) -> Iterator[None]:
         try:
             yield
         except (LineLost, BadMessage, RuntimeError) as error:
@@ -236,6 +240,11 @@ def rank_device(place: Place) -> torch.device:
     if 1 < num_devices < place.world_size:
         raise ConfigError(f"{place.world_size} ranks need as many GPUs, and there are {num_devices}")
     return torch.device("cuda", place.rank % num_devices)
+
+
+def _close(lines: Iterable[ControlLine]) -> None:
+    for line in lines:
+        line.close()
 
 
 def _numbers(line: ControlLine) -> list[int]:

@@ -46,9 +46,7 @@ class ThreadGroup:
         assert [part.shape[-1] for part in parts] == list(widths)
         return torch.cat(parts, -1)
 
-    def all_to_all(
-        self, rows: torch.Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]
-    ) -> torch.Tensor:
+    def all_to_all(self, rows: torch.Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> torch.Tensor:
         """See TensorGroup."""
         sent = self._table.exchange(self.rank, rows.clone().split(list(send_counts)))
         received = [parts[self.rank] for parts in sent]
