@@ -1,7 +1,6 @@
 """Rank 0's executor: it tells every command to the other ranks and does its own part of it."""
 
 import contextlib
-import logging
 import select
 import threading
 import time
@@ -32,8 +31,6 @@ from rayinfer.engine.rank_group import START_TIMEOUT_S, RankGroup
 from rayinfer.engine.stage_times import StageTimes
 from rayinfer.engine.step_plan import SampledTokens, StepPlan
 from rayinfer.errors import EngineDead
-
-logger = logging.getLogger(__name__)
 
 LOOK_ROUND_S = 0.25  # between two looks at the lines of an idle engine
 LAST_WORDS_S = 0.5  # for a rank that is going to say why it ends
@@ -220,7 +217,6 @@ class GroupExecutor:
         if self._death is not None or self._is_over:
             return
         self._death = EngineDead(f"a rank of the engine failed: {self._cause(error)}")
-        logger.error("%s", self._death, exc_info=None if isinstance(error, EngineDead) else error)
         self._group.close()
         self._end_ranks(LAST_WORDS_S)
 

@@ -60,7 +60,7 @@ def test_nobody_comes_in_without_the_key_or_twice_or_from_another_group(host):
     def knock(hello):
         line = ControlLine(socket.create_connection((rendezvous.host, rendezvous.port)))
         line.send(hello, 5.0)
-        with pytest.raises(LineLost, match="hung up|closed"):
+        with pytest.raises(LineLost, match=r"hung up|closed"):
             line.receive(10.0)
 
     def knock_and_come():
