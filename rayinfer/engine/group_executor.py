@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rayinfer.engine.control_line import ControlLine, LineLost, framed
 from rayinfer.engine.engine_state import SleepLevel
-from rayinfer.engine.in_process_executor import InProcessExecutor
+from rayinfer.engine.executor import Executor, StepHandle
 from rayinfer.engine.kv_offload import BlockCopy
-from rayinfer.engine.model_runner import FinishedStep
 from rayinfer.engine.plan_codec import (
     AnyMessage,
     BadMessage,
@@ -46,7 +45,7 @@ class GroupExecutor:
     """
 
     def __init__(
-        self, group: RankGroup, part: InProcessExecutor, end_ranks: Callable[[float], None] = lambda grace_s: None
+        self, group: RankGroup, part: Executor, end_ranks: Callable[[float], None] = lambda grace_s: None
     ) -> None:
         self.num_plans_at_once = min(2, group.place.pipeline_parallel_size)
         self.stage_times = StageTimes(group.place.pipeline_parallel_size)
@@ -66,7 +65,7 @@ class GroupExecutor:
         """Seconds that rank 0 has spent so far in what its stage's ranks do together."""
         return self._group.communication_s
 
-    def submit(self, plan: StepPlan) -> "FinishedStep | StepUnderWay":
+    def submit(self, plan: StepPlan) -> StepHandle:
         """Start a step; its tokens are here when rank 0 is in the last stage, or else come when they are ready."""
         with self._command():
             self.stage_times.start(now := time.perf_counter())

@@ -8,9 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore  # type: ignore[attr-defined]
 
 from rayinfer.config import EngineConfig
 from rayinfer.engine.control_line import ControlLine, LineLost
@@ -113,10 +115,10 @@ class RankGroup:
         self.device = device
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        self.everybody: dist.ProcessGroup | None = None  # all ranks, where there are several stages
-        self._store: dist.TCPStore | None = None
+        self.everybody: ProcessGroup | None = None  # all ranks, where there are several stages
+        self._store: TCPStore | None = None
         self._share: Share | None = None
-        self._groups: list[dist.ProcessGroup] = []
+        self._groups: list[ProcessGroup] = []
 
     @classmethod
     def host(cls, place: Place, host: RendezvousHost, check: Callable[[], None] = lambda: None) -> "RankGroup":
@@ -182,7 +184,7 @@ class RankGroup:
 
     def _meet(self, rendezvous: Rendezvous, store_port: int, own_host: str, listen_fd: int | None = None) -> None:
         """Build torch's groups: one for each stage's tensor ranks, and one of all ranks for what stages pass on."""
-        self._store = dist.TCPStore(
+        self._store = TCPStore(
             rendezvous.host,
             store_port,
             is_master=listen_fd is not None,
@@ -190,25 +192,26 @@ class RankGroup:
             wait_for_workers=False,
             master_listen_fd=listen_fd,
         )
-        place, store = self.place, dist.PrefixStore(rendezvous.key, self._store)
+        place, store = self.place, PrefixStore(rendezvous.key, self._store)
         if place.pipeline_parallel_size > 1:
-            everybody = dist.PrefixStore("all", store)
+            everybody = PrefixStore("all", store)
             self.everybody = self._open_group(everybody, place.rank, place.world_size, own_host)
         tensors: TensorGroup = Alone()
         if place.tensor_parallel_size > 1:
-            stage = dist.PrefixStore(f"stage{place.stage}", store)
+            stage = PrefixStore(f"stage{place.stage}", store)
             size = place.tensor_parallel_size
             tensors = TimedGroup(TorchGroup(self._open_group(stage, place.tensor_rank, size, own_host)))
         self._share = Share(place, tensors)
 
-    def _open_group(self, store: dist.Store, rank: int, size: int, own_host: str) -> dist.ProcessGroup:
+    def _open_group(self, store: Store, rank: int, size: int, own_host: str) -> ProcessGroup:
         timeout = timedelta(seconds=self.timeout_s)
+        group: Any
         if self.device.type == "cuda":
-            options = dist.ProcessGroupNCCL.Options()
+            options: Any = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout
             group = dist.ProcessGroupNCCL(store, rank, size, options)
         else:
-            options = dist.ProcessGroupGloo._Options()
+            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._timeout = timeout
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_host)]
             group = dist.ProcessGroupGloo(store, rank, size, options)

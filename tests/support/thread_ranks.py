@@ -77,12 +77,12 @@ class ThreadRanks:
             thread.start()
         self.group = RankGroup.host(Place(0, *sizes), host)
         self.graces: list[float] = []  # with which the ranks were ended
-        self.rank0 = GroupExecutor(self.group, self.executors[0], self.graces.append)  # type: ignore[arg-type]
+        self.rank0 = GroupExecutor(self.group, self.executors[0], self.graces.append)
 
     def _be(self, place: Place, rendezvous) -> None:  # type: ignore[no-untyped-def]
         group = RankGroup.join(place, rendezvous)
         try:
-            RankWorker(group, self.executors[place.rank], None).obey()  # type: ignore[arg-type]
+            RankWorker(group, self.executors[place.rank], None).obey()
         except BaseException as error:
             self.failures[place.rank] = error
         finally:

@@ -82,8 +82,7 @@ def endless_engine(folder):
     assert all_gone([rank.pid])
 
 
-@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("is_idle", [True, False])
+@pytest.mark.parametrize(("sent", "is_idle"), [(signal.SIGKILL, True), (signal.SIGSTOP, False)])
 def test_a_rank_that_dies_or_hangs_ends_the_engine_and_all_processes(sent, is_idle, endless_engine):
     engine, rank = endless_engine
     os.kill(rank, sent)
