@@ -1,110 +1,70 @@
-"""The ranks of a group as threads of this process, with executors that compute nothing."""
+"""Ranks as threads of one process: what they tell each other goes through memory."""
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
-import numpy as np
+import torch
 
-from rayinfer.engine.engine_state import SleepLevel
-from rayinfer.engine.group_executor import GroupExecutor
-from rayinfer.engine.kv_offload import BlockCopy
-from rayinfer.engine.model_runner import NO_TOKENS, FinishedStep
-from rayinfer.engine.rank_group import RankGroup, open_rendezvous
-from rayinfer.engine.rank_worker import RankWorker
-from rayinfer.engine.step_plan import SampledTokens, StepPlan
-from rayinfer.tensor_parallel import Place
+from rayinfer.tensor_parallel import TensorGroup
 
-Wait = Callable[[], object]
+TIMEOUT_S = 60
+Result = TypeVar("Result")
 
 
-class NotingExecutor:
-    """Notes what it is told; `before_step` may wait or fail. In the last stage each row's token is its number."""
+class Table:
+    """Where each rank lays down what it has, and takes up what the others have once all have done so."""
 
-    num_plans_at_once = 1
+    def __init__(self, size: int) -> None:
+        self._places: list[Any] = [None] * size
+        self.barrier = threading.Barrier(size)
 
-    def __init__(self, place: Place, before_step: Wait = lambda: None) -> None:
-        self.place = place
-        self.before_step = before_step
-        self.noted: list[object] = []
-
-    def submit(self, plan: StepPlan) -> FinishedStep:
-        self.before_step()
-        self.noted.append(("plan", plan.step))
-        if not self.place.is_last_stage:
-            return FinishedStep(NO_TOKENS)
-        return FinishedStep(SampledTokens(plan.rows[plan.samples], np.zeros(int(plan.samples.sum()), np.bool_)))
-
-    def copy_blocks(self, copy: BlockCopy) -> None:
-        self.noted.append(("copy", copy.direction, list(copy.source_blocks), list(copy.target_blocks)))
-
-    def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
-        self.noted.append(("release", level, list(blocks_in_use)))
-
-    def restore(self, level: SleepLevel) -> None:
-        self.noted.append(("restore", level))
-
-    def check(self) -> None:
-        pass
-
-    def shutdown(self) -> None:
-        self.noted.append("shutdown")
+    def exchange(self, rank: int, thing: Any) -> list[Any]:
+        """Give a thing and get everybody's."""
+        self._places[rank] = thing
+        self.barrier.wait(TIMEOUT_S)
+        things = list(self._places)
+        self.barrier.wait(TIMEOUT_S)
+        return things
 
 
-class ThreadRanks:
-    """A whole group: `rank0` is its executor, and every other rank obeys in a thread until it ends or fails."""
+class ThreadGroup:
+    """A TensorGroup of threads."""
 
-    def __init__(
-        self,
-        tensor_parallel_size: int = 2,
-        pipeline_parallel_size: int = 1,
-        *,
-        timeout_s: float = 20.0,
-        before_step: dict[int, Wait] | None = None,
-    ) -> None:
-        sizes = (tensor_parallel_size, pipeline_parallel_size)
-        num_ranks = tensor_parallel_size * pipeline_parallel_size
-        self.executors = [
-            NotingExecutor(Place(rank, *sizes), (before_step or {}).get(rank, lambda: None))
-            for rank in range(num_ranks)
-        ]
-        self.failures: dict[int, BaseException] = {}
-        host = open_rendezvous(timeout_s=timeout_s)
-        self.threads = [
-            threading.Thread(target=self._be, args=(Place(rank, *sizes), host.rendezvous), daemon=True)
-            for rank in range(1, num_ranks)
-        ]
-        for thread in self.threads:
-            thread.start()
-        self.group = RankGroup.host(Place(0, *sizes), host)
-        self.graces: list[float] = []  # with which the ranks were ended
-        self.rank0 = GroupExecutor(self.group, self.executors[0], self.graces.append)
+    def __init__(self, rank: int, size: int, table: Table) -> None:
+        self.rank, self.size, self._table = rank, size, table
 
-    def _be(self, place: Place, rendezvous) -> None:  # type: ignore[no-untyped-def]
-        group = RankGroup.join(place, rendezvous)
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        """See TensorGroup."""
+        first, *others = self._table.exchange(self.rank, x.clone())
+        return sum(others, first)
+
+    def all_gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
+        """See TensorGroup."""
+        parts = self._table.exchange(self.rank, x.clone())
+        assert [part.shape[-1] for part in parts] == list(widths)
+        return torch.cat(parts, -1)
+
+    def all_to_all(self, rows: torch.Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> torch.Tensor:
+        """See TensorGroup."""
+        sent = self._table.exchange(self.rank, rows.clone().split(list(send_counts)))
+        received = [parts[self.rank] for parts in sent]
+        assert [len(part) for part in received] == list(receive_counts)
+        return torch.cat(received)
+
+
+def run_threads(size: int, run: Callable[[TensorGroup], Result]) -> list[Result]:
+    """Run the same on `size` ranks at once; returns what each of them returned."""
+    table = Table(size)
+
+    def run_one(rank: int) -> Result:
         try:
-            RankWorker(group, self.executors[place.rank], None).obey()
-        except BaseException as error:
-            self.failures[place.rank] = error
-        finally:
-            group.close()
+            with torch.inference_mode():  # a thread has its own
+                return run(ThreadGroup(rank, size, table))
+        except BaseException:
+            table.barrier.abort()
+            raise
 
-    def join(self, timeout_s: float = 20.0) -> None:
-        """Wait until every rank has ended."""
-        for thread in self.threads:
-            thread.join(timeout_s)
-            assert not thread.is_alive()
-
-
-def plan_of(step: int, num_requests: int = 3) -> StepPlan:
-    """A step in which every request has one token and samples."""
-    return StepPlan(
-        step=step,
-        rows=np.arange(num_requests),
-        token_ids=np.ones(num_requests, np.int32),
-        positions=np.zeros(num_requests, np.int64),
-        slots=np.arange(num_requests),
-        query_starts=np.arange(num_requests + 1, dtype=np.int32),
-        context_lengths=np.ones(num_requests, np.int32),
-        block_tables=np.zeros((num_requests, 1), np.int32),
-        samples=np.ones(num_requests, np.bool_),
-    )
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(run_one, range(size)))

@@ -8,7 +8,7 @@ import pytest
 from rayinfer.engine.engine_state import SleepLevel
 from rayinfer.engine.kv_offload import BlockCopy
 from rayinfer.errors import EngineDead
-from thread_ranks import ThreadRanks, plan_of
+from obeying_threads import ThreadRanks, plan_of
 
 SOON_S = 10.0
 
