@@ -96,7 +96,7 @@ class ModelRunner:
         )
 
     def _hidden(self, decoder: Decoder, plan: StepPlan, batch: AttentionBatch) -> torch.Tensor:
-        """Compute this stage's layers: [num_tokens, hidden_size], which the next stage has been sent if there is one."""
+        """Compute this stage's layers: [num_tokens, hidden_size], which the next stage, if any, has been sent."""
         place, link = self._stage.place, self._stage.link
         token_ids = self._tensor(plan.token_ids)
         if link is None:
