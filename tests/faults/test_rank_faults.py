@@ -134,7 +134,7 @@ def test_twenty_kills_of_any_rank_under_twelve_mixed_streams(host, tiny, report)
 
 
 def lose_group(service, answers, row, break_it):
-    """Break a group under load, and wait until it is gone and another is there; returns the 99th percentile of steps."""
+    """Break a group under load, wait until it is gone and another is there; returns the 99th percentile of steps."""
     with under_load(service, answers, row) as load:
         group = service.known_groups()[0]
         remains = GroupRemains(group)
