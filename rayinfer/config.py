@@ -15,7 +15,7 @@ DEFAULT_MODEL = "smollm2-135m"
 class EngineConfig(BaseModel):
     """One engine's settings; `LLM`'s keywords, the CLI's flags and `build_llm_app`'s arguments are made from it.
 
-    Raises ConfigError when built through `engine_config`. A field with a single legal value is reserved.
+    Raises ConfigError when built through `engine_config`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())

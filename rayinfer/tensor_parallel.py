@@ -155,7 +155,7 @@ WHOLE = Share(Place(), Alone())
 
 
 def split(total: int, num_parts: int, what: str, unit: int = 1) -> list[range]:
-    """Cut range(total) into contiguous parts, as even as whole units allow; the first ones are the larger.
+    """Cut range(total) into contiguous parts as `even_parts` does, as even as whole units allow.
 
     Where there are fewer units than parts, units are not kept together. Raises ConfigError for more parts than numbers;
     `what` says what they are.
@@ -165,6 +165,11 @@ def split(total: int, num_parts: int, what: str, unit: int = 1) -> list[range]:
     num_units = -(-total // unit)
     if num_units < num_parts:
         num_units, unit = total, 1
-    each, more = divmod(num_units, num_parts)
-    starts = [min(total, unit * (part * each + min(part, more))) for part in range(num_parts + 1)]
+    return [range(unit * part.start, min(total, unit * part.stop)) for part in even_parts(num_units, num_parts)]
+
+
+def even_parts(total: int, num_parts: int) -> list[range]:
+    """Cut range(total) into contiguous parts, the first ones larger by one where it must be; some may be empty."""
+    each, more = divmod(total, num_parts)
+    starts = [part * each + min(part, more) for part in range(num_parts + 1)]
     return [range(start, end) for start, end in pairwise(starts)]

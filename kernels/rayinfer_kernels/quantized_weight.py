@@ -28,13 +28,14 @@ class QuantizedWeight:
         return self.q * self.scales.repeat_interleave(GROUP_SIZE, -1)[..., : self.q.shape[-1]]
 
 
-def quantize(weight: torch.Tensor, format: WeightFormat) -> QuantizedWeight:
+def quantize(weight: torch.Tensor, format: WeightFormat, largest: torch.Tensor | None = None) -> QuantizedWeight:
     """Round a weight [..., out_features, in_features] to the nearest multiples of its scales, around 0.
 
-    With eight bits an output has one scale, with four each 32 of its inputs have one.
+    With eight bits an output has one scale, with four each 32 of its inputs have one. Where there are only some of the
+    inputs, `largest` [..., out_features] says for eight bits how large an output's numbers are among all of them.
     """
     if format is not WeightFormat.INT4_DYNAMIC:
-        scales = _largest(weight) / INT8_LIMIT
+        scales = (_largest(weight) if largest is None else largest) / INT8_LIMIT
         return QuantizedWeight(_rounded(weight, scales[..., None], -INT8_LIMIT, INT8_LIMIT), scales, format)
     groups = F.pad(weight, (0, -weight.shape[-1] % GROUP_SIZE)).reshape(*weight.shape[:-1], -1, GROUP_SIZE)
     # Rounded first, so that the numbers are chosen for the scale that they will be multiplied with.

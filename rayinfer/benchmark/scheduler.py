@@ -77,6 +77,8 @@ class SchedulerReport:
 class _NoModel:
     """An executor whose answer is always the same token."""
 
+    num_plans_at_once = 1
+
     def __init__(self) -> None:
         self._plan: StepPlan | None = None
 
@@ -87,6 +89,9 @@ class _NoModel:
     def result(self) -> SampledTokens:
         assert self._plan is not None
         return same_tokens(self._plan)
+
+    def check(self) -> None:
+        pass
 
     def copy_blocks(self, copy: BlockCopy) -> None:
         raise AssertionError("there is no second pool")

@@ -5,6 +5,7 @@ the other process is gone. Lines between ranks of one machine stay on it.
 """
 
 import contextlib
+import select
 import socket
 import time
 
@@ -36,8 +37,10 @@ class ControlLine:
 
     @property
     def has_unread(self) -> bool:
-        """Whether more has come than was asked for so far."""
-        return bool(self._unread)
+        """Whether something has come that nobody has asked for so far, or the other end has hung up."""
+        if self._socket.fileno() < 0:
+            return False
+        return bool(self._unread) or bool(_wait_for(self._socket, select.POLLIN, 0.0))
 
     def fileno(self) -> int:
         """The descriptor, for those who wait for several lines; -1 once it is closed."""
@@ -48,12 +51,24 @@ class ControlLine:
         self.send_bytes(framed(message), timeout_s)
 
     def send_bytes(self, frame: bytes, timeout_s: float) -> None:
-        """Say what `framed` has packed, which may go to several ranks; raises LineLost."""
+        """Say what `framed` has packed, which may go to several ranks; raises LineLost.
+
+        What comes meanwhile is read: two ends that have much to say would wait for each other.
+        """
+        unsent, deadline = memoryview(frame), time.monotonic() + timeout_s
         try:
-            self._socket.settimeout(timeout_s)
-            self._socket.sendall(frame)
-        except TimeoutError:
-            raise LineLost(f"nothing was read for {timeout_s:g} s") from None
+            self._socket.setblocking(False)
+            while unsent:
+                with contextlib.suppress(BlockingIOError):
+                    unsent = unsent[self._socket.send(unsent) :]
+                    continue
+                if (left_s := deadline - time.monotonic()) <= 0:
+                    raise LineLost(f"it has read nothing for {timeout_s:g} s")
+                events = _wait_for(self._socket, select.POLLOUT | select.POLLIN, left_s)
+                if events & select.POLLIN and (read := self._socket.recv(READ_BYTES)):
+                    self._unread += read
+                elif events & ~select.POLLOUT:
+                    raise LineLost("it has hung up")
         except OSError as error:
             raise LineLost(f"the line is closed: {error}") from None
 
@@ -95,3 +110,9 @@ def framed(message: AnyMessage) -> bytes:
     """Pack a message as it goes over a line: four bytes of length, and the message."""
     data = encode(message)
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+def _wait_for(connection: socket.socket, wanted: int, timeout_s: float) -> int:
+    poller = select.poll()
+    poller.register(connection, wanted)
+    return next((events for _, events in poller.poll(1000 * timeout_s)), 0)

@@ -129,6 +129,11 @@ class Engine:
         stats.state = self._life.state.value
         return stats
 
+    @property
+    def executor(self) -> Executor:
+        """What runs its steps, for those who measure it."""
+        return self._executor
+
     def take_block_events(self) -> tuple[list[bytes], list[bytes]]:
         """Digests that entered and left the prefix cache since the last call."""
         events = self._scheduler.take_block_events()

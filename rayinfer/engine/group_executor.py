@@ -1,7 +1,6 @@
 """Rank 0's executor: it tells every command to the other ranks and does its own part of it."""
 
 import contextlib
-import logging
 import select
 import threading
 import time
@@ -11,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rayinfer.engine.control_line import ControlLine, LineLost, framed
 from rayinfer.engine.engine_state import SleepLevel
-from rayinfer.engine.in_process_executor import InProcessExecutor
+from rayinfer.engine.executor import Executor, StepHandle
 from rayinfer.engine.kv_offload import BlockCopy
-from rayinfer.engine.model_runner import FinishedStep
 from rayinfer.engine.plan_codec import (
     AnyMessage,
     BadMessage,
@@ -33,8 +31,6 @@ from rayinfer.engine.stage_times import StageTimes
 from rayinfer.engine.step_plan import SampledTokens, StepPlan
 from rayinfer.errors import EngineDead
 
-logger = logging.getLogger(__name__)
-
 LOOK_ROUND_S = 0.25  # between two looks at the lines of an idle engine
 LAST_WORDS_S = 0.5  # for a rank that is going to say why it ends
 END_GRACE_S = 5.0  # for ranks that have been told to end
@@ -49,7 +45,7 @@ class GroupExecutor:
     """
 
     def __init__(
-        self, group: RankGroup, part: InProcessExecutor, end_ranks: Callable[[float], None] = lambda grace_s: None
+        self, group: RankGroup, part: Executor, end_ranks: Callable[[float], None] = lambda grace_s: None
     ) -> None:
         self.num_plans_at_once = min(2, group.place.pipeline_parallel_size)
         self.stage_times = StageTimes(group.place.pipeline_parallel_size)
@@ -69,7 +65,7 @@ class GroupExecutor:
         """Seconds that rank 0 has spent so far in what its stage's ranks do together."""
         return self._group.communication_s
 
-    def submit(self, plan: StepPlan) -> "FinishedStep | StepUnderWay":
+    def submit(self, plan: StepPlan) -> StepHandle:
         """Start a step; its tokens are here when rank 0 is in the last stage, or else come when they are ready."""
         with self._command():
             self.stage_times.start(now := time.perf_counter())
@@ -110,8 +106,11 @@ class GroupExecutor:
 
     def shutdown(self) -> None:
         """Let every rank end, and wait until they have."""
-        self._is_over = True
         with self._lock:
+            with contextlib.suppress(EngineDead):
+                while self._under_way and self._death is None:
+                    self.take_result(self._under_way[0])
+            self._is_over = True
             for line in self._group.lines:
                 with contextlib.suppress(LineLost):
                     line.send(End(), LAST_WORDS_S)
@@ -136,8 +135,12 @@ class GroupExecutor:
 
     def _tell(self, message: AnyMessage) -> None:
         frame = framed(message)
-        for line in self._group.lines:
-            line.send_bytes(frame, self._group.timeout_s)
+        for rank, line in enumerate(self._group.lines, start=1):
+            try:
+                line.send_bytes(frame, self._group.timeout_s)
+            except LineLost as error:
+                self._await_last_words()
+                raise EngineDead(f"rank {rank} is lost: {error}") from None
         self._last_word = time.monotonic()
 
     def _await_done(self, timeout_s: float) -> None:
@@ -149,7 +152,7 @@ class GroupExecutor:
     def _hear(self, rank: int, line: ControlLine, timeout_s: float) -> AnyMessage:
         try:
             said = line.receive(timeout_s)
-        except LineLost as error:
+        except (LineLost, BadMessage) as error:
             raise EngineDead(f"rank {rank} is lost: {error}") from None
         if isinstance(said, Failed):
             raise EngineDead(f"rank {rank} failed: {said.reason}")
@@ -205,7 +208,7 @@ class GroupExecutor:
 
     def _await_last_words(self) -> None:
         for rank, line in enumerate(self._group.lines, start=1):
-            while _has_news(line, 0.0):
+            while line.has_unread:
                 if isinstance(said := self._hear(rank, line, LAST_WORDS_S), Computed):
                     self._keep(rank, said)
 
@@ -213,20 +216,20 @@ class GroupExecutor:
         if self._death is not None or self._is_over:
             return
         self._death = EngineDead(f"a rank of the engine failed: {self._cause(error)}")
-        logger.error("%s", self._death, exc_info=None if isinstance(error, EngineDead) else error)
         self._group.close()
         self._end_ranks(LAST_WORDS_S)
 
     def _cause(self, error: BaseException) -> str:
         """What another rank says of its own end explains more than what this one has seen of it."""
-        if not isinstance(error, EngineDead):
-            deadline = time.monotonic() + LAST_WORDS_S
-            for rank, line in enumerate(self._group.lines, start=1):
-                with contextlib.suppress(LineLost, BadMessage):
-                    while _has_news(line, max(deadline - time.monotonic(), 0.0)):
-                        if isinstance(said := line.receive(LAST_WORDS_S), Failed):
-                            return f"rank {rank} failed: {said.reason}"
-        return str(error) if isinstance(error, EngineDead) else f"{type(error).__name__}: {error}"
+        if isinstance(error, EngineDead):
+            return str(error)
+        if isinstance(error, Exception):
+            time.sleep(LAST_WORDS_S)
+            try:
+                self._await_last_words()
+            except EngineDead as last_words:
+                return str(last_words)
+        return f"{type(error).__name__}: {error}"
 
     @property
     def lines(self) -> list[ControlLine] | None:
@@ -267,14 +270,6 @@ def _wait_for_hang_up(lines: Sequence[ControlLine], timeout_s: float) -> bool:
         if (descriptor := line.fileno()) >= 0:
             poller.register(descriptor, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
     return any(events & ~select.POLLNVAL for _, events in poller.poll(1000 * timeout_s))
-
-
-def _has_news(line: ControlLine, timeout_s: float) -> bool:
-    if line.fileno() < 0:
-        return False
-    poller = select.poll()
-    poller.register(line.fileno(), select.POLLIN)
-    return line.has_unread or bool(poller.poll(1000 * timeout_s))
 
 
 def _expect(is_expected: bool, rank: int, said: AnyMessage) -> None:

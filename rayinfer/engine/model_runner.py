@@ -13,7 +13,6 @@ from rayinfer.engine.scored_tokens import on_host
 from rayinfer.engine.step_plan import EnteredRow, Int64Array, SampledTokens, ScoredTokens, StepPlan
 from rayinfer.models.decoder import Decoder
 
-
 NO_TOKENS = SampledTokens(np.empty(0, np.int64), np.empty(0, np.bool_))
 
 
@@ -97,7 +96,7 @@ class ModelRunner:
         )
 
     def _hidden(self, decoder: Decoder, plan: StepPlan, batch: AttentionBatch) -> torch.Tensor:
-        """Compute this stage's layers: [num_tokens, hidden_size], which the next stage has been sent if there is one."""
+        """Compute this stage's layers: [num_tokens, hidden_size], which the next stage, if any, has been sent."""
         place, link = self._stage.place, self._stage.link
         token_ids = self._tensor(plan.token_ids)
         if link is None:

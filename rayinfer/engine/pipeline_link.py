@@ -52,7 +52,7 @@ class PipelineLink:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Which part of a step a rank computes: from tokens or from what the stage before made of them, to tokens or not."""
+    """Which part of a step a rank computes: from tokens or what the stage before made of them, to tokens or not."""
 
     place: Place
     link: PipelineLink | None = None

@@ -4,30 +4,28 @@ Both ends check what they read against the types that are named here; nothing th
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from rayinfer.engine.kv_offload import BlockCopy
-from rayinfer.engine.step_plan import EnteredRow, Int32Array, SampledTokens, ScoredTokens, StepPlan
+from rayinfer.engine.step_plan import EnteredRow, SampledTokens, ScoredTokens, StepPlan
 from rayinfer.errors import RayinferError
 from rayinfer.sampling_params import SamplingParams
+
+Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class BadMessage(RayinferError):
     """Another rank says what nobody can read."""
 
 
-class Message(msgspec.Struct, array_like=True, frozen=True):
-    """The common shape of all that is said."""
-
-
 # Before the first step
 
 
-class Hello(Message, tag="hello"):
+class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True):
     """A rank's first word to rank 0."""
 
     key: str
@@ -35,13 +33,13 @@ class Hello(Message, tag="hello"):
     world_size: int
 
 
-class Welcome(Message, tag="welcome"):
+class Welcome(msgspec.Struct, tag="welcome", array_like=True, frozen=True):
     """Rank 0's answer, once all are there: where the groups for tensors meet."""
 
     store_port: int
 
 
-class Numbers(Message, tag="numbers"):
+class Numbers(msgspec.Struct, tag="numbers", array_like=True, frozen=True):
     """What a rank has room for, and rank 0's answer: what all of them have."""
 
     values: list[int]
@@ -50,7 +48,7 @@ class Numbers(Message, tag="numbers"):
 # Commands of rank 0, in the order in which every rank obeys them
 
 
-class RunPlan(Message, tag="plan"):
+class RunPlan(msgspec.Struct, tag="plan", array_like=True, frozen=True):
     """A step; arrays are the bytes of those of StepPlan."""
 
     step: int
@@ -65,7 +63,7 @@ class RunPlan(Message, tag="plan"):
     entered: list["Entered"]
 
 
-class Entered(Message, tag="entered"):
+class Entered(msgspec.Struct, tag="entered", array_like=True, frozen=True):
     """An EnteredRow."""
 
     row: int
@@ -79,7 +77,7 @@ class Entered(Message, tag="entered"):
     source_token_ids: bytes | None
 
 
-class CopyBlocks(Message, tag="copy"):
+class CopyBlocks(msgspec.Struct, tag="copy", array_like=True, frozen=True):
     """A BlockCopy."""
 
     direction: Literal["out", "in"]
@@ -87,35 +85,35 @@ class CopyBlocks(Message, tag="copy"):
     target_blocks: list[int]
 
 
-class Release(Message, tag="release"):
+class Release(msgspec.Struct, tag="release", array_like=True, frozen=True):
     """Give memory back, and say so when it is done."""
 
     level: int
     blocks_in_use: list[int]
 
 
-class Restore(Message, tag="restore"):
+class Restore(msgspec.Struct, tag="restore", array_like=True, frozen=True):
     """Take memory again, and say so when it is done."""
 
     level: int
 
 
-class Ping(Message, tag="ping"):
+class Ping(msgspec.Struct, tag="ping", array_like=True, frozen=True):
     """The plan of an idle engine, which is empty: say that you are there."""
 
 
-class End(Message, tag="end"):
+class End(msgspec.Struct, tag="end", array_like=True, frozen=True):
     """Nothing more will come."""
 
 
 # Answers to rank 0
 
 
-class Done(Message, tag="done"):
+class Done(msgspec.Struct, tag="done", array_like=True, frozen=True):
     """A command other than a plan is carried out."""
 
 
-class Computed(Message, tag="computed"):
+class Computed(msgspec.Struct, tag="computed", array_like=True, frozen=True):
     """A later stage has computed a plan; the last one brings its tokens."""
 
     busy_s: float  # without waiting for the stage before it
@@ -125,7 +123,7 @@ class Computed(Message, tag="computed"):
     prompt_logprobs: "Scored | None" = None
 
 
-class Scored(Message, tag="scored"):
+class Scored(msgspec.Struct, tag="scored", array_like=True, frozen=True):
     """ScoredTokens."""
 
     rows: bytes
@@ -135,7 +133,7 @@ class Scored(Message, tag="scored"):
     ranks: bytes
 
 
-class Failed(Message, tag="failed"):
+class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
     """A rank's last word: it ends, and why."""
 
     reason: str
@@ -278,7 +276,7 @@ def _read_scored(message: Scored | None) -> ScoredTokens | None:
     if message is None:
         return None
     rows = _array(message.rows, np.int64)
-    token_ids: Int32Array = _array(message.token_ids, np.int32).reshape(len(rows), -1)
+    token_ids = _array(message.token_ids, np.int32).reshape(len(rows), -1)
     return ScoredTokens(
         rows=rows,
         positions=_array(message.positions, np.int64),
@@ -288,6 +286,6 @@ def _read_scored(message: Scored | None) -> ScoredTokens | None:
     )
 
 
-def _array(data: bytes, dtype: type[np.generic]) -> npt.NDArray[np.generic]:  # type: ignore[type-var]
+def _array(data: bytes, dtype: type[Scalar]) -> npt.NDArray[Scalar]:
     """A copy: what is read cannot be written to, and torch wants what can."""
     return np.frombuffer(data, dtype).copy()

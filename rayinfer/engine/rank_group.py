@@ -5,12 +5,14 @@ import hmac
 import secrets
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore  # type: ignore[attr-defined]
 
 from rayinfer.config import EngineConfig
 from rayinfer.engine.control_line import ControlLine, LineLost
@@ -61,9 +63,11 @@ class RendezvousHost:
                 with contextlib.suppress(TimeoutError):
                     connection, _ = self._door.accept()
                     self._greet(ControlLine(connection), world_size, lines)
+        except OSError as error:
+            _close(lines.values())
+            raise EngineDead(f"the door for the other ranks is closed: {error}") from None
         except BaseException:
-            for line in lines.values():
-                line.close()
+            _close(lines.values())
             raise
         for line in lines.values():
             line.send(Welcome(self.store_port), HELLO_TIMEOUT_S)
@@ -111,10 +115,10 @@ class RankGroup:
         self.device = device
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        self.everybody: dist.ProcessGroup | None = None  # all ranks, where there are several stages
-        self._store: dist.TCPStore | None = None
+        self.everybody: ProcessGroup | None = None  # all ranks, where there are several stages
+        self._store: TCPStore | None = None
         self._share: Share | None = None
-        self._groups: list[dist.ProcessGroup] = []
+        self._groups: list[ProcessGroup] = []
 
     @classmethod
     def host(cls, place: Place, host: RendezvousHost, check: Callable[[], None] = lambda: None) -> "RankGroup":
@@ -154,16 +158,18 @@ class RankGroup:
         return tensors.seconds if isinstance(tensors, TimedGroup) else 0.0
 
     def agree_least(self, values: Sequence[int]) -> list[int]:
-        """Tell all ranks these numbers, and return the least that any of them has told of each."""
+        """Tell all ranks these numbers, and return the least that any of them has told of each; raises EngineDead."""
         own = list(values)
-        if self.place.rank:
-            (line,) = self.lines
-            line.send(Numbers(own), self.timeout_s)
-            return _numbers(line)
-        told = [own, *map(_numbers, self.lines)]
-        least = [min(column) for column in zip(*told, strict=True)]
-        for line in self.lines:
-            line.send(Numbers(least), self.timeout_s)
+        try:
+            if self.place.rank:
+                self.lines[0].send(Numbers(own), self.timeout_s)
+                return _numbers(self.lines[0])
+            told = [own, *map(_numbers, self.lines)]
+            least = [min(column) for column in zip(*told, strict=True)]
+            for line in self.lines:
+                line.send(Numbers(least), self.timeout_s)
+        except (LineLost, BadMessage) as error:
+            raise EngineDead(f"another rank is lost while models are loaded: {error}") from None
         return least
 
     def close(self) -> None:
@@ -178,7 +184,7 @@ class RankGroup:
 
     def _meet(self, rendezvous: Rendezvous, store_port: int, own_host: str, listen_fd: int | None = None) -> None:
         """Build torch's groups: one for each stage's tensor ranks, and one of all ranks for what stages pass on."""
-        self._store = dist.TCPStore(
+        self._store = TCPStore(
             rendezvous.host,
             store_port,
             is_master=listen_fd is not None,
@@ -186,25 +192,26 @@ class RankGroup:
             wait_for_workers=False,
             master_listen_fd=listen_fd,
         )
-        place, store = self.place, dist.PrefixStore(rendezvous.key, self._store)
+        place, store = self.place, PrefixStore(rendezvous.key, self._store)
         if place.pipeline_parallel_size > 1:
-            everybody = dist.PrefixStore("all", store)
+            everybody = PrefixStore("all", store)
             self.everybody = self._open_group(everybody, place.rank, place.world_size, own_host)
         tensors: TensorGroup = Alone()
         if place.tensor_parallel_size > 1:
-            stage = dist.PrefixStore(f"stage{place.stage}", store)
+            stage = PrefixStore(f"stage{place.stage}", store)
             size = place.tensor_parallel_size
             tensors = TimedGroup(TorchGroup(self._open_group(stage, place.tensor_rank, size, own_host)))
         self._share = Share(place, tensors)
 
-    def _open_group(self, store: dist.Store, rank: int, size: int, own_host: str) -> dist.ProcessGroup:
+    def _open_group(self, store: Store, rank: int, size: int, own_host: str) -> ProcessGroup:
         timeout = timedelta(seconds=self.timeout_s)
+        group: Any
         if self.device.type == "cuda":
-            options = dist.ProcessGroupNCCL.Options()
+            options: Any = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout
             group = dist.ProcessGroupNCCL(store, rank, size, options)
         else:
-            options = dist.ProcessGroupGloo._Options()
+            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._timeout = timeout
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_host)]
             group = dist.ProcessGroupGloo(store, rank, size, options)
@@ -212,7 +219,7 @@ class RankGroup:
         return group
 
     @contextlib.contextmanager
-    def _closed_on_failure(self):  # type: ignore[no-untyped-def]
+    def _closed_on_failure(self) -> Iterator[None]:
         try:
             yield
         except (LineLost, BadMessage, RuntimeError) as error:
@@ -236,6 +243,11 @@ def rank_device(place: Place) -> torch.device:
     if 1 < num_devices < place.world_size:
         raise ConfigError(f"{place.world_size} ranks need as many GPUs, and there are {num_devices}")
     return torch.device("cuda", place.rank % num_devices)
+
+
+def _close(lines: Iterable[ControlLine]) -> None:
+    for line in lines:
+        line.close()
 
 
 def _numbers(line: ControlLine) -> list[int]:

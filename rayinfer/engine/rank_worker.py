@@ -7,7 +7,7 @@ from pathlib import Path
 from rayinfer.config import EngineConfig
 from rayinfer.engine.control_line import ControlLine, LineLost
 from rayinfer.engine.engine_state import SleepLevel
-from rayinfer.engine.in_process_executor import InProcessExecutor
+from rayinfer.engine.executor import Executor
 from rayinfer.engine.model_part import build_part
 from rayinfer.engine.pipeline_link import PipelineLink
 from rayinfer.engine.plan_codec import (
@@ -52,7 +52,7 @@ def run_rank(config: EngineConfig, folder: Path, rendezvous: Rendezvous, rank: i
 class RankWorker:
     """Carries out rank 0's commands, one after the other."""
 
-    def __init__(self, group: RankGroup, executor: InProcessExecutor, link: PipelineLink | None) -> None:
+    def __init__(self, group: RankGroup, executor: Executor, link: PipelineLink | None) -> None:
         place = group.place
         self._group = group
         self._line: ControlLine = group.lines[0]

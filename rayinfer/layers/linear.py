@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 
 from rayinfer.layers.matrix import Matrix
 from rayinfer.layers.shares import Cut
@@ -23,6 +24,9 @@ class Linear(Matrix):
         """x [num_tokens, in_features] -> [num_tokens, out_features]."""
         if self._group.size == 1:
             return self.multiply(x, self.bias)
+        if self.packed is not None and (num_missing := self.packed.in_features - x.shape[1]):
+            # Inputs that share a scale stay together: those before this rank's have weights of zero.
+            x = F.pad(x, (num_missing, 0))
         summed = self._group.all_reduce(self.multiply(x))
         return summed if self.bias is None else summed + self.bias
 

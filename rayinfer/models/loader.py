@@ -1,12 +1,14 @@
 """Fills a decoder with a checkpoint's weights, tensor by tensor, without ever holding them twice."""
 
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from rayinfer.errors import ModelLoadError
 from rayinfer.layers.weight_copies import copies_of_part
-from rayinfer.layers.weight_places import WeightPlace
+from rayinfer.layers.weight_places import Index, WeightPlace
 from rayinfer.models.checkpoint import Checkpoint
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.model_config import ModelConfig, read_model_config
@@ -41,6 +43,27 @@ def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device, share: 
                 source = tensor.T if place.is_transposed else tensor
                 parameters[place.parameter][piece.target].copy_(source[piece.source])
     return decoder
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A tensor of the checkpoint, turned as the model has it: a parameter of this shape, or the part at `index`."""
+
+    tensor: torch.Tensor  # a view of the file, to be used before the next piece is asked for
+    parameter: str
+    shape: torch.Size
+    index: Index
+
+
+def read_parameters(folder: Path, names: Collection[str]) -> Iterator[Piece]:
+    """Yield all pieces of these parameters of the whole model; raises ModelLoadError as `load_decoder` does."""
+    checkpoint, decoder = Checkpoint(folder), empty_decoder(folder)
+    assert isinstance(decoder, torch.nn.Module)
+    places = {name: place for name, place in _places(decoder, checkpoint, folder).items() if place.parameter in names}
+    for name, tensor in checkpoint.tensors(places):
+        place = places[name]
+        shape, index = decoder.get_parameter(place.parameter).shape, () if place.index is None else place.index
+        yield Piece(tensor.T if place.is_transposed else tensor, place.parameter, shape, index)
 
 
 def check_checkpoint(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Which matrices of a decoder get fewer bits, and how many."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
@@ -11,9 +11,14 @@ from rayinfer.layers.decoder_layer import DecoderLayer
 from rayinfer.layers.expert_linear import ExpertLinear
 from rayinfer.layers.matrix import Matrix
 from rayinfer.models.causal_decoder import CausalDecoder
+from rayinfer.models.decoder import Decoder
+from rayinfer.models.loader import empty_decoder
+from rayinfer.models.sharding import shard
 from rayinfer.optimization.calibrated_weights import calibrated_weights
+from rayinfer.optimization.shared_weights import INPUTS, largest_by_output, part_of
+from rayinfer.tensor_parallel import Share
 from rayinfer_kernels.packed_weight import WeightFormat
-from rayinfer_kernels.quantized_weight import pack_quantized, quantize
+from rayinfer_kernels.quantized_weight import QuantizedWeight, pack_quantized, quantize, unpack_quantized
 
 INT4 = "int4"
 # What is inside the layers, and what stands before and behind them: embedding and head.
@@ -36,13 +41,52 @@ def check_can_quantize(decoder: object, quantization: str) -> None:
 def quantize_decoder(decoder: torch.nn.Module, quantization: str, folder: Path, dtype: torch.dtype) -> None:
     """Replace every matrix of a decoder that `load_decoder` returned for `folder`; norms and biases stay."""
     formats = matrix_formats(decoder, quantization)
-    to_calibrate = [name for name, format in formats.items() if format is WeightFormat.INT4_DYNAMIC]
+    to_calibrate = _with_four_bits(formats)
     found = calibrated_weights(folder, dtype, to_calibrate) if to_calibrate else {}
-    for name, format in formats.items():
+    _replace_matrices(decoder, formats, lambda name, weight: found.pop(name, None) or quantize(weight, formats[name]))
+
+
+def quantize_share(
+    decoder: torch.nn.Module,
+    quantization: str,
+    folder: Path,
+    dtype: torch.dtype,
+    share: Share,
+    whole: Callable[[], Decoder],
+) -> None:
+    """Do the same to one rank's share: its numbers are those that the whole model's matrices have there.
+
+    Four bits are found for the whole model only: so they are taken from the one that `whole` returns.
+    """
+    formats, cuts = matrix_formats(decoder, quantization), shard(empty_decoder(folder), share)
+    four_bits = _with_four_bits(formats)
+    calibrated = whole() if four_bits else None
+    assert calibrated is None or isinstance(calibrated, torch.nn.Module)
+    cut_inputs = [name for name in formats if (cut := cuts.get(f"{name}.weight")) and cut.axis == INPUTS]
+    largest = largest_by_output(folder, [name for name in cut_inputs if name not in four_bits], dtype)
+
+    def choose(name: str, weight: torch.Tensor) -> QuantizedWeight:
+        if calibrated is None or name not in four_bits:
+            return quantize(weight, formats[name], largest.get(name))
+        matrix = calibrated.get_submodule(name)
+        assert isinstance(matrix, Matrix)
+        assert matrix.packed is not None
+        return part_of(unpack_quantized(matrix.packed), cuts.get(f"{name}.weight"))
+
+    _replace_matrices(decoder, formats, choose)
+
+
+def _with_four_bits(formats: Mapping[str, WeightFormat]) -> list[str]:
+    return [name for name, format in formats.items() if format is WeightFormat.INT4_DYNAMIC]
+
+
+def _replace_matrices(
+    decoder: torch.nn.Module, names: Iterable[str], choose: Callable[[str, torch.Tensor], QuantizedWeight]
+) -> None:
+    for name in names:
         matrix = decoder.get_submodule(name)
         assert isinstance(matrix, Matrix)
-        quantized = found.pop(name, None) or quantize(matrix.weight, format)
-        matrix.use_packed(pack_quantized(quantized, is_gated=matrix.is_gated))
+        matrix.use_packed(pack_quantized(choose(name, matrix.weight), is_gated=matrix.is_gated))
 
 
 def matrix_formats(decoder: torch.nn.Module, quantization: str) -> dict[str, WeightFormat]:

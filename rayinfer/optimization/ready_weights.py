@@ -1,5 +1,6 @@
 """Loads a decoder with its weights as they are multiplied by: quantised, packed, from the cache if they are there."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rayinfer.optimization.calibrated_weights import CALIBRATION_VERSION
 from rayinfer.optimization.checkpoint_digest import checkpoint_digest
 from rayinfer.optimization.packed_cache import PackedCache, entry_key
 from rayinfer.optimization.packed_model import fill_model, stored_model, structure_of
-from rayinfer.optimization.quantization import INT4, check_can_quantize, quantize_decoder
+from rayinfer.optimization.quantization import INT4, check_can_quantize, quantize_decoder, quantize_share
 from rayinfer.optimization.tensor_file import StoredTensors
 from rayinfer.tensor_parallel import WHOLE, Share
 from rayinfer_kernels import ops
@@ -49,8 +50,15 @@ def load_ready_decoder(
     checkpoint_bytes = sum(file.stat().st_size for file in weight_files(folder))
     decoder: Any = empty_decoder(folder, share)
     decoder.to(dtype)
+
+    def build() -> StoredTensors:
+        return _stored(folder, dtype, quantization, share, load_whole)
+
+    def load_whole() -> Decoder:
+        return load_ready_decoder(folder, dtype, device, quantization=quantization, cache=cache)
+
     if quantization != INT4 and checkpoint_bytes < worth_keeping_bytes:
-        stored = _stored(folder, dtype, quantization, share)
+        stored = build()
     else:
         key = entry_key(
             structure=structure_of(decoder) + entry_name(share),
@@ -61,14 +69,18 @@ def load_ready_decoder(
             packs_floats=ops.pack_weight(torch.zeros(1, 4, dtype=dtype)) is not None,
             calibration=CALIBRATION_VERSION if quantization == INT4 else None,
         )
-        stored = cache.fetch(key, lambda: _stored(folder, dtype, quantization, share))
+        stored = cache.fetch(key, build)
     fill_model(decoder, stored)
     return decoder  # type: ignore[no-any-return]
 
 
-def _stored(folder: Path, dtype: torch.dtype, quantization: str | None, share: Share) -> StoredTensors:
+def _stored(
+    folder: Path, dtype: torch.dtype, quantization: str | None, share: Share, load_whole: Callable[[], Decoder]
+) -> StoredTensors:
     decoder: Any = load_decoder(folder, dtype, torch.device("cpu"), share)
-    if quantization is not None:
+    if quantization is not None and share.is_whole:
         quantize_decoder(decoder, quantization, folder, dtype)
+    elif quantization is not None:
+        quantize_share(decoder, quantization, folder, dtype, share, load_whole)
     pack_matrices(decoder)
     return stored_model(decoder)

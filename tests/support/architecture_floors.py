@@ -35,6 +35,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 # (who imports, what is imported): why two rooms of one floor may know each other. The second may not import the first.
 NEIGHBOURS: dict[tuple[str, str], str] = {
     ("rayinfer.metrics", "rayinfer.outputs"): "metrics count what outputs define; outputs imports nothing of ours",
+    ("rayinfer.tensor_parallel", "rayinfer.errors"): "too many ranks are a caller's mistake; errors imports nothing",
     ("rayinfer.credits", "rayinfer.protocols"): "they are shares of what a description tells",
     ("rayinfer.optimization", "rayinfer.models"): "it changes how decoders keep their weights; they know nothing of it",
 }

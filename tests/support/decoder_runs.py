@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -36,9 +35,9 @@ class DecoderRun:
         dtype: torch.dtype = torch.float32,
         *,
         longest_sequence: int | None = None,
-        load: Callable[[Path, torch.dtype], Decoder] = partial(load_decoder, device=CPU),
+        load: Callable[[Path, torch.dtype], Decoder] | None = None,
     ) -> None:
-        self.decoder = load(folder, dtype)
+        self.decoder = load_decoder(folder, dtype, CPU) if load is None else load(folder, dtype)
         config, num_kv_heads = self.decoder.config, self.decoder.num_kv_heads_here
         self.decoder.prepare(dtype, CPU, NUM_BLOCKS * BLOCK_SIZE, longest_sequence or config.max_position_embeddings)
         caches = allocate_kv_caches(

@@ -1,5 +1,6 @@
 """Tiny encoder-decoders, and runs of them without an engine, for comparison with transformers."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, MarianConfig, PreTrainedConfig, T5Config
 
 from decoder_runs import CPU, DecoderRun
+from rayinfer.models.decoder import Decoder
 from rayinfer.models.encoder_decoder import EncoderDecoder
 
 NUM_ROWS, MAX_SOURCE_TOKENS = 4, 90
@@ -61,8 +63,14 @@ def _save(folder: Path, config: PreTrainedConfig, *, owns_head: bool = False, **
 class EncoderDecoderRun(DecoderRun):
     """Holds an encoder-decoder with its caches; a sequence's number is its row."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__(folder, dtype)
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype = torch.float32,
+        *,
+        load: Callable[[Path, torch.dtype], Decoder] | None = None,
+    ) -> None:
+        super().__init__(folder, dtype, load=load)
         assert isinstance(self.decoder, EncoderDecoder)
         self.decoder.make_room_for_sources(NUM_ROWS, MAX_SOURCE_TOKENS, dtype, CPU)
         self._model = self.decoder

@@ -16,6 +16,7 @@ from rayinfer.engine.engine_state import SleepLevel
 from rayinfer.engine.kv_offload import BlockCopy, KVOffload
 from rayinfer.engine.scheduler import Scheduler
 from rayinfer.engine.step_plan import EnteredRow, Int64Array, SampledTokens, ScoredTokens, StepPlan
+from rayinfer.errors import EngineDead
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.outputs import TokenDelta, TokenLogprobs
 from rayinfer.protocols import GenerationRequest, ModelDescription
@@ -59,7 +60,10 @@ class FakeExecutor:
         answer: Answer = mixed_answer,
         failure: Callable[[list[int]], BaseException | None] = lambda context: None,
         num_offload_blocks: int = 0,
+        num_plans_at_once: int = 1,
     ) -> None:
+        self.num_plans_at_once = num_plans_at_once
+        self.death: EngineDead | None = None
         self.block_size = block_size
         self.answer = answer
         self.failure = failure
@@ -103,6 +107,11 @@ class FakeExecutor:
         for row, token_id in zip(plan.rows[plan.samples].tolist(), answers, strict=True):
             self._histories[row].append(token_id)
         return FinishedStep(SampledTokens(token_ids, tokens == INVALID, *scores))
+
+    def check(self) -> None:
+        """Raise what the test says."""
+        if self.death is not None:
+            raise self.death
 
     def copy_blocks(self, copy: BlockCopy) -> None:
         """Copy what the slots of the blocks hold."""
@@ -297,6 +306,7 @@ def drive(
     answer: Answer = mixed_answer,
     failure: Callable[[list[int]], BaseException | None] = lambda context: None,
     num_offload_blocks: int = 0,
+    num_plans_at_once: int = 1,
 ) -> Driven:
     """Build an engine over a small pool."""
     max_model_len = min(max_model_len or num_blocks * block_size, num_blocks * block_size)
@@ -310,8 +320,9 @@ def drive(
         offload=KVOffload(num_offload_blocks, block_size, enable_prefix_caching=caching)
         if num_offload_blocks
         else None,
+        num_plans_at_once=num_plans_at_once,
     )
-    executor = FakeExecutor(num_blocks, block_size, answer, failure, num_offload_blocks)
+    executor = FakeExecutor(num_blocks, block_size, answer, failure, num_offload_blocks, num_plans_at_once)
     executor.name_of_row = scheduler.request_id_at
     description = ModelDescription(
         name="fake",

@@ -13,7 +13,7 @@ TIMEOUT_S = 60
 Result = TypeVar("Result")
 
 
-class _Table:
+class Table:
     """Where each rank lays down what it has, and takes up what the others have once all have done so."""
 
     def __init__(self, size: int) -> None:
@@ -32,7 +32,7 @@ class _Table:
 class ThreadGroup:
     """A TensorGroup of threads."""
 
-    def __init__(self, rank: int, size: int, table: _Table) -> None:
+    def __init__(self, rank: int, size: int, table: Table) -> None:
         self.rank, self.size, self._table = rank, size, table
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,7 @@ class ThreadGroup:
 
 def run_threads(size: int, run: Callable[[TensorGroup], Result]) -> list[Result]:
     """Run the same on `size` ranks at once; returns what each of them returned."""
-    table = _Table(size)
+    table = Table(size)
 
     def run_one(rank: int) -> Result:
         try:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import rayinfer_kernels
 from rayinfer.tokenization.tokenizer import Tokenizer
@@ -14,6 +15,15 @@ from tiny_tokenizers import single_bytes
 def tokenizer() -> Tokenizer:
     """One token per byte: the shortest real tokenizer."""
     return Tokenizer(single_bytes())
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Let torch compute with one thread: for ranks that are threads themselves."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

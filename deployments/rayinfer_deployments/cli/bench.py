@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from rayinfer.config import DEFAULT_MODEL
+from rayinfer_deployments.cli.bench_parallel import parallel
 from rayinfer_deployments.cli.bench_peers import peers
 from rayinfer_deployments.cli.bench_quality import quality
 from rayinfer_deployments.cli.bench_router import router
@@ -31,6 +32,7 @@ def build_application() -> typer.Typer:
     application.command()(offline)
     application.command()(serve)
     application.command()(scheduler)
+    application.command()(parallel)
     application.command()(peers)
     application.command()(quality)
     application.command()(router)

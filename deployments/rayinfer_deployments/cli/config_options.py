@@ -18,12 +18,10 @@ SETTINGS_PARAMETER = "engine_settings"
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command one option per engine setting; it receives those that were given as `engine_settings`.
 
-    A setting of which the command has a parameter of its own is left to it; a field with one legal value is no choice.
+    A setting of which the command has a parameter of its own is left to it.
     """
     parameters = inspect.signature(command).parameters
-    names = [
-        name for name, field in EngineConfig.model_fields.items() if name not in parameters and not _is_reserved(field)
-    ]
+    names = [name for name in EngineConfig.model_fields if name not in parameters]
 
     @functools.wraps(command)
     def with_settings(**arguments: Any) -> None:
@@ -57,10 +55,6 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
 
 def _show(default: object) -> str:
     return {True: "on", False: "off"}[default] if isinstance(default, bool) else str(default)
-
-
-def _is_reserved(field: FieldInfo) -> bool:
-    return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
 
 
 def _without_none(annotation: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -92,13 +93,18 @@ def wanted_logprobs(context, num_top, first):
 class Scripts(RuleBasedStateMachine):
     """One engine and whatever is asked of it; afterwards everybody has ended as if alone."""
 
+    num_plans_at_once = 1
+
     @initialize(size=sizes())
     def build(self, size):
-        self.driven = drive(answer=answer, failure=failure, **size)
+        self.driven = drive(answer=answer, failure=failure, num_plans_at_once=self.num_plans_at_once, **size)
         self.submitted = {}
 
     @rule(submission=submissions())
     def submit(self, submission):
+        self.queue(submission)
+
+    def queue(self, submission):
         driven, request_id = self.driven, f"r{len(self.submitted)}"
         longest = driven.engine.description.max_model_len - 1
         submission = Submission(submission.prompt[:longest], *list(vars(submission).values())[1:])
@@ -117,6 +123,9 @@ class Scripts(RuleBasedStateMachine):
 
     @rule(level=st.sampled_from([None, None, 0, 1, 2]))
     def rest(self, level):
+        self.change(level)
+
+    def change(self, level):
         engine = self.driven.engine
         if engine.stats.state == EngineState.ASLEEP:
             engine.wake()
@@ -170,11 +179,27 @@ class Scripts(RuleBasedStateMachine):
             assert told_of_prompt == [None, *wanted_logprobs(submission.prompt, submission.prompt_logprobs, 1)]
 
 
-def test_whatever_happens_everybody_ends_once_with_the_right_tokens_and_all_blocks_come_back():
+class ScriptsOfTwoStepsAtOnce(Scripts):
+    """The same where a step is planned while another is under way; no step fails there but for good."""
+
+    num_plans_at_once = 2
+
+    @rule(submission=submissions().filter(lambda submission: submission.prompt[0] != POISON))
+    def submit(self, submission):
+        self.queue(submission)
+
+    @rule(level=st.sampled_from([None, None, 0, 1, 2]))
+    def rest(self, level):
+        self.change(level)
+        self.driven.step()  # which tells what the steps under way have brought
+
+
+@pytest.mark.parametrize(("scripts", "count"), [(Scripts, 1000), (ScriptsOfTwoStepsAtOnce, 500)])
+def test_whatever_happens_everybody_ends_once_with_the_right_tokens_and_all_blocks_come_back(scripts, count):
     run_state_machine_as_test(
-        Scripts,
+        scripts,
         settings=settings(
-            max_examples=1000, stateful_step_count=16, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=count, stateful_step_count=16, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
 

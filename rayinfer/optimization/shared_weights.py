@@ -1,0 +1,49 @@
+"""What a rank needs beside its own part of a checkpoint so that its quantised numbers are those of the whole model."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+
+from rayinfer.layers.shares import Cut
+from rayinfer.models.loader import read_parameters
+from rayinfer_kernels.int4_blocks import GROUP_SIZE
+from rayinfer_kernels.packed_weight import WeightFormat
+from rayinfer_kernels.quantized_weight import QuantizedWeight
+
+OUTPUTS, INPUTS = 0, 1  # the axes of a matrix
+
+
+def largest_by_output(folder: Path, names: Collection[str], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Find how large the numbers of each output of these whole matrices are, float32 [out_features] by name.
+
+    A matrix is read piece by piece as the checkpoint holds it, and nothing of it is kept.
+    """
+    parameters = {f"{name}.weight": name for name in names}
+    found: dict[str, torch.Tensor] = {}
+    for piece in read_parameters(folder, parameters):
+        largest = torch.linalg.vector_norm(piece.tensor.to(dtype), ord=torch.inf, dim=-1).float()
+        of_all = found.setdefault(parameters[piece.parameter], torch.zeros(piece.shape[:-1]))
+        of_all[piece.index] = largest
+    return found
+
+
+def part_of(quantized: QuantizedWeight, cut: Cut | None) -> QuantizedWeight:
+    """Take a rank's part of a whole matrix.
+
+    Groups of inputs that have one scale are not cut. Where a part begins within a group, it begins with the group, and
+    the numbers before it are zero.
+    """
+    if cut is None:
+        return quantized
+    if cut.axis == OUTPUTS:
+        return QuantizedWeight(cut.of(quantized.q), cut.of(quantized.scales), quantized.format)
+    (kept,) = cut.ranges
+    if quantized.format is not WeightFormat.INT4_DYNAMIC:
+        return QuantizedWeight(cut.of(quantized.q).contiguous(), quantized.scales, quantized.format)
+    first_group = kept.start // GROUP_SIZE
+    start = first_group * GROUP_SIZE
+    numbers = quantized.q[:, start : kept.stop].clone()
+    numbers[:, : kept.start - start] = 0
+    scales = quantized.scales[:, first_group : -(-kept.stop // GROUP_SIZE)].contiguous()
+    return QuantizedWeight(numbers, scales, quantized.format)

@@ -1,0 +1,70 @@
+"""The forty mixed requests over several ranks: what each gets is what it got alone, from one rank."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from invariance_comparison import differences
+from invariance_requests import MixedRequest, make_mixed_model, mixed_requests
+from invariance_runs import ROOMY, Run, open_llm, run, run_alone, run_shuffled
+
+BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values of 2 layers, 16 tokens, 2 heads of 16 channels in float32
+TIGHT = {"num_kv_blocks": 12, "kv_offload_bytes": 30 * BLOCK_BYTES}
+TWO_RANKS = {"tensor_parallel_size": 2}
+TWO_STAGES = {"pipeline_parallel_size": 2}
+FOUR_RANKS = TWO_RANKS | TWO_STAGES
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_mixed_model(tmp_path_factory.mktemp("mixed"))
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[MixedRequest]:
+    return mixed_requests()
+
+
+@pytest.fixture(scope="module")
+def alone(folder, requests) -> Run:
+    with open_llm(folder, enable_prefix_caching=False, **ROOMY) as llm:
+        return run_alone(llm, requests)
+
+
+def check_same(got: Run, alone: Run) -> None:
+    assert "\n".join(differences(alone.outputs, got.outputs)) == ""
+    assert (got.stats.num_running, got.stats.num_waiting, got.stats.kv_blocks_used) == (0, 0, 0)
+    assert got.stats.kv_offload_blocks_used == 0
+
+
+@pytest.mark.parametrize("sizes", [TWO_RANKS, TWO_STAGES], ids=str)
+def test_answers_are_the_same_in_one_batch_and_behind_cached_prompts(sizes, folder, requests, alone):
+    with open_llm(folder, **ROOMY, **sizes) as llm:
+        check_same(run(llm, requests), alone)
+        again = run(llm, requests)
+    check_same(again, alone)
+    assert again.stats.cached_prompt_tokens_total > 1000
+
+
+@pytest.mark.parametrize("sizes", [TWO_RANKS, FOUR_RANKS], ids=str)
+def test_answers_are_the_same_when_requests_are_preempted_and_swapped(sizes, folder, requests, alone):
+    with open_llm(folder, max_num_batched_tokens=20, **TIGHT, **sizes) as llm:
+        got = run_shuffled(llm, requests, seed=3, trace=True)
+    check_same(got, alone)
+    assert got.stats.num_preemptions_total > 10
+    assert got.num_events("swapped_in") > 5
+
+
+def test_answers_are_the_same_when_a_pipeline_sleeps_in_between(folder, requests, alone):
+    steps = itertools.count(1)
+
+    def rest(llm):
+        if (step := next(steps)) % 11 == 0:
+            llm.sleep(step // 11 % 3)
+            llm.wake()
+
+    with open_llm(folder, num_kv_blocks=80, max_num_batched_tokens=64, **TWO_STAGES) as llm:
+        got = run(llm, requests, after_step=rest)
+    check_same(got, alone)
+    assert next(steps) > 50

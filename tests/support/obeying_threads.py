@@ -1,0 +1,110 @@
+"""The ranks of a group as threads of this process, with executors that compute nothing."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rayinfer.engine.engine_state import SleepLevel
+from rayinfer.engine.group_executor import GroupExecutor
+from rayinfer.engine.kv_offload import BlockCopy
+from rayinfer.engine.model_runner import NO_TOKENS, FinishedStep
+from rayinfer.engine.rank_group import RankGroup, open_rendezvous
+from rayinfer.engine.rank_worker import RankWorker
+from rayinfer.engine.step_plan import SampledTokens, StepPlan
+from rayinfer.tensor_parallel import Place
+
+Wait = Callable[[], object]
+
+
+class NotingExecutor:
+    """Notes what it is told; `before_step` may wait or fail. In the last stage each row's token is its number."""
+
+    num_plans_at_once = 1
+
+    def __init__(self, place: Place, before_step: Wait = lambda: None) -> None:
+        self.place = place
+        self.before_step = before_step
+        self.noted: list[object] = []
+
+    def submit(self, plan: StepPlan) -> FinishedStep:
+        self.before_step()
+        self.noted.append(("plan", plan.step))
+        if not self.place.is_last_stage:
+            return FinishedStep(NO_TOKENS)
+        return FinishedStep(SampledTokens(plan.rows[plan.samples], np.zeros(int(plan.samples.sum()), np.bool_)))
+
+    def copy_blocks(self, copy: BlockCopy) -> None:
+        self.noted.append(("copy", copy.direction, list(copy.source_blocks), list(copy.target_blocks)))
+
+    def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
+        self.noted.append(("release", level, list(blocks_in_use)))
+
+    def restore(self, level: SleepLevel) -> None:
+        self.noted.append(("restore", level))
+
+    def check(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        self.noted.append("shutdown")
+
+
+class ThreadRanks:
+    """A whole group: `rank0` is its executor, and every other rank obeys in a thread until it ends or fails."""
+
+    def __init__(
+        self,
+        tensor_parallel_size: int = 2,
+        pipeline_parallel_size: int = 1,
+        *,
+        timeout_s: float = 20.0,
+        before_step: dict[int, Wait] | None = None,
+    ) -> None:
+        sizes = (tensor_parallel_size, pipeline_parallel_size)
+        num_ranks = tensor_parallel_size * pipeline_parallel_size
+        self.executors = [
+            NotingExecutor(Place(rank, *sizes), (before_step or {}).get(rank, lambda: None))
+            for rank in range(num_ranks)
+        ]
+        self.failures: dict[int, BaseException] = {}
+        host = open_rendezvous(timeout_s=timeout_s)
+        self.threads = [
+            threading.Thread(target=self._be, args=(Place(rank, *sizes), host.rendezvous), daemon=True)
+            for rank in range(1, num_ranks)
+        ]
+        for thread in self.threads:
+            thread.start()
+        self.group = RankGroup.host(Place(0, *sizes), host)
+        self.graces: list[float] = []  # with which the ranks were ended
+        self.rank0 = GroupExecutor(self.group, self.executors[0], self.graces.append)
+
+    def _be(self, place: Place, rendezvous) -> None:  # type: ignore[no-untyped-def]
+        group = RankGroup.join(place, rendezvous)
+        try:
+            RankWorker(group, self.executors[place.rank], None).obey()
+        except BaseException as error:
+            self.failures[place.rank] = error
+        finally:
+            group.close()
+
+    def join(self, timeout_s: float = 20.0) -> None:
+        """Wait until every rank has ended."""
+        for thread in self.threads:
+            thread.join(timeout_s)
+            assert not thread.is_alive()
+
+
+def plan_of(step: int, num_requests: int = 3) -> StepPlan:
+    """A step in which every request has one token and samples."""
+    return StepPlan(
+        step=step,
+        rows=np.arange(num_requests),
+        token_ids=np.ones(num_requests, np.int32),
+        positions=np.zeros(num_requests, np.int64),
+        slots=np.arange(num_requests),
+        query_starts=np.arange(num_requests + 1, dtype=np.int32),
+        context_lengths=np.ones(num_requests, np.int32),
+        block_tables=np.zeros((num_requests, 1), np.int32),
+        samples=np.ones(num_requests, np.bool_),
+    )

@@ -1,0 +1,125 @@
+"""Steps that are planned while another is under way: who is in which, and what becomes of those who leave."""
+
+from itertools import pairwise
+
+import pytest
+
+from fake_executor import drive, expected_tokens, numbers
+from rayinfer.errors import EngineDead
+
+
+def two_at_once(**settings):
+    return drive(num_plans_at_once=2, **settings)
+
+
+def test_two_steps_under_way_share_the_running_requests():
+    driven = two_at_once()
+    for number in range(5):
+        driven.add(f"r{number}", numbers(5, start=number), max_tokens=8)
+    driven.run()
+    steps = driven.executor.names[1:]  # the first is all of the prompts
+    assert all(not one & next_one for one, next_one in pairwise(steps))
+    assert {len(step) for step in steps} == {2, 3}
+    assert driven.tokens == {f"r{number}": expected_tokens(numbers(5, start=number), 8) for number in range(5)}
+
+
+def test_a_step_is_under_way_before_the_tokens_of_the_last_one_are_told():
+    driven = two_at_once()
+    driven.add("a", numbers(5))
+    driven.add("b", numbers(6, start=40))
+    driven.step()  # both prompts are one step; nobody is left for another
+    assert driven.tokens["a"]
+    assert driven.tokens["b"]
+    driven.step()
+    assert len(driven.executor.plans) == 3  # one of each, of which the first is told
+    assert sorted(map(len, driven.tokens.values())) == [1, 2]
+
+
+def test_a_single_request_goes_on_alone():
+    driven = two_at_once()
+    driven.add("a", numbers(5), max_tokens=6)
+    driven.run()
+    assert driven.tokens["a"] == expected_tokens(numbers(5), 6)
+    assert len(driven.executor.plans) == 6
+
+
+def test_who_leaves_while_its_step_is_under_way_gets_nothing_and_its_row_is_anothers():
+    driven = two_at_once(max_num_seqs=2)
+    driven.add("a", numbers(5), max_tokens=9)
+    driven.add("b", numbers(6, start=40), max_tokens=9)
+    driven.step()
+    driven.step()
+    (leaving,) = driven.executor.names[-1]
+    known = list(driven.tokens[leaving])
+    driven.abort(leaving)
+    driven.add("c", numbers(7, start=70), max_tokens=4)
+    driven.run()
+    assert driven.tokens[leaving] == known
+    staying = "b" if leaving == "a" else "a"
+    prompts = {"a": numbers(5), "b": numbers(6, start=40)}
+    assert driven.tokens[staying] == expected_tokens(prompts[staying], 9)
+    assert driven.tokens["c"] == expected_tokens(numbers(7, start=70), 4)
+
+
+def test_an_engine_whose_requests_are_all_gone_still_takes_the_step_under_way():
+    driven = two_at_once()
+    driven.add("a", numbers(5), max_tokens=9)
+    driven.add("b", numbers(5, start=40), max_tokens=9)
+    driven.step()
+    driven.step()
+    driven.abort("a")
+    driven.abort("b")
+    assert driven.engine.can_advance
+    assert driven.step() == []
+    assert not driven.engine.has_unfinished_requests
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_steps_under_way_come_to_their_end_before_the_engine_sleeps(level):
+    driven = two_at_once()
+    for number in range(4):
+        driven.add(f"r{number}", numbers(5, start=number), max_tokens=8)
+    driven.step()
+    driven.step()
+    num_plans = len(driven.executor.plans)
+    driven.engine.sleep(level)
+    assert len(driven.step()) == 2  # what the step under way has brought
+    assert len(driven.executor.plans) == num_plans
+    driven.engine.wake()
+    driven.run()
+    assert driven.tokens == {f"r{number}": expected_tokens(numbers(5, start=number), 8) for number in range(4)}
+
+
+def test_a_paused_engine_tells_of_the_step_under_way_and_begins_none():
+    driven = two_at_once()
+    for number in range(4):
+        driven.add(f"r{number}", numbers(5, start=number), max_tokens=8)
+    driven.step()
+    driven.step()
+    driven.engine.pause()
+    num_plans = len(driven.executor.plans)
+    assert len(driven.step()) == 2
+    assert driven.step() == []
+    assert len(driven.executor.plans) == num_plans
+
+
+def test_an_executor_that_dies_takes_the_engine_along():
+    driven = two_at_once()
+    driven.add("a", numbers(5))
+    driven.executor.death = EngineDead("rank 1 is lost")
+    with pytest.raises(EngineDead, match="rank 1 is lost"):
+        driven.step()
+    assert driven.engine.stats.state == "dead"
+    driven.executor.death = None
+    with pytest.raises(EngineDead, match="rank 1 is lost"):
+        driven.engine.check_alive()
+
+
+def test_a_dead_group_is_not_taken_for_a_request_at_fault():
+    driven = drive(failure=lambda context: EngineDead("rank 1 is lost"))
+    driven.add("a", numbers(5))
+    driven.add("b", numbers(5, start=40))
+    with pytest.raises(EngineDead, match="rank 1 is lost"):
+        driven.step()
+    assert len(driven.executor.plans) == 1
+    assert driven.ends == {}

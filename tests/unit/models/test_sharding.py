@@ -1,0 +1,105 @@
+"""Ranks and stages beside the whole model: the same logits and greedy tokens, whatever the numbers of heads."""
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from encoder_decoder_runs import make_tiny_t5
+from rayinfer.errors import ConfigError
+from rayinfer.models.loader import empty_decoder
+from rayinfer.tensor_parallel import Alone, Place, Share
+from shared_runs import answer_of
+from thread_ranks import Table, ThreadGroup, run_threads
+from tiny_architectures import DECODERS, ENCODER_DECODERS
+from tiny_models import make_tiny_llama, make_tiny_model
+
+CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+T5_CLOSE = {"atol": 5e-4, "rtol": 1e-4}  # its scores are not scaled, so rounding grows
+TINY = {"num_hidden_layers": 2, "vocab_size": 101, "intermediate_size": 84, "max_position_embeddings": 256}
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def assert_shares_answer_like_the_whole(folder, num_ranks, num_stages=1, dtype=torch.float32, close=CLOSE):
+    with torch.inference_mode():
+        whole = answer_of(folder, dtype=dtype)
+    for shared in run_threads(num_ranks, lambda group: answer_of(folder, group, num_stages, dtype)):
+        torch.testing.assert_close(shared.logits, whole.logits, **close)
+        assert shared.token_ids == whole.token_ids
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_two_ranks_in_two_stages_answer_like_one(name, tmp_path):
+    assert_shares_answer_like_the_whole(DECODERS[name](tmp_path), 2, 2)
+
+
+@pytest.mark.parametrize("name", ["qwen3-moe", "gpt2", "llama, tied, one head of keys"])
+def test_three_ranks_answer_like_one(name, tmp_path):
+    assert_shares_answer_like_the_whole(DECODERS[name](tmp_path), 3)
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_two_ranks_of_an_encoder_decoder_answer_like_one(name, tmp_path):
+    close = T5_CLOSE if name.startswith("t5") else CLOSE
+    assert_shares_answer_like_the_whole(ENCODER_DECODERS[name](tmp_path), 2, close=close)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_heads", "num_kv_heads"),
+    [(3, 8, 8), (3, 9, 3), (3, 8, 2), (4, 10, 1), (5, 6, 2), (4, 4, 2)],
+)
+def test_heads_need_not_divide_evenly(num_ranks, num_heads, num_kv_heads, tmp_path):
+    shape = {"hidden_size": 16 * num_heads, "num_attention_heads": num_heads, "num_key_value_heads": num_kv_heads}
+    assert_shares_answer_like_the_whole(make_tiny_model(tmp_path, LlamaConfig(**TINY | shape)), num_ranks)
+
+
+def test_stages_need_not_be_of_one_length(tmp_path):
+    assert_shares_answer_like_the_whole(make_tiny_llama(tmp_path, layers=5, tie=False), 1, 3)
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral", "llama, tied, one head of keys"])
+def test_it_holds_with_the_compiled_kernels(name, tmp_path, compiled_kernels):
+    assert_shares_answer_like_the_whole(DECODERS[name](tmp_path), 2, 2)
+
+
+def test_ranks_hold_parts_that_make_up_the_whole(tmp_path):
+    folder = make_tiny_llama(tmp_path, tie=False, vocab_size=385)
+
+    def num_numbers(share):
+        return sum(parameter.numel() for parameter in empty_decoder(folder, share).parameters())
+
+    table = Table(2)
+    groups = [ThreadGroup(rank, 2, table) for rank in range(2)]
+    parts = [num_numbers(Share(Place(rank, 2, 2), groups[rank % 2])) for rank in range(4)]
+    whole = num_numbers(Share(Place(), Alone()))
+    norms = 5 * 64  # every tensor rank has all of its stage's
+    assert sum(parts) == whole + norms
+    assert max(parts) < 0.27 * whole
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "settings", "message"),
+    [
+        (3, {}, "ranks are too many for 1 attention heads that share a head of keys"),
+        (3, {"num_key_value_heads": 1, "intermediate_size": 2, "num_attention_heads": 4}, "3 ranks are too many for 2"),
+        (3, {"num_key_value_heads": 1, "vocab_size": 2, "num_attention_heads": 4}, "3 ranks are too many for 2 tokens"),
+    ],
+)
+def test_too_many_ranks_are_refused(num_ranks, settings, message, tmp_path):
+    shape = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0}
+    folder = make_tiny_model(tmp_path, LlamaConfig(**TINY | shape | settings))
+    share = Share(Place(0, num_ranks), ThreadGroup(0, num_ranks, Table(num_ranks)))
+    with pytest.raises(ConfigError, match=message):
+        empty_decoder(folder, share)
+
+
+def test_more_stages_than_layers_are_refused(tmp_path):
+    folder = make_tiny_llama(tmp_path)
+    with pytest.raises(ConfigError, match="3 ranks are too many for 2 layers"):
+        empty_decoder(folder, Share(Place(1, 1, 3), Alone()))
+
+
+def test_stages_of_an_encoder_decoder_are_refused(tmp_path):
+    folder = make_tiny_t5(tmp_path)
+    with pytest.raises(ConfigError, match="pipeline_parallel_size must be 1 for models with an encoder, got 2"):
+        empty_decoder(folder, Share(Place(1, 1, 2), Alone()))
