@@ -67,14 +67,18 @@ class EngineActor:
         self._address: TransportAddress | None = None
 
     async def open_group(self) -> "Rendezvous":
-        """Open the place where the engine's other ranks meet this one, its first; `start` then waits for them."""
+        """Open the place where the engine's other ranks meet this one, its first."""
         see_own_gpus()
         host: RendezvousHost = await _in_own_thread(lambda: _building().open_group())
         self._rendezvous = host
         return host.rendezvous
 
-    async def start(self) -> ModelDescription:
-        """Load the model and take one step with it; raises ModelLoadError in one line when it cannot be loaded."""
+    async def start(self, rendezvous: "Rendezvous | None" = None) -> ModelDescription:
+        """Load the model and take one step with it; raises ModelLoadError in one line when it cannot be loaded.
+
+        With several ranks `rendezvous` is what `open_group` returns, and the others are waited for.
+        """
+        assert (rendezvous is None) == (self._rendezvous is None), "calls of an actor may overtake each other"
         self._engine = await _in_own_thread(self._build)
         self._engine.start()
         await self._warm_up()

@@ -23,6 +23,8 @@ def build_async_engine(
 
     An engine of several ranks waits at the rendezvous for the others.
     """
+    num_ranks = config.tensor_parallel_size * config.pipeline_parallel_size
+    assert (num_ranks > 1) == (rendezvous is not None), "its ranks are actors, and no processes that it starts itself"
     config = _with_threads(config, num_processes_on_node)
     engine = build_engine(config, resolve_model(config.model, progress=False), rendezvous=rendezvous)
     gc.collect()

@@ -85,10 +85,12 @@ class EngineGroup:
     async def start(self) -> None:
         """Have all load their parts and take a step together; raises Ray's error of the one that explains a failure."""
         if self._others:
-            # The answer goes from process to process: read here, it would import torch.
+            # The answer goes from process to process, also to the one that gives it: read here, it would import torch.
             meeting = self.first.open_group.remote()
             self._runs = {rank: _begun(actor.run.remote(meeting)) for rank, actor in self._others.items()}
-        starting = _begun(self.first.start.remote())
+            starting = _begun(self.first.start.remote(meeting))
+        else:
+            starting = _begun(self.first.start.remote())
         await asyncio.wait([starting, *self._runs.values()], return_when=asyncio.FIRST_COMPLETED)
         if starting.done() and starting.exception() is None:
             return

@@ -2,6 +2,7 @@
 
 import ray
 
+from rayinfer_deployments.process_tree import descendants
 from rayinfer_deployments.service_inventory import identify, read_actors
 
 REQUESTS = [
@@ -22,3 +23,4 @@ def test_ranks_side_by_side_in_stages_answer_as_one_process_does(service, deploy
         assert [process.rank for process in ranks] == [0, 1, 2, 3]
         assert len({process.group for process in ranks}) == 1
         assert len({process.pid for process in ranks}) == 4
+        assert not any(descendants(process.pid) for process in ranks)  # they do it all themselves

@@ -12,7 +12,7 @@ from fault_report import FaultReport, FaultRow
 from faulty_service import FaultyService
 from service_client import wait_until
 
-AGAIN_S = 120.0  # a new engine reads its model on a busy machine
+AGAIN_S = 240.0  # a new engine reads its model on a busy machine
 CLEAN_S = 10.0  # what is left after so long is leaked
 AT_TOKEN = 10
 PROMPT_TOKENS = 12  # about as many as the prompts of the load have

@@ -1,9 +1,12 @@
+import os
+
 from rayinfer_deployments.ray_environment import (
     RAY_SETTINGS,
     THROUGHPUT_SETTINGS,
     cluster_settings,
     haproxy_settings,
     missing_settings,
+    show_only_gpus,
 )
 
 HAPROXY_LIMIT = 97  # characters of a socket's path
@@ -38,3 +41,11 @@ def test_haproxy_can_bind_the_sockets_of_a_service():
         if name.endswith("SOCKET_PATH"):
             folder, _, file = path.rpartition("/")
             assert len(f"{folder}/{NODE_ID}/{file}") <= HAPROXY_LIMIT
+
+
+def test_a_process_with_gpus_of_its_own_sees_these_and_one_without_sees_none(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    show_only_gpus(["2"])
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "2"
+    show_only_gpus([])
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""

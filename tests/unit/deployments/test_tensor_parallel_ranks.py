@@ -71,6 +71,7 @@ def test_the_others_run_from_where_the_first_one_opened_the_group():
         starting = asyncio.ensure_future(group.start())
         await asyncio.sleep(0.01)
         assert [other.calls for other in others] == [[("run", meeting)]] * 2  # unread: it goes on as it is
+        assert first.calls == [("open_group",), ("start", meeting)]  # which no start overtakes that waits for it
         assert not starting.done()
         first.answers["start"].set_result("described")
         await starting
