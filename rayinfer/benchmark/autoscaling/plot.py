@@ -31,7 +31,9 @@ def svg(report: AutoscalingReport, arrivals: dict[str, list[int]]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">',
         f"<style>{STYLE}</style>",
         _text(0, 16, "Engines held over time; grey: requests a minute", "title"),
-        _text(0, 32, f"{report.pace.start_s:g} s to start an engine, at most {report.settings.max_replicas}", "note"),
+        _text(
+            0, 32, f"{report.pace.start_s:g} s to start an engine, at most {report.settings['max_replicas']}", "note"
+        ),
     ]
     for number, trace in enumerate(traces):
         outcomes = [outcome for outcome in report.outcomes if outcome.trace == trace and outcome.policy in SHOWN]
@@ -40,7 +42,7 @@ def svg(report: AutoscalingReport, arrivals: dict[str, list[int]]) -> str:
 
 
 def _panel(trace: str, outcomes: Sequence[PolicyOutcome], arrivals: Sequence[int], top: int) -> list[str]:
-    seconds = max(len(outcome.counts) for outcome in outcomes)
+    seconds = max(outcome.seconds for outcome in outcomes)
     most = max(outcome.most_engines for outcome in outcomes)
     room = WIDTH - LEFT
     parts = [_text(0, top - 8, trace, "title")]
@@ -63,7 +65,7 @@ def _panel(trace: str, outcomes: Sequence[PolicyOutcome], arrivals: Sequence[int
     for outcome in outcomes:
         points = [
             f"{LEFT + room * second / seconds:.1f},{top + PANEL_HEIGHT * (1 - count / most):.1f}"
-            for second, count in enumerate(outcome.counts)
+            for second, count in enumerate(outcome.counts())
             if second % SECONDS_PER_POINT == 0
         ]
         parts.append(f'<polyline class="{SHOWN[outcome.policy]}" points="{" ".join(points)}"/>')

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -40,8 +41,14 @@ class PolicyOutcome:
     engine_hours: float
     most_engines: int
     num_started: int
-    counts: list[int] = field(repr=False)  # engines held, second by second
-    waiting: list[int] = field(repr=False)  # requests without a first token, likewise
+    seconds: int  # that were simulated
+    engines: str  # held: "0:1 35:2" stands for one, and two from the 35th second on
+
+    def counts(self) -> list[int]:
+        """The engines held, second by second."""
+        changes = [tuple(map(int, change.split(":"))) for change in self.engines.split()]
+        ends = [second for second, _ in changes[1:]] + [self.seconds]
+        return [count for (second, count), end in zip(changes, ends, strict=True) for _ in range(second, end)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +57,7 @@ class AutoscalingReport:
 
     command: str
     pace: EnginePace
-    settings: AutoscalingSettings
+    settings: dict[str, Any]  # AutoscalingSettings
     outcomes: list[PolicyOutcome]
     environment: Environment = field(default_factory=describe_environment)
 
@@ -72,7 +79,7 @@ def run_autoscaling_benchmark(
             simulation = Simulation(requests, policy, pace, objective_s=settings.ttft_objective_s)
             replay = simulation.run(initial=initial, tail_s=TAIL_S)
             outcomes.append(_outcome(trace, name, replay, settings.ttft_objective_s))
-    return AutoscalingReport(command=command, pace=pace, settings=settings, outcomes=outcomes)
+    return AutoscalingReport(command=command, pace=pace, settings=settings.model_dump(), outcomes=outcomes)
 
 
 def print_autoscaling_report(report: AutoscalingReport, console: Console) -> None:
@@ -96,7 +103,6 @@ def write_markdown(report: AutoscalingReport, path: Path, picture: str) -> None:
 
 def _policies(settings: AutoscalingSettings) -> dict[str, CountingPolicy]:
     most, fewest = settings.max_replicas, settings.min_replicas
-    to_none = settings.model_copy(update={"min_replicas": 0, "idle_timeout_s": 120.0})
     quick = settings.model_copy(update={"downscale_delay_s": settings.downscale_delay_s / 2})
     policies: dict[str, CountingPolicy] = {f"always {number}": FixedCount(num_engines=number) for number in (4, most)}
     for target in PLAIN_TARGETS:
@@ -113,7 +119,6 @@ def _policies(settings: AutoscalingSettings) -> dict[str, CountingPolicy]:
     )
     policies[OWN] = ByEngineMetrics(settings)
     policies[f"{OWN}, down after {quick.downscale_delay_s:g} s"] = ByEngineMetrics(quick)
-    policies[f"{OWN}, to none after 120 s"] = ByEngineMetrics(to_none)
     return policies
 
 
@@ -130,9 +135,14 @@ def _outcome(trace: str, policy: str, replay: Replay, objective_s: float) -> Pol
         engine_hours=round(replay.engine_s / 3600, 3),
         most_engines=max(replay.counts),
         num_started=replay.num_started,
-        counts=replay.counts,
-        waiting=replay.waiting,
+        seconds=len(replay.counts),
+        engines=_changes(replay.counts),
     )
+
+
+def _changes(counts: Sequence[int]) -> str:
+    before = [None, *counts]
+    return " ".join(f"{second}:{count}" for second, count in enumerate(counts) if count != before[second])
 
 
 def _cells(outcome: PolicyOutcome) -> list[str]:
@@ -153,7 +163,8 @@ def _title(report: AutoscalingReport) -> str:
     return (
         f"Simulated engines: {1 / pace.prompt_token_s:,.0f} tokens of prompts a second, a step of "
         f"{1e3 * pace.step_s:g} ms and {1e3 * pace.output_token_s:g} ms for each of at most {pace.num_seats} requests, "
-        f"{pace.start_s:g} s to start; {settings.min_replicas} to {settings.max_replicas} of them. In time: first "
-        f"token within {settings.ttft_objective_s:g} s. Lost: refused by a queue of {MAX_WAITING}, or no token within "
-        f"{PATIENCE_S:g} s. Policies see the load as it was {NEWS_S:g} s ago."
+        f"{pace.start_s:g} s to start; {settings['min_replicas']} to {settings['max_replicas']} of them. "
+        f"In time: first token within {settings['ttft_objective_s']:g} s. "
+        f"Lost: refused by a queue of {MAX_WAITING}, or no token within {PATIENCE_S:g} s. "
+        f"Policies see the load as it was {NEWS_S:g} s ago."
     )
