@@ -1,12 +1,19 @@
 """Engines come with the load and go without it, down to none; no client notices but by the time it waits."""
 
+import asyncio
 import threading
+import time
 
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from rayinfer_deployments.app_args import llm_app_args
+from rayinfer_deployments.service_operations import ServiceOperations
 from service_client import wait_until
+
+SMALL = {"num_cpus": 0.1, "num_threads": 1, "drain_timeout_s": 5.0}
+IDLE_S = 5
 
 ENGINE_S = (
     240  # until an engine has come or gone; the delays that are set here are a few seconds, a busy machine adds to them
@@ -75,12 +82,16 @@ def test_a_burst_brings_a_second_engine_which_goes_when_it_is_over(deploy, model
 
 
 def test_a_model_without_requests_has_no_engine_and_gets_one_with_the_next(deploy, model):
-    bounds = {"min_replicas": 0, "max_replicas": 1, "idle_timeout_s": 5}
-    with deploy("idle", [model | {"autoscaling": bounds}]) as service:
+    models = [SMALL | model | {"autoscaling": {"min_replicas": 0, "max_replicas": 1, "idle_timeout_s": IDLE_S}}]
+    with deploy("idle", models) as service:
         wait_until(lambda: num_engines(service) == 0, ENGINE_S)
         assert service.is_ready()
         with Clients(service, 4, max_tokens=8) as clients:  # all of them wait for the one engine
             wait_until(lambda: len(clients.texts) >= 4, ENGINE_S)
         assert clients.failures == []
         assert num_engines(service) == 1
+        operations = ServiceOperations("idle", llm_app_args({"models": models}), route_prefix="/idle")
+        kept = asyncio.run(operations.scale(1))["tiny"]
+        time.sleep(IDLE_S + 3)  # longer than it would stay by itself
+        assert asyncio.run(operations.scale(None)) == {"tiny": kept}
         wait_until(lambda: num_engines(service) == 0, ENGINE_S)
