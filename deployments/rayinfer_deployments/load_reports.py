@@ -1,7 +1,7 @@
 """How engines' replicas, which Serve asks, come to know what waits in the routers, which it does not."""
 
 import asyncio
-import contextlib
+import logging
 import time
 from collections.abc import Callable
 
@@ -13,6 +13,8 @@ from rayinfer.routing.first_tokens import NOTHING, FirstTokenCounts
 INTERVAL_S = 1.0
 ANSWER_S = 5.0  # of replicas
 FORGET_S = 10.0  # a router that is silent for so long is gone
+
+logger = logging.getLogger("ray.serve")
 
 
 class RouterLoads:
@@ -38,7 +40,11 @@ class RouterLoads:
 async def tell_replicas(handle: DeploymentHandle, router: str, counts: Callable[[], FirstTokenCounts]) -> None:
     """Tell all of a model's replicas once a second what waits in this router, until cancelled."""
     while True:
-        with contextlib.suppress(DeploymentUnavailableError, TimeoutError):  # there is none, or none that answers
+        try:
             response = handle.broadcast("note_router_load", router, tuple(counts()))
             await response.results_async(timeout_s=ANSWER_S, return_exceptions=True)
+        except (DeploymentUnavailableError, TimeoutError):
+            pass  # there is none, or one that does not answer
+        except Exception:
+            logger.exception("replicas could not be told what waits here")
         await asyncio.sleep(INTERVAL_S)

@@ -75,7 +75,6 @@ class OwnRay:
 def start_ray(**settings: object) -> BackgroundCall[object]:
     """Start or join Ray beside the main thread: there it would hear no signal for long, and Ray would answer them."""
 
-
     def start() -> object:
         try:
             return ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)

@@ -97,6 +97,22 @@ def told(service):
     return reasons[0] if all(other == reasons[0] for other in reasons) else None
 
 
+def test_a_model_gets_as_many_engines_as_an_operator_says_and_no_other_process_is_replaced(operated):
+    service, operations = operated
+    routers, before, other = router_pids("operated"), engines(service, "tiny"), engines(service, "other")
+    with Load(service.base_url) as load:
+        (left,) = asyncio.run(operations.scale(1, "tiny"))["tiny"]
+        assert left in before
+        now = asyncio.run(operations.scale(None))
+    assert load.failures == []
+    assert len(load.texts) == 1
+    assert (len(now["tiny"]), set(now["other"])) == (2, other)
+    assert left in now["tiny"]
+    assert router_pids("operated") == routers
+    with pytest.raises(RayinferError, match="no model 'nobody'"):
+        asyncio.run(operations.scale(2, "nobody"))
+
+
 @pytest.mark.faults
 def test_an_engine_is_taken_out_with_and_without_another_in_its_place(operated):
     service, operations = operated

@@ -17,7 +17,7 @@ from rayinfer.traces.kept_traces import KeptTraces
 class Service:
     """A dispatcher with fake engines, and a client's view of it."""
 
-    def __init__(self, tokenizer, num_engines, max_waiting_requests=100, engine_wait_s=5.0):
+    def __init__(self, tokenizer, num_engines, max_waiting_requests=100, engine_wait_s=5.0, first_tokens=None):
         self.tokenizer = tokenizer
         self.metrics = ServiceMetrics(CollectorRegistry())
         self.traces = KeptTraces()
@@ -29,6 +29,7 @@ class Service:
             limits=RouterLimits(max_waiting_requests=max_waiting_requests),
             traces=self.traces,
             engine_wait_s=engine_wait_s,
+            first_tokens=first_tokens,
         )
         self.engines = []
         for _ in range(num_engines):

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from rayinfer.config import DEFAULT_MODEL
+from rayinfer_deployments.cli.bench_autoscaling import autoscaling
 from rayinfer_deployments.cli.bench_parallel import parallel
 from rayinfer_deployments.cli.bench_peers import peers
 from rayinfer_deployments.cli.bench_quality import quality
@@ -37,6 +38,7 @@ def build_application() -> typer.Typer:
     application.command()(quality)
     application.command()(router)
     application.command()(routing)
+    application.command()(autoscaling)
     return application
 
 

@@ -28,7 +28,6 @@ class Replay:
     num_started: int = 0
     num_stopped: int = 0
     counts: list[int] = field(default_factory=list)  # engines held, once for each tick
-    waiting: list[int] = field(default_factory=list)  # requests without a first token, likewise
 
     @property
     def num_lost(self) -> int:
@@ -120,7 +119,6 @@ class Simulation:
         self._resize(self._policy.decide(self._now_s, len(self._engines), load, known_ongoing))
         self._replay.engine_s += len(self._engines) * TICK_S
         self._replay.counts.append(len(self._engines))
-        self._replay.waiting.append(len(self._unstarted))
         self._next_tick_s += TICK_S
 
     def _load(self, ready: Sequence[SimulatedEngine]) -> ModelLoad:

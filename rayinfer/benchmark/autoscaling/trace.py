@@ -1,6 +1,7 @@
 """Requests as they came to a service: when, and how long their prompts and answers were."""
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,3 +38,11 @@ def read_trace(file: Path, *, speed: float = 1.0) -> list[TracedRequest]:
     if not requests:
         raise ConfigError(f"{file} holds no request")
     return sorted(requests)
+
+
+def arrivals_by_minute(requests: Sequence[TracedRequest]) -> list[int]:
+    """Count the requests of each minute."""
+    counts = [0] * (int(requests[-1].arrival_s // 60) + 1)
+    for request in requests:
+        counts[int(request.arrival_s // 60)] += 1
+    return counts

@@ -60,6 +60,28 @@ def test_a_change_gives_those_another_version_that_are_made_from_it(change, chan
     assert [new != old for new, old in pairs] == changed
 
 
+def test_where_engines_follow_the_load_routers_are_made_from_its_objective_and_not_from_its_bounds():
+    def scaled(**settings):
+        return versions(model={"autoscaling": {"max_replicas": 2} | settings})
+
+    assert scaled(max_replicas=4, min_replicas=0, target_usage=0.5, downscale_delay_s=1) == scaled()
+    changed = [new != old for new, old in zip(scaled(ttft_objective_s=9), scaled(), strict=True)]
+    assert changed == [True, False, False]
+    assert scaled()[1:] == versions()[1:]
+
+
+def test_serve_is_told_of_bounds_instead_of_a_number():
+    model = {"model": "/nowhere/a", "autoscaling": {"min_replicas": 0, "max_replicas": 5}}
+    router = build_llm_app(llm_app_args({"models": [model, {"model": "/nowhere/b", "num_replicas": 2}]}))
+    scaled, fixed = (model.engines._bound_deployment for model in router._bound_deployment.init_args[0])
+    told = scaled._deployment_config.autoscaling_config
+    assert (told.min_replicas, told.initial_replicas, told.max_replicas) == (0, 1, 5)
+    assert told.policy.policy_kwargs["max_replicas"] == 5
+    assert fixed._deployment_config.autoscaling_config is None
+    assert fixed.num_replicas == 2
+    assert scaled.init_kwargs["num_engines"] == 7  # cores are shared as if all were there
+
+
 def test_two_models_of_the_same_settings_have_engines_of_their_own():
     assert len(set(versions())) == 3
 

@@ -1,0 +1,97 @@
+"""Engines come with the load and go without it, down to none; no client notices but by the time it waits."""
+
+import asyncio
+import threading
+import time
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rayinfer_deployments.app_args import llm_app_args
+from rayinfer_deployments.service_operations import ServiceOperations
+from service_client import wait_until
+
+SMALL = {"num_cpus": 0.1, "num_threads": 1, "drain_timeout_s": 5.0}
+IDLE_S = 5
+
+ENGINE_S = (
+    240  # until an engine has come or gone; the delays that are set here are a few seconds, a busy machine adds to them
+)
+BODY = {"model": "tiny", "prompt": "Once", "ignore_eos": True, "temperature": 0}
+
+
+def num_engines(service):
+    families = text_string_to_metric_families(service.http.get("/metrics").text)
+    return sum(sample.name == "rayinfer_kv_blocks_total" for family in families for sample in family.samples)
+
+
+class Clients:
+    """Ask without a pause until told to stop; half of them for streams."""
+
+    def __init__(self, service, number, max_tokens):
+        self._url, self._body, self._is_over = (
+            service.http.base_url,
+            BODY | {"max_tokens": max_tokens},
+            threading.Event(),
+        )
+        self.texts, self.failures = [], []
+        self._threads = [threading.Thread(target=self._ask, args=(client,)) for client in range(number)]
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(240)
+
+    def _ask(self, client):
+        with httpx.Client(base_url=self._url, timeout=240, trust_env=False) as http:
+            while not self._is_over.is_set():
+                try:
+                    answer = http.post("/v1/completions", json=self._body | {"stream": client % 2 == 0})
+                except httpx.TransportError as error:
+                    self.failures.append(repr(error))
+                    continue
+                if answer.status_code == 200 and "error" not in answer.text:
+                    self.texts.append(answer.text)
+                else:
+                    self.failures.append(f"{answer.status_code}: {answer.text}")
+
+
+@pytest.fixture
+def model(tiny_models):
+    return {"name": "tiny", "model": str(tiny_models["tiny"]), "num_kv_blocks": 2048, "dtype": "float32"}
+
+
+def test_a_burst_brings_a_second_engine_which_goes_when_it_is_over(deploy, model):
+    bounds = {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 0.5, "downscale_delay_s": 4}
+    busy = model | {"max_num_seqs": 4, "autoscaling": bounds | {"target_waiting_tokens": 4, "ttft_objective_s": 0.2}}
+    with deploy("burst", [busy]) as service:
+        assert num_engines(service) == 1
+        with Clients(service, 1, max_tokens=40) as steady:
+            with Clients(service, 12, max_tokens=200) as burst:
+                wait_until(lambda: num_engines(service) == 2, ENGINE_S)
+            wait_until(lambda: num_engines(service) == 1, ENGINE_S)
+    assert (steady.failures, burst.failures) == ([], [])
+    assert steady.texts
+    assert burst.texts
+
+
+def test_a_model_without_requests_has_no_engine_and_gets_one_with_the_next(deploy, model):
+    models = [SMALL | model | {"autoscaling": {"min_replicas": 0, "max_replicas": 1, "idle_timeout_s": IDLE_S}}]
+    with deploy("idle", models) as service:
+        wait_until(lambda: num_engines(service) == 0, ENGINE_S)
+        assert service.is_ready()
+        with Clients(service, 4, max_tokens=8) as clients:  # all of them wait for the one engine
+            wait_until(lambda: len(clients.texts) >= 4, ENGINE_S)
+        assert clients.failures == []
+        assert num_engines(service) == 1
+        operations = ServiceOperations("idle", llm_app_args({"models": models}), route_prefix="/idle")
+        kept = asyncio.run(operations.scale(1))["tiny"]
+        time.sleep(IDLE_S + 3)  # longer than it would stay by itself
+        assert asyncio.run(operations.scale(None)) == {"tiny": kept}
+        wait_until(lambda: num_engines(service) == 0, ENGINE_S)

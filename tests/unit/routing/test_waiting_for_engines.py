@@ -1,0 +1,91 @@
+"""Where the number of engines follows the load there may be none: then requests wait for the first."""
+
+import asyncio
+
+import pytest
+
+from fake_service import Service, running, until
+from rayinfer.errors import EngineDead, NotReady
+from rayinfer.routing.first_tokens import FirstTokens
+
+
+@pytest.fixture
+async def service(tokenizer):
+    async with running(Service(tokenizer, 1, first_tokens=FirstTokens(2.0), engine_wait_s=0.2)) as service:
+        yield service
+
+
+async def test_the_first_engine_is_needed_to_know_the_model(tokenizer):
+    async with running(Service(tokenizer, 0, first_tokens=FirstTokens(2.0))) as service:
+        assert service.dispatcher.needs_engine
+        assert not service.dispatcher.status().ready
+        with pytest.raises(NotReady):
+            service.open()
+        service.add_engine()
+        assert not service.dispatcher.needs_engine
+
+
+async def test_a_model_without_an_engine_is_ready_and_needs_none_until_somebody_asks(service):
+    service.dispatcher.engines.drain("engine-0")
+    assert service.dispatcher.status().ready
+    assert service.dispatcher.describe().max_model_len == 100
+    assert not service.dispatcher.needs_engine
+    reading = asyncio.ensure_future(anext(service.open()))
+    await until(lambda: service.dispatcher.needs_engine)
+    engine = service.add_engine()
+    await until(lambda: service.engines[engine].submitted)
+    assert not service.dispatcher.needs_engine
+    service.say("a/0", "Z", "length", engine=engine)
+    assert (await reading).outputs[0].text == "Z"
+
+
+async def test_requests_do_not_wait_forever_for_an_engine(service):
+    service.dispatcher.engines.drain("engine-0")
+    with pytest.raises(NotReady):
+        await anext(service.open())
+    assert not service.dispatcher.needs_engine
+
+
+async def test_a_request_whose_time_is_up_before_an_engine_comes_ends_for_that(service):
+    service.dispatcher.engines.drain("engine-0")
+    output = await anext(service.open(timeout_s=0.05))
+    assert output.outputs[0].finish_reason == "timeout"
+    assert not service.dispatcher.needs_engine
+
+
+async def test_a_client_that_leaves_takes_its_need_with_it(service):
+    service.dispatcher.engines.drain("engine-0")
+    reading = asyncio.ensure_future(anext(service.open()))
+    await until(lambda: service.dispatcher.needs_engine)
+    reading.cancel()
+    await until(lambda: not service.dispatcher.needs_engine)
+
+
+async def test_a_stream_that_loses_the_last_engine_needs_another(service):
+    stream = await service.start()
+    service.engines[0].die(EngineDead("gone"))
+    reading = asyncio.ensure_future(anext(stream))
+    await until(lambda: service.dispatcher.needs_engine)
+    engine = service.add_engine()
+    await until(lambda: service.engines[engine].submitted)
+    assert not service.dispatcher.needs_engine
+    service.say(service.engines[engine].submitted_ids[-1], "Z", "length", engine=engine)
+    assert (await reading).outputs[0].text == "Z"
+
+
+async def test_an_engine_that_ended_before_it_took_the_request_is_one_to_wait_for(service):
+    service.engines[0].submit_error = EngineDead("gone")
+    reading = asyncio.ensure_future(anext(service.open()))
+    await until(lambda: service.dispatcher.needs_engine)
+    engine = service.add_engine()
+    await until(lambda: service.engines[engine].submitted)
+    service.say(service.engines[engine].submitted_ids[-1], "Z", "length", engine=engine)
+    assert (await reading).outputs[0].text == "Z"
+
+
+async def test_without_autoscaling_a_model_without_an_engine_refuses_at_once(tokenizer):
+    async with running(Service(tokenizer, 1)) as service:
+        service.dispatcher.engines.drain("engine-0")
+        assert not service.dispatcher.status().ready
+        with pytest.raises(NotReady):
+            service.open()
