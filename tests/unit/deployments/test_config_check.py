@@ -79,6 +79,14 @@ def test_a_name_that_nobody_knows_or_a_value_that_cannot_be_is_said_with_its_pla
     assert "\n" not in mistake
 
 
+@pytest.mark.parametrize("spelling", [":", "."])
+def test_our_application_is_known_however_serve_lets_it_be_written(check, spelling):
+    wrong = {"models": [{"model": "smollm2-135m", "num_replica": 2}]}
+    path = f"rayinfer_deployments.applications{spelling}build_llm_app"
+    (mistake,) = check(config(import_path=path, args=wrong))
+    assert "num_replica" in mistake
+
+
 def test_what_is_no_config_at_all_is_said(check):
     assert check("a: [") == [check("a: [")[0]]
     assert check("a: [")[0].startswith("no YAML: ")
