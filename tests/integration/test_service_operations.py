@@ -99,7 +99,7 @@ def told(service):
 
 def test_a_model_gets_as_many_engines_as_an_operator_says_and_no_other_process_is_replaced(operated):
     service, operations = operated
-    routers, before, other = router_pids("operated"), engines(service, "tiny"), engines(service, "other")
+    routers, before, other = router_pids("operated"), engine_names(service, "tiny"), engine_names(service, "other")
     with Load(service.base_url) as load:
         (left,) = asyncio.run(operations.scale(1, "tiny"))["tiny"]
         assert left in before

@@ -60,7 +60,7 @@ class _Batch:
 
         Raises QueueFull when no place is free and, as ours are `is_alone`, no other of them will free one.
         """
-        begun = []
+        begun: list[tuple[int, _Answer]] = []
         while self._waiting:
             try:
                 self._begin_first()
