@@ -30,10 +30,10 @@ async def test_tenants_get_tokens_by_their_weights(tiny):
 
 
 async def test_conversations_stay_with_the_engine_that_knows_them(tiny):
-    by_prefix = await conversation_hits(tiny, route_by_prefix=True, num_conversations=12, num_turns=4)
-    by_load = await conversation_hits(tiny, route_by_prefix=False, num_conversations=12, num_turns=4)
+    by_prefix = await conversation_hits(tiny, routing="prefix", num_conversations=12, num_turns=4)
+    at_random = await conversation_hits(tiny, routing="random", num_conversations=12, num_turns=4)
     assert by_prefix.share >= 0.9
-    assert by_prefix.cached_tokens > by_load.cached_tokens
+    assert by_prefix.cached_tokens > at_random.cached_tokens
 
 
 async def test_questions_about_one_document_go_together(tiny):

@@ -2,14 +2,16 @@
 
 import asyncio
 import random
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rayinfer.benchmark.routing.fleet import Fleet, open_fleet
 from rayinfer.routing.limits import RouterLimits
 
 BLOCK_SIZE = 16
+Routing = Literal["prefix", "load", "random"]
 QUESTION_LEN, ANSWER_LEN = 48, 32  # tokens of one turn of a conversation
 
 
@@ -27,23 +29,28 @@ class Hits:
 
 
 async def conversation_hits(
-    folder: Path, *, route_by_prefix: bool, num_conversations: int = 20, num_turns: int = 5, **settings: Any
+    folder: Path, *, routing: Routing, num_conversations: int = 20, num_turns: int = 5, **settings: Any
 ) -> Hits:
     """Lead conversations over two engines, each of which can hold half of all that is said in the end.
 
-    Each turn's prompt repeats all turns before it; those that were written out are whole blocks but for the end.
+    A router chooses the engine by prefix and load, or by load alone; or nobody does, and each turn goes to either. Each
+    turn's prompt repeats all turns before it; those that were written out are whole blocks but for the end.
     """
     length = num_turns * (QUESTION_LEN + ANSWER_LEN)
     num_blocks = num_conversations * -(-length // BLOCK_SIZE) // 2
-    limits = RouterLimits(route_by_prefix=route_by_prefix)
-    async with open_fleet(folder, 2, limits, num_kv_blocks=num_blocks, block_size=BLOCK_SIZE, **settings) as fleet:
-        draw = random.Random(3)
+    limits = RouterLimits(route_by_prefix=routing == "prefix")
+    shape = {"num_kv_blocks": num_blocks, "block_size": BLOCK_SIZE}
+    async with AsyncExitStack() as stack:
+        sizes = (1, 1) if routing == "random" else (2,)
+        opening = [open_fleet(folder, num_engines, limits, **shape, **settings) for num_engines in sizes]
+        fleets = [await stack.enter_async_context(fleet) for fleet in opening]
+        draw, choice = random.Random(3), random.Random(5)
         histories: list[list[int]] = [[] for _ in range(num_conversations)]
         hits = Hits(cached_tokens=0, cacheable_tokens=0)
         for _ in range(num_turns):
             order = draw.sample(range(num_conversations), num_conversations)
             for start in range(0, num_conversations, 4):  # four people talk at a time
-                turns = (_turn(fleet, histories[number], draw) for number in order[start : start + 4])
+                turns = [_turn(choice.choice(fleets), histories[number], draw) for number in order[start : start + 4]]
                 for cached, cacheable in await asyncio.gather(*turns):
                     hits = Hits(
                         cached_tokens=hits.cached_tokens + cached, cacheable_tokens=hits.cacheable_tokens + cacheable

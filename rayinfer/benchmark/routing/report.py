@@ -32,6 +32,7 @@ class RoutingReport:
     tenants: Shares
     conversations_by_prefix: Hits
     conversations_by_load: Hits
+    conversations_at_random: Hits
     documents_grouped: Hits
     documents_in_order: Hits
     environment: Environment = field(default_factory=describe_environment)
@@ -48,8 +49,9 @@ async def run_routing_benchmark(
     on_part("two tenants that want more than there is")
     tenants = await tenant_shares(folder, weight=WEIGHT, **settings)
     on_part("conversations over two engines")
-    by_prefix = await conversation_hits(folder, route_by_prefix=True, **settings)
-    by_load = await conversation_hits(folder, route_by_prefix=False, **settings)
+    by_prefix = await conversation_hits(folder, routing="prefix", **settings)
+    by_load = await conversation_hits(folder, routing="load", **settings)
+    at_random = await conversation_hits(folder, routing="random", **settings)
     on_part("questions about documents")
     grouped = await document_hits(folder, group_by_prefix=True, **settings)
     in_order = await document_hits(folder, group_by_prefix=False, **settings)
@@ -60,6 +62,7 @@ async def run_routing_benchmark(
         tenants=tenants,
         conversations_by_prefix=by_prefix,
         conversations_by_load=by_load,
+        conversations_at_random=at_random,
         documents_grouped=grouped,
         documents_in_order=in_order,
     )
@@ -93,6 +96,7 @@ def print_routing_report(report: RoutingReport, console: Console) -> None:
     table.add_row(
         "conversations, cacheable prompt tokens found",
         f"{100 * report.conversations_by_prefix.share:.0f} %",
+        f"at random {100 * report.conversations_at_random.share:.0f} %, "
         f"by load alone {100 * report.conversations_by_load.share:.0f} %",
     )
     table.add_row(
