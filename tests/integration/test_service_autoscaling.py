@@ -62,6 +62,11 @@ class Clients:
                     self.failures.append(f"{answer.status_code}: {answer.text}")
 
 
+def tell(found, start_s):
+    """Report times beside what an engine takes in any case; `pytest -rP` shows them."""
+    print(f"{found}; the service with its first engine took {start_s:.1f} s to start")
+
+
 @pytest.fixture
 def model(tiny_models):
     return {"name": "tiny", "model": str(tiny_models["tiny"]), "num_kv_blocks": 2048, "dtype": "float32"}
@@ -70,12 +75,15 @@ def model(tiny_models):
 def test_a_burst_brings_a_second_engine_which_goes_when_it_is_over(deploy, model):
     bounds = {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 0.5, "downscale_delay_s": 4}
     busy = model | {"max_num_seqs": 4, "autoscaling": bounds | {"target_waiting_tokens": 4, "ttft_objective_s": 0.2}}
+    began = time.monotonic()
     with deploy("burst", [busy]) as service:
+        start_s = time.monotonic() - began
         assert num_engines(service) == 1
         with Clients(service, 1, max_tokens=40) as steady:
             with Clients(service, 12, max_tokens=200) as burst:
-                wait_until(lambda: num_engines(service) == 2, ENGINE_S)
-            wait_until(lambda: num_engines(service) == 1, ENGINE_S)
+                second_s = wait_until(lambda: num_engines(service) == 2, ENGINE_S)
+            gone_s = wait_until(lambda: num_engines(service) == 1, ENGINE_S)
+    tell(f"second engine {second_s:.1f} s after the burst, gone {gone_s:.1f} s after it", start_s)
     assert (steady.failures, burst.failures) == ([], [])
     assert steady.texts
     assert burst.texts
@@ -83,11 +91,14 @@ def test_a_burst_brings_a_second_engine_which_goes_when_it_is_over(deploy, model
 
 def test_a_model_without_requests_has_no_engine_and_gets_one_with_the_next(deploy, model):
     models = [SMALL | model | {"autoscaling": {"min_replicas": 0, "max_replicas": 1, "idle_timeout_s": IDLE_S}}]
+    began = time.monotonic()
     with deploy("idle", models) as service:
+        start_s = time.monotonic() - began
         wait_until(lambda: num_engines(service) == 0, ENGINE_S)
         assert service.is_ready()
         with Clients(service, 4, max_tokens=8) as clients:  # all of them wait for the one engine
-            wait_until(lambda: len(clients.texts) >= 4, ENGINE_S)
+            answers_s = wait_until(lambda: len(clients.texts) >= 4, ENGINE_S)
+        tell(f"from no engine to answers: {answers_s:.1f} s", start_s)
         assert clients.failures == []
         assert num_engines(service) == 1
         operations = ServiceOperations("idle", llm_app_args({"models": models}), route_prefix="/idle")

@@ -6,7 +6,8 @@ from html import escape
 from rayinfer.benchmark.autoscaling.report import OWN, AutoscalingReport, PolicyOutcome
 
 WIDTH, PANEL_HEIGHT, LEFT, GAP, TOP = 900, 170, 44, 58, 40
-SECONDS_PER_POINT = 5
+LEGEND_LEFT, LEGEND_STEP = 120, 258
+SECONDS_PER_POINT = 10
 STYLE = """
 text { font: 12px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328; }
 .title { font-weight: 600; } .note { fill: #59636e; font-size: 11px; }
@@ -30,10 +31,8 @@ def svg(report: AutoscalingReport, arrivals: dict[str, list[int]]) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" viewBox="0 0 {WIDTH} {height}">',
         f"<style>{STYLE}</style>",
-        _text(0, 16, "Engines held over time; grey: requests a minute", "title"),
-        _text(
-            0, 32, f"{report.pace.start_s:g} s to start an engine, at most {report.settings['max_replicas']}", "note"
-        ),
+        _text(0, 16, "Engines held over time; grey: requests that came in a minute", "title"),
+        _text(0, 32, _note(report), "note"),
     ]
     for number, trace in enumerate(traces):
         outcomes = [outcome for outcome in report.outcomes if outcome.trace == trace and outcome.policy in SHOWN]
@@ -46,11 +45,9 @@ def _panel(trace: str, outcomes: Sequence[PolicyOutcome], arrivals: Sequence[int
     most = max(outcome.most_engines for outcome in outcomes)
     room = WIDTH - LEFT
     parts = [_text(0, top - 8, trace, "title")]
-    x = LEFT + 70.0
-    for outcome in outcomes:
-        words = f"{outcome.policy}: {outcome.attainment:.1%} in time, {outcome.engine_hours:.2f} h"
-        parts.append(_text(x, top - 8, words, f"{SHOWN[outcome.policy]}-text note"))
-        x += 6.2 * len(words) + 16
+    for number, outcome in enumerate(outcomes):
+        words = f"{outcome.policy}: {outcome.attainment:.1%}, {outcome.engine_hours:.2f} h"
+        parts.append(_text(LEGEND_LEFT + number * LEGEND_STEP, top - 8, words, f"note {SHOWN[outcome.policy]}-text"))
     for minute, number in enumerate(arrivals):
         bar = PANEL_HEIGHT * number / max(arrivals)
         left, width = LEFT + room * 60 * minute / seconds, max(1.0, room * 60 / seconds - 1)
@@ -72,6 +69,11 @@ def _panel(trace: str, outcomes: Sequence[PolicyOutcome], arrivals: Sequence[int
     for minute in range(0, seconds // 60 + 1, 10):
         parts.append(_text(LEFT + room * 60 * minute / seconds, top + PANEL_HEIGHT + 14, f"{minute} min", "note"))
     return parts
+
+
+def _note(report: AutoscalingReport) -> str:
+    start_s, most = report.pace.start_s, report.settings["max_replicas"]
+    return f"{start_s:g} s to start an engine, at most {most}; with each policy first tokens in time, and engine-hours"
 
 
 def _text(x: float, y: float, text: str, kind: str) -> str:
