@@ -104,22 +104,20 @@ class TorchGroup:
         self.size = process_group.size()
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """See TensorGroup: of two numbers there is one sum; more are added in the order of ranks on a CPU."""
+        """See TensorGroup: on a CPU all add what all have, in the order of ranks."""
         x = x.contiguous()
-        if self.size <= 2 or x.device.type != "cpu":
+        if x.device.type != "cpu":
             self._group.allreduce([x]).wait()
             return x
-        parts = self._gather(x.flatten()).view(self.size, *x.shape)
-        total = parts[0].float()
+        parts = self._gather(x)
+        total = parts[0] if self.size == 2 else parts[0].float()
         for part in parts[1:]:
             total += part
         return total.to(x.dtype)
 
     def all_gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
         """See TensorGroup."""
-        widest = max(widths)
-        sent = torch.nn.functional.pad(x, (0, widest - x.shape[-1])).contiguous()
-        gathered = self._gather(sent.flatten()).view(self.size, *sent.shape)
+        gathered = self._gather(torch.nn.functional.pad(x, (0, max(widths) - x.shape[-1])).contiguous())
         return torch.cat([part[..., :width] for part, width in zip(gathered, widths, strict=True)], -1)
 
     def all_to_all(self, rows: torch.Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> torch.Tensor:
@@ -129,9 +127,18 @@ class TorchGroup:
         return received
 
     def _gather(self, x: torch.Tensor) -> torch.Tensor:
-        """x [n] -> [size x n]."""
-        gathered = x.new_empty(self.size * len(x))
-        self._group._allgather_base(gathered, x).wait()
+        """Put every rank's x, of one shape, behind one another: [size, *shape of x]."""
+        gathered = x.new_empty(self.size, *x.shape)
+        if x.device.type != "cpu":
+            self._group._allgather_base(gathered.flatten(), x.flatten()).wait()
+            return gathered
+        # gloo's own collectives go through a thread of its own: sending to each other takes less than half the time.
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        sent = [self._group.send([x], rank, tag=0) for rank in others]
+        received = [self._group.recv([gathered[rank]], rank, tag=0) for rank in others]
+        gathered[self.rank] = x
+        for work in (*received, *sent):
+            work.wait()
         return gathered
 
 

@@ -1,6 +1,6 @@
 """Makes one rank's part of a decoder that has no weights yet; what is left of each parameter tells the loader."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import torch
 
@@ -41,10 +41,7 @@ def leave_out(model: torch.nn.Module, modules: Collection[torch.nn.Module]) -> N
 
 
 def entry_name(share: Share) -> str:
-    """Tell a rank's part from all others of the same model."""
-    place: Mapping[str, int] = {
-        "rank": share.place.rank,
-        "tensor": share.place.tensor_parallel_size,
-        "pipeline": share.place.pipeline_parallel_size,
-    }
-    return "" if share.is_whole else ",".join(f"{name}={value}" for name, value in place.items())
+    """Tell a rank's part from all others of the same model; nothing for the whole."""
+    place = share.place
+    size = f"{place.tensor_parallel_size}x{place.pipeline_parallel_size}"
+    return "" if share.is_whole else f";rank {place.rank} of {size}"

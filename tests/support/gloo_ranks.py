@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroupGloo, TCPStore
 
 from rayinfer.tensor_parallel import TorchGroup
 
-TIMEOUT = timedelta(seconds=120)
+TIMEOUT = timedelta(seconds=300)
 Result = TypeVar("Result")
 
 
