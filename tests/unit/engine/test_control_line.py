@@ -32,10 +32,17 @@ def test_messages_arrive_in_their_order_however_they_are_cut(ends):
 
 def test_two_ends_with_much_to_say_do_not_wait_for_each_other(ends):
     much = Computed(0.0, token_ids=bytes(20_000_000))
-    threads = [threading.Thread(target=end.send, args=(much, 20.0)) for end in ends]
+    answers = []
+
+    def say_and_hear(end):
+        end.send(much, 30.0)
+        answers.append(end.receive(30.0))
+
+    threads = [threading.Thread(target=say_and_hear, args=(end,)) for end in ends]
     for thread in threads:
         thread.start()
-    answers = [end.receive(20.0) for end, thread in zip(ends, threads, strict=True) if thread.join() is None]
+    for thread in threads:
+        thread.join()
     assert answers == [much, much]
 
 
