@@ -5,10 +5,10 @@ import time
 
 import pytest
 
+from obeying_threads import ThreadRanks, plan_of
 from rayinfer.engine.engine_state import SleepLevel
 from rayinfer.engine.kv_offload import BlockCopy
 from rayinfer.errors import EngineDead
-from obeying_threads import ThreadRanks, plan_of
 
 SOON_S = 10.0
 
