@@ -205,16 +205,16 @@ class RankGroup:
 
     def _open_group(self, store: Store, rank: int, size: int, own_host: str) -> ProcessGroup:
         timeout = timedelta(seconds=self.timeout_s)
-        group: Any
+        group: ProcessGroup
         if self.device.type == "cuda":
             options: Any = dist.ProcessGroupNCCL.Options()
             options._timeout = timeout
-            group = dist.ProcessGroupNCCL(store, rank, size, options)
+            group = dist.ProcessGroupNCCL(store, rank, size, options)  # type: ignore[assignment]
         else:
             options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._timeout = timeout
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_host)]
-            group = dist.ProcessGroupGloo(store, rank, size, options)
+            group = dist.ProcessGroupGloo(store, rank, size, options)  # type: ignore[assignment]
         self._groups.append(group)
         return group
 

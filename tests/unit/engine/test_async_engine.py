@@ -201,3 +201,19 @@ async def test_shutdown_ends_requests_streams_and_the_thread():
             await engine.submit([request("b", numbers(9))], "r")
         async with asyncio.timeout(PATIENCE_S):
             assert [message async for message in engine.outputs("latecomer")] == []
+
+
+async def test_an_idle_engine_whose_executor_dies_is_over_within_a_heartbeat():
+    async with running() as engine:
+        engine.executor.death = EngineDead("rank 1 is lost")
+        await wait_until(lambda: not engine.is_alive)
+        with pytest.raises(EngineDead, match="rank 1 is lost"):
+            await engine.submit([request("a", numbers(9))], "r")
+
+
+async def test_every_stream_is_whole_where_two_steps_are_under_way():
+    async with running(num_plans_at_once=2) as engine:
+        await engine.submit([request(f"{i}", numbers(9, i), 12) for i in range(5)], "r")
+        tokens, ends = await collect(engine, "r", 5)
+        assert tokens == {f"{i}": expected_tokens(numbers(9, i), 12) for i in range(5)}
+        assert set(ends.values()) == {"length"}
