@@ -99,6 +99,10 @@ def told(service):
 
 def test_a_model_gets_as_many_engines_as_an_operator_says_and_no_other_process_is_replaced(operated):
     service, operations = operated
+    # The first change by another's hand takes the service's logging along, for which Serve halts every replica briefly.
+    asyncio.run(operations.change_limits({"max_waiting_requests": 200}))
+    time.sleep(3)
+    wait_until(lambda: (len(engine_names(service, "tiny")), len(engine_names(service, "other"))) == (2, 1))
     routers, before, other = router_pids("operated"), engine_names(service, "tiny"), engine_names(service, "other")
     with Load(service.base_url) as load:
         (left,) = asyncio.run(operations.scale(1, "tiny"))["tiny"]

@@ -83,9 +83,7 @@ def serve(
     ] = DEFAULT_MODEL,
     port: Annotated[int, typer.Option(min=1, max=65535, help="where the API listens")] = 8000,
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 lets other machines in")] = "127.0.0.1",
-    replicas: Annotated[
-        str | None, typer.Option(help="engines that share the requests: N, or MIN:MAX as the load wants (default: 1)")
-    ] = None,
+    replicas: Annotated[str | None, typer.Option(help="engines: N, or MIN:MAX as the load wants (default: 1)")] = None,
     autoscaling: Annotated[
         Path | None, typer.Option(help="YAML with the objectives by which the number of engines follows the load")
     ] = None,
