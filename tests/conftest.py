@@ -43,6 +43,18 @@ def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.hookimpl(trylast=True)  # most tests that need GPUs are deselected by then
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that need more GPUs than there are: `gpu(2)` says two."""
+    num_gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+    too_many = [
+        item for item in items if any(mark.args and mark.args[0] > num_gpus for mark in item.iter_markers("gpu"))
+    ]
+    if too_many:
+        config.hook.pytest_deselected(items=too_many)
+        items[:] = [item for item in items if item not in too_many]
+
+
 class ByFile(LoadScopeScheduling):
     """Keeps on one worker what shares an expensive fixture: the tests of a file, and of some folders."""
 

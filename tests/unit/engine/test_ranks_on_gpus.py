@@ -1,0 +1,87 @@
+"""Engines over several GPUs, which talk over NCCL: what one GPU answers, and no process left when a rank is lost."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from invariance_comparison import differences
+from invariance_requests import make_mixed_model, mixed_requests
+from invariance_runs import ROOMY, open_llm, run, run_alone
+from rayinfer import SamplingParams
+from rayinfer.config import engine_config
+from rayinfer.engine.assembly import build_engine
+from rayinfer.errors import EngineDead
+from rayinfer.protocols import GenerationRequest
+from tiny_architectures import DECODERS
+
+PROMPTS = [[9, 8, 7, 60, 6, 5, 31], [4] * 40, [1, 2, 3], list(range(5, 70))]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=3)
+SETTINGS = {"dtype": "float32", "num_kv_blocks": 64}
+SOON_S = 90.0
+SIZES = [
+    pytest.param(2, 1, marks=pytest.mark.gpu(2)),
+    pytest.param(1, 2, marks=pytest.mark.gpu(2)),
+    pytest.param(2, 2, marks=pytest.mark.gpu(4)),
+]
+
+
+def answers_of(folder, **sizes):
+    """The tokens of every prompt, and the log probabilities of the likeliest at their places."""
+    engine = build_engine(engine_config(model=str(folder), **SETTINGS, **sizes), folder)
+    for number, prompt in enumerate(PROMPTS):
+        engine.add_request(GenerationRequest(request_id=str(number), prompt_token_ids=prompt, sampling_params=GREEDY))
+    tokens, scores = {}, {}
+    while engine.has_unfinished_requests:
+        for delta in engine.step():
+            tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
+            scores.setdefault(delta.request_id, []).extend(
+                place[token].logprob for token, place in zip(delta.token_ids, delta.logprobs or (), strict=True)
+            )
+    engine.exit()
+    return tokens, scores
+
+
+@pytest.mark.gpu(2)
+@pytest.mark.parametrize("name", DECODERS)
+def test_two_gpus_answer_like_one(name, tmp_path):
+    folder = DECODERS[name](tmp_path)
+    (expected, expected_scores), (got, scores) = answers_of(folder), answers_of(folder, tensor_parallel_size=2)
+    assert got == expected
+    for request_id, values in expected_scores.items():
+        assert scores[request_id] == pytest.approx(values, abs=1e-4)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), SIZES)
+def test_the_forty_mixed_requests_are_answered_like_each_of_them_alone(tensor, pipeline, tmp_path):
+    folder, requests = make_mixed_model(tmp_path), mixed_requests()
+    with open_llm(folder, enable_prefix_caching=False, **ROOMY) as llm:
+        alone = run_alone(llm, requests)
+    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    with open_llm(folder, **ROOMY, **sizes) as llm:
+        assert "\n".join(differences(alone.outputs, run(llm, requests).outputs)) == ""
+
+
+@pytest.mark.gpu(2)
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_rank_that_dies_or_hangs_ends_the_engine_and_its_process(sent, tmp_path):
+    folder = next(iter(DECODERS.values()))(tmp_path)
+    config, before = engine_config(model=str(folder), tensor_parallel_size=2, **SETTINGS), psutil.Process().children()
+    engine = build_engine(config, folder, group_timeout_s=5.0)
+    (rank,) = (child for child in psutil.Process().children() if child not in before)
+    params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+    engine.add_request(GenerationRequest(request_id="a", prompt_token_ids=[5], sampling_params=params))
+    engine.step()
+    os.kill(rank.pid, sent)
+    with pytest.raises(EngineDead, match="rank"):
+        step_for(engine, SOON_S)
+    engine.exit()
+    rank.wait(SOON_S)
+
+
+def step_for(engine, seconds):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        engine.step()
