@@ -79,7 +79,7 @@ def test_serve_is_told_of_bounds_instead_of_a_number():
     assert told.policy.policy_kwargs["max_replicas"] == 5
     assert fixed._deployment_config.autoscaling_config is None
     assert fixed.num_replicas == 2
-    assert scaled.init_kwargs["num_engines"] == 7  # cores are shared as if all were there
+    assert scaled.init_kwargs["num_processes"] == 7  # cores are shared as if all were there
 
 
 def test_two_models_of_the_same_settings_have_engines_of_their_own():
