@@ -72,6 +72,7 @@ def model(tiny_models):
     return {"name": "tiny", "model": str(tiny_models["tiny"]), "num_kv_blocks": 2048, "dtype": "float32"}
 
 
+@pytest.mark.faults
 def test_a_burst_brings_a_second_engine_which_goes_when_it_is_over(deploy, model):
     bounds = {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 0.5, "downscale_delay_s": 4}
     busy = model | {"max_num_seqs": 4, "autoscaling": bounds | {"target_waiting_tokens": 4, "ttft_objective_s": 0.2}}
