@@ -12,7 +12,7 @@ from ray.serve.schema import ApplicationStatus
 
 from rayinfer.errors import RayinferError
 from rayinfer.routing.limits import RouterLimits, router_limits
-from rayinfer_deployments.app_args import LLMAppArgs
+from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
 from rayinfer_deployments.applications import ROUTER, build_llm_app, engine_deployment_name
 from rayinfer_deployments.control_socket import Operation
 from rayinfer_deployments.engine_numbers import beginning_with, is_number_right, scaled
@@ -132,31 +132,31 @@ class ServiceOperations:
             await asyncio.to_thread(check_weights_fit, before, source)
             leaving = {engine for engine, name in (await self._engines()).items() if name == before.served_name}
             generation = before.weights_generation + 1
-            wanted = self._with_models(
-                [index],
-                model=source,
-                name=before.served_name,
-                tokenizer=before.tokenizer_source,
-                weights_generation=generation,
-            )
-            await self._replace_or_go_back(wanted, leaving)
+            changes = {
+                "model": source,
+                "name": before.served_name,
+                "tokenizer": before.tokenizer_source,
+                "weights_generation": generation,
+            }
+            await self._replace_or_go_back(index, before.model_copy(update=changes), leaving)
             return {"model": before.served_name, "source": source, "weights_generation": generation}
 
-    async def _replace_or_go_back(self, wanted: LLMAppArgs, leaving: set[str]) -> None:
-        """Have Serve build other engines in place of those; if they do not come up, have it keep the old ones."""
-        before = self._args
-        await self._deploy(wanted)
+    async def _replace_or_go_back(self, index: int, wanted: ModelArgs, leaving: set[str]) -> None:
+        """Have Serve build engines in place of those, one at least; if they do not come up, have it keep the old ones."""
+        before = self._args.models[index]
+        await self._deploy_model(index, beginning_with(wanted, len(leaving)))
 
         async def are_replaced() -> bool:
             overview = await asyncio.to_thread(lambda: serve.status().applications[self._application])
             if overview.status in FAILED:
                 raise RayinferError(failure_of(overview))
-            return await self._are_replaced(leaving)
+            is_there = wanted.served_name in (await self._engines()).values()
+            return is_there and await self._are_replaced(leaving)
 
         try:
             await self._until(are_replaced, REPLACE_S, "the engines have not got their weights yet")
         except RayinferError as error:
-            await self._deploy(before)
+            await self._deploy_model(index, beginning_with(before, len(leaving)))
             raise RayinferError(f"the weights stay as they were: {error}") from None
 
     def _index_of(self, model: str | None) -> int:
@@ -223,14 +223,11 @@ class ServiceOperations:
         if shrink:
             # Until it is gone, Serve would choose itself which engine is one too many.
             await self._until(lambda: is_gone(engine), REPLACE_S, f"{engine} has not ended yet")
-            await self._deploy(self._with_models([index], num_replicas=model.num_replicas - 1))
+            await self._deploy_model(index, model.model_copy(update={"num_replicas": model.num_replicas - 1}))
 
-    def _with_models(self, indices: Sequence[int], **changes: Any) -> LLMAppArgs:
-        models = [
-            model.model_copy(update=changes) if index in indices else model
-            for index, model in enumerate(self._args.models)
-        ]
-        return self._args.model_copy(update={"models": models})
+    async def _deploy_model(self, index: int, model: ModelArgs) -> None:
+        models = [*self._args.models[:index], model, *self._args.models[index + 1 :]]
+        await self._deploy(self._args.model_copy(update={"models": models}))
 
     async def _deploy(self, args: LLMAppArgs) -> None:
         """Hand Serve the application anew: it replaces what is made from other settings, and nothing else."""

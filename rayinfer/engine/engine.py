@@ -50,8 +50,12 @@ class Engine:
         self._scheduler.add(self._accepted(request))
 
     def abort(self, request_id: str) -> TokenDelta | None:
-        """End a request and free what it holds; None if it is unknown or over."""
-        return self._scheduler.finish(request_id, "abort")
+        """End a request and free what it holds; None if it is unknown or over and told."""
+        untold = [delta for delta in self._deltas if delta.request_id == request_id]
+        if untold:  # of steps that ended as the engine fell asleep: nobody asks for them any more
+            self._deltas = [delta for delta in self._deltas if delta.request_id != request_id]
+        ended = self._scheduler.finish(request_id, "abort")
+        return untold[-1] if ended is None and untold else ended
 
     def step(self) -> list[TokenDelta]:
         """Move every scheduled request one step forward; while paused or asleep, only end those whose time is up.
@@ -109,13 +113,17 @@ class Engine:
 
     @property
     def has_unfinished_requests(self) -> bool:
-        """Whether anybody waits or runs, or a step is under way."""
-        return self._scheduler.num_unfinished > 0 or bool(self._under_way)
+        """Whether anybody waits or runs, a step is under way, or what one has brought is still to be told."""
+        return self._scheduler.num_unfinished > 0 or bool(self._under_way) or bool(self._deltas)
 
     @property
     def can_advance(self) -> bool:
-        """Whether another step would bring anybody forward."""
-        return bool(self._under_way) or (self._life.is_running and self._scheduler.num_unfinished > 0)
+        """Whether another step would bring anybody forward, or tell what one has brought."""
+        return (
+            bool(self._under_way)
+            or bool(self._deltas)
+            or (self._life.is_running and self._scheduler.num_unfinished > 0)
+        )
 
     @property
     def num_unfinished_requests(self) -> int:

@@ -178,6 +178,7 @@ class Scheduler:
 
     def enter_again(self, plan: StepPlan) -> None:
         """Let the executor hear once more, with the next plan, who is in the rows of a plan that was interrupted."""
+        self._turns.call_off(plan)
         self._entered += [self._table.entered_row(row) for row in plan.rows.tolist() if self._table.is_taken(row)]
 
     def _take_entered(self) -> tuple[EnteredRow, ...]:

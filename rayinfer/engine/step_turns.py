@@ -37,6 +37,12 @@ class StepTurns:
             self._table.last_steps[plan.rows] = plan.step
             self._under_way[plan.step] = self._table.turns[plan.rows]
 
+    def call_off(self, plan: StepPlan) -> None:
+        """Let those of a step that was interrupted have their turn again."""
+        if plan.step in self._under_way:
+            is_same = self._table.turns[plan.rows] == self._under_way.pop(plan.step)
+            self._table.is_under_way[plan.rows[is_same]] = False
+
     def end(self, plan: StepPlan, sampled: SampledTokens) -> tuple[StepPlan, SampledTokens]:
         """Take a step's tokens, without those of requests that have left since."""
         if self._num_plans_at_once == 1:

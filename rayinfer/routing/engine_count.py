@@ -63,7 +63,8 @@ class EngineCount:
         if load.num_engines == 0:
             self._start_over()
             return self._settings.bounded(max(target, 1) if load.first_tokens.num_waiting else target)
-        self._note(now_s, target, load)
+        if load.is_whole:  # of engines that are not heard of nobody knows that they have nothing to do
+            self._note(now_s, target, load)
         wanted = self._settings.bounded(self._needed(now_s, target, load))
         if wanted > target:
             if self._too_few_since is None:

@@ -39,16 +39,17 @@ def test_f13_one_of_two_routers_killed(host, model, expected, report, without):
 
 
 @pytest.mark.faults
-def test_f15_the_controller_killed(pair, expected, report):
-    """There is no other run: what keeps the controller out of every request's way cannot be switched off."""
+@pytest.mark.parametrize("without", ["", "no-memory"])
+def test_f15_the_controller_killed(pair, expected, report, without):
+    """Routers go on with the engines that they know; in the other run they know none that nobody confirms."""
     row = FaultRow(fault="F15", injected="Serve's controller killed")
     (victim,) = pair.pids("controller")
-    with under_load(pair, expected, row):
+    with pair.switched(without), under_load(pair, expected, row):
         kill(victim)
         row.recovery_s = wait_until(lambda: pair.pids("controller") not in ([], [victim]), 120)
         time.sleep(3.0)
     wait_until(lambda: pair.is_answering() and pair.is_whole(), 120)
-    judge(report, row, pair)
+    judge(report, row, pair, without)
 
 
 @pytest.mark.faults

@@ -73,3 +73,22 @@ def test_weights_that_cannot_be_loaded_leave_the_old_ones_where_they_are(reloada
     assert load.failures == []
     wait_until(lambda: len(engine_names(service)) == 2)
     assert text_from(service) == text
+
+
+@pytest.mark.faults
+def test_a_model_without_engines_gets_one_with_the_other_weights_or_keeps_its_own(deploy, tiny_models, tmp_path):
+    scaling = {"min_replicas": 0, "max_replicas": 1, "idle_timeout_s": 5}
+    model = {"name": "tiny", "model": str(tiny_models["tiny"]), "num_kv_blocks": 2048, "dtype": "float32"}
+    models = [model | {"num_cpus": 0.1, "num_threads": 1, "drain_timeout_s": 5.0, "autoscaling": scaling}]
+    broken = shutil.copytree(tiny_models["tiny"], tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"no weights at all")
+    with deploy("dormant", models) as service:
+        operations = ServiceOperations("dormant", llm_app_args({"models": models}), route_prefix="/dormant")
+        text = text_from(service)
+        wait_until(lambda: not engine_names(service), 120)
+        with pytest.raises(RayinferError, match="the weights stay as they were"):
+            asyncio.run(operations.reload(str(broken)))
+        assert text_from(service) == text
+        wait_until(lambda: not engine_names(service), 120)
+        assert asyncio.run(operations.reload(str(tiny_models["other"])))["weights_generation"] == 1
+        assert text_from(service) != text

@@ -212,6 +212,40 @@ def break_queue(module):
         original(self, delta)
 
 
+def break_roster(module):
+    def controller_answers():
+        try:
+            ray = sys.modules["ray"]  # a router's process has it
+            controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+            ray.get(controller.check_alive.remote(), timeout=1.0)
+        except Exception:
+            return False
+        return True
+
+    @wrap(module.EngineRoster, "keep_up")
+    async def keep_up(original, self):
+        async def doubt():
+            """Know only engines that the controller would confirm at any moment."""
+            forgotten = None
+            while True:
+                await asyncio.sleep(RESET_S)
+                is_confirmed = not is_on("no-memory") or await asyncio.to_thread(controller_answers)
+                if not is_confirmed and forgotten is None:
+                    forgotten = self._told
+                    self.want({})
+                    for name in list(self._engines.names):
+                        self._engines.remove(name, "nobody confirms it")
+                elif is_confirmed and forgotten is not None:
+                    self.want(self._told or forgotten)
+                    forgotten = None
+
+        doubting = asyncio.ensure_future(doubt())
+        try:
+            await original(self)
+        finally:
+            doubting.cancel()
+
+
 PATCHES = {
     "rayinfer.engine.in_process_executor": break_steps,
     "rayinfer.engine.engine": break_engine,
@@ -219,6 +253,7 @@ PATCHES = {
     "rayinfer.engine.request_checks": break_length_check,
     "rayinfer.engine.deadlines": break_engine_deadlines,
     "rayinfer_deployments.tensor_parallel_ranks": break_rank_watch,
+    "rayinfer_deployments.engine_roster": break_roster,
     "rayinfer.routing.attempts": break_attempts,
     "rayinfer.routing.engine_link": break_link,
     "rayinfer.routing.dispatch": break_dispatcher,

@@ -188,11 +188,6 @@ class ScriptsOfTwoStepsAtOnce(Scripts):
     def submit(self, submission):
         self.queue(submission)
 
-    @rule(level=st.sampled_from([None, None, 0, 1, 2]))
-    def rest(self, level):
-        self.change(level)
-        self.driven.step()  # which tells what the steps under way have brought
-
 
 @pytest.mark.parametrize(("scripts", "count"), [(Scripts, 1000), (ScriptsOfTwoStepsAtOnce, 500)])
 def test_whatever_happens_everybody_ends_once_with_the_right_tokens_and_all_blocks_come_back(scripts, count):

@@ -123,3 +123,45 @@ def test_a_dead_group_is_not_taken_for_a_request_at_fault():
         driven.step()
     assert len(driven.executor.plans) == 1
     assert driven.ends == {}
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_what_a_step_brings_as_the_engine_falls_asleep_is_told_though_nobody_is_left(level):
+    driven = two_at_once()
+    driven.add("a", numbers(5), max_tokens=2)
+    driven.add("b", numbers(6, start=40), max_tokens=2)
+    driven.step()
+    driven.step()  # one of them ends with it; the other's last step is under way
+    assert driven.engine.has_unfinished_requests
+    driven.engine.sleep(level)
+    assert driven.engine.has_unfinished_requests
+    assert driven.engine.can_advance
+    driven.step()
+    assert {name: len(tokens) for name, tokens in driven.tokens.items()} == {"a": 2, "b": 2}
+    assert not driven.engine.has_unfinished_requests
+
+
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_a_request_that_is_aborted_beside_a_sleep_is_told_of_once(num_steps):
+    driven = two_at_once()
+    driven.add("a", numbers(5), max_tokens=2)
+    driven.add("b", numbers(6, start=40), max_tokens=2)
+    for _ in range(num_steps):
+        driven.step()
+    driven.engine.sleep(1)
+    ends = [driven.engine.abort(name) for name in ("a", "b")]
+    assert all(end is None or end.finish_reason is not None for end in ends)
+    assert any(end is not None for end in ends)
+    assert not driven.engine.has_unfinished_requests
+    assert driven.engine.step() == []
+
+
+def test_requests_of_a_step_that_is_interrupted_have_their_turn_again():
+    interruptions = iter([None, KeyboardInterrupt()])
+    driven = two_at_once(failure=lambda context: next(interruptions, None))
+    driven.add("a", numbers(5), max_tokens=4)
+    driven.step()
+    with pytest.raises(KeyboardInterrupt):
+        driven.step()
+    driven.run()
+    assert driven.tokens["a"] == expected_tokens(numbers(5), 4)
