@@ -142,7 +142,7 @@ class ServiceOperations:
             return {"model": before.served_name, "source": source, "weights_generation": generation}
 
     async def _replace_or_go_back(self, index: int, wanted: ModelArgs, leaving: set[str]) -> None:
-        """Have Serve build engines in place of those, one at least; if they do not come up, have it keep the old ones."""
+        """Have Serve build engines in place of those, one at least; if none comes up, have it keep the old ones."""
         before = self._args.models[index]
         await self._deploy_model(index, beginning_with(wanted, len(leaving)))
 
