@@ -44,6 +44,7 @@ async def port(model: ServedModel) -> AsyncIterator[int]:
 @pytest.mark.parametrize("bad", bad_requests(MODEL), ids=str)
 async def test_a_bad_request_is_refused_and_the_next_one_answered(port: int, bad: BadRequest):
     answer = await asyncio.to_thread(ask, "127.0.0.1", port, bad.payload)
-    assert (answer.status, answer.error["type"]) == (bad.status, "invalid_request_error")
+    assert answer.status == bad.status
+    assert answer.is_cut or answer.error["type"] == "invalid_request_error"
     assert len(answer.body) < 2500
     assert (await asyncio.to_thread(ask, "127.0.0.1", port, good_request(MODEL))).status == 200
