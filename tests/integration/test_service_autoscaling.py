@@ -6,35 +6,30 @@ import time
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.service_operations import ServiceOperations
 from service_client import wait_until
+from service_load import engine_names
 
 SMALL = {"num_cpus": 0.1, "num_threads": 1, "drain_timeout_s": 5.0}
 IDLE_S = 5
 
-ENGINE_S = (
-    240  # until an engine has come or gone; the delays that are set here are a few seconds, a busy machine adds to them
-)
+# Until an engine has come or gone; the delays that are set here are a few seconds, a busy machine adds to them.
+ENGINE_S = 240
 BODY = {"model": "tiny", "prompt": "Once", "ignore_eos": True, "temperature": 0}
 
 
 def num_engines(service):
-    families = text_string_to_metric_families(service.http.get("/metrics").text)
-    return sum(sample.name == "rayinfer_kv_blocks_total" for family in families for sample in family.samples)
+    return len(engine_names(service))
 
 
 class Clients:
     """Ask without a pause until told to stop; half of them for streams."""
 
     def __init__(self, service, number, max_tokens):
-        self._url, self._body, self._is_over = (
-            service.http.base_url,
-            BODY | {"max_tokens": max_tokens},
-            threading.Event(),
-        )
+        self._url, self._body = service.http.base_url, BODY | {"max_tokens": max_tokens}
+        self._is_over = threading.Event()
         self.texts, self.failures = [], []
         self._threads = [threading.Thread(target=self._ask, args=(client,)) for client in range(number)]
 

@@ -8,29 +8,12 @@ from typing import Any
 import pytest
 
 from invariance_comparison import differences
-from invariance_requests import MixedRequest, make_mixed_model, make_sparse_model, mixed_requests
+from invariance_requests import make_sparse_model
 from invariance_runs import ROOMY, Run, open_llm, run, run_alone, run_behind_a_router, run_moving, run_shuffled
 
 TIGHT = {"num_kv_blocks": 12}
 BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values of 2 layers, 16 tokens, 2 heads of 16 channels in float32
 SECOND_POOL = {"kv_offload_bytes": 60 * BLOCK_BYTES}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_mixed_model(tmp_path_factory.mktemp("mixed"))
-
-
-@pytest.fixture(scope="module")
-def requests() -> list[MixedRequest]:
-    return mixed_requests()
-
-
-@pytest.fixture(scope="module")
-def alone(folder, requests) -> Run:
-    """One request after the other, none of which finds anything in a cache."""
-    with open_llm(folder, enable_prefix_caching=False, **ROOMY) as llm:
-        return run_alone(llm, requests)
 
 
 def check_same(got: Run, alone: Run) -> None:

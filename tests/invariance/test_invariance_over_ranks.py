@@ -1,35 +1,17 @@
 """The forty mixed requests over several ranks: what each gets is what it got alone, from one rank."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 
 from invariance_comparison import differences
-from invariance_requests import MixedRequest, make_mixed_model, mixed_requests
-from invariance_runs import ROOMY, Run, open_llm, run, run_alone, run_shuffled
+from invariance_runs import ROOMY, Run, open_llm, run, run_shuffled
 
 BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values of 2 layers, 16 tokens, 2 heads of 16 channels in float32
 TIGHT = {"num_kv_blocks": 12, "kv_offload_bytes": 30 * BLOCK_BYTES}
 TWO_RANKS = {"tensor_parallel_size": 2}
 TWO_STAGES = {"pipeline_parallel_size": 2}
 FOUR_RANKS = TWO_RANKS | TWO_STAGES
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_mixed_model(tmp_path_factory.mktemp("mixed"))
-
-
-@pytest.fixture(scope="module")
-def requests() -> list[MixedRequest]:
-    return mixed_requests()
-
-
-@pytest.fixture(scope="module")
-def alone(folder, requests) -> Run:
-    with open_llm(folder, enable_prefix_caching=False, **ROOMY) as llm:
-        return run_alone(llm, requests)
 
 
 def check_same(got: Run, alone: Run) -> None:
