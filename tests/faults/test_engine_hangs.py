@@ -76,6 +76,17 @@ def test_a_stuck_engine_is_left_by_its_streams_and_replaced(pair, expected, pref
 
 
 @pytest.mark.faults
+def test_without_the_watch_streams_wait_until_a_stuck_engine_ends_itself(pair, expected, prefill_s, report):
+    row = FaultRow(fault="F10 hang", injected="a step never ends, one of two engines", without="no-watch")
+    with pair.switched("no-watch"), under_load(pair, expected, row):
+        victim = pair.pids("engine")[0]
+        pair.put_switch(f"step-{victim}", "hang")
+        row.recovery_s = wait_until_whole(pair, [victim])
+    pair.take_switch(f"step-{victim}")
+    report.is_seen(row, is_harmed=row.gap_s > STUCK_GAP_S + prefill_s)
+
+
+@pytest.mark.faults
 def test_streams_of_the_only_engine_outlive_its_being_stuck(host, model, expected, report):
     service = FaultyService(host, "single", [model.args(num_replicas=1)])
     row = FaultRow(fault="F10 hang", injected="a step never ends, the only engine", recovery_ceiling_s=30.0)

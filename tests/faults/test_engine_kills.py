@@ -101,18 +101,13 @@ def test_f05_an_engine_killed_every_five_seconds(pair, expected, report, without
 
 
 @pytest.mark.faults
-def test_a_hundred_kills_under_twelve_mixed_streams(host, tiny, report):
-    """With the tiny model: a hundred real ones would be read from disk for most of an hour."""
-    trio = FaultyService(host, "trio", [tiny.args(num_replicas=3)])  # so that engines start while others are killed
-    expected = record_answers(trio.url, {number: request_body(number) for number in range(12)})
+def test_a_hundred_kills_under_twelve_mixed_streams(pair, expected, report):
     row, draw = FaultRow(fault="kills", injected="engines killed at random moments"), random.Random(5)
-    with trio.switched(slow_steps=tiny.step_s):
-        num_kills = kill_again_and_again(
-            trio, expected, row, lambda: draw.uniform(0.5, 4.0), num_kills=100, num_streams=12, whole_per_s=0.0
-        )
+    num_kills = kill_again_and_again(
+        pair, expected, row, lambda: draw.uniform(0.5, 4.0), num_kills=100, num_streams=12, whole_per_s=0.0
+    )
     row.note = f"{num_kills} kills, float32"
-    judge(report, row, trio)
-    trio.delete()
+    judge(report, row, pair)
 
 
 @pytest.mark.faults
@@ -120,7 +115,7 @@ def test_a_hundred_kills_under_twelve_mixed_streams(host, tiny, report):
 def test_twenty_kills_in_bfloat16(host, model, report, deterministic):
     """With `deterministic` no token may differ; without it, how many streams do is only told."""
     name = "bfloat16-deterministic" if deterministic else "bfloat16"
-    service = FaultyService(host, name, [model.args(num_replicas=3, dtype="bfloat16", deterministic=deterministic)])
+    service = FaultyService(host, name, [model.args(dtype="bfloat16", deterministic=deterministic)])
     bodies = {number: request_body(number, max_tokens=model.num_tokens) for number in range(12)}
     expected = record_answers(service.url, bodies)
     row, draw = FaultRow(fault="kills", injected="engines killed at random moments"), random.Random(6)
