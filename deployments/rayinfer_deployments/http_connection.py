@@ -16,7 +16,9 @@ MAX_HEAD_BYTES = 2 * 32 * 2**10  # held in memory until they are parsed; the exa
 class HttpConnection(HttpToolsProtocol):
     """Closes when the client takes too long for a request's head, or leaves one unfinished that was answered already.
 
-    While the application reads a body or answers, time is the application's matter.
+    While the application reads a body or answers, time is the application's matter. Who is still sending when the last
+    answer is there is heard for a while, unread: the system throws away what a client has not read yet of an answer
+    when more comes for a socket that is closed.
     """
 
     head_timeout_s = HEAD_TIMEOUT_S
@@ -28,6 +30,7 @@ class HttpConnection(HttpToolsProtocol):
     _num_pending_bytes = 0  # came since the parser last reached the end of something
     _is_in_head = False
     _is_mid_message = False
+    _is_lingering = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Expect a request."""
@@ -42,6 +45,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; refuses a head, or trailers, that do not end."""
+        if self._is_lingering:
+            return
         self._num_pending_bytes += len(data)
         super().data_received(data)
         if self._num_pending_bytes > self.max_head_bytes:
@@ -73,6 +78,7 @@ class HttpConnection(HttpToolsProtocol):
         self._is_in_head = False
         super().on_headers_complete()
         self._stop_awaiting()
+        self.cycle.transport = _AnswerTransport(self)  # type: ignore[assignment]  # it calls no more than this has
         if self.parser.should_upgrade():
             self.cycle.keep_alive = False  # behind this request comes another protocol, which we do not speak
 
@@ -92,6 +98,13 @@ class HttpConnection(HttpToolsProtocol):
         super().on_response_complete()
         if self._is_mid_message and not self._is_answering:
             self._await_client()
+
+    def end(self) -> None:
+        """Close behind the last answer: at once if the client has said all of its request, else when it has had time."""
+        if self._is_mid_message:
+            self._linger()
+        else:
+            self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, in words of our own."""
@@ -115,7 +128,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def _give_up(self) -> None:
         self._awaiting = None
-        if self._is_in_head:
+        if self._is_in_head and not self._is_lingering:
             self._refuse(RequestTooSlow("The request's headers came too slowly."))
         else:
             self.transport.close()
@@ -131,4 +144,27 @@ class HttpConnection(HttpToolsProtocol):
                 "connection: close",
             )
             self.transport.write("\r\n".join((*lines, "", "")).encode() + body)
-        self.transport.close()
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _linger(self) -> None:
+        """Say that no more comes, and let go of the connection when the client does, or after a while."""
+        self._is_lingering = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._stop_awaiting()
+        self._await_client()
+
+
+class _AnswerTransport:
+    """What an answer is written to; when it is the last of its connection, that says how to close."""
+
+    def __init__(self, connection: HttpConnection) -> None:
+        self._connection = connection
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
+
+    def close(self) -> None:
+        """End the connection behind what was written."""
+        self._connection.end()

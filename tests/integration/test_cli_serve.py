@@ -77,8 +77,10 @@ def test_a_service_answers_is_listed_and_leaves_nothing_behind(model, cache, num
 
 
 def test_an_end_that_takes_long_is_an_end_all_the_same(model, cache):
-    with serving(model, *ENGINE, cache=cache) as service:
+    with serving(model, *ENGINE, "--name", "petite", "--request-timeout", 0.1, cache=cache) as service:
         service.wait_for_line("ready: ")
+        long = {"model": "petite", "prompt": "a", "max_tokens": 1500, "ignore_eos": True}
+        assert httpx.post(f"{service.url}/v1/completions", json=long, timeout=60).status_code == 504
         processes = service.processes()
         (table,) = (process for process in processes if "gcs_server" in process.title.partition(" ")[0])
         os.kill(table.pid, signal.SIGSTOP)  # Ray's own shutdown waits for it

@@ -44,7 +44,7 @@ class Answer:
 def ask(host: str, port: int, payload: bytes) -> Answer:
     """Send bytes over a connection of their own and read one answer.
 
-    Who goes on sending what has been refused may lose the answer's body: the connection is closed with bytes unread.
+    Serve's proxy closes a connection with bytes unread: whoever still sends what it refused may lose the answer's body.
     """
     with socket.create_connection((host, port), timeout=TIMEOUT_S) as connection:
         with contextlib.suppress(OSError):  # it may be refused before it is read to its end

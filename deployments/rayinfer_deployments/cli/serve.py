@@ -54,11 +54,9 @@ class Service:
     profile: Profile
     limits: dict[str, Any]
     ray_address: str | None
-    trace_requests: bool
-    enable_engine_control: bool
-    trust_tenant_header: bool
     prioritize_engines: bool
-    settings: dict[str, Any]
+    options: dict[str, Any]  # of the application: what it does for each request
+    settings: dict[str, Any]  # of the engines
 
     @property
     def has_haproxy(self) -> bool:
@@ -101,6 +99,9 @@ def serve(
     ray_address: Annotated[
         str | None, typer.Option(help="join this Ray instead of starting one (auto, or HOST:PORT)")
     ] = None,
+    request_timeout: Annotated[
+        float | None, typer.Option(min=0.001, help="seconds that one request may take, with its time in the queue")
+    ] = None,
     trace_requests: Annotated[bool, typer.Option(help="keep what happened to each request for ten minutes")] = True,
     trust_tenant_header: Annotated[
         bool, typer.Option("--trust-tenant-header", help="x-tenant-id says whose a request is (behind a gateway only)")
@@ -126,10 +127,13 @@ def serve(
         profile=profile,
         limits=profile.limits | ({} if limits is None else mapping_in(limits)),
         ray_address=ray_address,
-        trace_requests=trace_requests,
-        enable_engine_control=enable_engine_control,
-        trust_tenant_header=trust_tenant_header,
         prioritize_engines=prioritize_engines,
+        options={
+            "request_timeout_s": request_timeout,
+            "trace_requests": trace_requests,
+            "enable_engine_control": enable_engine_control,
+            "trust_tenant_header": trust_tenant_header,
+        },
         settings=engine_settings,
     )
     with contextlib.ExitStack() as files:
@@ -216,9 +220,7 @@ def _prepare(service: Service, folder: Path) -> Prepared:
             "models": [model],
             "limits": service.limits,
             "num_routers": service.routers,
-            "trace_requests": service.trace_requests,
-            "enable_engine_control": service.enable_engine_control,
-            "trust_tenant_header": service.trust_tenant_header,
+            **service.options,
             **listen,
         }
     )

@@ -45,6 +45,6 @@ async def port(model: ServedModel) -> AsyncIterator[int]:
 async def test_a_bad_request_is_refused_and_the_next_one_answered(port: int, bad: BadRequest):
     answer = await asyncio.to_thread(ask, "127.0.0.1", port, bad.payload)
     assert answer.status == bad.status
-    assert answer.is_cut or answer.error["type"] == "invalid_request_error"
+    assert answer.error["type"] == "invalid_request_error"
     assert len(answer.body) < 2500
     assert (await asyncio.to_thread(ask, "127.0.0.1", port, good_request(MODEL))).status == 200

@@ -8,11 +8,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
+from bad_requests import MIB, ask
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.servers.app import build_app
 from rayinfer_deployments.http_connection import HttpConnection
 from rayinfer_deployments.http_door import HttpDoor
 
+LARGE = 8 * MIB
 CEILING_S = 10.0  # waits below are a tenth of a second
 GOOD = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
 GOOD_AND_LAST = GOOD[:-2] + b"connection: close\r\n\r\n"
@@ -28,7 +30,7 @@ class QuickConnection(HttpConnection):
 
 
 async def application(scope: Scope, receive: Receive, send: Send) -> None:
-    """Ours, but for three paths with which it is easier to see what the connection does."""
+    """Ours, but for a few paths with which it is easier to see what the connection does."""
     if scope["path"] == "/stream":
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for _ in range(5):
@@ -43,6 +45,10 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
     elif scope["path"] == "/unread":
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
+    elif scope["path"] == "/refused":  # with an answer that does not leave this machine before the client reads
+        headers = [(b"content-length", b"%d" % LARGE), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.body", "body": bytes(LARGE)})
     elif scope["path"] == "/body":
         body, more = b"", True
         while more:
@@ -158,6 +164,27 @@ async def test_a_body_of_which_nobody_waits_for_the_rest_does_not_keep_a_connect
     answer = await talk(port, head, *[b"x"] * 100, pause_s=0.02)
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert answer.endswith(b"ok")
+
+
+async def test_who_reads_after_having_sent_all_of_what_was_refused_has_the_whole_answer(port):
+    head = b"POST /refused HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % (5 * MIB)
+    answer = await asyncio.to_thread(ask, "127.0.0.1", port, head + b"x" * 5 * MIB)
+    assert (answer.status, len(answer.body)) == (413, LARGE)
+
+
+async def test_who_never_stops_sending_is_let_go(port):
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 5000000\r\n\r\n"
+    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(head)
+    async with asyncio.timeout(CEILING_S):
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+    writer.close()
 
 
 async def test_a_slow_body_is_the_applications_matter(port):
