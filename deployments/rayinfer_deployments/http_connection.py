@@ -100,7 +100,7 @@ class HttpConnection(HttpToolsProtocol):
             self._await_client()
 
     def end(self) -> None:
-        """Close behind the last answer: at once if the client has said all of its request, else when it has had time."""
+        """Close behind the last answer: at once if the client has said all of its request, else after a while."""
         if self._is_mid_message:
             self._linger()
         else:

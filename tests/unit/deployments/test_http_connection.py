@@ -176,7 +176,7 @@ async def test_who_never_stops_sending_is_let_go(port):
     head = (
         b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 5000000\r\n\r\n"
     )
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(head)
     async with asyncio.timeout(CEILING_S):
         with contextlib.suppress(ConnectionError):
