@@ -9,7 +9,6 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig, MarianConfig, 
 
 from decoder_runs import CPU, DecoderRun
 from rayinfer.models.decoder import Decoder
-from rayinfer.models.encoder_decoder import EncoderDecoder
 
 NUM_ROWS, MAX_SOURCE_TOKENS = 4, 90
 PAD, END = 95, 1
@@ -71,9 +70,8 @@ class EncoderDecoderRun(DecoderRun):
         load: Callable[[Path, torch.dtype], Decoder] | None = None,
     ) -> None:
         super().__init__(folder, dtype, load=load)
-        assert isinstance(self.decoder, EncoderDecoder)
-        self.decoder.make_room_for_sources(NUM_ROWS, MAX_SOURCE_TOKENS, dtype, CPU)
-        self._model = self.decoder
+        self._model: Any = self.decoder  # with all stages of an encoder-decoder
+        self._model.make_room_for_sources(NUM_ROWS, MAX_SOURCE_TOKENS, dtype, CPU)
 
     @torch.inference_mode()
     def read(self, sources: dict[int, list[int]]) -> None:
