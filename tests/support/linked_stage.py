@@ -56,11 +56,10 @@ class LinkedStage:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See Decoder; the first rank of the last stage tells all others."""
-        logits = torch.empty(len(hidden), self.config.vocab_size, dtype=self._dtype)
-        if self.place.is_last_stage:
-            logits = self.stage.logits(hidden).contiguous()
-        self._everybody.broadcast([logits], self.place.world_size - self.place.tensor_parallel_size).wait()
-        return logits
+        own = self.stage.logits(hidden) if self.place.is_last_stage else None
+        told = torch.empty(len(hidden), self.config.vocab_size, dtype=self._dtype) if own is None else own.clone()
+        self._everybody.broadcast(told, self.place.world_size - self.place.tensor_parallel_size).wait()
+        return told if own is None else own
 
     def take_share(self, share: Share) -> Mapping[str, Cut]:
         """It is a share already."""
