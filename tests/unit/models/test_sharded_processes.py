@@ -1,4 +1,4 @@
-"""Ranks that are processes and meet over gloo, beside the whole model: every architecture, side by side and in stages."""
+"""Ranks that are processes and meet over gloo, in a stage and in two, beside the whole model: every architecture."""
 
 from pathlib import Path
 
