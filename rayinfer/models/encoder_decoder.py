@@ -128,8 +128,9 @@ class EncoderDecoder(torch.nn.Module, Shardable):
     ) -> None:
         """Pack the weights and look the position biases up."""
         pack_matrices(self)
-        for bias in self.position_biases:
-            bias.prepare()
+        for module in self.modules():
+            if isinstance(module, RelativePositionBias):
+                module.prepare()
 
     def bind_kv_caches(self, kv_caches: list[ops.KVCache]) -> None:
         """Give the self-attention of each decoder layer its pool of blocks."""
