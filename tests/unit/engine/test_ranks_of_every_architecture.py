@@ -2,6 +2,7 @@
 
 import pytest
 
+from encoder_decoder_runs import make_tiny_t5
 from engine_answers import answers_of, assert_alike
 from tiny_architectures import DECODERS, ENCODER_DECODERS
 
@@ -26,3 +27,9 @@ def test_ranks_answer_like_one_also_after_sleep(name, size, folders):
     tensor, pipeline = size
     got = answers_of(folders[name], sleeps=True, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
     assert_alike(got, answers_of(folders[name]))
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_what_the_last_of_three_stages_has_read_comes_to_all_of_them(tmp_path):
+    folder = make_tiny_t5(tmp_path, num_decoder_layers=4)  # and two of the encoder, none in the last stage
+    assert_alike(answers_of(folder, pipeline_parallel_size=3), answers_of(folder))

@@ -9,9 +9,9 @@ from gloo_ranks import GlooRank, run_processes
 from shared_runs import Answer, answer_of, answer_of_stage
 from tiny_architectures import DECODERS, ENCODER_DECODERS
 
-MAKERS = DECODERS | ENCODER_DECODERS
+IN_BFLOAT16 = "mistral in bfloat16"
+MAKERS = DECODERS | ENCODER_DECODERS | {IN_BFLOAT16: DECODERS["mistral"]}
 FOUR_RANKS = ("llama, tied, one head of keys", "qwen3-moe", "t5", "marian")  # two side by side in each of two stages
-IN_BFLOAT16 = "mistral"
 CLOSE = {"atol": 1e-4, "rtol": 0.0}
 BFLOAT16_CLOSE = {"atol": 0.25, "rtol": 0.05}  # sums are rounded once for each rank
 
