@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Iterator
 
 import ray
+from ray import cloudpickle
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -50,6 +52,8 @@ class GroupOwner:
 @contextlib.contextmanager
 def group_owner() -> Iterator[ray.actor.ActorHandle]:
     """Start the owner in a placement group that has a bundle for each rank; both are gone at the end."""
+    itself = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(itself)  # processes of Ray do not see this folder
     bundles: PlacementGroup = placement_group([{"CPU": CPUS_EACH}] * MAX_RANKS, strategy="STRICT_PACK")
     strategy = PlacementGroupSchedulingStrategy(bundles, 0, placement_group_capture_child_tasks=True)
     try:
@@ -57,3 +61,4 @@ def group_owner() -> Iterator[ray.actor.ActorHandle]:
         yield ray.remote(GroupOwner).options(num_cpus=0, scheduling_strategy=strategy).remote()
     finally:
         remove_placement_group(bundles)
+        cloudpickle.unregister_pickle_by_value(itself)
