@@ -47,7 +47,7 @@ test-faults: $(INSTALLED) ## kill, freeze and overload a running service in ever
 	@$(BIN)/python -m pytest tests/integration -m faults
 	@exec $(BIN)/python -m pytest tests/faults -m "faults or not faults" --fault-model embedded $(ARGS)
 
-test-models: $(INSTALLED) ## run the tests that need larger checkpoints, which are downloaded once
+test-models: $(INSTALLED) ## run the tests of every architecture over ranks, and of larger checkpoints, downloaded once
 	@exec $(BIN)/python -m pytest -m models $(ARGS)
 
 test-sanitizer: $(INSTALLED) ## run the tests of the C++ kernels with AddressSanitizer

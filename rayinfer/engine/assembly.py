@@ -49,7 +49,7 @@ def build_engine(
     with ExitStack() as on_failure:
         group, end_ranks = _gather_ranks(config, folder, rendezvous, group_timeout_s, on_failure)
         part = build_part(config, folder, group)
-        executor = GroupExecutor(group, part.executor, end_ranks)
+        executor = GroupExecutor(group, part.executor, end_ranks, part.link)
         on_failure.pop_all()
         return _engine_of(config, model, part, executor, name)
 

@@ -52,7 +52,24 @@ class EncoderDecoderRunner(StaticRunner):
     def _read(self, readers: Sequence[EnteredRow]) -> None:
         assert isinstance(self.decoder, EncoderDecoder), "a source without a model that reads"
         sources = [torch.from_numpy(_source_of(reader)).to(self._device) for reader in readers]
-        self.decoder.read_sources([reader.row for reader in readers], sources)
+        self.decoder.keep_sources(
+            [reader.row for reader in readers],
+            [len(source) for source in sources],
+            self._encoded(self.decoder, sources),
+        )
+
+    def _encoded(self, decoder: EncoderDecoder, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Compute this stage's part, and return what the last stage has made of it: [num_tokens, hidden_size]."""
+        place, link = self._stage.place, self._stage.link
+        if link is None:
+            return decoder.encode(sources)
+        num_tokens = sum(map(len, sources))
+        hidden = decoder.encode(sources, None if place.is_first_stage else link.receive(num_tokens))
+        if place.is_last_stage:
+            link.give_back(hidden)
+            return hidden
+        link.pass_on(hidden)
+        return link.receive_from_last(num_tokens)
 
 
 def _source_of(reader: EnteredRow) -> Int32Array:

@@ -12,6 +12,7 @@ from rayinfer.engine.control_line import ControlLine, LineLost, framed
 from rayinfer.engine.engine_state import SleepLevel
 from rayinfer.engine.executor import Executor, StepHandle
 from rayinfer.engine.kv_offload import BlockCopy
+from rayinfer.engine.pipeline_link import PipelineLink
 from rayinfer.engine.plan_codec import (
     AnyMessage,
     BadMessage,
@@ -45,13 +46,18 @@ class GroupExecutor:
     """
 
     def __init__(
-        self, group: RankGroup, part: Executor, end_ranks: Callable[[float], None] = lambda grace_s: None
+        self,
+        group: RankGroup,
+        part: Executor,
+        end_ranks: Callable[[float], None] = lambda grace_s: None,
+        link: PipelineLink | None = None,
     ) -> None:
         self.num_plans_at_once = min(2, group.place.pipeline_parallel_size)
         self.stage_times = StageTimes(group.place.pipeline_parallel_size)
         self._group = group
         self._part = part
         self._end_ranks = end_ranks
+        self._link = link  # the part's, to the other stages
         self._lock = threading.RLock()  # one command at a time, all ranks in the same order
         self._under_way: deque[StepUnderWay] = deque()
         self._last_word = time.monotonic()  # to everybody
@@ -68,13 +74,14 @@ class GroupExecutor:
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start a step; its tokens are here when rank 0 is in the last stage, or else come when they are ready."""
         with self._command():
-            self.stage_times.start(now := time.perf_counter())
+            waited_s, now = self._waiting_s, time.perf_counter()
+            self.stage_times.start(now)
             self._tell(plan_message(plan))
             own = self._part.submit(plan)
             if self._group.place.pipeline_parallel_size == 1:
                 self.stage_times.stop(time.perf_counter())
                 return own
-            self.stage_times.add(0, time.perf_counter() - now)
+            self.stage_times.add(0, time.perf_counter() - now - (self._waiting_s - waited_s))
             step = StepUnderWay(self)
             self._under_way.append(step)
             return step
@@ -157,6 +164,10 @@ class GroupExecutor:
         if isinstance(said, Failed):
             raise EngineDead(f"rank {rank} failed: {said.reason}")
         return said
+
+    @property
+    def _waiting_s(self) -> float:
+        return 0.0 if self._link is None else self._link.waiting_s
 
     # Steps under way in later stages
 

@@ -1,7 +1,8 @@
-"""What one stage of a pipeline passes on to the next: the running sum of every token of a step."""
+"""What the stages of a pipeline pass on: the running sum of every token of a step, and what an encoder has read."""
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +14,7 @@ NUM_UNDER_WAY = 2  # steps of which a stage may be ahead of the next one
 
 
 class PipelineLink:
-    """A rank's neighbours: the same tensor rank in the stage before and in the one after.
+    """A rank's neighbours: the same tensor rank in the stage before, in the one after, and across all in the last one.
 
     A stage goes on as soon as it has passed a step on; only when it is `NUM_UNDER_WAY` ahead does it wait. Raises
     RuntimeError when a neighbour is gone, or takes longer than the group's timeout.
@@ -25,28 +26,43 @@ class PipelineLink:
         self._everybody = everybody
         self._rank_before = place.rank - place.tensor_parallel_size
         self._rank_after = place.rank + place.tensor_parallel_size
+        self._same_in_all_stages = range(place.tensor_rank, place.world_size, place.tensor_parallel_size)
         self._device = device
         self._hidden_size = hidden_size
         self._dtype = dtype
-        self._sent: deque[tuple[Work, torch.Tensor]] = deque()  # a tensor must live until it is sent
+        self._sent: deque[tuple[list[Work], torch.Tensor]] = deque()  # a tensor must live until it is sent
         self.waiting_s = 0.0  # for the stages before and after
 
     def receive(self, num_tokens: int) -> torch.Tensor:
         """Wait for what the stage before has made of a step: [num_tokens, hidden_size]."""
-        started = time.perf_counter()
-        hidden = torch.empty(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
-        self._everybody.recv([hidden], self._rank_before, 0).wait()
-        self.waiting_s += time.perf_counter() - started
-        return hidden
+        return self._receive(num_tokens, self._rank_before)
+
+    def receive_from_last(self, num_tokens: int) -> torch.Tensor:
+        """Wait, in any other stage, for what the last one gives back: [num_tokens, hidden_size]."""
+        return self._receive(num_tokens, self._same_in_all_stages[-1])
 
     def pass_on(self, hidden: torch.Tensor) -> None:
         """Start to send a step to the next stage."""
+        self._send(hidden, [self._rank_after])
+
+    def give_back(self, hidden: torch.Tensor) -> None:
+        """Start to send, from the last stage, what all others need."""
+        self._send(hidden, self._same_in_all_stages[:-1])
+
+    def _receive(self, num_tokens: int, rank: int) -> torch.Tensor:
+        started = time.perf_counter()
+        hidden = torch.empty(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
+        self._everybody.recv([hidden], rank, 0).wait()
+        self.waiting_s += time.perf_counter() - started
+        return hidden
+
+    def _send(self, hidden: torch.Tensor, ranks: Sequence[int]) -> None:
         started = time.perf_counter()
         while len(self._sent) >= NUM_UNDER_WAY:
-            work, _ = self._sent.popleft()
-            work.wait()
+            for work in self._sent.popleft()[0]:
+                work.wait()
         hidden = hidden.contiguous()
-        self._sent.append((self._everybody.send([hidden], self._rank_after, 0), hidden))
+        self._sent.append(([self._everybody.send([hidden], rank, 0) for rank in ranks], hidden))
         self.waiting_s += time.perf_counter() - started
 
 

@@ -7,7 +7,6 @@ import torch
 
 from rayinfer.attention.batch import AttentionBatch
 from rayinfer.attention.sources import BLOCK_SIZE, SourceBatch, SourceRows
-from rayinfer.errors import ConfigError
 from rayinfer.layers.cross_attention import CrossAttention
 from rayinfer.layers.embedding import VOCABULARY, TokenEmbedding
 from rayinfer.layers.linear import Linear
@@ -18,7 +17,8 @@ from rayinfer.layers.self_attention import SelfAttention
 from rayinfer.layers.shares import Cut, Shardable, share_of_heads
 from rayinfer.layers.weight_places import WeightPlace, weight_places
 from rayinfer.models.model_config import ModelConfig
-from rayinfer.tensor_parallel import WHOLE, Share, split
+from rayinfer.models.sharding import leave_out
+from rayinfer.tensor_parallel import WHOLE, Share, even_parts, split
 from rayinfer_kernels import ops
 
 
@@ -53,7 +53,8 @@ class CrossDecoderLayer(torch.nn.Module):
 class EncoderDecoder(torch.nn.Module, Shardable):
     """A Decoder whose tokens also attend to a source, one per row of the batch.
 
-    Both sides share one embedding. A norm behind the layers is None where the layers end with one.
+    Both sides share one embedding. A norm behind the layers is None where the layers end with one. `position_biases`
+    are those that layers have in common: every stage needs them, whichever layers it has.
     """
 
     def __init__(
@@ -63,14 +64,17 @@ class EncoderDecoder(torch.nn.Module, Shardable):
         decoder_layers: Sequence[CrossDecoderLayer],
         encoder_norm: torch.nn.Module | None = None,
         decoder_norm: torch.nn.Module | None = None,
+        position_biases: Sequence[RelativePositionBias] = (),
     ) -> None:
         super().__init__()
         self.config = config
+        self.position_biases = torch.nn.ModuleList(position_biases)  # before the layers, or a layer would name them
         self.shared = TokenEmbedding(config.vocab_size, config.hidden_size)
         self.encoder_layers = torch.nn.ModuleList(encoder_layers)
         self.decoder_layers = torch.nn.ModuleList(decoder_layers)
         self.encoder_norm, self.decoder_norm = encoder_norm, decoder_norm
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+        self._encoder_layers, self._decoder_layers = list(encoder_layers), list(decoder_layers)  # of this stage
         self._sources: SourceRows | None = None
         self._share = WHOLE
         self._vocabulary = [range(config.vocab_size)]  # of each tensor rank, in the head
@@ -78,7 +82,7 @@ class EncoderDecoder(torch.nn.Module, Shardable):
     @property
     def num_layers_here(self) -> int:
         """See Decoder."""
-        return self.config.num_layers
+        return len(self._decoder_layers)
 
     @property
     def num_kv_heads_here(self) -> int:
@@ -86,12 +90,26 @@ class EncoderDecoder(torch.nn.Module, Shardable):
         return len(share_of_heads(self.config.num_heads, self.config.num_kv_heads, self._share.place).key_value)
 
     def take_share(self, share: Share) -> Mapping[str, Cut]:
-        """See Shardable; stages are for models of one kind of layer."""
-        if (num_stages := share.place.pipeline_parallel_size) > 1:
-            raise ConfigError(f"pipeline_parallel_size must be 1 for models with an encoder, got {num_stages}")
+        """See Shardable: a stage has some layers of either side; an encoder may have fewer than there are stages."""
+        place = share.place
+        encoder_parts = even_parts(len(self._encoder_layers), place.pipeline_parallel_size)
+        decoder_parts = split(len(self._decoder_layers), place.pipeline_parallel_size, "layers")
+        encoders, decoders = encoder_parts[place.stage], decoder_parts[place.stage]
+        elsewhere: list[torch.nn.Module | None] = [
+            *(layer for i, layer in enumerate(self._encoder_layers) if i not in encoders),
+            *(layer for i, layer in enumerate(self._decoder_layers) if i not in decoders),
+        ]
+        if not place.is_last_stage:
+            elsewhere += [self.encoder_norm, self.decoder_norm, self.lm_head]
+        if not place.is_first_stage and not (place.is_last_stage and self.lm_head is None):
+            elsewhere.append(self.shared)
+        leave_out(self, [module for module in elsewhere if module is not None])
+        self._encoder_layers = self._encoder_layers[encoders.start : encoders.stop]
+        self._decoder_layers = self._decoder_layers[decoders.start : decoders.stop]
         self._share = share
         self._vocabulary = split(self.config.vocab_size, share.group.size, VOCABULARY)
-        return {} if self.lm_head is None else {"lm_head.weight": Cut(0, (self._vocabulary[share.group.rank],))}
+        has_own_head = self.lm_head is not None and place.is_last_stage
+        return {"lm_head.weight": Cut(0, (self._vocabulary[share.group.rank],))} if has_own_head else {}
 
     @abstractmethod
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -131,28 +149,43 @@ class EncoderDecoder(torch.nn.Module, Shardable):
 
     def read_sources(self, rows: Sequence[int], sources: Sequence[torch.Tensor]) -> None:
         """Run the encoder over these sources, each int [num_source_tokens], and keep what rows attend to."""
-        assert self._sources is not None, "there is no room for sources yet"
+        self.keep_sources(rows, [len(source) for source in sources], self.encode(sources))
+
+    def encode(self, sources: Sequence[torch.Tensor], hidden: torch.Tensor | None = None) -> torch.Tensor:
+        """Run this stage's encoder layers over sources, each int [num_source_tokens]: [num_tokens, hidden_size].
+
+        Each stage but the first goes on from `hidden`, what the one before it returned; what the last one returns is
+        what `keep_sources` of all stages needs.
+        """
         lengths = [len(source) for source in sources]
-        positions = torch.cat([torch.arange(length, device=sources[0].device) for length in lengths])
-        x = self.embed(torch.cat(list(sources)), positions)
-        for layer in self.encoder_layers:
-            x = layer.forward(x, lengths)
-        if self.encoder_norm is not None:
-            x = self.encoder_norm.forward(x)
+        if hidden is None:
+            positions = torch.cat([torch.arange(length, device=sources[0].device) for length in lengths])
+            hidden = self.embed(torch.cat(list(sources)), positions)
+        for layer in self._encoder_layers:
+            hidden = layer.forward(hidden, lengths)
+        if self.encoder_norm is not None and self._share.place.is_last_stage:
+            hidden = self.encoder_norm.forward(hidden)
+        return hidden
+
+    def keep_sources(self, rows: Sequence[int], lengths: Sequence[int], encoded: torch.Tensor) -> None:
+        """Keep what rows attend to of sources of these lengths: encoded [num_tokens, hidden_size]."""
+        assert self._sources is not None, "there is no room for sources yet"
         slots = self._sources.fill(rows, lengths)
         for attention in self._cross_attentions:
-            attention.keep(x, slots)
+            attention.keep(encoded, slots)
 
     def forward(
         self, token_ids: torch.Tensor, batch: AttentionBatch, hidden: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """token_ids [num_tokens] -> last hidden states [num_tokens, hidden_size]; `hidden` is for models of stages."""
+        """token_ids [num_tokens] -> last hidden states [num_tokens, hidden_size]; see Decoder for `hidden`."""
         assert self._sources is not None, "there is no room for sources yet"
         sources = self._sources.of(batch)
-        x = self.embed(token_ids, batch.positions)
-        for layer in self.decoder_layers:
+        x = self.embed(token_ids, batch.positions) if hidden is None else hidden
+        for layer in self._decoder_layers:
             x = layer.forward(x, batch, sources)
-        return x if self.decoder_norm is None else self.decoder_norm.forward(x)
+        if self.decoder_norm is not None and self._share.place.is_last_stage:
+            x = self.decoder_norm.forward(x)
+        return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]."""

@@ -12,10 +12,12 @@ from rayinfer.layers.feed_forward import ACTIVATIONS, FeedForward
 from rayinfer.layers.layer_norm import LayerNorm
 from rayinfer.layers.residual import PostNorm
 from rayinfer.layers.self_attention import SelfAttention
+from rayinfer.layers.shares import Cut
 from rayinfer.layers.weight_places import WeightPlace, in_words_of
 from rayinfer.models.config_fields import count, flag
 from rayinfer.models.encoder_decoder import CrossDecoderLayer, EncoderDecoder, EncoderLayer
 from rayinfer.models.model_config import ModelConfig
+from rayinfer.tensor_parallel import Share
 
 NORM_EPS = 1e-5  # no checkpoint says it
 _WORDS = {
@@ -67,12 +69,19 @@ class MarianMTModel(EncoderDecoder):
         self._embedding_scale = math.sqrt(hidden) if flag(raw, "scale_embedding") else 1.0
         self._positions = torch.empty(0)
 
+    def take_share(self, share: Share) -> Mapping[str, Cut]:
+        """See EncoderDecoder: the logits' bias is the last stage's, whole on each of its ranks."""
+        if not share.place.is_last_stage:
+            del self.final_logits_bias
+        return super().take_share(share)
+
     def prepare(
         self, dtype: torch.dtype, device: torch.device, max_positions: int, longest_sequence: int | None = None
     ) -> None:
         """Compute the sines and cosines of the positions too."""
         super().prepare(dtype, device, max_positions, longest_sequence)
-        self._positions = sinusoids(max_positions, self.config.hidden_size).to(device, dtype)
+        if self._share.place.is_first_stage:
+            self._positions = sinusoids(max_positions, self.config.hidden_size).to(device, dtype)
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """token_ids [num_tokens] at `positions` -> [num_tokens, hidden_size]."""

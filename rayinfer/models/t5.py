@@ -27,7 +27,9 @@ _WORDS = {
     "self_attn.norm.": "layer.0.layer_norm.",
     "cross_attn.inner.": "layer.1.EncDecAttention.",
     "cross_attn.norm.": "layer.1.layer_norm.",
-    "_position_bias.": "relative_attention_bias.",  # all layers' own, kept in the first
+    # All layers' own, kept in the first.
+    "position_biases.0.": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.",
+    "position_biases.1.": "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.",
     **{"q_proj.": "q.", "k_proj.": "k.", "v_proj.": "v.", "o_proj.": "o."},
     **{"gate_proj.": "wi_0.", "down_proj.": "wo."},
 }
@@ -63,7 +65,7 @@ class T5ForConditionalGeneration(EncoderDecoder):
             )
             for _ in range(config.num_layers)
         ]
-        super().__init__(config, encoder_layers, decoder_layers, _norm(config), _norm(config))
+        super().__init__(config, encoder_layers, decoder_layers, _norm(config), _norm(config), biases)
         self._is_gated = config.hidden_act.startswith("gated")
         # Only the embedding is too large for a head; version 1.1 has one of its own.
         self._output_scale = config.hidden_size**-0.5 if config.tie_word_embeddings else 1.0

@@ -9,7 +9,6 @@ from transformers import AutoModelForSeq2SeqLM, GenerationConfig, MarianConfig, 
 
 from decoder_runs import CPU, DecoderRun
 from rayinfer.models.decoder import Decoder
-from rayinfer.models.encoder_decoder import EncoderDecoder
 
 NUM_ROWS, MAX_SOURCE_TOKENS = 4, 90
 PAD, END = 95, 1
@@ -20,14 +19,20 @@ _WIDTHS = {
 }
 
 
-def make_tiny_t5(folder: Path, *, owns_head: bool = False, **settings: Any) -> Path:
-    """Save a random T5 with distances that fill several buckets; with `owns_head` as version 1.1 has it."""
+def make_tiny_t5(
+    folder: Path, *, owns_head: bool = False, query_width: float = _WIDTHS["t5"][""], **settings: Any
+) -> Path:
+    """Save a random T5 with distances that fill several buckets; with `owns_head` as version 1.1 has it.
+
+    Nothing scales T5's scores but its weights: trained ones make small queries, wider ones let rounding grow.
+    """
     shape = {
         **{"vocab_size": 96, "d_model": 64, "d_kv": 16, "d_ff": 100, "num_layers": 2, "num_heads": 4},
         **{"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20},
         **{"pad_token_id": 0, "eos_token_id": END, "decoder_start_token_id": 0, "tie_word_embeddings": not owns_head},
     }
-    return _save(folder, T5Config(**(shape | settings)), owns_head=owns_head)
+    widths = {".q.": query_width} | _WIDTHS["t5"]
+    return _save(folder, T5Config(**(shape | settings)), widths, owns_head=owns_head)
 
 
 def make_tiny_marian(folder: Path, *, pad: int = PAD, end: int = END, **settings: Any) -> Path:
@@ -38,10 +43,13 @@ def make_tiny_marian(folder: Path, *, pad: int = PAD, end: int = END, **settings
         **{"decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 100, "activation_function": "swish"},
         **{"pad_token_id": pad, "eos_token_id": end, "decoder_start_token_id": pad, "forced_eos_token_id": end},
     }
-    return _save(folder, MarianConfig(**(shape | settings)), bad_words_ids=[[pad]], forced_eos_token_id=end)
+    config = MarianConfig(**(shape | settings))
+    return _save(folder, config, _WIDTHS["marian"], bad_words_ids=[[pad]], forced_eos_token_id=end)
 
 
-def _save(folder: Path, config: PreTrainedConfig, *, owns_head: bool = False, **generation: Any) -> Path:
+def _save(
+    folder: Path, config: PreTrainedConfig, widths: dict[str, float], *, owns_head: bool = False, **generation: Any
+) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForSeq2SeqLM.from_config(config, dtype=torch.float32)
@@ -50,7 +58,7 @@ def _save(folder: Path, config: PreTrainedConfig, *, owns_head: bool = False, **
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if "embed_positions" not in name:
-                    width = next(width for part, width in _WIDTHS[config.model_type].items() if part in name)
+                    width = next(width for part, width in widths.items() if part in name)
                     parameter.copy_(width * torch.randn(parameter.shape) + float(name.endswith("norm.weight")))
             if hasattr(model, "final_logits_bias"):
                 model.final_logits_bias += 0.1 * torch.randn(model.final_logits_bias.shape)
@@ -71,9 +79,8 @@ class EncoderDecoderRun(DecoderRun):
         load: Callable[[Path, torch.dtype], Decoder] | None = None,
     ) -> None:
         super().__init__(folder, dtype, load=load)
-        assert isinstance(self.decoder, EncoderDecoder)
-        self.decoder.make_room_for_sources(NUM_ROWS, MAX_SOURCE_TOKENS, dtype, CPU)
-        self._model = self.decoder
+        self._model: Any = self.decoder  # with all stages of an encoder-decoder
+        self._model.make_room_for_sources(NUM_ROWS, MAX_SOURCE_TOKENS, dtype, CPU)
 
     @torch.inference_mode()
     def read(self, sources: dict[int, list[int]]) -> None:

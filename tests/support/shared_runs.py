@@ -1,4 +1,4 @@
-"""Runs a model over ranks and stages without an engine: all stages of a tensor rank in its own process or thread."""
+"""Runs a model over ranks and stages without an engine, beside the whole model."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,11 +8,14 @@ import torch
 
 from decoder_runs import CPU, DecoderRun
 from encoder_decoder_runs import EncoderDecoderRun
+from gloo_ranks import GlooRank
+from linked_stage import LinkedEncoderDecoder, LinkedStage
 from rayinfer.models.decoder import Decoder
+from rayinfer.models.encoder_decoder import EncoderDecoder
 from rayinfer.models.loader import load_decoder
 from rayinfer.models.model_config import read_model_config
 from rayinfer.tensor_parallel import Alone, Place, Share, TensorGroup
-from staged_decoder import StagedDecoder
+from staged_decoder import StagedDecoder, StagedEncoderDecoder
 
 PROMPT = [(7 * i * i + 3 * i + 11) % 96 for i in range(45)]
 NUM_DECODED = 12
@@ -44,12 +47,30 @@ def answer_of(
 
     def load_stages(folder: Path, dtype: torch.dtype) -> Decoder:
         stages = [load(folder, dtype, Share(place, group)) for place in places]
-        return stages[0] if num_stages == 1 else StagedDecoder(stages)
+        if num_stages == 1:
+            return stages[0]
+        return StagedEncoderDecoder(stages) if isinstance(stages[0], EncoderDecoder) else StagedDecoder(stages)
 
+    return _answer(folder, dtype, load_stages)
+
+
+def answer_of_stage(folder: Path, rank: GlooRank, num_stages: int, dtype: torch.dtype = torch.float32) -> Answer:
+    """What this rank computes, which is in one of the stages, and what it hears from the last one."""
+
+    def load_stage(folder: Path, dtype: torch.dtype) -> Decoder:
+        share = rank.share(num_stages)
+        stage = load_share(folder, dtype, share)
+        linked = LinkedEncoderDecoder if isinstance(stage, EncoderDecoder) else LinkedStage
+        return linked(stage, share.place, rank.everybody, dtype)
+
+    return _answer(folder, dtype, load_stage)
+
+
+def _answer(folder: Path, dtype: torch.dtype, load: Callable[[Path, torch.dtype], Decoder]) -> Answer:
     if read_model_config(folder).answers is None:
-        run = DecoderRun(folder, dtype, load=load_stages)
+        run = DecoderRun(folder, dtype, load=load)
     else:
-        run = EncoderDecoderRun(folder, dtype, load=load_stages)
+        run = EncoderDecoderRun(folder, dtype, load=load)
         run.read({0: PROMPT[::-1], 1: PROMPT[:7]})
     first, _ = run.feed((0, PROMPT[:31]), (1, PROMPT[:1]))
     (second,) = run.feed((0, PROMPT[31:]))

@@ -1,4 +1,4 @@
-"""All stages of a decoder in one process, one behind the other, as if they were one decoder."""
+"""All stages of a model in one process, one behind the other, as if they were one decoder."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,6 +8,7 @@ from rayinfer.attention.batch import AttentionBatch
 from rayinfer.layers.shares import Cut
 from rayinfer.layers.weight_places import WeightPlace
 from rayinfer.models.decoder import Decoder
+from rayinfer.models.encoder_decoder import EncoderDecoder
 from rayinfer.tensor_parallel import Share
 from rayinfer_kernels import ops
 
@@ -65,3 +66,25 @@ class StagedDecoder:
     def known_name(self, tensor_name: str) -> str | None:
         """They are loaded already."""
         raise NotImplementedError
+
+
+class StagedEncoderDecoder(StagedDecoder):
+    """The stages of an encoder-decoder."""
+
+    stages: Sequence[EncoderDecoder]
+
+    def make_room_for_sources(
+        self, num_rows: int, max_source_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """See EncoderDecoder."""
+        for stage in self.stages:
+            stage.make_room_for_sources(num_rows, max_source_tokens, dtype, device)
+
+    def read_sources(self, rows: Sequence[int], sources: Sequence[torch.Tensor]) -> None:
+        """See EncoderDecoder; all stages are given what the last one has encoded."""
+        hidden = None
+        for stage in self.stages:
+            hidden = stage.encode(sources, hidden)
+        assert hidden is not None
+        for stage in self.stages:
+            stage.keep_sources(rows, [len(source) for source in sources], hidden)

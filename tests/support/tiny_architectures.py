@@ -57,7 +57,9 @@ DECODERS: Mapping[str, Callable[[Path], Path]] = MappingProxyType(
 ENCODER_DECODERS: Mapping[str, Callable[[Path], Path]] = MappingProxyType(
     {
         "t5": lambda folder: make_tiny_t5(folder, num_heads=5, vocab_size=97),
-        "t5, version 1.1": lambda folder: make_tiny_t5(folder, owns_head=True, feed_forward_proj="gated-gelu"),
+        "t5, version 1.1": lambda folder: make_tiny_t5(
+            folder, owns_head=True, feed_forward_proj="gated-gelu", query_width=0.125
+        ),
         "marian": lambda folder: make_tiny_marian(
             folder, d_model=72, encoder_attention_heads=3, decoder_attention_heads=9, vocab_size=97
         ),

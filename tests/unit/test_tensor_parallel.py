@@ -50,9 +50,9 @@ def numbers(rank, dtype):
     return torch.randn(5, 4, 3, generator=generator).to(dtype)
 
 
-def talk(group):
+def talk(rank):
     """Use every collective with every dtype; returns what came of each."""
-    said = {}
+    said, group = {}, rank.share().group
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         own = numbers(group.rank, dtype)
         said["all", dtype] = group.all_reduce(own.clone())

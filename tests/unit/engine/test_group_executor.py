@@ -2,11 +2,13 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from obeying_threads import ThreadRanks, plan_of
 from rayinfer.engine.engine_state import SleepLevel
+from rayinfer.engine.group_executor import GroupExecutor
 from rayinfer.engine.kv_offload import BlockCopy
 from rayinfer.errors import EngineDead
 
@@ -77,6 +79,19 @@ def test_a_step_is_under_way_until_its_tokens_are_asked_for_and_later_stages_tel
     assert idle_first > 0.5
     assert idle_second < idle_first
     ranks.rank0.shutdown()
+    ranks.join()
+    assert ranks.failures == {}
+
+
+def test_what_the_first_stage_waits_for_others_is_no_time_in_which_it_computes():
+    def wait():
+        link.waiting_s += 1000.0  # more than any step takes
+
+    link, ranks = SimpleNamespace(waiting_s=0.0), ThreadRanks(1, 2, before_step={0: wait})
+    rank0 = GroupExecutor(ranks.group, ranks.executors[0], link=link)
+    rank0.submit(plan_of(1)).result()
+    assert rank0.stage_times.busy_s[0] == pytest.approx(-1000.0, abs=100.0)
+    rank0.shutdown()
     ranks.join()
     assert ranks.failures == {}
 

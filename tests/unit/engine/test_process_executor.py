@@ -9,7 +9,6 @@ import time
 import psutil
 import pytest
 
-from encoder_decoder_runs import make_tiny_t5
 from invariance_comparison import differences
 from rayinfer import LLM, SamplingParams
 from rayinfer.config import engine_config
@@ -39,33 +38,6 @@ def answers_of(llm):
 def expected(folder):
     with LLM(str(folder), **SETTINGS) as llm:
         return answers_of(llm)
-
-
-def test_an_encoder_decoder_and_its_static_engine_run_over_two_ranks(tmp_path):
-    folder = make_tiny_t5(tmp_path / "t5", feed_forward_proj="gated-gelu", owns_head=True)
-    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 100, "num_threads": 1}
-
-    def tokens(**sizes):
-        engine = build_engine(engine_config(model=str(folder), **settings, **sizes), folder)
-        params = SamplingParams(temperature=0.0, max_tokens=30)
-        for length in (1, 23, 40):
-            engine.add_request(
-                GenerationRequest(
-                    request_id=f"{length}",
-                    prompt_token_ids=[(5 * i * i + 2) % 95 for i in range(length)],
-                    sampling_params=params,
-                )
-            )
-        told = {}
-        while engine.has_unfinished_requests:
-            for delta in engine.step():
-                told.setdefault(delta.request_id, []).extend(delta.token_ids)
-        engine.exit()
-        return told
-
-    assert tokens(tensor_parallel_size=2) == tokens()
-    with pytest.raises(ConfigError):
-        tokens(pipeline_parallel_size=2)
 
 
 def own_children():

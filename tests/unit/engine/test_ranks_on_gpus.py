@@ -7,6 +7,7 @@ import time
 import psutil
 import pytest
 
+from engine_answers import answers_of, assert_alike
 from invariance_comparison import differences
 from invariance_requests import make_mixed_model, mixed_requests
 from invariance_runs import ROOMY, open_llm, run, run_alone
@@ -15,10 +16,8 @@ from rayinfer.config import engine_config
 from rayinfer.engine.assembly import build_engine
 from rayinfer.errors import EngineDead
 from rayinfer.protocols import GenerationRequest
-from tiny_architectures import DECODERS
+from tiny_architectures import DECODERS, ENCODER_DECODERS
 
-PROMPTS = [[9, 8, 7, 60, 6, 5, 31], [4] * 40, [1, 2, 3], list(range(5, 70))]
-GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=3)
 SETTINGS = {"dtype": "float32", "num_kv_blocks": 64}
 SOON_S = 90.0
 SIZES = [
@@ -28,30 +27,12 @@ SIZES = [
 ]
 
 
-def answers_of(folder, **sizes):
-    """The tokens of every prompt, and the log probabilities of the likeliest at their places."""
-    engine = build_engine(engine_config(model=str(folder), **SETTINGS, **sizes), folder)
-    for number, prompt in enumerate(PROMPTS):
-        engine.add_request(GenerationRequest(request_id=str(number), prompt_token_ids=prompt, sampling_params=GREEDY))
-    tokens, scores = {}, {}
-    while engine.has_unfinished_requests:
-        for delta in engine.step():
-            tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
-            scores.setdefault(delta.request_id, []).extend(
-                place[token].logprob for token, place in zip(delta.token_ids, delta.logprobs or (), strict=True)
-            )
-    engine.exit()
-    return tokens, scores
-
-
-@pytest.mark.gpu(2)
-@pytest.mark.parametrize("name", DECODERS)
-def test_two_gpus_answer_like_one(name, tmp_path):
-    folder = DECODERS[name](tmp_path)
-    (expected, expected_scores), (got, scores) = answers_of(folder), answers_of(folder, tensor_parallel_size=2)
-    assert got == expected
-    for request_id, values in expected_scores.items():
-        assert scores[request_id] == pytest.approx(values, abs=1e-4)
+@pytest.mark.parametrize(("tensor", "pipeline"), SIZES)
+@pytest.mark.parametrize("name", DECODERS | ENCODER_DECODERS)
+def test_gpus_answer_like_one(name, tensor, pipeline, tmp_path):
+    folder = (DECODERS | ENCODER_DECODERS)[name](tmp_path)
+    got = answers_of(folder, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+    assert_alike(got, answers_of(folder))
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), SIZES)

@@ -1,26 +1,31 @@
-"""Ranks that are processes and meet over gloo, beside the whole model: every architecture."""
+"""Ranks that are processes and meet over gloo, in a stage and in two, beside the whole model: every architecture."""
 
 from pathlib import Path
 
 import pytest
 import torch
 
-from gloo_ranks import run_processes
-from shared_runs import Answer, answer_of
+from gloo_ranks import GlooRank, run_processes
+from shared_runs import Answer, answer_of, answer_of_stage
 from tiny_architectures import DECODERS, ENCODER_DECODERS
 
-MAKERS = DECODERS | ENCODER_DECODERS
-STAGES = {"llama": 2, "qwen3-moe": 2}
-DTYPES = {"mistral": torch.bfloat16}
-# Sums are rounded once for each rank in bfloat16; T5's scores are not scaled, so rounding grows.
-CLOSE = {"mistral": {"atol": 0.25, "rtol": 0.05}, "t5": {"atol": 5e-4, "rtol": 1e-4}}
+IN_BFLOAT16 = "mistral in bfloat16"
+MAKERS = DECODERS | ENCODER_DECODERS | {IN_BFLOAT16: DECODERS["mistral"]}
+FOUR_RANKS = ("llama, tied, one head of keys", "qwen3-moe", "t5", "marian")  # two side by side in each of two stages
+CLOSE = {"atol": 1e-4, "rtol": 0.0}
+BFLOAT16_CLOSE = {"atol": 0.25, "rtol": 0.05}  # sums are rounded once for each rank
 
 
-def answers_of_rank(group, folders: dict[str, Path]) -> dict[str, Answer]:
-    """What one rank computes for every model."""
+def dtype_of(name: str) -> torch.dtype:
+    return torch.bfloat16 if name == IN_BFLOAT16 else torch.float32
+
+
+def answers_of_rank(rank: GlooRank, folders: dict[str, Path], stages: tuple[int, ...]) -> dict[tuple[str, int], Answer]:
+    """What one rank computes for every model in so many stages."""
     return {
-        name: answer_of(folder, group, STAGES.get(name, 1), DTYPES.get(name, torch.float32))
+        (name, num_stages): answer_of_stage(folder, rank, num_stages, dtype_of(name))
         for name, folder in folders.items()
+        for num_stages in stages
     }
 
 
@@ -30,19 +35,37 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def by_rank(folders):
-    return run_processes(2, answers_of_rank, folders)
+def of_two(folders):
+    return run_processes(2, answers_of_rank, folders, (1, 2))
+
+
+@pytest.fixture(scope="module")
+def of_four(folders):
+    return run_processes(4, answers_of_rank, {name: folders[name] for name in FOUR_RANKS}, (2,))
+
+
+def check_same(name, num_stages, folder, by_rank):
+    dtype = dtype_of(name)
+    with torch.inference_mode():
+        whole = answer_of(folder, dtype=dtype)
+    answers = [answers[name, num_stages] for answers in by_rank]
+    is_exact = dtype == torch.float32
+    num_compared = len(whole.logits) if is_exact else 45
+    for answer in answers:
+        close = CLOSE if is_exact else BFLOAT16_CLOSE
+        torch.testing.assert_close(answer.logits[:num_compared], whole.logits[:num_compared], **close)
+        assert not is_exact or answer.token_ids == whole.token_ids
+        assert torch.equal(answer.logits, answers[0].logits)
 
 
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("num_stages", [1, 2], ids=["side by side", "in stages"])
 @pytest.mark.parametrize("name", MAKERS)
-def test_two_processes_answer_like_one(name, folders, by_rank):
-    dtype = DTYPES.get(name, torch.float32)
-    with torch.inference_mode():
-        whole = answer_of(folders[name], dtype=dtype)
-    close = CLOSE.get(name.partition(",")[0], {"atol": 1e-4, "rtol": 1e-4})
-    num_compared = len(whole.logits) if dtype == torch.float32 else 45
-    for answers in by_rank:
-        torch.testing.assert_close(answers[name].logits[:num_compared], whole.logits[:num_compared], **close)
-        assert dtype != torch.float32 or answers[name].token_ids == whole.token_ids
-    assert torch.equal(by_rank[0][name].logits, by_rank[1][name].logits)
+def test_two_processes_answer_like_one(name, num_stages, folders, of_two):
+    check_same(name, num_stages, folders[name], of_two)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("name", FOUR_RANKS)
+def test_four_processes_answer_like_one(name, folders, of_four):
+    check_same(name, 2, folders[name], of_four)

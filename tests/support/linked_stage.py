@@ -1,0 +1,98 @@
+"""One stage of a model whose others are processes of their own; what they pass on goes over an engine's own links."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch.distributed import ProcessGroup
+
+from decoder_runs import CPU
+from rayinfer.attention.batch import AttentionBatch
+from rayinfer.engine.pipeline_link import PipelineLink
+from rayinfer.layers.shares import Cut
+from rayinfer.layers.weight_places import WeightPlace
+from rayinfer.models.decoder import Decoder
+from rayinfer.models.encoder_decoder import EncoderDecoder
+from rayinfer.tensor_parallel import Place, Share
+from rayinfer_kernels import ops
+
+
+class LinkedStage:
+    """A Decoder that waits for the stage before it; all stages hear the logits of the last one."""
+
+    def __init__(self, stage: Decoder, place: Place, everybody: ProcessGroup, dtype: torch.dtype) -> None:
+        self.stage, self.place, self.config, self._dtype = stage, place, stage.config, dtype
+        self.link = PipelineLink(place, everybody, CPU, stage.config.hidden_size, dtype)
+        self._everybody = everybody
+
+    @property
+    def num_layers_here(self) -> int:
+        """See Decoder."""
+        return self.stage.num_layers_here
+
+    @property
+    def num_kv_heads_here(self) -> int:
+        """See Decoder."""
+        return self.stage.num_kv_heads_here
+
+    def prepare(
+        self, dtype: torch.dtype, device: torch.device, max_positions: int, longest_sequence: int | None = None
+    ) -> None:
+        """See Decoder."""
+        self.stage.prepare(dtype, device, max_positions, longest_sequence)
+
+    def bind_kv_caches(self, kv_caches: list[ops.KVCache]) -> None:
+        """See Decoder."""
+        self.stage.bind_kv_caches(kv_caches)
+
+    def forward(
+        self, token_ids: torch.Tensor, batch: AttentionBatch, hidden: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See Decoder."""
+        received = None if self.place.is_first_stage else self.link.receive(len(token_ids))
+        passed = self.stage.forward(token_ids, batch, received)
+        if not self.place.is_last_stage:
+            self.link.pass_on(passed)
+        return passed
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See Decoder; the first rank of the last stage tells all others."""
+        own = self.stage.logits(hidden) if self.place.is_last_stage else None
+        told = torch.empty(len(hidden), self.config.vocab_size, dtype=self._dtype) if own is None else own.clone()
+        self._everybody.broadcast(told, self.place.world_size - self.place.tensor_parallel_size).wait()
+        return told if own is None else own
+
+    def take_share(self, share: Share) -> Mapping[str, Cut]:
+        """It is a share already."""
+        raise NotImplementedError
+
+    def weight_places(self) -> Mapping[str, WeightPlace]:
+        """It is loaded already."""
+        raise NotImplementedError
+
+    def known_name(self, tensor_name: str) -> str | None:
+        """It is loaded already."""
+        raise NotImplementedError
+
+
+class LinkedEncoderDecoder(LinkedStage):
+    """A stage of an encoder-decoder."""
+
+    stage: EncoderDecoder
+
+    def make_room_for_sources(
+        self, num_rows: int, max_source_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """See EncoderDecoder."""
+        self.stage.make_room_for_sources(num_rows, max_source_tokens, dtype, device)
+
+    def read_sources(self, rows: Sequence[int], sources: Sequence[torch.Tensor]) -> None:
+        """See EncoderDecoder; what the last stage has encoded is given back to all others."""
+        lengths = [len(source) for source in sources]
+        received = None if self.place.is_first_stage else self.link.receive(sum(lengths))
+        encoded = self.stage.encode(sources, received)
+        if self.place.is_last_stage:
+            self.link.give_back(encoded)
+        else:
+            self.link.pass_on(encoded)
+            encoded = self.link.receive_from_last(sum(lengths))
+        self.stage.keep_sources(rows, lengths, encoded)

@@ -1,0 +1,64 @@
+"""Stands where a replica stands, without Serve: it lies in a placement group and owns an engine's rank actors."""
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Iterator
+
+import ray
+from ray import cloudpickle
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rayinfer.config import EngineConfig
+from rayinfer.outputs import TokenDelta
+from rayinfer.protocols import GenerationRequest
+from rayinfer_deployments.engine_address import EngineAddress
+from rayinfer_deployments.ray_engine_client import RayEngineClient
+from rayinfer_deployments.tensor_parallel_ranks import EngineResources, create_engine_group
+
+MAX_RANKS = 4
+CPUS_EACH = 0.1
+ROUTER = "test"
+WITHIN_S = 300.0  # on a machine that has much else to do
+
+
+class GroupOwner:
+    """Has one engine after the other compute."""
+
+    async def deltas_of(self, config: EngineConfig, number: int, requests: list[GenerationRequest]) -> list[TokenDelta]:
+        """Build the engine's actors, give them all requests, and end them."""
+        num_ranks = config.tensor_parallel_size * config.pipeline_parallel_size
+        address = EngineAddress(actor_name=f"engine-{number}", namespace="rank-actors", epoch=number)
+        resources = EngineResources(num_ranks=num_ranks, num_cpus=CPUS_EACH, num_gpus=0)
+        group = create_engine_group(address, config, resources, num_ranks)
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                await group.start()
+                client = RayEngineClient.at(address)
+                await client.submit(requests, ROUTER)
+                deltas, unfinished = [], {request.request_id for request in requests}
+                async for message in client.outputs(ROUTER):
+                    deltas += message.deltas
+                    unfinished -= {delta.request_id for delta in message.deltas if delta.finish_reason is not None}
+                    if not unfinished:
+                        break
+                await group.first.shutdown.remote()
+                return deltas
+        finally:
+            group.kill()
+
+
+@contextlib.contextmanager
+def group_owner() -> Iterator[ray.actor.ActorHandle]:
+    """Start the owner in a placement group that has a bundle for each rank; both are gone at the end."""
+    itself = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(itself)  # processes of Ray do not see this folder
+    bundles: PlacementGroup = placement_group([{"CPU": CPUS_EACH}] * MAX_RANKS, strategy="STRICT_PACK")
+    strategy = PlacementGroupSchedulingStrategy(bundles, 0, placement_group_capture_child_tasks=True)
+    try:
+        ray.get(bundles.ready(), timeout=WITHIN_S)
+        yield ray.remote(GroupOwner).options(num_cpus=0, scheduling_strategy=strategy).remote()
+    finally:
+        remove_placement_group(bundles)
+        cloudpickle.unregister_pickle_by_value(itself)
