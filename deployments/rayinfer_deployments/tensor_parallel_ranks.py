@@ -24,7 +24,7 @@ from rayinfer_deployments.engine_names import RankName
 from rayinfer_deployments.ray_failures import cause_in_one_line, cause_of
 
 if TYPE_CHECKING:
-    from rayinfer.engine.rank_group import Rendezvous
+    from rayinfer.engine.rendezvous import Rendezvous
 
 TICK_S = 0.25  # between two looks at a rank
 SILENT_TICKS = 7  # without an answer, after which a rank is frozen: routers are as quick to leave a silent engine

@@ -23,8 +23,9 @@ from rayinfer.engine.engine_state import SleepLevel
 from rayinfer.engine.group_executor import GroupExecutor
 from rayinfer.engine.kv_offload import BlockCopy
 from rayinfer.engine.model_runner import FinishedStep
-from rayinfer.engine.rank_group import RankGroup, Rendezvous, open_rendezvous
+from rayinfer.engine.rank_group import RankGroup
 from rayinfer.engine.rank_worker import RankWorker
+from rayinfer.engine.rendezvous import Rendezvous, open_rendezvous
 from rayinfer.engine.step_plan import SampledTokens, StepPlan
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
