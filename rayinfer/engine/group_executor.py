@@ -127,6 +127,8 @@ class GroupExecutor:
             self.check()
             try:
                 yield
+                if self._group.was_aborted:
+                    raise EngineDead("the wait for another rank was broken off")
             except BaseException as error:
                 # Even an interruption: the others are in the middle of what this rank has left.
                 self._die(error)

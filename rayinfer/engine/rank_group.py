@@ -42,6 +42,7 @@ class RankGroup:
         self.lines = [line.commands for line in lines]
         self.device = device
         self.loss: str | None = None  # which rank is silent
+        self.was_aborted = False  # by `abort_device_waits`
         self.on_loss: Callable[[], None] = lambda: None
         others = range(1, place.world_size) if place.rank == 0 else [0]
         beats = dict(zip(others, (line.beats for line in lines), strict=True))
@@ -128,8 +129,13 @@ class RankGroup:
         self.abort_device_waits()
 
     def abort_device_waits(self) -> None:
-        """End what NCCL waits for, which is not told when another process has gone."""
+        """End what NCCL waits for, which is not told when another process has gone.
+
+        What is computed then means nothing. torch's watchdog, which sees the abort too, may end this process with
+        SIGABRT; TORCH_NCCL_ASYNC_ERROR_HANDLING=2 keeps it from that.
+        """
         if self.device.type == "cuda":
+            self.was_aborted = True
             for group in list(self._groups):
                 with contextlib.suppress(RuntimeError):
                     group.abort()
