@@ -62,6 +62,13 @@ class GroupExecutor:
         threading.Thread(target=_keep_company, args=(weakref.ref(self),), name="ranks", daemon=True).start()
 
     @property
+    def stage_idle_shares(self) -> list[float]:
+        """See Executor."""
+        if self._group.place.pipeline_parallel_size == 1:
+            return []
+        return self.stage_times.idle_shares(time.perf_counter())
+
+    @property
     def communication_s(self) -> float:
         """Seconds that rank 0 has spent so far in what its stage's ranks do together."""
         return self._group.communication_s

@@ -30,6 +30,7 @@ class NotingExecutor:
     """
 
     num_plans_at_once = 1
+    stage_idle_shares: Sequence[float] = ()
 
     def __init__(self, place: Place, before_step: Wait = lambda: None, before_move: Wait = lambda: None) -> None:
         self.place = place

@@ -75,7 +75,7 @@ def test_a_step_is_under_way_until_its_tokens_are_asked_for_and_later_stages_tel
     may_go.set()
     assert second.result().token_ids.tolist() == [0]  # whoever asks later is told of earlier ones, too
     assert first.result().token_ids.tolist() == [0, 1, 2]
-    idle_first, idle_second = ranks.rank0.stage_times.idle_shares
+    idle_first, idle_second = ranks.rank0.stage_idle_shares
     assert idle_first > 0.5
     assert idle_second < idle_first
     ranks.rank0.shutdown()
