@@ -8,12 +8,14 @@ import httpx
 import pytest
 
 from rayinfer_deployments.app_args import llm_app_args
+from rayinfer_deployments.engine_room import NoRoom
 from rayinfer_deployments.service_operations import ServiceOperations
 from service_client import wait_until
 from service_load import engine_names
 
 SMALL = {"num_cpus": 0.1, "num_threads": 1, "drain_timeout_s": 5.0}
 IDLE_S = 5
+MORE_THAN_HALF_A_MACHINE = 1.1  # CPUs
 
 # Until an engine has come or gone; the delays that are set here are a few seconds, a busy machine adds to them.
 ENGINE_S = 240
@@ -86,7 +88,8 @@ def test_a_burst_brings_a_second_engine_which_goes_when_it_is_over(deploy, model
 
 
 def test_a_model_without_requests_has_no_engine_and_gets_one_with_the_next(deploy, model):
-    models = [SMALL | model | {"autoscaling": {"min_replicas": 0, "max_replicas": 1, "idle_timeout_s": IDLE_S}}]
+    scaling = {"min_replicas": 0, "max_replicas": 1, "idle_timeout_s": IDLE_S}
+    models = [SMALL | model | {"autoscaling": scaling, "num_cpus": MORE_THAN_HALF_A_MACHINE}]
     began = time.monotonic()
     with deploy("idle", models) as service:
         start_s = time.monotonic() - began
@@ -98,6 +101,10 @@ def test_a_model_without_requests_has_no_engine_and_gets_one_with_the_next(deplo
         assert clients.failures == []
         assert num_engines(service) == 1
         operations = ServiceOperations("idle", llm_app_args({"models": models}), route_prefix="/idle")
+        asked = time.monotonic()
+        with pytest.raises(NoRoom, match=f"no room for 1 engine: no node has {MORE_THAN_HALF_A_MACHINE + 0.1:g} CPU"):
+            asyncio.run(operations.scale(2))
+        assert time.monotonic() - asked < 100  # ten times what it takes
         kept = asyncio.run(operations.scale(1))["tiny"]
         time.sleep(IDLE_S + 3)  # longer than it would stay by itself
         assert asyncio.run(operations.scale(None)) == {"tiny": kept}
