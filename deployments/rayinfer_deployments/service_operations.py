@@ -177,14 +177,13 @@ class ServiceOperations:
         """Give one model, or all, so many engines, or with None as many as the service was started with.
 
         Returns once they are there, and tells the engines of each model. Streams of engines that go continue at others.
-        Raises NoRoom when some find no room, and takes the change back, unless nodes may be added and are waited for.
+        Raises NoRoom when some find no room, and takes the change back, unless it is to wait for nodes.
         """
         async with self._changing:
             index_of = {known.served_name: index for index, known in enumerate(self._args.models)}
             if model is not None and model not in index_of:
                 raise RayinferError(f"the service has no model {model!r} (it has: {', '.join(index_of)})")
-            chosen = list(index_of) if model is None else [model]
-            now = await self._engines()
+            chosen, now = list(index_of) if model is None else [model], await self._engines()
             models = list(self._args.models)
             for name in chosen:
                 known, original = models[index_of[name]], self._original[index_of[name]]

@@ -102,7 +102,7 @@ def test_a_model_without_requests_has_no_engine_and_gets_one_with_the_next(deplo
         assert num_engines(service) == 1
         operations = ServiceOperations("idle", llm_app_args({"models": models}), route_prefix="/idle")
         asked = time.monotonic()
-        with pytest.raises(NoRoom, match=f"no room for 1 engine: no node has {MORE_THAN_HALF_A_MACHINE + 0.1:g} CPU"):
+        with pytest.raises(NoRoom, match=f"no room for 1 engine: no node has {MORE_THAN_HALF_A_MACHINE:g}.* CPU free"):
             asyncio.run(operations.scale(2))
         assert time.monotonic() - asked < 100  # ten times what it takes
         kept = asyncio.run(operations.scale(1))["tiny"]
