@@ -93,11 +93,11 @@ def test_a_model_without_requests_has_no_engine_and_gets_one_with_the_next(deplo
     began = time.monotonic()
     with deploy("idle", models) as service:
         start_s = time.monotonic() - began
-        wait_until(lambda: num_engines(service) == 0, ENGINE_S)
+        gone_s = wait_until(lambda: num_engines(service) == 0, ENGINE_S)
         assert service.is_ready()
         with Clients(service, 4, max_tokens=8) as clients:  # all of them wait for the one engine
             answers_s = wait_until(lambda: len(clients.texts) >= 4, ENGINE_S)
-        tell(f"from no engine to answers: {answers_s:.1f} s", start_s)
+        tell(f"no engine {gone_s:.1f} s after the start; from no engine to answers: {answers_s:.1f} s", start_s)
         assert clients.failures == []
         assert num_engines(service) == 1
         operations = ServiceOperations("idle", llm_app_args({"models": models}), route_prefix="/idle")
