@@ -199,6 +199,15 @@ class ServiceMetrics:
             ("rayinfer_kv_blocks_used", "KV blocks with readers.", lambda stats: stats.kv_blocks_used),
             ("rayinfer_kv_blocks_total", "KV blocks of the pool.", lambda stats: stats.kv_blocks_total),
         ]
+        idle = GaugeMetricFamily(
+            "rayinfer_pipeline_stage_idle_share",
+            "Share of an engine's time with work so far in which a stage of its pipeline waited for others, 0 to 1.",
+            labels=["model_name", "engine", "stage"],
+        )
+        for labels, stats in self._engines.items():
+            for stage, share in enumerate(stats.stage_idle_shares):
+                idle.add_metric([*labels, str(stage)], share)
+        yield idle
         for name, description, value in gauges:
             family = GaugeMetricFamily(name, description, labels=["model_name", "engine"])
             for labels, stats in self._engines.items():

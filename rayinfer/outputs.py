@@ -110,6 +110,7 @@ class EngineStats:
     num_steps_total: int = 0
     requests_finished_total: dict[str, int] = field(default_factory=dict)  # by finish reason
     credits: Credits = NO_BOUNDS  # of each router that listens
+    stage_idle_shares: list[float] = field(default_factory=list)  # of the time with work so far, by stage of a pipeline
 
     @property
     def kv_cache_usage(self) -> float:

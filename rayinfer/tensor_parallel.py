@@ -96,7 +96,11 @@ class Alone:
 
 
 class TorchGroup:
-    """A process group of torch: gloo on a CPU, NCCL on GPUs. It raises RuntimeError once a rank is gone."""
+    """A process group of torch: gloo on a CPU, NCCL on GPUs.
+
+    Once a rank is gone gloo raises RuntimeError. NCCL says nothing by itself: whoever waits on its GPU waits on until
+    the group is aborted, and has then computed rubbish; torch's watchdog may also end the whole process with SIGABRT.
+    """
 
     def __init__(self, process_group: torch.distributed.ProcessGroup) -> None:
         self._group = process_group

@@ -26,7 +26,7 @@ from rayinfer_deployments.ray_environment import show_only_gpus
 
 if TYPE_CHECKING:
     from rayinfer.engine.async_engine import AsyncEngine
-    from rayinfer.engine.rank_group import Rendezvous, RendezvousHost
+    from rayinfer.engine.rendezvous import Rendezvous, RendezvousHost
 
 ENGINE_BUILDING = "rayinfer_deployments.engine_building"
 CONTROL_ROUTER = "engine-actor"  # under this name the engine's own process asks for the warm-up

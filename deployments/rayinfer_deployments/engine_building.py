@@ -6,8 +6,8 @@ from rayinfer.config import EngineConfig
 from rayinfer.engine.assembly import build_engine
 from rayinfer.engine.async_engine import AsyncEngine
 from rayinfer.engine.cores import fill_machine, usable_cores
-from rayinfer.engine.rank_group import Rendezvous, RendezvousHost, open_rendezvous
 from rayinfer.engine.rank_worker import run_rank
+from rayinfer.engine.rendezvous import Rendezvous, RendezvousHost, open_rendezvous
 from rayinfer.models.sources import resolve_model
 
 

@@ -1,6 +1,7 @@
 """How many engines a model is told to have while its service runs."""
 
-from rayinfer_deployments.app_args import ModelArgs
+from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
+from rayinfer_deployments.applications import ROUTER, engine_deployment_name
 
 
 def scaled(model: ModelArgs, original: ModelArgs, num_engines: int | None, num_now: int) -> ModelArgs:
@@ -21,6 +22,17 @@ def beginning_with(model: ModelArgs, num_now: int) -> ModelArgs:
     initial = max(1, model.autoscaling.bounded(num_now))
     autoscaling = model.autoscaling.model_copy(update={"initial_replicas": initial})
     return model.model_copy(update={"autoscaling": autoscaling})
+
+
+def num_wanted(args: LLMAppArgs, deployment: str) -> int | str | None:
+    """Say how many replicas a deployment should have; as text where there are bounds only."""
+    if deployment == ROUTER:
+        return args.num_routers
+    for index, model in enumerate(args.models):
+        if deployment == engine_deployment_name(index, model):
+            bounds = model.autoscaling
+            return model.num_replicas if bounds is None else f"{bounds.min_replicas} to {bounds.max_replicas}"
+    return None
 
 
 def is_number_right(model: ModelArgs, num_engines: int) -> bool:

@@ -39,6 +39,7 @@ class EngineReplica:
         self._drain_timeout_s = drain_timeout_s
         self._stats = EngineStats()
         self._num_seats = config.max_num_seqs
+        self._weights_generation = config.weights_generation
         self._router_loads = RouterLoads()
         self._last_beat = time.monotonic()
         self._longest_silence_s = STALE_AFTER_S
@@ -76,6 +77,10 @@ class EngineReplica:
 
     async def awaken(self) -> None:
         """Answer a router that had no engine: that the call waited is what Serve has started this one for."""
+
+    async def weights(self) -> tuple[str, int]:
+        """Tell which generation of weights the engine has, after its name."""
+        return self._address.actor_name, self._weights_generation
 
     async def leave(self, engine: str) -> bool:
         """Have Serve build another replica instead of this one, if it is this one's engine; tells whether it is."""

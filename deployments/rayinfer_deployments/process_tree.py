@@ -36,8 +36,7 @@ def read_process(pid: int) -> Process | None:
         title = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return None
-    # The command's name stands in parentheses and may hold anything, parentheses and spaces too.
-    state, parent, *rest = stat[stat.rindex(")") + 2 :].split()
+    state, parent, *rest = _fields(stat)
     if state in "ZX":
         return None
     start_ticks = int(rest[17])  # field 22 of the line; rest begins with field 5
@@ -47,6 +46,14 @@ def read_process(pid: int) -> Process | None:
         start_ticks=start_ticks,
         title=title.replace(b"\0", b" ").decode(errors="replace").strip(),
     )
+
+
+def is_stopped(pid: int) -> bool:
+    """Say whether a process was stopped, by a signal or a debugger; it computes nothing until it is continued."""
+    try:
+        return _fields(Path(f"/proc/{pid}/stat").read_text())[0] in "Tt"
+    except OSError:
+        return False
 
 
 def children(pid: int) -> list[Process]:
@@ -102,3 +109,9 @@ def send_signal(processes: Iterable[Process], number: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, number)
+
+
+def _fields(stat: str) -> list[str]:
+    """What /proc/PID/stat says from its third field on, the state."""
+    # The command's name stands in parentheses and may hold anything, parentheses and spaces too.
+    return stat[stat.rindex(")") + 2 :].split()

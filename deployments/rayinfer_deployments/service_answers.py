@@ -1,7 +1,7 @@
 """How answers of a running service's replicas are waited for, and how they are told."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import asdict
 from typing import Any
 
@@ -25,6 +25,14 @@ def find_engine(name: str, engines: dict[str, str]) -> str:
         known = ", ".join(engine.removeprefix(ENGINE_PREFIX) for engine in sorted(engines)) or "none"
         raise RayinferError(f"{'more than one' if found else 'no'} engine is called {name!r} (there are: {known})")
     return found[0]
+
+
+def have_weights(engines: Set[str], told: Iterable[tuple[str, int]], generation: int) -> bool:
+    """Say whether there are engines and each of them has these weights, by its replica's word.
+
+    One that Serve has added meanwhile counts as well, and who says nothing has not got them.
+    """
+    return bool(engines) and engines <= {engine for engine, its in told if its == generation}
 
 
 async def is_gone(engine: str) -> bool:

@@ -15,9 +15,10 @@ from rayinfer.routing.limits import RouterLimits, router_limits
 from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
 from rayinfer_deployments.applications import ROUTER, build_llm_app, engine_deployment_name
 from rayinfer_deployments.control_socket import Operation
-from rayinfer_deployments.engine_numbers import beginning_with, is_number_right, scaled
+from rayinfer_deployments.engine_numbers import beginning_with, is_number_right, num_wanted, scaled
+from rayinfer_deployments.engine_room import NoRoom, RoomWatch
 from rayinfer_deployments.router import ControlAction, RouterReport
-from rayinfer_deployments.service_answers import engines_in, find_engine, in_plain_types, is_gone, within
+from rayinfer_deployments.service_answers import engines_in, find_engine, have_weights, in_plain_types, is_gone, within
 from rayinfer_deployments.service_startup import failure_of, redeploy
 from rayinfer_deployments.weights_check import check_weights_fit
 
@@ -68,7 +69,7 @@ class ServiceOperations:
                     "name": name,
                     "state": deployment.status.value,
                     "reason": " ".join(deployment.message.split())[:500],
-                    "wanted": self._num_wanted(name),
+                    "wanted": num_wanted(self._args, name),
                     "replicas": {str(state): count for state, count in deployment.replica_states.items()},
                 }
                 for name, deployment in deployments
@@ -143,15 +144,16 @@ class ServiceOperations:
 
     async def _replace_or_go_back(self, index: int, wanted: ModelArgs, leaving: set[str]) -> None:
         """Have Serve build engines in place of those, one at least; if none comes up, have it keep the old ones."""
-        before = self._args.models[index]
+        before, deployment = self._args.models[index], engine_deployment_name(index, wanted)
         await self._deploy_model(index, beginning_with(wanted, len(leaving)))
 
         async def are_replaced() -> bool:
             overview = await asyncio.to_thread(lambda: serve.status().applications[self._application])
             if overview.status in FAILED:
                 raise RayinferError(failure_of(overview))
-            is_there = wanted.served_name in (await self._engines()).values()
-            return is_there and await self._are_replaced(leaving)
+            now = {engine for engine, name in (await self._engines()).items() if name == wanted.served_name}
+            told = await self._of_all(deployment, "weights")
+            return have_weights(now, told, wanted.weights_generation) and await self._are_replaced(leaving)
 
         try:
             await self._until(are_replaced, REPLACE_S, "the engines have not got their weights yet")
@@ -169,23 +171,37 @@ class ServiceOperations:
             raise RayinferError(f"{unknown} (there are: {', '.join(names)})")
         return names.index(model)
 
-    async def scale(self, num_engines: int | None, model: str | None = None) -> dict[str, list[str]]:
+    async def scale(
+        self, num_engines: int | None, model: str | None = None, waits_for_nodes: bool = False
+    ) -> dict[str, list[str]]:
         """Give one model, or all, so many engines, or with None as many as the service was started with.
 
         Returns once they are there, and tells the engines of each model. Streams of engines that go continue at others.
+        Raises NoRoom when some find no room, and takes the change back, unless it is to wait for nodes.
         """
         async with self._changing:
             index_of = {known.served_name: index for index, known in enumerate(self._args.models)}
             if model is not None and model not in index_of:
                 raise RayinferError(f"the service has no model {model!r} (it has: {', '.join(index_of)})")
-            chosen = list(index_of) if model is None else [model]
-            now = await self._engines()
+            chosen, now = list(index_of) if model is None else [model], await self._engines()
             models = list(self._args.models)
             for name in chosen:
                 known, original = models[index_of[name]], self._original[index_of[name]]
                 models[index_of[name]] = scaled(known, original, num_engines, list(now.values()).count(name))
-            await self._deploy(self._args.model_copy(update={"models": models}))
-            await self._until(lambda: self._have(chosen), REPLACE_S, "the engines are not all there yet")
+            before, room = self._args, RoomWatch(self._application)
+            await self._deploy(before.model_copy(update={"models": models}))
+
+            async def are_there() -> bool:
+                if not waits_for_nodes:
+                    await room.check()
+                return await self._have(chosen)
+
+            try:
+                await self._until(are_there, REPLACE_S, "the engines are not all there yet")
+            except NoRoom as error:
+                kept = [beginning_with(known, [*now.values()].count(known.served_name)) for known in before.models]
+                await self._deploy(before.model_copy(update={"models": kept}))
+                raise NoRoom(f"{error}; their number stays as it was") from None
             now = await self._engines()
             return {name: sorted(engine for engine, its in now.items() if its == name) for name in chosen}
 
@@ -282,13 +298,3 @@ class ServiceOperations:
         if deployment not in self._handles:
             self._handles[deployment] = serve.get_deployment_handle(deployment, self._application)
         return self._handles[deployment]
-
-    def _num_wanted(self, deployment: str) -> int | str | None:
-        """Say how many replicas there should be; as text where there are bounds only."""
-        if deployment == ROUTER:
-            return self._args.num_routers
-        for index, model in enumerate(self._args.models):
-            if deployment == engine_deployment_name(index, model):
-                bounds = model.autoscaling
-                return model.num_replicas if bounds is None else f"{bounds.min_replicas} to {bounds.max_replicas}"
-        return None

@@ -21,13 +21,15 @@ from rayinfer.errors import EngineDead, RayinferError
 from rayinfer_deployments.engine_actor import ENGINE_BUILDING, MAX_CONCURRENT_CALLS, EngineActor, see_own_gpus
 from rayinfer_deployments.engine_address import EngineAddress
 from rayinfer_deployments.engine_names import RankName
+from rayinfer_deployments.process_tree import is_stopped
 from rayinfer_deployments.ray_failures import cause_in_one_line, cause_of
 
 if TYPE_CHECKING:
-    from rayinfer.engine.rank_group import Rendezvous
+    from rayinfer.engine.rendezvous import Rendezvous
 
 TICK_S = 0.25  # between two looks at a rank
-SILENT_TICKS = 7  # without an answer, after which a rank is frozen: routers are as quick to leave a silent engine
+SILENT_TICKS = 7  # without an answer, after which it counts that its process is stopped: as quick as routers are
+MOST_SILENT_TICKS = 240  # whatever its process does: Python's lock may be held for long while weights are read
 BETTER_REASON_S = 1.0  # for the rank that failed first to say so, when another one has already missed it
 
 RAY_ERRORS = (RayActorError, RayTaskError)
@@ -70,12 +72,14 @@ class EngineGroup:
         first: ActorHandle,
         others: Sequence[ActorHandle],
         kill: Callable[[ActorHandle], None] = ray.kill,
+        is_stopped: Callable[[int], bool] = is_stopped,
     ) -> None:
         self.first = first
         self._name = name
         self._others = dict(enumerate(others, start=1))  # by rank
         self._runs: dict[int, asyncio.Future[None]] = {}  # by rank; none ends as long as all is well
         self._kill = kill
+        self._is_stopped = is_stopped
 
     @property
     def has_others(self) -> bool:
@@ -121,14 +125,22 @@ class EngineGroup:
         return f"rank {rank} of engine {self._name} has ended"
 
     async def _silence_of(self, rank: int) -> str:
-        """Count our own ticks, not seconds: what kept this loop from running is no rank's fault."""
-        num_silent_ticks, answer = 0, _begun(self._others[rank].ping.remote())
-        while num_silent_ticks < SILENT_TICKS:
+        """Count our own ticks, not seconds: what kept this loop from running is no rank's fault.
+
+        A rank that answers nothing may be busy with something that holds Python's lock, and lives; then it is left to
+        the first rank, which waits for it, whether that takes too long.
+        """
+        num_silent_ticks, process_id = 0, None
+        answer = _begun(self._others[rank].ping.remote())
+        while num_silent_ticks < MOST_SILENT_TICKS:
             await asyncio.sleep(TICK_S)
             num_silent_ticks += 1
             if answer.done() and answer.exception() is None:
-                num_silent_ticks, answer = 0, _begun(self._others[rank].ping.remote())
-        return f"rank {rank} of engine {self._name} has not answered for {SILENT_TICKS * TICK_S:.1f} s"
+                num_silent_ticks, process_id = 0, answer.result()
+                answer = _begun(self._others[rank].ping.remote())
+            if num_silent_ticks >= SILENT_TICKS and process_id is not None and self._is_stopped(process_id):
+                break
+        return f"rank {rank} of engine {self._name} has not answered for {num_silent_ticks * TICK_S:.1f} s"
 
 
 def create_engine_group(

@@ -23,8 +23,9 @@ from rayinfer.engine.engine_state import SleepLevel
 from rayinfer.engine.group_executor import GroupExecutor
 from rayinfer.engine.kv_offload import BlockCopy
 from rayinfer.engine.model_runner import FinishedStep
-from rayinfer.engine.rank_group import RankGroup, Rendezvous, open_rendezvous
+from rayinfer.engine.rank_group import RankGroup
 from rayinfer.engine.rank_worker import RankWorker
+from rayinfer.engine.rendezvous import Rendezvous, open_rendezvous
 from rayinfer.engine.step_plan import SampledTokens, StepPlan
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
@@ -74,6 +75,7 @@ class _NoModel:
     """An executor of either of two ranks: the last one's tokens are always the same."""
 
     num_plans_at_once = 1
+    stage_idle_shares: Sequence[float] = ()
 
     def submit(self, plan: StepPlan) -> FinishedStep:
         count = int(np.count_nonzero(plan.samples))
@@ -197,13 +199,12 @@ def _rank_times(
         elapsed_s = time.perf_counter() - started
         if isinstance(executor, GroupExecutor):
             communication_s = executor.communication_s - communication_s
-        idle = executor.stage_times.idle_shares if isinstance(executor, GroupExecutor) and pipeline > 1 else []
         return RankTimes(
             **sizes,
             tokens_per_s=num_tokens / elapsed_s,
             step_ms=1000 * elapsed_s * batch / num_tokens,
             communication_share=communication_s / elapsed_s,
-            stage_idle_shares=idle,
+            stage_idle_shares=list(executor.stage_idle_shares),
         )
     finally:
         engine.exit()

@@ -17,7 +17,8 @@ from rayinfer.engine.group_executor import GroupExecutor
 from rayinfer.engine.kv_offload import KVOffload
 from rayinfer.engine.model_part import ModelPart, any_device, build_part, settled
 from rayinfer.engine.process_executor import RankProcesses
-from rayinfer.engine.rank_group import GROUP_TIMEOUT_S, RankGroup, RendezvousHost, open_rendezvous, place_of
+from rayinfer.engine.rank_group import RankGroup, place_of
+from rayinfer.engine.rendezvous import GROUP_TIMEOUT_S, RendezvousHost, open_rendezvous
 from rayinfer.engine.scheduler import Scheduler
 from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.block_manager import BlockManager

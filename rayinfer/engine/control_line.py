@@ -5,6 +5,7 @@ the other process is gone. Lines between ranks of one machine stay on it.
 """
 
 import contextlib
+import math
 import select
 import socket
 import time
@@ -22,7 +23,7 @@ class LineLost(RayinferError):
 
 
 class ControlLine:
-    """One end; for one thread at a time."""
+    """One end; for one thread at a time, but for `hang_up`."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -72,7 +73,7 @@ class ControlLine:
         except OSError as error:
             raise LineLost(f"the line is closed: {error}") from None
 
-    def receive(self, timeout_s: float, *, max_bytes: int = MAX_MESSAGE_BYTES) -> AnyMessage:
+    def receive(self, timeout_s: float = math.inf, *, max_bytes: int = MAX_MESSAGE_BYTES) -> AnyMessage:
         """Wait for what the other end says next; raises LineLost, and BadMessage."""
         deadline = time.monotonic() + timeout_s
         self._read_until(LENGTH_BYTES, deadline, timeout_s)
@@ -86,16 +87,21 @@ class ControlLine:
         del self._unread[:end]
         return message
 
-    def close(self) -> None:
-        """Hang up; the other end hears of it at once."""
+    def hang_up(self) -> None:
+        """End all talk at once; from any thread, and whoever waits at either end hears of it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Hang up, and give the socket back."""
+        self.hang_up()
         self._socket.close()
 
     def _read_until(self, num_bytes: int, deadline: float, timeout_s: float) -> None:
         while len(self._unread) < num_bytes:
             try:
-                self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
+                left_s = deadline - time.monotonic()
+                self._socket.settimeout(None if left_s == math.inf else max(left_s, 1e-3))
                 read = self._socket.recv(max(READ_BYTES, num_bytes - len(self._unread)))
             except TimeoutError:
                 raise LineLost(f"it has said nothing for {timeout_s:g} s") from None

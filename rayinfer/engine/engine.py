@@ -135,6 +135,7 @@ class Engine:
         """Counters and gauges as they are now."""
         stats = self._scheduler.stats
         stats.state = self._life.state.value
+        stats.stage_idle_shares = list(self._executor.stage_idle_shares)
         return stats
 
     @property

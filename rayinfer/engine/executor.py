@@ -21,6 +21,11 @@ class Executor(Protocol):
 
     num_plans_at_once: int  # steps that may be under way before the first one's tokens are asked for
 
+    @property
+    def stage_idle_shares(self) -> Sequence[float]:
+        """The share of the time with work so far in which each stage of a pipeline was idle; empty without stages."""
+        ...
+
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start a step."""
         ...

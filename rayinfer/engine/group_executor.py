@@ -20,14 +20,14 @@ from rayinfer.engine.plan_codec import (
     Done,
     End,
     Failed,
-    Ping,
     Restore,
     copy_message,
     plan_message,
     read_sampled,
     release_message,
 )
-from rayinfer.engine.rank_group import START_TIMEOUT_S, RankGroup
+from rayinfer.engine.rank_group import STEP_TIMEOUT_S, RankGroup
+from rayinfer.engine.rendezvous import START_TIMEOUT_S
 from rayinfer.engine.stage_times import StageTimes
 from rayinfer.engine.step_plan import SampledTokens, StepPlan
 from rayinfer.errors import EngineDead
@@ -41,8 +41,8 @@ class GroupExecutor:
     """An Executor over several ranks, which live and die together.
 
     Nothing that fails here is tried again: after a failure nobody knows who has done what. The first one ends the
-    group, and everything afterwards raises EngineDead with its cause. While nothing is asked of the engine, a thread
-    asks the ranks whether they are there, so that nobody waits in vain for longer than the group's timeout.
+    group, and everything afterwards raises EngineDead with its cause. A rank that has gone or is frozen is noticed in a
+    step as well as between two.
     """
 
     def __init__(
@@ -60,11 +60,19 @@ class GroupExecutor:
         self._link = link  # the part's, to the other stages
         self._lock = threading.RLock()  # one command at a time, all ranks in the same order
         self._under_way: deque[StepUnderWay] = deque()
-        self._last_word = time.monotonic()  # to everybody
         self._death: EngineDead | None = None
         self._is_over = False
         self._at_the_end = weakref.finalize(self, end_ranks, END_GRACE_S)  # also when nobody has it any more
+        lose = weakref.WeakMethod(self._lose)
+        group.on_loss = lambda: (it := lose()) and it()
         threading.Thread(target=_keep_company, args=(weakref.ref(self),), name="ranks", daemon=True).start()
+
+    @property
+    def stage_idle_shares(self) -> list[float]:
+        """See Executor."""
+        if self._group.place.pipeline_parallel_size == 1:
+            return []
+        return self.stage_times.idle_shares(time.perf_counter())
 
     @property
     def communication_s(self) -> float:
@@ -97,14 +105,14 @@ class GroupExecutor:
         with self._command():
             self._tell(release_message(level, blocks_in_use))
             self._part.release(level, blocks_in_use)
-            self._await_done(START_TIMEOUT_S)
+            self._await_done()
 
     def restore(self, level: SleepLevel) -> None:
         """Have every rank take its memory again."""
         with self._command():
             self._tell(Restore(int(level)))
             self._part.restore(level)
-            self._await_done(START_TIMEOUT_S)
+            self._await_done()
 
     def check(self) -> None:
         """Raise EngineDead once a rank is gone."""
@@ -133,6 +141,8 @@ class GroupExecutor:
             self.check()
             try:
                 yield
+                if self._group.was_aborted:
+                    raise EngineDead("the wait for another rank was broken off")
             except BaseException as error:
                 # Even an interruption: the others are in the middle of what this rank has left.
                 self._die(error)
@@ -144,15 +154,14 @@ class GroupExecutor:
         frame = framed(message)
         for rank, line in enumerate(self._group.lines, start=1):
             try:
-                line.send_bytes(frame, self._group.timeout_s)
+                line.send_bytes(frame, STEP_TIMEOUT_S)
             except LineLost as error:
                 self._await_last_words()
                 raise EngineDead(f"rank {rank} is lost: {error}") from None
-        self._last_word = time.monotonic()
 
-    def _await_done(self, timeout_s: float) -> None:
+    def _await_done(self) -> None:
         for rank, line in enumerate(self._group.lines, start=1):
-            while isinstance(said := self._hear(rank, line, timeout_s), Computed):
+            while isinstance(said := self._hear(rank, line, START_TIMEOUT_S), Computed):
                 self._keep(rank, said)
             _expect(isinstance(said, Done), rank, said)
 
@@ -185,7 +194,7 @@ class GroupExecutor:
         for stage in range(1, place.pipeline_parallel_size):
             rank = stage * place.tensor_parallel_size
             if stage not in oldest.computed:
-                said = self._hear(rank, self._group.lines[rank - 1], self._group.timeout_s)
+                said = self._hear(rank, self._group.lines[rank - 1], STEP_TIMEOUT_S)
                 _expect(isinstance(said, Computed), rank, said)
                 self._keep(rank, said)
         self._under_way.popleft()
@@ -202,18 +211,9 @@ class GroupExecutor:
 
     # The end
 
-    def look_round(self) -> None:
-        """Ask the ranks whether they are there, if nothing has been said for long; note who has hung up."""
-        timeout_s = self._group.timeout_s
-        if time.monotonic() - self._last_word < timeout_s / 3:
-            return
-        with self._lock, contextlib.suppress(EngineDead), self._command():
-            if time.monotonic() - self._last_word >= timeout_s / 3:
-                self._tell(Ping())
-                self._await_done(timeout_s / 2)
-
     def note_hang_up(self) -> None:
         """A line is closed at its other end; between two commands that is a failure like any other."""
+        self._group.abort_device_waits()
         with self._lock, contextlib.suppress(EngineDead), self._command():
             self._await_last_words()
 
@@ -223,15 +223,24 @@ class GroupExecutor:
                 if isinstance(said := self._hear(rank, line, LAST_WORDS_S), Computed):
                     self._keep(rank, said)
 
+    def _lose(self) -> None:
+        """A rank is frozen. Who waits for it in gloo is freed once its process is gone."""
+        if self._death is None and not self._is_over:
+            self._death = EngineDead(f"a rank of the engine failed: {self._group.loss}")
+            self._end_ranks(0.0)
+
     def _die(self, error: BaseException) -> None:
-        if self._death is not None or self._is_over:
+        if self._is_over:
             return
-        self._death = EngineDead(f"a rank of the engine failed: {self._cause(error)}")
+        if self._death is None:
+            self._death = EngineDead(f"a rank of the engine failed: {self._cause(error)}")
         self._group.close()
         self._end_ranks(LAST_WORDS_S)
 
     def _cause(self, error: BaseException) -> str:
         """What another rank says of its own end explains more than what this one has seen of it."""
+        if self._group.loss is not None:
+            return self._group.loss
         if isinstance(error, EngineDead):
             return str(error)
         if isinstance(error, Exception):
@@ -264,14 +273,12 @@ class StepUnderWay:
 def _keep_company(reference: "weakref.ref[GroupExecutor]") -> None:
     """The thread: it keeps no executor alive that nobody else has."""
     while (executor := reference()) is not None and (lines := executor.lines) is not None:
-        poll_s = min(LOOK_ROUND_S, executor._group.timeout_s / 12)
         del executor
-        has_hung_up = _wait_for_hang_up(lines, poll_s)
+        has_hung_up = _wait_for_hang_up(lines, LOOK_ROUND_S)
         if (executor := reference()) is None:
             return
         if has_hung_up:
             executor.note_hang_up()
-        executor.look_round()
         del executor
 
 

@@ -15,6 +15,7 @@ class InProcessExecutor:
     """An Executor: a model runner, and the memory of the model that it runs."""
 
     num_plans_at_once = 1
+    stage_idle_shares: Sequence[float] = ()
 
     def __init__(self, runner: ModelRunner, memory: ModelMemory, cores: Cores | None = None) -> None:
         self._runner = runner

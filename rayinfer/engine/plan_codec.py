@@ -26,11 +26,12 @@ class BadMessage(RayinferError):
 
 
 class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True):
-    """A rank's first word to rank 0."""
+    """A rank's first word to rank 0, on each of its two lines."""
 
     key: str
     rank: int
     world_size: int
+    is_for_beats: bool = False  # rather than for commands
 
 
 class Welcome(msgspec.Struct, tag="welcome", array_like=True, frozen=True):
@@ -98,12 +99,15 @@ class Restore(msgspec.Struct, tag="restore", array_like=True, frozen=True):
     level: int
 
 
-class Ping(msgspec.Struct, tag="ping", array_like=True, frozen=True):
-    """The plan of an idle engine, which is empty: say that you are there."""
-
-
 class End(msgspec.Struct, tag="end", array_like=True, frozen=True):
     """Nothing more will come."""
+
+
+# At all times, in both directions, on a line of its own
+
+
+class Beat(msgspec.Struct, tag="beat", array_like=True, frozen=True):
+    """I am there, whatever I compute."""
 
 
 # Answers to rank 0
@@ -139,9 +143,9 @@ class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
     reason: str
 
 
-Command = RunPlan | CopyBlocks | Release | Restore | Ping | End
+Command = RunPlan | CopyBlocks | Release | Restore | End
 Answer = Done | Computed | Failed
-AnyMessage = Hello | Welcome | Numbers | Command | Answer
+AnyMessage = Hello | Welcome | Numbers | Beat | Command | Answer
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)

@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 
 from rayinfer.config import EngineConfig
-from rayinfer.engine.rank_group import Rendezvous, place_of
+from rayinfer.engine.rank_group import place_of
 from rayinfer.engine.rank_worker import run_rank
+from rayinfer.engine.rendezvous import Rendezvous
 from rayinfer.errors import ConfigError, EngineDead, RayinferError
 
 ORPHANED_S = 2.0  # for a rank to end in order when its rank 0 is gone

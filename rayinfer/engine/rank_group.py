@@ -1,13 +1,10 @@
 """The ranks of one engine: how they find each other, what they talk over, and how long they wait for each other."""
 
 import contextlib
-import hmac
-import secrets
-import socket
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,103 +13,40 @@ from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore  # type
 
 from rayinfer.config import EngineConfig
 from rayinfer.engine.control_line import ControlLine, LineLost
-from rayinfer.engine.plan_codec import BadMessage, Failed, Hello, Numbers, Welcome
+from rayinfer.engine.plan_codec import BadMessage, Failed, Numbers, Welcome
+from rayinfer.engine.rank_beats import RankBeats
+from rayinfer.engine.rendezvous import (
+    START_TIMEOUT_S,
+    RankLines,
+    Rendezvous,
+    RendezvousHost,
+    close_all,
+    knock,
+)
 from rayinfer.engine.timed_group import TimedGroup
 from rayinfer.errors import ConfigError, EngineDead
 from rayinfer.tensor_parallel import Alone, Place, Share, TensorGroup, TorchGroup
 
-GROUP_TIMEOUT_S = 30.0  # without a word from another rank, while all of them should answer at once
-START_TIMEOUT_S = 1800.0  # while ranks are started and read their weights, and whenever they read them again
-HELLO_TIMEOUT_S = 5.0  # for somebody who has not shown the key yet
-MAX_HELLO_BYTES = 4096
-LOOK_ROUND_S = 0.2  # between two looks at whether those who are awaited still live
-
-
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
-    """Where the ranks of one engine meet rank 0, and the word by which it knows them."""
-
-    host: str
-    port: int
-    key: str
-    timeout_s: float = GROUP_TIMEOUT_S  # see GROUP_TIMEOUT_S; the same on every rank
-
-
-class RendezvousHost:
-    """Rank 0's door; it stays open until all ranks are there."""
-
-    def __init__(self, host: str, timeout_s: float) -> None:
-        # Ports of the system's choice, taken once and kept: a port that is only looked up may be gone a moment later.
-        self._door = socket.create_server((host, 0))
-        self._store_door = socket.create_server((host, 0))
-        self.store_port: int = self._store_door.getsockname()[1]
-        port: int = self._door.getsockname()[1]
-        self.rendezvous = Rendezvous(host, port, secrets.token_hex(16), timeout_s)
-
-    def accept(self, world_size: int, check: Callable[[], None]) -> list[ControlLine]:
-        """Wait for ranks 1 to world_size - 1, in any order; `check` raises when it is no use. Raises EngineDead."""
-        lines: dict[int, ControlLine] = {}
-        deadline = time.monotonic() + START_TIMEOUT_S
-        self._door.settimeout(LOOK_ROUND_S)
-        try:
-            while len(lines) < world_size - 1:
-                check()
-                if time.monotonic() > deadline:
-                    absent = sorted(set(range(1, world_size)) - lines.keys())
-                    raise EngineDead(f"ranks {absent} did not come within {START_TIMEOUT_S:g} s")
-                with contextlib.suppress(TimeoutError):
-                    connection, _ = self._door.accept()
-                    self._greet(ControlLine(connection), world_size, lines)
-        except OSError as error:
-            _close(lines.values())
-            raise EngineDead(f"the door for the other ranks is closed: {error}") from None
-        except BaseException:
-            _close(lines.values())
-            raise
-        for line in lines.values():
-            line.send(Welcome(self.store_port), HELLO_TIMEOUT_S)
-        return [lines[rank] for rank in sorted(lines)]
-
-    def take_store_door(self) -> int:
-        """Hand over the descriptor of the socket at which torch's store is to listen."""
-        return self._store_door.detach()
-
-    def close(self) -> None:
-        """Close the doors; whoever came in stays."""
-        self._door.close()
-        self._store_door.close()
-
-    def _greet(self, line: ControlLine, world_size: int, lines: dict[int, ControlLine]) -> None:
-        with contextlib.suppress(LineLost, BadMessage):
-            hello = line.receive(HELLO_TIMEOUT_S, max_bytes=MAX_HELLO_BYTES)
-            if (
-                isinstance(hello, Hello)
-                and hmac.compare_digest(hello.key.encode(), self.rendezvous.key.encode())
-                and hello.world_size == world_size
-                and 0 < hello.rank < world_size
-                and hello.rank not in lines
-            ):
-                lines[hello.rank] = line
-                return
-        line.close()
-
-
-def open_rendezvous(host: str = "127.0.0.1", *, timeout_s: float = GROUP_TIMEOUT_S) -> RendezvousHost:
-    """Open the door for an engine's ranks; `host` is an address of this machine that the others can reach."""
-    return RendezvousHost(host, timeout_s)
+STEP_TIMEOUT_S = 1800.0  # for what ranks that live compute in one step: no fault of one may hold all for ever
 
 
 class RankGroup:
     """One rank's view of all of them: rank 0 has a line to every other rank, each of those has one to rank 0.
 
-    Groups of torch carry what models exchange; every wait in them ends after `timeout_s`.
+    Groups of torch carry what models exchange; every wait in them ends after STEP_TIMEOUT_S. Who is frozen is noticed
+    earlier: it is lost once it has not beaten for `timeout_s`. Then `on_loss` is called, in a thread of its own.
     """
 
-    def __init__(self, place: Place, lines: Sequence[ControlLine], timeout_s: float, device: torch.device) -> None:
+    def __init__(self, place: Place, lines: Sequence[RankLines], timeout_s: float, device: torch.device) -> None:
         self.place = place
-        self.lines = list(lines)
-        self.timeout_s = timeout_s
+        self.lines = [line.commands for line in lines]
         self.device = device
+        self.loss: str | None = None  # which rank is silent
+        self.was_aborted = False  # by `abort_device_waits`
+        self.on_loss: Callable[[], None] = lambda: None
+        others = range(1, place.world_size) if place.rank == 0 else [0]
+        beats = dict(zip(others, (line.beats for line in lines), strict=True))
+        self.beats = RankBeats(beats, timeout_s, partial(_lose, weakref.ref(self), timeout_s))
         if device.type == "cuda":
             torch.cuda.set_device(device)
         self.everybody: ProcessGroup | None = None  # all ranks, where there are several stages
@@ -132,17 +66,22 @@ class RankGroup:
     @classmethod
     def join(cls, place: Place, rendezvous: Rendezvous, timeout_s: float = START_TIMEOUT_S) -> "RankGroup":
         """Come to rank 0, as any other; raises EngineDead when it is not there within the time."""
+        commands = knock(place, rendezvous, is_for_beats=False)
+        beats = knock(place, rendezvous, is_for_beats=True)
         try:
-            line = ControlLine(socket.create_connection((rendezvous.host, rendezvous.port), HELLO_TIMEOUT_S))
-        except OSError as error:
-            raise EngineDead(f"rank 0 is not at {rendezvous.host}:{rendezvous.port}: {error}") from None
-        group = cls(place, [line], rendezvous.timeout_s, rank_device(place))
-        with group._closed_on_failure():
-            line.send(Hello(rendezvous.key, place.rank, place.world_size), HELLO_TIMEOUT_S)
-            welcome = line.receive(timeout_s)
+            welcome = commands.receive(timeout_s)
             if not isinstance(welcome, Welcome):
                 raise BadMessage(f"rank 0 says {welcome!r:.80} instead of welcome")
-            group._meet(rendezvous, welcome.store_port, line.own_host)
+            device = rank_device(place)
+        except (LineLost, BadMessage) as error:
+            close_all([commands, beats])
+            raise EngineDead(f"rank {place.rank} could not meet the others: {error}") from error
+        except BaseException:
+            close_all([commands, beats])
+            raise
+        group = cls(place, [RankLines(commands, beats)], rendezvous.timeout_s, device)
+        with group._closed_on_failure():
+            group._meet(rendezvous, welcome.store_port, commands.own_host)
         return group
 
     @property
@@ -162,18 +101,19 @@ class RankGroup:
         own = list(values)
         try:
             if self.place.rank:
-                self.lines[0].send(Numbers(own), self.timeout_s)
+                self.lines[0].send(Numbers(own), START_TIMEOUT_S)
                 return _numbers(self.lines[0])
             told = [own, *map(_numbers, self.lines)]
             least = [min(column) for column in zip(*told, strict=True)]
             for line in self.lines:
-                line.send(Numbers(least), self.timeout_s)
+                line.send(Numbers(least), START_TIMEOUT_S)
         except (LineLost, BadMessage) as error:
-            raise EngineDead(f"another rank is lost while models are loaded: {error}") from None
+            raise EngineDead(f"another rank is lost while models are loaded: {self.loss or error}") from None
         return least
 
     def close(self) -> None:
         """Hang up on everybody; whoever waits for this rank hears of it."""
+        self.beats.close()
         for line in self.lines:
             line.close()
         for group in self._groups:
@@ -181,6 +121,24 @@ class RankGroup:
                 group.abort() if self.device.type == "cuda" else group.shutdown()
         self._groups.clear()
         self._share = self.everybody = self._store = None
+
+    def break_off(self) -> None:
+        """End the waits for another rank, from any thread, but for those in gloo, which end with its process."""
+        for line in self.lines:
+            line.hang_up()
+        self.abort_device_waits()
+
+    def abort_device_waits(self) -> None:
+        """End what NCCL waits for, which is not told when another process has gone.
+
+        What is computed then means nothing. torch's watchdog, which sees the abort too, may end this process with
+        SIGABRT; TORCH_NCCL_ASYNC_ERROR_HANDLING=2 keeps it from that.
+        """
+        if self.device.type == "cuda":
+            self.was_aborted = True
+            for group in list(self._groups):
+                with contextlib.suppress(RuntimeError):
+                    group.abort()
 
     def _meet(self, rendezvous: Rendezvous, store_port: int, own_host: str, listen_fd: int | None = None) -> None:
         """Build torch's groups: one for each stage's tensor ranks, and one of all ranks for what stages pass on."""
@@ -204,7 +162,7 @@ class RankGroup:
         self._share = Share(place, tensors)
 
     def _open_group(self, store: Store, rank: int, size: int, own_host: str) -> ProcessGroup:
-        timeout = timedelta(seconds=self.timeout_s)
+        timeout = timedelta(seconds=STEP_TIMEOUT_S)
         group: ProcessGroup
         if self.device.type == "cuda":
             options: Any = dist.ProcessGroupNCCL.Options()
@@ -245,9 +203,12 @@ def rank_device(place: Place) -> torch.device:
     return torch.device("cuda", place.rank % num_devices)
 
 
-def _close(lines: Iterable[ControlLine]) -> None:
-    for line in lines:
-        line.close()
+def _lose(reference: "weakref.ref[RankGroup]", timeout_s: float, rank: int) -> None:
+    """Called by the thread that beats, which keeps no group alive that nobody else has."""
+    if (group := reference()) is not None:
+        group.loss = f"rank {rank} is lost: it has said nothing for {timeout_s:g} s"
+        group.on_loss()
+        group.break_off()
 
 
 def _numbers(line: ControlLine) -> list[int]:

@@ -16,7 +16,6 @@ from rayinfer.engine.plan_codec import (
     Done,
     End,
     Failed,
-    Ping,
     Release,
     Restore,
     RunPlan,
@@ -24,7 +23,8 @@ from rayinfer.engine.plan_codec import (
     read_copy,
     read_plan,
 )
-from rayinfer.engine.rank_group import START_TIMEOUT_S, RankGroup, Rendezvous, place_of
+from rayinfer.engine.rank_group import STEP_TIMEOUT_S, RankGroup, place_of
+from rayinfer.engine.rendezvous import Rendezvous
 from rayinfer.errors import EngineDead
 
 
@@ -62,23 +62,18 @@ class RankWorker:
         self._samples = place.is_last_stage
 
     def obey(self) -> None:
-        """Carry commands out until the last one; raises EngineDead when none comes for longer than the timeout."""
-        patience_s = START_TIMEOUT_S  # for the others, which may still be loading
+        """Carry commands out until the last one; raises EngineDead when rank 0 has gone or is frozen."""
         while True:
             try:
-                command = self._line.receive(patience_s)
+                command = self._line.receive()  # ended by the group when rank 0 shows no sign of life
             except LineLost as error:
-                raise EngineDead(f"rank 0 is lost: {error}") from None
-            patience_s = self._group.timeout_s
+                raise self._loss_of_first_rank(error) from None
             if isinstance(command, RunPlan):
                 self._run(command)
             elif isinstance(command, CopyBlocks):
                 self._executor.copy_blocks(read_copy(command))
-            elif isinstance(command, Ping):
-                self._say(Done())
             elif isinstance(command, Release | Restore):
                 self._move_memory(command)
-                patience_s = START_TIMEOUT_S
             elif isinstance(command, End):
                 return
             else:
@@ -104,6 +99,9 @@ class RankWorker:
 
     def _say(self, answer: Done | Computed) -> None:
         try:
-            self._line.send(answer, self._group.timeout_s)
+            self._line.send(answer, STEP_TIMEOUT_S)
         except LineLost as error:
-            raise EngineDead(f"rank 0 is lost: {error}") from None
+            raise self._loss_of_first_rank(error) from None
+
+    def _loss_of_first_rank(self, error: LineLost) -> EngineDead:
+        return EngineDead(self._group.loss or f"rank 0 is lost: {error}")

@@ -24,7 +24,9 @@ class StageTimes:
         """A stage has computed its part of a step."""
         self.busy_s[stage] += seconds
 
-    @property
-    def idle_shares(self) -> list[float]:
-        """The share of the loaded time in which each stage waited for the others."""
-        return [max(0.0, 1 - busy_s / self.loaded_s) if self.loaded_s else 0.0 for busy_s in self.busy_s]
+    def idle_shares(self, now: float) -> list[float]:
+        """The share of the loaded time so far in which each stage waited for the others."""
+        loaded_s = self.loaded_s
+        if self._loaded_since is not None:
+            loaded_s += now - self._loaded_since
+        return [max(0.0, 1 - busy_s / loaded_s) if loaded_s else 0.0 for busy_s in self.busy_s]

@@ -8,7 +8,7 @@ import pytest
 
 from fault_load import record_answers, request_body
 from fault_report import FaultRow
-from fault_runs import freeze, judge, thaw, under_load, wait_until_whole
+from fault_runs import freeze, judge, prefill_time, thaw, under_load, wait_until_whole
 from faulty_service import FaultyService, kill
 from group_remains import GroupRemains
 from service_client import wait_until
@@ -22,19 +22,18 @@ SHAPES = [(1, 2), (2, 2)]  # processes side by side, and one after the other
 
 
 @pytest.fixture(scope="module")
-def pair_of_groups(host, tiny):
-    """Two engines of two ranks each, of the tiny model: what is asked is not what a model computes."""
-    service = FaultyService(host, "groups", [tiny.args(tensor_parallel_size=2)])
+def pair_of_groups(host, model):
+    """Two engines of two ranks each."""
+    service = FaultyService(host, "groups", [model.args(tensor_parallel_size=2)])
     yield service
     service.delete()
 
 
 @pytest.fixture
-def groups(pair_of_groups, tiny):
-    """Both up, whatever the test before has done to them, and at the pace of the tiny model."""
+def groups(pair_of_groups):
+    """Both up, whatever the test before has done to them."""
     wait_until(lambda: len(pair_of_groups.known_groups()) == 2, 120.0)
-    with pair_of_groups.switched(slow_steps=tiny.step_s):
-        yield pair_of_groups
+    return pair_of_groups
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +43,15 @@ def answers(pair_of_groups):
 
 
 def answers_of(service):
-    return record_answers(service.url, {number: request_body(number) for number in range(NUM_REQUESTS)})
+    num_tokens = service.host.model.num_tokens
+    bodies = {number: request_body(number, max_tokens=num_tokens) for number in range(NUM_REQUESTS)}
+    return record_answers(service.url, bodies)
 
 
 @pytest.fixture
 def recompute_s(groups):
     """How long one engine takes to compute again what half of the load's streams had."""
-    started = time.monotonic()
-    assert groups.complete([3, *(10 + i % 300 for i in range(4 * 2 * 76))], max_tokens=1).status_code == 200
-    return time.monotonic() - started
+    return prefill_time(groups)
 
 
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.faults)])
@@ -81,14 +80,14 @@ def test_f06_no_rank_outlives_the_replica_that_owns_it(groups, answers, recomput
 
 @pytest.mark.faults
 @pytest.mark.parametrize(("tensor_parallel_size", "pipeline_parallel_size"), SHAPES)
-def test_f06_a_rank_of_a_pipeline_killed(host, tiny, report, tensor_parallel_size, pipeline_parallel_size):
+def test_f06_a_rank_of_a_pipeline_killed(host, model, report, tensor_parallel_size, pipeline_parallel_size):
     shape = {"tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size}
-    service = FaultyService(host, f"groups-{tensor_parallel_size}-{pipeline_parallel_size}", [tiny.args(**shape)])
+    service = FaultyService(host, f"groups-{tensor_parallel_size}-{pipeline_parallel_size}", [model.args(**shape)])
     answers = answers_of(service)
     injected = f"the last rank killed, {tensor_parallel_size} side by side in {pipeline_parallel_size} stages"
     row = FaultRow(fault="F06", injected=injected, recovery_ceiling_s=GONE_S)
-    with service.switched(slow_steps=tiny.step_s):
-        lose_group(service, answers, row, lambda group: kill(group[-1]))
+    row.gap_ceiling_s = GAP_S + prefill_time(service)
+    lose_group(service, answers, row, lambda group: kill(group[-1]))
     judge(report, row, service)
     service.delete()
 
@@ -113,14 +112,11 @@ def test_f07_without_the_watch_streams_stand_still(groups, answers, report):
 
 
 @pytest.mark.faults
-def test_twenty_kills_of_any_rank_under_twelve_mixed_streams(host, tiny, report):
-    trio = FaultyService(host, "group-trio", [tiny.args(num_replicas=3, tensor_parallel_size=2)])
+def test_twenty_kills_of_any_rank_under_twelve_mixed_streams(host, model, report):
+    trio = FaultyService(host, "group-trio", [model.args(num_replicas=3, tensor_parallel_size=2)])
     answers = answers_of(trio)
     row, draw, num_kills = FaultRow(fault="rank kills", injected="a rank killed at random moments"), random.Random(7), 0
-    with (
-        trio.switched(slow_steps=tiny.step_s),
-        under_load(trio, answers, row, num_streams=12, whole_per_s=0.0),
-    ):
+    with under_load(trio, answers, row, num_streams=12, whole_per_s=0.0):
         while num_kills < 20:
             time.sleep(draw.uniform(0.5, 4.0))
             groups = trio.known_groups()

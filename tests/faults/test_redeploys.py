@@ -64,7 +64,7 @@ def test_f30_one_engine_then_four_then_one_under_load(host, model, expected, rep
     row = FaultRow(fault="F30", injected="1 engine, 4, and 1 again")
     with service.switched(without), under_load(service, expected, row) as load:
         for num_replicas in (4, 1):
-            service.redeploy(models=[SMALL | scaled | {"num_replicas": num_replicas}])
+            service.scale(num_replicas)
             row.recovery_s = wait_until_whole(service)
             enough = len(load.answers) + 2 * model.num_streams
             wait_until(lambda enough=enough: len(load.answers) > enough, 120)

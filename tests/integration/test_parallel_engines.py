@@ -18,6 +18,8 @@ def test_ranks_side_by_side_in_stages_answer_as_one_process_does(service, deploy
     with deploy("parallel", [model | sizes]) as parallel:
         for request in REQUESTS:
             assert parallel.text_of(**request) == service.text_of(**request)
+        for stage in ("0", "1"):
+            assert 0 < parallel.metric("rayinfer_pipeline_stage_idle_share", stage=stage) < 1
         found = identify(read_actors(ray.get_runtime_context().gcs_address), "parallel", {})
         ranks = [process for process in found if process.role == "engine"]
         assert [process.rank for process in ranks] == [0, 1, 2, 3]

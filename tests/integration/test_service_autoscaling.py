@@ -8,12 +8,14 @@ import httpx
 import pytest
 
 from rayinfer_deployments.app_args import llm_app_args
+from rayinfer_deployments.engine_room import NoRoom
 from rayinfer_deployments.service_operations import ServiceOperations
 from service_client import wait_until
 from service_load import engine_names
 
 SMALL = {"num_cpus": 0.1, "num_threads": 1, "drain_timeout_s": 5.0}
 IDLE_S = 5
+MORE_THAN_HALF_A_MACHINE = 1.1  # CPUs
 
 # Until an engine has come or gone; the delays that are set here are a few seconds, a busy machine adds to them.
 ENGINE_S = 240
@@ -86,18 +88,23 @@ def test_a_burst_brings_a_second_engine_which_goes_when_it_is_over(deploy, model
 
 
 def test_a_model_without_requests_has_no_engine_and_gets_one_with_the_next(deploy, model):
-    models = [SMALL | model | {"autoscaling": {"min_replicas": 0, "max_replicas": 1, "idle_timeout_s": IDLE_S}}]
+    scaling = {"min_replicas": 0, "max_replicas": 1, "idle_timeout_s": IDLE_S}
+    models = [SMALL | model | {"autoscaling": scaling, "num_cpus": MORE_THAN_HALF_A_MACHINE}]
     began = time.monotonic()
     with deploy("idle", models) as service:
         start_s = time.monotonic() - began
-        wait_until(lambda: num_engines(service) == 0, ENGINE_S)
+        gone_s = wait_until(lambda: num_engines(service) == 0, ENGINE_S)
         assert service.is_ready()
         with Clients(service, 4, max_tokens=8) as clients:  # all of them wait for the one engine
             answers_s = wait_until(lambda: len(clients.texts) >= 4, ENGINE_S)
-        tell(f"from no engine to answers: {answers_s:.1f} s", start_s)
+        tell(f"no engine {gone_s:.1f} s after the start; from no engine to answers: {answers_s:.1f} s", start_s)
         assert clients.failures == []
         assert num_engines(service) == 1
         operations = ServiceOperations("idle", llm_app_args({"models": models}), route_prefix="/idle")
+        asked = time.monotonic()
+        with pytest.raises(NoRoom, match=f"no room for 1 engine: no node has {MORE_THAN_HALF_A_MACHINE:g}.* CPU free"):
+            asyncio.run(operations.scale(2))
+        assert time.monotonic() - asked < 100  # ten times what it takes
         kept = asyncio.run(operations.scale(1))["tiny"]
         time.sleep(IDLE_S + 3)  # longer than it would stay by itself
         assert asyncio.run(operations.scale(None)) == {"tiny": kept}

@@ -63,6 +63,7 @@ class FakeExecutor:
         num_plans_at_once: int = 1,
     ) -> None:
         self.num_plans_at_once = num_plans_at_once
+        self.stage_idle_shares: Sequence[float] = ()
         self.death: EngineDead | None = None
         self.block_size = block_size
         self.answer = answer

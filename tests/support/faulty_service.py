@@ -142,6 +142,13 @@ class FaultyService(ServiceClient):
         self._count(self.args["models"])
         self.host.ask("deploy", self.name, args=self.args)
 
+    def scale(self, num_engines: int) -> None:
+        """Give its model so many engines, by `rayinfer scale`'s way; returns before that has happened."""
+        (model,), before = self.args["models"], self.args
+        self.args = before | {"models": [model | {"num_replicas": num_engines}]}
+        self._count(self.args["models"])
+        self.host.ask("scale", self.name, args=before, num_engines=num_engines)
+
     def delete(self) -> None:
         """End it."""
         self.http.close()

@@ -1,6 +1,7 @@
 """The ranks of a group as threads of this process, with executors that compute nothing."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -9,22 +10,32 @@ from rayinfer.engine.engine_state import SleepLevel
 from rayinfer.engine.group_executor import GroupExecutor
 from rayinfer.engine.kv_offload import BlockCopy
 from rayinfer.engine.model_runner import NO_TOKENS, FinishedStep
-from rayinfer.engine.rank_group import RankGroup, open_rendezvous
+from rayinfer.engine.rank_group import RankGroup
 from rayinfer.engine.rank_worker import RankWorker
+from rayinfer.engine.rendezvous import open_rendezvous
 from rayinfer.engine.step_plan import SampledTokens, StepPlan
 from rayinfer.tensor_parallel import Place
 
 Wait = Callable[[], object]
 
 
+def _go_on() -> None:
+    pass
+
+
 class NotingExecutor:
-    """Notes what it is told; `before_step` may wait or fail. In the last stage each row's token is its number."""
+    """Notes what it is told; in the last stage each row's token is its number.
+
+    `before_step`, and `before_move` where memory is given back or taken, may wait or fail.
+    """
 
     num_plans_at_once = 1
+    stage_idle_shares: Sequence[float] = ()
 
-    def __init__(self, place: Place, before_step: Wait = lambda: None) -> None:
+    def __init__(self, place: Place, before_step: Wait = lambda: None, before_move: Wait = lambda: None) -> None:
         self.place = place
         self.before_step = before_step
+        self.before_move = before_move
         self.noted: list[object] = []
 
     def submit(self, plan: StepPlan) -> FinishedStep:
@@ -38,9 +49,11 @@ class NotingExecutor:
         self.noted.append(("copy", copy.direction, list(copy.source_blocks), list(copy.target_blocks)))
 
     def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
+        self.before_move()
         self.noted.append(("release", level, list(blocks_in_use)))
 
     def restore(self, level: SleepLevel) -> None:
+        self.before_move()
         self.noted.append(("restore", level))
 
     def check(self) -> None:
@@ -60,14 +73,17 @@ class ThreadRanks:
         *,
         timeout_s: float = 20.0,
         before_step: dict[int, Wait] | None = None,
+        before_move: dict[int, Wait] | None = None,
     ) -> None:
         sizes = (tensor_parallel_size, pipeline_parallel_size)
         num_ranks = tensor_parallel_size * pipeline_parallel_size
+        steps, moves = before_step or {}, before_move or {}
         self.executors = [
-            NotingExecutor(Place(rank, *sizes), (before_step or {}).get(rank, lambda: None))
+            NotingExecutor(Place(rank, *sizes), *(waits.get(rank, _go_on) for waits in (steps, moves)))
             for rank in range(num_ranks)
         ]
         self.failures: dict[int, BaseException] = {}
+        self.groups: dict[int, RankGroup] = {}
         host = open_rendezvous(timeout_s=timeout_s)
         self.threads = [
             threading.Thread(target=self._be, args=(Place(rank, *sizes), host.rendezvous), daemon=True)
@@ -75,18 +91,24 @@ class ThreadRanks:
         ]
         for thread in self.threads:
             thread.start()
-        self.group = RankGroup.host(Place(0, *sizes), host)
+        self.group = self.groups[0] = RankGroup.host(Place(0, *sizes), host)
         self.graces: list[float] = []  # with which the ranks were ended
         self.rank0 = GroupExecutor(self.group, self.executors[0], self.graces.append)
 
     def _be(self, place: Place, rendezvous) -> None:  # type: ignore[no-untyped-def]
-        group = RankGroup.join(place, rendezvous)
+        group = self.groups[place.rank] = RankGroup.join(place, rendezvous)
         try:
             RankWorker(group, self.executors[place.rank], None).obey()
         except BaseException as error:
             self.failures[place.rank] = error
         finally:
             group.close()
+
+    def freeze(self, rank: int) -> None:
+        """Let a rank show no more sign of life, as a stopped process does."""
+        while rank not in self.groups:  # a thread of its own puts it there
+            time.sleep(0.01)
+        self.groups[rank].beats.stop()
 
     def join(self, timeout_s: float = 20.0) -> None:
         """Wait until every rank has ended."""

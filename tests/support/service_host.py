@@ -4,6 +4,7 @@ Run it as a program: `service_host.py '{"proxy_port": null, "num_cpus": 2}'`. It
 stdin does. `faulty_service.py` is its other end.
 """
 
+import asyncio
 import json
 import os
 import sys
@@ -22,6 +23,7 @@ from rayinfer_deployments.app_args import llm_app_args  # noqa: E402
 from rayinfer_deployments.applications import build_llm_app  # noqa: E402
 from rayinfer_deployments.own_ray import OwnRay  # noqa: E402
 from rayinfer_deployments.service_inventory import identify, read_actors  # noqa: E402
+from rayinfer_deployments.service_operations import ServiceOperations  # noqa: E402
 
 LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 
@@ -32,6 +34,12 @@ def deploy(name: str, args: dict[str, Any]) -> None:
         build_llm_app(llm_app_args(args)), name=name, route_prefix=f"/{name}", logging_config=LOGGING
     )
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
+
+
+def scale(name: str, args: dict[str, Any], num_engines: int) -> None:
+    """Change how many engines each model has as `rayinfer scale` does: by a deployment in place."""
+    operations = ServiceOperations(name, llm_app_args(args), route_prefix=f"/{name}")
+    asyncio.run(operations.scale(num_engines))
 
 
 def status(name: str) -> dict[str, Any]:
@@ -57,6 +65,10 @@ def obey(command: dict[str, Any], ray: OwnRay) -> Any:
     match command["do"]:
         case "deploy":
             return deploy(name, command["args"])
+        case "scale":
+            # Returns once the engines are there: whoever asks looks for itself.
+            threading.Thread(target=scale, args=(name, command["args"], command["num_engines"]), daemon=True).start()
+            return None
         case "delete":
             # Serve waits for the last process, which may take a while: whoever asks looks for itself.
             threading.Thread(target=serve.delete, args=(name,), daemon=True).start()

@@ -109,6 +109,14 @@ def test_engine_gauges_follow_the_newest_figures_and_vanish_with_the_engine():
     assert ("vllm:num_requests_running", ("tiny", "a")) not in values(metrics)
 
 
+def test_each_stage_of_a_pipeline_says_how_idle_it_is():
+    metrics = ServiceMetrics(CollectorRegistry())
+    metrics.set_engine_stats("tiny", "a", EngineStats(stage_idle_shares=[0.25, 0.5]))
+    metrics.set_engine_stats("tiny", "b", EngineStats())
+    shares = {labels: value for (name, labels), value in values(metrics).items() if "stage_idle_share" in name}
+    assert shares == {("tiny", "a", "0"): 0.25, ("tiny", "a", "1"): 0.5}
+
+
 def test_totals_of_an_engine_that_starts_again_from_zero_go_on_growing():
     metrics = ServiceMetrics(CollectorRegistry())
     for preemptions in (2, 5, 1, 4):  # rebuilt between 5 and 1

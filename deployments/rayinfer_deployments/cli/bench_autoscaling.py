@@ -11,6 +11,7 @@ from rich.console import Console
 from rayinfer_deployments.cli.failures import in_one_line
 
 RESULTS = Path("kernels/benchmarks/results")
+EVERY_S = 600.0  # between two pauses
 
 
 @in_one_line
@@ -32,6 +33,9 @@ def autoscaling(
     step_ms: Annotated[float, typer.Option(min=0.1, help="of an engine's step, however little it computes")] = 25.0,
     request_ms: Annotated[float, typer.Option(min=0, help="more of it for each request that gets a token")] = 0.5,
     seats: Annotated[int, typer.Option(min=1, help="requests that an engine runs at once")] = 64,
+    pause_s: Annotated[
+        float, typer.Option(min=0, help="replay the first trace again, with so long a pause after each ten minutes")
+    ] = 0.0,
     speed: Annotated[float, typer.Option(min=0.01, help="how much faster than in the trace the requests come")] = 1.0,
     output: Annotated[Path, typer.Option(help="folder for the JSON file, the table and the picture")] = RESULTS,
 ) -> None:
@@ -43,7 +47,7 @@ def autoscaling(
         write_markdown,
     )
     from rayinfer.benchmark.autoscaling.simulated_engine import EnginePace
-    from rayinfer.benchmark.autoscaling.trace import arrivals_by_minute, read_trace
+    from rayinfer.benchmark.autoscaling.trace import arrivals_by_minute, read_trace, with_pauses
     from rayinfer.benchmark.report import write_json
     from rayinfer.routing.autoscaling_settings import autoscaling_settings
     from rayinfer_deployments.cli.limits import mapping_in
@@ -51,6 +55,9 @@ def autoscaling(
     given = {} if settings_file is None else mapping_in(settings_file)
     settings = autoscaling_settings({"max_replicas": max_replicas} | given)
     traces = {file.stem: read_trace(file, speed=speed) for file in trace}
+    if pause_s:
+        name = trace[0].stem
+        traces[f"{name}, with pauses"] = with_pauses(traces[name], every_s=EVERY_S, pause_s=pause_s)
     pace = EnginePace(
         step_s=step_ms / 1e3,
         prompt_token_s=1 / prompt_rate,

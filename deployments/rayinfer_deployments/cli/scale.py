@@ -7,7 +7,8 @@ import typer
 from rayinfer.errors import ConfigError
 from rayinfer_deployments.cli.failures import in_one_line
 
-SCALE_S = 650.0
+WAIT_S = 600.0  # the service's own bound
+SCALE_S = WAIT_S + 50.0
 AUTO = "auto"
 MOST = 1024
 
@@ -17,13 +18,16 @@ def scale(
     engines: Annotated[str, typer.Argument(metavar="N", help="how many, or auto: as the service was started with")],
     port: Annotated[int | None, typer.Option(help="the service's port (default: the only service there is)")] = None,
     model: Annotated[str | None, typer.Option(help="only this model's engines (default: those of each model)")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="wait for room, where the cluster may add nodes")] = False,
 ) -> None:
     """Give every model so many engines, no more and no fewer; streams of those that go continue at others."""
     from rayinfer_deployments.control_socket import ask
     from rayinfer_deployments.service_record import find_service
 
     socket = find_service(port).control_socket
-    now = ask(socket, "scale", timeout_s=SCALE_S, num_engines=_number_in(engines), model=model)
+    if wait:
+        typer.echo(f"waits up to {WAIT_S:.0f} s for engines, and for nodes with room for them", err=True)
+    now = ask(socket, "scale", timeout_s=SCALE_S, num_engines=_number_in(engines), model=model, waits_for_nodes=wait)
     for name, there in now.items():
         typer.echo(f"{name}: {len(there)} engine{'' if len(there) == 1 else 's'} ({', '.join(there) or 'none'})")
 

@@ -21,6 +21,8 @@ from rayinfer.benchmark.report import Environment, describe_environment, format_
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
 
 OWN = "engine metrics"
+IDLE_TIMEOUT_S = 300.0
+TO_NONE = f"{OWN}, to none"
 PLAIN_TARGETS = (2.0, 8.0, 16.0, 32.0)  # ongoing requests per engine; the first is Serve's default
 HEADS = ("trace", "policy", "lost", "in time", "TTFT p50 s", "p99 s", "engine-hours", "most", "starts")
 TAIL_S = 300.0  # after the last request
@@ -118,6 +120,8 @@ def _policies(settings: AutoscalingSettings) -> dict[str, CountingPolicy]:
         downscale_delay_s=settings.downscale_delay_s,
     )
     policies[OWN] = ByEngineMetrics(settings)
+    to_none = settings.model_copy(update={"min_replicas": 0, "idle_timeout_s": IDLE_TIMEOUT_S})
+    policies[TO_NONE] = ByEngineMetrics(to_none)
     policies[f"{OWN}, down after {quick.downscale_delay_s:g} s"] = ByEngineMetrics(quick)
     return policies
 
@@ -166,5 +170,6 @@ def _title(report: AutoscalingReport) -> str:
         f"{pace.start_s:g} s to start; {settings['min_replicas']} to {settings['max_replicas']} of them. "
         f"In time: first token within {settings['ttft_objective_s']:g} s. "
         f"Lost: refused by a queue of {MAX_WAITING}, or no token within {PATIENCE_S:g} s. "
-        f"Policies see the load as it was {NEWS_S:g} s ago."
+        f"Policies see the load as it was {NEWS_S:g} s ago. "
+        f"To none: the last engine goes after {IDLE_TIMEOUT_S:g} s without a request."
     )

@@ -40,6 +40,13 @@ def read_trace(file: Path, *, speed: float = 1.0) -> list[TracedRequest]:
     return sorted(requests)
 
 
+def with_pauses(requests: Sequence[TracedRequest], *, every_s: float, pause_s: float) -> list[TracedRequest]:
+    """Let nobody come for `pause_s` after each `every_s` of a trace."""
+    return [
+        request._replace(arrival_s=request.arrival_s + pause_s * (request.arrival_s // every_s)) for request in requests
+    ]
+
+
 def arrivals_by_minute(requests: Sequence[TracedRequest]) -> list[int]:
     """Count the requests of each minute."""
     counts = [0] * (int(requests[-1].arrival_s // 60) + 1)

@@ -78,6 +78,15 @@ async def test_another_call_follows_one_that_was_answered_or_failed_while_the_ne
     await until(lambda: len(handle.calls) == 3)
 
 
+async def test_a_deployment_that_has_failed_is_asked_less_and_less_often(handle, need):
+    need.is_there = True
+    for number in range(4):
+        await until(lambda number=number: len(handle.calls) == number + 1)
+        handle.calls[number].answer.set_exception(RuntimeError("the deployment has failed"))
+    await asyncio.sleep(0.5)  # of the 1.6 s until the next one
+    assert len(handle.calls) == 4
+
+
 async def test_what_still_waits_at_the_end_is_called_off(need):
     handle = Handle()
     starting = asyncio.create_task(start_engines(handle, lambda: True))

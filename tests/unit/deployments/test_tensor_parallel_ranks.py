@@ -47,9 +47,9 @@ def task_error(cause):
     return RayTaskError("run", "traceback", cause)
 
 
-def group_of(first, *others):
+def group_of(first, *others, stopped=()):
     killed = []
-    return EngineGroup("engine-x", first, others, killed.append), killed
+    return EngineGroup("engine-x", first, others, killed.append, stopped.__contains__), killed
 
 
 def test_an_engine_of_one_process_only_starts_it():
@@ -110,8 +110,8 @@ def test_a_rank_that_dies_while_the_first_one_waits_for_it_ends_the_start():
     asyncio.run(scenario())
 
 
-async def started(*others):
-    group, killed = group_of(FakeActor(open_group="there", start="described"), *others)
+async def started(*others, stopped=()):
+    group, killed = group_of(FakeActor(open_group="there", start="described"), *others, stopped=stopped)
     await group.start()
     return group, killed
 
@@ -130,15 +130,33 @@ def test_a_rank_that_ends_is_the_groups_loss():
     asyncio.run(scenario())
 
 
-def test_a_rank_that_answers_no_more_is_the_groups_loss():
+def test_a_rank_that_is_stopped_is_the_groups_loss():
     async def scenario():
-        silent = FakeActor(run=pending(), ping=7)
-        group, _ = await started(FakeActor(run=pending(), ping=7), silent)
+        silent, stopped = FakeActor(run=pending(), ping=8), {8}
+        group, _ = await started(FakeActor(run=pending(), ping=7), silent, stopped=stopped)
         losing = asyncio.ensure_future(group.first_loss())
         await asyncio.sleep(0.1)  # twenty ticks: as long as it answers it is not lost
         assert not losing.done()
         silent.answers["ping"] = pending()
         assert "rank 2 of engine engine-x has not answered for" in await asyncio.wait_for(losing, 5.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_that_is_too_busy_to_answer_is_lost_only_when_it_is_stopped_or_after_very_long(monkeypatch):
+    async def scenario():
+        busy, stopped = FakeActor(run=pending(), ping=8), set()
+        group, _ = await started(busy, stopped=stopped)
+        losing = asyncio.ensure_future(group.first_loss())
+        await asyncio.sleep(0.1)
+        busy.answers["ping"] = pending()
+        await asyncio.sleep(0.2)  # forty ticks, as when weights are read with Python's lock held
+        assert not losing.done()
+        stopped.add(8)
+        assert "rank 1 of engine engine-x has not answered for" in await asyncio.wait_for(losing, 5.0)
+        stopped.clear()
+        monkeypatch.setattr(tensor_parallel_ranks, "MOST_SILENT_TICKS", 20)
+        assert "has not answered for" in await asyncio.wait_for(group.first_loss(), 5.0)
 
     asyncio.run(scenario())
 

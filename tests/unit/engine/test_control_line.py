@@ -7,7 +7,7 @@ import time
 import pytest
 
 from rayinfer.engine.control_line import ControlLine, LineLost, framed
-from rayinfer.engine.plan_codec import BadMessage, Computed, Done, Failed, Ping
+from rayinfer.engine.plan_codec import BadMessage, Beat, Computed, Done, Failed
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def ends():
 
 def test_messages_arrive_in_their_order_however_they_are_cut(ends):
     one, other = ends
-    said = [Ping(), Failed("x" * 200_000), Done(), Ping()]
+    said = [Beat(), Failed("x" * 200_000), Done(), Beat()]
     sender = threading.Thread(target=lambda: [one.send(message, 5.0) for message in said])
     sender.start()
     assert [other.receive(5.0) for _ in said] == said
@@ -68,7 +68,7 @@ def test_the_other_ends_end_is_noticed(ends):
         one.send(Failed("x" * 30_000_000), 1.0)
     one.close()
     with pytest.raises(LineLost, match="closed"):
-        one.send(Ping(), 1.0)
+        one.send(Beat(), 1.0)
     with pytest.raises(LineLost, match="closed"):
         one.receive(1.0)
     assert not one.has_unread
@@ -79,6 +79,6 @@ def test_a_message_that_is_too_long_or_unreadable_is_refused(ends):
     one.send(Failed("x" * 5000), 1.0)
     with pytest.raises(BadMessage, match="at most 4096"):
         other.receive(1.0, max_bytes=4096)
-    other.send_bytes(framed(Ping())[:-1] + b"\xc1", 1.0)
+    other.send_bytes(framed(Beat())[:-1] + b"\xc1", 1.0)
     with pytest.raises(BadMessage, match="unreadable"):
         one.receive(1.0)

@@ -7,12 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from obeying_threads import ThreadRanks, plan_of
+from rayinfer.engine import group_executor
 from rayinfer.engine.engine_state import SleepLevel
 from rayinfer.engine.group_executor import GroupExecutor
 from rayinfer.engine.kv_offload import BlockCopy
 from rayinfer.errors import EngineDead
 
 SOON_S = 10.0
+TIMEOUT_S = 0.4  # of silence
 
 
 def until(is_so, timeout_s=SOON_S):
@@ -75,7 +77,7 @@ def test_a_step_is_under_way_until_its_tokens_are_asked_for_and_later_stages_tel
     may_go.set()
     assert second.result().token_ids.tolist() == [0]  # whoever asks later is told of earlier ones, too
     assert first.result().token_ids.tolist() == [0, 1, 2]
-    idle_first, idle_second = ranks.rank0.stage_times.idle_shares
+    idle_first, idle_second = ranks.rank0.stage_idle_shares
     assert idle_first > 0.5
     assert idle_second < idle_first
     ranks.rank0.shutdown()
@@ -105,10 +107,23 @@ def test_a_shutdown_waits_for_the_step_under_way():
     assert ranks.executors[1].noted == [("plan", 1)]
 
 
-def test_ranks_outlive_a_long_rest():
-    ranks = ThreadRanks(1, 2, timeout_s=0.6)
-    time.sleep(2.5)
+@pytest.mark.parametrize(("sizes", "slow_rank"), [((2, 1), 1), ((1, 2), 0), ((1, 2), 1)])
+def test_ranks_outlive_a_long_rest_and_whatever_takes_one_of_them_long(sizes, slow_rank):
+    ranks = ThreadRanks(*sizes, timeout_s=TIMEOUT_S, before_step={slow_rank: lambda: time.sleep(2 * TIMEOUT_S)})
     assert ranks.rank0.submit(plan_of(1)).result().token_ids.tolist() == [0, 1, 2]
+    time.sleep(2 * TIMEOUT_S)
+    ranks.rank0.release(SleepLevel.RECOMPUTE, [])
+    ranks.rank0.restore(SleepLevel.RECOMPUTE)
+    ranks.rank0.shutdown()
+    ranks.join()
+    assert ranks.failures == {}
+
+
+@pytest.mark.parametrize("slow_rank", [0, 1])
+def test_ranks_may_take_as_long_as_they_need_to_fall_asleep_and_to_wake(slow_rank):
+    ranks = ThreadRanks(2, 1, timeout_s=TIMEOUT_S, before_move={slow_rank: lambda: time.sleep(2 * TIMEOUT_S)})
+    ranks.rank0.release(SleepLevel.RECOMPUTE, [])
+    ranks.rank0.restore(SleepLevel.RECOMPUTE)
     ranks.rank0.shutdown()
     ranks.join()
     assert ranks.failures == {}
@@ -150,32 +165,45 @@ def test_rank_0_that_fails_in_a_step_ends_all_of_them():
     assert isinstance(ranks.failures[1], EngineDead)
 
 
-def test_a_rank_that_hangs_while_the_engine_rests_is_given_up_within_the_timeout():
-    may_go = threading.Event()
-    ranks = ThreadRanks(2, 1, timeout_s=1.0, before_step={1: may_go.wait})
+def test_a_rank_that_is_frozen_while_the_engine_rests_is_given_up_within_the_timeout():
+    ranks = ThreadRanks(2, 1, timeout_s=TIMEOUT_S)
     started = time.monotonic()
-    ranks.rank0.submit(plan_of(1))  # to rank 0 this step is over; rank 1 will never say a word again
-    assert "has said nothing" in death_of(ranks.rank0)
+    ranks.freeze(1)
+    assert f"rank 1 is lost: it has said nothing for {TIMEOUT_S:g} s" in death_of(ranks.rank0)
     assert time.monotonic() - started < SOON_S
+    until(lambda: ranks.graces == [0.0])  # at once: what is frozen does not end by itself
+    ranks.rank0.shutdown()
+    ranks.join()
+
+
+@pytest.mark.parametrize("command", ["step", "release"])
+def test_a_rank_that_is_frozen_while_it_is_waited_for_is_given_up_within_the_timeout(command):
+    may_go = threading.Event()
+    wait = {1: may_go.wait}
+    ranks = ThreadRanks(1, 2, timeout_s=TIMEOUT_S, before_step=wait, before_move=wait)
+    ranks.freeze(1)
+    with pytest.raises(EngineDead, match=rf"rank 1 is lost: it has said nothing for {TIMEOUT_S:g} s"):
+        ranks.rank0.submit(plan_of(1)).result() if command == "step" else ranks.rank0.release(SleepLevel.PERSIST, [])
     may_go.set()
     ranks.join()
 
 
-def test_a_rank_whose_tokens_do_not_come_is_given_up_within_the_timeout():
+def test_a_rank_that_lives_and_never_ends_its_step_is_given_up_in_the_end(monkeypatch):
+    monkeypatch.setattr(group_executor, "STEP_TIMEOUT_S", 0.5)
     may_go = threading.Event()
-    ranks = ThreadRanks(1, 2, timeout_s=0.5, before_step={1: may_go.wait})
-    with pytest.raises(EngineDead, match=r"said nothing for 0\.5 s"):
+    ranks = ThreadRanks(1, 2, before_step={1: may_go.wait})
+    with pytest.raises(EngineDead, match=r"rank 1 is lost: it has said nothing for 0\.5 s"):
         ranks.rank0.submit(plan_of(1)).result()
     may_go.set()
     ranks.join()
 
 
-def test_ranks_end_by_themselves_when_rank_0_says_nothing_any_more():
-    ranks = ThreadRanks(2, 1, timeout_s=0.6)
+def test_ranks_end_by_themselves_when_rank_0_is_frozen():
+    ranks = ThreadRanks(2, 1, timeout_s=TIMEOUT_S)
     ranks.rank0.submit(plan_of(1))
-    ranks.rank0._is_over = True  # nobody asks the ranks any more whether they are there
+    ranks.freeze(0)
     ranks.join()
-    assert "said nothing" in str(ranks.failures[1])
+    assert "rank 0 is lost: it has said nothing" in str(ranks.failures[1])
 
 
 def test_an_executor_that_nobody_has_any_more_lets_its_ranks_go():

@@ -6,10 +6,11 @@ import threading
 import pytest
 import torch
 
-from rayinfer.engine import rank_group
+from rayinfer.engine import rendezvous
 from rayinfer.engine.control_line import ControlLine, LineLost
 from rayinfer.engine.plan_codec import Failed, Hello
-from rayinfer.engine.rank_group import RankGroup, Rendezvous, open_rendezvous
+from rayinfer.engine.rank_group import RankGroup
+from rayinfer.engine.rendezvous import Rendezvous, open_rendezvous
 from rayinfer.errors import EngineDead
 from rayinfer.tensor_parallel import Place
 
@@ -55,10 +56,10 @@ def test_ranks_meet_in_their_stages_and_agree_on_the_least(host):
 
 
 def test_nobody_comes_in_without_the_key_or_twice_or_from_another_group(host):
-    rendezvous = host.rendezvous
+    meeting = host.rendezvous
 
     def knock(hello):
-        line = ControlLine(socket.create_connection((rendezvous.host, rendezvous.port)))
+        line = ControlLine(socket.create_connection((meeting.host, meeting.port)))
         line.send(hello, 5.0)
         with pytest.raises(LineLost, match=r"hung up|closed"):
             line.receive(10.0)
@@ -66,13 +67,13 @@ def test_nobody_comes_in_without_the_key_or_twice_or_from_another_group(host):
     def knock_and_come():
         for hello in (
             Hello("another key", 1, 2),
-            Hello(rendezvous.key, 2, 2),
-            Hello(rendezvous.key, 0, 2),
-            Hello(rendezvous.key, 1, 4),
+            Hello(meeting.key, 2, 2),
+            Hello(meeting.key, 0, 2),
+            Hello(meeting.key, 1, 4),
             Failed("no hello at all"),
         ):
             knock(hello)
-        return RankGroup.join(Place(1, 2, 1), rendezvous)
+        return RankGroup.join(Place(1, 2, 1), meeting)
 
     groups = in_threads(lambda: RankGroup.host(Place(0, 2, 1), host), knock_and_come)
     assert [group.share.group.size for group in groups] == [2, 2]
@@ -95,7 +96,7 @@ def test_rank_0_stops_waiting_when_its_door_is_closed(host):
 
 
 def test_rank_0_does_not_wait_for_ever(host, monkeypatch):
-    monkeypatch.setattr(rank_group, "START_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(rendezvous, "START_TIMEOUT_S", 0.3)
     with pytest.raises(EngineDead, match=r"ranks \[1, 2, 3\] did not come within 0\.3 s"):
         RankGroup.host(Place(0, *SIZES), host)
 

@@ -1,10 +1,13 @@
+import re
+
 import pytest
 
 from rayinfer.benchmark.autoscaling.counting_policies import ByEngineMetrics, ByOngoingRequests, FixedCount
+from rayinfer.benchmark.autoscaling.plot import WIDTH, svg
 from rayinfer.benchmark.autoscaling.report import run_autoscaling_benchmark
 from rayinfer.benchmark.autoscaling.simulated_engine import EnginePace, SimulatedEngine, SimulatedRequest
 from rayinfer.benchmark.autoscaling.simulation import MAX_WAITING, Simulation
-from rayinfer.benchmark.autoscaling.trace import TracedRequest, arrivals_by_minute, read_trace
+from rayinfer.benchmark.autoscaling.trace import TracedRequest, arrivals_by_minute, read_trace, with_pauses
 from rayinfer.errors import ConfigError
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
 from rayinfer.routing.engine_count import ModelLoad
@@ -101,6 +104,34 @@ def test_a_trace_is_read_in_order_and_anything_else_is_refused(tmp_path):
             read_trace(file)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_trace(tmp_path / "missing.csv")
+
+
+def test_pauses_are_put_into_a_trace_and_nothing_is_lost_of_it():
+    trace = with_pauses(steady(30), every_s=10, pause_s=100)
+    assert [request.arrival_s for request in trace[8:12]] == [8, 9, 110, 111]
+    assert (len(trace), trace[-1].arrival_s) == (30, 229)
+
+
+def test_without_requests_all_engines_go_and_the_next_request_brings_one():
+    settings = SETTINGS.model_copy(update={"min_replicas": 0, "idle_timeout_s": 20.0, "downscale_delay_s": 5.0})
+    trace = with_pauses(steady(40), every_s=20, pause_s=60)
+    replay = run(trace, ByEngineMetrics(settings))
+    assert (replay.counts[19], replay.counts[75], replay.counts[99]) == (1, 0, 1)
+    assert replay.num_lost == 0
+    assert max(replay.first_token_s) > PACE.start_s  # of those who came while there was none
+
+
+def test_the_picture_has_a_panel_for_each_trace_and_keeps_within_its_width():
+    traces = {"calm": steady(120), "calm, with pauses": with_pauses(steady(120), every_s=60, pause_s=60)}
+    report = run_autoscaling_benchmark(traces, PACE, SETTINGS, command="bench")
+    picture = svg(report, {name: arrivals_by_minute(requests) for name, requests in traces.items()})
+    assert [picture.count(f">{name}</text>") for name in traces] == [1, 1]
+    assert picture.count("<polyline") == 2 * 4
+    points = re.findall(r"[ \"]([\d.]+),[\d.]+", picture)
+    assert max(map(float, points)) <= WIDTH
+    for left, anchor_class, text in re.findall(r'<text x="(\d+)" y="\d+" class="([^"]*)">([^<]*)<', picture):
+        share = 0.5 if "tick" in anchor_class else 0.0 if "count" in anchor_class else 1.0
+        assert int(left) + 5.6 * share * len(text) <= WIDTH, text
 
 
 def test_a_report_has_every_policy_for_every_trace():

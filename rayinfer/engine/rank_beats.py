@@ -1,0 +1,60 @@
+"""Signs of life between the ranks of an engine, from a thread of each.
+
+They come whatever the rank computes, loads or waits for: how long a step takes says nothing about who lives.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+
+from rayinfer.engine.control_line import ControlLine, LineLost
+from rayinfer.engine.plan_codec import BadMessage, Beat
+
+LONGEST_INTERVAL_S = 1.0
+BEATS_IN_TIMEOUT = 6
+READ_S = 1.0  # for the rest of a beat that has begun to come
+
+
+class RankBeats:
+    """Beats on every line, and calls `on_silence` once with the first rank that does so no more."""
+
+    def __init__(self, lines: Mapping[int, ControlLine], timeout_s: float, on_silence: Callable[[int], None]) -> None:
+        self._lines = lines  # by the rank at the other end
+        self._interval_s = min(LONGEST_INTERVAL_S, timeout_s / BEATS_IN_TIMEOUT)
+        self._most_silent_ticks = round(timeout_s / self._interval_s)
+        self._on_silence = on_silence
+        self._is_over = threading.Event()
+        threading.Thread(target=self._run, name="beats", daemon=True).start()
+
+    def stop(self) -> None:
+        """Beat no more, and listen no more."""
+        self._is_over.set()
+
+    def close(self) -> None:
+        """Stop, and hang up."""
+        self.stop()
+        for line in self._lines.values():
+            line.hang_up()
+
+    def _run(self) -> None:
+        """Count our own ticks, not seconds: what kept this thread from running is no other rank's fault."""
+        silent_ticks = dict.fromkeys(self._lines, 0)
+        while not self._is_over.wait(self._interval_s):
+            for rank, line in self._lines.items():
+                silent_ticks[rank] = 0 if _has_beaten(line) else silent_ticks[rank] + 1
+                with contextlib.suppress(LineLost):
+                    line.send(Beat(), 0.0)
+            lost = [rank for rank, ticks in silent_ticks.items() if ticks >= self._most_silent_ticks]
+            if lost and not self._is_over.is_set():
+                self.stop()
+                self._on_silence(lost[0])
+        for line in self._lines.values():
+            line.close()
+
+
+def _has_beaten(line: ControlLine) -> bool:
+    has_beaten = False
+    with contextlib.suppress(LineLost, BadMessage):
+        while line.has_unread:
+            has_beaten |= isinstance(line.receive(READ_S), Beat)
+    return has_beaten
