@@ -111,7 +111,7 @@ def interference_seconds(
     gaps: list[float] = []
     started = time.perf_counter()
     due_s = every_s
-    while (now := time.perf_counter()) - started < for_s:
+    while (now := time.perf_counter()) - started < for_s or len(gaps) < num_streams:
         if now - started >= due_s:
             requests.add(even_workload(1, prompt_len, 1, seed=int(due_s / every_s)))
             due_s += every_s

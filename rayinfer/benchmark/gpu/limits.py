@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 
 from rayinfer.benchmark.gpu.floors import CardLimits
-from rayinfer.benchmark.gpu.model_shapes import FLOAT_BYTES
 
 COPY_BYTES = 4 << 30  # far more than any cache holds
 MATMUL_SIZE = 8192
@@ -18,15 +17,22 @@ TINY_COPY_BYTES, TINY_MATMUL_SIZE = 1 << 20, 64
 def measure_limits(device: torch.device, *, tiny: bool = False) -> CardLimits:
     """Copy one large tensor into another and multiply two large matrices of random numbers; medians."""
     copy_bytes, size = (TINY_COPY_BYTES, TINY_MATMUL_SIZE) if tiny else (COPY_BYTES, MATMUL_SIZE)
-    source = torch.randint(0, 255, (copy_bytes,), dtype=torch.uint8, device=device)
+    return CardLimits(
+        copy_bytes_per_s=2 * copy_bytes / _copy_s(copy_bytes, device),
+        matmul_flops_per_s=2 * size**3 / _matmul_s(size, device),
+    )
+
+
+def _copy_s(num_bytes: int, device: torch.device) -> float:
+    source = torch.randint(0, 255, (num_bytes,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    copy_s = median_s(lambda: target.copy_(source), device)
-    del source, target
+    return median_s(lambda: target.copy_(source), device)
+
+
+def _matmul_s(size: int, device: torch.device) -> float:
     left, right = (torch.randn(size, size, device=device).to(torch.bfloat16) for _ in range(2))
     out = torch.empty(size, size, dtype=torch.bfloat16, device=device)
-    matmul_s = median_s(lambda: torch.mm(left, right, out=out), device)
-    assert out.element_size() == FLOAT_BYTES
-    return CardLimits(copy_bytes_per_s=2 * copy_bytes / copy_s, matmul_flops_per_s=2 * size**3 / matmul_s)
+    return median_s(lambda: torch.mm(left, right, out=out), device)
 
 
 def median_s(run: Callable[[], object], device: torch.device, num_runs: int = RUNS) -> float:
@@ -41,12 +47,12 @@ def _timed(run: Callable[[], object], device: torch.device) -> float:
         started = time.perf_counter()
         run()
         return time.perf_counter() - started
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     begin.record()
     run()
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) / 1e3
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 def describe_card(device: torch.device) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch.autograd.profiler_util import DeviceType  # type: ignore[attr-defined]
 
 from rayinfer.engine.engine import Engine
 
@@ -34,7 +35,7 @@ def profile_steps(engine: Engine, num_steps: int = PROFILED_STEPS) -> list[Busy]
     return sorted(
         Busy(event.time_range.start, event.time_range.end, event.name)
         for event in profiler.events()
-        if event.device_type == torch.autograd.DeviceType.CUDA
+        if event.device_type == DeviceType.CUDA
     )
 
 
