@@ -29,6 +29,9 @@ class EngineConfig(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="arithmetic of the model; auto is the checkpoint's own"
     )
+    load_format: Literal["auto", "dummy"] = Field(
+        "auto", description="dummy: random weights in the shape of config.json, to measure a model that is not there"
+    )
     quantization: Literal["int8", "int8-dynamic", "int4"] | None = Field(
         None,
         description="bits of the weights: int8 keeps activations as they are, int8-dynamic gives them eight bits, too,"

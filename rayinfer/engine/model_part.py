@@ -1,5 +1,6 @@
 """One rank's part of a model, in the simplest case all of it: weights, blocks, and what runs steps with them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from rayinfer.models.decoder import Decoder
 from rayinfer.models.encoder_decoder import EncoderDecoder
 from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
+from rayinfer.models.random_weights import random_decoder
 from rayinfer.optimization.packed_cache import PackedCache
 from rayinfer.optimization.ready_weights import load_ready_decoder
 from rayinfer.tensor_parallel import WHOLE
@@ -145,15 +147,7 @@ def _model_memory(setting: _Setting) -> ModelMemory:
     """Load the weights and reserve the blocks, as many as there is room for beside them."""
     config, model, device = setting.config, setting.model, setting.device
     dtype = torch_dtype(config.dtype, model)
-    load = partial(
-        load_ready_decoder,
-        setting.folder,
-        dtype,
-        device,
-        quantization=config.quantization,
-        cache=PackedCache(cache_folder() / "packed"),
-        share=WHOLE if setting.group is None else setting.group.share,
-    )
+    load = _loader(setting, dtype)
     decoder = load()
     shape = BlockShape(
         num_layers=decoder.num_layers_here,
@@ -181,6 +175,24 @@ def _model_memory(setting: _Setting) -> ModelMemory:
     make_ready(decoder)
     return ModelMemory(
         decoder, load_again, shape, num_blocks=num_blocks, num_offload_blocks=num_offload_blocks, device=device
+    )
+
+
+def _loader(setting: _Setting, dtype: torch.dtype) -> Callable[[], Decoder]:
+    """What reads the weights, now and after a deep sleep."""
+    config, share = setting.config, WHOLE if setting.group is None else setting.group.share
+    if config.load_format == "dummy":
+        if config.quantization is not None:
+            raise ConfigError("quantization needs weights that mean something: load_format must not be dummy")
+        return partial(random_decoder, setting.folder, dtype, setting.device, share)
+    return partial(
+        load_ready_decoder,
+        setting.folder,
+        dtype,
+        setting.device,
+        quantization=config.quantization,
+        cache=PackedCache(cache_folder() / "packed"),
+        share=share,
     )
 
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from rayinfer.config import DEFAULT_MODEL
 from rayinfer_deployments.cli.bench_autoscaling import autoscaling
+from rayinfer_deployments.cli.bench_gpu import gpu
 from rayinfer_deployments.cli.bench_parallel import parallel
 from rayinfer_deployments.cli.bench_peers import peers
 from rayinfer_deployments.cli.bench_quality import quality
@@ -34,6 +35,7 @@ def build_application() -> typer.Typer:
     application.command()(serve)
     application.command()(scheduler)
     application.command()(parallel)
+    application.command()(gpu)
     application.command()(peers)
     application.command()(quality)
     application.command()(router)

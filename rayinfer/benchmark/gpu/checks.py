@@ -1,0 +1,134 @@
+"""Whether the engine computes what it should: the same model by plain torch in float32 on the host, token by token."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from rayinfer.attention.batch import AttentionBatch
+from rayinfer.benchmark.gpu import engine_runs
+from rayinfer.benchmark.gpu.model_shapes import SHAPES, tiny_shape, write_shape
+from rayinfer.benchmark.gpu.results import Check
+from rayinfer.benchmark.gpu.works import even_workload
+from rayinfer.engine.engine import Engine
+from rayinfer.kv_cache.cache_tensors import allocate_kv_caches
+from rayinfer.models.loader import load_decoder
+from rayinfer.models.random_weights import random_decoder
+from rayinfer.models.safetensors_writer import TensorSpec, write_safetensors
+from rayinfer.protocols import GenerationRequest
+from rayinfer.sampling_params import SamplingParams
+
+NUM_PROMPTS, PROMPT_LEN, NUM_ANSWERED = 8, 96, 24
+BLOCK_SIZE = 16
+# Between log probabilities of one token. Numbers in bfloat16 have eight bits.
+ALLOWED = {"float32": 2e-3, "bfloat16": 0.15}
+_HOST = torch.device("cpu")
+
+
+class Answer(NamedTuple):
+    """One prompt's answer, and the log probabilities of all its tokens from the prompt's second one on."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+
+
+def run_checks(folder: Path, *, tiny: bool) -> list[Check]:
+    """Hold a model of two real layers against the reference, with CUDA graphs and without."""
+    shape = tiny_shape("Qwen3-0.6B") if tiny else SHAPES["Qwen3-0.6B"]
+    shape = {**shape, "num_hidden_layers": 2, "vocab_size": 512 if tiny else 2048}
+    checkpoint = _write_checkpoint(shape, folder / "checked")
+    workload = even_workload(NUM_PROMPTS, PROMPT_LEN, NUM_ANSWERED, seed=3)
+    prompts = [[token_id % shape["vocab_size"] for token_id in prompt] for prompt in workload.prompts]
+    checks = []
+    for dtype, allowed in ALLOWED.items():
+        with_graphs, without = (_answers(checkpoint, prompts, dtype, is_eager) for is_eager in (False, True))
+        checks.append(_compare_scores(checkpoint, prompts, with_graphs, dtype, allowed))
+        num_equal = sum(one.token_ids == other.token_ids for one, other in zip(with_graphs, without, strict=True))
+        checks.append(
+            Check(
+                name=f"graphs, {dtype}",
+                is_right=num_equal == len(prompts),
+                detail=f"{num_equal} of {len(prompts)} answers are the same with graphs and without",
+            )
+        )
+    return checks
+
+
+def _write_checkpoint(shape: Mapping[str, Any], folder: Path) -> Path:
+    """Keep random weights, so that the engine and the reference read the same."""
+    write_shape(shape, folder)
+    decoder = random_decoder(folder, torch.float32, _HOST)
+    assert isinstance(decoder, torch.nn.Module)
+    places = {name: place for name, place in decoder.weight_places().items() if not place.instead_of}
+    parameters = dict(decoder.named_parameters())
+    tensors = {
+        name: parameters[place.parameter].data if place.index is None else parameters[place.parameter].data[place.index]
+        for name, place in places.items()
+    }
+    specs = [TensorSpec(name=name, shape=tuple(tensor.shape)) for name, tensor in tensors.items()]
+    write_safetensors(folder / "model.safetensors", "F32", specs, (tensor.numpy() for tensor in tensors.values()))
+    return folder
+
+
+def _answers(checkpoint: Path, prompts: Sequence[list[int]], dtype: str, is_eager: bool) -> list[Answer]:
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_ANSWERED, ignore_eos=True, logprobs=0, prompt_logprobs=0)
+    token_ids: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
+    logprobs: dict[str, list[float]] = {name: [] for name in token_ids}
+    with _open(checkpoint, dtype, is_eager) as engine:
+        for name, prompt in zip(token_ids, prompts, strict=True):
+            engine.add_request(GenerationRequest(request_id=name, prompt_token_ids=prompt, sampling_params=params))
+        while engine.has_unfinished_requests:
+            for delta in engine.step():
+                name = delta.request_id
+                scored = [*(delta.prompt_logprobs or [])[1:], *(delta.logprobs or [])]
+                tokens = [*(prompts[int(name)][1:] if delta.prompt_logprobs else []), *delta.token_ids]
+                logprobs[name] += [
+                    each[token_id].logprob for each, token_id in zip(scored, tokens, strict=True) if each is not None
+                ]
+                token_ids[name] += delta.token_ids
+    return [Answer(token_ids[name], logprobs[name]) for name in token_ids]
+
+
+def _open(checkpoint: Path, dtype: str, is_eager: bool) -> AbstractContextManager[Engine]:
+    settings = {"dtype": dtype, "enforce_eager": is_eager, "num_kv_blocks": 256, "max_num_batched_tokens": 256}
+    return engine_runs.open_engine(checkpoint, load_format="auto", block_size=BLOCK_SIZE, **settings)
+
+
+def _compare_scores(
+    checkpoint: Path, prompts: Sequence[list[int]], answers: Sequence[Answer], dtype: str, allowed: float
+) -> Check:
+    farthest = 0.0
+    for prompt, answer in zip(prompts, answers, strict=True):
+        expected = _reference_logprobs(checkpoint, prompt + answer.token_ids)
+        if len(expected) != len(answer.logprobs):
+            return Check(name=f"log probabilities, {dtype}", is_right=False, detail="some are missing")
+        differences = (torch.tensor(answer.logprobs) - expected).abs()
+        farthest = max(farthest, float(differences.nan_to_num(torch.inf).max()))
+    return Check(
+        name=f"log probabilities, {dtype}",
+        is_right=farthest <= allowed,
+        detail=f"{farthest:.2g} from the reference in float32, {allowed:g} allowed",
+    )
+
+
+@torch.inference_mode()
+def _reference_logprobs(checkpoint: Path, token_ids: list[int]) -> torch.Tensor:
+    """Log probabilities of all tokens but the first, computed at once on the host."""
+    decoder = load_decoder(checkpoint, torch.float32, _HOST)
+    config, num_tokens = decoder.config, len(token_ids)
+    num_blocks = -(-num_tokens // BLOCK_SIZE)
+    decoder.prepare(torch.float32, _HOST, num_blocks * BLOCK_SIZE, config.max_position_embeddings)
+    sizes = (config.num_layers, num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+    decoder.bind_kv_caches(allocate_kv_caches(*sizes, torch.float32, _HOST))
+    batch = AttentionBatch(
+        positions=torch.arange(num_tokens),
+        slots=torch.arange(num_tokens),
+        query_starts=torch.tensor([0, num_tokens], dtype=torch.int32),
+        context_lengths=torch.tensor([num_tokens], dtype=torch.int32),
+        block_tables=torch.arange(num_blocks, dtype=torch.int32)[None],
+    )
+    tokens = torch.tensor(token_ids)
+    scores = decoder.logits(decoder.forward(tokens.int(), batch)).log_softmax(-1)
+    return scores[:-1].gather(1, tokens[1:, None])[:, 0]

@@ -1,0 +1,127 @@
+"""Runs an engine on a workload without a server, and times what comes out of it."""
+
+import itertools
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rayinfer.benchmark.gpu.works import NANO_TEMPERATURE, even_workload
+from rayinfer.benchmark.workloads import Workload
+from rayinfer.config import engine_config
+from rayinfer.engine.assembly import build_engine
+from rayinfer.engine.engine import Engine
+from rayinfer.protocols import GenerationRequest
+from rayinfer.sampling_params import SamplingParams
+
+TOKEN_MEMORY = 0.85  # of what is free: the measuring itself needs some
+
+
+class Requests:
+    """Numbers requests; those of different runs share no cached prefix."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._num_runs = 0
+        self._vocab_size = engine.description.vocab_size
+
+    def add(self, workload: Workload, *, temperature: float = 0.0) -> list[str]:
+        """Queue a workload, whose answers have the length that was drawn; returns the requests' names."""
+        self._num_runs += 1
+        names = [f"{self._num_runs}-{number}" for number in range(workload.num_requests)]
+        for seed, (name, prompt, length) in enumerate(
+            zip(names, workload.prompts, workload.output_lengths, strict=True)
+        ):
+            params = SamplingParams(temperature=temperature, max_tokens=length, ignore_eos=True, seed=seed)
+            self._engine.add_request(
+                GenerationRequest(
+                    request_id=name,
+                    prompt_token_ids=[token_id % self._vocab_size for token_id in prompt],
+                    sampling_params=params,
+                    cache_salt=str(self._num_runs),
+                )
+            )
+        return names
+
+
+@contextmanager
+def open_engine(folder: Path, **settings: Any) -> Iterator[Engine]:
+    """Build an engine with random weights and have it compute something, so that all is compiled and captured."""
+    usual: dict[str, Any] = {"model": str(folder), "load_format": "dummy"}
+    if "num_kv_blocks" not in settings:
+        usual["memory_fraction"] = TOKEN_MEMORY
+    engine = build_engine(engine_config(**{**usual, **settings}), folder)
+    try:
+        yield engine
+    finally:
+        engine.exit()
+
+
+def drain(engine: Engine) -> int:
+    """Step until nothing is left to do; returns how many tokens came."""
+    num_tokens = 0
+    while engine.has_unfinished_requests:
+        num_tokens += sum(len(delta.token_ids) for delta in engine.step())
+    return num_tokens
+
+
+def warm_up(engine: Engine, longest_prompt: int = 64, batch: int = 4) -> Requests:
+    """Answer a few short requests."""
+    requests = Requests(engine)
+    requests.add(even_workload(batch, longest_prompt, 8, seed=9), temperature=NANO_TEMPERATURE)
+    drain(engine)
+    return requests
+
+
+def offline_seconds(engine: Engine, requests: Requests, workload: Workload) -> float:
+    """Seconds for all of a workload that is there at once; raises RuntimeError for answers of another length."""
+    requests.add(workload, temperature=NANO_TEMPERATURE)
+    started = time.perf_counter()
+    num_tokens = drain(engine)
+    seconds = time.perf_counter() - started
+    if num_tokens != workload.num_output_tokens:
+        raise RuntimeError(f"{num_tokens} tokens came, {workload.num_output_tokens} were asked for")
+    return seconds
+
+
+def token_seconds(engine: Engine, requests: Requests, workload: Workload) -> list[float]:
+    """Seconds between one stream's tokens, the first one's wait left out."""
+    requests.add(workload)
+    times = []
+    while engine.has_unfinished_requests:
+        if any(delta.token_ids for delta in engine.step()):
+            times.append(time.perf_counter())
+    return [later - earlier for earlier, later in itertools.pairwise(times)]
+
+
+def interference_seconds(
+    engine: Engine,
+    requests: Requests,
+    *,
+    num_streams: int,
+    prompt_len: int,
+    every_s: float,
+    for_s: float,
+) -> list[float]:
+    """Seconds between tokens of streams that decode all the while, with a long prompt coming now and then."""
+    longest = engine.description.max_model_len - 64
+    steady = set(requests.add(even_workload(num_streams, 32, longest)))
+    last: dict[str, float] = {}
+    gaps: list[float] = []
+    started = time.perf_counter()
+    due_s = every_s
+    while (now := time.perf_counter()) - started < for_s or len(gaps) < num_streams:
+        if now - started >= due_s:
+            requests.add(even_workload(1, prompt_len, 1, seed=int(due_s / every_s)))
+            due_s += every_s
+        for delta in engine.step():
+            if delta.request_id in steady and delta.token_ids:
+                came = time.perf_counter()
+                if delta.request_id in last:
+                    gaps.append(came - last[delta.request_id])
+                last[delta.request_id] = came
+    for request_id in steady:
+        engine.abort(request_id)
+    drain(engine)
+    return gaps

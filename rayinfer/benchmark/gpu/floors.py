@@ -1,0 +1,73 @@
+"""The least time that a card needs for a workload: bytes over bandwidth, operations over their rate.
+
+Matrix products read their weights or compute, whichever takes longer, and overlap perfectly; attention reads the cache
+behind them. Nothing else takes any time. So these are floors and no forecasts.
+"""
+
+import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rayinfer.benchmark.gpu.model_shapes import FLOAT_BYTES, ModelSize
+
+FP8_BYTES = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardLimits:
+    """What one card does at best, as measured on it."""
+
+    copy_bytes_per_s: float  # read and written together
+    matmul_flops_per_s: float  # in bfloat16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Floor:
+    """The floors of one model on one card; `kv_bytes` and `weight_bytes` are those of one number."""
+
+    limits: CardLimits
+    size: ModelSize
+    kv_bytes: int = FLOAT_BYTES
+    weight_bytes: int = FLOAT_BYTES  # of the layers; the head stays as it is
+
+    def decode_step_s(self, contexts: Sequence[int]) -> float:
+        """One token each for requests that have so many cached tokens."""
+        return self._decode_s(len(contexts), sum(contexts))
+
+    def prefill_s(self, prompt_lengths: Sequence[int]) -> float:
+        """All of these prompts, in steps so large that weights are read for nothing."""
+        size, num_tokens = self.size, sum(prompt_lengths)
+        products = 2 * size.body_parameters * num_tokens / self._product_rate
+        heads = 2 * size.head_parameters * len(prompt_lengths) / self.limits.matmul_flops_per_s
+        pairs = sum(length * (length + 1) / 2 for length in prompt_lengths)
+        attention = 4 * size.num_layers * size.num_heads * size.head_dim * pairs / self.limits.matmul_flops_per_s
+        return products + heads + attention
+
+    def offline_s(self, prompt_lengths: Sequence[int], output_lengths: Sequence[int]) -> float:
+        """All prompts first, then all requests token by token until the longest answer is done."""
+        steps = decode_steps(prompt_lengths, output_lengths)
+        return self.prefill_s(prompt_lengths) + sum(self._decode_s(batch, context) for batch, context in steps)
+
+    def _decode_s(self, batch: int, context_tokens: int) -> float:
+        size, limits = self.size, self.limits
+        read = size.body_parameters * self.weight_bytes + size.head_parameters * FLOAT_BYTES
+        body = 2 * batch * size.body_parameters / self._product_rate
+        head = 2 * batch * size.head_parameters / limits.matmul_flops_per_s
+        cache = context_tokens * size.kv_numbers_per_token * self.kv_bytes
+        return max(read / limits.copy_bytes_per_s, body + head) + cache / limits.copy_bytes_per_s
+
+    @property
+    def _product_rate(self) -> float:
+        return self.limits.matmul_flops_per_s * (2 if self.weight_bytes == FP8_BYTES else 1)
+
+
+def decode_steps(prompt_lengths: Sequence[int], output_lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield, step by step, how many requests decode and how many tokens they have together; prefill gave the first."""
+    requests = sorted(zip(output_lengths, prompt_lengths, strict=True))
+    lengths = [output for output, _ in requests]
+    prompts_behind = [0]
+    for _, prompt in reversed(requests):
+        prompts_behind.append(prompts_behind[-1] + prompt)
+    for step in range(1, max(lengths, default=0)):
+        batch = len(lengths) - bisect.bisect_right(lengths, step)
+        yield batch, prompts_behind[batch] + batch * step

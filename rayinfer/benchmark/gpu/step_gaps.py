@@ -1,0 +1,52 @@
+"""How long a GPU has nothing to do between two decoding steps."""
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch.autograd.profiler_util import DeviceType  # type: ignore[attr-defined]
+
+from rayinfer.engine.engine import Engine
+
+PROFILED_STEPS = 24
+
+
+class Busy(NamedTuple):
+    """One kernel or copy on the GPU, in microseconds."""
+
+    start: float
+    end: float
+    name: str
+
+
+def profile_steps(engine: Engine, num_steps: int = PROFILED_STEPS) -> list[Busy]:
+    """Step an engine that has work for so long, and return what its GPU did, in order; nothing on a CPU."""
+    if not torch.cuda.is_available():
+        for _ in range(num_steps):
+            engine.step()
+        return []
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(num_steps):
+            engine.step()
+        torch.cuda.synchronize()
+    return sorted(
+        Busy(event.time_range.start, event.time_range.end, event.name)
+        for event in profiler.events()
+        if event.device_type == DeviceType.CUDA
+    )
+
+
+def step_gap_us(busy: Sequence[Busy], num_steps: int = PROFILED_STEPS) -> float | None:
+    """The median pause of the GPU from one step to the next; None where steps cannot be told apart.
+
+    A step ends with the kernel that comes once a step and has the longest pause behind it.
+    """
+    pauses: dict[str, list[float]] = {}
+    for earlier, later in itertools.pairwise(busy):
+        pauses.setdefault(earlier.name, []).append(max(0.0, later.start - earlier.end))
+    counts = Counter(each.name for each in busy)
+    once = [name for name in pauses if abs(counts[name] - num_steps) <= 1]
+    return max((statistics.median(pauses[name]) for name in once), default=None)

@@ -1,0 +1,76 @@
+"""A dry run, and what is made of figures."""
+
+import json
+
+import pytest
+from rich.console import Console
+
+from rayinfer.benchmark.gpu.results import Row, judge, new_row
+from rayinfer.benchmark.gpu.step_gaps import Busy, step_gap_us
+from rayinfer.benchmark.gpu.suite import run_gpu_benchmark
+from rayinfer.benchmark.gpu.works import WORKS
+from rayinfer.errors import ConfigError
+
+
+def test_a_dry_run_measures_checks_and_keeps_everything(tmp_path):
+    report = run_gpu_benchmark(tmp_path, Console(quiet=True), is_dry_run=True, only=["B1", "B3", "B7", "B12"])
+    assert [row.error for row in report.rows] == [""] * 4
+    assert all(check.is_right for check in report.checks)
+    assert len(report.checks) == 4
+    kept = json.loads((tmp_path / "gpu.json").read_text())
+    assert [row["name"] for row in kept["rows"]] == ["B1", "B3", "B7", "B12"]
+    assert all(row["seconds"] for row in kept["rows"])
+    assert "A dry run" in (tmp_path / "gpu.md").read_text()
+    assert (tmp_path / "gpu.svg").read_text().count('class="bar"') == 3
+
+
+def test_without_a_gpu_only_a_dry_run_is_made(tmp_path):
+    with pytest.raises(ConfigError, match="there is no GPU here"):
+        run_gpu_benchmark(tmp_path, Console(quiet=True))
+
+
+def test_an_unknown_workload_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="there is no workload B99: choose from B1, "):
+        run_gpu_benchmark(tmp_path, Console(quiet=True), is_dry_run=True, only=["B99"])
+
+
+def row_of(name: str, **figures: object) -> Row:
+    row = new_row(next(work for work in WORKS if work.name == name))
+    for key, value in figures.items():
+        setattr(row, key, value)
+    return row
+
+
+@pytest.mark.parametrize(
+    ("name", "figures", "is_done"),
+    [
+        ("B1", {"share": 0.56}, True),
+        ("B1", {"share": 0.54}, False),
+        ("B1", {"share": 0.9, "error": "it broke"}, None),
+        ("B3", {"seconds": [0.00119]}, True),
+        ("B3", {"seconds": [0.00121]}, False),
+        ("B1 fp8 KV", {"seconds": [1.0]}, True),
+        ("B1 fp8 KV", {"seconds": [1.4]}, False),
+        ("B12", {"seconds": [0.1]}, None),
+    ],
+)
+def test_goals(name, figures, is_done):
+    row = row_of(name, **figures)
+    judge(row, [row_of("B1", seconds=[1.7]), row])
+    assert row.is_done is is_done
+
+
+def test_the_pause_between_steps_is_told_from_pauses_inside():
+    busy, at = [], 0.0
+    for _ in range(10):
+        for name, pause in (
+            ("attention", 2.0),
+            ("product", 1.0),
+            ("attention", 2.0),
+            ("product", 3.0),
+            ("sample", 40.0),
+        ):
+            busy.append(Busy(at, at + 5.0, name))
+            at += 5.0 + pause
+    assert step_gap_us(busy, 10) == pytest.approx(40.0)
+    assert step_gap_us(busy[:4], 10) is None
