@@ -12,12 +12,12 @@ from rayinfer_kernels.gpu.rope_and_write import rope_and_write, write_kv
 NUM_BLOCKS, NUM_POSITIONS, EPS = 4, 300, 1e-6
 AXES = {
     "head_dim": [64, 80, 96, 128, 256],
-    "heads": [(1, 1), (2, 1), (3, 3), (4, 2)],
+    "heads": [(1, 1), (3, 1), (2, 2)],
     "block_size": [16, 32, 64],
     "types": TYPES,
     "turning": [1.0, 0.5, 0.25],
     "norm": [None, "plain", "unit_offset"],
-    "num_tokens": [1, 5],
+    "num_tokens": [1, 4],
     "strided": [False, True],
 }
 
@@ -93,7 +93,7 @@ def test_it_equals_the_reference(case, device):
 
 
 def test_many_tokens_are_taken_several_at_once(device):
-    num_tokens, num_heads, head_dim = 523, 1, 64
+    num_tokens, num_heads, head_dim = 515, 1, 64
     cache = allocate_paged_cache(40, 16, 1, head_dim, F32, device)
     before = [tensor.clone() for tensor in cache.tensors]
     qkv = random(num_tokens, 3 * head_dim).to(device)
