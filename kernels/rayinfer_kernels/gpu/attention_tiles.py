@@ -1,0 +1,102 @@
+"""What the attention kernels have in common: reading tiles of the paged cache, and the running softmax over them."""
+
+from typing import Any
+
+import torch
+
+from rayinfer_kernels.gpu.language import dot_dtype, tl, triton
+from rayinfer_kernels.gpu.paged_cache import PagedKVCache
+
+LOG2_E = 1.4426950408889634
+NO_WINDOW = 1 << 30
+NOTHING_SEEN = tl.constexpr(-1.0e30)  # instead of minus infinity, whose difference with itself is no number
+
+
+# A function that another kernel calls is inlined on a GPU, but costs Triton's interpreter a millisecond at each call: the
+# bodies of loops below therefore spell out what they could share.
+
+
+@triton.jit
+def attend_tiles(
+    query,  # [ROWS, WIDTH] in DOT_TYPE
+    acc,  # [ROWS, WIDTH], values so far, weighted
+    highest,  # [ROWS], greatest score so far
+    total,  # [ROWS], sum of the weights so far
+    last_seen,  # [ROWS], the last position that each row sees
+    key_cache,
+    value_cache,
+    block_table,
+    begin,  # a multiple of TILE
+    end,
+    first_seen,  # no row sees a token before this one
+    kv_head,
+    window,
+    scale,  # times log2(e); see score_factors
+    softcap,
+    IS_WHOLE: tl.constexpr,  # every row sees every token of every tile
+    HAS_SOFTCAP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """Go on with the softmax of each row through the tokens from `begin` to `end`, by tensor cores."""
+    channels = tl.arange(0, WIDTH)
+    for start in tl.range(begin, end, TILE, num_stages=NUM_STAGES):
+        tokens = start + tl.arange(0, TILE)
+        is_there = (tokens >= first_seen) & (tokens < end)
+        is_number = (is_there | IS_WHOLE)[:, None] & (channels[None, :] < HEAD_DIM)
+        if BLOCK_SIZE % TILE == 0:  # the tile lies in one block
+            block = tl.load(block_table + start // BLOCK_SIZE).to(tl.int64)
+        else:
+            block = tl.load(block_table + tokens // BLOCK_SIZE, mask=is_there, other=0).to(tl.int64)
+        heads = (block * NUM_KV_HEADS + kv_head) * (BLOCK_SIZE * HEAD_DIM) + tokens % BLOCK_SIZE * HEAD_DIM
+        places = heads[:, None] + channels[None, :]
+        key = tl.load(key_cache + places, mask=is_number, other=0.0).to(DOT_TYPE)
+        scores = tl.dot(query, key.trans(), input_precision="ieee", out_dtype=tl.float32) * scale
+        if HAS_SOFTCAP:
+            scores = softcap - 2.0 * softcap / (1.0 + tl.exp2(scores))  # a hyperbolic tangent
+        if not IS_WHOLE:
+            is_seen = (tokens[None, :] <= last_seen[:, None]) & (tokens[None, :] > last_seen[:, None] - window)
+            scores = tl.where(is_there[None, :] & is_seen, scores, float("-inf"))
+        value = tl.load(value_cache + places, mask=is_number, other=0.0).to(DOT_TYPE)
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        weights = tl.exp2(scores - higher[:, None])
+        fading = tl.exp2(highest - higher)
+        total = total * fading + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(DOT_TYPE), value, acc * fading[:, None], input_precision="ieee", out_dtype=tl.float32)
+        highest = higher
+    return acc, highest, total
+
+
+def dot_type(model_dtype: torch.dtype, cache: PagedKVCache) -> Any:
+    """What products are taken in: the model's type, or float16 for keys of eight bits, which it holds exactly."""
+    if cache.key.dtype is torch.float8_e4m3fn and model_dtype is torch.bfloat16:
+        return dot_dtype(torch.float16)
+    return dot_dtype(model_dtype)
+
+
+def score_factors(scale: float, softcap: float | None) -> tuple[float, float]:
+    """What scores are multiplied by and capped at, in powers of two: softmax(x) is made of 2 ** (x * log2(e)).
+
+    softcap * tanh(x * scale / softcap) is softcap - 2 * softcap / (1 + exp(2 * x * scale / softcap)): the first factor
+    is what stands in that exponent, the second the cap.
+    """
+    if softcap is None:
+        return scale * LOG2_E, 0.0
+    return 2.0 * scale / softcap * LOG2_E, softcap * LOG2_E
+
+
+def check_query(query: torch.Tensor, cache: PagedKVCache) -> torch.Tensor:
+    """The query [num_tokens, num_heads, head_dim] with its channels side by side; ValueError if the cache is others'."""
+    _, num_heads, head_dim = query.shape
+    if head_dim != cache.head_dim or num_heads % cache.num_kv_heads or not num_heads:
+        raise ValueError(
+            f"{num_heads} heads of {head_dim} channels for a cache of {cache.num_kv_heads} heads of {cache.head_dim}"
+        )
+    if cache.key.dtype not in (query.dtype, torch.float8_e4m3fn):
+        raise ValueError(f"a cache of {cache.key.dtype} for queries of {query.dtype}")
+    return query if query.stride(-1) == 1 else query.contiguous()
