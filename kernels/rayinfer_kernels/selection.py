@@ -13,6 +13,8 @@ from rayinfer_kernels.cpu.build import CompilerSettings, KernelBuildFailed, buil
 from rayinfer_kernels.cpu.kernels import CpuKernels
 from rayinfer_kernels.implementation import Implementation
 
+ANY_TYPE = torch.float32  # for operations on other things than the model's numbers
+
 _logger = logging.getLogger(__name__)
 
 
