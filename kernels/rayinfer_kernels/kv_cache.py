@@ -1,61 +1,45 @@
-"""One layer's keys and values, cut into blocks; its layout is known to the kernels only."""
+"""One layer's keys and values, cut into blocks; how a block is laid out depends on what computes with it."""
 
-import contextlib
-import math
-import mmap
-import sys
-from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-HEAD_DIM_MULTIPLE = 16
+from rayinfer_kernels.gpu.paged_cache import allocate_paged_cache, paged_block_bytes
+from rayinfer_kernels.paired_cache import allocate_paired_cache, paired_block_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class KVScales:
-    """What the numbers of each token and head are to be multiplied by: [num_blocks, num_kv_heads, block_size] each."""
+class KVCache(Protocol):
+    """What both layouts have in common, `PairedKVCache` of processors and `PagedKVCache` of GPUs."""
 
-    key: torch.Tensor
-    value: torch.Tensor
+    @property
+    def key(self) -> torch.Tensor:
+        """The keys; the first axis counts the blocks."""
 
-
-@dataclass(frozen=True, slots=True)
-class KVCache:
-    """Keys and values of one layer, each head of a block in one piece; what lies behind head_dim is zero.
-
-    Two bfloat16 numbers are multiplied by one instruction, so they stand in pairs: of neighbours along the head for a
-    key, of neighbouring tokens for a value. Other numbers stand alone. Those of eight bits have scales.
-    """
-
-    key: torch.Tensor  # [num_blocks, num_kv_heads, padded_dim / in_pairs, block_size, in_pairs]
-    value: torch.Tensor  # [num_blocks, num_kv_heads, block_size / in_pairs, padded_dim, in_pairs]
-    scales: KVScales | None = None
+    @property
+    def value(self) -> torch.Tensor:
+        """The values; the first axis counts the blocks."""
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All that a block consists of; the first axis of each counts the blocks."""
-        numbers = (self.key, self.value)
-        return numbers if self.scales is None else (*numbers, self.scales.key, self.scales.value)
 
     @property
     def num_blocks(self) -> int:
         """Blocks in the pool."""
-        return self.key.shape[0]
 
     @property
     def num_kv_heads(self) -> int:
         """Heads that have keys and values of their own."""
-        return self.key.shape[1]
 
     @property
     def block_size(self) -> int:
         """Tokens in one block."""
-        return self.key.shape[3]
 
-    @property
-    def padded_dim(self) -> int:
-        """Channels of a head as it is stored."""
-        return self.value.shape[3]
+    def put(self, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+        """Store key and value [num_tokens, num_kv_heads, head_dim] at `slots` [num_tokens], by torch alone."""
+
+    def take(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of whole blocks [num_blocks] in float32: [num_kv_heads, num_tokens, head_dim or more]."""
 
 
 def allocate_kv_cache(
@@ -67,48 +51,29 @@ def allocate_kv_cache(
     device: torch.device,
     *,
     pinned: bool = False,
+    computed_on: torch.device | None = None,  # by default `device`
 ) -> KVCache:
-    """Reserve one layer's pool of blocks; `pinned` host memory is what a GPU copies from and to while it computes.
+    """Reserve one layer's pool of blocks on `device`, laid out for the device that computes with these blocks.
 
-    `dtype` is the model's own, or int8: then keys and values are rounded to eight bits when they are written.
+    A pool in the host's memory to which a GPU's blocks are copied is `computed_on` that GPU; `pinned`, the GPU copies
+    from and to it while it computes. `dtype` is the model's own or has eight bits, then keys and values are rounded
+    when they are written: int8, with scales, for processors, float8_e4m3fn for GPUs.
     """
-    in_pairs, padded_dim = _in_pairs(dtype), _padded(head_dim)
-    if num_blocks < 0 or block_size % in_pairs:
-        raise ValueError(f"{num_blocks} blocks of {block_size} tokens, of which {in_pairs} stand together")
-    heads = (num_blocks, num_kv_heads)
-    key = _zeros((*heads, padded_dim // in_pairs, block_size, in_pairs), dtype, device, pinned)
-    value = _zeros((*heads, block_size // in_pairs, padded_dim, in_pairs), dtype, device, pinned)
-    if dtype is not torch.int8:
-        return KVCache(key, value)
-    key_scales, value_scales = (_zeros((*heads, block_size), torch.float32, device, pinned) for _ in range(2))
-    return KVCache(key, value, KVScales(key_scales, value_scales))
+    size = (num_blocks, block_size, num_kv_heads, head_dim, dtype, device)
+    if _is_paged(computed_on or device):
+        return allocate_paged_cache(*size, pinned=pinned)
+    if pinned:
+        raise ValueError("only blocks that a GPU computes with are copied from and to pinned memory")
+    return allocate_paired_cache(*size)
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, pinned: bool) -> torch.Tensor:
-    """On a CPU the system's own zero pages: a block takes memory, and time, only once something is written to it.
-
-    In huge pages, where the system has them: blocks are read in any order, and looking up a page each time costs more
-    than a tenth of attention's time.
-    """
-    num_bytes = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or pinned or num_bytes == 0:
-        return torch.zeros(shape, dtype=dtype, device=device, pin_memory=pinned)
-    pages = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError):  # a kernel may be built without them
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
+def kv_block_bytes(
+    block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, computed_on: torch.device | None = None
+) -> int:
+    """Bytes that one block of one layer takes, by default of one that a processor computes with."""
+    block_bytes = paged_block_bytes if computed_on is not None and _is_paged(computed_on) else paired_block_bytes
+    return block_bytes(block_size, num_kv_heads, head_dim, dtype)
 
 
-def kv_block_bytes(block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes that one block of one layer takes."""
-    scale_bytes = torch.float32.itemsize if dtype is torch.int8 else 0
-    return 2 * block_size * num_kv_heads * (_padded(head_dim) * dtype.itemsize + scale_bytes)
-
-
-def _in_pairs(dtype: torch.dtype) -> int:
-    return 2 if dtype.itemsize == 2 else 1
-
-
-def _padded(head_dim: int) -> int:
-    return -(-head_dim // HEAD_DIM_MULTIPLE) * HEAD_DIM_MULTIPLE
+def _is_paged(computed_on: torch.device) -> bool:
+    return computed_on.type == "cuda"

@@ -161,6 +161,7 @@ def _model_memory(setting: _Setting) -> ModelMemory:
         num_kv_heads=decoder.num_kv_heads_here,
         head_dim=model.head_dim,
         dtype=torch.int8 if config.kv_cache_dtype == "int8" else dtype,
+        computed_on=device,
     )
     num_blocks, num_offload_blocks = _num_blocks(setting, shape)
     longest = _longest_sequence(config, model)

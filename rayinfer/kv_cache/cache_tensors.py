@@ -16,24 +16,28 @@ class BlockShape:
     block_size: int
     num_kv_heads: int
     head_dim: int
-    dtype: torch.dtype  # of the cache: the model's, or int8
+    dtype: torch.dtype  # of the cache: the model's, or one of eight bits
+    computed_on: torch.device = torch.device("cpu")  # lays blocks out, those too that are kept elsewhere meanwhile
 
     @property
     def num_bytes(self) -> int:
         """Bytes of one block in all layers."""
-        return self.num_layers * ops.kv_block_bytes(self.block_size, self.num_kv_heads, self.head_dim, self.dtype)
+        size = (self.block_size, self.num_kv_heads, self.head_dim, self.dtype, self.computed_on)
+        return self.num_layers * ops.kv_block_bytes(*size)
 
 
 class BlockPool:
     """A number of blocks: one cache for each layer, and a block has the same number in all of them.
 
-    `pinned` is for host memory from and to which a GPU copies while it computes.
+    Blocks can be copied between any two pools of one shape. `pinned` is for host memory from and to which a GPU copies
+    while it computes.
     """
 
     def __init__(self, shape: BlockShape, num_blocks: int, device: torch.device, *, pinned: bool = False) -> None:
         self.caches = allocate_kv_caches(
             *(shape.num_layers, num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, shape.dtype, device),
             pinned=pinned,
+            computed_on=shape.computed_on,
         )
 
     def copy_to(self, target: "BlockPool", blocks: Sequence[int], target_blocks: Sequence[int]) -> None:
@@ -63,9 +67,8 @@ def allocate_kv_caches(
     device: torch.device,
     *,
     pinned: bool = False,
+    computed_on: torch.device | None = None,  # by default `device`
 ) -> list[ops.KVCache]:
     """One pool of blocks per layer."""
-    return [
-        ops.allocate_kv_cache(num_blocks, block_size, num_kv_heads, head_dim, dtype, device, pinned=pinned)
-        for _ in range(num_layers)
-    ]
+    size = (num_blocks, block_size, num_kv_heads, head_dim, dtype, device)
+    return [ops.allocate_kv_cache(*size, pinned=pinned, computed_on=computed_on) for _ in range(num_layers)]

@@ -9,7 +9,8 @@ CPU = torch.device("cpu")
 
 def pool(num_blocks, dtype=torch.float32, device=CPU, *, pinned=False):
     """Blocks of random numbers."""
-    cache = allocate_kv_cache(num_blocks, 16, 3, 24, dtype, device, pinned=pinned)
+    computed_on = torch.device("cuda") if pinned else device
+    cache = allocate_kv_cache(num_blocks, 16, 3, 24, dtype, device, pinned=pinned, computed_on=computed_on)
     chance = torch.Generator().manual_seed(num_blocks)
     for tensor in cache.tensors:
         tensor.copy_(100 * torch.randn(tensor.shape, generator=chance).clamp(-1.27, 1.27))

@@ -6,6 +6,7 @@ from ctypes import c_int32, c_int64, c_void_p
 import torch
 
 from rayinfer_kernels.kv_cache import KVCache
+from rayinfer_kernels.paired_cache import PairedKVCache
 from rayinfer_kernels.packed_weight import PackedWeight
 
 
@@ -105,12 +106,15 @@ def bias_arguments(bias: torch.Tensor | None, num_heads: int) -> tuple[int | Non
     return bias.data_ptr(), bias.shape[1]
 
 
-def check_cache(cache: KVCache, head_dim: int, dtype: torch.dtype) -> None:
-    """Refuse a cache of other heads."""
+def check_cache(cache: KVCache, head_dim: int, dtype: torch.dtype) -> PairedKVCache:
+    """Refuse a cache of other heads, and one that is laid out for a GPU."""
+    if not isinstance(cache, PairedKVCache):
+        raise TypeError(f"a processor reads a PairedKVCache, not a {type(cache).__name__}")
     if cache.scales is None and cache.key.dtype != dtype:
         raise ValueError(f"a cache of {cache.key.dtype} for heads of {dtype}")
     if not cache.padded_dim - 16 < head_dim <= cache.padded_dim:
         raise ValueError(f"a cache of {cache.padded_dim} channels for heads of {head_dim}")
+    return cache
 
 
 def check_attention(cache: KVCache, num_heads: int, window: int | None) -> None:
@@ -133,7 +137,7 @@ def check_rotation(cos: torch.Tensor, sin: torch.Tensor, num_rows: int, width: i
             raise ValueError(f"{name} of {table.dtype} for heads of {dtype}")
 
 
-def cache_arguments(cache: KVCache) -> tuple[int | None, ...]:
+def cache_arguments(cache: PairedKVCache) -> tuple[int | None, ...]:
     """Where a cache's tensors lie, and their sizes."""
     scales: tuple[int | None, int | None] = (None, None)
     if cache.scales is not None:

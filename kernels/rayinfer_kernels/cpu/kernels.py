@@ -193,14 +193,14 @@ class CpuKernels:
         """See `ops.write_kv`."""
         key, value = dense_last(key, self.dtype, 3), dense_last(value, self.dtype, 3)
         num_tokens, _, head_dim = key.shape
-        check_cache(kv_cache, head_dim, self.dtype)
+        cache = check_cache(kv_cache, head_dim, self.dtype)
         for name, heads in (("key", key), ("value", value)):
             check_shape(name, heads, len(slots), kv_cache.num_kv_heads, head_dim)
         slots = self._checks.within(slots, kv_cache.num_blocks * kv_cache.block_size)
         self._write_kv(
             *(key.data_ptr(), key.stride(0), key.stride(1)),
             *(value.data_ptr(), value.stride(0), value.stride(1)),
-            *cache_arguments(kv_cache),
+            *cache_arguments(cache),
             *(slots.data_ptr(), num_tokens, head_dim, torch.get_num_threads()),
         )
 
@@ -223,12 +223,12 @@ class CpuKernels:
         block_tables, query_starts, context_lengths = (
             tensor.to(torch.int32).contiguous() for tensor in (block_tables, query_starts, context_lengths)
         )
-        check_cache(kv_cache, head_dim, self.dtype)
+        cache = check_cache(kv_cache, head_dim, self.dtype)
         check_attention(kv_cache, num_heads, window)
         self._checks.check_requests(block_tables, query_starts, context_lengths, num_tokens, kv_cache, window or 0)
         self._paged_attention(
             *(query.data_ptr(), query.stride(0), query.stride(1), out.data_ptr()),
-            *cache_arguments(kv_cache),
+            *cache_arguments(cache),
             *(block_tables.data_ptr(), block_tables.shape[1], query_starts.data_ptr(), context_lengths.data_ptr()),
             *(len(context_lengths), num_heads, head_dim),
             *(scale, window or 0, softcap or 0.0, *bias_arguments(position_bias, num_heads), torch.get_num_threads()),

@@ -104,20 +104,20 @@ class CpuLayerStack:
         check_rotation(cos, sin, len(cos), cos.shape[1], self._dtype)
         if cos.shape[1] > self._stack.head_dim:
             raise ValueError(f"{cos.shape[1]} channels of {self._stack.head_dim} cannot turn")
-        for cache, layer in zip(kv_caches, self._kept[0], strict=True):
-            check_cache(cache, self._stack.head_dim, self._dtype)
+        caches = [check_cache(cache, self._stack.head_dim, self._dtype) for cache in kv_caches]
+        for cache, layer in zip(caches, self._kept[0], strict=True):
             check_attention(cache, self._stack.num_heads, layer.window)
             sizes = [tuple(tensor.shape) for tensor in cache.tensors]
             if cache.num_kv_heads != self._stack.num_kv_heads or sizes != [
-                tuple(tensor.shape) for tensor in kv_caches[0].tensors
+                tuple(tensor.shape) for tensor in caches[0].tensors
             ]:
                 raise ValueError(f"a cache of {sizes} for {self._stack.num_kv_heads} heads among others")
-        self._cache, self._num_positions = kv_caches[0], len(cos)
-        self._bound = (list(kv_caches), cos, sin)
+        self._cache, self._num_positions = caches[0], len(cos)
+        self._bound = (caches, cos, sin)
         self._stack.cos, self._stack.sin = cos.data_ptr(), sin.data_ptr()
         self._stack.rotary_dim = cos.shape[1]
-        self._stack.block_size, self._stack.padded_dim = kv_caches[0].block_size, kv_caches[0].padded_dim
-        for layer, cache in zip(self._layers, kv_caches, strict=True):
+        self._stack.block_size, self._stack.padded_dim = caches[0].block_size, caches[0].padded_dim
+        for layer, cache in zip(self._layers, caches, strict=True):
             layer.key, layer.value = cache.key.data_ptr(), cache.value.data_ptr()
             if cache.scales is None:
                 layer.key_scales = layer.value_scales = None

@@ -1,0 +1,263 @@
+"""Attention of one new token per request: each context is cut into splits, which are combined afterwards."""
+
+import torch
+
+from rayinfer_kernels.gpu.attention_tiles import (
+    NO_WINDOW,
+    NOTHING_SEEN,
+    attend_tiles,
+    check_query,
+    dot_type,
+    load_tile,
+    scaled,
+    score_factors,
+    tile_offsets,
+    weighted_mean,
+)
+from rayinfer_kernels.gpu.language import next_power_of_2, tl, triton
+from rayinfer_kernels.gpu.paged_cache import PagedKVCache
+from rayinfer_kernels.gpu.tuning import MIN_SPLIT_TOKENS, AttentionTuning, decode_tuning, num_splits_for
+
+
+def decode_attention(
+    query: torch.Tensor,
+    cache: PagedKVCache,
+    block_tables: torch.Tensor,
+    context_lengths: torch.Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    max_context: int | None = None,
+    *,
+    num_splits: int | None = None,
+) -> torch.Tensor:
+    """Attend with the last token of each request: query [num_requests, num_heads, head_dim] -> the same shape.
+
+    block_tables int32 [num_requests, max_blocks], context_lengths int32 [num_requests], the last token included; a
+    request without context gets zeros. `max_context` says how long one can be, by default as the tables allow. From it
+    and the shapes follows `num_splits`, a power of two, unless it is given: then a request's result is the same bits
+    in any batch. Nothing is read back from the device, and no grid depends on what is there.
+    """
+    query = check_query(query, cache)
+    num_requests, num_heads, head_dim = query.shape
+    max_context = max_context or block_tables.shape[1] * cache.block_size
+    num_splits = num_splits or num_splits_for(num_requests, cache.num_kv_heads, max_context)
+    if num_splits & (num_splits - 1):
+        raise ValueError(f"num_splits must be a power of two, got {num_splits}")
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if num_requests == 0:
+        return out
+    tuning = decode_tuning(
+        num_heads // cache.num_kv_heads, head_dim, cache.key.dtype.itemsize, query.dtype.itemsize, cache.block_size
+    )
+    lengths = (context_lengths, NO_WINDOW if window is None else window)
+    factors = score_factors(scale, softcap)
+    if num_splits == 1:
+        _launch(query, cache, block_tables, lengths, factors, out, out, tuning, 1)
+        return out
+    # What each split leaves: its weighted values, and its greatest score and sum of weights.
+    parts = torch.empty((num_requests, num_heads, num_splits, head_dim), dtype=torch.float32, device=query.device)
+    sums = torch.empty((num_requests, num_heads, num_splits, 2), dtype=torch.float32, device=query.device)
+    _launch(query, cache, block_tables, lengths, factors, parts, sums, tuning, num_splits)
+    _combine_splits[(num_requests, num_heads)](
+        *(parts, sums, out, *lengths),
+        NUM_SPLITS=num_splits,
+        HEAD_DIM=head_dim,
+        WIDTH=next_power_of_2(head_dim),
+        TILE=tuning.tile_tokens,
+        MIN_TOKENS=max(MIN_SPLIT_TOKENS, tuning.tile_tokens),
+        num_warps=1 if num_splits * head_dim <= 1024 else 4,
+    )
+    return out
+
+
+def _launch(
+    query: torch.Tensor,
+    cache: PagedKVCache,
+    block_tables: torch.Tensor,
+    lengths: tuple[torch.Tensor, int],
+    factors: tuple[float, float],
+    parts: torch.Tensor,
+    sums: torch.Tensor,
+    tuning: AttentionTuning,
+    num_splits: int,
+) -> None:
+    num_requests, num_heads, head_dim = query.shape
+    _attend_split[(num_splits, cache.num_kv_heads, num_requests)](
+        *(query, query.stride(0), query.stride(1), cache.key, cache.value),
+        *(block_tables, block_tables.stride(0), *lengths, *factors, parts, sums),
+        IS_SPLIT=num_splits > 1,
+        HAS_SOFTCAP=factors[1] != 0,
+        USES_DOT=tuning.uses_dot,
+        GROUP=num_heads // cache.num_kv_heads,
+        ROWS=tuning.num_rows,
+        NUM_KV_HEADS=cache.num_kv_heads,
+        BLOCK_SIZE=cache.block_size,
+        HEAD_DIM=head_dim,
+        WIDTH=next_power_of_2(head_dim),
+        TILE=tuning.tile_tokens,
+        MIN_TOKENS=max(MIN_SPLIT_TOKENS, tuning.tile_tokens),
+        DOT_TYPE=dot_type(query.dtype, cache),
+        NUM_STAGES=tuning.num_stages,
+        num_warps=tuning.num_warps,
+    )
+
+
+@triton.jit
+def _first_tile(context, window, TILE: tl.constexpr):
+    """The first token of the first tile in which one is seen."""
+    return tl.maximum(0, context - window) // TILE * TILE
+
+
+@triton.jit
+def _tokens_per_split(num_tokens, num_splits, TILE: tl.constexpr, MIN_TOKENS: tl.constexpr):
+    """How many tokens each split but the last has: whole tiles, and no fewer than MIN_TOKENS."""
+    share = (num_tokens + num_splits - 1) // num_splits
+    return tl.maximum((share + TILE - 1) // TILE * TILE, MIN_TOKENS)
+
+
+@triton.jit(do_not_specialize=["table_stride", "window"])
+def _attend_split(
+    query_rows,
+    token_stride,
+    head_stride,
+    key_cache,
+    value_cache,
+    block_tables,
+    table_stride,
+    context_lengths,
+    window,
+    scale,
+    softcap,
+    parts,  # [num_requests, num_heads, num_splits, HEAD_DIM], or the results where nothing is split
+    sums,  # [num_requests, num_heads, num_splits, 2]
+    IS_SPLIT: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    USES_DOT: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    MIN_TOKENS: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """All query heads of one key-value head, over one split of one request's context."""
+    split, num_splits = tl.program_id(0), tl.num_programs(0)
+    kv_head, request = tl.program_id(1), tl.program_id(2)
+    context = tl.load(context_lengths + request)
+    first_tile = _first_tile(context, window, TILE)
+    per_split = _tokens_per_split(context - first_tile, num_splits, TILE, MIN_TOKENS)
+    begin = first_tile + split * per_split
+    if IS_SPLIT and begin >= context:  # `_combine_splits` leaves it out
+        return
+    end = tl.minimum(context, begin + per_split)
+    rows, channels = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    heads = kv_head * GROUP + rows
+    is_number = (rows[:, None] < GROUP) & (channels[None, :] < HEAD_DIM)
+    places = request.to(tl.int64) * token_stride + heads[:, None] * head_stride + channels[None, :]
+    query = tl.load(query_rows + places, mask=is_number, other=0.0)
+    table, first_seen = block_tables + request.to(tl.int64) * table_stride, context - window
+    if USES_DOT:
+        acc, highest, total = attend_tiles(
+            query.to(DOT_TYPE), tl.zeros([ROWS, WIDTH], tl.float32), tl.full([ROWS], NOTHING_SEEN, tl.float32),
+            tl.zeros([ROWS], tl.float32), tl.full([ROWS], 0, tl.int32) + context - 1, key_cache, value_cache, table,
+            begin, end, first_seen, kv_head, window, scale, softcap, False, HAS_SOFTCAP, NUM_KV_HEADS, BLOCK_SIZE,
+            HEAD_DIM, WIDTH, TILE, DOT_TYPE, NUM_STAGES,
+        )  # fmt: skip
+    else:
+        acc, highest, total = _sum_tiles(
+            query.to(tl.float32), key_cache, value_cache, table, begin, end, first_seen, kv_head, scale, softcap,
+            HAS_SOFTCAP, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, WIDTH, ROWS, TILE, NUM_STAGES,
+        )  # fmt: skip
+    row = (request.to(tl.int64) * NUM_KV_HEADS * GROUP + heads) * num_splits + split
+    if IS_SPLIT:
+        tl.store(parts + row[:, None] * HEAD_DIM + channels[None, :], acc, mask=is_number)
+        tl.store(sums + row * 2, highest, mask=rows < GROUP)
+        tl.store(sums + row * 2 + 1, total, mask=rows < GROUP)
+    else:
+        result = weighted_mean(acc, total).to(parts.dtype.element_ty)
+        tl.store(parts + row[:, None] * HEAD_DIM + channels[None, :], result, mask=is_number)
+
+
+@triton.jit
+def _sum_tiles(
+    query,  # [ROWS, WIDTH] in float32
+    key_cache,
+    value_cache,
+    block_table,
+    begin,
+    end,
+    first_seen,
+    kv_head,
+    scale,
+    softcap,
+    HAS_SOFTCAP: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """As `attend_tiles` does for all tokens from `begin` to `end`, without tensor cores, for a head or two.
+
+    Each of a tile's places has a softmax of its own, so that threads wait for each other only once, in the end.
+    """
+    acc = tl.zeros([ROWS, TILE, WIDTH], tl.float32)
+    highest = tl.full([ROWS, TILE], NOTHING_SEEN, tl.float32)
+    total = tl.zeros([ROWS, TILE], tl.float32)
+    for start in tl.range(begin, end, TILE, num_stages=NUM_STAGES):
+        tokens = start + tl.arange(0, TILE)
+        is_there = (tokens >= first_seen) & (tokens < end)
+        starts = tile_offsets(
+            block_table, tokens, start, is_there, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE
+        )
+        key = load_tile(key_cache, starts, is_there, HEAD_DIM, WIDTH, False).to(tl.float32)
+        value = load_tile(value_cache, starts, is_there, HEAD_DIM, WIDTH, False).to(tl.float32)
+        scores = scaled(tl.sum(query[:, None, :] * key[None, :, :], 2), scale, softcap, HAS_SOFTCAP)
+        scores = tl.where(is_there[None, :], scores, float("-inf"))
+        higher = tl.maximum(highest, scores)
+        weights, fading = tl.exp2(scores - higher), tl.exp2(highest - higher)
+        total = total * fading + weights
+        acc = acc * fading[:, :, None] + weights[:, :, None] * value[None, :, :]
+        highest = higher
+    top = tl.max(highest, 1)
+    shares = tl.exp2(highest - top[:, None])
+    return tl.sum(acc * shares[:, :, None], 1), top, tl.sum(total * shares, 1)
+
+
+@triton.jit(do_not_specialize=["window"])
+def _combine_splits(
+    parts,
+    sums,
+    out,
+    context_lengths,
+    window,
+    NUM_SPLITS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    MIN_TOKENS: tl.constexpr,
+):
+    """One softmax of the splits of one head of one request."""
+    request, head = tl.program_id(0), tl.program_id(1)
+    context = tl.load(context_lengths + request)
+    first_tile = _first_tile(context, window, TILE)
+    per_split = _tokens_per_split(context - first_tile, NUM_SPLITS, TILE, MIN_TOKENS)
+    splits, channels = tl.arange(0, NUM_SPLITS), tl.arange(0, WIDTH)
+    is_live = first_tile + splits * per_split < context
+    row = request.to(tl.int64) * tl.num_programs(1) + head
+    rows = row * NUM_SPLITS + splits
+    highest = tl.load(sums + rows * 2, mask=is_live, other=NOTHING_SEEN)
+    total = tl.load(sums + rows * 2 + 1, mask=is_live, other=0.0)
+    is_number = is_live[:, None] & (channels[None, :] < HEAD_DIM)
+    acc = tl.load(parts + rows[:, None] * HEAD_DIM + channels[None, :], mask=is_number, other=0.0)
+    shares = tl.exp2(highest - tl.max(highest, 0))
+    total = tl.sum(total * shares, 0)
+    mean = tl.where(total == 0.0, 0.0, tl.sum(acc * shares[:, None], 0) / total)
+    tl.store(out + row * HEAD_DIM + channels, mean.to(out.dtype.element_ty), mask=channels < HEAD_DIM)

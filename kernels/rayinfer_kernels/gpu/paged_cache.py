@@ -1,0 +1,88 @@
+"""One layer's keys and values as GPUs read them: a head's part of a block is one plain [block_size, head_dim] tile."""
+
+from dataclasses import dataclass
+
+import torch
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedKVCache:
+    """Keys and values of one layer, in the model's type, or in float8_e4m3fn: unscaled, saturating at 448.
+
+    Blocks may hold any number of tokens and heads any number of channels. Fastest are blocks of a power of two from 16
+    and heads of a multiple of 16, whose rows begin where 16 bytes can be loaded at once.
+    """
+
+    key: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim], in one piece
+    value: torch.Tensor  # the same
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that a block consists of; the first axis of each counts the blocks."""
+        return self.key, self.value
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the pool."""
+        return self.key.shape[0]
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads that have keys and values of their own."""
+        return self.key.shape[1]
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in one block."""
+        return self.key.shape[2]
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head."""
+        return self.key.shape[3]
+
+    def put(self, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+        """Store key and value [num_tokens, num_kv_heads, head_dim] at `slots` [num_tokens]; at slot -1 nothing."""
+        is_kept = slots >= 0
+        slots = slots[is_kept]
+        block, offset = slots // self.block_size, slots % self.block_size
+        for stored, given in ((self.key, key), (self.value, value)):
+            stored.transpose(1, 2)[block, offset] = in_cache_type(given[is_kept], stored.dtype)
+
+    def take(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of whole blocks [num_blocks] in float32: [num_kv_heads, num_tokens, head_dim] each."""
+        key, value = (stored[blocks].transpose(0, 1).flatten(1, 2).float() for stored in self.tensors)
+        return key, value
+
+
+def in_cache_type(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Round to a cache's type; in eight bits what is too large becomes the largest number, not NaN."""
+    if dtype is torch.float8_e4m3fn:
+        largest = torch.finfo(dtype).max
+        numbers = numbers.float().clamp(-largest, largest)
+    return numbers.to(dtype)
+
+
+def allocate_paged_cache(
+    num_blocks: int,
+    block_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    pinned: bool = False,
+) -> PagedKVCache:
+    """Reserve one layer's pool of blocks; raises ValueError for types that the kernels cannot read."""
+    if dtype not in DTYPES:
+        raise ValueError(f"a GPU's cache has no numbers of {dtype}, but of {', '.join(map(str, DTYPES))}")
+    shape = (num_blocks, num_kv_heads, block_size, head_dim)
+    key, value = (torch.zeros(shape, dtype=dtype, device=device, pin_memory=pinned) for _ in range(2))
+    return PagedKVCache(key, value)
+
+
+def paged_block_bytes(block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes that one block of one layer takes."""
+    return 2 * block_size * num_kv_heads * head_dim * dtype.itemsize

@@ -1,0 +1,78 @@
+"""Every number that was chosen for speed: tiles, warps, pipeline depths, splits. None changes a result's meaning.
+
+They were chosen for an H200 (132 multiprocessors, 228 KiB of shared memory each) by counting bytes and registers. A
+session that has one tunes here, and nowhere else. Each distinct set of them compiles a kernel once, so they depend on
+a model's shape and on the coarse size of a step, never on a step's exact size.
+"""
+
+from dataclasses import dataclass
+
+from rayinfer_kernels.gpu.language import next_power_of_2
+
+NUM_MULTIPROCESSORS = 132
+PROGRAMS_PER_MULTIPROCESSOR = 4  # of decode attention: enough loads in flight to keep memory busy
+MIN_SPLIT_TOKENS = 64  # a shorter split costs more in combining than its parallel reading gains
+MAX_SPLIT_TOKENS = 2048  # so that one long context does not keep a whole batch waiting
+MAX_SPLITS = 64
+MIN_DOT_ROWS = 16  # what the tensor cores take at least
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionTuning:
+    """How one attention program works."""
+
+    num_rows: int  # of queries: tokens x heads of a group
+    tile_tokens: int  # keys and values that are loaded at once
+    num_warps: int
+    num_stages: int  # tiles under way
+    uses_dot: bool = True  # else products are summed without tensor cores
+
+
+@dataclass(frozen=True, slots=True)
+class RowsTuning:
+    """How a program works that goes through rows of heads."""
+
+    num_rows: int  # tokens of one head
+    num_warps: int
+
+
+def decode_tuning(group: int, head_dim: int, cache_bytes: int, model_bytes: int, block_size: int) -> AttentionTuning:
+    """For one token of each request: as many bytes under way as fit, whole blocks where they are large enough."""
+    width = next_power_of_2(head_dim)
+    if group <= 2 and width <= 128:
+        tile = 32 if group * width * model_bytes <= 512 else 16
+        return AttentionTuning(next_power_of_2(group), tile, num_warps=4, num_stages=3, uses_dot=False)
+    # About 32 KiB of keys and values in a tile; with three under way, two programs fit a multiprocessor.
+    tile = min(128, max(16, next_power_of_2(1 + (16 << 10) // (width * cache_bytes)) // 2))
+    if model_bytes == 4:
+        tile = min(tile, 32)
+    tile = min(tile, max(64, next_power_of_2(block_size)))  # then a tile of a larger block lies in one
+    return AttentionTuning(max(MIN_DOT_ROWS, next_power_of_2(group)), tile, num_warps=4, num_stages=3)
+
+
+def prefill_tuning(head_dim: int, model_bytes: int, max_query: int, group: int) -> AttentionTuning:
+    """For chunks of prompts, alone or beside decoding requests; few rows where no request has many tokens."""
+    width = next_power_of_2(head_dim)
+    if model_bytes == 4:
+        return AttentionTuning(32 if width <= 128 else 16, 32, num_warps=4, num_stages=2)
+    if max_query * group <= 64:
+        return AttentionTuning(max(MIN_DOT_ROWS, next_power_of_2(max_query * group)), 64, num_warps=4, num_stages=3)
+    if width >= 256:
+        return AttentionTuning(64, 64, num_warps=4, num_stages=2)
+    return AttentionTuning(128, 64 if width == 128 else 128, num_warps=8, num_stages=3)
+
+
+def num_splits_for(num_requests: int, num_kv_heads: int, max_context: int) -> int:
+    """Into how many parts to cut each context: a power of two that fills the processor and leaves no part too long.
+
+    It looks at shapes only, so that a captured graph's grid holds for every step of its batch size.
+    """
+    wanted = NUM_MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR // max(1, num_requests * num_kv_heads)
+    useful = max_context // MIN_SPLIT_TOKENS
+    needed = -(-max_context // MAX_SPLIT_TOKENS)
+    return min(MAX_SPLITS, next_power_of_2(max(1, needed, min(wanted, useful))))
+
+
+def rope_tuning(num_tokens: int) -> RowsTuning:
+    """One token a program while there are few, so that all multiprocessors have some; many for long prompts."""
+    return RowsTuning(num_rows=1, num_warps=1) if num_tokens <= 512 else RowsTuning(num_rows=16, num_warps=4)

@@ -1,0 +1,137 @@
+"""One layer's keys and values as processors read them: in pairs of numbers that one instruction multiplies."""
+
+import contextlib
+import math
+import mmap
+import sys
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+HEAD_DIM_MULTIPLE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class KVScales:
+    """What the numbers of each token and head are to be multiplied by: [num_blocks, num_kv_heads, block_size] each."""
+
+    key: torch.Tensor
+    value: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PairedKVCache:
+    """Keys and values of one layer, each head of a block in one piece; what lies behind head_dim is zero.
+
+    Two bfloat16 numbers are multiplied by one instruction, so they stand in pairs: of neighbours along the head for a
+    key, of neighbouring tokens for a value. Other numbers stand alone. Those of eight bits have scales.
+    """
+
+    key: torch.Tensor  # [num_blocks, num_kv_heads, padded_dim / in_pairs, block_size, in_pairs]
+    value: torch.Tensor  # [num_blocks, num_kv_heads, block_size / in_pairs, padded_dim, in_pairs]
+    scales: KVScales | None = None
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All that a block consists of; the first axis of each counts the blocks."""
+        numbers = (self.key, self.value)
+        return numbers if self.scales is None else (*numbers, self.scales.key, self.scales.value)
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the pool."""
+        return self.key.shape[0]
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads that have keys and values of their own."""
+        return self.key.shape[1]
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in one block."""
+        return self.key.shape[3]
+
+    @property
+    def padded_dim(self) -> int:
+        """Channels of a head as it is stored."""
+        return self.value.shape[3]
+
+    def put(self, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
+        """Store key and value [num_tokens, num_kv_heads, head_dim] at `slots` [num_tokens]."""
+        block, offset = slots // self.block_size, slots % self.block_size
+        if self.scales is not None:
+            key, self.scales.key.mT[block, offset] = _in_eight_bits(key)
+            value, self.scales.value.mT[block, offset] = _in_eight_bits(value)
+        padding = (0, self.padded_dim - key.shape[-1])
+        in_pairs = self.key.shape[-1]
+        # [num_blocks, block_size, num_kv_heads, padded_dim / in_pairs, in_pairs]
+        keys = self.key.permute(0, 3, 1, 2, 4)
+        keys[block, offset] = F.pad(key, padding).view(*key.shape[:2], -1, in_pairs)
+        # [num_blocks, block_size / in_pairs, in_pairs, num_kv_heads, padded_dim]
+        values = self.value.permute(0, 2, 4, 1, 3)
+        values[block, offset // in_pairs, offset % in_pairs] = F.pad(value, padding)
+
+    def take(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of whole blocks [num_blocks] in float32: [num_kv_heads, num_tokens, padded_dim] each."""
+        key = self.key[blocks].permute(1, 0, 3, 2, 4).flatten(3).flatten(1, 2).float()
+        value = self.value[blocks].permute(1, 0, 2, 4, 3).flatten(1, 3).float()
+        if self.scales is None:
+            return key, value
+        scales = (self.scales.key, self.scales.value)
+        key_scales, value_scales = (part[blocks].transpose(0, 1).flatten(1)[..., None] for part in scales)
+        return key * key_scales, value * value_scales
+
+
+def allocate_paired_cache(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> PairedKVCache:
+    """Reserve one layer's pool of blocks."""
+    in_pairs, padded_dim = _in_pairs(dtype), _padded(head_dim)
+    if num_blocks < 0 or block_size % in_pairs:
+        raise ValueError(f"{num_blocks} blocks of {block_size} tokens, of which {in_pairs} stand together")
+    heads = (num_blocks, num_kv_heads)
+    key = _zeros((*heads, padded_dim // in_pairs, block_size, in_pairs), dtype, device)
+    value = _zeros((*heads, block_size // in_pairs, padded_dim, in_pairs), dtype, device)
+    if dtype is not torch.int8:
+        return PairedKVCache(key, value)
+    key_scales, value_scales = (_zeros((*heads, block_size), torch.float32, device) for _ in range(2))
+    return PairedKVCache(key, value, KVScales(key_scales, value_scales))
+
+
+def paired_block_bytes(block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes that one block of one layer takes."""
+    scale_bytes = torch.float32.itemsize if dtype is torch.int8 else 0
+    return 2 * block_size * num_kv_heads * (_padded(head_dim) * dtype.itemsize + scale_bytes)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """On a CPU the system's own zero pages: a block takes memory, and time, only once something is written to it.
+
+    In huge pages, where the system has them: blocks are read in any order, and looking up a page each time costs more
+    than a tenth of attention's time.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or num_bytes == 0:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, num_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):  # a kernel may be built without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
+
+
+def _in_eight_bits(heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round [num_tokens, num_kv_heads, head_dim] to int8, and say by which scales [num_tokens, num_kv_heads]."""
+    heads = heads.float()
+    scales = heads.abs().amax(-1) / 127
+    return (heads / scales.where(scales > 0, 1.0)[..., None]).round().to(torch.int8), scales
+
+
+def _in_pairs(dtype: torch.dtype) -> int:
+    return 2 if dtype.itemsize == 2 else 1
+
+
+def _padded(head_dim: int) -> int:
+    return -(-head_dim // HEAD_DIM_MULTIPLE) * HEAD_DIM_MULTIPLE
