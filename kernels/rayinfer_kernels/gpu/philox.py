@@ -17,7 +17,7 @@ def uniform(seeds: torch.Tensor, positions: torch.Tensor, choices: torch.Tensor)
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _uniform_kernel(seeds, positions, choices, out, num_rows, block: tl.constexpr):
     row = tl.program_id(0) * block + tl.arange(0, block)
     is_row = row < num_rows

@@ -15,6 +15,10 @@ MIN_SPLIT_TOKENS = 64  # a shorter split costs more in combining than its parall
 MAX_SPLIT_TOKENS = 2048  # so that one long context does not keep a whole batch waiting
 MAX_SPLITS = 64
 MIN_DOT_ROWS = 16  # what the tensor cores take at least
+ACTIVATION_BLOCK = 1024  # columns of a row in one program
+ACTIVATION_WARPS = 4
+SAMPLING_BLOCK = 4096  # scores of a row that a program looks at together
+SAMPLING_WARPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +80,8 @@ def num_splits_for(num_requests: int, num_kv_heads: int, max_context: int) -> in
 def rope_tuning(num_tokens: int) -> RowsTuning:
     """One token a program while there are few, so that all multiprocessors have some; many for long prompts."""
     return RowsTuning(num_rows=1, num_warps=1) if num_tokens <= 512 else RowsTuning(num_rows=16, num_warps=4)
+
+
+def row_warps(block: int) -> int:
+    """Warps for a program that holds `block` columns of a row: about eight numbers a thread."""
+    return min(max(block // 256, 1), 16)
