@@ -40,6 +40,17 @@ class RowsTuning:
     num_warps: int
 
 
+@dataclass(frozen=True, slots=True)
+class ProductTuning:
+    """How one program of a matrix product works."""
+
+    num_rows: int  # of its tile of results
+    num_columns: int
+    num_inputs: int  # that are loaded at once
+    num_warps: int
+    num_stages: int
+
+
 def decode_tuning(group: int, head_dim: int, cache_bytes: int, model_bytes: int, block_size: int) -> AttentionTuning:
     """For one token of each request: as many bytes under way as fit, whole blocks where they are large enough."""
     width = next_power_of_2(head_dim)
@@ -85,3 +96,15 @@ def rope_tuning(num_tokens: int) -> RowsTuning:
 def row_warps(block: int) -> int:
     """Warps for a program that holds `block` columns of a row: about eight numbers a thread."""
     return min(max(block // 256, 1), 16)
+
+
+def grouped_tuning(num_rows: int, num_groups: int, model_bytes: int) -> ProductTuning:
+    """For rows spread over groups: small tiles where weights are what is read, large ones where rows are many."""
+    if model_bytes == 4:
+        return ProductTuning(16, 64, 32, num_warps=4, num_stages=2)
+    rows_per_group = num_rows / num_groups
+    if rows_per_group <= 32:
+        return ProductTuning(16 if rows_per_group <= 16 else 32, 64, 128, num_warps=4, num_stages=4)
+    if rows_per_group <= 96:
+        return ProductTuning(64, 128, 64, num_warps=4, num_stages=4)
+    return ProductTuning(128, 128, 64, num_warps=8, num_stages=4)
