@@ -46,6 +46,9 @@ class Implementation(Protocol):
     ) -> torch.Tensor:
         """Multiply by such a weight that is gated, and gate its outputs."""
 
+    def grouped_linear(self, x: torch.Tensor, weight: torch.Tensor, group_starts: torch.Tensor) -> torch.Tensor:
+        """Multiply each group of rows by its own matrix."""
+
     def packed_grouped_linear(self, x: torch.Tensor, weight: PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
         """Multiply each group of rows by its own layer of such a weight."""
 

@@ -12,7 +12,6 @@ from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache, kv_block_bytes
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
 from rayinfer_kernels.quantized_weight import QuantizedWeight, pack_quantized, quantize
-from rayinfer_kernels.reference import grouped_linear as plain_grouped_linear
 from rayinfer_kernels.selection import ANY_TYPE, implementation_for, implementation_of
 
 __all__ = [
@@ -72,7 +71,8 @@ def pack_weight(weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | 
 def layer_stack(layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape) -> LayerStack | None:
     """Make one operation of all layers of a decoder and its last norm; None: run them one by one.
 
-    Sums between the layers stay in float32, and results do not depend on the rest of the batch.
+    On processors sums between the layers stay in float32, and results do not depend on the rest of the batch; on GPUs
+    they are what the layers give one by one.
     """
     return implementation_for(last_norm).layer_stack(layers, last_norm, shape)
 
@@ -105,7 +105,7 @@ def grouped_linear(x: torch.Tensor, weight: torch.Tensor | PackedWeight, group_s
     """
     if isinstance(weight, PackedWeight):
         return implementation_for(x).packed_grouped_linear(x, weight, group_starts)
-    return plain_grouped_linear(x, weight, group_starts)
+    return implementation_for(x).grouped_linear(x, weight, group_starts)
 
 
 def combine_rows(rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ from rayinfer_kernels.implementation import RowMax, SampledRows
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument, WeightFormat, pack
+from rayinfer_kernels.reference.grouped_linear import grouped_linear
 from rayinfer_kernels.reference.philox import uniform
 from rayinfer_kernels.reference.sampling import sample_rows
 
@@ -90,6 +91,8 @@ class CpuKernels:
         self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape
     ) -> LayerStack | None:
         """See `ops.layer_stack`."""
+        if any(not isinstance(linear.weight, PackedWeight) for layer in layers for linear in layer.linears):
+            return None
         return CpuLayerStack(self._run_layers, self._checks, layers, last_norm, shape)
 
     def packed_rows(self, weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -132,6 +135,10 @@ class CpuKernels:
             *(ACTIVATIONS[activation], out.data_ptr(), len(rows), torch.get_num_threads()),
         )
         return out
+
+    def grouped_linear(self, x: torch.Tensor, weight: torch.Tensor, group_starts: torch.Tensor) -> torch.Tensor:
+        """See `ops.grouped_linear`: of weights that are not packed, as torch does it."""
+        return grouped_linear(x, weight, group_starts)
 
     def packed_grouped_linear(self, x: torch.Tensor, weight: PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
         """See `ops.grouped_linear`."""

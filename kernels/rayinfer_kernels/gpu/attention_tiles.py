@@ -93,9 +93,7 @@ def attend_tiles(
     for start in tl.range(begin, end, TILE, num_stages=NUM_STAGES):
         tokens = start + tl.arange(0, TILE)
         is_there = (tokens >= first_seen) & (tokens < end)
-        starts = tile_offsets(
-            block_table, tokens, start, is_there, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE
-        )
+        starts = tile_offsets(block_table, tokens, start, is_there, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE)
         key = load_tile(key_cache, starts, is_there, HEAD_DIM, WIDTH, IS_WHOLE).to(DOT_TYPE)
         scores = tl.dot(query, key.trans(), input_precision="ieee", out_dtype=tl.float32)
         scores = scaled(scores, scale, softcap, HAS_SOFTCAP)

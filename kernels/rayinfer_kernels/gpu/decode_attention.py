@@ -214,9 +214,7 @@ def _sum_tiles(
     for start in tl.range(begin, end, TILE, num_stages=NUM_STAGES):
         tokens = start + tl.arange(0, TILE)
         is_there = (tokens >= first_seen) & (tokens < end)
-        starts = tile_offsets(
-            block_table, tokens, start, is_there, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE
-        )
+        starts = tile_offsets(block_table, tokens, start, is_there, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE)
         key = load_tile(key_cache, starts, is_there, HEAD_DIM, WIDTH, False).to(tl.float32)
         value = load_tile(value_cache, starts, is_there, HEAD_DIM, WIDTH, False).to(tl.float32)
         scores = scaled(tl.sum(query[:, None, :] * key[None, :, :], 2), scale, softcap, HAS_SOFTCAP)

@@ -1,4 +1,4 @@
-"""Products of groups of rows, each with a matrix of its own, and weighted sums of what comes out: mixtures of experts."""
+"""Products of groups of rows, each with a matrix of its own, and weighted sums of the results: mixtures of experts."""
 
 import torch
 
