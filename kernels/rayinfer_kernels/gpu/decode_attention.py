@@ -8,11 +8,7 @@ from rayinfer_kernels.gpu.attention_tiles import (
     attend_tiles,
     check_query,
     dot_type,
-    load_tile,
-    scaled,
     score_factors,
-    tile_offsets,
-    weighted_mean,
 )
 from rayinfer_kernels.gpu.language import next_power_of_2, tl, triton
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache
@@ -88,7 +84,6 @@ def _launch(
         *(block_tables, block_tables.stride(0), *lengths, *factors, parts, sums),
         IS_SPLIT=num_splits > 1,
         HAS_SOFTCAP=factors[1] != 0,
-        USES_DOT=tuning.uses_dot,
         GROUP=num_heads // cache.num_kv_heads,
         ROWS=tuning.num_rows,
         NUM_KV_HEADS=cache.num_kv_heads,
@@ -104,16 +99,14 @@ def _launch(
 
 
 @triton.jit
-def _first_tile(context, window, TILE: tl.constexpr):
-    """The first token of the first tile in which one is seen."""
-    return tl.maximum(0, context - window) // TILE * TILE
+def _split_length(context, window, num_splits, TILE: tl.constexpr, MIN_TOKENS: tl.constexpr):
+    """The first token of the first tile that is seen, and how many tokens each split has from there on.
 
-
-@triton.jit
-def _tokens_per_split(num_tokens, num_splits, TILE: tl.constexpr, MIN_TOKENS: tl.constexpr):
-    """How many tokens each split but the last has: whole tiles, and no fewer than MIN_TOKENS."""
-    share = (num_tokens + num_splits - 1) // num_splits
-    return tl.maximum((share + TILE - 1) // TILE * TILE, MIN_TOKENS)
+    All splits but the last have whole tiles, and no fewer tokens than MIN_TOKENS: of a short context the last are empty.
+    """
+    first_tile = tl.maximum(context - window, 0) // TILE * TILE
+    share = (context - first_tile + num_splits - 1) // num_splits
+    return first_tile, tl.maximum((share + TILE - 1) // TILE * TILE, MIN_TOKENS)
 
 
 @triton.jit(do_not_specialize=["table_stride", "window"])
@@ -133,7 +126,6 @@ def _attend_split(
     sums,  # [num_requests, num_heads, num_splits, 2]
     IS_SPLIT: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
-    USES_DOT: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -149,8 +141,7 @@ def _attend_split(
     split, num_splits = tl.program_id(0), tl.num_programs(0)
     kv_head, request = tl.program_id(1), tl.program_id(2)
     context = tl.load(context_lengths + request)
-    first_tile = _first_tile(context, window, TILE)
-    per_split = _tokens_per_split(context - first_tile, num_splits, TILE, MIN_TOKENS)
+    first_tile, per_split = _split_length(context, window, num_splits, TILE, MIN_TOKENS)
     begin = first_tile + split * per_split
     if IS_SPLIT and begin >= context:  # `_combine_splits` leaves it out
         return
@@ -160,73 +151,20 @@ def _attend_split(
     is_number = (rows[:, None] < GROUP) & (channels[None, :] < HEAD_DIM)
     places = request.to(tl.int64) * token_stride + heads[:, None] * head_stride + channels[None, :]
     query = tl.load(query_rows + places, mask=is_number, other=0.0)
-    table, first_seen = block_tables + request.to(tl.int64) * table_stride, context - window
-    if USES_DOT:
-        acc, highest, total = attend_tiles(
-            query.to(DOT_TYPE), tl.zeros([ROWS, WIDTH], tl.float32), tl.full([ROWS], NOTHING_SEEN, tl.float32),
-            tl.zeros([ROWS], tl.float32), tl.full([ROWS], 0, tl.int32) + context - 1, key_cache, value_cache, table,
-            begin, end, first_seen, kv_head, window, scale, softcap, False, HAS_SOFTCAP, NUM_KV_HEADS, BLOCK_SIZE,
-            HEAD_DIM, WIDTH, TILE, DOT_TYPE, NUM_STAGES,
-        )  # fmt: skip
-    else:
-        acc, highest, total = _sum_tiles(
-            query.to(tl.float32), key_cache, value_cache, table, begin, end, first_seen, kv_head, scale, softcap,
-            HAS_SOFTCAP, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, WIDTH, ROWS, TILE, NUM_STAGES,
-        )  # fmt: skip
+    acc, highest, total = attend_tiles(
+        query.to(DOT_TYPE), tl.full([ROWS, WIDTH], 0.0, tl.float32), tl.full([ROWS], NOTHING_SEEN, tl.float32),
+        tl.full([ROWS], 0.0, tl.float32), tl.full([ROWS], 0, tl.int32) + context - 1, key_cache, value_cache,
+        block_tables + request.to(tl.int64) * table_stride, begin, end, context - window, kv_head, window, scale,
+        softcap, False, HAS_SOFTCAP, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, WIDTH, TILE, DOT_TYPE, NUM_STAGES,
+    )  # fmt: skip
     row = (request.to(tl.int64) * NUM_KV_HEADS * GROUP + heads) * num_splits + split
     if IS_SPLIT:
         tl.store(parts + row[:, None] * HEAD_DIM + channels[None, :], acc, mask=is_number)
         tl.store(sums + row * 2, highest, mask=rows < GROUP)
         tl.store(sums + row * 2 + 1, total, mask=rows < GROUP)
     else:
-        result = weighted_mean(acc, total).to(parts.dtype.element_ty)
-        tl.store(parts + row[:, None] * HEAD_DIM + channels[None, :], result, mask=is_number)
-
-
-@triton.jit
-def _sum_tiles(
-    query,  # [ROWS, WIDTH] in float32
-    key_cache,
-    value_cache,
-    block_table,
-    begin,
-    end,
-    first_seen,
-    kv_head,
-    scale,
-    softcap,
-    HAS_SOFTCAP: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    TILE: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
-):
-    """As `attend_tiles` does for all tokens from `begin` to `end`, without tensor cores, for a head or two.
-
-    Each of a tile's places has a softmax of its own, so that threads wait for each other only once, in the end.
-    """
-    acc = tl.zeros([ROWS, TILE, WIDTH], tl.float32)
-    highest = tl.full([ROWS, TILE], NOTHING_SEEN, tl.float32)
-    total = tl.zeros([ROWS, TILE], tl.float32)
-    for start in tl.range(begin, end, TILE, num_stages=NUM_STAGES):
-        tokens = start + tl.arange(0, TILE)
-        is_there = (tokens >= first_seen) & (tokens < end)
-        starts = tile_offsets(block_table, tokens, start, is_there, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE)
-        key = load_tile(key_cache, starts, is_there, HEAD_DIM, WIDTH, False).to(tl.float32)
-        value = load_tile(value_cache, starts, is_there, HEAD_DIM, WIDTH, False).to(tl.float32)
-        scores = scaled(tl.sum(query[:, None, :] * key[None, :, :], 2), scale, softcap, HAS_SOFTCAP)
-        scores = tl.where(is_there[None, :], scores, float("-inf"))
-        higher = tl.maximum(highest, scores)
-        weights, fading = tl.exp2(scores - higher), tl.exp2(highest - higher)
-        total = total * fading + weights
-        acc = acc * fading[:, :, None] + weights[:, :, None] * value[None, :, :]
-        highest = higher
-    top = tl.max(highest, 1)
-    shares = tl.exp2(highest - top[:, None])
-    return tl.sum(acc * shares[:, :, None], 1), top, tl.sum(total * shares, 1)
+        mean = tl.where(total[:, None] == 0.0, 0.0, acc / total[:, None])
+        tl.store(parts + row[:, None] * HEAD_DIM + channels[None, :], mean.to(parts.dtype.element_ty), mask=is_number)
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -245,8 +183,7 @@ def _combine_splits(
     """One softmax of the splits of one head of one request."""
     request, head = tl.program_id(0), tl.program_id(1)
     context = tl.load(context_lengths + request)
-    first_tile = _first_tile(context, window, TILE)
-    per_split = _tokens_per_split(context - first_tile, NUM_SPLITS, TILE, MIN_TOKENS)
+    first_tile, per_split = _split_length(context, window, NUM_SPLITS, TILE, MIN_TOKENS)
     splits, channels = tl.arange(0, NUM_SPLITS), tl.arange(0, WIDTH)
     is_live = first_tile + splits * per_split < context
     row = request.to(tl.int64) * tl.num_programs(1) + head

@@ -1,9 +1,18 @@
-"""Attention of many new tokens per request, until its kernel is there by the torch reference."""
+"""Attention of prompts, chunks of prompts and single tokens in one batch, over the paged cache."""
 
 import torch
 
-from rayinfer_kernels import reference
+from rayinfer_kernels.gpu.attention_tiles import (
+    NO_WINDOW,
+    NOTHING_SEEN,
+    attend_tiles,
+    check_query,
+    dot_type,
+    score_factors,
+)
+from rayinfer_kernels.gpu.language import next_power_of_2, tl, triton
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache
+from rayinfer_kernels.gpu.tuning import prefill_tuning
 
 
 def prefill_attention(
@@ -18,5 +27,123 @@ def prefill_attention(
     *,
     max_query: int | None = None,
 ) -> torch.Tensor:
-    """See `ops.paged_attention`."""
-    return reference.paged_attention(query, cache, block_tables, query_starts, context_lengths, scale, window, softcap)
+    """Attend causally from each request's last tokens: query [num_tokens, num_heads, head_dim] -> the same shape.
+
+    Request i's tokens are those from query_starts[i] to query_starts[i + 1] (int32 [num_requests + 1]), maybe none; its
+    keys are in the cache, context_lengths[i] of them (int32), the new ones included. Rows that belong to no request are
+    not written. `max_query` says how many tokens a request has at most, by default all. Nothing is read back from the
+    device: every program finds its request itself.
+    """
+    query = check_query(query, cache)
+    num_tokens, num_heads, head_dim = query.shape
+    num_requests, group = len(context_lengths), num_heads // cache.num_kv_heads
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    if num_tokens == 0 or num_requests == 0:
+        return out
+    tuning = prefill_tuning(head_dim, query.dtype.itemsize, max_query or num_tokens, group)
+    tile_queries = tuning.num_rows // group
+    factors = score_factors(scale, softcap)
+    # Each request may end with a tile that is not full; those of which there are none end at once.
+    num_tiles = num_tokens // tile_queries + num_requests
+    _attend_chunk[(num_tiles, cache.num_kv_heads)](
+        *(query, query.stride(0), query.stride(1), cache.key, cache.value, block_tables, block_tables.stride(0)),
+        *(query_starts, context_lengths, num_requests, NO_WINDOW if window is None else window, *factors, out),
+        HAS_WINDOW=window is not None,
+        HAS_SOFTCAP=softcap is not None,
+        GROUP=group,
+        ROWS=tuning.num_rows,
+        TILE_QUERIES=tile_queries,
+        NUM_KV_HEADS=cache.num_kv_heads,
+        BLOCK_SIZE=cache.block_size,
+        HEAD_DIM=head_dim,
+        WIDTH=next_power_of_2(head_dim),
+        TILE=tuning.tile_tokens,
+        DOT_TYPE=dot_type(query.dtype, cache),
+        NUM_STAGES=tuning.num_stages,
+        num_warps=tuning.num_warps,
+    )
+    return out
+
+
+@triton.jit
+def _request_of(tile, query_starts, num_requests, TILE_QUERIES: tl.constexpr):
+    """The last request whose first tile is not behind this one: request i's is starts[i] // TILE_QUERIES + i."""
+    low, high = tile * 0, num_requests
+    while low + 1 < high:
+        middle = (low + high) // 2
+        first_tile = tl.load(query_starts + middle) // TILE_QUERIES + middle
+        if first_tile <= tile:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@triton.jit(do_not_specialize=["table_stride", "num_requests", "window"])
+def _attend_chunk(
+    query_rows,
+    token_stride,
+    head_stride,
+    key_cache,
+    value_cache,
+    block_tables,
+    table_stride,
+    query_starts,
+    context_lengths,
+    num_requests,
+    window,
+    scale,
+    softcap,
+    out,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE_QUERIES: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    DOT_TYPE: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """Some neighbouring tokens of one request, with all query heads of one key-value head: a row for each of both."""
+    tile, kv_head = tl.program_id(0), tl.program_id(1)
+    request = _request_of(tile, query_starts, num_requests, TILE_QUERIES)
+    first_query, next_query = tl.load(query_starts + request), tl.load(query_starts + request + 1)
+    first = first_query + (tile - first_query // TILE_QUERIES - request) * TILE_QUERIES
+    if first >= next_query:
+        return
+    context = tl.load(context_lengths + request)
+    rows, channels = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    tokens, heads = first + rows // GROUP, kv_head * GROUP + rows % GROUP
+    is_row = (rows < TILE_QUERIES * GROUP) & (tokens < next_query)
+    is_number = is_row[:, None] & (channels[None, :] < HEAD_DIM)
+    places = (tokens.to(tl.int64) * token_stride + heads * head_stride)[:, None] + channels[None, :]
+    query = tl.load(query_rows + places, mask=is_number, other=0.0).to(DOT_TYPE)
+    before_queries = context - next_query  # position minus token
+    position = first + before_queries  # of the first token, the last position that all rows see
+    end = tl.minimum(first + TILE_QUERIES, next_query) + before_queries
+    last_seen = tokens + before_queries
+    first_seen = position - window + 1  # by the first row, the others see less
+    acc = tl.full([ROWS, WIDTH], 0.0, tl.float32)
+    highest = tl.full([ROWS], NOTHING_SEEN, tl.float32)
+    total = tl.full([ROWS], 0.0, tl.float32)
+    table = block_tables + request.to(tl.int64) * table_stride
+    begin = tl.maximum(first_seen, 0) // TILE * TILE
+    if not HAS_WINDOW:
+        # What every row sees whole needs no masks.
+        whole_end = tl.maximum(position + 1, 0) // TILE * TILE
+        acc, highest, total = attend_tiles(
+            query, acc, highest, total, last_seen, key_cache, value_cache, table, 0, whole_end, 0, kv_head, window,
+            scale, softcap, True, HAS_SOFTCAP, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, WIDTH, TILE, DOT_TYPE, NUM_STAGES,
+        )  # fmt: skip
+        begin = whole_end
+    acc, highest, total = attend_tiles(
+        query, acc, highest, total, last_seen, key_cache, value_cache, table, begin, end, first_seen, kv_head, window,
+        scale, softcap, False, HAS_SOFTCAP, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, WIDTH, TILE, DOT_TYPE, NUM_STAGES,
+    )  # fmt: skip
+    mean = tl.where(total[:, None] == 0.0, 0.0, acc / total[:, None]).to(out.dtype.element_ty)
+    results = (tokens.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads) * HEAD_DIM
+    tl.store(out + results[:, None] + channels[None, :], mean, mask=is_number)

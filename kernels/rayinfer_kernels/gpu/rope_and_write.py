@@ -1,9 +1,10 @@
-"""Rotation and writing to the cache, until their kernel is there by the torch reference."""
+"""What happens between the product that makes queries, keys and values and attention, in one launch."""
 
 import torch
 
-from rayinfer_kernels import reference
-from rayinfer_kernels.gpu.paged_cache import PagedKVCache
+from rayinfer_kernels.gpu.language import next_power_of_2, tl, triton
+from rayinfer_kernels.gpu.paged_cache import PagedKVCache, largest_number
+from rayinfer_kernels.gpu.tuning import rope_tuning
 
 
 def rope_and_write(
@@ -15,25 +16,227 @@ def rope_and_write(
     positions: torch.Tensor,
     slots: torch.Tensor,
     cache: PagedKVCache,
-    query_norm: torch.Tensor | None,
-    key_norm: torch.Tensor | None,
-    eps: float,
+    query_norm: torch.Tensor | None = None,
+    key_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    *,
+    unit_offset: bool = False,
 ) -> torch.Tensor:
-    """Split, norm, rotate and write; returns the queries."""
-    query, key, value = qkv.view(len(qkv), num_heads + 2 * num_kv_heads, -1).split(
-        [num_heads, num_kv_heads, num_kv_heads], 1
+    """Normalise and rotate queries and keys, store keys and values; returns the queries [num_tokens, num_heads, head_dim].
+
+    qkv [num_tokens, (num_heads + 2 x num_kv_heads) x head_dim] holds queries, keys and values behind one another; its
+    rows may be strided. The norms [head_dim], both or none, are RMS norms of each head; with `unit_offset` their scale
+    is 1 + weight. cos and sin [max_positions, rotary_dim] turn the first channels of each head, in half-split pairs.
+    `positions` and `slots` are int64 [num_tokens]; at slot -1 nothing is stored. All is computed in float32 and rounded
+    once, to the model's type or the cache's.
+    """
+    head_dim, rotary_dim = cache.head_dim, cos.shape[1]
+    if qkv.shape[1] != (num_heads + 2 * num_kv_heads) * head_dim or cache.num_kv_heads != num_kv_heads:
+        raise ValueError(f"{qkv.shape[1]} columns for {num_heads} and twice {num_kv_heads} heads of {head_dim} channels")
+    if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
+        raise ValueError(f"{rotary_dim} of {head_dim} channels cannot turn in pairs")
+    if (query_norm is None) != (key_norm is None):
+        raise ValueError("either queries and keys have norms, or neither have")
+    qkv = qkv if qkv.stride(-1) == 1 else qkv.contiguous()
+    num_tokens = len(qkv)
+    query = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
+    if num_tokens == 0:
+        return query
+    tuning = rope_tuning(num_tokens)
+    _rope_and_write[(-(-num_tokens // tuning.num_rows), num_heads + 2 * num_kv_heads)](
+        *(qkv, qkv.stride(0), num_tokens, cos.contiguous(), sin.contiguous(), positions, slots),
+        *(query, cache.key, cache.value, query_norm, key_norm, eps),
+        HAS_NORMS=query_norm is not None,
+        UNIT_OFFSET=unit_offset,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        BLOCK_SIZE=cache.block_size,
+        HEAD_DIM=head_dim,
+        WIDTH=next_power_of_2(head_dim),
+        HALF=rotary_dim // 2,
+        HALF_WIDTH=next_power_of_2(rotary_dim // 2),
+        REST_WIDTH=next_power_of_2(max(1, head_dim - rotary_dim)),
+        ROWS=tuning.num_rows,
+        LARGEST=largest_number(cache),
+        num_warps=tuning.num_warps,
     )
-    query = query if query_norm is None else reference.rms_norm(query, query_norm, eps)
-    key = key if key_norm is None else reference.rms_norm(key, key_norm, eps)
-    dim, cos, sin = cos.shape[1], cos[positions], sin[positions]
-    query, key = (
-        torch.cat((reference.rotary_embedding(heads[..., :dim], cos, sin), heads[..., dim:]), -1)
-        for heads in (query, key)
-    )
-    write_kv(key, value, cache, slots)
-    return query.contiguous()
+    return query
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, cache: PagedKVCache, slots: torch.Tensor) -> None:
-    """See `ops.write_kv`."""
-    cache.put(key, value, slots)
+    """Store key and value [num_tokens, num_kv_heads, head_dim] at `slots` int64 [num_tokens]; at slot -1 nothing."""
+    num_tokens, num_kv_heads, head_dim = key.shape
+    if value.shape != key.shape or (num_kv_heads, head_dim) != (cache.num_kv_heads, cache.head_dim):
+        raise ValueError(f"keys {tuple(key.shape)}, values {tuple(value.shape)} for a cache {tuple(cache.key.shape)}")
+    key, value = (heads if heads.stride(-1) == 1 else heads.contiguous() for heads in (key, value))
+    if num_tokens == 0:
+        return
+    tuning = rope_tuning(num_tokens)
+    _write_kv[(-(-num_tokens // tuning.num_rows), num_kv_heads)](
+        *(key, key.stride(0), key.stride(1), value, value.stride(0), value.stride(1)),
+        *(num_tokens, slots, cache.key, cache.value),
+        NUM_KV_HEADS=num_kv_heads,
+        BLOCK_SIZE=cache.block_size,
+        HEAD_DIM=head_dim,
+        WIDTH=next_power_of_2(head_dim),
+        ROWS=tuning.num_rows,
+        LARGEST=largest_number(cache),
+        num_warps=tuning.num_warps,
+    )
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _rope_and_write(
+    qkv,
+    row_stride,
+    num_tokens,
+    cos,  # [max_positions, 2 * HALF]
+    sin,
+    positions,
+    slots,
+    query_out,  # [num_tokens, NUM_HEADS, HEAD_DIM]
+    key_cache,
+    value_cache,
+    query_norm,
+    key_norm,
+    eps,
+    HAS_NORMS: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_WIDTH: tl.constexpr,
+    REST_WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    LARGEST: tl.constexpr,  # where a cache of eight bits saturates, else 0
+):
+    """One head of some tokens: the query heads come first, then the keys', then the values'."""
+    token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    head = tl.program_id(1)
+    is_row = token < num_tokens
+    row = qkv + token.to(tl.int64) * row_stride + head * HEAD_DIM
+    slot = tl.load(slots + token, mask=is_row, other=-1)
+    kv_head = (head - NUM_HEADS) % NUM_KV_HEADS
+    stored = (slot // BLOCK_SIZE * NUM_KV_HEADS + kv_head) * (BLOCK_SIZE * HEAD_DIM) + slot % BLOCK_SIZE * HEAD_DIM
+    if head >= NUM_HEADS + NUM_KV_HEADS:
+        channel = tl.arange(0, WIDTH)[None, :]
+        is_number = (is_row & (slot >= 0))[:, None] & (channel < HEAD_DIM)
+        value = tl.load(row[:, None] + channel, mask=is_number, other=0.0).to(tl.float32)
+        if LARGEST:
+            value = tl.clamp(value, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+        tl.store(value_cache + stored[:, None] + channel, value.to(value_cache.dtype.element_ty), mask=is_number)
+    else:
+        position = tl.load(positions + token, mask=is_row, other=0)
+        angles = position.to(tl.int64) * (2 * HALF)
+        first, second, rest = _turned_head(
+            row, cos + angles, sin + angles, query_norm if head < NUM_HEADS else key_norm, is_row, eps, HAS_NORMS,
+            UNIT_OFFSET, HEAD_DIM, HALF, HALF_WIDTH, REST_WIDTH,
+        )  # fmt: skip
+        if head < NUM_HEADS:
+            place = query_out + (token.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
+            _store_head(place, is_row, first, second, rest, HEAD_DIM, HALF, HALF_WIDTH, REST_WIDTH, 0)
+        else:
+            is_row = is_row & (slot >= 0)
+            place = key_cache + stored
+            _store_head(place, is_row, first, second, rest, HEAD_DIM, HALF, HALF_WIDTH, REST_WIDTH, LARGEST)
+
+
+@triton.jit
+def _turned_head(
+    row,  # [ROWS], where the heads begin
+    cos,  # [ROWS], where their angles do
+    sin,
+    norm,
+    is_row,
+    eps,
+    HAS_NORMS: tl.constexpr,
+    UNIT_OFFSET: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_WIDTH: tl.constexpr,
+    REST_WIDTH: tl.constexpr,
+):
+    """The two halves that turn, and the rest that does not, in float32: [ROWS, HALF_WIDTH] twice, [ROWS, REST_WIDTH]."""
+    half, rest_channel = tl.arange(0, HALF_WIDTH)[None, :], 2 * HALF + tl.arange(0, REST_WIDTH)[None, :]
+    is_half, is_rest = is_row[:, None] & (half < HALF), is_row[:, None] & (rest_channel < HEAD_DIM)
+    first = tl.load(row[:, None] + half, mask=is_half, other=0.0).to(tl.float32)
+    second = tl.load(row[:, None] + HALF + half, mask=is_half, other=0.0).to(tl.float32)
+    rest = tl.load(row[:, None] + rest_channel, mask=is_rest, other=0.0).to(tl.float32)
+    if HAS_NORMS:
+        squares = tl.sum(first * first + second * second, 1) + tl.sum(rest * rest, 1)
+        inverse = (1.0 / tl.sqrt(squares / HEAD_DIM + eps))[:, None]
+        offset = 1.0 if UNIT_OFFSET else 0.0
+        first *= inverse * (tl.load(norm + half, mask=half < HALF, other=0.0).to(tl.float32) + offset)
+        second *= inverse * (tl.load(norm + HALF + half, mask=half < HALF, other=0.0).to(tl.float32) + offset)
+        rest *= inverse * (tl.load(norm + rest_channel, mask=rest_channel < HEAD_DIM, other=0.0).to(tl.float32) + offset)
+    first_cos = tl.load(cos[:, None] + half, mask=is_half, other=0.0).to(tl.float32)
+    first_sin = tl.load(sin[:, None] + half, mask=is_half, other=0.0).to(tl.float32)
+    second_cos = tl.load(cos[:, None] + HALF + half, mask=is_half, other=0.0).to(tl.float32)
+    second_sin = tl.load(sin[:, None] + HALF + half, mask=is_half, other=0.0).to(tl.float32)
+    return first * first_cos - second * first_sin, second * second_cos + first * second_sin, rest
+
+
+@triton.jit
+def _store_head(
+    place,  # [ROWS]
+    is_row,
+    first,
+    second,
+    rest,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_WIDTH: tl.constexpr,
+    REST_WIDTH: tl.constexpr,
+    LARGEST: tl.constexpr,
+):
+    """Round the parts of each head to the type of their place."""
+    half, rest_channel = tl.arange(0, HALF_WIDTH)[None, :], 2 * HALF + tl.arange(0, REST_WIDTH)[None, :]
+    is_half, is_rest = is_row[:, None] & (half < HALF), is_row[:, None] & (rest_channel < HEAD_DIM)
+    if LARGEST:
+        first = tl.clamp(first, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+        second = tl.clamp(second, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+        rest = tl.clamp(rest, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    dtype = place.dtype.element_ty
+    tl.store(place[:, None] + half, first.to(dtype), mask=is_half)
+    tl.store(place[:, None] + HALF + half, second.to(dtype), mask=is_half)
+    tl.store(place[:, None] + rest_channel, rest.to(dtype), mask=is_rest)
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _write_kv(
+    key,
+    key_stride,
+    key_head_stride,
+    value,
+    value_stride,
+    value_head_stride,
+    num_tokens,
+    slots,
+    key_cache,
+    value_cache,
+    NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    LARGEST: tl.constexpr,  # where a cache of eight bits saturates, else 0
+):
+    """Keys and values of one head of some tokens."""
+    token, head = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
+    slot = tl.load(slots + token, mask=token < num_tokens, other=-1)
+    channel = tl.arange(0, WIDTH)[None, :]
+    is_number = (slot >= 0)[:, None] & (channel < HEAD_DIM)
+    token, dtype = token.to(tl.int64), key_cache.dtype.element_ty
+    keys = tl.load(key + (token * key_stride + head * key_head_stride)[:, None] + channel, mask=is_number, other=0.0)
+    values = tl.load(
+        value + (token * value_stride + head * value_head_stride)[:, None] + channel, mask=is_number, other=0.0
+    )
+    if LARGEST:
+        keys = tl.clamp(keys.to(tl.float32), -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+        values = tl.clamp(values.to(tl.float32), -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+    stored = (slot // BLOCK_SIZE * NUM_KV_HEADS + head) * (BLOCK_SIZE * HEAD_DIM) + slot % BLOCK_SIZE * HEAD_DIM
+    tl.store(key_cache + stored[:, None] + channel, keys.to(dtype), mask=is_number)
+    tl.store(value_cache + stored[:, None] + channel, values.to(dtype), mask=is_number)

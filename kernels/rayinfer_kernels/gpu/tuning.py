@@ -28,8 +28,7 @@ class AttentionTuning:
     num_rows: int  # of queries: tokens x heads of a group
     tile_tokens: int  # keys and values that are loaded at once
     num_warps: int
-    num_stages: int  # tiles under way
-    uses_dot: bool = True  # else products are summed without tensor cores
+    num_stages: int  # of the pipeline, of which reading the block table takes two: four keep one tile on its way
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +51,17 @@ class ProductTuning:
 
 
 def decode_tuning(group: int, head_dim: int, cache_bytes: int, model_bytes: int, block_size: int) -> AttentionTuning:
-    """For one token of each request: as many bytes under way as fit, whole blocks where they are large enough."""
+    """For one token of each request.
+
+    Even one query head is multiplied by tensor cores, padded to their 16 rows: for bfloat16 that takes a quarter of the
+    instructions that plain products and sums take, and few enough to keep up with memory.
+    """
     width = next_power_of_2(head_dim)
-    if group <= 2 and width <= 128:
-        tile = 32 if group * width * model_bytes <= 512 else 16
-        return AttentionTuning(next_power_of_2(group), tile, num_warps=4, num_stages=3, uses_dot=False)
-    # About 32 KiB of keys and values in a tile; with three under way, two programs fit a multiprocessor.
-    tile = min(128, max(16, next_power_of_2(1 + (16 << 10) // (width * cache_bytes)) // 2))
+    tile = (16 << 10) // (width * cache_bytes)  # 16 KiB of keys and as much of values: four programs have room
+    tile = min(tile, max(64, next_power_of_2(block_size)))  # then a tile of a larger block lies in one
     if model_bytes == 4:
         tile = min(tile, 32)
-    tile = min(tile, max(64, next_power_of_2(block_size)))  # then a tile of a larger block lies in one
-    return AttentionTuning(max(MIN_DOT_ROWS, next_power_of_2(group)), tile, num_warps=4, num_stages=3)
+    return AttentionTuning(max(MIN_DOT_ROWS, next_power_of_2(group)), max(16, tile), num_warps=4, num_stages=4)
 
 
 def prefill_tuning(head_dim: int, model_bytes: int, max_query: int, group: int) -> AttentionTuning:
