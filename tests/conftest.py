@@ -16,6 +16,10 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Ray would otherwise try to report its use.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
+# Kernels for GPUs are run by Triton's interpreter, unless there is a GPU. Triton asks when it is imported.
+if not any(Path("/dev").glob("nvidia[0-9]*")):
+    os.environ["TRITON_INTERPRET"] = "1"
+
 # Workers side by side have one core each; left alone, each would start a thread on every core.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"

@@ -65,10 +65,10 @@ def in_cache_type(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return numbers.to(dtype)
 
 
-def largest_number(cache: PagedKVCache) -> float:
-    """Where an unscaled cache of eight bits saturates; 0 for a cache of the model's type."""
+def largest_number(cache: PagedKVCache) -> int:
+    """Where a cache of eight bits saturates; 0 for a cache of the model's type."""
     dtype = cache.key.dtype
-    return torch.finfo(dtype).max if dtype is torch.float8_e4m3fn else 0.0
+    return int(torch.finfo(dtype).max) if dtype is torch.float8_e4m3fn else 0
 
 
 def allocate_paged_cache(

@@ -132,16 +132,15 @@ def _rope_and_write(
         position = tl.load(positions + token, mask=is_row, other=0)
         angles = position.to(tl.int64) * (2 * HALF)
         first, second, rest = _turned_head(
-            row, cos + angles, sin + angles, query_norm if head < NUM_HEADS else key_norm, is_row, eps, HAS_NORMS,
+            row, cos + angles, sin + angles, head < NUM_HEADS, query_norm, key_norm, is_row, eps, HAS_NORMS,
             UNIT_OFFSET, HEAD_DIM, HALF, HALF_WIDTH, REST_WIDTH,
         )  # fmt: skip
         if head < NUM_HEADS:
-            place = query_out + (token.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
-            _store_head(place, is_row, first, second, rest, HEAD_DIM, HALF, HALF_WIDTH, REST_WIDTH, 0)
+            queries = query_out + (token.to(tl.int64) * NUM_HEADS + head) * HEAD_DIM
+            _store_head(queries, is_row, first, second, rest, HEAD_DIM, HALF, HALF_WIDTH, REST_WIDTH, 0)
         else:
-            is_row = is_row & (slot >= 0)
-            place = key_cache + stored
-            _store_head(place, is_row, first, second, rest, HEAD_DIM, HALF, HALF_WIDTH, REST_WIDTH, LARGEST)
+            keys, is_kept = key_cache + stored, is_row & (slot >= 0)
+            _store_head(keys, is_kept, first, second, rest, HEAD_DIM, HALF, HALF_WIDTH, REST_WIDTH, LARGEST)
 
 
 @triton.jit
@@ -149,7 +148,9 @@ def _turned_head(
     row,  # [ROWS], where the heads begin
     cos,  # [ROWS], where their angles do
     sin,
-    norm,
+    is_query,
+    query_norm,
+    key_norm,
     is_row,
     eps,
     HAS_NORMS: tl.constexpr,
@@ -166,6 +167,7 @@ def _turned_head(
     second = tl.load(row[:, None] + HALF + half, mask=is_half, other=0.0).to(tl.float32)
     rest = tl.load(row[:, None] + rest_channel, mask=is_rest, other=0.0).to(tl.float32)
     if HAS_NORMS:
+        norm = query_norm if is_query else key_norm
         squares = tl.sum(first * first + second * second, 1) + tl.sum(rest * rest, 1)
         inverse = (1.0 / tl.sqrt(squares / HEAD_DIM + eps))[:, None]
         offset = 1.0 if UNIT_OFFSET else 0.0
@@ -229,7 +231,7 @@ def _write_kv(
     slot = tl.load(slots + token, mask=token < num_tokens, other=-1)
     channel = tl.arange(0, WIDTH)[None, :]
     is_number = (slot >= 0)[:, None] & (channel < HEAD_DIM)
-    token, dtype = token.to(tl.int64), key_cache.dtype.element_ty
+    token = token.to(tl.int64)
     keys = tl.load(key + (token * key_stride + head * key_head_stride)[:, None] + channel, mask=is_number, other=0.0)
     values = tl.load(
         value + (token * value_stride + head * value_head_stride)[:, None] + channel, mask=is_number, other=0.0
@@ -238,5 +240,5 @@ def _write_kv(
         keys = tl.clamp(keys.to(tl.float32), -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
         values = tl.clamp(values.to(tl.float32), -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     stored = (slot // BLOCK_SIZE * NUM_KV_HEADS + head) * (BLOCK_SIZE * HEAD_DIM) + slot % BLOCK_SIZE * HEAD_DIM
-    tl.store(key_cache + stored[:, None] + channel, keys.to(dtype), mask=is_number)
-    tl.store(value_cache + stored[:, None] + channel, values.to(dtype), mask=is_number)
+    tl.store(key_cache + stored[:, None] + channel, keys.to(key_cache.dtype.element_ty), mask=is_number)
+    tl.store(value_cache + stored[:, None] + channel, values.to(value_cache.dtype.element_ty), mask=is_number)

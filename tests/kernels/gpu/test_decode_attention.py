@@ -1,0 +1,121 @@
+"""Decode attention against the reference, for any split of the context."""
+
+import pytest
+import torch
+
+from paged_batches import BF16, F8, F32, TYPES, assert_near, make_batch
+from rayinfer_kernels.gpu.decode_attention import decode_attention
+
+CONTEXTS = {"short": (1, 16, 65), "with-empty": (0, 130, 0, 7), "longer": (300, 31)}
+AXES = {
+    "head_dim": [64, 80, 96, 128, 256],
+    "group": [1, 2, 4, 5, 8, 16],
+    "block_size": [16, 32, 64],
+    "types": TYPES,
+    "contexts": list(CONTEXTS),
+    "window": [None, 48],
+    "softcap": [None, 10.0],
+    "num_splits": [None, 1, 4],
+    "strided": [False, True],
+}
+
+
+def batch_of(contexts, device, *, group=4, head_dim=64, block_size=16, types=(F32, F32), strided=False):
+    return make_batch(
+        [(context, 1) for context in contexts],
+        device,
+        num_kv_heads=1 if group > 4 else 2,
+        group=group,
+        head_dim=head_dim,
+        block_size=block_size,
+        types=types,
+        strided=strided,
+    )
+
+
+def attend(batch, rows=slice(None), **settings):
+    return decode_attention(
+        *(batch.query[rows], batch.cache, batch.block_tables[rows], batch.context_lengths[rows], batch.scale),
+        **settings,
+    )
+
+
+def test_it_equals_the_reference(case, device):
+    case = dict(case)
+    window, softcap, num_splits = (case.pop(name) for name in ("window", "softcap", "num_splits"))
+    batch = batch_of(CONTEXTS[case.pop("contexts")], device, **case)
+    actual = attend(batch, window=window, softcap=softcap, num_splits=num_splits)
+    assert_near(actual, batch.expected(window, softcap), case["types"][0])
+    assert actual.is_contiguous()
+    assert not actual[batch.context_lengths == 0].any()
+
+
+@pytest.mark.parametrize("num_splits", [None, 1, 64])
+def test_a_context_of_thousands_is_read_to_its_end(device, num_splits):
+    batch = batch_of([4096, 3], device, group=8, block_size=64)
+    assert_near(attend(batch, num_splits=num_splits, max_context=4096), batch.expected(), F32)
+
+
+@pytest.mark.parametrize("window", [1, 16, 299, 5000])
+def test_a_window_ends_where_the_reference_says(device, window):
+    batch = batch_of([300, 16, 1], device)
+    assert_near(attend(batch, window=window, num_splits=4), batch.expected(window), F32)
+
+
+@pytest.mark.parametrize("types", [(F32, F32), (BF16, F8)], ids=str)
+def test_with_given_splits_a_row_gets_the_same_bits_in_any_batch(device, types):
+    batch = batch_of([200, 0, 300, 70], device, types=types)
+    together = attend(batch, num_splits=4)
+    for row in range(4):
+        assert torch.equal(attend(batch, slice(row, row + 1), num_splits=4), together[row : row + 1])
+    assert torch.equal(attend(batch, slice(2, 3), num_splits=4, max_context=10**6), together[2:3])
+
+
+def test_blocks_may_hold_any_number_of_tokens(device):
+    batch = batch_of([50, 130], device, block_size=24)
+    assert_near(attend(batch), batch.expected(), F32)
+
+
+def test_a_query_that_is_not_a_number_spoils_no_other(device):
+    batch = batch_of([40, 90], device)
+    clean = attend(batch, num_splits=2)
+    batch.query[0, 3] = float("nan")
+    spoilt = attend(batch, num_splits=2)
+    assert spoilt[0, 3].isnan().all()
+    spoilt[0, 3] = clean[0, 3]
+    assert torch.equal(spoilt, clean)
+
+
+def test_no_requests_give_nothing(device):
+    assert attend(batch_of([5], device), slice(0, 0)).shape == (0, 8, 64)
+
+
+@pytest.mark.parametrize(
+    ("query", "settings"),
+    [
+        (torch.zeros(1, 8, 32), {}),
+        (torch.zeros(1, 7, 64), {}),
+        (torch.zeros(1, 8, 64).bfloat16(), {}),
+        (torch.zeros(1, 8, 64), {"num_splits": 3}),
+    ],
+)
+def test_what_does_not_fit_the_cache_is_refused(device, query, settings):
+    batch = batch_of([5], device)
+    with pytest.raises(ValueError, match=r"cache|power of two"):
+        decode_attention(
+            query.to(device), batch.cache, batch.block_tables, batch.context_lengths, batch.scale, **settings
+        )
+
+
+@pytest.mark.gpu
+def test_a_captured_graph_follows_what_its_buffers_hold(device):
+    batch = batch_of([300, 40, 7], device, types=(BF16, BF16))
+    lengths = batch.context_lengths.clone()
+    attend(batch, max_context=512)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attend(batch, max_context=512)
+    for scale in (1, 0, 2):
+        batch.context_lengths.copy_(lengths // scale if scale else torch.zeros_like(lengths))
+        graph.replay()
+        assert_near(out, batch.expected(), BF16)

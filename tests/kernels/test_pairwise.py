@@ -1,0 +1,24 @@
+from itertools import combinations, product
+
+from pairwise import case_name, every_case, pairwise
+
+AXES = {"a": [1, 2, 3, 4], "b": "xyz", "c": [True, False], "d": [0.5, None, 7, 8, 9]}
+
+
+def test_every_two_values_meet_in_few_cases():
+    cases = pairwise(AXES)
+    for one, other in combinations(AXES, 2):
+        assert {(case[one], case[other]) for case in cases} == set(product(AXES[one], AXES[other]))
+    assert 20 <= len(cases) <= 24  # of 120; the two longest axes alone need 20
+
+
+def test_the_cases_are_always_the_same_and_none_comes_twice():
+    assert pairwise(AXES) == pairwise(AXES)
+    names = [case_name(case) for case in pairwise(AXES)]
+    assert len(set(names)) == len(names)
+
+
+def test_the_whole_product_has_every_case():
+    cases = list(every_case(AXES))
+    assert len(cases) == 4 * 3 * 2 * 5
+    assert cases[0] == {"a": 1, "b": "x", "c": True, "d": 0.5}

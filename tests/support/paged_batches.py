@@ -1,0 +1,81 @@
+"""Batches over a GPU's paged cache, random but always the same, and how far a kernel may be from the reference."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rayinfer_kernels import reference
+from rayinfer_kernels.gpu.language import IS_INTERPRETED
+from rayinfer_kernels.gpu.paged_cache import PagedKVCache, allocate_paged_cache
+
+F32, BF16, F16, F8 = torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn
+# Of the model, and of its cache.
+TYPES = [(F32, F32), (BF16, BF16), (F16, F16), (BF16, F8), (F16, F8), (F32, F8)]
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    """Requests with (context, new tokens) each; memory that belongs to no token holds NaN."""
+
+    query: torch.Tensor  # [num_tokens, num_heads, head_dim]
+    cache: PagedKVCache
+    block_tables: torch.Tensor
+    query_starts: torch.Tensor
+    context_lengths: torch.Tensor
+    scale: float
+
+    def expected(self, window: int | None = None, softcap: float | None = None) -> torch.Tensor:
+        """What the reference gives, in float32 throughout."""
+        lengths = (self.query_starts, self.context_lengths)
+        batch = (self.query.float(), self.cache, self.block_tables, *lengths, self.scale)
+        return reference.paged_attention(*batch, window, softcap)
+
+
+def make_batch(
+    requests: Sequence[tuple[int, int]],
+    device: torch.device,
+    *,
+    num_kv_heads: int,
+    group: int,
+    head_dim: int,
+    block_size: int,
+    types: tuple[torch.dtype, torch.dtype],
+    strided: bool = False,
+) -> PagedBatch:
+    """Blocks lie scattered in a pool; a strided query is part of wider rows, with its heads apart from each other."""
+    chance, (dtype, cache_dtype) = torch.Generator().manual_seed(0), types
+    counts = [-(-context // block_size) for context, _ in requests]
+    cache = allocate_paged_cache(sum(counts) + 2, block_size, num_kv_heads, head_dim, cache_dtype, device)
+    for tensor in cache.tensors:
+        tensor.copy_(torch.full((1,), float("nan")).to(cache_dtype))
+    order = torch.randperm(sum(counts) + 2, generator=chance).to(torch.int32)
+    block_tables = torch.full((len(requests), max(counts) + 1), -1, dtype=torch.int32)
+    for i, (context, _) in enumerate(requests):
+        block_tables[i, : counts[i]] = order[sum(counts[:i]) : sum(counts[: i + 1])]
+        tokens = torch.arange(context)
+        slots = block_tables[i, tokens // block_size].long() * block_size + tokens % block_size
+        key, value = (torch.randn(context, num_kv_heads, head_dim, generator=chance) for _ in range(2))
+        cache.put(key.to(device), value.to(device), slots.to(device))
+    num_queries = torch.tensor([0, *(new for _, new in requests)])
+    shape = (int(num_queries.sum()), num_kv_heads * group, head_dim)
+    query = torch.randn((shape[0], shape[1] + 1, shape[2] + 16), generator=chance).to(device, dtype)
+    query = query[:, 1:, :head_dim] if strided else query[:, 1:, :head_dim].contiguous()
+    return PagedBatch(
+        query,
+        cache,
+        block_tables.to(device),
+        num_queries.cumsum(0).to(device, torch.int32),
+        torch.tensor([context for context, _ in requests], dtype=torch.int32, device=device),
+        head_dim**-0.5,
+    )
+
+
+def assert_near(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    """Float32 to 1e-5; other types to one unit in the last place, on a GPU of one, as weights are rounded there, too."""
+    assert actual.dtype == dtype
+    if dtype is F32:
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+        return
+    unit = torch.finfo(dtype).eps
+    torch.testing.assert_close(actual.float(), expected, atol=1e-5 if IS_INTERPRETED else unit, rtol=unit)
