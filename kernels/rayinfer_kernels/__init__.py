@@ -1,5 +1,12 @@
 """Fast tensor operations behind one door, `ops`, each with a plain-torch reference."""
 
-from rayinfer_kernels.selection import CpuKernelsStatus, configure, cpu_kernels_status, is_batch_invariant, pin_team
+from rayinfer_kernels.selection import (
+    CpuKernelsStatus,
+    configure,
+    configure_gpu,
+    cpu_kernels_status,
+    is_batch_invariant,
+    pin_team,
+)
 
-__all__ = ["CpuKernelsStatus", "configure", "cpu_kernels_status", "is_batch_invariant", "pin_team"]
+__all__ = ["CpuKernelsStatus", "configure", "configure_gpu", "cpu_kernels_status", "is_batch_invariant", "pin_team"]

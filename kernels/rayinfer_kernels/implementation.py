@@ -17,6 +17,13 @@ class RowMax(NamedTuple):
     indices: torch.Tensor
 
 
+class SampledRows(NamedTuple):
+    """A token for each row, int64 [num_rows], and whether none could be chosen, bool [num_rows]: then it is 0."""
+
+    token_ids: torch.Tensor
+    is_invalid: torch.Tensor
+
+
 class Implementation(Protocol):
     """All operations, for the devices and types it is chosen for."""
 
@@ -39,6 +46,9 @@ class Implementation(Protocol):
     ) -> torch.Tensor:
         """Multiply by such a weight that is gated, and gate its outputs."""
 
+    def grouped_linear(self, x: torch.Tensor, weight: torch.Tensor, group_starts: torch.Tensor) -> torch.Tensor:
+        """Multiply each group of rows by its own matrix."""
+
     def packed_grouped_linear(self, x: torch.Tensor, weight: PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
         """Multiply each group of rows by its own layer of such a weight."""
 
@@ -47,6 +57,21 @@ class Implementation(Protocol):
 
     def row_max(self, rows: torch.Tensor) -> RowMax:
         """Find the greatest number of each row."""
+
+    def uniform(self, seeds: torch.Tensor, positions: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+        """One random number per row."""
+
+    def sample_rows(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+        min_p: torch.Tensor,
+        uniform: torch.Tensor,
+        is_greedy: torch.Tensor,
+    ) -> SampledRows:
+        """Choose a token for each row."""
 
     def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
         """Put keys and values into the cache."""

@@ -11,9 +11,9 @@ from rayinfer_kernels.packed_weight import PackedWeight
 
 
 class PackedLinear(NamedTuple):
-    """A linear layer: its packed weight and, if it has one, its bias in the model's type."""
+    """A linear layer: its weight and, if it has one, its bias in the model's type."""
 
-    weight: PackedWeight
+    weight: PackedWeight | torch.Tensor  # a plain one stays as it is on GPUs only: [out_features, in_features]
     bias: torch.Tensor | None
 
 
@@ -30,6 +30,11 @@ class LayerWeights:
     gate_up: PackedLinear  # a gated weight
     down: PackedLinear
     window: int | None  # a token sees the last so many tokens, itself among them
+
+    @property
+    def linears(self) -> tuple[PackedLinear, ...]:
+        """Its four products in their order."""
+        return self.qkv, self.output, self.gate_up, self.down
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,4 +81,4 @@ class LayerStack(Protocol):
         """Give each layer its pool of blocks, and all the rotary tables [max_positions, rotary_dim]."""
 
     def run(self, x: torch.Tensor, step: StepTensors) -> torch.Tensor:
-        """Embedded tokens [num_tokens, hidden_size] -> the same shape, behind the last norm."""
+        """Embedded tokens [num_tokens, hidden_size] -> the same shape, behind the last norm; x may be lost."""

@@ -7,13 +7,12 @@ import torch
 import torch.nn.functional as F
 
 from rayinfer_kernels.block_copy import copy_blocks
-from rayinfer_kernels.implementation import RowMax
+from rayinfer_kernels.implementation import RowMax, SampledRows
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache, kv_block_bytes
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
 from rayinfer_kernels.quantized_weight import QuantizedWeight, pack_quantized, quantize
-from rayinfer_kernels.reference import grouped_linear as plain_grouped_linear
-from rayinfer_kernels.selection import implementation_for, implementation_of
+from rayinfer_kernels.selection import ANY_TYPE, implementation_for, implementation_of
 
 __all__ = [
     "Gate",
@@ -24,6 +23,7 @@ __all__ = [
     "PackedWeight",
     "QuantizedWeight",
     "RowMax",
+    "SampledRows",
     "StackShape",
     "WeightFormat",
     "add_rms_norm",
@@ -47,7 +47,9 @@ __all__ = [
     "rms_norm",
     "rotary_embedding",
     "row_max",
+    "sample_rows",
     "silu_and_mul",
+    "uniform",
     "write_kv",
 ]
 
@@ -69,7 +71,8 @@ def pack_weight(weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | 
 def layer_stack(layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape) -> LayerStack | None:
     """Make one operation of all layers of a decoder and its last norm; None: run them one by one.
 
-    Sums between the layers stay in float32, and results do not depend on the rest of the batch.
+    On processors sums between the layers stay in float32, and results do not depend on the rest of the batch; on GPUs
+    they are what the layers give one by one.
     """
     return implementation_for(last_norm).layer_stack(layers, last_norm, shape)
 
@@ -102,7 +105,7 @@ def grouped_linear(x: torch.Tensor, weight: torch.Tensor | PackedWeight, group_s
     """
     if isinstance(weight, PackedWeight):
         return implementation_for(x).packed_grouped_linear(x, weight, group_starts)
-    return plain_grouped_linear(x, weight, group_starts)
+    return implementation_for(x).grouped_linear(x, weight, group_starts)
 
 
 def combine_rows(rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -129,6 +132,35 @@ def row_max(rows: torch.Tensor) -> RowMax:
     The value is NaN where some number of the row is.
     """
     return implementation_for(rows).row_max(rows)
+
+
+def uniform(seeds: torch.Tensor, positions: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+    """One number in [0, 1) per row, as float64, that depends on the row's seed, position and choice alone.
+
+    All are int64 [num_rows]; a seed is the bit pattern of its 64 bits.
+    """
+    return implementation_of(seeds.device, ANY_TYPE).uniform(seeds, positions, choices)
+
+
+def sample_rows(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    uniform: torch.Tensor,
+    is_greedy: torch.Tensor,
+) -> SampledRows:
+    """Choose a token for each row of logits [num_rows, vocab_size]; what follows it is [num_rows] each.
+
+    A greedy row takes the best token, the lowest id of equals. In others only tokens stay whose logit is among the
+    `top_k` best (vocab_size: all) and ties with the last of them; of these the fewest most likely whose mass reaches
+    `top_p` (1: all), of equals at that border the highest ids; of these, those at least `min_p` times as likely as the
+    best. Probabilities are those over `temperature`. Then the first is chosen in the vocabulary's order whose cumulated
+    probability exceeds `uniform` times the sum of all. A row is invalid if its best logit is NaN or infinite. `top_k`
+    and `is_greedy` may be of any type of integers, the others of any of floats; sums are float64.
+    """
+    return implementation_for(logits).sample_rows(logits, temperature, top_k, top_p, min_p, uniform, is_greedy)
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:

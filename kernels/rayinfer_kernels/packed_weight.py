@@ -23,10 +23,11 @@ class WeightFormat(enum.IntEnum):
     INT8 = 2  # rows stay as the model has them
     INT8_DYNAMIC = 3  # the same weights, but rows are quantised too, token by token
     INT4_DYNAMIC = 4  # groups of 32 inputs share a scale
+    FLOAT8_DYNAMIC = 5  # of GPUs: e4m3, not in panels, and rows are rounded to the same
 
     @property
     def is_quantized(self) -> bool:
-        """Whether its numbers are small integers with scales."""
+        """Whether its numbers have few bits and scales."""
         return self >= WeightFormat.INT8
 
     @property
@@ -55,7 +56,8 @@ class PackedWeight:
 
     Within a panel the same word of all outputs lies together, a word being one float32, two neighbouring bfloat16 or
     four neighbouring int8; numbers of four bits lie in blocks (int4_blocks.py). A gated weight is two layers of one
-    input: their panels take turns, and out_features are one's.
+    input: their panels take turns, and out_features are one's. Numbers of FLOAT8_DYNAMIC, which only GPUs multiply, lie
+    as they did in the weight, [out_features, in_features] with both filled up to multiples of 16.
     """
 
     format: WeightFormat
@@ -65,7 +67,7 @@ class PackedWeight:
     in_features: int
     out_features: int
     is_gated: bool = False
-    scales: torch.Tensor | None = None  # float32 [num_panels x 32], of formats with eight bits
+    scales: torch.Tensor | None = None  # float32 [num_panels x 32], or one per row, of formats with eight bits
     sums: torch.Tensor | None = None  # int32 [num_panels x 32], each output's sum over its inputs, of the same formats
     argument: WeightArgument = field(init=False)  # valid as long as this object lives
 
@@ -94,6 +96,10 @@ class PackedWeight:
         if not self.format.is_quantized:
             panel, column = self._places(indices)
             return self.panels[panel, :, column].flatten(1)[:, : self.in_features]
+        if self.format is WeightFormat.FLOAT8_DYNAMIC:
+            assert self.scales is not None
+            float8_rows = self.panels[indices, : self.in_features].float() * self.scales[indices, None]
+            return float8_rows.to(dtype or torch.float32)
         numbers, scales = self.quantized_rows(indices)
         has_groups = scales.dim() == 2
         factors = scales.repeat_interleave(GROUP_SIZE, 1)[:, : self.in_features] if has_groups else scales[:, None]

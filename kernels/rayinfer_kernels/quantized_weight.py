@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 from rayinfer_kernels.int4_blocks import GROUP_SIZE, pack_blocks
 from rayinfer_kernels.packed_weight import PANEL_WIDTH, PackedWeight, WeightFormat, in_panels, padded
+from rayinfer_kernels.reference.float8 import MULTIPLE, quantize_rows
 
 INT8_LIMIT = 127
 INT4_LOWEST, INT4_HIGHEST = -8, 7
@@ -56,6 +57,20 @@ def pack_quantized(quantized: QuantizedWeight, *, is_gated: bool = False) -> Pac
         is_gated=is_gated,
         scales=None if is_int4 else _by_output(quantized.scales, is_gated),
         sums=None if is_int4 else _by_output(quantized.q.sum(-1, dtype=torch.int32), is_gated),
+    )
+
+
+def quantize_float8(weight: torch.Tensor, *, is_gated: bool = False) -> PackedWeight:
+    """Round a weight [out_features, in_features] to e4m3 with a scale per output, as GPUs multiply it."""
+    num_outputs, in_features = weight.shape
+    rows = quantize_rows(F.pad(weight, (0, 0, 0, -num_outputs % MULTIPLE)))
+    return PackedWeight(
+        format=WeightFormat.FLOAT8_DYNAMIC,
+        panels=rows.numbers,
+        in_features=in_features,
+        out_features=num_outputs // 2 if is_gated else num_outputs,
+        is_gated=is_gated,
+        scales=rows.scales,
     )
 
 

@@ -11,7 +11,11 @@ import torch
 from rayinfer_kernels import reference
 from rayinfer_kernels.cpu.build import CompilerSettings, KernelBuildFailed, build_cpu_library
 from rayinfer_kernels.cpu.kernels import CpuKernels
+from rayinfer_kernels.gpu.kernels import GpuKernels
+from rayinfer_kernels.gpu.language import HAS_TRITON
 from rayinfer_kernels.implementation import Implementation
+
+ANY_TYPE = torch.float32  # for operations on other things than the model's numbers
 
 _logger = logging.getLogger(__name__)
 
@@ -41,7 +45,8 @@ def configure(cache_dir: Path | None, isa: str | None = None, compiler: str = "g
     `isa` is the compiler's name of an instruction set (its -march), by default this machine's own. Where the kernels
     cannot be built, the reference runs instead, a warning says why, and so does `cpu_kernels_status`.
     """
-    _selection.table.clear()
+    for key in [key for key in _selection.table if key[0] == "cpu"]:
+        del _selection.table[key]
     _selection.library = None
     if cache_dir is None:
         _selection.status = CpuKernelsStatus(False, "switched off")
@@ -59,6 +64,14 @@ def configure(cache_dir: Path | None, isa: str | None = None, compiler: str = "g
         _selection.table["cpu", dtype] = CpuKernels(library.handle, dtype)
     _selection.library = library.handle
     _selection.status = CpuKernelsStatus(True, str(library.path))
+
+
+def configure_gpu() -> bool:
+    """Let the Triton kernels run on this process's GPU, and say whether they do: without either torch does."""
+    can_run = HAS_TRITON and torch.cuda.is_available()
+    if can_run:
+        _selection.table.update({("cuda", dtype): GpuKernels() for dtype in GpuKernels.DTYPES})
+    return can_run
 
 
 def cpu_kernels_status() -> CpuKernelsStatus:
@@ -89,4 +102,4 @@ def implementation_of(device: torch.device, dtype: torch.dtype) -> Implementatio
 
 def is_batch_invariant(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a row's results here are the same bits in any batch: the compiled kernels sum in one order."""
-    return (device.type, dtype) in _selection.table
+    return device.type == "cpu" and (device.type, dtype) in _selection.table

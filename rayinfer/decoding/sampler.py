@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -9,21 +10,20 @@ import torch
 from torch import Tensor
 
 from rayinfer.decoding.device_copy import copy_to_device
-from rayinfer.decoding.inverse_cdf import first_exceeding, padded_to_blocks, to_weights_
 from rayinfer.decoding.penalties import PenaltyHistory, PenaltyStrengths
-from rayinfer.decoding.philox import uniform
 from rayinfer.decoding.row_lists import RowLists
 from rayinfer.decoding.sampling_table import RowSettings, SamplingTable
 from rayinfer.decoding.token_rules import TokenRules
 from rayinfer.decoding.token_scores import TokenScores, score_tokens
-from rayinfer.decoding.truncation import keep_top_k_, keep_top_k_top_p_
 from rayinfer.decoding.typical_set import keep_typical_
 from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
 from rayinfer_kernels import ops
+from rayinfer_kernels.reference.inverse_cdf import first_exceeding
+from rayinfer_kernels.reference.sampling import kept_weights
 
-_LARGEST_SMALL_TOP_K = 128  # up to here finding the k best is cheaper than sorting the row
 _NO_LINES = np.zeros(0, dtype=np.int64)
+
 
 TokenIds = Sequence[int] | npt.NDArray[np.integer]
 RowNumbers = npt.NDArray[np.integer]
@@ -37,6 +37,19 @@ class Sampled:
     is_invalid: Tensor  # bool [rows]: no token could be chosen, so the token id (0) means nothing
     scored: npt.NDArray[np.int64]  # the lines whose requests asked for log probabilities
     scores: TokenScores | None  # of their tokens, by the untouched logits; None if nobody asked
+
+
+class _NumbersOfRows(NamedTuple):
+    """What tokens are drawn by: integers in int64, others in float64, [rows] each."""
+
+    seed: Tensor
+    position: Tensor
+    choice: Tensor
+    top_k: Tensor
+    is_best_taken: Tensor  # greedy, or drawn in another way
+    temperature: Tensor
+    top_p: Tensor
+    min_p: Tensor
 
 
 class Sampler:
@@ -152,16 +165,8 @@ class Sampler:
             self._penalties.reserve(slots)
 
         scores = self._adjusted(logits, settings, rows, positions)
-        best = ops.row_max(scores)
-        is_invalid = _is_invalid(best.values)
-        token_ids = best.indices
-        drawn = np.flatnonzero(~settings["is_greedy"])
-        if drawn.size:
-            lines = self._on_device(drawn)
-            token_ids[lines] = self._draw(
-                scores.index_select(0, lines), best.values[lines], settings[drawn], positions[drawn]
-            )
-        token_ids.masked_fill_(is_invalid, 0)
+        sampled = self._choose(scores, settings, positions)
+        token_ids, is_invalid = sampled.token_ids, sampled.is_invalid
         scored = np.flatnonzero(settings["num_scored"])
         token_scores = self._scores(logits, token_ids, settings, scored) if scored.size else None
 
@@ -207,41 +212,32 @@ class Sampler:
         num_top = int(settings["num_scored"].max()) - 1
         return score_tokens(logits.index_select(0, lines), token_ids[lines], num_top)
 
-    def _draw(self, scores: Tensor, best: Tensor, settings: RowSettings, positions: RowNumbers) -> Tensor:
-        temperature = self._on_device(settings["temperature"])
-        scaled = padded_to_blocks(scores.float()).div_(temperature.unsqueeze(1))
-        self._truncate_(scaled, settings)
-        weights = to_weights_(scaled, (best.float() / temperature).unsqueeze(1))
-        if settings["min_p"].any():
-            weights.masked_fill_(weights < self._on_device(settings["min_p"]).unsqueeze(1), 0.0)
-        typical = np.flatnonzero(settings["typical_p"] < 1.0)
-        if typical.size:
-            lines = self._on_device(typical)
-            kept = weights.index_select(0, lines)
-            keep_typical_(kept, self._on_device(settings["typical_p"][typical]))
-            weights.index_copy_(0, lines, kept)
-        share = uniform(
-            self._on_device(settings["seed"]),
-            self._on_device(positions.astype(np.int64)),
-            self._on_device(settings["choice"]),
-        )
-        return first_exceeding(weights, share)
+    def _choose(self, scores: Tensor, settings: RowSettings, positions: RowNumbers) -> ops.SampledRows:
+        is_typical = (settings["typical_p"] < 1.0) & ~settings["is_greedy"]
+        numbers = self._numbers(settings, positions, is_typical)
+        uniform = ops.uniform(numbers.seed, numbers.position, numbers.choice)
+        truncation = (numbers.temperature, numbers.top_k, numbers.top_p, numbers.min_p)
+        sampled = ops.sample_rows(scores, *truncation, uniform, numbers.is_best_taken)
+        if is_typical.any():
+            lines = self._on_device(np.flatnonzero(is_typical))
+            theirs = scores.index_select(0, lines)
+            weights = kept_weights(theirs, ops.row_max(theirs).values, *(each[lines] for each in truncation))
+            keep_typical_(weights, self._on_device(settings["typical_p"][is_typical]))
+            drawn = first_exceeding(weights, uniform[lines])
+            sampled.token_ids[lines] = drawn.masked_fill_(sampled.is_invalid[lines], 0)
+        return sampled
 
-    def _truncate_(self, scaled: Tensor, settings: RowSettings) -> None:
-        has_top_p, has_top_k = settings["top_p"] < 1.0, settings["top_k"] < self._vocab_size
-        is_sorted = has_top_p | (has_top_k & (settings["top_k"] > _LARGEST_SMALL_TOP_K))
-        few = np.flatnonzero(has_top_k & ~is_sorted)
-        if few.size:
-            lines, top_k = self._on_device(few), settings["top_k"][few]
-            kept = scaled.index_select(0, lines)
-            keep_top_k_(kept, self._on_device(top_k), int(top_k.max()))
-            scaled.index_copy_(0, lines, kept)
-        many = np.flatnonzero(is_sorted)
-        if many.size:
-            lines, top_k, top_p = self._on_device(many), settings["top_k"][many], settings["top_p"][many]
-            kept = scaled.index_select(0, lines)
-            keep_top_k_top_p_(kept, self._on_device(top_k), self._on_device(top_p))
-            scaled.index_copy_(0, lines, kept)
+    def _numbers(
+        self, settings: RowSettings, positions: RowNumbers, is_typical: npt.NDArray[np.bool_]
+    ) -> _NumbersOfRows:
+        """What rows are drawn by, in one copy to the device."""
+        is_best_taken = settings["is_greedy"] | is_typical
+        integers = (settings["seed"], positions, settings["choice"], settings["top_k"], is_best_taken)
+        floats = (settings["temperature"], settings["top_p"], settings["min_p"])
+        host = np.stack([column.astype(np.int64) for column in integers])
+        host = np.concatenate((host, np.stack([column.astype(np.float64) for column in floats]).view(np.int64)))
+        device = self._on_device(host)
+        return _NumbersOfRows(*device[: len(integers)], *device[len(integers) :].view(torch.float64))
 
     def _on_device(self, array: npt.NDArray[np.generic]) -> Tensor:
         return copy_to_device(array, self._device)

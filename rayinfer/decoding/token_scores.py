@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rayinfer.decoding.inverse_cdf import padded_to_blocks, row_sums, to_weights_
+from rayinfer_kernels.reference.inverse_cdf import padded_to_blocks, row_sums, to_weights_
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rayinfer.decoding.inverse_cdf import first_exceeding, row_sums
+from rayinfer_kernels.reference.inverse_cdf import first_exceeding, row_sums
 
 _FLOAT32_ROUNDING = 2.0**-24  # a mass this close to typical_p has reached it, as it has in float32
 _ROWS_AT_ONCE = 8  # on a CPU, whose caches hold what is made of them

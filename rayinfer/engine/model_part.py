@@ -100,6 +100,8 @@ def _use_threads(config: EngineConfig, device: torch.device) -> None:
         torch.set_num_threads(max(1, len(usable_cores()) // num_ranks))
     if device.type == "cpu":
         rayinfer_kernels.configure(cache_folder() / "kernels")
+    else:
+        rayinfer_kernels.configure_gpu()
 
 
 def _cores(config: EngineConfig, device: torch.device) -> Cores | None:

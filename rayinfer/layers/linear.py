@@ -41,9 +41,8 @@ class Linear(Matrix):
 
     @property
     def packed_linear(self) -> ops.PackedLinear | None:
-        """The layer for operations on several layers; None where its weight is not packed, or it needs other ranks."""
-        is_alone = self._group.size == 1
-        return ops.PackedLinear(self.packed, self.bias) if self.packed is not None and is_alone else None
+        """The layer for operations on several layers; None where it needs other ranks."""
+        return ops.PackedLinear(self.operand, self.bias) if self._group.size == 1 else None
 
     def gate(self, x: torch.Tensor, activation: ops.Gate) -> torch.Tensor:
         """x [num_tokens, in_features] -> activation(first half) * second half, [num_tokens, out_features / 2]."""

@@ -32,22 +32,23 @@ class Matrix(torch.nn.Module):
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [num_tokens, in_features] -> x W^T + bias, [num_tokens, out_features]."""
-        return ops.linear(x, self._operand, bias)
+        return ops.linear(x, self.operand, bias)
 
     def multiply_gated(self, x: torch.Tensor, bias: torch.Tensor | None, activation: ops.Gate) -> torch.Tensor:
         """x [num_tokens, in_features] -> activation(gate) * up, [num_tokens, out_features / 2]."""
-        return ops.gated_linear(x, self._operand, bias, activation)
+        return ops.gated_linear(x, self.operand, bias, activation)
 
     def multiply_groups(self, x: torch.Tensor, group_starts: torch.Tensor) -> torch.Tensor:
         """x [num_rows, in_features] -> [num_rows, out_features], each group of rows by its own matrix."""
-        return ops.grouped_linear(x, self._operand, group_starts)
+        return ops.grouped_linear(x, self.operand, group_starts)
 
     def take_rows(self, indices: torch.Tensor) -> torch.Tensor:
         """indices [num_tokens] -> [num_tokens, in_features]."""
-        return ops.embedding(indices, self._operand, self._dtype)
+        return ops.embedding(indices, self.operand, self._dtype)
 
     @property
-    def _operand(self) -> torch.Tensor | ops.PackedWeight:
+    def operand(self) -> torch.Tensor | ops.PackedWeight:
+        """What is multiplied by."""
         return self.weight if self._packed is None else self._packed
 
 

@@ -18,12 +18,12 @@ from transformers import (
 )
 
 from rayinfer.attention.batch import AttentionBatch
-from rayinfer.decoding.philox import uniform
 from rayinfer.kv_cache.cache_tensors import allocate_kv_caches
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.loader import load_decoder
 from rayinfer.models.model_config import read_model_config
 from rayinfer.sampling_params import SamplingParams
+from rayinfer_kernels.reference.philox import uniform
 
 NEAR_TIE = 1e-3  # between the two best logits: either of their tokens is right
 NEAR_BORDER = 1e-6  # between a draw and the border of two tokens, in probability: either of them is right

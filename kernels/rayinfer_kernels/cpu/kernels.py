@@ -20,10 +20,13 @@ from rayinfer_kernels.cpu.arguments import (
     vector,
 )
 from rayinfer_kernels.cpu.layer_stack import ACTIVATIONS, SIGNATURE, CpuLayerStack
-from rayinfer_kernels.implementation import RowMax
+from rayinfer_kernels.implementation import RowMax, SampledRows
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument, WeightFormat, pack
+from rayinfer_kernels.reference.grouped_linear import grouped_linear
+from rayinfer_kernels.reference.philox import uniform
+from rayinfer_kernels.reference.sampling import sample_rows
 
 _SIZE, _POINTER = c_int64, c_void_p
 _WEIGHT = ctypes.POINTER(WeightArgument)
@@ -88,6 +91,8 @@ class CpuKernels:
         self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape
     ) -> LayerStack | None:
         """See `ops.layer_stack`."""
+        if any(not isinstance(linear.weight, PackedWeight) for layer in layers for linear in layer.linears):
+            return None
         return CpuLayerStack(self._run_layers, self._checks, layers, last_norm, shape)
 
     def packed_rows(self, weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -131,6 +136,10 @@ class CpuKernels:
         )
         return out
 
+    def grouped_linear(self, x: torch.Tensor, weight: torch.Tensor, group_starts: torch.Tensor) -> torch.Tensor:
+        """See `ops.grouped_linear`: of weights that are not packed, as torch does it."""
+        return grouped_linear(x, weight, group_starts)
+
     def packed_grouped_linear(self, x: torch.Tensor, weight: PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
         """See `ops.grouped_linear`."""
         x, num_groups = dense_last(x, self.dtype, 2), len(weight.panels)
@@ -168,6 +177,24 @@ class CpuKernels:
             *(*rows.shape, torch.get_num_threads()),
         )
         return RowMax(values, indices)
+
+    def uniform(self, seeds: torch.Tensor, positions: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
+        """See `ops.uniform`."""
+        return uniform(seeds, positions, choices)
+
+    def sample_rows(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+        min_p: torch.Tensor,
+        uniform: torch.Tensor,
+        is_greedy: torch.Tensor,
+    ) -> SampledRows:
+        """See `ops.sample_rows`: only the best is found in C++."""
+        best = self.row_max(logits)
+        return sample_rows(logits, temperature, top_k, top_p, min_p, uniform, is_greedy, best)
 
     def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
         """See `ops.write_kv`."""

@@ -15,6 +15,10 @@ MIN_SPLIT_TOKENS = 64  # a shorter split costs more in combining than its parall
 MAX_SPLIT_TOKENS = 2048  # so that one long context does not keep a whole batch waiting
 MAX_SPLITS = 64
 MIN_DOT_ROWS = 16  # what the tensor cores take at least
+ACTIVATION_BLOCK = 1024  # columns of a row in one program
+ACTIVATION_WARPS = 4
+SAMPLING_BLOCK = 4096  # scores of a row that a program looks at together
+SAMPLING_WARPS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,17 @@ class RowsTuning:
 
     num_rows: int  # tokens of one head
     num_warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTuning:
+    """How one program of a matrix product works."""
+
+    num_rows: int  # of its tile of results
+    num_columns: int
+    num_inputs: int  # that are loaded at once
+    num_warps: int
+    num_stages: int
 
 
 def decode_tuning(group: int, head_dim: int, cache_bytes: int, model_bytes: int, block_size: int) -> AttentionTuning:
@@ -75,3 +90,20 @@ def num_splits_for(num_requests: int, num_kv_heads: int, max_context: int) -> in
 def rope_tuning(num_tokens: int) -> RowsTuning:
     """One token a program while there are few, so that all multiprocessors have some; many for long prompts."""
     return RowsTuning(num_rows=1, num_warps=1) if num_tokens <= 512 else RowsTuning(num_rows=16, num_warps=4)
+
+
+def row_warps(block: int) -> int:
+    """Warps for a program that holds `block` columns of a row: about eight numbers a thread."""
+    return min(max(block // 256, 1), 16)
+
+
+def grouped_tuning(num_rows: int, num_groups: int, model_bytes: int) -> ProductTuning:
+    """For rows spread over groups: small tiles where weights are what is read, large ones where rows are many."""
+    if model_bytes == 4:
+        return ProductTuning(16, 64, 32, num_warps=4, num_stages=2)
+    rows_per_group = num_rows / num_groups
+    if rows_per_group <= 32:
+        return ProductTuning(16 if rows_per_group <= 16 else 32, 64, 128, num_warps=4, num_stages=4)
+    if rows_per_group <= 96:
+        return ProductTuning(64, 128, 64, num_warps=4, num_stages=4)
+    return ProductTuning(128, 128, 64, num_warps=8, num_stages=4)

@@ -15,6 +15,8 @@ from rayinfer_kernels.reference.elementwise import (
 from rayinfer_kernels.reference.grouped_linear import combine_rows, grouped_linear, packed_grouped_linear
 from rayinfer_kernels.reference.layer_stack import layer_stack
 from rayinfer_kernels.reference.linear import pack, packed_gated_linear, packed_linear, packed_rows
+from rayinfer_kernels.reference.philox import uniform
+from rayinfer_kernels.reference.sampling import sample_rows
 
 __all__ = [
     "add_rms_norm",
@@ -34,6 +36,8 @@ __all__ = [
     "rms_norm",
     "rotary_embedding",
     "row_max",
+    "sample_rows",
     "silu_and_mul",
+    "uniform",
     "write_kv",
 ]

@@ -7,6 +7,8 @@ from rayinfer_kernels.int4_blocks import GROUP_SIZE
 from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
 from rayinfer_kernels.quantized_weight import QuantizedWeight, unpack_quantized
 from rayinfer_kernels.reference.elementwise import gelu_tanh_and_mul, silu_and_mul
+from rayinfer_kernels.reference.float8 import multiply as multiply_float8
+from rayinfer_kernels.reference.float8 import quantize_rows as quantize_float8_rows
 from rayinfer_kernels.reference.quantized_rows import quantize_rows
 
 
@@ -22,6 +24,8 @@ def packed_rows(weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype)
 
 def packed_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
     """x W^T + bias for a weight that is quantised or that another implementation packed."""
+    if weight.format is WeightFormat.FLOAT8_DYNAMIC:
+        return _float8_linear(x, weight, bias).to(x.dtype)
     if weight.format.is_quantized:
         return _quantized_linear(x, unpack_quantized(weight), bias).to(x.dtype)
     return F.linear(x, weight.rows(torch.arange(weight.num_rows, device=x.device)), bias)
@@ -32,9 +36,18 @@ def packed_gated_linear(
 ) -> torch.Tensor:
     """activation(gate) * up for a gated weight of the same kinds."""
     gate_and_multiply = silu_and_mul if activation == "silu" else gelu_tanh_and_mul
-    if weight.format.is_quantized:
+    if weight.format.is_quantized and weight.format is not WeightFormat.FLOAT8_DYNAMIC:
         return gate_and_multiply(_quantized_linear(x, unpack_quantized(weight), bias)).to(x.dtype)
     return gate_and_multiply(packed_linear(x, weight, bias))
+
+
+def _float8_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    """In float32; a GPU's tensor cores add in an order of their own, and hold fewer digits while they do."""
+    assert weight.scales is not None
+    rows = quantize_float8_rows(x.reshape(-1, x.shape[-1]))
+    product = multiply_float8(rows, weight.panels, weight.scales)[:, : weight.num_rows]
+    out = product.to(torch.bfloat16).float()  # as a GPU gives it
+    return (out if bias is None else out + bias.float()).view(*x.shape[:-1], weight.num_rows)
 
 
 def _quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:

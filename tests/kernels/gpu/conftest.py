@@ -37,3 +37,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def device() -> torch.device:
     return torch.device("cpu" if IS_INTERPRETED else "cuda")
+
+
+@pytest.fixture(autouse=True)
+def same_numbers_every_time() -> None:
+    """Whichever tests ran before."""
+    torch.manual_seed(0)

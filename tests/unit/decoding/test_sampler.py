@@ -17,10 +17,10 @@ from transformers.generation.logits_process import (
     TypicalLogitsWarper,
 )
 
-from rayinfer.decoding.philox import uniform
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
+from rayinfer_kernels.reference.philox import uniform
 from sampler_requests import EOS, MIXED, MIXED_BY_NAME, MIXED_NAMES, VOCAB, draw_alone, enter, logits_of, sample
 
 EVEN = list(range(0, VOCAB, 2))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from rayinfer.decoding.philox import uniform
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.sampling_params import SamplingParams
+from rayinfer_kernels.reference.philox import uniform
 from sampler_requests import MIXED, MIXED_NAMES, VOCAB, draw_alone, enter, logits_of, sample
 
 

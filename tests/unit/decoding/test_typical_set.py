@@ -2,8 +2,8 @@ import pytest
 import torch
 from transformers.generation.logits_process import TypicalLogitsWarper
 
-from rayinfer.decoding.inverse_cdf import padded_to_blocks, to_weights_
 from rayinfer.decoding.typical_set import keep_typical_
+from rayinfer_kernels.reference.inverse_cdf import padded_to_blocks, to_weights_
 
 VOCAB = 1000
 NO_IDS = torch.zeros(1, 0, dtype=torch.int64)

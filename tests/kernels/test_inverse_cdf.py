@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rayinfer.decoding.inverse_cdf import BLOCK_SIZE, first_exceeding, padded_to_blocks, to_weights_
+from rayinfer_kernels.reference.inverse_cdf import BLOCK_SIZE, first_exceeding, padded_to_blocks, to_weights_
 
 
 def shares(*values):

@@ -2,8 +2,8 @@ import pytest
 import torch
 from transformers.generation.logits_process import TopKLogitsWarper, TopPLogitsWarper
 
-from rayinfer.decoding.inverse_cdf import padded_to_blocks
-from rayinfer.decoding.truncation import keep_top_k_, keep_top_k_top_p_
+from rayinfer_kernels.reference.inverse_cdf import padded_to_blocks
+from rayinfer_kernels.reference.truncation import keep_top_k_, keep_top_k_top_p_
 
 VOCAB = 1000
 NO_IDS = torch.zeros(1, 0, dtype=torch.int64)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayinfer.decoding.inverse_cdf import first_exceeding, to_weights_
+from rayinfer_kernels.reference.inverse_cdf import first_exceeding, to_weights_
 
 _NEVER = float("-inf")
 _FLOAT32_ROUNDING = 2.0**-24  # a mass this close to top_p has reached it, as it has in float32

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rayinfer.decoding.philox import philox4x32, uniform
+from rayinfer_kernels.reference.philox import philox4x32, uniform
 
 # Known answers of Random123 for philox4x32-10: counter, key, words.
 KNOWN_ANSWERS = [

@@ -1,0 +1,80 @@
+"""All layers of a decoder, in as few launches as there are things that must wait for each other."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from rayinfer_kernels.gpu.activations import gelu_tanh_and_mul, silu_and_mul
+from rayinfer_kernels.gpu.decode_attention import decode_attention
+from rayinfer_kernels.gpu.fp8 import linear as float8_linear
+from rayinfer_kernels.gpu.norms import add_rms_norm, rms_norm
+from rayinfer_kernels.gpu.paged_cache import PagedKVCache
+from rayinfer_kernels.gpu.prefill_attention import prefill_attention
+from rayinfer_kernels.gpu.rope_and_write import rope_and_write
+from rayinfer_kernels.kv_cache import KVCache
+from rayinfer_kernels.layer_stack import LayerWeights, PackedLinear, StackShape, StepTensors
+from rayinfer_kernels.packed_weight import PackedWeight
+
+
+class GpuLayerStack:
+    """A LayerStack whose weights are plain tensors, or quantised.
+
+    A layer is nine launches: norm of the sum, projection, rotation and cache, attention, projection, norm of the sum,
+    gate and up, gate, down; its numbers are those of the layers run one by one. Nothing is read back from the device.
+    """
+
+    def __init__(self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape) -> None:
+        if shape.activation not in ("silu", "gelu_tanh"):
+            raise ValueError(f"there is no gate called {shape.activation!r}")
+        self._layers, self._last_norm, self._shape = list(layers), last_norm, shape
+        self._gate = silu_and_mul if shape.activation == "silu" else gelu_tanh_and_mul
+        self._caches: list[PagedKVCache] = []
+        self._cos = self._sin = last_norm.new_empty(0, 0)
+
+    def bind(self, kv_caches: Sequence[KVCache], cos: torch.Tensor, sin: torch.Tensor) -> None:
+        """See LayerStack."""
+        paged = [cache for cache in kv_caches if isinstance(cache, PagedKVCache)]
+        if len(paged) != len(self._layers):
+            raise ValueError(f"{len(self._layers)} layers need a PagedKVCache each, got {len(paged)} of them")
+        if cos.shape[1] > self._shape.head_dim:
+            raise ValueError(f"{cos.shape[1]} channels of {self._shape.head_dim} cannot turn")
+        self._caches, self._cos, self._sin = paged, cos.contiguous(), sin.contiguous()
+
+    def run(self, x: torch.Tensor, step: StepTensors) -> torch.Tensor:
+        """See LayerStack."""
+        if not self._caches:
+            raise ValueError("the layers have no caches yet")
+        eps, residual, added = self._shape.eps, x.contiguous(), None
+        for layer, cache in zip(self._layers, self._caches, strict=True):
+            # Nothing was added to the sum before the first layer.
+            norm = layer.attention_norm
+            normed = rms_norm(residual, norm, eps) if added is None else add_rms_norm(added, residual, norm, eps)
+            attended = self._attend(normed, layer, cache, step)
+            normed = add_rms_norm(_multiply(attended, layer.output), residual, layer.feed_forward_norm, eps)
+            added = _multiply(self._gate(_multiply(normed, layer.gate_up)), layer.down)
+        assert added is not None, "a stack has layers"
+        return add_rms_norm(added, residual, self._last_norm, eps)
+
+    def _attend(
+        self, normed: torch.Tensor, layer: LayerWeights, cache: PagedKVCache, step: StepTensors
+    ) -> torch.Tensor:
+        shape = self._shape
+        query = rope_and_write(
+            _multiply(normed, layer.qkv),
+            *(shape.num_heads, shape.num_kv_heads, self._cos, self._sin, step.positions, step.slots, cache),
+            *(layer.query_norm, layer.key_norm, shape.eps),
+        )
+        tables, lengths = step.block_tables, step.context_lengths
+        if len(query) == len(lengths):  # one token of each request
+            attended = decode_attention(query, cache, tables, lengths, shape.scale, layer.window)
+        else:
+            starts = step.query_starts
+            attended = prefill_attention(query, cache, tables, starts, lengths, shape.scale, layer.window)
+        return attended.flatten(1)
+
+
+def _multiply(x: torch.Tensor, linear: PackedLinear) -> torch.Tensor:
+    if isinstance(linear.weight, PackedWeight):
+        return float8_linear(x, linear.weight, linear.bias)
+    return F.linear(x, linear.weight, linear.bias)
