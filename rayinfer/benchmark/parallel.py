@@ -74,6 +74,7 @@ class _NoModel:
     """An executor of either of two ranks: the last one's tokens are always the same."""
 
     num_plans_at_once = 1
+    plans_ahead = False
 
     def submit(self, plan: StepPlan) -> FinishedStep:
         count = int(np.count_nonzero(plan.samples))

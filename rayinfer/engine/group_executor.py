@@ -47,6 +47,7 @@ class GroupExecutor:
     def __init__(
         self, group: RankGroup, part: Executor, end_ranks: Callable[[float], None] = lambda grace_s: None
     ) -> None:
+        self.plans_ahead = False
         self.num_plans_at_once = min(2, group.place.pipeline_parallel_size)
         self.stage_times = StageTimes(group.place.pipeline_parallel_size)
         self._group = group

@@ -14,9 +14,11 @@ from rayinfer.engine.step_plan import StepPlan
 class InProcessExecutor:
     """An Executor: a model runner, and the memory of the model that it runs."""
 
-    num_plans_at_once = 1
-
-    def __init__(self, runner: ModelRunner, memory: ModelMemory, cores: Cores | None = None) -> None:
+    def __init__(
+        self, runner: ModelRunner, memory: ModelMemory, cores: Cores | None = None, *, plans_ahead: bool = False
+    ) -> None:
+        self.plans_ahead = plans_ahead
+        self.num_plans_at_once = 2 if plans_ahead else 1
         self._runner = runner
         self._memory = memory
         self._cores = cores

@@ -21,6 +21,7 @@ class NotingExecutor:
     """Notes what it is told; `before_step` may wait or fail. In the last stage each row's token is its number."""
 
     num_plans_at_once = 1
+    plans_ahead = False
 
     def __init__(self, place: Place, before_step: Wait = lambda: None) -> None:
         self.place = place
