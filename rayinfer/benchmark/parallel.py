@@ -22,10 +22,10 @@ from rayinfer.engine.engine import Engine
 from rayinfer.engine.engine_state import SleepLevel
 from rayinfer.engine.group_executor import GroupExecutor
 from rayinfer.engine.kv_offload import BlockCopy
-from rayinfer.engine.model_runner import FinishedStep
 from rayinfer.engine.rank_group import RankGroup, Rendezvous, open_rendezvous
 from rayinfer.engine.rank_worker import RankWorker
 from rayinfer.engine.step_plan import SampledTokens, StepPlan
+from rayinfer.engine.step_results import FinishedStep
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tensor_parallel import Place

@@ -63,6 +63,7 @@ class Sampler:
         *,
         forced_end_token_id: int | None = None,
     ) -> None:
+        self._num_rows = max_num_rows
         self._vocab_size = vocab_size
         self._forced_end_token_id = forced_end_token_id
         self._has_forced_end = forced_end_token_id is not None
@@ -71,6 +72,11 @@ class Sampler:
         self._penalties = PenaltyHistory(vocab_size, self._device)
         self._rules = TokenRules(max_num_rows, self._device)
         self._end_ids = RowLists(max_num_rows, self._device)  # of the rows whose min_tokens forbids them
+
+    @property
+    def num_rows(self) -> int:
+        """Requests that it has room for."""
+        return self._num_rows
 
     @property
     def vocab_size(self) -> int:

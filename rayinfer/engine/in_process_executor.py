@@ -5,9 +5,10 @@ from contextlib import nullcontext
 
 from rayinfer.engine.cores import Cores
 from rayinfer.engine.engine_state import SleepLevel
+from rayinfer.engine.executor import StepHandle
 from rayinfer.engine.kv_offload import BlockCopy
 from rayinfer.engine.model_memory import ModelMemory
-from rayinfer.engine.model_runner import FinishedStep, ModelRunner
+from rayinfer.engine.model_runner import ModelRunner
 from rayinfer.engine.step_plan import StepPlan
 
 
@@ -23,8 +24,8 @@ class InProcessExecutor:
         self._memory = memory
         self._cores = cores
 
-    def submit(self, plan: StepPlan) -> FinishedStep:
-        """Compute the step now."""
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """Start the step; on a CPU it is done then."""
         with self._cores.hold() if self._cores is not None else nullcontext():
             return self._runner.submit(plan)
 

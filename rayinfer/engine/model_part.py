@@ -64,7 +64,9 @@ def build_part(config: EngineConfig, folder: Path, group: RankGroup | None = Non
     stage = _stage(setting)
     runner = _runner(setting, memory, max_model_len, stage)
     return ModelPart(
-        executor=InProcessExecutor(runner, memory, _cores(setting.config, device)),
+        executor=InProcessExecutor(
+            runner, memory, _cores(setting.config, device), plans_ahead=_plans_ahead(setting.config, device)
+        ),
         link=stage.link,
         num_blocks=num_blocks,
         num_offload_blocks=memory.num_offload_blocks,
@@ -88,6 +90,14 @@ def settled(config: EngineConfig, model: ModelConfig) -> EngineConfig:
 def num_spare_blocks(config: EngineConfig) -> int:
     """What fills a static engine's steps up reads and writes the pool's last block."""
     return 1 if config.engine == "static" else 0
+
+
+def _plans_ahead(config: EngineConfig, device: torch.device) -> bool:
+    if place_of(config, 0).world_size > 1:  # the ranks tell each other plans, and know no token before it is told
+        if config.overlap_steps:
+            raise ConfigError("overlap_steps must not be true with several ranks")
+        return False
+    return device.type == "cuda" if config.overlap_steps is None else config.overlap_steps
 
 
 def _use_threads(config: EngineConfig, device: torch.device) -> None:

@@ -8,10 +8,10 @@ import numpy as np
 from rayinfer.engine.engine_state import SleepLevel
 from rayinfer.engine.group_executor import GroupExecutor
 from rayinfer.engine.kv_offload import BlockCopy
-from rayinfer.engine.model_runner import NO_TOKENS, FinishedStep
 from rayinfer.engine.rank_group import RankGroup, open_rendezvous
 from rayinfer.engine.rank_worker import RankWorker
 from rayinfer.engine.step_plan import SampledTokens, StepPlan
+from rayinfer.engine.step_results import NO_TOKENS, FinishedStep
 from rayinfer.tensor_parallel import Place
 
 Wait = Callable[[], object]
