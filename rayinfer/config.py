@@ -84,7 +84,7 @@ class EngineConfig(BaseModel):
         description="plan a step while the one before computes, from tokens that are still on the device; each token"
         " is told a step later (default: on a GPU)",
     )
-    enforce_eager: bool = Field(False, description="no CUDA graphs")
+    enforce_eager: bool = Field(False, description="no CUDA graphs: every operation is launched by itself")
     seed: int = Field(0, ge=0, lt=2**64, description="seeds the draws of requests that bring no seed")
 
     @model_validator(mode="after")

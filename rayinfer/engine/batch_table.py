@@ -85,7 +85,8 @@ class BatchTable:
 
     def num_pending(self, request: Request) -> int:
         """Tokens of a request that are known or under way and in no step yet; 0 if it does not run."""
-        return 0 if request.row is None else int(self.expected_tokens[request.row] - self.expected_computed[request.row])
+        row = request.row
+        return 0 if row is None else int(self.expected_tokens[row] - self.expected_computed[row])
 
     def go_on(self, rows: Int64Array) -> BoolArray:
         """Which of the rows' requests have a token for one more step, as far as anybody knows, [num_rows]."""

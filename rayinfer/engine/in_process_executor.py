@@ -36,6 +36,8 @@ class InProcessExecutor:
 
     def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
         """Give memory back."""
+        if level is not SleepLevel.PERSIST:
+            self._runner.drop_graphs()
         if level is SleepLevel.RECOMPUTE:
             self._runner.decoder = None  # or it would hold on to the weights
         self._memory.release(level, blocks_in_use)
@@ -44,6 +46,8 @@ class InProcessExecutor:
         """Take it again."""
         self._memory.restore(level)
         self._runner.decoder = self._memory.decoder
+        if level is not SleepLevel.PERSIST:
+            self._runner.record_again()
 
     def check(self) -> None:
         """Nothing happens: it lives as long as this process."""

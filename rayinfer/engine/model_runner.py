@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from rayinfer.decoding.sampler import Sampler
+from rayinfer.engine.cuda_graphs import DecodeGraphs
 from rayinfer.engine.executor import StepHandle
 from rayinfer.engine.pipeline_link import ONLY_STAGE, Stage
 from rayinfer.engine.prompt_scorer import PromptScorer
@@ -15,6 +16,7 @@ from rayinfer.engine.step_plan import EnteredRow, StepPlan
 from rayinfer.engine.step_results import NO_TOKENS, FinishedStep, HostCopies, SampledUnderWay, ScoresUnderWay
 from rayinfer.engine.step_upload import StepUpload
 from rayinfer.models.decoder import Decoder
+
 
 class ModelRunner:
     """Computes one step after the other in the caller's thread; `decoder` is None while its memory is given back.
@@ -28,9 +30,31 @@ class ModelRunner:
         self._prompt_scorer = PromptScorer(sampler.vocab_size)
         self._device = device
         self._upload = StepUpload(device)
-        self._last_tokens = LastTokens(sampler.num_rows, device)
+        self._graphs: DecodeGraphs | None = None
+        self.last_tokens = LastTokens(sampler.num_rows + 1, device)  # one more for what fills steps up
         self._no_tokens = [torch.zeros(0, dtype=dtype) for dtype in (torch.int64, torch.bool)]
         self._stage = stage
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that its sampler has."""
+        return self._sampler.num_rows
+
+    def record(self, graphs: DecodeGraphs) -> None:
+        """Have decoding steps run as graphs from here on; the model's caches must be bound."""
+        self._graphs = graphs
+        self.record_again()
+
+    def record_again(self) -> None:
+        """Take up graphs where there were some."""
+        if self._graphs is not None:
+            with torch.inference_mode():
+                self._graphs.capture(self._logits)
+
+    def drop_graphs(self) -> None:
+        """Give them up until they are recorded again: weights or caches are about to move."""
+        if self._graphs is not None:
+            self._graphs.drop()
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Compute the step now, or on a GPU as soon as the one before is done; raises what can be told of it now."""
@@ -57,6 +81,8 @@ class ModelRunner:
     def _run(self, plan: StepPlan) -> StepHandle:
         decoder = self.decoder
         assert decoder is not None, "a step without a model"
+        if self._graphs is not None and self._graphs.fit(plan) and not self._prompt_scorer.has_prompts:
+            return self._replay(self._graphs, plan)
         inputs = send_plan(plan, self._upload)
         hidden = self._hidden(decoder, plan, inputs)
         if not self._stage.place.is_last_stage:
@@ -72,12 +98,27 @@ class ModelRunner:
             return FinishedStep(NO_TOKENS)
         return self._sample(plan, logits, inputs.sampled_rows, prompt_logprobs)
 
+    def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> SampledUnderWay:
+        """Compute a step by its graph, and what the graph cannot know of after it."""
+        settings = None
+        if graphs.draw is not None:
+            settings = self._sampler.settings_of_draws(plan.rows, plan.context_lengths)
+        outputs = graphs.run(plan, settings)
+        if settings is not None:
+            return SampledUnderWay(HostCopies([outputs.token_ids, outputs.is_invalid]), plan.num_requests)
+        return self._sample(plan, outputs.logits, outputs.rows, None)
+
+    def _logits(self, inputs: StepInputs) -> torch.Tensor:
+        """A step in which everybody has one token and samples."""
+        assert self.decoder is not None, "a step without a model"
+        return self.decoder.logits(self.decoder.forward(self.last_tokens.fill_in(inputs), inputs.batch))
+
     def _sample(
         self, plan: StepPlan, logits: torch.Tensor, sampled_rows: torch.Tensor, prompt_logprobs: ScoresUnderWay | None
     ) -> SampledUnderWay:
         rows, positions = plan.rows[plan.samples], plan.context_lengths[plan.samples].astype(np.int64)
         sampled = self._sampler.sample(logits, rows, positions)
-        self._last_tokens.keep(sampled_rows, sampled.token_ids)
+        self.last_tokens.keep(sampled_rows, sampled.token_ids)
         logprobs = None
         if sampled.scores is not None:
             logprobs = ScoresUnderWay(rows[sampled.scored], positions[sampled.scored], [sampled.scores])
@@ -88,7 +129,7 @@ class ModelRunner:
     def _hidden(self, decoder: Decoder, plan: StepPlan, inputs: StepInputs) -> torch.Tensor:
         """Compute this stage's layers: [num_tokens, hidden_size], which the next stage, if any, has been sent."""
         place, link = self._stage.place, self._stage.link
-        token_ids = self._last_tokens.fill_in(inputs)
+        token_ids = self.last_tokens.fill_in(inputs)
         if link is None:
             return decoder.forward(token_ids, inputs.batch)
         received = None if place.is_first_stage else link.receive(plan.num_tokens)

@@ -38,6 +38,11 @@ class PromptScorer:
         self._slice_lines = max(1, SLICE_BYTES // (4 * vocab_size))
         self._prompts: dict[int, _Prompt] = {}
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether there may be something to score."""
+        return bool(self._prompts)
+
     def enter(self, entered: EnteredRow) -> None:
         """Take note of who takes a row."""
         self._prompts.pop(entered.row, None)

@@ -24,7 +24,14 @@ class StepInputs:
 
 def send_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
     """Bring a plan to the device."""
-    arrays = [plan.token_ids, plan.positions, plan.slots, plan.query_starts, plan.context_lengths, plan.block_tables]
+    arrays: list[np.ndarray] = [
+        plan.token_ids,
+        plan.positions,
+        plan.slots,
+        plan.query_starts,
+        plan.context_lengths,
+        plan.block_tables,
+    ]
     arrays.append(plan.rows)
     continues = plan.continues if plan.continues is not None and plan.continues.any() else None
     if continues is not None:

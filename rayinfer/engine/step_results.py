@@ -34,7 +34,7 @@ class HostCopies:
             copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_on_gpu)
             self._copies.append(copy.copy_(tensor, non_blocking=is_on_gpu))
         if tensors and tensors[0].device.type == "cuda":
-            self._event = torch.cuda.Event()
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
     def arrays(self) -> list[np.ndarray]:

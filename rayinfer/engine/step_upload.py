@@ -39,7 +39,7 @@ class _Buffer:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._is_pinned = device.type == "cuda"  # or the copy would not go on by itself
-        self._sent = torch.cuda.Event() if self._is_pinned else None
+        self._sent = torch.cuda.Event() if self._is_pinned else None  # type: ignore[no-untyped-call]
         self._allocate(_FIRST_BYTES)
 
     def _allocate(self, num_bytes: int) -> None:

@@ -9,7 +9,17 @@ import pytest
 
 from invariance_comparison import differences
 from invariance_requests import make_sparse_model
-from invariance_runs import ROOMY, SETTINGS, Run, open_llm, run, run_alone, run_behind_a_router, run_moving, run_shuffled
+from invariance_runs import (
+    ROOMY,
+    SETTINGS,
+    Run,
+    open_llm,
+    run,
+    run_alone,
+    run_behind_a_router,
+    run_moving,
+    run_shuffled,
+)
 
 TIGHT = {"num_kv_blocks": 12}
 BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values of 2 layers, 16 tokens, 2 heads of 16 channels in float32

@@ -93,11 +93,13 @@ def wanted_logprobs(context, num_top, first):
 class Scripts(RuleBasedStateMachine):
     """One engine and whatever is asked of it; afterwards everybody has ended as if alone."""
 
-    steps = {}
+    num_plans_at_once = 1
+    plans_ahead = False
 
     @initialize(size=sizes())
     def build(self, size):
-        self.driven = drive(answer=answer, failure=failure, **self.steps, **size)
+        steps = {"num_plans_at_once": self.num_plans_at_once, "plans_ahead": self.plans_ahead}
+        self.driven = drive(answer=answer, failure=failure, **steps, **size)
         self.submitted = {}
 
     @rule(submission=submissions())
@@ -183,7 +185,7 @@ class Scripts(RuleBasedStateMachine):
 class ScriptsOfTwoStepsAtOnce(Scripts):
     """The same where a step is planned while another is under way; no step fails there but for good."""
 
-    steps = {"num_plans_at_once": 2}
+    num_plans_at_once = 2
 
     @rule(submission=submissions().filter(lambda submission: submission.prompt[0] != POISON))
     def submit(self, submission):
@@ -193,7 +195,7 @@ class ScriptsOfTwoStepsAtOnce(Scripts):
 class ScriptsPlannedAhead(Scripts):
     """The same where each step goes on from tokens of the one before that are not known yet."""
 
-    steps = {"plans_ahead": True}
+    plans_ahead = True
 
 
 @pytest.mark.parametrize(
