@@ -82,7 +82,12 @@ class EngineConfig(BaseModel):
         description="which weights of the model these are: it is told in traces, and prefixes of other weights are not"
         " reused; `rayinfer reload` counts it up",
     )
-    enforce_eager: bool = Field(False, description="no CUDA graphs")
+    overlap_steps: bool | None = Field(
+        None,
+        description="plan a step while the one before computes, from tokens that are still on the device; each token"
+        " is told a step later (default: on a GPU)",
+    )
+    enforce_eager: bool = Field(False, description="no CUDA graphs: every operation is launched by itself")
     seed: int = Field(0, ge=0, lt=2**64, description="seeds the draws of requests that bring no seed")
 
     @model_validator(mode="after")

@@ -22,11 +22,11 @@ from rayinfer.engine.engine import Engine
 from rayinfer.engine.engine_state import SleepLevel
 from rayinfer.engine.group_executor import GroupExecutor
 from rayinfer.engine.kv_offload import BlockCopy
-from rayinfer.engine.model_runner import FinishedStep
 from rayinfer.engine.rank_group import RankGroup
 from rayinfer.engine.rank_worker import RankWorker
 from rayinfer.engine.rendezvous import Rendezvous, open_rendezvous
 from rayinfer.engine.step_plan import SampledTokens, StepPlan
+from rayinfer.engine.step_results import FinishedStep
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tensor_parallel import Place
@@ -75,6 +75,7 @@ class _NoModel:
     """An executor of either of two ranks: the last one's tokens are always the same."""
 
     num_plans_at_once = 1
+    plans_ahead = False
     stage_idle_shares: Sequence[float] = ()
 
     def submit(self, plan: StepPlan) -> FinishedStep:

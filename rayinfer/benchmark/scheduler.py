@@ -78,6 +78,7 @@ class _NoModel:
     """An executor whose answer is always the same token."""
 
     num_plans_at_once = 1
+    plans_ahead = False
     stage_idle_shares: Sequence[float] = ()
 
     def __init__(self) -> None:

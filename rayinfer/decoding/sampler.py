@@ -76,6 +76,7 @@ class Sampler:
         *,
         forced_end_token_id: int | None = None,
     ) -> None:
+        self._num_rows = max_num_rows
         self._vocab_size = vocab_size
         self._forced_end_token_id = forced_end_token_id
         self._has_forced_end = forced_end_token_id is not None
@@ -84,6 +85,11 @@ class Sampler:
         self._penalties = PenaltyHistory(vocab_size, self._device)
         self._rules = TokenRules(max_num_rows, self._device)
         self._end_ids = RowLists(max_num_rows, self._device)  # of the rows whose min_tokens forbids them
+
+    @property
+    def num_rows(self) -> int:
+        """Requests that it has room for."""
+        return self._num_rows
 
     @property
     def vocab_size(self) -> int:
@@ -176,6 +182,18 @@ class Sampler:
         if np.count_nonzero(settings["has_rules"]):
             self._rules.record(rows, token_ids)
         return Sampled(token_ids, is_invalid, scored, token_scores)
+
+    def settings_of_draws(self, rows: RowNumbers, positions: RowNumbers) -> RowSettings | None:
+        """The settings of `rows` if all that they ask for new tokens at `positions` is greed or a draw; else None.
+
+        A draw has a temperature and may be cut short by top-k, top-p and min-p.
+        """
+        settings = self._table.at(rows)
+        asks_more = settings["is_penalised"] | settings["has_rules"] | (settings["num_scored"] > 0)
+        asks_more |= (settings["typical_p"] < 1.0) | (positions < settings["min_end_position"])
+        if self._has_forced_end:
+            asks_more |= positions >= settings["last_position"]
+        return None if asks_more.any() else settings
 
     def _adjusted(self, logits: Tensor, settings: RowSettings, rows: RowNumbers, positions: RowNumbers) -> Tensor:
         has_rules = np.count_nonzero(settings["has_rules"]) > 0

@@ -68,6 +68,11 @@ class Admission:
             self._fruitless = (self._batch.num_departures, self._waiting.num_changes)
         return None
 
+    @property
+    def lacks_blocks(self) -> bool:
+        """Whether somebody would have to give way so that those who decode can go on."""
+        return len(self._batch.rows_short_of_a_block()) > self._batch.num_free_blocks
+
     def grow_decoding_requests(self) -> None:
         """Give a block to every request whose next token needs one, the most important first."""
         batch = self._batch

@@ -91,6 +91,7 @@ def _engine_of(
         enable_prefix_caching=caches_prefixes,
         offload=offload,
         num_plans_at_once=executor.num_plans_at_once,
+        plans_ahead=executor.plans_ahead,
     )
     description = ModelDescription(
         name=name or config.model,

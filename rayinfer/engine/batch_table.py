@@ -12,8 +12,9 @@ from rayinfer.engine.step_plan import BoolArray, EnteredRow, Int32Array, Int64Ar
 class BatchTable:
     """Counters, tokens and block tables of the running requests; a row belongs to one request at a time."""
 
-    def __init__(self, num_rows: int, max_model_len: int, block_size: int) -> None:
+    def __init__(self, num_rows: int, max_model_len: int, block_size: int, *, plans_ahead: bool = False) -> None:
         self.num_rows = num_rows
+        self._plans_ahead = plans_ahead
         self._block_size = block_size
         max_blocks = -(-max_model_len // block_size)
         self.token_ids = np.empty((num_rows, max_blocks * block_size), np.int32)
@@ -21,6 +22,10 @@ class BatchTable:
         self.block_tables = np.zeros((num_rows, max_blocks), np.int32)
         self.num_tokens = np.zeros(num_rows, np.int64)  # known: prompt and output
         self.num_computed = np.zeros(num_rows, np.int64)  # whose keys and values are in the cache
+        # Both as they will be when the steps under way are done. Where requests are in one step at a time they are
+        # looked at between two steps only: there they are the same arrays.
+        self.expected_tokens = np.zeros(num_rows, np.int64) if plans_ahead else self.num_tokens
+        self.expected_computed = np.zeros(num_rows, np.int64) if plans_ahead else self.num_computed
         self.num_scheduled = np.zeros(num_rows, np.int64)  # to be computed in the step that is being planned
         self.num_blocks = np.zeros(num_rows, np.int64)
         self.num_stored_blocks = np.zeros(num_rows, np.int64)  # of those, hit-able in the prefix cache
@@ -79,8 +84,17 @@ class BatchTable:
         return list(map(self.requests.__getitem__, rows.tolist()))  # type: ignore[arg-type]
 
     def num_pending(self, request: Request) -> int:
-        """Tokens of a request that are known and not computed; 0 if it does not run."""
-        return 0 if request.row is None else int(self.num_tokens[request.row] - self.num_computed[request.row])
+        """Tokens of a request that are known or under way and in no step yet; 0 if it does not run."""
+        row = request.row
+        return 0 if row is None else int(self.expected_tokens[row] - self.expected_computed[row])
+
+    def go_on(self, rows: Int64Array) -> BoolArray:
+        """Which of the rows' requests have a token for one more step, as far as anybody knows, [num_rows]."""
+        expected = self.expected_tokens[rows]
+        is_known = expected == self.num_tokens[rows]
+        going_on: BoolArray = expected < self.max_total_tokens[rows]  # else it ends when its last token is here
+        going_on |= is_known & (self.expected_computed[rows] < expected)
+        return going_on
 
     def is_taken(self, row: int) -> bool:
         """Whether a request has the row."""
@@ -100,6 +114,7 @@ class BatchTable:
         self.block_tables[row, : len(request.blocks)] = request.blocks
         self.num_tokens[row] = len(request.token_ids)
         self.num_computed[row] = num_computed
+        self.expected_tokens[row], self.expected_computed[row] = self.num_tokens[row], num_computed
         self.num_blocks[row] = len(request.blocks)
         self.num_stored_blocks[row] = num_stored_blocks
         self.last_steps[row] = 0
@@ -160,7 +175,7 @@ class BatchTable:
     def assemble(self, *, step: int, entered: tuple[EnteredRow, ...]) -> StepPlan:
         """Gather the scheduled tokens of all taken rows that have any into one plan."""
         rows, num_tokens = self.scheduled_rows, int(self.num_scheduled.sum())
-        computed = self.num_computed[rows]
+        computed = self.expected_computed[rows]
         if num_tokens == len(rows):  # a token each, as in most steps
             token_rows, positions = rows, computed
             context_lengths = computed + 1
@@ -175,13 +190,17 @@ class BatchTable:
         block_indices = positions // self._block_size
         offsets = positions - block_indices * self._block_size  # a quarter of what divmod takes
         max_blocks = -(-int(context_lengths.max()) // self._block_size)
-        samples = context_lengths == self.num_tokens[rows]
+        samples = context_lengths == self.expected_tokens[rows]
         if self.rows_without_answer:
             samples[indices_of(self.rows_without_answer, rows)] = False
+        token_ids = self.token_ids[token_rows, positions]
+        continues = context_lengths > self.num_tokens[rows] if self._plans_ahead else None
+        if continues is not None:
+            token_ids[query_starts[1:][continues] - 1] = 0
         return StepPlan(
             step=step,
             rows=rows,
-            token_ids=self.token_ids[token_rows, positions],
+            token_ids=token_ids,
             positions=positions,
             slots=self.block_tables[token_rows, block_indices] * np.int64(self._block_size) + offsets,
             query_starts=query_starts,
@@ -189,7 +208,18 @@ class BatchTable:
             block_tables=self.block_tables[rows, :max_blocks],
             samples=samples,
             entered=entered,
+            continues=continues,
         )
+
+    def expect(self, plan: StepPlan) -> None:
+        """Count what a step under way will have computed."""
+        self.expected_computed[plan.rows] = plan.context_lengths
+        self.expected_tokens[plan.rows[plan.samples]] += 1
+
+    def expect_nothing(self) -> None:
+        """No step is under way, although one was that has brought nothing."""
+        rows = self.rows
+        self.expected_tokens[rows], self.expected_computed[rows] = self.num_tokens[rows], self.num_computed[rows]
 
     def ends_of(self, rows: Int64Array, token_ids: Int64Array, eos_token_ids: Sequence[int]) -> BoolArray:
         """Which of the rows' new tokens are end or stop tokens, [num_rows]."""

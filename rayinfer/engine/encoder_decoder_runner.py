@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from rayinfer.decoding.sampler import Sampler
-from rayinfer.engine.model_runner import FinishedStep
+from rayinfer.engine.executor import StepHandle
 from rayinfer.engine.pipeline_link import ONLY_STAGE, Stage
 from rayinfer.engine.static_runner import StaticRunner
 from rayinfer.engine.static_shapes import StaticShapes
@@ -29,7 +29,7 @@ class EncoderDecoderRunner(StaticRunner):
         super().__init__(decoder, sampler, device, shapes, stage)
         self._max_read_tokens = max_read_tokens
 
-    def submit(self, plan: StepPlan) -> FinishedStep:
+    def submit(self, plan: StepPlan) -> StepHandle:
         """Read the sources of who is new, and compute the step."""
         for readers in self.read_together(plan.entered):
             self._read(readers)

@@ -55,7 +55,9 @@ class Engine:
         if untold:  # of steps that ended as the engine fell asleep: nobody asks for them any more
             self._deltas = [delta for delta in self._deltas if delta.request_id != request_id]
         ended = self._scheduler.finish(request_id, "abort")
-        return untold[-1] if ended is None and untold else ended
+        if ended is None or not untold:
+            return ended or (untold[-1] if untold else None)
+        return ended._replace(start_pos=untold[0].start_pos)
 
     def step(self) -> list[TokenDelta]:
         """Move every scheduled request one step forward; while paused or asleep, only end those whose time is up.
@@ -99,8 +101,7 @@ class Engine:
         """Pause and give memory back, as SleepLevel has it; raises InvalidParameter, WrongEngineState or EngineDead."""
         level = sleep_level(level)
         with self._dying_with_executor():
-            while self._under_way:
-                self._finish_oldest()
+            self._finish_all()
         self._life.sleep(level, self._give_memory_back)
 
     def wake(self) -> None:
@@ -172,13 +173,28 @@ class Engine:
     def _start(self, plan: StepPlan) -> None:
         if self._executor.num_plans_at_once == 1:
             self._run(plan)
-        else:
+            return
+        try:
             self._under_way.append((plan, self._executor.submit(plan)))
+        except Exception as error:
+            if not _may_be_one_request(error):
+                raise
+            logger.info("step %d failed beside another and is computed again: %s", plan.step, error)
+        else:
+            return
+        self._finish_all()
+        self._run(self._scheduler.with_known_tokens(plan))
+
+    def _finish_all(self) -> None:
+        """Take the tokens of all steps under way."""
+        while self._under_way:
+            self._finish_oldest()
 
     def _finish_oldest(self) -> None:
         """Take the tokens of the oldest step under way, if there is one."""
         if self._under_way:
             plan, step = self._under_way[0]
+            self.on_plan(plan.num_tokens)  # it is the one that is waited for
             sampled = step.result()
             self._under_way.popleft()
             self._deltas += self._scheduler.apply(plan, sampled)
@@ -197,6 +213,8 @@ class Engine:
 
         Nothing needs undoing: a failed step has written only to slots that the retry writes again.
         """
+        if not plan.num_requests:  # all of them have left
+            return
         failure: Exception | None = None
         try:
             sampled = self._executor.submit(plan).result()

@@ -5,25 +5,29 @@ from contextlib import nullcontext
 
 from rayinfer.engine.cores import Cores
 from rayinfer.engine.engine_state import SleepLevel
+from rayinfer.engine.executor import StepHandle
 from rayinfer.engine.kv_offload import BlockCopy
 from rayinfer.engine.model_memory import ModelMemory
-from rayinfer.engine.model_runner import FinishedStep, ModelRunner
+from rayinfer.engine.model_runner import ModelRunner
 from rayinfer.engine.step_plan import StepPlan
 
 
 class InProcessExecutor:
     """An Executor: a model runner, and the memory of the model that it runs."""
 
-    num_plans_at_once = 1
     stage_idle_shares: Sequence[float] = ()
 
-    def __init__(self, runner: ModelRunner, memory: ModelMemory, cores: Cores | None = None) -> None:
+    def __init__(
+        self, runner: ModelRunner, memory: ModelMemory, cores: Cores | None = None, *, plans_ahead: bool = False
+    ) -> None:
+        self.plans_ahead = plans_ahead
+        self.num_plans_at_once = 2 if plans_ahead else 1
         self._runner = runner
         self._memory = memory
         self._cores = cores
 
-    def submit(self, plan: StepPlan) -> FinishedStep:
-        """Compute the step now."""
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """Start the step; on a CPU it is done then."""
         with self._cores.hold() if self._cores is not None else nullcontext():
             return self._runner.submit(plan)
 
@@ -34,6 +38,8 @@ class InProcessExecutor:
 
     def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
         """Give memory back."""
+        if level is not SleepLevel.PERSIST:
+            self._runner.drop_graphs()
         if level is SleepLevel.RECOMPUTE:
             self._runner.decoder = None  # or it would hold on to the weights
         self._memory.release(level, blocks_in_use)
@@ -42,6 +48,8 @@ class InProcessExecutor:
         """Take it again."""
         self._memory.restore(level)
         self._runner.decoder = self._memory.decoder
+        if level is not SleepLevel.PERSIST:
+            self._runner.record_again()
 
     def check(self) -> None:
         """Nothing happens: it lives as long as this process."""

@@ -11,6 +11,7 @@ import rayinfer_kernels
 from rayinfer.config import EngineConfig, cache_folder
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.cores import Cores, fill_machine, usable_cores
+from rayinfer.engine.cuda_graphs import DecodeGraphs, Padding, cuda_graphs, graph_memory_bytes
 from rayinfer.engine.encoder_decoder_runner import EncoderDecoderRunner
 from rayinfer.engine.in_process_executor import InProcessExecutor
 from rayinfer.engine.model_memory import ModelMemory
@@ -30,6 +31,8 @@ from rayinfer.models.random_weights import random_decoder
 from rayinfer.optimization.packed_cache import PackedCache
 from rayinfer.optimization.ready_weights import load_ready_decoder
 from rayinfer.tensor_parallel import WHOLE
+from rayinfer_kernels import reference
+from rayinfer_kernels.selection import implementation_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +68,12 @@ def build_part(config: EngineConfig, folder: Path, group: RankGroup | None = Non
     max_model_len = _max_model_len(setting, num_blocks)
     stage = _stage(setting)
     runner = _runner(setting, memory, max_model_len, stage)
+    if _uses_graphs(setting):
+        runner.record(_graphs(setting, runner, max_model_len))
     return ModelPart(
-        executor=InProcessExecutor(runner, memory, _cores(setting.config, device)),
+        executor=InProcessExecutor(
+            runner, memory, _cores(setting.config, device), plans_ahead=_plans_ahead(setting.config, device)
+        ),
         link=stage.link,
         num_blocks=num_blocks,
         num_offload_blocks=memory.num_offload_blocks,
@@ -90,6 +97,14 @@ def settled(config: EngineConfig, model: ModelConfig) -> EngineConfig:
 def num_spare_blocks(config: EngineConfig) -> int:
     """What fills a static engine's steps up reads and writes the pool's last block."""
     return 1 if config.engine == "static" else 0
+
+
+def _plans_ahead(config: EngineConfig, device: torch.device) -> bool:
+    if place_of(config, 0).world_size > 1:  # the ranks tell each other plans, and know no token before it is told
+        if config.overlap_steps:
+            raise ConfigError("overlap_steps must not be true with several ranks")
+        return False
+    return device.type == "cuda" if config.overlap_steps is None else config.overlap_steps
 
 
 def _use_threads(config: EngineConfig, device: torch.device) -> None:
@@ -143,6 +158,43 @@ def _runner(setting: _Setting, memory: ModelMemory, max_model_len: int, stage: S
         runner = EncoderDecoderRunner(decoder, sampler, device, shapes, stage, max_read_tokens=max_read_tokens)
     runner.warm_up()
     return runner
+
+
+def _uses_graphs(setting: _Setting) -> bool:
+    """Whether decoding steps are recorded: by a GPU's own kernels alone, for the reference looks at numbers."""
+    config, model, device = setting.config, setting.model, setting.device
+    return (
+        device.type == "cuda"
+        and not config.enforce_eager
+        and setting.group is None
+        and model.answers is None
+        and implementation_of(device, torch_dtype(config.dtype, model)) is not reference
+    )
+
+
+def _graphs(setting: _Setting, runner: ModelRunner, max_model_len: int) -> DecodeGraphs:
+    return DecodeGraphs(
+        num_rows=runner.num_rows,
+        max_blocks=-(-max_model_len // setting.config.block_size),
+        device=setting.device,
+        new_graph=cuda_graphs(),
+        last_tokens=runner.last_tokens,
+        padding=Padding(),
+    )
+
+
+def _graph_bytes(setting: _Setting) -> int:
+    """What is to be kept free of blocks for graphs, which are recorded when the blocks are there."""
+    config, model = setting.config, setting.model
+    if not _uses_graphs(setting):
+        return 0
+    return graph_memory_bytes(
+        _num_rows(config) + num_spare_blocks(config),
+        model.vocab_size,
+        model.hidden_size,
+        model.intermediate_size,
+        -(-_longest_sequence(config, model) // config.block_size),
+    )
 
 
 def _model_memory(setting: _Setting) -> ModelMemory:
@@ -211,7 +263,7 @@ def _num_blocks(setting: _Setting, shape: BlockShape) -> tuple[int, int]:
         longest = _longest_sequence(config, setting.model)
         num_blocks = count_static_blocks(config, longest, row_bytes, setting.device) + num_spare_blocks(config)
     else:
-        num_blocks = count_kv_blocks(config, block_bytes, setting.device)
+        num_blocks = count_kv_blocks(config, block_bytes, setting.device, reserved_bytes=_graph_bytes(setting))
     num_offload_blocks = count_offload_blocks(config, host_bytes)
     if group is None:
         return num_blocks, num_offload_blocks

@@ -1,30 +1,21 @@
-"""Runs one step of the model in this process: arrays in, sampled tokens out."""
+"""Runs one step of the model in this process: arrays in, sampled tokens out.
 
-from dataclasses import replace
+Nothing here waits for a GPU: `submit` leaves it with its work, and the step's handle waits for the tokens.
+"""
 
 import numpy as np
 import torch
 
-from rayinfer.attention.batch import AttentionBatch
-from rayinfer.decoding.sampler import Sampled, Sampler
+from rayinfer.decoding.sampler import Sampler
+from rayinfer.engine.cuda_graphs import DecodeGraphs
+from rayinfer.engine.executor import StepHandle
 from rayinfer.engine.pipeline_link import ONLY_STAGE, Stage
 from rayinfer.engine.prompt_scorer import PromptScorer
-from rayinfer.engine.scored_tokens import on_host
-from rayinfer.engine.step_plan import EnteredRow, Int64Array, SampledTokens, ScoredTokens, StepPlan
+from rayinfer.engine.step_inputs import LastTokens, StepInputs, send_plan
+from rayinfer.engine.step_plan import EnteredRow, StepPlan
+from rayinfer.engine.step_results import NO_TOKENS, FinishedStep, HostCopies, SampledUnderWay, ScoresUnderWay
+from rayinfer.engine.step_upload import StepUpload
 from rayinfer.models.decoder import Decoder
-
-NO_TOKENS = SampledTokens(np.empty(0, np.int64), np.empty(0, np.bool_))
-
-
-class FinishedStep:
-    """The handle of a step that ran while it was submitted."""
-
-    def __init__(self, sampled: SampledTokens) -> None:
-        self._sampled = sampled
-
-    def result(self) -> SampledTokens:
-        """The step's tokens."""
-        return self._sampled
 
 
 class ModelRunner:
@@ -38,14 +29,39 @@ class ModelRunner:
         self._sampler = sampler
         self._prompt_scorer = PromptScorer(sampler.vocab_size)
         self._device = device
+        self._upload = StepUpload(device)
+        self._graphs: DecodeGraphs | None = None
+        self.last_tokens = LastTokens(sampler.num_rows + 1, device)  # one more for what fills steps up
+        self._no_tokens = [torch.zeros(0, dtype=dtype) for dtype in (torch.int64, torch.bool)]
         self._stage = stage
 
-    def submit(self, plan: StepPlan) -> FinishedStep:
-        """Compute the step now."""
+    @property
+    def num_rows(self) -> int:
+        """Rows that its sampler has."""
+        return self._sampler.num_rows
+
+    def record(self, graphs: DecodeGraphs) -> None:
+        """Have decoding steps run as graphs from here on; the model's caches must be bound."""
+        self._graphs = graphs
+        self.record_again()
+
+    def record_again(self) -> None:
+        """Take up graphs where there were some."""
+        if self._graphs is not None:
+            with torch.inference_mode():
+                self._graphs.capture(self._logits)
+
+    def drop_graphs(self) -> None:
+        """Give them up until they are recorded again: weights or caches are about to move."""
+        if self._graphs is not None:
+            self._graphs.drop()
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """Compute the step now, or on a GPU as soon as the one before is done; raises what can be told of it now."""
         for entered in plan.entered:
             self._enter(entered)
         with torch.inference_mode():
-            return FinishedStep(self._run(plan))
+            return self._run(plan)
 
     def _enter(self, entered: EnteredRow) -> None:
         if self._stage.place.is_last_stage:
@@ -62,57 +78,62 @@ class ModelRunner:
                 last_position=entered.last_position,
             )
 
-    def _run(self, plan: StepPlan) -> SampledTokens:
-        batch = AttentionBatch(
-            positions=self._tensor(plan.positions),
-            slots=self._tensor(plan.slots),
-            query_starts=self._tensor(plan.query_starts),
-            context_lengths=self._tensor(plan.context_lengths),
-            block_tables=self._tensor(plan.block_tables),
-            rows=self._tensor(plan.rows),
-        )
+    def _run(self, plan: StepPlan) -> StepHandle:
         decoder = self.decoder
         assert decoder is not None, "a step without a model"
-        hidden = self._hidden(decoder, plan, batch)
+        if self._graphs is not None and self._graphs.fit(plan) and not self._prompt_scorer.has_prompts:
+            return self._replay(self._graphs, plan)
+        inputs = send_plan(plan, self._upload)
+        hidden = self._hidden(decoder, plan, inputs)
         if not self._stage.place.is_last_stage:
-            return NO_TOKENS
+            return FinishedStep(NO_TOKENS)
         # Before sampling, for what fails here is tried again, and a sampler must not remember a token twice.
         prompt_logprobs = self._prompt_scorer.score(plan, hidden, decoder.logits)
-        sampling = np.flatnonzero(plan.samples)
-        if not len(sampling):
-            return replace(NO_TOKENS, prompt_logprobs=prompt_logprobs)
-        if len(sampling) < len(plan.token_ids):  # else each row has one token, and all are sampled
-            hidden = hidden[self._tensor(plan.query_starts[1:][sampling] - 1)]
+        if not plan.samples.any():
+            return SampledUnderWay(HostCopies(self._no_tokens), 0, prompt_logprobs=prompt_logprobs)
+        if inputs.sampled_lines is not None:
+            hidden = hidden[inputs.sampled_lines]
         logits = decoder.logits(hidden)  # by all ranks of the stage together, whoever samples
         if not self._stage.samples:
-            return NO_TOKENS
-        rows, positions = plan.rows[sampling], plan.context_lengths[sampling].astype(np.int64)
+            return FinishedStep(NO_TOKENS)
+        return self._sample(plan, logits, inputs.sampled_rows, prompt_logprobs)
+
+    def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> SampledUnderWay:
+        """Compute a step by its graph, and what the graph cannot know of after it."""
+        settings = None
+        if graphs.draw is not None:
+            settings = self._sampler.settings_of_draws(plan.rows, plan.context_lengths)
+        outputs = graphs.run(plan, settings)
+        if settings is not None:
+            return SampledUnderWay(HostCopies([outputs.token_ids, outputs.is_invalid]), plan.num_requests)
+        return self._sample(plan, outputs.logits, outputs.rows, None)
+
+    def _logits(self, inputs: StepInputs) -> torch.Tensor:
+        """A step in which everybody has one token and samples."""
+        assert self.decoder is not None, "a step without a model"
+        return self.decoder.logits(self.decoder.forward(self.last_tokens.fill_in(inputs), inputs.batch))
+
+    def _sample(
+        self, plan: StepPlan, logits: torch.Tensor, sampled_rows: torch.Tensor, prompt_logprobs: ScoresUnderWay | None
+    ) -> SampledUnderWay:
+        rows, positions = plan.rows[plan.samples], plan.context_lengths[plan.samples].astype(np.int64)
         sampled = self._sampler.sample(logits, rows, positions)
-        return SampledTokens(
-            sampled.token_ids.cpu().numpy(),
-            sampled.is_invalid.cpu().numpy(),
-            _logprobs(sampled, rows, positions),
-            prompt_logprobs,
+        self.last_tokens.keep(sampled_rows, sampled.token_ids)
+        logprobs = None
+        if sampled.scores is not None:
+            logprobs = ScoresUnderWay(rows[sampled.scored], positions[sampled.scored], [sampled.scores])
+        return SampledUnderWay(
+            HostCopies([sampled.token_ids, sampled.is_invalid]), len(rows), logprobs, prompt_logprobs
         )
 
-    def _hidden(self, decoder: Decoder, plan: StepPlan, batch: AttentionBatch) -> torch.Tensor:
+    def _hidden(self, decoder: Decoder, plan: StepPlan, inputs: StepInputs) -> torch.Tensor:
         """Compute this stage's layers: [num_tokens, hidden_size], which the next stage, if any, has been sent."""
         place, link = self._stage.place, self._stage.link
-        token_ids = self._tensor(plan.token_ids)
+        token_ids = self.last_tokens.fill_in(inputs)
         if link is None:
-            return decoder.forward(token_ids, batch)
+            return decoder.forward(token_ids, inputs.batch)
         received = None if place.is_first_stage else link.receive(plan.num_tokens)
-        hidden = decoder.forward(token_ids, batch, received)
+        hidden = decoder.forward(token_ids, inputs.batch, received)
         if not place.is_last_stage:
             link.pass_on(hidden)
         return hidden
-
-    def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
-
-
-def _logprobs(sampled: Sampled, rows: Int64Array, positions: Int64Array) -> ScoredTokens | None:
-    if sampled.scores is None:
-        return None
-    return on_host(rows[sampled.scored], positions[sampled.scored], [sampled.scores])

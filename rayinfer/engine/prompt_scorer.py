@@ -8,8 +8,8 @@ import torch
 
 from rayinfer.decoding.device_copy import copy_to_device
 from rayinfer.decoding.token_scores import score_tokens
-from rayinfer.engine.scored_tokens import on_host
-from rayinfer.engine.step_plan import EnteredRow, Int32Array, Int64Array, ScoredTokens, StepPlan
+from rayinfer.engine.step_plan import EnteredRow, Int32Array, Int64Array, StepPlan
+from rayinfer.engine.step_results import ScoresUnderWay
 
 SLICE_BYTES = 16 * 2**20  # of logits in float32; scoring needs about three times as much for a moment
 
@@ -38,6 +38,11 @@ class PromptScorer:
         self._slice_lines = max(1, SLICE_BYTES // (4 * vocab_size))
         self._prompts: dict[int, _Prompt] = {}
 
+    @property
+    def has_prompts(self) -> bool:
+        """Whether there may be something to score."""
+        return bool(self._prompts)
+
     def enter(self, entered: EnteredRow) -> None:
         """Take note of who takes a row."""
         self._prompts.pop(entered.row, None)
@@ -47,7 +52,7 @@ class PromptScorer:
 
     def score(
         self, plan: StepPlan, hidden: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor]
-    ) -> ScoredTokens | None:
+    ) -> ScoresUnderWay | None:
         """Score what the step has computed of these prompts; `hidden` [num_tokens, hidden_size] are its last states.
 
         A chunk's last token scores the one after it, which only the next chunk computes. Logits are made of a slice
@@ -65,7 +70,7 @@ class PromptScorer:
             logits = logits_of(hidden[copy_to_device(lines[chosen], hidden.device)])
             scores.append(score_tokens(logits, copy_to_device(token_ids[chosen], hidden.device), num_top))
         rows = np.repeat([part.row for part in parts], [len(part.token_ids) for part in parts])
-        return on_host(rows, _ranges(parts, lambda part: part.first_position), scores)
+        return ScoresUnderWay(rows, _ranges(parts, lambda part: part.first_position), scores)
 
     def _parts(self, plan: StepPlan) -> list[_ScoredPart]:
         parts = []

@@ -103,7 +103,8 @@ class RunningBatch:
     def rows_short_of_a_block(self) -> Int64Array:
         """Rows whose next token has no block to go to."""
         table, rows = self.table, self.table.rows
-        return rows[table.num_tokens[rows] > table.num_blocks[rows] * self._block_size]
+        short = rows[table.expected_tokens[rows] > table.num_blocks[rows] * self._block_size]
+        return short[table.go_on(short)] if len(short) else short
 
     def grow(self, rows: Int64Array) -> None:
         """Give each of the rows one more block."""

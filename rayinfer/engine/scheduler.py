@@ -18,7 +18,7 @@ from rayinfer.engine.step_deltas import (
     one_token_deltas,
 )
 from rayinfer.engine.step_plan import EnteredRow, Int64Array, SampledTokens, StepPlan
-from rayinfer.engine.step_turns import StepTurns
+from rayinfer.engine.step_turns import turns_of
 from rayinfer.engine.waiting_queue import WaitingQueue
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.kv_cache.stored_blocks import BlockEvents
@@ -49,10 +49,12 @@ class Scheduler:
         enable_prefix_caching: bool = True,
         offload: KVOffload | None = None,
         num_plans_at_once: int = 1,
+        plans_ahead: bool = False,
     ) -> None:
         block_size = block_manager.block_size
         # No more rows than tokens in a step: every decoding request has its token in every step.
-        self._table = BatchTable(min(max_num_seqs, max_num_batched_tokens), max_model_len, block_size)
+        num_rows = min(max_num_seqs, max_num_batched_tokens)
+        self._table = BatchTable(num_rows, max_model_len, block_size, plans_ahead=plans_ahead)
         self._batch = RunningBatch(
             self._table, block_manager, enable_prefix_caching=enable_prefix_caching, offload=offload
         )
@@ -65,8 +67,9 @@ class Scheduler:
         self._budget = max_num_batched_tokens
         self._eos_token_ids = eos_token_ids
         self._forced_end_token_id = forced_end_token_id
-        self._turns = StepTurns(self._table, num_plans_at_once)
+        self._turns = turns_of(self._table, num_plans_at_once, plans_ahead=plans_ahead)
         self._entered: list[EnteredRow] = []
+        self._rows_to_enter_again: list[int] = []
         self._prefilling: dict[Request, None] = {}  # an ordered set, which some have left since it was last looked at
         self._totals = EngineStats(kv_blocks_total=block_manager.num_blocks)
 
@@ -166,7 +169,10 @@ class Scheduler:
     # A step is planned
 
     def plan(self) -> StepPlan | None:
-        """Choose the next step's tokens; None when there is nothing to compute."""
+        """Choose the next step's tokens; None when there is nothing to compute, or nothing before others are known."""
+        if self._turns.awaits_tokens and (self._rows_to_enter_again or self._admission.lacks_blocks):
+            return None  # some may end with what is under way, and nobody gives way with a token that is not known
+        self._enter_interrupted()
         self._admission.grow_decoding_requests()
         self._spread_budget()
         if not self._table.num_scheduled.any():
@@ -179,7 +185,18 @@ class Scheduler:
     def enter_again(self, plan: StepPlan) -> None:
         """Let the executor hear once more, with the next plan, who is in the rows of a plan that was interrupted."""
         self._turns.call_off(plan)
-        self._entered += [self._table.entered_row(row) for row in plan.rows.tolist() if self._table.is_taken(row)]
+        self._rows_to_enter_again += plan.rows.tolist()
+
+    def with_known_tokens(self, plan: StepPlan) -> StepPlan:
+        """A failed step as it is now that all before it is known: without who has left; its parts can be applied."""
+        return self._turns.take_back(plan)
+
+    def _enter_interrupted(self) -> None:
+        if self._rows_to_enter_again:
+            self._table.expect_nothing()
+            rows = [row for row in self._rows_to_enter_again if self._table.is_taken(row)]
+            self._entered += map(self._table.entered_row, rows)
+            self._rows_to_enter_again.clear()
 
     def _take_entered(self) -> tuple[EnteredRow, ...]:
         # Some may have been sent away again while the step was planned.
@@ -287,7 +304,7 @@ class Scheduler:
         deltas = []
         for row in rows[indices_of(table.rows_without_answer, rows)].tolist():
             request = table.request_at(row)
-            if table.num_pending(request):
+            if table.num_computed[row] < table.num_tokens[row]:
                 continue
             prompt_logprobs = request.take_prompt_logprobs()
             delta = self.finish(request.request_id, "length")

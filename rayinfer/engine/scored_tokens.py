@@ -1,25 +1,12 @@
-"""Brings the scores of tokens from the device to arrays, and from arrays to what callers read: a dict per place."""
+"""Turns the scores of tokens from arrays into what callers read: a dict per place."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
-import torch
 
-from rayinfer.decoding.token_scores import TokenScores
-from rayinfer.engine.step_plan import Int64Array, ScoredTokens
+from rayinfer.engine.step_plan import ScoredTokens
 from rayinfer.outputs import Logprob, TokenLogprobs
-
-
-def on_host(rows: Int64Array, positions: Int64Array, scores: Sequence[TokenScores]) -> ScoredTokens:
-    """The scores of consecutive tokens, of as many columns each, with the rows and positions of all of them."""
-    return ScoredTokens(
-        rows=rows,
-        positions=positions,
-        token_ids=torch.cat([part.token_ids for part in scores]).cpu().numpy().astype(np.int32),
-        logprobs=torch.cat([part.logprobs for part in scores]).cpu().numpy(),
-        ranks=torch.cat([part.ranks for part in scores]).cpu().numpy().astype(np.int32, copy=False),
-    )
 
 
 def logprobs_by_row(scored: ScoredTokens | None, num_top: Callable[[int], int]) -> dict[int, list[TokenLogprobs]]:

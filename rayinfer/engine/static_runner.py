@@ -5,10 +5,12 @@ from dataclasses import replace
 import torch
 
 from rayinfer.decoding.sampler import Sampler
-from rayinfer.engine.model_runner import FinishedStep, ModelRunner
+from rayinfer.engine.executor import StepHandle
+from rayinfer.engine.model_runner import ModelRunner
 from rayinfer.engine.pipeline_link import ONLY_STAGE, Stage
 from rayinfer.engine.static_shapes import StaticShapes
 from rayinfer.engine.step_plan import StepPlan
+from rayinfer.engine.step_results import SampledUnderWay
 from rayinfer.models.decoder import Decoder
 
 
@@ -31,10 +33,7 @@ class StaticRunner(ModelRunner):
         for plan in self._shapes.warm_up_plans():
             super().submit(plan)
 
-    def submit(self, plan: StepPlan) -> FinishedStep:
-        """Compute the step now; of its tokens only those of its own requests count."""
-        sampled = super().submit(self._shapes.fill_up(plan)).result()
-        count = int(plan.samples.sum())
-        return FinishedStep(
-            replace(sampled, token_ids=sampled.token_ids[:count], is_invalid=sampled.is_invalid[:count])
-        )
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """Compute the step as a ModelRunner does; of its tokens only those of its own requests count."""
+        step = super().submit(self._shapes.fill_up(plan))
+        return replace(step, count=int(plan.samples.sum())) if isinstance(step, SampledUnderWay) else step

@@ -64,6 +64,8 @@ class StaticShapes:
         filled = self._plans[shape]
         for name in ("rows", "context_lengths", "samples"):
             getattr(filled, name)[:num_requests] = getattr(plan, name)
+        assert filled.continues is not None
+        filled.continues[:num_requests] = False if plan.continues is None else plan.continues
         for name in ("token_ids", "positions", "slots"):
             getattr(filled, name)[:num_tokens] = getattr(plan, name)
         filled.query_starts[: num_requests + 1] = plan.query_starts
@@ -89,6 +91,8 @@ class StaticShapes:
         plan.rows[num_requests:] = self._spare_row
         plan.context_lengths[num_requests:] = counts
         plan.block_tables[num_requests:] = self._spare_block
+        assert plan.continues is not None
+        plan.continues[num_requests:] = False
         plan.samples[num_requests:] = np.arange(num_more) < self._num_rows - num_samples
         plan.query_starts[num_requests + 1 :] = num_tokens + np.cumsum(counts)
         plan.token_ids[num_tokens:] = 0
@@ -108,6 +112,7 @@ class StaticShapes:
             context_lengths=np.zeros(num_requests, np.int32),
             block_tables=np.full((num_requests, self._max_blocks), self._spare_block, np.int32),
             samples=np.zeros(num_requests, np.bool_),
+            continues=np.zeros(num_requests, np.bool_),
         )
 
 

@@ -42,6 +42,9 @@ class StepPlan:
     block_tables: Int32Array  # [num_requests, max_blocks]
     samples: BoolArray  # [num_requests], whether the request's last token is followed by a new one
     entered: tuple[EnteredRow, ...] = field(default=())
+    # [num_requests], whether its last token here is the one that its row got when it sampled last, which nobody knew
+    # when this was planned; None where all tokens are known. What stands in token_ids instead means nothing.
+    continues: BoolArray | None = None
 
     @property
     def num_requests(self) -> int:
@@ -67,6 +70,7 @@ class StepPlan:
             block_tables=self.block_tables[first:last],
             samples=self.samples[first:last],
             entered=tuple(entered for entered in self.entered if entered.row in self.rows[first:last]),
+            continues=None if self.continues is None else self.continues[first:last],
         )
 
     def only(self, is_kept: BoolArray) -> "StepPlan":
@@ -87,6 +91,7 @@ class StepPlan:
             block_tables=self.block_tables[is_kept],
             samples=self.samples[is_kept],
             entered=tuple(entered for entered in self.entered if entered.row in rows),
+            continues=None if self.continues is None else self.continues[is_kept],
         )
 
 

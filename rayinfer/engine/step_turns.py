@@ -1,29 +1,98 @@
 """Who has a turn in which step, where a step is planned while another is under way."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from rayinfer.engine.batch_table import BatchTable
-from rayinfer.engine.step_plan import Int64Array, SampledTokens, StepPlan
+from rayinfer.engine.step_plan import BoolArray, Int64Array, SampledTokens, StepPlan
+
+
+def turns_of(table: BatchTable, num_plans_at_once: int, *, plans_ahead: bool) -> "StepTurns":
+    """The way in which steps share the running requests out among them."""
+    if plans_ahead:
+        return TurnsAhead(table)
+    return StepTurns(table) if num_plans_at_once == 1 else SharedTurns(table, num_plans_at_once)
 
 
 class StepTurns:
+    """One step at a time: everybody has a turn in each."""
+
+    awaits_tokens = False  # whether something that is planned now goes on from tokens that are not known
+
+    def __init__(self, table: BatchTable) -> None:
+        self._table = table
+
+    def schedule_one_token_each(self) -> None:
+        """Begin a plan: one token for each running request whose turn it is."""
+        self._table.num_scheduled[self._table.rows] = 1
+
+    def begin(self, plan: StepPlan) -> None:
+        """Note who is in a step."""
+
+    def call_off(self, plan: StepPlan) -> None:
+        """Let those of a step that was interrupted have their turn again."""
+
+    def take_back(self, plan: StepPlan) -> StepPlan:
+        """Give up a step that failed, when none is under way; returns what is to be computed of it."""
+        return plan
+
+    def end(self, plan: StepPlan, sampled: SampledTokens) -> tuple[StepPlan, SampledTokens]:
+        """Take a step's tokens, without those of requests that have left since."""
+        return plan, sampled
+
+
+class _StepsUnderWay(StepTurns):
+    """A request may leave while its step is under way, and its row may have another by the time the tokens come.
+
+    Those tokens mean nothing then.
+    """
+
+    def __init__(self, table: BatchTable) -> None:
+        super().__init__(table)
+        self._under_way: dict[int, Int64Array] = {}  # by step: the turns of its rows when it was planned
+
+    def begin(self, plan: StepPlan) -> None:
+        """Note who is in a step."""
+        self._under_way[plan.step] = self._table.turns[plan.rows]
+
+    def call_off(self, plan: StepPlan) -> None:
+        """Let those of a step that was interrupted have their turn again."""
+        if plan.step in self._under_way:
+            self._end_turns(plan)
+
+    def take_back(self, plan: StepPlan) -> StepPlan:
+        """Give up a step that failed, when none is under way; returns what is to be computed of it."""
+        return plan.only(self._end_turns(plan))
+
+    def end(self, plan: StepPlan, sampled: SampledTokens) -> tuple[StepPlan, SampledTokens]:
+        """Take a step's tokens, without those of requests that have left since."""
+        if plan.step not in self._under_way:  # a part of one that was taken back
+            return plan, sampled
+        is_same = self._end_turns(plan)
+        if is_same.all():
+            return plan, sampled
+        return plan.only(is_same), sampled.only(is_same[plan.samples], plan.rows[is_same])
+
+    def _end_turns(self, plan: StepPlan) -> BoolArray:
+        """Forget the step; returns which of its rows are still who they were, [num_requests]."""
+        is_same: BoolArray = self._table.turns[plan.rows] == self._under_way.pop(plan.step)
+        return is_same
+
+
+class SharedTurns(_StepsUnderWay):
     """Shares running requests out among steps, so that each is in one of them at a time.
 
-    Who waits longest has the next turn, and no step takes more than its share of those who run. A request may leave
-    while its step is under way, and its row may have another by the time the tokens come: those mean nothing then.
+    Who waits longest has the next turn, and no step takes more than its share of those who run.
     """
 
     def __init__(self, table: BatchTable, num_plans_at_once: int) -> None:
-        self._table = table
+        super().__init__(table)
         self._num_plans_at_once = num_plans_at_once
-        self._under_way: dict[int, Int64Array] = {}  # by step: the turns of its rows when it was planned
 
     def schedule_one_token_each(self) -> None:
         """Begin a plan: one token for each running request whose turn it is."""
         table, rows = self._table, self._table.rows
-        if self._num_plans_at_once == 1:
-            table.num_scheduled[rows] = 1
-            return
         table.num_scheduled[rows] = 0
         share = -(-len(rows) // self._num_plans_at_once)
         free = rows[~table.is_under_way[rows]]
@@ -32,23 +101,43 @@ class StepTurns:
 
     def begin(self, plan: StepPlan) -> None:
         """Note who is in a step."""
-        if self._num_plans_at_once > 1:
-            self._table.is_under_way[plan.rows] = True
-            self._table.last_steps[plan.rows] = plan.step
-            self._under_way[plan.step] = self._table.turns[plan.rows]
+        super().begin(plan)
+        self._table.is_under_way[plan.rows] = True
+        self._table.last_steps[plan.rows] = plan.step
 
-    def call_off(self, plan: StepPlan) -> None:
-        """Let those of a step that was interrupted have their turn again."""
-        if plan.step in self._under_way:
-            is_same = self._table.turns[plan.rows] == self._under_way.pop(plan.step)
-            self._table.is_under_way[plan.rows[is_same]] = False
-
-    def end(self, plan: StepPlan, sampled: SampledTokens) -> tuple[StepPlan, SampledTokens]:
-        """Take a step's tokens, without those of requests that have left since."""
-        if self._num_plans_at_once == 1:
-            return plan, sampled
-        is_same = self._table.turns[plan.rows] == self._under_way.pop(plan.step)
+    def _end_turns(self, plan: StepPlan) -> BoolArray:
+        is_same = super()._end_turns(plan)
         self._table.is_under_way[plan.rows[is_same]] = False
-        if is_same.all():
-            return plan, sampled
-        return plan.only(is_same), sampled.only(is_same[plan.samples], plan.rows[is_same])
+        return is_same
+
+
+class TurnsAhead(_StepsUnderWay):
+    """Everybody has a turn in every step, and goes on from tokens of the step before that nobody knows yet.
+
+    Who has its last token by then has no further turn. Who ends for another reason has had one too many: its row is
+    free or another's when that step's tokens come.
+    """
+
+    @property
+    def awaits_tokens(self) -> bool:  # type: ignore[override]
+        """Whether something that is planned now goes on from tokens that are not known."""
+        return bool(self._under_way)
+
+    def schedule_one_token_each(self) -> None:
+        """Begin a plan: one token for each running request that has another."""
+        rows = self._table.rows
+        self._table.num_scheduled[rows] = self._table.go_on(rows)
+
+    def begin(self, plan: StepPlan) -> None:
+        """Note who is in a step, and expect what it brings."""
+        super().begin(plan)
+        self._table.expect(plan)
+
+    def take_back(self, plan: StepPlan) -> StepPlan:
+        """Give up a step that failed, when none is under way; returns what is to be computed of it."""
+        plan = super().take_back(plan)
+        assert plan.continues is not None
+        token_ids = plan.token_ids.copy()
+        rows, lasts = plan.rows[plan.continues], plan.query_starts[1:][plan.continues] - 1
+        token_ids[lasts] = self._table.token_ids[rows, plan.positions[lasts]]
+        return replace(plan, token_ids=token_ids, continues=None)

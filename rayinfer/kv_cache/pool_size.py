@@ -13,8 +13,11 @@ GPU_MEMORY_FRACTION = 0.9
 _HOST = torch.device("cpu")
 
 
-def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device) -> int:
-    """Blocks that the settings ask for or the free memory allows; `block_bytes` is one block of all layers."""
+def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device, *, reserved_bytes: int = 0) -> int:
+    """Blocks that the settings ask for or the free memory allows; `block_bytes` is one block of all layers.
+
+    `reserved_bytes` of what is free now are somebody else's: a share of the memory is one of the rest.
+    """
     if config.num_kv_blocks is not None:
         _check_there_is("num_kv_blocks", config.num_kv_blocks, config.num_kv_blocks * block_bytes, device)
         return config.num_kv_blocks
@@ -22,7 +25,8 @@ def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device
         return _blocks_in("kv_cache_memory_bytes", config.kv_cache_memory_bytes, block_bytes, device)
     pool_bytes = CPU_POOL_BYTES
     if config.memory_fraction is not None or device.type == "cuda":
-        pool_bytes = int(free_memory_bytes(device) * (config.memory_fraction or GPU_MEMORY_FRACTION))
+        free_bytes = max(0, free_memory_bytes(device) - reserved_bytes)
+        pool_bytes = int(free_bytes * (config.memory_fraction or GPU_MEMORY_FRACTION))
     num_blocks = pool_bytes // block_bytes
     if num_blocks < 1:
         raise ConfigError(f"memory_fraction leaves {pool_bytes} bytes for KV blocks of {block_bytes} bytes each")

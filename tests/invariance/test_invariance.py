@@ -9,11 +9,28 @@ import pytest
 
 from invariance_comparison import differences
 from invariance_requests import make_sparse_model
-from invariance_runs import ROOMY, Run, open_llm, run, run_alone, run_behind_a_router, run_moving, run_shuffled
+from invariance_runs import (
+    ROOMY,
+    SETTINGS,
+    Run,
+    open_llm,
+    run,
+    run_alone,
+    run_behind_a_router,
+    run_moving,
+    run_shuffled,
+)
 
 TIGHT = {"num_kv_blocks": 12}
 BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values of 2 layers, 16 tokens, 2 heads of 16 channels in float32
 SECOND_POOL = {"kv_offload_bytes": 60 * BLOCK_BYTES}
+
+
+@pytest.fixture(params=[False, True], ids=["waiting", "overlapping"], autouse=True)
+def overlaps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Every engine of a test has the loop that waits for each step, then the one that does not."""
+    monkeypatch.setitem(SETTINGS, "overlap_steps", request.param)
+    return bool(request.param)
 
 
 def check_same(got: Run, alone: Run) -> None:
@@ -92,16 +109,17 @@ def test_answers_are_the_same_when_the_engine_sleeps_in_between(level, folder, r
 
     def rest(llm):
         if next(steps) % 7:
-            return
+            return []
         num_interrupted.append(llm.stats.num_running)
         if level is None:
             llm.pause()
-            llm.step()
+            told = llm.step()  # of the step that was under way, if one was
             llm.resume()
         else:
             llm.sleep(level)
-            llm.step()
+            told = llm.step()
             llm.wake()
+        return told
 
     with open_llm(folder, **TIGHT, **SECOND_POOL) as llm:
         got = run(llm, requests, after_step=rest)

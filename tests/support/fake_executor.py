@@ -15,7 +15,7 @@ from rayinfer.engine.engine import Engine
 from rayinfer.engine.engine_state import SleepLevel
 from rayinfer.engine.kv_offload import BlockCopy, KVOffload
 from rayinfer.engine.scheduler import Scheduler
-from rayinfer.engine.step_plan import EnteredRow, Int64Array, SampledTokens, ScoredTokens, StepPlan
+from rayinfer.engine.step_plan import EnteredRow, Int32Array, Int64Array, SampledTokens, ScoredTokens, StepPlan
 from rayinfer.errors import EngineDead
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.outputs import TokenDelta, TokenLogprobs
@@ -61,8 +61,10 @@ class FakeExecutor:
         failure: Callable[[list[int]], BaseException | None] = lambda context: None,
         num_offload_blocks: int = 0,
         num_plans_at_once: int = 1,
+        plans_ahead: bool = False,
     ) -> None:
-        self.num_plans_at_once = num_plans_at_once
+        self.num_plans_at_once = 2 if plans_ahead else num_plans_at_once
+        self.plans_ahead = plans_ahead
         self.stage_idle_shares: Sequence[float] = ()
         self.death: EngineDead | None = None
         self.block_size = block_size
@@ -80,6 +82,7 @@ class FakeExecutor:
         self._cached = np.full((num_blocks, block_size, 2), NOTHING, np.int64)
         self._offloaded = np.full((num_offload_blocks, block_size, 2), NOTHING, np.int64)
         self._histories: dict[int, list[int]] = {}  # by row: what the sampler would know
+        self._last_tokens: dict[int, int] = {}  # by row: what a step may go on from before anybody knows it
         self.entered: dict[int, EnteredRow] = {}
 
     @property
@@ -95,7 +98,7 @@ class FakeExecutor:
             self.entered[entered.row] = entered
             self._histories[entered.row] = [*entered.prompt_token_ids.tolist(), *entered.output_token_ids.tolist()]
         _claim(len(set(plan.slots.tolist())) == plan.num_tokens, "two tokens of one step share a slot")
-        self._slots[plan.slots, 0] = plan.token_ids
+        self._slots[plan.slots, 0] = self._token_ids(plan)
         self._slots[plan.slots, 1] = plan.positions
         contexts = [self._context(plan, i) for i in range(plan.num_requests)]
         for context in contexts:
@@ -105,8 +108,9 @@ class FakeExecutor:
         tokens = np.array(answers, np.int64)
         token_ids = np.where(tokens == INVALID, 0, tokens)
         scores = self._score_new_tokens(plan, token_ids), self._score_prompts(plan)
-        for row, token_id in zip(plan.rows[plan.samples].tolist(), answers, strict=True):
+        for row, token_id in zip(plan.rows[plan.samples].tolist(), token_ids.tolist(), strict=True):
             self._histories[row].append(token_id)
+            self._last_tokens[row] = token_id
         return FinishedStep(SampledTokens(token_ids, tokens == INVALID, *scores))
 
     def check(self) -> None:
@@ -166,6 +170,15 @@ class FakeExecutor:
                 first, last = int(plan.positions[plan.query_starts[i]]) + 1, int(plan.context_lengths[i])
                 places += [ScoredPlace(row, j, prompt[:j], prompt[j]) for j in range(first, min(last + 1, len(prompt)))]
         return score(places, num_top, VOCAB_SIZE)
+
+    def _token_ids(self, plan: StepPlan) -> Int32Array:
+        """The step's tokens, those that nobody knew when it was planned included."""
+        token_ids = plan.token_ids.copy()
+        if plan.continues is not None:
+            _claim(self.plans_ahead, "a token is taken for known")
+            for i in np.flatnonzero(plan.continues).tolist():
+                token_ids[plan.query_starts[i + 1] - 1] = self._last_tokens[int(plan.rows[i])]
+        return token_ids
 
     @property
     def _slots(self) -> Int64Array:
@@ -308,6 +321,7 @@ def drive(
     failure: Callable[[list[int]], BaseException | None] = lambda context: None,
     num_offload_blocks: int = 0,
     num_plans_at_once: int = 1,
+    plans_ahead: bool = False,
 ) -> Driven:
     """Build an engine over a small pool."""
     max_model_len = min(max_model_len or num_blocks * block_size, num_blocks * block_size)
@@ -322,8 +336,9 @@ def drive(
         if num_offload_blocks
         else None,
         num_plans_at_once=num_plans_at_once,
+        plans_ahead=plans_ahead,
     )
-    executor = FakeExecutor(num_blocks, block_size, answer, failure, num_offload_blocks, num_plans_at_once)
+    executor = FakeExecutor(num_blocks, block_size, answer, failure, num_offload_blocks, num_plans_at_once, plans_ahead)
     executor.name_of_row = scheduler.request_id_at
     description = ModelDescription(
         name="fake",

@@ -50,16 +50,16 @@ def run(
     llm: LLM,
     requests: Iterable[MixedRequest],
     *,
-    after_step: Callable[[LLM], object] = lambda llm: None,
+    after_step: Callable[[LLM], Iterable[RequestOutput] | None] = lambda llm: None,
     trace: bool = False,
 ) -> Run:
-    """Give an LLM all requests at once."""
+    """Give an LLM all requests at once; `after_step` returns the outputs of steps of its own."""
     for request in requests:
         _add(llm, request, trace=trace)
     outputs: dict[str, RequestOutput] = {}
     while llm.has_unfinished_requests():
-        outputs |= {output.request_id: output for output in llm.step() if output.finished}
-        after_step(llm)
+        told = [*llm.step(), *(after_step(llm) or ())]
+        outputs |= {output.request_id: output for output in told if output.finished}
     return Run(outputs, llm.stats)
 
 

@@ -9,11 +9,11 @@ import numpy as np
 from rayinfer.engine.engine_state import SleepLevel
 from rayinfer.engine.group_executor import GroupExecutor
 from rayinfer.engine.kv_offload import BlockCopy
-from rayinfer.engine.model_runner import NO_TOKENS, FinishedStep
 from rayinfer.engine.rank_group import RankGroup
 from rayinfer.engine.rank_worker import RankWorker
 from rayinfer.engine.rendezvous import open_rendezvous
 from rayinfer.engine.step_plan import SampledTokens, StepPlan
+from rayinfer.engine.step_results import NO_TOKENS, FinishedStep
 from rayinfer.tensor_parallel import Place
 
 Wait = Callable[[], object]
@@ -30,6 +30,7 @@ class NotingExecutor:
     """
 
     num_plans_at_once = 1
+    plans_ahead = False
     stage_idle_shares: Sequence[float] = ()
 
     def __init__(self, place: Place, before_step: Wait = lambda: None, before_move: Wait = lambda: None) -> None:

@@ -59,7 +59,8 @@ def expected_of(row, position):
 
 def score(scorer, chunks):
     step = plan(chunks)
-    return scorer.score(step, hidden_states(step), logits_of)
+    scored = scorer.score(step, hidden_states(step), logits_of)
+    return None if scored is None else scored.result()
 
 
 @pytest.mark.parametrize("lengths", [(8,), (1, 7), (3, 4, 1), (7, 1), (1,) * 8])
@@ -109,8 +110,8 @@ def test_logits_are_made_of_a_slice_of_states_at_a_time():
     whole, sliced = PromptScorer(VOCAB), PromptScorer(SLICE_BYTES // 4 // 3)  # such logits fit three to a slice
     for scorer in (whole, sliced):
         scorer.enter(entered(5))
-    expected = whole.score(step, hidden_states(step), logits_of)
-    scored = sliced.score(step, hidden_states(step), counted)
+    expected = whole.score(step, hidden_states(step), logits_of).result()
+    scored = sliced.score(step, hidden_states(step), counted).result()
     assert sizes == [3, 3, 1]
     assert np.array_equal(scored.token_ids, expected.token_ids)
     assert np.array_equal(scored.logprobs, expected.logprobs)

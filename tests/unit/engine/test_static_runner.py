@@ -37,6 +37,7 @@ class Executor:
     """Only steps: nothing is copied or given back."""
 
     num_plans_at_once = 1
+    plans_ahead = False
     stage_idle_shares = ()
 
     def __init__(self, runner):

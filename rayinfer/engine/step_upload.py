@@ -1,0 +1,66 @@
+"""Brings the arrays of a step to the device, all of them in one copy."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+_ALIGNMENT = 64  # bytes; kernels load several numbers at once
+_FIRST_BYTES = 1 << 16
+
+
+class StepUpload:
+    """Memory that the arrays of one step are laid out in, and as much for the next: one is filled while one is read.
+
+    On a CPU they are read where they are laid out.
+    """
+
+    def __init__(self, device: torch.device, num_buffers: int = 2) -> None:
+        self._buffers = [_Buffer(device) for _ in range(num_buffers)]
+        self._turn = 0
+
+    def send(self, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        """Copy the arrays; what is returned has their shapes and types and is valid for as many calls as buffers."""
+        buffer = self._buffers[self._turn]
+        self._turn = (self._turn + 1) % len(self._buffers)
+        starts, num_bytes = [], 0
+        for array in arrays:
+            starts.append(num_bytes)
+            num_bytes += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+        buffer.make_room(num_bytes)
+        for array, start in zip(arrays, starts, strict=True):
+            place = buffer.bytes_on_host[start : start + array.nbytes].view(array.dtype)
+            place.reshape(array.shape)[...] = array
+        buffer.send(num_bytes)
+        return [buffer.tensor(array, start) for array, start in zip(arrays, starts, strict=True)]
+
+
+class _Buffer:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._is_pinned = device.type == "cuda"  # or the copy would not go on by itself
+        self._sent = torch.cuda.Event() if self._is_pinned else None  # type: ignore[no-untyped-call]
+        self._allocate(_FIRST_BYTES)
+
+    def _allocate(self, num_bytes: int) -> None:
+        self._on_host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._is_pinned)
+        self._on_device = torch.empty_like(self._on_host, device=self._device) if self._is_pinned else self._on_host
+        self.bytes_on_host: np.ndarray = self._on_host.numpy()
+
+    def make_room(self, num_bytes: int) -> None:
+        """Wait until what was sent last is there, and grow where that is too little."""
+        if self._sent is not None:
+            self._sent.synchronize()
+        if num_bytes > len(self.bytes_on_host):
+            self._allocate(max(num_bytes, 2 * len(self.bytes_on_host)))
+
+    def send(self, num_bytes: int) -> None:
+        """Start the copy."""
+        if self._sent is not None:
+            self._on_device[:num_bytes].copy_(self._on_host[:num_bytes], non_blocking=True)
+            self._sent.record()
+
+    def tensor(self, array: np.ndarray, start: int) -> torch.Tensor:
+        """Where an array lies on the device."""
+        dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
+        return self._on_device[start : start + array.nbytes].view(dtype).view(array.shape)

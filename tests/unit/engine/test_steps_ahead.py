@@ -1,0 +1,241 @@
+"""Steps that go on from tokens of the step before which nobody knows yet: what is planned, dropped and told when."""
+
+import pytest
+
+from fake_executor import EOS, INVALID, drive, expected_tokens, mixed_answer, numbers
+
+
+def ahead(**settings):
+    return drive(plans_ahead=True, **settings)
+
+
+def ending(length):
+    """Answers with the end token as soon as a request has so many tokens."""
+    return lambda context: EOS if len(context) == length else mixed_answer(context)
+
+
+def test_the_next_step_of_the_same_requests_is_under_way_before_the_tokens_of_this_one_are_told():
+    driven = ahead()
+    for number in range(3):
+        driven.add(f"r{number}", numbers(5, start=number), max_tokens=6)
+    told = driven.step()
+    assert [len(delta.token_ids) for delta in told] == [1, 1, 1]
+    assert driven.executor.names == [{"r0", "r1", "r2"}] * 2
+    assert driven.executor.plans[0].continues.tolist() == [False] * 3
+    assert driven.executor.plans[1].continues.tolist() == [True] * 3
+    driven.run()
+    assert driven.tokens == {f"r{number}": expected_tokens(numbers(5, start=number), 6) for number in range(3)}
+
+
+def test_a_request_that_ends_by_its_length_is_in_no_step_too_many():
+    driven = ahead()
+    driven.add("a", numbers(5), max_tokens=4)
+    driven.add("b", numbers(6, start=40), max_tokens=None)
+    driven.step()
+    for _ in range(3):
+        driven.step()
+    assert driven.reasons() == {"a": "length"}
+    assert sum("a" in names for names in driven.executor.names) == 4
+    driven.run()
+    longest = driven.engine.description.max_model_len
+    assert sum("b" in names for names in driven.executor.names) == longest - 6
+    assert driven.tokens["b"] == expected_tokens(numbers(6, start=40), longest - 6)
+
+
+def test_a_request_that_ends_by_a_token_is_computed_once_more_and_that_token_dropped():
+    driven = ahead(answer=ending(8))
+    driven.add("a", numbers(5), max_tokens=30)
+    driven.run()
+    assert driven.tokens["a"] == [*expected_tokens(numbers(5), 3), EOS]
+    assert driven.reasons() == {"a": "stop"}
+    assert len(driven.executor.plans) == 5
+    assert driven.engine.stats.generation_tokens_total == 4
+
+
+def test_the_row_and_the_blocks_of_who_has_ended_go_to_the_next_although_its_last_step_is_under_way():
+    driven = ahead(answer=ending(8), max_num_seqs=1, num_blocks=3, caching=False)
+    driven.add("a", numbers(5), max_tokens=7)
+    driven.add("b", numbers(6, start=40), max_tokens=5)
+    driven.run()
+    assert driven.tokens["a"] == [*expected_tokens(numbers(5), 3), EOS]
+    assert driven.tokens["b"] == [*expected_tokens(numbers(6, start=40), 2), EOS]
+
+
+def test_invalid_logits_end_a_request_whose_next_step_is_under_way_and_hurt_nobody():
+    driven = ahead(answer=lambda context: INVALID if context[0] == 4 and len(context) == 7 else mixed_answer(context))
+    driven.add("sick", [4, *numbers(4)], max_tokens=9)
+    driven.add("well", numbers(5), max_tokens=9)
+    driven.run()
+    assert driven.reasons() == {"sick": "error", "well": "length"}
+    assert len(driven.tokens["sick"]) == 2
+    assert driven.tokens["well"] == expected_tokens(numbers(5), 9)
+
+
+@pytest.mark.parametrize("caching", [True, False])
+@pytest.mark.parametrize("num_offload_blocks", [0, 16])
+def test_who_gives_way_has_no_token_that_is_not_known(caching, num_offload_blocks):
+    driven = ahead(num_blocks=9, caching=caching, num_offload_blocks=num_offload_blocks)
+    for number in range(4):
+        driven.add(f"r{number}", numbers(6, start=number), max_tokens=14, trace=True)
+    driven.run()
+    assert driven.engine.stats.num_preemptions_total > 2
+    assert driven.engine.stats.generation_tokens_total == 4 * 14
+    assert driven.tokens == {f"r{number}": expected_tokens(numbers(6, start=number), 14) for number in range(4)}
+
+
+def test_an_arrival_that_matters_more_takes_the_row_of_a_request_whose_token_is_under_way():
+    driven = ahead(max_num_seqs=1)
+    driven.add("low", numbers(5), max_tokens=9, priority=5)
+    driven.step()
+    driven.add("high", numbers(6, start=40), max_tokens=3)
+    driven.run()
+    assert driven.engine.stats.num_preemptions_total == 1
+    assert driven.tokens["low"] == expected_tokens(numbers(5), 9)
+    assert driven.tokens["high"] == expected_tokens(numbers(6, start=40), 3)
+    assert driven.engine.stats.generation_tokens_total == 12
+
+
+@pytest.mark.parametrize("end", ["abort", "timeout"])
+def test_who_leaves_from_outside_has_the_tokens_that_were_told(end):
+    driven = ahead(max_num_seqs=2)
+    driven.add("a", numbers(5), max_tokens=9, timeout_s=5.0)
+    driven.add("b", numbers(6, start=40), max_tokens=9)
+    driven.step()
+    driven.step()
+    if end == "abort":
+        driven.abort("a")
+    else:
+        driven.clock.now += 6.0
+        driven.step()
+    driven.add("c", numbers(7, start=70), max_tokens=4)
+    driven.run()
+    assert driven.reasons()["a"] == end
+    assert driven.tokens["a"] == expected_tokens(numbers(5), 2)
+    assert driven.tokens["b"] == expected_tokens(numbers(6, start=40), 9)
+    assert driven.tokens["c"] == expected_tokens(numbers(7, start=70), 4)
+
+
+def test_a_prompt_in_chunks_goes_on_from_known_tokens_and_is_scored_once():
+    driven = ahead(budget=4)
+    driven.add("a", numbers(15), max_tokens=3, prompt_logprobs=1, logprobs=0)
+    driven.add("scored", numbers(11, start=30), max_tokens=0, prompt_logprobs=0)
+    driven.run()
+    assert driven.tokens["a"] == expected_tokens(numbers(15), 3)
+    assert [len(driven.prompt_logprobs[name]) for name in ("a", "scored")] == [15, 11]
+    assert len(driven.logprobs["a"]) == 3
+    assert driven.reasons() == {"a": "length", "scored": "length"}
+
+
+def test_a_block_is_hit_only_once_its_tokens_are_known():
+    driven = ahead(num_blocks=40)
+    driven.add("a", numbers(8), max_tokens=12)
+    for _ in range(3):
+        driven.step()
+        known = numbers(8) + driven.tokens["a"]
+        stored = driven.engine.take_block_events()[0]
+        assert len(stored) in (0, 2)  # the prompt's
+    driven.run()
+    whole = [*numbers(8), *driven.tokens["a"]]
+    assert whole[: len(known)] == known
+    driven.add("b", whole[:17], max_tokens=2)
+    driven.run()
+    assert driven.ends["b"].num_cached_tokens == 16
+    assert driven.tokens["b"] == expected_tokens(whole[:17], 2)
+
+
+def test_a_twin_waits_until_the_prefix_is_written_and_known():
+    driven = ahead()
+    driven.add("a", numbers(13), max_tokens=3)
+    driven.add("b", numbers(13), max_tokens=3)
+    driven.run()
+    assert driven.ends["b"].num_cached_tokens == 12
+    assert driven.tokens["a"] == driven.tokens["b"] == expected_tokens(numbers(13), 3)
+
+
+def test_a_failing_step_is_computed_again_in_halves_once_the_one_before_is_known():
+    def failure(context):
+        return RuntimeError("bad") if context[0] == 4 and len(context) == 8 else None
+
+    driven = ahead(failure=failure)
+    driven.add("bad", [4, *numbers(4)], max_tokens=9)
+    for number in range(4):
+        driven.add(f"r{number}", numbers(5, start=number + 10), max_tokens=9)
+    driven.run()
+    assert driven.reasons().pop("bad") == "error"
+    assert len(driven.tokens["bad"]) == 3
+    for number in range(4):
+        assert driven.tokens[f"r{number}"] == expected_tokens(numbers(5, start=number + 10), 9)
+    assert driven.engine.stats.generation_tokens_total == 4 * 9 + 3
+
+
+def test_a_step_fails_for_a_request_that_has_ended_before_and_nobody_is_told_of_it():
+    def failure(context):
+        return RuntimeError("bad") if EOS in context else None
+
+    driven = ahead(answer=ending(7), failure=failure)
+    driven.add("a", numbers(5), max_tokens=9)
+    driven.add("b", numbers(4, start=40), max_tokens=2)
+    driven.run()
+    assert driven.reasons() == {"a": "stop", "b": "length"}
+    assert driven.tokens["a"] == [*expected_tokens(numbers(5), 2), EOS]
+
+
+def test_the_requests_of_an_interrupted_step_enter_again_with_known_tokens():
+    interruptions = iter([None, None, None, None, KeyboardInterrupt()])
+    driven = ahead(failure=lambda context: next(interruptions, None))
+    driven.add("a", numbers(5), max_tokens=6)
+    driven.add("b", numbers(6, start=40), max_tokens=6)
+    driven.step()
+    with pytest.raises(KeyboardInterrupt):
+        driven.step()
+    driven.run()
+    assert driven.tokens["a"] == expected_tokens(numbers(5), 6)
+    assert driven.tokens["b"] == expected_tokens(numbers(6, start=40), 6)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_the_step_under_way_comes_to_its_end_before_the_engine_sleeps_and_is_told(level):
+    driven = ahead()
+    for number in range(3):
+        driven.add(f"r{number}", numbers(5, start=number), max_tokens=8)
+    driven.step()
+    num_plans = len(driven.executor.plans)
+    driven.engine.sleep(level)
+    assert len(driven.step()) == 3
+    assert len(driven.executor.plans) == num_plans
+    driven.engine.wake()
+    driven.run()
+    assert driven.tokens == {f"r{number}": expected_tokens(numbers(5, start=number), 8) for number in range(3)}
+
+
+def test_who_is_aborted_while_the_engine_sleeps_is_told_of_no_gap():
+    driven = ahead()
+    driven.add("a", numbers(5), max_tokens=8)
+    driven.step()
+    driven.engine.sleep(1)
+    driven.abort("a")  # `Driven` checks where its end stands
+    assert driven.reasons() == {"a": "abort"}
+    assert not driven.engine.has_unfinished_requests
+
+
+def test_a_paused_engine_tells_of_the_step_under_way_and_begins_none():
+    driven = ahead()
+    driven.add("a", numbers(5), max_tokens=8)
+    driven.step()
+    driven.engine.pause()
+    num_plans = len(driven.executor.plans)
+    assert [len(driven.step()), len(driven.step())] == [1, 0]
+    assert len(driven.executor.plans) == num_plans
+    driven.engine.resume()
+    driven.run()
+    assert driven.tokens["a"] == expected_tokens(numbers(5), 8)
+
+
+def test_the_step_that_is_waited_for_is_announced_after_the_one_that_is_begun():
+    driven = ahead()
+    announced = []
+    driven.engine.on_plan = announced.append
+    driven.add("a", numbers(5), max_tokens=8)
+    driven.step()
+    driven.step()
+    assert announced == [5, 1, 5, 1, 1]
