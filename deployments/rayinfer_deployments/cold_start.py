@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable
 
+from ray.serve.exceptions import RequestCancelledError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 LOOK_INTERVAL_S = 0.1
@@ -44,7 +45,7 @@ async def _answered(call: DeploymentResponse) -> bool:
     """Wait for the call's end; tells whether that was no failure."""
     try:
         await call
-    except asyncio.CancelledError:
+    except (RequestCancelledError, asyncio.CancelledError):  # nobody needs an engine any more
         pass
     except Exception as error:
         logger.info("Serve could not start an engine: %s", error)

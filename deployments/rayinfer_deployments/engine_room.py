@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ray import serve
@@ -22,16 +22,18 @@ class NoRoom(RayinferError):
 
 
 class RoomWatch:
-    """Looks at what an application's engines wait for while their number is being changed."""
+    """Looks at what the engines of some deployments wait for while their number is being changed."""
 
     def __init__(
         self,
         application: str,
+        deployments: Collection[str],
         table: Callable[[], Table] = placement_group_table,
         is_anybody_leaving: Callable[[str], bool] | None = None,
         without_room_s: float = WITHOUT_ROOM_S,
     ) -> None:
         self._application = application
+        self._deployments = deployments
         self._table = table
         self._is_anybody_leaving = is_anybody_leaving or _is_anybody_leaving
         self._without_room_s = without_room_s
@@ -55,16 +57,17 @@ class RoomWatch:
 
     def _waiting(self) -> list[str]:
         """Say for each engine that finds no room what it takes."""
-        waiting = waiting_for_room(self._application, self._table())
+        waiting = waiting_for_room(self._application, self._deployments, self._table())
         return waiting if waiting and not self._is_anybody_leaving(self._application) else []
 
 
-def waiting_for_room(application: str, table: Table) -> list[str]:
-    """Find the application's engines that Ray cannot place, and say for each what it takes on one node."""
+def waiting_for_room(application: str, deployments: Collection[str], table: Table) -> list[str]:
+    """Find the engines of these deployments that Ray cannot place, and say for each what it takes on one node."""
+    names = tuple(f"SERVE_REPLICA::{application}#{deployment}#" for deployment in deployments)
     return [
         _total(group["bundles"].values())
         for group in table.values()
-        if group["name"].startswith(f"SERVE_REPLICA::{application}#")
+        if group["name"].startswith(names)
         and group["state"] in ("PENDING", "RESCHEDULING")
         and group["stats"]["scheduling_state"] in NO_ROOM
     ]

@@ -188,7 +188,10 @@ class ServiceOperations:
             for name in chosen:
                 known, original = models[index_of[name]], self._original[index_of[name]]
                 models[index_of[name]] = scaled(known, original, num_engines, list(now.values()).count(name))
-            before, room = self._args, RoomWatch(self._application)
+            before = self._args
+            room = RoomWatch(
+                self._application, [engine_deployment_name(index_of[name], models[index_of[name]]) for name in chosen]
+            )
             await self._deploy(before.model_copy(update={"models": models}))
 
             async def are_there() -> bool:
@@ -199,7 +202,9 @@ class ServiceOperations:
             try:
                 await self._until(are_there, REPLACE_S, "the engines are not all there yet")
             except NoRoom as error:
-                kept = [beginning_with(known, [*now.values()].count(known.served_name)) for known in before.models]
+                kept = list(before.models)  # others may have changed their numbers themselves meanwhile
+                for name in chosen:
+                    kept[index_of[name]] = beginning_with(kept[index_of[name]], list(now.values()).count(name))
                 await self._deploy(before.model_copy(update={"models": kept}))
                 raise NoRoom(f"{error}; their number stays as it was") from None
             now = await self._engines()

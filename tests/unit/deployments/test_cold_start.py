@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+from ray.serve.exceptions import RequestCancelledError
 
 from rayinfer_deployments.cold_start import start_engines
 
@@ -17,7 +18,8 @@ class Call:
 
     def cancel(self):
         self.is_cancelled = True
-        self.answer.cancel()
+        if not self.answer.done():
+            self.answer.set_exception(RequestCancelledError("a"))  # as Serve does
 
 
 class Handle:
@@ -85,6 +87,14 @@ async def test_a_deployment_that_has_failed_is_asked_less_and_less_often(handle,
         handle.calls[number].answer.set_exception(RuntimeError("the deployment has failed"))
     await asyncio.sleep(0.5)  # of the 1.6 s until the next one
     assert len(handle.calls) == 4
+
+
+async def test_who_called_off_its_own_call_asks_again_at_once(handle, need):
+    for number in range(5):
+        need.is_there = True
+        await until(lambda number=number: len(handle.calls) == number + 1)
+        need.is_there = False
+        await until(lambda number=number: handle.calls[number].is_cancelled)
 
 
 async def test_what_still_waits_at_the_end_is_called_off(need):

@@ -18,8 +18,9 @@ def test_an_engine_that_finds_no_room_says_what_it_takes_on_one_node():
         "c": group(state="CREATED", scheduling="FINISHED"),
         "d": group(scheduling="SCHEDULING_STARTED"),
         "e": group(name="SERVE_REPLICA::another#engine-0-tiny#abc"),
+        "f": group(name="SERVE_REPLICA::llm#engine-1-other#abc"),  # whose number nobody changes
     }
-    assert waiting_for_room("llm", table) == ["1.1 CPU and 2 GPU"] * 2
+    assert waiting_for_room("llm", ["engine-0-tiny"], table) == ["1.1 CPU and 2 GPU"] * 2
 
 
 class Cluster:
@@ -29,7 +30,10 @@ class Cluster:
 
     def watch(self, monkeypatch):
         monkeypatch.setattr("rayinfer_deployments.engine_room.LOOK_INTERVAL_S", 0.0)
-        return RoomWatch("llm", lambda: self.table, lambda application: self.is_anybody_leaving, without_room_s=0.2)
+        return RoomWatch(
+            *("llm", ["engine-0-tiny"], lambda: self.table, lambda application: self.is_anybody_leaving),
+            without_room_s=0.2,
+        )
 
 
 async def look_for(watch, seconds):
