@@ -32,7 +32,9 @@ def rope_and_write(
     """
     head_dim, rotary_dim = cache.head_dim, cos.shape[1]
     if qkv.shape[1] != (num_heads + 2 * num_kv_heads) * head_dim or cache.num_kv_heads != num_kv_heads:
-        raise ValueError(f"{qkv.shape[1]} columns for {num_heads} and twice {num_kv_heads} heads of {head_dim} channels")
+        raise ValueError(
+            f"{qkv.shape[1]} columns for {num_heads} and twice {num_kv_heads} heads of {head_dim} channels"
+        )
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise ValueError(f"{rotary_dim} of {head_dim} channels cannot turn in pairs")
     if (query_norm is None) != (key_norm is None):
@@ -173,7 +175,9 @@ def _turned_head(
         offset = 1.0 if UNIT_OFFSET else 0.0
         first *= inverse * (tl.load(norm + half, mask=half < HALF, other=0.0).to(tl.float32) + offset)
         second *= inverse * (tl.load(norm + HALF + half, mask=half < HALF, other=0.0).to(tl.float32) + offset)
-        rest *= inverse * (tl.load(norm + rest_channel, mask=rest_channel < HEAD_DIM, other=0.0).to(tl.float32) + offset)
+        rest *= inverse * (
+            tl.load(norm + rest_channel, mask=rest_channel < HEAD_DIM, other=0.0).to(tl.float32) + offset
+        )
     first_cos = tl.load(cos[:, None] + half, mask=is_half, other=0.0).to(tl.float32)
     first_sin = tl.load(sin[:, None] + half, mask=is_half, other=0.0).to(tl.float32)
     second_cos = tl.load(cos[:, None] + HALF + half, mask=is_half, other=0.0).to(tl.float32)
