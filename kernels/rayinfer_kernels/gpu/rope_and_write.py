@@ -22,7 +22,7 @@ def rope_and_write(
     *,
     unit_offset: bool = False,
 ) -> torch.Tensor:
-    """Normalise and rotate queries and keys, store keys and values; returns the queries [num_tokens, num_heads, head_dim].
+    """Normalise and rotate queries and keys, store keys and values; returns queries [num_tokens, num_heads, head_dim].
 
     qkv [num_tokens, (num_heads + 2 x num_kv_heads) x head_dim] holds queries, keys and values behind one another; its
     rows may be strided. The norms [head_dim], both or none, are RMS norms of each head; with `unit_offset` their scale
@@ -162,7 +162,7 @@ def _turned_head(
     HALF_WIDTH: tl.constexpr,
     REST_WIDTH: tl.constexpr,
 ):
-    """The two halves that turn, and the rest that does not, in float32: [ROWS, HALF_WIDTH] twice, [ROWS, REST_WIDTH]."""
+    """The two halves that turn, each [ROWS, HALF_WIDTH], and the rest [ROWS, REST_WIDTH], all in float32."""
     half, rest_channel = tl.arange(0, HALF_WIDTH)[None, :], 2 * HALF + tl.arange(0, REST_WIDTH)[None, :]
     is_half, is_rest = is_row[:, None] & (half < HALF), is_row[:, None] & (rest_channel < HEAD_DIM)
     first = tl.load(row[:, None] + half, mask=is_half, other=0.0).to(tl.float32)
