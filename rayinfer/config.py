@@ -29,13 +29,14 @@ class EngineConfig(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="arithmetic of the model; auto is the checkpoint's own"
     )
-    quantization: Literal["int8", "int8-dynamic", "int4"] | None = Field(
+    quantization: Literal["int8", "int8-dynamic", "int4", "fp8"] | None = Field(
         None,
         description="bits of the weights: int8 keeps activations as they are, int8-dynamic gives them eight bits, too,"
-        " int4 does so and takes minutes the first time",
+        " int4 does so and takes minutes the first time; fp8 gives both eight bits, and is for GPUs, the others for CPUs",
     )
     allow_inaccurate_quantization: bool = Field(
-        False, description="accept a quantization or kv_cache_dtype that was measured to lose more than its limit"
+        False,
+        description="accept a quantization or kv_cache_dtype that was measured to lose more than its limit, or was not measured",
     )
     max_model_len: int | None = Field(None, ge=2, description="longest prompt and answer together, in tokens")
     max_num_seqs: int = Field(64, ge=1, le=8192, description="requests that run at once")
@@ -51,8 +52,9 @@ class EngineConfig(BaseModel):
     kv_offload_bytes: int | None = Field(
         None, ge=1, description="host memory that keeps the KV blocks of preempted requests, in bytes (default: none)"
     )
-    kv_cache_dtype: Literal["auto", "int8"] = Field(
-        "auto", description="int8 keeps keys and values in eight bits; auto is the model's dtype"
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
+        "auto",
+        description="int8, on CPUs, and fp8, on GPUs, keep keys and values in eight bits; auto is the model's dtype",
     )
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
     tensor_parallel_size: int = Field(
