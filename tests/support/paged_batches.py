@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from rayinfer_kernels import reference
-from rayinfer_kernels.gpu.language import IS_INTERPRETED
-from rayinfer_kernels.gpu.paged_cache import PagedKVCache, allocate_paged_cache
+from rayinfer_kernels.gpu.language import IS_INTERPRETED, tl, triton
+from rayinfer_kernels.gpu.paged_cache import PagedKVCache, allocate_paged_cache, in_cache_type
 
 F32, BF16, F16, F8 = torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn
 # Of the model, and of its cache.
@@ -79,3 +79,22 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype
         return
     unit = torch.finfo(dtype).eps
     torch.testing.assert_close(actual.float(), expected, atol=1e-5 if IS_INTERPRETED else unit, rtol=unit)
+
+
+def as_stored(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Float32 numbers as a kernel rounds them to a cache's type, in float32 again.
+
+    The interpreter's way to eight bits has a fault: numbers just below a power of two become half of it. So it is asked.
+    """
+    if dtype is not F8 or not IS_INTERPRETED:
+        return in_cache_type(numbers, dtype).float()
+    rounded = torch.empty(numbers.shape, dtype=dtype)
+    _round[(1,)](numbers.clamp(-448, 448).contiguous(), rounded, numbers.numel(), 1 << numbers.numel().bit_length())
+    return rounded.float()
+
+
+@triton.jit
+def _round(numbers, rounded, count, WIDTH: tl.constexpr):
+    places = tl.arange(0, WIDTH)
+    number = tl.load(numbers + places, mask=places < count)
+    tl.store(rounded + places, number.to(rounded.dtype.element_ty), mask=places < count)

@@ -1,0 +1,102 @@
+"""Prefill attention against the reference, for prompts, chunks and single tokens side by side."""
+
+import pytest
+import torch
+
+from paged_batches import BF16, F32, TYPES, assert_near, make_batch
+from rayinfer_kernels.gpu.prefill_attention import prefill_attention
+
+REQUESTS = {  # (context, new tokens) each
+    "prompts": [(40, 40), (1, 1)],
+    "mixed": [(40, 1), (70, 13), (0, 0), (9, 9)],
+    "chunk": [(150, 50)],
+}
+AXES = {
+    "head_dim": [64, 80, 96, 128, 256],
+    "group": [1, 3, 4, 5, 8, 16],
+    "block_size": [16, 32, 64],
+    "types": TYPES,
+    "requests": list(REQUESTS),
+    "window": [None, 20],
+    "softcap": [None, 10.0],
+    "strided": [False, True],
+    "knows_longest": [False, True],
+}
+
+
+def batch_of(requests, device, *, group=4, head_dim=64, block_size=16, types=(F32, F32), strided=False):
+    return make_batch(
+        requests,
+        device,
+        num_kv_heads=1 if group > 4 else 2,
+        group=group,
+        head_dim=head_dim,
+        block_size=block_size,
+        types=types,
+        strided=strided,
+    )
+
+
+def attend(batch, **settings):
+    lengths = (batch.query_starts, batch.context_lengths)
+    return prefill_attention(batch.query, batch.cache, batch.block_tables, *lengths, batch.scale, **settings)
+
+
+def test_it_equals_the_reference(case, device):
+    case = dict(case)
+    window, softcap, requests = (case.pop(name) for name in ("window", "softcap", "requests"))
+    longest = max(new for _, new in REQUESTS[requests]) if case.pop("knows_longest") else None
+    batch = batch_of(REQUESTS[requests], device, **case)
+    actual = attend(batch, window=window, softcap=softcap, max_query=longest)
+    assert_near(actual, batch.expected(window, softcap), case["types"][0])
+    assert actual.is_contiguous()
+
+
+def test_a_long_prompt_is_read_to_its_end(device):
+    batch = batch_of([(1500, 9), (70, 1)], device, group=8, block_size=64)
+    assert_near(attend(batch), batch.expected(), F32)
+
+
+@pytest.mark.parametrize("max_query", [1, 3])
+def test_few_tokens_of_each_request_are_computed_in_small_tiles(device, max_query):
+    batch = batch_of([(50, max_query), (200, max_query), (max_query, max_query)], device, group=5)
+    assert_near(attend(batch, max_query=max_query), batch.expected(), F32)
+
+
+def test_however_a_prompt_is_cut_the_same_is_computed(device):
+    whole = batch_of([(150, 150)], device)
+    cut = prefill_attention(
+        *(whole.query[100:], whole.cache, whole.block_tables, torch.tensor([0, 50], dtype=torch.int32, device=device)),
+        *(whole.context_lengths, whole.scale),
+    )
+    assert_near(attend(whole)[100:], cut, F32)
+
+
+def test_a_request_without_tokens_of_its_own_changes_nothing(device):
+    with_idle, without = batch_of([(0, 0), (60, 20), (0, 0)], device), batch_of([(60, 20)], device)
+    assert torch.equal(attend(with_idle), attend(without))
+
+
+def test_tokens_without_a_context_get_zeros(device):
+    batch = batch_of([(30, 30)], device)
+    batch.context_lengths.zero_()
+    assert not attend(batch).any()
+
+
+def test_no_tokens_give_nothing(device):
+    batch = batch_of([(0, 0)], device)
+    assert attend(batch).shape == (0, 8, 64)
+
+
+@pytest.mark.gpu
+def test_a_captured_graph_follows_what_its_buffers_hold(device):
+    batch = batch_of([(300, 20), (40, 10)], device, types=(BF16, BF16))
+    attend(batch)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = attend(batch)
+    for ends in ([20, 30], [1, 30]):
+        batch.query_starts[1:].copy_(torch.tensor(ends))
+        batch.context_lengths.copy_(torch.tensor([300, 40]))
+        graph.replay()
+        assert_near(out, batch.expected(), BF16)

@@ -1,0 +1,111 @@
+"""Compile the attention kernels for compute capability 9.0, in a process of its own, without a GPU.
+
+Takes what would be launched on CPU tensors, compiles it instead and prints a line for each: name, registers, spills.
+Usage: python hopper_compiler.py FOLDER_OF_RAYINFER_KERNELS
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+os.environ.pop("TRITON_INTERPRET", None)
+sys.path.insert(0, sys.argv[1])
+
+import torch  # noqa: E402
+import triton  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from rayinfer_kernels.gpu.decode_attention import decode_attention  # noqa: E402
+from rayinfer_kernels.gpu.paged_cache import PagedKVCache, allocate_paged_cache  # noqa: E402
+from rayinfer_kernels.gpu.prefill_attention import prefill_attention  # noqa: E402
+from rayinfer_kernels.gpu.rope_and_write import rope_and_write, write_kv  # noqa: E402
+
+HOPPER = GPUTarget("cuda", 90, 32)
+CPU = torch.device("cpu")
+POINTERS = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+def compile_launch(function: Any, *arguments: Any, **settings: Any) -> None:
+    """Stand in for a launch: the arguments' types are those that a launch on a GPU would give."""
+    options = {name: settings.pop(name) for name in ("num_warps",) if name in settings}
+    settings = {name: value for name, value in settings.items() if name not in ("grid", "warmup")}
+    values = dict(zip((parameter.name for parameter in function.params), arguments, strict=False)) | settings
+    signature, constants, attributes = {}, {}, {}
+    for place, parameter in enumerate(function.params):
+        value = values[parameter.name]
+        kind = "constexpr" if parameter.is_constexpr else _type_of(value, is_free=not parameter.do_not_specialize)
+        signature[parameter.name] = kind
+        if kind == "constexpr":
+            constants[(place,)] = value
+        elif isinstance(value, torch.Tensor) or (_is_round(value) and not parameter.do_not_specialize):
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=HOPPER, options=options)
+    registers, stack = _resources(compiled.asm["cubin"])
+    print(function.__name__, f"registers={registers} stack={stack} shared={compiled.metadata.shared}", flush=True)
+    assert stack == 0, f"{function.__name__} spills registers: {values}"
+
+
+def _type_of(value: Any, *, is_free: bool) -> str:
+    if value is None or (is_free and isinstance(value, int) and value == 1):
+        return "constexpr"
+    if isinstance(value, torch.Tensor):
+        return POINTERS[value.dtype]
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def _is_round(value: Any) -> bool:
+    return isinstance(value, int) and value % 16 == 0
+
+
+def _resources(cubin: bytes) -> tuple[int, int]:
+    """Registers of a thread, and bytes of its stack, to which registers are spilled."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    assert found is not None, text
+    return int(found[1]), int(found[2])
+
+
+def cache_of(dtype: torch.dtype, head_dim: int, block_size: int = 16) -> PagedKVCache:
+    return allocate_paged_cache(2, block_size, 2, head_dim, dtype, CPU)
+
+
+def compile_all(dtype: torch.dtype, cache_dtype: torch.dtype, group: int, head_dim: int, block_size: int) -> None:
+    """All kernels for one shape, with a softcap or a window in some."""
+    cache, num_heads = cache_of(cache_dtype, head_dim, block_size), 2 * group
+    lengths, table = torch.zeros(3, dtype=torch.int32), torch.zeros(2, 20, dtype=torch.int32)
+    query = torch.zeros(2, num_heads, head_dim, dtype=dtype)
+    decode_attention(query, cache, table, lengths[:2], 0.1, num_splits=8)
+    decode_attention(query, cache, table, lengths[:2], 0.1, 100, 30.0, num_splits=1)
+    prefill_attention(query, cache, table, lengths, lengths[:2], 0.1, max_query=1)
+    prefill_attention(query, cache, table, lengths, lengths[:2], 0.1, max_query=4096)
+    prefill_attention(query, cache, table, lengths, lengths[:2], 0.1, 100, 30.0, max_query=4096)
+    norm, angles = torch.zeros(head_dim, dtype=dtype), torch.zeros(9, head_dim // 4 * 2, dtype=dtype)
+    for num_tokens, norms in ((2, (norm, norm)), (1000, (None, None))):
+        slots = torch.zeros(num_tokens, dtype=torch.int64)
+        qkv = torch.zeros(num_tokens, (num_heads + 4) * head_dim, dtype=dtype)
+        rope_and_write(qkv, num_heads, 2, angles, angles, slots, slots, cache, *norms, 1e-6)
+        key = torch.zeros(num_tokens, 2, head_dim, dtype=dtype)
+        write_kv(key, key, cache, slots)
+
+
+if __name__ == "__main__":
+    triton.runtime.jit.JITFunction.run = compile_launch
+    compile_all(torch.bfloat16, torch.bfloat16, group=4, head_dim=128, block_size=16)
+    compile_all(torch.bfloat16, torch.float8_e4m3fn, group=5, head_dim=80, block_size=64)
