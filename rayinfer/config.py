@@ -32,11 +32,11 @@ class EngineConfig(BaseModel):
     quantization: Literal["int8", "int8-dynamic", "int4", "fp8"] | None = Field(
         None,
         description="bits of the weights: int8 keeps activations as they are, int8-dynamic gives them eight bits, too,"
-        " int4 does so and takes minutes the first time; fp8 gives both eight bits, and is for GPUs, the others for CPUs",
+        " int4 does so and takes minutes the first time; fp8 gives both eight bits on GPUs, the others are for CPUs",
     )
     allow_inaccurate_quantization: bool = Field(
         False,
-        description="accept a quantization or kv_cache_dtype that was measured to lose more than its limit, or was not measured",
+        description="accept a quantization or kv_cache_dtype that was not measured, or was and lost more than its limit",
     )
     max_model_len: int | None = Field(None, ge=2, description="longest prompt and answer together, in tokens")
     max_num_seqs: int = Field(64, ge=1, le=8192, description="requests that run at once")
@@ -54,7 +54,7 @@ class EngineConfig(BaseModel):
     )
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
         "auto",
-        description="int8, on CPUs, and fp8, on GPUs, keep keys and values in eight bits; auto is the model's dtype",
+        description="eight bits for keys and values, int8 on CPUs and fp8 on GPUs; auto is the model's dtype",
     )
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
     tensor_parallel_size: int = Field(

@@ -29,9 +29,10 @@ def load_decoder(
     """Build the checkpoint's decoder, or one rank's share of it, and fill it.
 
     The parameters take memory once, in `dtype`; the checkpoint's pages are given back while they are read, and those
-    that only other ranks need are not touched. A parameter takes memory when its first tensor is read, and then
-    `when_filled`, told the decoder and the name, may replace it before others are read. Raises ModelLoadError, one line that names the file or the tensor, and
-    ConfigError where there are too many ranks for the model.
+    that only other ranks need are not touched. A parameter takes memory when its first tensor is read, and when its
+    last one was `when_filled`, told the decoder and the name, may replace it before others are read. Raises
+    ModelLoadError, one line that names the file or the tensor, and ConfigError where there are too many ranks for the
+    model.
     """
     checkpoint, decoder = Checkpoint(folder), empty_decoder(folder)
     assert isinstance(decoder, torch.nn.Module)

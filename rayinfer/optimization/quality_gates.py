@@ -9,7 +9,8 @@ from rayinfer.errors import ConfigError
 QUALITY_LIMITS: Mapping[str, float] = MappingProxyType(
     {"int8": 1.0, "int8-dynamic": 3.0, "int4": 5.0, "int8-kv": 3.0, "fp8": 3.0, "fp8-kv": 3.0}
 )
-# How far it does; a mode that is missing here has not been measured where it runs, on a GPU. On stories15M and stories: kernels/benchmarks/results/quality-stories15m.json.
+# How far it does, on stories15M and stories: kernels/benchmarks/results/quality-stories15m.json. What is missing here
+# has not been measured where it runs, on a GPU.
 MEASURED: Mapping[str, float] = MappingProxyType({"int8": -0.03, "int8-dynamic": 0.36, "int4": 4.37, "int8-kv": -0.02})
 
 
