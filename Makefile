@@ -13,7 +13,7 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13; do \
 PIP_FLAGS = --disable-pip-version-check $(if $(wildcard $(INSTALLED)),--quiet)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-gpu test-faults test-models test-sanitizer check format bench clean
+.PHONY: help install serve test test-gpu test-kernels test-faults test-models test-sanitizer check format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ endif
 
 test-gpu: $(INSTALLED) ## run the tests that need an NVIDIA GPU
 	@exec $(BIN)/python -m pytest -m gpu $(ARGS)
+
+test-kernels: $(INSTALLED) ## test every combination of the GPU kernels' shapes and types, for hours without a GPU
+	@exec $(BIN)/python -m pytest -m "gpu or not gpu" tests/kernels/gpu --every-case $(ARGS)
 
 test-faults: $(INSTALLED) ## kill, freeze and overload a running service in every way, and print a table
 	@$(BIN)/python -m pytest tests/integration -m faults

@@ -1,4 +1,5 @@
 import psutil
+import pytest
 import torch
 
 from rayinfer_kernels import ops
@@ -21,3 +22,52 @@ def test_a_block_of_eight_bits_counts_its_scales():
 
 def test_a_pool_can_be_empty():
     assert ops.allocate_kv_cache(0, 16, 2, 8, torch.bfloat16, torch.device("cpu")).num_blocks == 0
+
+
+GPU = torch.device("cuda")
+
+
+def test_the_reference_reads_both_layouts_alike():
+    paged, paired = (
+        ops.allocate_kv_cache(5, 16, 2, 24, torch.float32, torch.device("cpu"), computed_on=on) for on in (GPU, None)
+    )
+    key, value, query = (torch.randn(37, heads, 24) for heads in (2, 2, 4))
+    order = torch.tensor([[3, 0, 4]])
+    slots = (order[0, torch.arange(37) // 16] * 16 + torch.arange(37) % 16).long()
+    answers = []
+    for cache in (paged, paired):
+        ops.write_kv(key, value, cache, slots)
+        starts, lengths = torch.tensor([0, 37]), torch.tensor([37])
+        answers.append(ops.paged_attention(query, cache, order, starts, lengths, 0.3, window=20))
+    torch.testing.assert_close(*answers)
+    assert paged.key.shape == (5, 2, 16, 24)
+
+
+def test_nothing_is_stored_at_slot_minus_one():
+    cache = ops.allocate_kv_cache(2, 16, 1, 16, torch.float32, torch.device("cpu"), computed_on=GPU)
+    ones = torch.ones(2, 1, 16)
+    cache.put(ones, ones, torch.tensor([-1, 3]))
+    assert cache.key.sum() == cache.key[0, 0, 3].sum() == 16
+
+
+def test_eight_bits_saturate():
+    cache = ops.allocate_kv_cache(1, 16, 1, 16, torch.float8_e4m3fn, torch.device("cpu"), computed_on=GPU)
+    row = torch.tensor([1e4, -1e4, 3.0, float("nan")]).repeat(4)[None, None]
+    cache.put(row, row, torch.tensor([0]))
+    assert cache.key[0, 0, 0, :3].tolist() == [448.0, -448.0, 3.0]
+    assert cache.key[0, 0, 0, 3].isnan()
+
+
+def test_a_type_that_no_gpu_reads_is_refused():
+    with pytest.raises(ValueError, match=r"torch\.int8"):
+        ops.allocate_kv_cache(1, 16, 1, 16, torch.int8, torch.device("cpu"), computed_on=GPU)
+
+
+def test_blocks_of_a_processor_need_no_pinned_memory():
+    with pytest.raises(ValueError, match="pinned"):
+        ops.allocate_kv_cache(1, 16, 1, 16, torch.float32, torch.device("cpu"), pinned=True)
+
+
+def test_a_block_counts_the_bytes_of_its_layout():
+    assert ops.kv_block_bytes(16, 3, 40, torch.bfloat16, GPU) == 2 * 16 * 3 * 40 * 2
+    assert ops.kv_block_bytes(16, 3, 40, torch.bfloat16) == 2 * 16 * 3 * 48 * 2

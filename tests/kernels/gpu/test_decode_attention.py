@@ -50,9 +50,9 @@ def test_it_equals_the_reference(case, device):
     assert not actual[batch.context_lengths == 0].any()
 
 
-@pytest.mark.parametrize("num_splits", [None, 1, 64])
+@pytest.mark.parametrize("num_splits", [1, 64])
 def test_a_context_of_thousands_is_read_to_its_end(device, num_splits):
-    batch = batch_of([4096, 3], device, group=8, block_size=64)
+    batch = batch_of([4096, 3], device, group=2, block_size=64)
     assert_near(attend(batch, num_splits=num_splits, max_context=4096), batch.expected(), F32)
 
 

@@ -59,6 +59,23 @@ def test_a_block_of_eight_bits_moves_with_its_scales():
     assert shape.num_bytes == sum(tensor[0].nbytes for cache in pool.caches for tensor in cache.tensors)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_blocks_of_a_gpu_keep_its_layout_in_the_hosts_memory(dtype):
+    shape = dataclasses.replace(SHAPE, dtype=dtype, computed_on=torch.device("cuda"))
+    pool, kept = BlockPool(shape, 4, CPU), BlockPool(shape, 2, CPU)
+    heads = torch.randn(8, 2, 16).to(torch.bfloat16)
+    for cache in pool.caches:
+        assert cache.key.shape == cache.value.shape == (4, 2, 8, 16)
+        cache.put(heads, -heads, torch.arange(24, 32))
+    pool.copy_to(kept, [3], [1])
+    for cache in kept.caches:
+        keys, values = cache.take(torch.tensor([1]))
+        assert torch.equal(keys, -values)
+        assert torch.equal(keys.transpose(0, 1).to(dtype).float(), heads.to(dtype).float())
+    assert shape.num_bytes == sum(tensor[0].nbytes for cache in pool.caches for tensor in cache.tensors)
+    assert shape.num_bytes == 2 * 2 * 8 * 2 * 16 * dtype.itemsize
+
+
 def test_blocks_are_copied_between_two_pools_in_every_layer_and_the_others_stay():
     source, target = filled(4), filled(3)
     source.copy_to(target, [3, 0], [0, 2])

@@ -1,0 +1,1 @@
+"""What a GPU reaches of its limits."""

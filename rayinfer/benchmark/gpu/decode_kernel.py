@@ -1,0 +1,132 @@
+"""Decode attention alone: how fast it reads the cache, as a share of what a plain copy moves on the same device."""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+
+from rayinfer_kernels.gpu.decode_attention import decode_attention
+from rayinfer_kernels.gpu.paged_cache import PagedKVCache, allocate_paged_cache
+from rayinfer_kernels.gpu.tuning import num_splits_for
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeSweep:
+    """What is measured: all combinations of groups, contexts and batches whose caches fit in `max_pool_bytes`."""
+
+    groups: Sequence[int] = (2, 4, 5, 8)  # query heads of a key-value head
+    contexts: Sequence[int] = (128, 512, 1024, 4096, 16384)
+    batches: Sequence[int] = (1, 8, 32, 128, 256)
+    num_kv_heads: int = 8
+    head_dim: int = 128
+    block_size: int = 16
+    dtype: torch.dtype = torch.bfloat16
+    cache_dtype: torch.dtype = torch.bfloat16
+    max_pool_bytes: int = 24 << 30
+    cold_bytes: int = 512 << 20  # so much is read before anything is read again, more than any processor caches
+    copy_bytes: int = 4 << 30
+    num_repeats: int = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeRow:
+    """One combination; `share_of_copy` is 1 where keys and values are read as fast as a copy reads and writes."""
+
+    group: int
+    context: int
+    batch: int
+    num_splits: int
+    num_bytes: int  # keys, values, queries and results of one call, each once
+    seconds: float  # of one call, the median
+    bytes_per_s: float
+    share_of_copy: float
+
+
+def measure_decode_kernel(device: torch.device, sweep: DecodeSweep) -> list[DecodeRow]:
+    """Measure the copy first, then every combination; without a GPU the times mean nothing, but everything runs."""
+    copied = copy_bytes_per_s(device, sweep)
+    return [
+        _measure(device, sweep, group, context, batch, copied)
+        for group, context, batch in product(sweep.groups, sweep.contexts, sweep.batches)
+        if _cache_bytes(sweep, context, batch) <= sweep.max_pool_bytes
+    ]
+
+
+def copy_bytes_per_s(device: torch.device, sweep: DecodeSweep) -> float:
+    """Bytes read plus bytes written in a second, by copying `copy_bytes` from one place on the device to another."""
+    source = torch.randn(sweep.copy_bytes // 4, device=device)
+    target = torch.empty_like(source)
+    seconds = _seconds_per_call([lambda: target.copy_(source)], device, sweep.num_repeats)
+    return 2 * source.nbytes / seconds
+
+
+def _measure(
+    device: torch.device, sweep: DecodeSweep, group: int, context: int, batch: int, copied: float
+) -> DecodeRow:
+    num_copies = max(1, min(64, sweep.cold_bytes // _cache_bytes(sweep, context, batch)))
+    cache = _filled_cache(device, sweep, num_copies * batch * -(-context // sweep.block_size))
+    tables = torch.randperm(cache.num_blocks, device=device).to(torch.int32).view(num_copies, batch, -1)
+    query = torch.randn(batch, group * sweep.num_kv_heads, sweep.head_dim, device=device).to(sweep.dtype)
+    lengths = torch.full((batch,), context, dtype=torch.int32, device=device)
+
+    def call(number: int) -> Callable[[], object]:
+        return lambda: decode_attention(query, cache, tables[number], lengths, sweep.head_dim**-0.5)
+
+    seconds = _seconds_per_call([call(number) for number in range(num_copies)], device, sweep.num_repeats)
+    num_bytes = _cache_bytes(sweep, context, batch) + 2 * query.nbytes
+    return DecodeRow(
+        group=group,
+        context=context,
+        batch=batch,
+        num_splits=num_splits_for(batch, sweep.num_kv_heads, tables.shape[2] * sweep.block_size),
+        num_bytes=num_bytes,
+        seconds=seconds,
+        bytes_per_s=num_bytes / seconds,
+        share_of_copy=num_bytes / seconds / copied,
+    )
+
+
+def _cache_bytes(sweep: DecodeSweep, context: int, batch: int) -> int:
+    return 2 * batch * context * sweep.num_kv_heads * sweep.head_dim * sweep.cache_dtype.itemsize
+
+
+def _filled_cache(device: torch.device, sweep: DecodeSweep, num_blocks: int) -> PagedKVCache:
+    """One random block again and again: what counts is that it is neither zeros nor anything strange."""
+    size = (num_blocks, sweep.block_size, sweep.num_kv_heads, sweep.head_dim)
+    cache = allocate_paged_cache(*size, sweep.cache_dtype, device)
+    for tensor in cache.tensors:
+        tensor.copy_(torch.randn(tensor.shape[1:], device=device).to(sweep.cache_dtype).expand(tensor.shape))
+    return cache
+
+
+def _seconds_per_call(calls: Sequence[Callable[[], object]], device: torch.device, num_repeats: int) -> float:
+    """The median over repeats of all calls one after the other; on a GPU a graph of them, so that nothing waits."""
+    if device.type != "cuda":
+        return statistics.median(_host_seconds(calls) for _ in range(num_repeats)) / len(calls)
+    for call in calls:  # compiles what is not yet
+        call()
+    torch.cuda.synchronize(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    graph.replay()
+    seconds = []
+    for _ in range(num_repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        seconds.append(begin.elapsed_time(end) / 1000)
+    return statistics.median(seconds) / len(calls)
+
+
+def _host_seconds(calls: Sequence[Callable[[], object]]) -> float:
+    begin = time.perf_counter()
+    for call in calls:
+        call()
+    return time.perf_counter() - begin

@@ -1,0 +1,41 @@
+import pytest
+
+from rayinfer_kernels.gpu.tuning import decode_tuning, num_splits_for, prefill_tuning, rope_tuning
+
+SIZES = [1, 2, 3, 7, 8, 31, 64, 200, 512]
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 8])
+def test_contexts_are_cut_into_parts_by_powers_of_two_and_fewer_for_larger_batches(num_kv_heads):
+    for max_context in (1, 64, 100, 4096, 131072):
+        numbers = [num_splits_for(size, num_kv_heads, max_context) for size in SIZES]
+        assert numbers == sorted(numbers, reverse=True)
+        assert all(number in (1, 2, 4, 8, 16, 32, 64) for number in numbers)
+
+
+def test_one_request_fills_the_processor_and_a_large_batch_is_not_cut_without_need():
+    assert num_splits_for(1, 8, 4096) * 8 >= 3 * 132
+    assert num_splits_for(256, 8, 1024) == 1
+    assert num_splits_for(256, 8, 16384) == 8  # no part is longer than 2048 tokens
+    assert num_splits_for(1, 8, 60) == 1  # there is nothing to cut
+    assert num_splits_for(0, 8, 4096) > 0
+
+
+@pytest.mark.parametrize("model_bytes", [2, 4])
+@pytest.mark.parametrize("head_dim", [24, 64, 80, 128, 256])
+def test_every_shape_has_tiles_that_triton_takes(head_dim, model_bytes):
+    for group in range(1, 17):
+        for cache_bytes in {1, model_bytes}:
+            for block_size in (16, 24, 64):
+                tuning = decode_tuning(group, head_dim, cache_bytes, model_bytes, block_size)
+                assert tuning.num_rows >= max(16, group)
+                assert tuning.tile_tokens in (16, 32, 64, 128)
+        for max_query in (1, 4, 5000):
+            tuning = prefill_tuning(head_dim, model_bytes, max_query, group)
+            assert tuning.num_rows in (16, 32, 64, 128)
+            assert tuning.num_rows >= group
+
+
+def test_a_long_prompt_needs_no_program_for_each_of_its_tokens():
+    assert rope_tuning(1).num_rows == rope_tuning(256).num_rows == 1
+    assert rope_tuning(16384).num_rows > 1
