@@ -36,7 +36,7 @@ class EngineConfig(BaseModel):
     )
     allow_inaccurate_quantization: bool = Field(
         False,
-        description="accept a quantization or kv_cache_dtype that was not measured, or was and lost more than its limit",
+        description="accept a quantization or kv_cache_dtype that was not measured, or lost more than its limit",
     )
     max_model_len: int | None = Field(None, ge=2, description="longest prompt and answer together, in tokens")
     max_num_seqs: int = Field(64, ge=1, le=8192, description="requests that run at once")

@@ -53,7 +53,8 @@ def compile_launch(function: Any, *arguments: Any, **settings: Any) -> None:
     signature, constants, attributes = {}, {}, {}
     for place, parameter in enumerate(function.params):
         value = values[parameter.name]
-        kind = "constexpr" if parameter.is_constexpr or value is None else _type_of(value, is_free=not parameter.do_not_specialize)
+        is_constant, is_free = parameter.is_constexpr or value is None, not parameter.do_not_specialize
+        kind = "constexpr" if is_constant else _type_of(value, is_free=is_free)
         signature[parameter.name] = kind
         if kind == "constexpr":
             constants[(place,)] = value
