@@ -14,7 +14,8 @@ def copy_blocks(source: KVCache, target: KVCache, source_blocks: torch.Tensor, t
     Between a GPU and pinned host memory it returns at once. The copy then takes its turn on the GPU's current stream,
     so whatever comes after it there sees it done; only the host must not look before that stream is through.
     """
-    for kept, given in zip(target.tensors, source.tensors, strict=True):
+    for target_tensor, source_tensor in zip(target.tensors, source.tensors, strict=True):
+        kept, given = _indexable(target_tensor), _indexable(source_tensor)
         if kept.device == given.device:
             chosen = given.index_select(0, source_blocks.to(given.device))
             kept.index_copy_(0, target_blocks.to(given.device), chosen)
@@ -22,6 +23,11 @@ def copy_blocks(source: KVCache, target: KVCache, source_blocks: torch.Tensor, t
             fetch_from_host(given, kept, source_blocks, target_blocks)
         else:
             send_to_host(given, kept, source_blocks, target_blocks)
+
+
+def _indexable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory; torch cannot index floats of eight bits on every device."""
+    return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
 def fetch_from_host(

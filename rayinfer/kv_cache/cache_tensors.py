@@ -7,6 +7,8 @@ import torch
 
 from rayinfer_kernels import ops
 
+_PROCESSOR = torch.device("cpu")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockShape:
@@ -17,7 +19,7 @@ class BlockShape:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype  # of the cache: the model's, or one of eight bits
-    computed_on: torch.device = torch.device("cpu")  # lays blocks out, those too that are kept elsewhere meanwhile
+    computed_on: torch.device = _PROCESSOR  # lays blocks out, those too that are kept elsewhere meanwhile
 
     @property
     def num_bytes(self) -> int:

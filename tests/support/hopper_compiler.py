@@ -15,21 +15,21 @@ from typing import Any
 os.environ.pop("TRITON_INTERPRET", None)
 sys.path.insert(0, sys.argv[1])
 
-import torch  # noqa: E402
-import triton  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
-from rayinfer_kernels.gpu.activations import gelu, gelu_tanh, gelu_tanh_and_mul, silu_and_mul  # noqa: E402
-from rayinfer_kernels.gpu.decode_attention import decode_attention  # noqa: E402
-from rayinfer_kernels.gpu.fp8 import quantize_rows  # noqa: E402
-from rayinfer_kernels.gpu.grouped_matmul import combine_rows, grouped_linear  # noqa: E402
-from rayinfer_kernels.gpu.norms import add_rms_norm, layer_norm, rms_norm  # noqa: E402
-from rayinfer_kernels.gpu.paged_cache import PagedKVCache, allocate_paged_cache  # noqa: E402
-from rayinfer_kernels.gpu.philox import uniform  # noqa: E402
-from rayinfer_kernels.gpu.prefill_attention import prefill_attention  # noqa: E402
-from rayinfer_kernels.gpu.rope_and_write import rope_and_write, write_kv  # noqa: E402
-from rayinfer_kernels.gpu.sampling import row_max, sample_rows  # noqa: E402
+from rayinfer_kernels.gpu.activations import gelu, gelu_tanh, gelu_tanh_and_mul, silu_and_mul
+from rayinfer_kernels.gpu.decode_attention import decode_attention
+from rayinfer_kernels.gpu.fp8 import quantize_rows
+from rayinfer_kernels.gpu.grouped_matmul import combine_rows, grouped_linear
+from rayinfer_kernels.gpu.norms import add_rms_norm, layer_norm, rms_norm
+from rayinfer_kernels.gpu.paged_cache import PagedKVCache, allocate_paged_cache
+from rayinfer_kernels.gpu.philox import uniform
+from rayinfer_kernels.gpu.prefill_attention import prefill_attention
+from rayinfer_kernels.gpu.rope_and_write import rope_and_write, write_kv
+from rayinfer_kernels.gpu.sampling import row_max, sample_rows
 
 HOPPER = GPUTarget("cuda", 90, 32)
 CPU = torch.device("cpu")

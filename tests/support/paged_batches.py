@@ -72,7 +72,7 @@ def make_batch(
 
 
 def assert_near(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
-    """Float32 to 1e-5; other types to one unit in the last place, on a GPU of one, as weights are rounded there, too."""
+    """Float32 to 1e-5, others to one unit in the last place, on a GPU one of 1: it rounds weights to the type, too."""
     assert actual.dtype == dtype
     if dtype is F32:
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
@@ -84,7 +84,7 @@ def assert_near(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype
 def as_stored(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Float32 numbers as a kernel rounds them to a cache's type, in float32 again.
 
-    The interpreter's way to eight bits has a fault: numbers just below a power of two become half of it. So it is asked.
+    The interpreter's way to eight bits has a fault: numbers just below a power of two become half of it. So we ask it.
     """
     if dtype is not F8 or not IS_INTERPRETED:
         return in_cache_type(numbers, dtype).float()

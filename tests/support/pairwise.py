@@ -53,6 +53,6 @@ def _candidates(axes: Mapping[str, Sequence[Any]], uncovered: set[_Pair]) -> Ite
         for name in sorted(set(names) - {one, other}, key=lambda name: -len(axes[name])):
             places[name] = max(
                 range(len(axes[name])),
-                key=lambda place, name=name: len(uncovered & _pairs({**places, name: place}, names)),  # noqa: B023
+                key=lambda place, name=name: len(uncovered & _pairs({**places, name: place}, names)),
             )
         yield places

@@ -6,8 +6,8 @@ from ctypes import c_int32, c_int64, c_void_p
 import torch
 
 from rayinfer_kernels.kv_cache import KVCache
-from rayinfer_kernels.paired_cache import PairedKVCache
 from rayinfer_kernels.packed_weight import PackedWeight
+from rayinfer_kernels.paired_cache import PairedKVCache
 
 
 class IndexChecks:

@@ -12,8 +12,8 @@ NO_WINDOW = 1 << 30
 NOTHING_SEEN = tl.constexpr(-1.0e30)  # instead of minus infinity, whose difference with itself is no number
 
 
-# A function that another kernel calls is inlined on a GPU, but costs Triton's interpreter a millisecond at each call: the
-# bodies of loops below therefore spell out what they could share.
+# A function that a kernel calls is inlined on a GPU, but costs Triton's interpreter a millisecond at each call: what
+# loops do is therefore spelled out.
 
 
 @triton.jit
@@ -91,7 +91,7 @@ def score_factors(scale: float, softcap: float | None) -> tuple[float, float]:
 
 
 def check_query(query: torch.Tensor, cache: PagedKVCache) -> torch.Tensor:
-    """The query [num_tokens, num_heads, head_dim] with its channels side by side; ValueError if the cache is others'."""
+    """Bring a query's channels side by side, [num_tokens, num_heads, head_dim]; ValueError if the cache is others'."""
     _, num_heads, head_dim = query.shape
     if head_dim != cache.head_dim or num_heads % cache.num_kv_heads or not num_heads:
         raise ValueError(

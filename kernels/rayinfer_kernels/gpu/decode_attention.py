@@ -102,7 +102,7 @@ def _launch(
 def _split_length(context, window, num_splits, TILE: tl.constexpr, MIN_TOKENS: tl.constexpr):
     """The first token of the first tile that is seen, and how many tokens each split has from there on.
 
-    All splits but the last have whole tiles, and no fewer tokens than MIN_TOKENS: of a short context the last are empty.
+    All splits but the last have whole tiles and no fewer tokens than MIN_TOKENS: a short context leaves some empty.
     """
     first_tile = tl.maximum(context - window, 0) // TILE * TILE
     share = (context - first_tile + num_splits - 1) // num_splits

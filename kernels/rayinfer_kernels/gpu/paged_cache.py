@@ -49,12 +49,18 @@ class PagedKVCache:
         slots = slots[is_kept]
         block, offset = slots // self.block_size, slots % self.block_size
         for stored, given in ((self.key, key), (self.value, value)):
-            stored.transpose(1, 2)[block, offset] = in_cache_type(given[is_kept], stored.dtype)
+            rounded = in_cache_type(given[is_kept], stored.dtype)
+            _indexable(stored).transpose(1, 2)[block, offset] = _indexable(rounded)
 
     def take(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of whole blocks [num_blocks] in float32: [num_kv_heads, num_tokens, head_dim] each."""
-        key, value = (stored[blocks].transpose(0, 1).flatten(1, 2).float() for stored in self.tensors)
-        return key, value
+        key, value = (_indexable(stored)[blocks].view(stored.dtype).float() for stored in self.tensors)
+        return key.transpose(0, 1).flatten(1, 2), value.transpose(0, 1).flatten(1, 2)
+
+
+def _indexable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory; torch cannot index floats of eight bits on every device."""
+    return tensor.view(torch.uint8) if tensor.dtype is torch.float8_e4m3fn else tensor
 
 
 def in_cache_type(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

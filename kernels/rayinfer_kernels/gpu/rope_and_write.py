@@ -22,7 +22,7 @@ def rope_and_write(
     *,
     unit_offset: bool = False,
 ) -> torch.Tensor:
-    """Normalise and rotate queries and keys, store keys and values; returns the queries [num_tokens, num_heads, head_dim].
+    """Normalise and rotate queries and keys, store keys and values; returns queries [num_tokens, num_heads, head_dim].
 
     qkv [num_tokens, (num_heads + 2 x num_kv_heads) x head_dim] holds queries, keys and values behind one another; its
     rows may be strided. The norms [head_dim], both or none, are RMS norms of each head; with `unit_offset` their scale
@@ -32,7 +32,9 @@ def rope_and_write(
     """
     head_dim, rotary_dim = cache.head_dim, cos.shape[1]
     if qkv.shape[1] != (num_heads + 2 * num_kv_heads) * head_dim or cache.num_kv_heads != num_kv_heads:
-        raise ValueError(f"{qkv.shape[1]} columns for {num_heads} and twice {num_kv_heads} heads of {head_dim} channels")
+        raise ValueError(
+            f"{qkv.shape[1]} columns for {num_heads} and twice {num_kv_heads} heads of {head_dim} channels"
+        )
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
         raise ValueError(f"{rotary_dim} of {head_dim} channels cannot turn in pairs")
     if (query_norm is None) != (key_norm is None):
@@ -160,7 +162,7 @@ def _turned_head(
     HALF_WIDTH: tl.constexpr,
     REST_WIDTH: tl.constexpr,
 ):
-    """The two halves that turn, and the rest that does not, in float32: [ROWS, HALF_WIDTH] twice, [ROWS, REST_WIDTH]."""
+    """The two halves that turn, each [ROWS, HALF_WIDTH], and the rest [ROWS, REST_WIDTH], all in float32."""
     half, rest_channel = tl.arange(0, HALF_WIDTH)[None, :], 2 * HALF + tl.arange(0, REST_WIDTH)[None, :]
     is_half, is_rest = is_row[:, None] & (half < HALF), is_row[:, None] & (rest_channel < HEAD_DIM)
     first = tl.load(row[:, None] + half, mask=is_half, other=0.0).to(tl.float32)
@@ -173,7 +175,9 @@ def _turned_head(
         offset = 1.0 if UNIT_OFFSET else 0.0
         first *= inverse * (tl.load(norm + half, mask=half < HALF, other=0.0).to(tl.float32) + offset)
         second *= inverse * (tl.load(norm + HALF + half, mask=half < HALF, other=0.0).to(tl.float32) + offset)
-        rest *= inverse * (tl.load(norm + rest_channel, mask=rest_channel < HEAD_DIM, other=0.0).to(tl.float32) + offset)
+        rest *= inverse * (
+            tl.load(norm + rest_channel, mask=rest_channel < HEAD_DIM, other=0.0).to(tl.float32) + offset
+        )
     first_cos = tl.load(cos[:, None] + half, mask=is_half, other=0.0).to(tl.float32)
     first_sin = tl.load(sin[:, None] + half, mask=is_half, other=0.0).to(tl.float32)
     second_cos = tl.load(cos[:, None] + HALF + half, mask=is_half, other=0.0).to(tl.float32)

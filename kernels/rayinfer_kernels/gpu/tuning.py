@@ -60,6 +60,8 @@ def decode_tuning(group: int, head_dim: int, cache_bytes: int, model_bytes: int,
     tile = (16 << 10) // (width * cache_bytes)  # 16 KiB of keys and as much of values: four programs have room
     tile = min(tile, max(64, next_power_of_2(block_size)))  # then a tile of a larger block lies in one
     if model_bytes == 4:
+        tile = min(tile, 32 * cache_bytes // 4)
+    elif width > 128:
         tile = min(tile, 32)
     return AttentionTuning(max(MIN_DOT_ROWS, next_power_of_2(group)), max(16, tile), num_warps=4, num_stages=4)
 
@@ -67,12 +69,13 @@ def decode_tuning(group: int, head_dim: int, cache_bytes: int, model_bytes: int,
 def prefill_tuning(head_dim: int, model_bytes: int, max_query: int, group: int) -> AttentionTuning:
     """For chunks of prompts, alone or beside decoding requests; few rows where no request has many tokens."""
     width = next_power_of_2(head_dim)
-    if model_bytes == 4:
-        return AttentionTuning(32 if width <= 128 else 16, 32, num_warps=4, num_stages=2)
+    if model_bytes == 4:  # without tensor cores; registers are short
+        return AttentionTuning(max(16, next_power_of_2(group)), 16, num_warps=4 if width <= 128 else 8, num_stages=2)
     if max_query * group <= 64:
-        return AttentionTuning(max(MIN_DOT_ROWS, next_power_of_2(max_query * group)), 64, num_warps=4, num_stages=3)
+        rows, tile = max(MIN_DOT_ROWS, next_power_of_2(max_query * group)), 64 if width <= 128 else 32
+        return AttentionTuning(rows, tile, num_warps=4, num_stages=3)
     if width >= 256:
-        return AttentionTuning(64, 64, num_warps=4, num_stages=2)
+        return AttentionTuning(64, 32, num_warps=8, num_stages=3)
     return AttentionTuning(128, 64 if width == 128 else 128, num_warps=8, num_stages=3)
 
 

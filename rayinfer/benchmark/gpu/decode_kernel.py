@@ -116,12 +116,12 @@ def _seconds_per_call(calls: Sequence[Callable[[], object]], device: torch.devic
     graph.replay()
     seconds = []
     for _ in range(num_repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         graph.replay()
         end.record()
         end.synchronize()
-        seconds.append(begin.elapsed_time(end) / 1000)
+        seconds.append(float(begin.elapsed_time(end)) / 1000)
     return statistics.median(seconds) / len(calls)
 
 
