@@ -32,13 +32,14 @@ class EngineConfig(BaseModel):
     load_format: Literal["auto", "dummy"] = Field(
         "auto", description="dummy: random weights in the shape of config.json, to measure a model that is not there"
     )
-    quantization: Literal["int8", "int8-dynamic", "int4"] | None = Field(
+    quantization: Literal["int8", "int8-dynamic", "int4", "fp8"] | None = Field(
         None,
         description="bits of the weights: int8 keeps activations as they are, int8-dynamic gives them eight bits, too,"
-        " int4 does so and takes minutes the first time",
+        " int4 does so and takes minutes the first time; fp8 gives both eight bits on GPUs, the others are for CPUs",
     )
     allow_inaccurate_quantization: bool = Field(
-        False, description="accept a quantization or kv_cache_dtype that was measured to lose more than its limit"
+        False,
+        description="accept a quantization or kv_cache_dtype that was not measured, or lost more than its limit",
     )
     max_model_len: int | None = Field(None, ge=2, description="longest prompt and answer together, in tokens")
     max_num_seqs: int = Field(64, ge=1, le=8192, description="requests that run at once")
@@ -54,8 +55,9 @@ class EngineConfig(BaseModel):
     kv_offload_bytes: int | None = Field(
         None, ge=1, description="host memory that keeps the KV blocks of preempted requests, in bytes (default: none)"
     )
-    kv_cache_dtype: Literal["auto", "int8"] = Field(
-        "auto", description="int8 keeps keys and values in eight bits; auto is the model's dtype"
+    kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
+        "auto",
+        description="eight bits for keys and values, int8 on CPUs and fp8 on GPUs; auto is the model's dtype",
     )
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
     tensor_parallel_size: int = Field(

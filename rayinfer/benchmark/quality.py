@@ -18,7 +18,7 @@ from rayinfer.optimization.quality_gates import QUALITY_LIMITS
 from rayinfer.outputs import TokenLogprobs
 from rayinfer.sampling_params import SamplingParams
 
-# All but the first compute in bfloat16, as models do on a CPU.
+# All but the first compute in bfloat16.
 MODES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "float32": {"dtype": "float32"},
@@ -27,8 +27,11 @@ MODES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "int8-dynamic": {"dtype": "bfloat16", "quantization": "int8-dynamic"},
         "int4": {"dtype": "bfloat16", "quantization": "int4"},
         "int8-kv": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+        "fp8": {"dtype": "bfloat16", "quantization": "fp8"},
+        "fp8-kv": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
     }
 )
+CPU_MODES = tuple(mode for mode in MODES if not mode.startswith("fp8"))  # the others need a GPU
 REFERENCE = "float32"
 
 
@@ -40,7 +43,7 @@ class QualityPlan:
     weights: str  # what the checkpoint's numbers were before anything was done to them
     text: str  # where the texts come from
     texts: Sequence[list[int]]
-    modes: tuple[str, ...] = tuple(MODES)
+    modes: tuple[str, ...] = CPU_MODES
 
     def __post_init__(self) -> None:
         if unknown := [mode for mode in self.modes if mode not in MODES]:

@@ -24,6 +24,7 @@ from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
+from rayinfer.optimization.device_modes import check_device
 from rayinfer.optimization.quality_gates import check_quality
 from rayinfer.protocols import ModelDescription
 
@@ -42,6 +43,7 @@ def build_engine(
     `rendezvous` whoever comes there by `run_rank`, with the same settings. `group_timeout_s` is for the former.
     """
     model = read_model_config(folder)
+    check_device(config, any_device())
     _check_quality(config)
     _check_determinism(config, torch_dtype(config.dtype, model))
     if place_of(config, 0).world_size == 1:
@@ -123,6 +125,6 @@ def _check_determinism(config: EngineConfig, dtype: torch.dtype) -> None:
 
 
 def _check_quality(config: EngineConfig) -> None:
-    modes = [config.quantization, "int8-kv" if config.kv_cache_dtype == "int8" else None]
+    modes = [config.quantization, None if config.kv_cache_dtype == "auto" else f"{config.kv_cache_dtype}-kv"]
     for mode in filter(None, modes):
         check_quality(mode, is_inaccuracy_allowed=config.allow_inaccurate_quantization)

@@ -34,6 +34,8 @@ from rayinfer.tensor_parallel import WHOLE
 from rayinfer_kernels import reference
 from rayinfer_kernels.selection import implementation_of
 
+_CACHE_TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # else the model's
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelPart:
@@ -208,7 +210,7 @@ def _model_memory(setting: _Setting) -> ModelMemory:
         block_size=config.block_size,
         num_kv_heads=decoder.num_kv_heads_here,
         head_dim=model.head_dim,
-        dtype=torch.int8 if config.kv_cache_dtype == "int8" else dtype,
+        dtype=_CACHE_TYPES.get(config.kv_cache_dtype, dtype),
         computed_on=device,
     )
     num_blocks, num_offload_blocks = _num_blocks(setting, shape)

@@ -1,6 +1,7 @@
 """Fills a decoder with a checkpoint's weights, tensor by tensor, without ever holding them twice."""
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,32 +18,60 @@ from rayinfer.models.sharding import shard
 from rayinfer.tensor_parallel import WHOLE, Share
 
 
-def load_decoder(folder: Path, dtype: torch.dtype, device: torch.device, share: Share = WHOLE) -> Decoder:
+def load_decoder(
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    share: Share = WHOLE,
+    *,
+    when_filled: Callable[[torch.nn.Module, str], None] | None = None,
+) -> Decoder:
     """Build the checkpoint's decoder, or one rank's share of it, and fill it.
 
     The parameters take memory once, in `dtype`; the checkpoint's pages are given back while they are read, and those
-    that only other ranks need are not touched. Raises ModelLoadError, one line that names the file or the tensor, and
-    ConfigError where there are too many ranks for the model.
+    that only other ranks need are not touched. A parameter takes memory when its first tensor is read, and when its
+    last one was `when_filled`, told the decoder and the name, may replace it before others are read. Raises
+    ModelLoadError, one line that names the file or the tensor, and ConfigError where there are too many ranks for the
+    model.
     """
     checkpoint, decoder = Checkpoint(folder), empty_decoder(folder)
     assert isinstance(decoder, torch.nn.Module)
     places = _places(decoder, checkpoint, folder)
     whole = {name: parameter.shape for name, parameter in decoder.named_parameters()}
     cuts = shard(decoder, share)
-    decoder.to(dtype).to_empty(device=device)
+    decoder.to(dtype)
     parameters = dict(decoder.named_parameters())
     copies = {
         name: copies_of_part(place, whole[place.parameter], cuts.get(place.parameter))
         for name, place in places.items()
         if place.parameter in parameters
     }
-    with torch.inference_mode():
-        for name, tensor in checkpoint.tensors(name for name, pieces in copies.items() if pieces):
+    copies = {name: pieces for name, pieces in copies.items() if pieces}
+    num_lacking = Counter(places[name].parameter for name in copies)
+    with torch.no_grad():
+        for name, tensor in checkpoint.tensors(copies):
             place = places[name]
+            if parameters[place.parameter].is_meta:
+                parameters[place.parameter] = _take_memory(decoder, place.parameter, device)
             for piece in copies[name]:
                 source = tensor.T if place.is_transposed else tensor
                 parameters[place.parameter][piece.target].copy_(source[piece.source])
+            num_lacking[place.parameter] -= 1
+            if not num_lacking[place.parameter]:
+                del parameters[place.parameter]
+                if when_filled is not None:
+                    when_filled(decoder, place.parameter)
+        for name in parameters:  # of which this rank has nothing
+            _take_memory(decoder, name, device)
     return decoder
+
+
+def _take_memory(decoder: torch.nn.Module, name: str, device: torch.device) -> torch.nn.Parameter:
+    parent, _, kind = name.rpartition(".")
+    owner = decoder.get_submodule(parent)
+    parameter = torch.nn.Parameter(torch.empty_like(getattr(owner, kind), device=device), requires_grad=False)
+    setattr(owner, kind, parameter)
+    return parameter
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,21 @@ from rayinfer.layers.expert_linear import ExpertLinear
 from rayinfer.layers.matrix import Matrix
 from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.decoder import Decoder
-from rayinfer.models.loader import empty_decoder
+from rayinfer.models.loader import empty_decoder, load_decoder
 from rayinfer.models.sharding import shard
 from rayinfer.optimization.calibrated_weights import calibrated_weights
 from rayinfer.optimization.shared_weights import INPUTS, largest_by_output, part_of
-from rayinfer.tensor_parallel import Share
+from rayinfer.tensor_parallel import WHOLE, Share
 from rayinfer_kernels.packed_weight import WeightFormat
-from rayinfer_kernels.quantized_weight import QuantizedWeight, pack_quantized, quantize, unpack_quantized
+from rayinfer_kernels.quantized_weight import (
+    QuantizedWeight,
+    pack_quantized,
+    quantize,
+    quantize_float8,
+    unpack_quantized,
+)
 
-INT4 = "int4"
+INT4, FP8 = "int4", "fp8"
 # What is inside the layers, and what stands before and behind them: embedding and head.
 _LAYER_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
     {"int8": WeightFormat.INT8, "int8-dynamic": WeightFormat.INT8_DYNAMIC, INT4: WeightFormat.INT4_DYNAMIC}
@@ -28,6 +34,22 @@ _LAYER_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
 _END_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
     {"int8": WeightFormat.INT8, "int8-dynamic": WeightFormat.INT8_DYNAMIC, INT4: WeightFormat.INT8_DYNAMIC}
 )
+
+
+def load_float8_decoder(folder: Path, dtype: torch.dtype, device: torch.device, share: Share = WHOLE) -> Decoder:
+    """Load a checkpoint onto a GPU; a matrix of its layers is rounded to e4m3 as soon as it is there.
+
+    So no more than one of them is ever held in `dtype`. Embedding and head stay as they are. A rank of several scales
+    its own part of a matrix.
+    """
+
+    def round_matrix(decoder: torch.nn.Module, parameter: str) -> None:
+        name, _, kind = parameter.rpartition(".")
+        matrix = decoder.get_submodule(name)
+        if kind == "weight" and isinstance(matrix, Matrix) and _is_within(name, _layer_names(decoder)):
+            matrix.use_packed(quantize_float8(matrix.weight, is_gated=matrix.is_gated))
+
+    return load_decoder(folder, dtype, device, share, when_filled=round_matrix)
 
 
 def check_can_quantize(decoder: object, quantization: str) -> None:
@@ -91,13 +113,17 @@ def _replace_matrices(
 
 def matrix_formats(decoder: torch.nn.Module, quantization: str) -> dict[str, WeightFormat]:
     """Say for every matrix by name what becomes of it."""
-    layers = tuple(name for name, module in decoder.named_modules() if isinstance(module, DecoderLayer))
+    layers = _layer_names(decoder)
     in_layer, at_end = _LAYER_FORMATS[quantization], _END_FORMATS[quantization]
     return {
         name: in_layer if _is_within(name, layers) else at_end
         for name, module in decoder.named_modules()
         if isinstance(module, Matrix)
     }
+
+
+def _layer_names(decoder: torch.nn.Module) -> tuple[str, ...]:
+    return tuple(name for name, module in decoder.named_modules() if isinstance(module, DecoderLayer))
 
 
 def _is_within(name: str, parents: tuple[str, ...]) -> bool:

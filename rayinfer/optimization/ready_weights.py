@@ -16,7 +16,14 @@ from rayinfer.optimization.calibrated_weights import CALIBRATION_VERSION
 from rayinfer.optimization.checkpoint_digest import checkpoint_digest
 from rayinfer.optimization.packed_cache import PackedCache, entry_key
 from rayinfer.optimization.packed_model import fill_model, stored_model, structure_of
-from rayinfer.optimization.quantization import INT4, check_can_quantize, quantize_decoder, quantize_share
+from rayinfer.optimization.quantization import (
+    FP8,
+    INT4,
+    check_can_quantize,
+    load_float8_decoder,
+    quantize_decoder,
+    quantize_share,
+)
 from rayinfer.optimization.tensor_file import StoredTensors
 from rayinfer.tensor_parallel import WHOLE, Share
 from rayinfer_kernels import ops
@@ -41,9 +48,14 @@ def load_ready_decoder(
     Raises ModelLoadError and ConfigError as `load_decoder` does, and ConfigError for a model that cannot be quantised.
     """
     if device.type != "cpu":
-        if quantization is not None:
+        if quantization is None:
+            return load_decoder(folder, dtype, device, share)
+        if quantization != FP8:
             raise ConfigError(f"quantization {quantization!r} needs a CPU, and this engine runs on {device.type}")
-        return load_decoder(folder, dtype, device, share)
+        check_can_quantize(empty_decoder(folder), quantization)
+        return load_float8_decoder(folder, dtype, device, share)
+    if quantization == FP8:
+        raise ConfigError(f"quantization {quantization!r} needs a GPU, and this engine runs on {device.type}")
     if quantization is not None:
         check_can_quantize(empty_decoder(folder), quantization)
 

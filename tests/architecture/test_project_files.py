@@ -12,7 +12,7 @@ from architecture_sources import PACKAGES, ROOT, find_sources, is_within
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 # Parts that a declared package always brings in its own version.
-PARTS = {"pydantic_core": "pydantic"}
+PARTS = {"pydantic_core": "pydantic", "triton": "torch"}
 
 
 def normalised(name: str) -> str:

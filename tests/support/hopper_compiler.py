@@ -1,4 +1,4 @@
-"""Compile the attention kernels for compute capability 9.0, in a process of its own, without a GPU.
+"""Compile the kernels for compute capability 9.0, in a process of its own, without a GPU.
 
 Takes what would be launched on CPU tensors, compiles it instead and prints a line for each: name, registers, spills.
 Usage: python hopper_compiler.py FOLDER_OF_RAYINFER_KERNELS
@@ -20,10 +20,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from rayinfer_kernels.gpu.activations import gelu, gelu_tanh, gelu_tanh_and_mul, silu_and_mul
 from rayinfer_kernels.gpu.decode_attention import decode_attention
+from rayinfer_kernels.gpu.fp8 import quantize_rows
+from rayinfer_kernels.gpu.grouped_matmul import combine_rows, grouped_linear
+from rayinfer_kernels.gpu.norms import add_rms_norm, layer_norm, rms_norm
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache, allocate_paged_cache
+from rayinfer_kernels.gpu.philox import uniform
 from rayinfer_kernels.gpu.prefill_attention import prefill_attention
 from rayinfer_kernels.gpu.rope_and_write import rope_and_write, write_kv
+from rayinfer_kernels.gpu.sampling import row_max, sample_rows
 
 HOPPER = GPUTarget("cuda", 90, 32)
 CPU = torch.device("cpu")
@@ -34,18 +40,21 @@ POINTERS = {
     torch.float8_e4m3fn: "*fp8e4nv",
     torch.int32: "*i32",
     torch.int64: "*i64",
+    torch.float64: "*fp64",
+    torch.bool: "*i1",
 }
 
 
 def compile_launch(function: Any, *arguments: Any, **settings: Any) -> None:
     """Stand in for a launch: the arguments' types are those that a launch on a GPU would give."""
-    options = {name: settings.pop(name) for name in ("num_warps",) if name in settings}
+    options = {name: settings.pop(name) for name in ("num_warps", "num_stages") if name in settings}
     settings = {name: value for name, value in settings.items() if name not in ("grid", "warmup")}
     values = dict(zip((parameter.name for parameter in function.params), arguments, strict=False)) | settings
     signature, constants, attributes = {}, {}, {}
     for place, parameter in enumerate(function.params):
         value = values[parameter.name]
-        kind = "constexpr" if parameter.is_constexpr else _type_of(value, is_free=not parameter.do_not_specialize)
+        is_constant, is_free = parameter.is_constexpr or value is None, not parameter.do_not_specialize
+        kind = "constexpr" if is_constant else _type_of(value, is_free=is_free)
         signature[parameter.name] = kind
         if kind == "constexpr":
             constants[(place,)] = value
@@ -105,7 +114,29 @@ def compile_all(dtype: torch.dtype, cache_dtype: torch.dtype, group: int, head_d
         write_kv(key, key, cache, slots)
 
 
+def compile_rows(dtype: torch.dtype, width: int, vocab_size: int) -> None:
+    """What goes over rows: norms, gates, experts, eight bits and sampling."""
+    x, weight = torch.zeros(16, width, dtype=dtype), torch.zeros(width, dtype=dtype)
+    rms_norm(x, weight, 1e-6)
+    rms_norm(x.view(16, -1, 16), weight[:16], 1e-6, unit_offset=True)
+    add_rms_norm(x, x, weight, 1e-6)
+    layer_norm(x, weight, weight, 1e-6)
+    for change in (silu_and_mul, gelu_tanh_and_mul, gelu, gelu_tanh):
+        change(x)
+    quantize_rows(x)
+    for num_rows in (16, 256, 512, 2048):
+        rows = torch.zeros(num_rows, width, dtype=dtype)
+        grouped_linear(rows, torch.zeros(8, 96, width, dtype=dtype), torch.zeros(9, dtype=torch.int64))
+    pairs = torch.zeros(16, 8, dtype=torch.int64)
+    combine_rows(x, pairs, pairs.float())
+    logits, integers, floats = torch.zeros(2, vocab_size, dtype=dtype), pairs[0], torch.zeros(8, dtype=torch.float64)
+    row_max(logits)
+    sample_rows(logits, floats, integers, floats, floats, floats, integers)
+    uniform(integers, integers, integers)
+
+
 if __name__ == "__main__":
     triton.runtime.jit.JITFunction.run = compile_launch
     compile_all(torch.bfloat16, torch.bfloat16, group=4, head_dim=128, block_size=16)
     compile_all(torch.bfloat16, torch.float8_e4m3fn, group=5, head_dim=80, block_size=64)
+    compile_rows(torch.bfloat16, width=2048, vocab_size=151936)

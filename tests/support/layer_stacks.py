@@ -1,7 +1,7 @@
 """Random decoders of a few layers: as one operation, and as the plainest torch."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,13 +9,16 @@ import torch.nn.functional as F
 
 from rayinfer_kernels import reference
 from rayinfer_kernels.cpu.kernels import CpuKernels
+from rayinfer_kernels.gpu.layer_stack import GpuLayerStack
+from rayinfer_kernels.gpu.paged_cache import allocate_paged_cache
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
-from rayinfer_kernels.packed_weight import WeightFormat, pack
+from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat, pack
 from rayinfer_kernels.quantized_weight import QuantizedWeight, pack_quantized, quantize
 
 BLOCK_SIZE, MAX_BLOCKS, NUM_REQUESTS = 16, 40, 3
 CPU = torch.device("cpu")
+Operand = torch.Tensor | PackedWeight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +89,32 @@ class RandomStack:
 
     def packed(self, kernels: CpuKernels) -> LayerStack:
         """The decoder as one operation, with an empty cache."""
+        layers = [self._layer(number, self._packed) for number in range(len(self.layers))]
+        stack = kernels.layer_stack(layers, self.last_norm, self.shape)
+        assert stack is not None
+        stack.bind(self._caches(self.kv_dtype), self.cos, self.sin)
+        return stack
+
+    def on_gpu(self, device: torch.device, linear: Callable[[torch.Tensor, bool], Operand]) -> LayerStack:
+        """The same for a GPU, with weights as `linear` makes them of plain ones, told whether they are gated."""
+
+        def made(weights: dict[str, torch.Tensor], name: str) -> PackedLinear:
+            bias = weights.get(f"{name}_bias")
+            return PackedLinear(
+                linear(weights[name].to(device), name == "gate_up"), None if bias is None else bias.to(device)
+            )
+
+        layers = [self._layer(number, made, device) for number in range(len(self.layers))]
+        stack = GpuLayerStack(layers, self.last_norm.to(device), self.shape)
+        sizes = (NUM_REQUESTS * MAX_BLOCKS, BLOCK_SIZE, self.case.num_kv_heads, self.case.head_dim)
+        caches = [allocate_paged_cache(*sizes, self.kv_dtype, device) for _ in layers]
+        stack.bind(caches, self.cos.to(device), self.sin.to(device))
+        return stack
+
+    @property
+    def shape(self) -> StackShape:
         case = self.case
-        shape = StackShape(
+        return StackShape(
             hidden_size=case.hidden,
             num_heads=case.num_heads,
             num_kv_heads=case.num_kv_heads,
@@ -96,11 +123,6 @@ class RandomStack:
             scale=case.head_dim**-0.5,
             activation=case.activation,
         )
-        layers = [self._packed_layer(layer, window) for layer, window in zip(self.layers, case.windows, strict=True)]
-        stack = kernels.layer_stack(layers, self.last_norm, shape)
-        assert stack is not None
-        stack.bind(self._caches(self.kv_dtype), self.cos, self.sin)
-        return stack
 
     def expected(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """What the layers make of x, in float32."""
@@ -156,25 +178,28 @@ class RandomStack:
         weights |= {name: self._norm(case.hidden) for name in ("attention_norm", "feed_forward_norm")}
         return weights | {name: self._norm(case.head_dim) for name in ("query_norm", "key_norm")}
 
-    def _packed_layer(self, weights: dict[str, torch.Tensor], window: int | None) -> LayerWeights:
-        has_norms = self.case.has_head_norms
+    def _packed(self, weights: dict[str, torch.Tensor], name: str) -> PackedLinear:
+        quantized, is_gated = self.quantized.get(id(weights[name])), name == "gate_up"
+        if quantized is not None:
+            return PackedLinear(pack_quantized(quantized, is_gated=is_gated), weights.get(f"{name}_bias"))
+        return PackedLinear(pack(weights[name].clone(), is_gated=is_gated), weights.get(f"{name}_bias"))
 
-        def packed(name: str) -> PackedLinear:
-            quantized, is_gated = self.quantized.get(id(weights[name])), name == "gate_up"
-            if quantized is not None:
-                return PackedLinear(pack_quantized(quantized, is_gated=is_gated), weights.get(f"{name}_bias"))
-            return PackedLinear(pack(weights[name].clone(), is_gated=is_gated), weights.get(f"{name}_bias"))
-
+    def _layer(
+        self, number: int, linear: Callable[[dict[str, torch.Tensor], str], PackedLinear], device: torch.device = CPU
+    ) -> LayerWeights:
+        weights, has_norms = self.layers[number], self.case.has_head_norms
+        norms = ("attention_norm", "feed_forward_norm", "query_norm", "key_norm")
+        norm = {name: weights[name].to(device) for name in norms}
         return LayerWeights(
-            attention_norm=weights["attention_norm"],
-            qkv=packed("qkv"),
-            query_norm=weights["query_norm"] if has_norms else None,
-            key_norm=weights["key_norm"] if has_norms else None,
-            output=packed("output"),
-            feed_forward_norm=weights["feed_forward_norm"],
-            gate_up=packed("gate_up"),
-            down=packed("down"),
-            window=window,
+            attention_norm=norm["attention_norm"],
+            qkv=linear(weights, "qkv"),
+            query_norm=norm["query_norm"] if has_norms else None,
+            key_norm=norm["key_norm"] if has_norms else None,
+            output=linear(weights, "output"),
+            feed_forward_norm=norm["feed_forward_norm"],
+            gate_up=linear(weights, "gate_up"),
+            down=linear(weights, "down"),
+            window=self.case.windows[number],
         )
 
     def _norm(self, width: int) -> torch.Tensor:

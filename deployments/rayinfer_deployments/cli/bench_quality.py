@@ -18,7 +18,7 @@ def quality(
     model: Annotated[
         str, typer.Option(help="folder, GGUF file, Hugging Face repository or embedded name")
     ] = DEFAULT_MODEL,
-    modes: Annotated[str, typer.Option(help="which ones, with commas between; all of them unless given")] = "",
+    modes: Annotated[str, typer.Option(help="which ones, with commas between; all that a CPU has unless given")] = "",
     text: Annotated[
         Path | None,
         typer.Option(help="file to predict, documents apart by <|endoftext|>; Python's help topics unless given"),
@@ -35,7 +35,7 @@ def quality(
 
     from rich.console import Console
 
-    from rayinfer.benchmark.quality import MODES, QualityPlan, print_quality_report, run_quality, write_markdown
+    from rayinfer.benchmark.quality import CPU_MODES, QualityPlan, print_quality_report, run_quality, write_markdown
     from rayinfer.benchmark.quality_texts import describe_weights, quality_texts
     from rayinfer.benchmark.report import write_json
     from rayinfer.models.sources import resolve_model
@@ -47,7 +47,7 @@ def quality(
         weights=describe_weights(model, folder),
         text=text_name or texts.name,
         texts=texts.pieces,
-        modes=tuple(filter(None, modes.split(","))) or tuple(MODES),
+        modes=tuple(filter(None, modes.split(","))) or CPU_MODES,
     )
     report = run_quality(plan, engine_settings, shlex.join(["rayinfer", *sys.argv[1:]]), console)
     print_quality_report(report, console)

@@ -17,7 +17,7 @@ from rayinfer_kernels.cpu.arguments import (
 )
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerWeights, StackShape, StepTensors
-from rayinfer_kernels.packed_weight import WeightArgument
+from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument
 
 ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2}  # as in linear.h
 _WEIGHT = ctypes.POINTER(WeightArgument)
@@ -159,7 +159,8 @@ def _argument(layer: LayerWeights) -> LayerArgument:
 
 def _check_layer(layer: LayerWeights, shape: StackShape, dtype: torch.dtype) -> None:
     query_width, kv_width = (count * shape.head_dim for count in (shape.num_heads, shape.num_kv_heads))
-    intermediate = layer.gate_up.weight.out_features
+    gate_up = layer.gate_up.weight
+    intermediate = gate_up.out_features if isinstance(gate_up, PackedWeight) else 0
     for name, in_features, out_features in (
         ("qkv", shape.hidden_size, query_width + 2 * kv_width),
         ("output", query_width, shape.hidden_size),
@@ -167,6 +168,8 @@ def _check_layer(layer: LayerWeights, shape: StackShape, dtype: torch.dtype) -> 
         ("down", intermediate, shape.hidden_size),
     ):
         weight, bias = getattr(layer, name)
+        if not isinstance(weight, PackedWeight):
+            raise ValueError(f"{name} has a weight that is not packed")
         check_weight(weight, in_features, dtype)
         if weight.out_features != out_features or weight.is_gated != (name == "gate_up"):
             raise ValueError(f"{name} has {weight.out_features} outputs, not {out_features}")

@@ -1,39 +1,33 @@
 """Gates and activations: each program takes a piece of one row."""
 
-from typing import Any
-
 import torch
 
 from rayinfer_kernels.gpu.language import tl, triton
 from rayinfer_kernels.gpu.rounding import rounded
 from rayinfer_kernels.gpu.tuning import ACTIVATION_BLOCK, ACTIVATION_WARPS
 
-_SILU = tl.constexpr(0)
-_GELU = tl.constexpr(1)
-_GELU_TANH = tl.constexpr(2)
-
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """See `ops.silu_and_mul`."""
-    return _change_rows(x, _SILU, is_gate=True)
+    return _change_rows(x, "silu", is_gate=True)
 
 
 def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
     """See `ops.gelu_tanh_and_mul`."""
-    return _change_rows(x, _GELU_TANH, is_gate=True)
+    return _change_rows(x, "gelu_tanh", is_gate=True)
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
     """See `ops.gelu`."""
-    return _change_rows(x, _GELU, is_gate=False)
+    return _change_rows(x, "gelu", is_gate=False)
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     """See `ops.gelu_tanh`."""
-    return _change_rows(x, _GELU_TANH, is_gate=False)
+    return _change_rows(x, "gelu_tanh", is_gate=False)
 
 
-def _change_rows(x: torch.Tensor, activation: Any, *, is_gate: bool) -> torch.Tensor:
+def _change_rows(x: torch.Tensor, activation: str, *, is_gate: bool) -> torch.Tensor:
     if is_gate and x.shape[-1] % 2:
         raise ValueError(f"{x.shape[-1]} numbers are not two equal halves")
     rows = x.reshape(-1, x.shape[-1])
@@ -54,9 +48,9 @@ def _change_rows(x: torch.Tensor, activation: Any, *, is_gate: bool) -> torch.Te
 @triton.jit
 def activated(x, activation: tl.constexpr):
     """The activation of `x`, in float32."""
-    if activation == _GELU:
+    if activation == "gelu":
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
-    if activation == _GELU_TANH:
+    if activation == "gelu_tanh":
         # (1 + tanh(u)) / 2 is the logistic function of 2 u, which keeps its digits far below zero.
         return x / (1.0 + tl.exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)))
     return x / (1.0 + tl.exp(-x))

@@ -10,6 +10,10 @@ import torch
 
 from pairwise import case_name, every_case, pairwise
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
+from triton_interpreter import let_numbers_end_loops
+
+if IS_INTERPRETED:
+    let_numbers_end_loops()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,7 +20,9 @@ def rows_of(num_rows, width, dtype, device, *, extra=0):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("num_rows", "width", "extra"), [(1, 1, 0), (3, 80, 5), (2, 576, 0), (5, 1000, 3), (1, 5000, 1)])
+@pytest.mark.parametrize(
+    ("num_rows", "width", "extra"), [(1, 1, 0), (3, 80, 5), (2, 576, 0), (5, 1000, 3), (1, 5000, 1)]
+)
 @pytest.mark.parametrize("unit_offset", [False, True])
 def test_rows_are_normed_as_the_reference_does_it(device, dtype, num_rows, width, extra, unit_offset):
     x, weight = rows_of(num_rows, width, dtype, device, extra=extra), torch.randn(width).to(dtype).to(device)

@@ -11,10 +11,17 @@ def test_a_mode_that_loses_too_much_is_refused_with_what_was_measured_and_how_to
     check_quality("int4", is_inaccuracy_allowed=False, measured={"int4": 4.9})
 
 
-def test_every_mode_that_has_a_limit_was_measured():
-    assert MEASURED.keys() == QUALITY_LIMITS.keys()
+def test_every_mode_that_has_a_limit_was_measured_but_for_those_of_gpus():
+    assert MEASURED.keys() == QUALITY_LIMITS.keys() - {"fp8", "fp8-kv"}
 
 
-@pytest.mark.parametrize("mode", QUALITY_LIMITS)
+@pytest.mark.parametrize("mode", ["fp8", "fp8-kv"])
+def test_a_mode_that_was_not_measured_is_refused_with_how_to_allow_and_measure_it(mode):
+    with pytest.raises(ConfigError, match=rf"{mode} .* has not been measured .* allow_inaccurate_quantization"):
+        check_quality(mode, is_inaccuracy_allowed=False)
+    check_quality(mode, is_inaccuracy_allowed=True)
+
+
+@pytest.mark.parametrize("mode", MEASURED)
 def test_every_mode_on_offer_passes(mode):
     check_quality(mode, is_inaccuracy_allowed=False)

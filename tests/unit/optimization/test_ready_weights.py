@@ -10,10 +10,15 @@ from safetensors.torch import load_file
 from encoder_decoder_runs import make_tiny_t5
 from invariance_requests import make_sparse_model
 from rayinfer.errors import ConfigError, ModelLoadError
+from rayinfer.layers.matrix import Matrix
+from rayinfer.models.loader import load_decoder
 from rayinfer.optimization.packed_cache import PackedCache
+from rayinfer.optimization.quantization import load_float8_decoder
 from rayinfer.optimization.ready_weights import DIGESTS, load_ready_decoder
 from rayinfer.optimization.sequence_batches import SequenceBatches
 from rayinfer.optimization.tensor_file import DATA_FILE
+from rayinfer_kernels.packed_weight import WeightFormat
+from rayinfer_kernels.quantized_weight import quantize_float8
 from tiny_models import make_tiny_llama, save_weights
 
 CPU = torch.device("cpu")
@@ -148,3 +153,33 @@ def test_a_model_whose_scores_are_no_numbers_gets_no_four_bits(tmp_path):
     with pytest.raises(ModelLoadError, match=r"llama: the model cannot write .* no numbers"):
         load(folder, tmp_path / "packed", "int4")
     assert not entries(tmp_path / "packed")
+
+
+def test_eight_bits_for_a_gpu_replace_each_matrix_of_a_layer_as_soon_as_it_is_read(folder, tmp_path):
+    with pytest.raises(ConfigError, match="'fp8' needs a GPU, and this engine runs on cpu"):
+        load(folder, tmp_path, "fp8")
+    decoder = load_float8_decoder(folder, torch.bfloat16, CPU)
+    matrices = {name: each for name, each in decoder.named_modules() if isinstance(each, Matrix)}
+    formats = {name: None if each.packed is None else each.packed.format for name, each in matrices.items()}
+    within = {name for name in matrices if ".layers." in name}
+    assert len(within) == 3 * 4
+    assert formats == {name: WeightFormat.FLOAT8_DYNAMIC if name in within else None for name in matrices}
+    # What is left in bfloat16 is what no layer multiplies by, and the layers' norms and biases.
+    assert sum(each.numel() for name, each in decoder.named_parameters() if name.endswith("proj.weight")) == 0
+    expected = logits_of(load(folder, tmp_path), torch.float32)
+    distance = (logits_of(decoder, torch.bfloat16) - expected).square().mean().sqrt() / expected.square().mean().sqrt()
+    assert 0.01 < distance < 0.4
+
+
+def test_no_two_matrices_are_held_before_they_are_rounded(folder):
+    whole = []
+
+    def look(decoder, name):
+        there = [each for key, each in decoder.named_parameters() if not each.is_meta and key.endswith("proj.weight")]
+        whole.append(len(there))
+        owner = decoder.get_submodule(name.rpartition(".")[0])
+        if name.endswith("proj.weight"):
+            owner.use_packed(quantize_float8(owner.weight))
+
+    load_decoder(folder, torch.float32, CPU, when_filled=look)
+    assert 1 <= max(whole) <= 4  # of one layer, whose tensors stand between one another in the file

@@ -1,0 +1,28 @@
+"""Which modes a device has arithmetic for."""
+
+import torch
+
+from rayinfer.config import EngineConfig
+from rayinfer.errors import ConfigError
+from rayinfer.optimization.quantization import FP8
+from rayinfer_kernels.gpu.fp8 import MIN_CAPABILITY
+
+
+def check_device(config: EngineConfig, device: torch.device) -> None:
+    """Raise ConfigError for numbers of few bits that this device does not compute with."""
+    settings = {"quantization": config.quantization, "kv_cache_dtype": config.kv_cache_dtype}
+    for setting, mode in settings.items():
+        if mode in (None, "auto"):
+            continue
+        if (mode == FP8) != (device.type == "cuda"):
+            needed = "a GPU" if mode == FP8 else "a CPU"
+            raise ConfigError(f"{setting} {mode!r} needs {needed}, and this engine runs on a {device.type}")
+        if mode == FP8 and device.type == "cuda":
+            check_capability(setting, torch.cuda.get_device_capability(device))
+
+
+def check_capability(setting: str, capability: tuple[int, int]) -> None:
+    """Raise ConfigError for a GPU whose tensor cores have no numbers of eight bits with an exponent."""
+    if capability < MIN_CAPABILITY:
+        has, needed = (f"{major}.{minor}" for major, minor in (capability, MIN_CAPABILITY))
+        raise ConfigError(f"{setting} {FP8!r} needs a GPU of compute capability {needed} or above, this one has {has}")
