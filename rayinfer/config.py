@@ -98,6 +98,13 @@ class EngineConfig(BaseModel):
             raise ValueError("num_kv_blocks and kv_cache_memory_bytes both size the KV pool: give one of them")
         return self
 
+    @model_validator(mode="after")
+    def _steps_overlap_on_one_rank(self) -> Self:
+        num_ranks = self.tensor_parallel_size * self.pipeline_parallel_size
+        if self.overlap_steps and num_ranks > 1:  # they tell each other plans, whose tokens are known
+            raise ValueError(f"overlap_steps must not be true with {num_ranks} ranks")
+        return self
+
 
 def engine_config(**settings: Any) -> EngineConfig:
     """Build an EngineConfig; raises ConfigError that names every setting at fault."""

@@ -102,11 +102,9 @@ def num_spare_blocks(config: EngineConfig) -> int:
 
 
 def _plans_ahead(config: EngineConfig, device: torch.device) -> bool:
-    if place_of(config, 0).world_size > 1:  # the ranks tell each other plans, and know no token before it is told
-        if config.overlap_steps:
-            raise ConfigError("overlap_steps must not be true with several ranks")
-        return False
-    return device.type == "cuda" if config.overlap_steps is None else config.overlap_steps
+    if config.overlap_steps is None:
+        return device.type == "cuda" and place_of(config, 0).world_size == 1
+    return config.overlap_steps
 
 
 def _use_threads(config: EngineConfig, device: torch.device) -> None:

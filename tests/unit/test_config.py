@@ -76,3 +76,11 @@ def test_the_cache_folder_follows_the_environment(environment, folder, monkeypat
     for name, value in {"HOME": "/home/me", **environment}.items():
         monkeypatch.setenv(name, value)
     assert cache_folder() == Path(folder)
+
+
+def test_steps_overlap_on_one_rank_only():
+    assert EngineConfig().overlap_steps is None
+    assert EngineConfig(overlap_steps=True).overlap_steps
+    assert EngineConfig(overlap_steps=False, tensor_parallel_size=2).overlap_steps is False
+    with pytest.raises(ConfigError, match="overlap_steps must not be true with 4 ranks"):
+        engine_config(overlap_steps=True, tensor_parallel_size=2, pipeline_parallel_size=2)

@@ -83,6 +83,27 @@ def test_who_gives_way_has_no_token_that_is_not_known(caching, num_offload_block
     assert driven.tokens == {f"r{number}": expected_tokens(numbers(6, start=number), 14) for number in range(4)}
 
 
+def test_nobody_gives_way_while_a_request_may_end_with_the_step_under_way():
+    def answer(context):
+        return EOS if len(context) == 8 and context[0] == 4 else mixed_answer(context)
+
+    driven = ahead(answer=answer, num_blocks=5, caching=False)
+    driven.add("ends", [4, *numbers(4)], max_tokens=9)
+    driven.add("stays", numbers(5), max_tokens=9)
+    driven.run()
+    assert driven.reasons() == {"ends": "stop", "stays": "length"}
+    assert driven.engine.stats.num_preemptions_total == 0
+
+
+@pytest.mark.parametrize(("max_tokens", "is_short"), [(4, False), (5, True)])
+def test_the_last_token_of_a_request_needs_no_block(max_tokens, is_short):
+    driven = ahead()
+    driven.add("a", numbers(5), max_tokens=max_tokens)
+    for _ in range(3):
+        driven.step()  # the ninth token, beyond two blocks, is the next to be told
+    assert bool(len(driven.scheduler._batch.rows_short_of_a_block())) == is_short
+
+
 def test_an_arrival_that_matters_more_takes_the_row_of_a_request_whose_token_is_under_way():
     driven = ahead(max_num_seqs=1)
     driven.add("low", numbers(5), max_tokens=9, priority=5)
@@ -166,6 +187,11 @@ def test_a_failing_step_is_computed_again_in_halves_once_the_one_before_is_known
     for number in range(4):
         assert driven.tokens[f"r{number}"] == expected_tokens(numbers(5, start=number + 10), 9)
     assert driven.engine.stats.generation_tokens_total == 4 * 9 + 3
+    again = [plan for plan in driven.executor.plans if plan.continues is None]
+    assert len(again) > 2
+    for plan in again:
+        whole = [expected_tokens(numbers(5, start=number + 10), 9) for number in range(4)]
+        assert set(plan.token_ids.tolist()) <= {tokens[2] for tokens in [*whole, driven.tokens["bad"]]}
 
 
 def test_a_step_fails_for_a_request_that_has_ended_before_and_nobody_is_told_of_it():

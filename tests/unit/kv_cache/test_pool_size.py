@@ -54,3 +54,13 @@ def test_a_pool_in_bytes_that_is_too_small_or_too_large_is_refused_by_name(name,
 def test_there_is_no_second_pool_unless_it_is_asked_for():
     assert count_offload_blocks(engine_config(), 1000) == 0
     assert count_offload_blocks(engine_config(kv_offload_bytes=4999), 1000) == 4
+
+
+def test_what_is_reserved_is_taken_off_before_a_share_is_made_of_the_rest():
+    config = engine_config(memory_fraction=0.5)
+    free = free_memory_bytes(CPU)
+    block_bytes = 1 << 20
+    whole, rest = (count_kv_blocks(config, block_bytes, CPU, reserved_bytes=reserved) for reserved in (0, free // 2))
+    assert rest == pytest.approx(whole / 2, rel=0.2)
+    with pytest.raises(ConfigError, match="leaves 0 bytes"):
+        count_kv_blocks(config, block_bytes, CPU, reserved_bytes=2 * free)
