@@ -11,7 +11,7 @@ import rayinfer_kernels
 from rayinfer.config import EngineConfig, cache_folder
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.cores import Cores, fill_machine, usable_cores
-from rayinfer.engine.cuda_graphs import DecodeGraphs, Padding, cuda_graphs, graph_memory_bytes
+from rayinfer.engine.cuda_graphs import DecodeGraphs, Draw, Padding, cuda_graphs, graph_memory_bytes
 from rayinfer.engine.encoder_decoder_runner import EncoderDecoderRunner
 from rayinfer.engine.in_process_executor import InProcessExecutor
 from rayinfer.engine.model_memory import ModelMemory
@@ -31,6 +31,7 @@ from rayinfer.models.random_weights import random_decoder
 from rayinfer.optimization.packed_cache import PackedCache
 from rayinfer.optimization.ready_weights import load_ready_decoder
 from rayinfer.tensor_parallel import WHOLE
+from rayinfer_kernels import ops
 from rayinfer_kernels import reference
 from rayinfer_kernels.selection import implementation_of
 
@@ -180,6 +181,7 @@ def _graphs(setting: _Setting, runner: ModelRunner, max_model_len: int) -> Decod
         new_graph=cuda_graphs(),
         last_tokens=runner.last_tokens,
         padding=Padding(),
+        draw=Draw(ops.uniform, ops.sample_rows),
     )
 
 

@@ -9,15 +9,31 @@ from pathlib import Path
 import torch
 
 from rayinfer.benchmark.gpu import engine_runs
+from rayinfer.benchmark.gpu.decode_kernel import DecodeSweep, measure_decode_kernel
 from rayinfer.benchmark.gpu.floors import FP8_BYTES, CardLimits, Floor
 from rayinfer.benchmark.gpu.model_shapes import FLOAT_BYTES, SHAPES, model_size, tiny_shape, write_shape
 from rayinfer.benchmark.gpu.results import KernelRow, Row
 from rayinfer.benchmark.gpu.step_gaps import PROFILED_STEPS, profile_steps, step_gap_us
 from rayinfer.benchmark.gpu.works import Work, even_workload, nano_workload
 from rayinfer.engine.engine import Engine
+from rayinfer_kernels.gpu.language import IS_INTERPRETED
 
 CHUNKS = (512, 2048, 8192)  # tokens of a step, where long prompts come in between
 GAP_BATCH = 64  # requests that decode while the GPU's pauses are measured
+
+
+LARGE_READ_BYTES = 64 << 20
+TINY_SWEEP = DecodeSweep(
+    groups=(2,),
+    contexts=(24,),
+    batches=(1, 2),
+    num_kv_heads=1,
+    head_dim=64,
+    dtype=torch.float32,
+    cold_bytes=1 << 10,
+    copy_bytes=1 << 16,
+    num_repeats=1,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,8 +87,19 @@ class Measuring:
         runs[work.kind](work, row)
 
     def measure_kernel(self, row: Row, kernels: list[KernelRow]) -> None:
-        """Run the decode kernel on many shapes; the worst of those that are large enough to fill the card counts."""
-        raise NotImplementedError
+        """Run the decode kernel on many shapes; the median of those counts that read enough to fill the card."""
+        if self._device.type == "cpu" and not IS_INTERPRETED:
+            row.rate = "no GPU, and no interpreter of Triton's (TRITON_INTERPRET=1)"
+            return
+        for dtype in (torch.bfloat16, torch.float8_e4m3fn):
+            sweep = TINY_SWEEP if self._scale.is_tiny else DecodeSweep()
+            shapes = measure_decode_kernel(self._device, replace(sweep, cache_dtype=dtype))
+            kernels += [KernelRow(kv_dtype=str(dtype).removeprefix("torch."), shape=shape) for shape in shapes]
+        large = [each.shape for each in kernels if self._scale.is_tiny or each.shape.num_bytes >= LARGE_READ_BYTES]
+        shares = [shape.share_of_copy for shape in large]
+        row.seconds = [shape.seconds for shape in large]
+        row.share = statistics.median(shares)
+        row.rate = f"of a copy's bandwidth: median {row.share:.0%}, {min(shares):.0%} to {max(shares):.0%}"
 
     def _offline(self, work: Work, row: Row) -> None:
         scale = self._scale

@@ -114,5 +114,6 @@ def _cells(row: Row) -> list[str]:
 
 
 def _kernel_cells(kernel: KernelRow) -> list[str]:
-    figures = f"{kernel.us:.1f}", f"{kernel.bytes_per_s / 1e9:,.0f}", f"{kernel.share:.0%}"
-    return [kernel.heads, str(kernel.batch), f"{kernel.context:,}", kernel.kv_dtype, *figures]
+    shape = kernel.shape
+    figures = f"{1e6 * shape.seconds:.1f}", f"{shape.bytes_per_s / 1e9:,.0f}", f"{shape.share_of_copy:.0%}"
+    return [f"{shape.group}:1", str(shape.batch), f"{shape.context:,}", kernel.kv_dtype, *figures]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from rayinfer.benchmark.gpu.decode_kernel import DecodeRow
 from rayinfer.benchmark.gpu.works import WORKS, Work
 from rayinfer.benchmark.report import Environment, describe_environment
 
@@ -26,15 +27,10 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelRow:
-    """The decode kernel on one shape."""
+    """The decode kernel on one shape, with keys and values of one type."""
 
-    heads: str  # queries to keys
-    batch: int
-    context: int
     kv_dtype: str
-    us: float
-    bytes_per_s: float
-    share: float  # of the copy bandwidth
+    shape: DecodeRow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
