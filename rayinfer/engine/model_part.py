@@ -31,8 +31,7 @@ from rayinfer.models.random_weights import random_decoder
 from rayinfer.optimization.packed_cache import PackedCache
 from rayinfer.optimization.ready_weights import load_ready_decoder
 from rayinfer.tensor_parallel import WHOLE
-from rayinfer_kernels import ops
-from rayinfer_kernels import reference
+from rayinfer_kernels import ops, reference
 from rayinfer_kernels.selection import implementation_of
 
 _CACHE_TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # else the model's

@@ -29,7 +29,6 @@ TINY_SWEEP = DecodeSweep(
     batches=(1, 2),
     num_kv_heads=1,
     head_dim=64,
-    dtype=torch.float32,
     cold_bytes=1 << 10,
     copy_bytes=1 << 16,
     num_repeats=1,
