@@ -50,7 +50,7 @@ def _candidates(axes: Mapping[str, Sequence[Any]], uncovered: set[_Pair]) -> Ite
     names, left = list(axes), sorted(uncovered)
     for one, i, other, j in left[:: max(1, len(left) // 20)]:
         places = {one: i, other: j}
-        for name in sorted(set(names) - {one, other}, key=lambda name: -len(axes[name])):
+        for name in sorted((name for name in names if name not in (one, other)), key=lambda name: -len(axes[name])):
             places[name] = max(
                 range(len(axes[name])),
                 key=lambda place, name=name: len(uncovered & _pairs({**places, name: place}, names)),
