@@ -50,6 +50,10 @@ def attend(kernels: CpuKernels, **changes: object) -> torch.Tensor:
         (ValueError, {"query": torch.randn(3, 4, 16).bfloat16()}),
         (ValueError, {"kv_cache": cache(torch.bfloat16)}),
         (ValueError, {"kv_cache": allocate_kv_cache(4, 12, 2, 16, torch.float32, CPU)}),
+        (
+            TypeError,
+            {"kv_cache": allocate_kv_cache(4, 16, 2, 16, torch.float32, CPU, computed_on=torch.device("cuda"))},
+        ),
         (ValueError, {"window": -1}),
         (ValueError, {"position_bias": torch.randn(1, 3)}),
     ],
