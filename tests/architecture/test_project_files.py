@@ -11,7 +11,7 @@ from architecture_sources import PACKAGES, ROOT, find_sources, is_within
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
-# Parts that a declared package always brings in its own version.
+# Parts that a declared package brings in its own version, Triton only for GPUs.
 PARTS = {"pydantic_core": "pydantic", "triton": "torch"}
 
 

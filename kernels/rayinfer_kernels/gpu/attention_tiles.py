@@ -17,6 +17,13 @@ NOTHING_SEEN = tl.constexpr(-1.0e30)  # instead of minus infinity, whose differe
 
 
 @triton.jit
+def nothing_seen(ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Values, greatest score and sum of weights of rows before their first token."""
+    values = tl.full([ROWS, WIDTH], 0.0, tl.float32)
+    return values, tl.full([ROWS], NOTHING_SEEN, tl.float32), tl.full([ROWS], 0.0, tl.float32)
+
+
+@triton.jit
 def attend_tiles(
     query,  # [ROWS, WIDTH] in DOT_TYPE
     acc,  # [ROWS, WIDTH], values so far, weighted

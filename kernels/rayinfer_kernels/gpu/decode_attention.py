@@ -8,6 +8,7 @@ from rayinfer_kernels.gpu.attention_tiles import (
     attend_tiles,
     check_query,
     dot_type,
+    nothing_seen,
     score_factors,
 )
 from rayinfer_kernels.gpu.language import next_power_of_2, tl, triton
@@ -151,9 +152,9 @@ def _attend_split(
     is_number = (rows[:, None] < GROUP) & (channels[None, :] < HEAD_DIM)
     places = request.to(tl.int64) * token_stride + heads[:, None] * head_stride + channels[None, :]
     query = tl.load(query_rows + places, mask=is_number, other=0.0)
+    acc, highest, total = nothing_seen(ROWS, WIDTH)
     acc, highest, total = attend_tiles(
-        query.to(DOT_TYPE), tl.full([ROWS, WIDTH], 0.0, tl.float32), tl.full([ROWS], NOTHING_SEEN, tl.float32),
-        tl.full([ROWS], 0.0, tl.float32), tl.full([ROWS], 0, tl.int32) + context - 1, key_cache, value_cache,
+        query.to(DOT_TYPE), acc, highest, total, tl.full([ROWS], 0, tl.int32) + context - 1, key_cache, value_cache,
         block_tables + request.to(tl.int64) * table_stride, begin, end, context - window, kv_head, window, scale,
         softcap, False, HAS_SOFTCAP, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, WIDTH, TILE, DOT_TYPE, NUM_STAGES,
     )  # fmt: skip

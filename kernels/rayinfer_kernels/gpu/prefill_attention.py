@@ -4,10 +4,10 @@ import torch
 
 from rayinfer_kernels.gpu.attention_tiles import (
     NO_WINDOW,
-    NOTHING_SEEN,
     attend_tiles,
     check_query,
     dot_type,
+    nothing_seen,
     score_factors,
 )
 from rayinfer_kernels.gpu.language import next_power_of_2, tl, triton
@@ -66,8 +66,11 @@ def prefill_attention(
 
 
 @triton.jit
-def _request_of(tile, query_starts, num_requests, TILE_QUERIES: tl.constexpr):
-    """The last request whose first tile is not behind this one: request i's is starts[i] // TILE_QUERIES + i."""
+def _queries_of(tile, query_starts, num_requests, TILE_QUERIES: tl.constexpr):
+    """The request of a tile, the tile's first token and the one behind the request's last.
+
+    Request i's first tile is starts[i] // TILE_QUERIES + i: there are enough behind one another for every request.
+    """
     low, high = tile * 0, num_requests
     while low + 1 < high:
         middle = (low + high) // 2
@@ -76,7 +79,8 @@ def _request_of(tile, query_starts, num_requests, TILE_QUERIES: tl.constexpr):
             low = middle
         else:
             high = middle
-    return low
+    first_query, next_query = tl.load(query_starts + low), tl.load(query_starts + low + 1)
+    return low, first_query + (tile - first_query // TILE_QUERIES - low) * TILE_QUERIES, next_query
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_requests", "window"])
@@ -110,36 +114,29 @@ def _attend_chunk(
 ):
     """Some neighbouring tokens of one request, with all query heads of one key-value head: a row for each of both."""
     tile, kv_head = tl.program_id(0), tl.program_id(1)
-    request = _request_of(tile, query_starts, num_requests, TILE_QUERIES)
-    first_query, next_query = tl.load(query_starts + request), tl.load(query_starts + request + 1)
-    first = first_query + (tile - first_query // TILE_QUERIES - request) * TILE_QUERIES
+    request, first, next_query = _queries_of(tile, query_starts, num_requests, TILE_QUERIES)
     if first >= next_query:
         return
-    context = tl.load(context_lengths + request)
     rows, channels = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     tokens, heads = first + rows // GROUP, kv_head * GROUP + rows % GROUP
     is_row = (rows < TILE_QUERIES * GROUP) & (tokens < next_query)
     is_number = is_row[:, None] & (channels[None, :] < HEAD_DIM)
     places = (tokens.to(tl.int64) * token_stride + heads * head_stride)[:, None] + channels[None, :]
     query = tl.load(query_rows + places, mask=is_number, other=0.0).to(DOT_TYPE)
-    before_queries = context - next_query  # position minus token
+    before_queries = tl.load(context_lengths + request) - next_query  # position minus token
     position = first + before_queries  # of the first token, the last position that all rows see
     end = tl.minimum(first + TILE_QUERIES, next_query) + before_queries
     last_seen = tokens + before_queries
     first_seen = position - window + 1  # by the first row, the others see less
-    acc = tl.full([ROWS, WIDTH], 0.0, tl.float32)
-    highest = tl.full([ROWS], NOTHING_SEEN, tl.float32)
-    total = tl.full([ROWS], 0.0, tl.float32)
+    acc, highest, total = nothing_seen(ROWS, WIDTH)
     table = block_tables + request.to(tl.int64) * table_stride
     begin = tl.maximum(first_seen, 0) // TILE * TILE
-    if not HAS_WINDOW:
-        # What every row sees whole needs no masks.
-        whole_end = tl.maximum(position + 1, 0) // TILE * TILE
+    if not HAS_WINDOW:  # what every row sees whole needs no masks
+        begin = tl.maximum(position + 1, 0) // TILE * TILE
         acc, highest, total = attend_tiles(
-            query, acc, highest, total, last_seen, key_cache, value_cache, table, 0, whole_end, 0, kv_head, window,
+            query, acc, highest, total, last_seen, key_cache, value_cache, table, 0, begin, 0, kv_head, window,
             scale, softcap, True, HAS_SOFTCAP, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, WIDTH, TILE, DOT_TYPE, NUM_STAGES,
         )  # fmt: skip
-        begin = whole_end
     acc, highest, total = attend_tiles(
         query, acc, highest, total, last_seen, key_cache, value_cache, table, begin, end, first_seen, kv_head, window,
         scale, softcap, False, HAS_SOFTCAP, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, WIDTH, TILE, DOT_TYPE, NUM_STAGES,

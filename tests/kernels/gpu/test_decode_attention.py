@@ -6,7 +6,7 @@ import torch
 from paged_batches import BF16, F8, F32, TYPES, assert_near, make_batch
 from rayinfer_kernels.gpu.decode_attention import decode_attention
 
-CONTEXTS = {"short": (1, 16, 65), "with-empty": (0, 130, 0, 7), "longer": (300, 31)}
+CONTEXTS = {"short": (1, 65), "with-empty": (0, 70), "longer": (200,)}
 AXES = {
     "head_dim": [64, 80, 96, 128, 256],
     "group": [1, 2, 4, 5, 8, 16],
@@ -24,7 +24,7 @@ def batch_of(contexts, device, *, group=4, head_dim=64, block_size=16, types=(F3
     return make_batch(
         [(context, 1) for context in contexts],
         device,
-        num_kv_heads=1 if group > 4 else 2,
+        num_kv_heads=2 if group <= 2 else 1,
         group=group,
         head_dim=head_dim,
         block_size=block_size,
@@ -87,16 +87,16 @@ def test_a_query_that_is_not_a_number_spoils_no_other(device):
 
 
 def test_no_requests_give_nothing(device):
-    assert attend(batch_of([5], device), slice(0, 0)).shape == (0, 8, 64)
+    assert attend(batch_of([5], device), slice(0, 0)).shape == (0, 4, 64)
 
 
 @pytest.mark.parametrize(
     ("query", "settings"),
     [
-        (torch.zeros(1, 8, 32), {}),
-        (torch.zeros(1, 7, 64), {}),
-        (torch.zeros(1, 8, 64).bfloat16(), {}),
-        (torch.zeros(1, 8, 64), {"num_splits": 3}),
+        (torch.zeros(1, 4, 32), {}),
+        (torch.zeros(1, 0, 64), {}),
+        (torch.zeros(1, 4, 64).bfloat16(), {}),
+        (torch.zeros(1, 4, 64), {"num_splits": 3}),
     ],
 )
 def test_what_does_not_fit_the_cache_is_refused(device, query, settings):
