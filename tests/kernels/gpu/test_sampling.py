@@ -51,7 +51,7 @@ def random_logits(dice, vocab_size):
     return logits.to(dice.choice([torch.float32, torch.bfloat16, torch.float16]))
 
 
-@pytest.mark.parametrize("seed", range(14))
+@pytest.mark.parametrize("seed", range(10))
 def test_random_settings_give_the_tokens_of_the_reference(device, seed):
     dice = random.Random(seed)
     vocab_size = dice.choice([1, 7, 255, 256, 700])
