@@ -132,7 +132,7 @@ def _best_of_row(scores, width: tl.constexpr, block: tl.constexpr):
 @triton.jit
 def _ordered(x):
     """An integer per number of float32 that is not NaN, in the order of the numbers; both zeros are one."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    bits = x.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, -2147483648 - bits, bits)
 
 

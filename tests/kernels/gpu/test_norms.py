@@ -61,6 +61,16 @@ def test_rows_are_normed_around_their_mean(device, dtype, num_rows, width, extra
     )
 
 
+def test_what_is_added_to_the_mean_square_counts_for_small_numbers(device):
+    x, weight = torch.randn(2, 64, device=device) * 1e-3, torch.ones(64, device=device)
+    for eps in (1e-6, 1e-5):
+        expected = reference.rms_norm(x, weight, eps)
+        torch.testing.assert_close(norms.rms_norm(x, weight, eps), expected)
+        torch.testing.assert_close(norms.add_rms_norm(x, torch.zeros_like(x), weight, eps), expected)
+        expected = reference.layer_norm(x, weight, weight, eps)
+        torch.testing.assert_close(norms.layer_norm(x, weight, weight, eps), expected)
+
+
 def test_no_rows_are_no_launch(device):
     empty, weight = torch.empty(0, 8, device=device), torch.ones(8, device=device)
     assert norms.rms_norm(empty, weight, 1e-5).shape == (0, 8)
