@@ -10,6 +10,7 @@ from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 
 SOURCES = {str(length): [(5 * i * i + 2) % 95 for i in range(length)] for length in (70, 1, 23, 8, 40)}
+SETTINGS = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 100}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64)
 
 
@@ -23,9 +24,14 @@ def marian(tmp_path_factory):
     return make_tiny_marian(tmp_path_factory.mktemp("marian"))
 
 
+@pytest.fixture(params=[False, True], ids=["waiting", "overlapping"], autouse=True)
+def overlaps(request, monkeypatch):
+    """Every test has engines that wait for each step, then engines that do not."""
+    monkeypatch.setitem(SETTINGS, "overlap_steps", request.param)
+
+
 def engine_of(folder, **settings):
-    settings = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 100} | settings
-    return build_engine(engine_config(model=str(folder), **settings), folder)
+    return build_engine(engine_config(model=str(folder), **SETTINGS | settings), folder)
 
 
 def request(source, params=GREEDY, *, request_id=None, outputs=(), **settings):
