@@ -41,6 +41,15 @@ ALL_ROUTERS_S = 30.0  # for the last router after the first
 PRIORITIES_EVERY = 30  # watches
 
 
+ProfileOption = Annotated[
+    Profile,
+    typer.Option(help="throughput: HAProxy and Serve's settings for many connections in front, tokens sent by four"),
+]
+LimitsFile = Annotated[
+    Path | None, typer.Option(help="YAML with the routers' limits, which `rayinfer limits` changes later")
+]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Service:
     """What the command line asked for."""
@@ -86,15 +95,8 @@ def serve(
         Path | None, typer.Option(help="YAML with the objectives by which the number of engines follows the load")
     ] = None,
     routers: Annotated[int, typer.Option(min=1, help="processes that share the connections")] = 1,
-    profile: Annotated[
-        Profile,
-        typer.Option(
-            help="throughput: HAProxy and Serve's settings for many connections in front, tokens sent by four"
-        ),
-    ] = Profile.LATENCY,
-    limits: Annotated[
-        Path | None, typer.Option(help="YAML with the routers' limits, which `rayinfer limits` changes later")
-    ] = None,
+    profile: ProfileOption = Profile.LATENCY,
+    limits: LimitsFile = None,
     name: Annotated[str | None, typer.Option(help="what clients call the model (default: MODEL)")] = None,
     ray_address: Annotated[
         str | None, typer.Option(help="join this Ray instead of starting one (auto, or HOST:PORT)")
