@@ -100,9 +100,7 @@ class RankGroup:
         return group
 
     @classmethod
-    def join(
-        cls, place: Place, rendezvous: Rendezvous, is_stopped: Callable[[int], bool] | None = None
-    ) -> "RankGroup":
+    def join(cls, place: Place, rendezvous: Rendezvous, is_stopped: Callable[[int], bool] | None = None) -> "RankGroup":
         """Come to rank 0, as any other; raises EngineDead when it is not there. `is_stopped` tells of its process."""
         commands = knock(place, rendezvous, is_for_beats=False)
         beats = knock(place, rendezvous, is_for_beats=True)

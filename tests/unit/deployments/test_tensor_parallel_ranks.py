@@ -66,7 +66,10 @@ def test_an_engine_of_one_process_only_starts_it():
 def test_the_others_run_from_where_the_first_one_opened_the_group():
     async def scenario():
         meeting = pending()
-        first, others = FakeActor(open_group=meeting, start=pending(), ping=1), [FakeActor(run=pending(), ping=7) for _ in range(2)]
+        first, others = (
+            FakeActor(open_group=meeting, start=pending(), ping=1),
+            [FakeActor(run=pending(), ping=7) for _ in range(2)],
+        )
         group, _ = group_of(first, *others)
         starting = asyncio.ensure_future(group.start())
         await asyncio.sleep(0.01)
