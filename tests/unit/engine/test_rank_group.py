@@ -152,7 +152,7 @@ def test_waits_are_broken_off_even_if_what_ends_the_ranks_fails(host):
     groups[0].on_loss = fail
     with pytest.raises(OSError, match="no more processes"):
         rank_group._lose(weakref.ref(groups[0]), 1, 3.0)
-    with pytest.raises(LineLost):
+    with pytest.raises(LineLost, match="hung up"):
         groups[1].lines[0].receive(SOON_S)
     for group in groups:
         group.close()
