@@ -48,14 +48,6 @@ def read_process(pid: int) -> Process | None:
     )
 
 
-def is_stopped(pid: int) -> bool:
-    """Say whether a process was stopped, by a signal or a debugger; it computes nothing until it is continued."""
-    try:
-        return _fields(Path(f"/proc/{pid}/stat").read_text())[0] in "Tt"
-    except OSError:
-        return False
-
-
 def children(pid: int) -> list[Process]:
     """List the processes that `pid` started itself; cheap, but one that is just ending may be overlooked."""
     lists: list[str] = []

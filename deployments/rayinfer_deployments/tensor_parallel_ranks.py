@@ -17,11 +17,11 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayinfer.config import EngineConfig
+from rayinfer.engine.process_state import is_stopped
 from rayinfer.errors import EngineDead, RayinferError
 from rayinfer_deployments.engine_actor import ENGINE_BUILDING, MAX_CONCURRENT_CALLS, EngineActor, see_own_gpus
 from rayinfer_deployments.engine_address import EngineAddress
 from rayinfer_deployments.engine_names import RankName
-from rayinfer_deployments.process_tree import is_stopped
 from rayinfer_deployments.ray_failures import cause_in_one_line, cause_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 TICK_S = 0.25  # between two looks at a rank
 SILENT_TICKS = 7  # without an answer, after which it counts that its process is stopped: as quick as routers are
-MOST_SILENT_TICKS = 240  # whatever its process does: Python's lock may be held for long while weights are read
+MOST_SILENT_TICKS = 120  # whatever its process does: Python's lock may be held while weights are read; as ranks have it
+MOST_STARTING_TICKS = 2400  # until it has answered once: by then its process has started, and imported the engine
 BETTER_REASON_S = 1.0  # for the rank that failed first to say so, when another one has already missed it
 
 RAY_ERRORS = (RayActorError, RayTaskError)
@@ -78,6 +79,7 @@ class EngineGroup:
         self._name = name
         self._others = dict(enumerate(others, start=1))  # by rank
         self._runs: dict[int, asyncio.Future[None]] = {}  # by rank; none ends as long as all is well
+        self._process_ids: dict[int, int] = {}  # by rank, of those that have answered
         self._kill = kill
         self._is_stopped = is_stopped
 
@@ -87,7 +89,10 @@ class EngineGroup:
         return bool(self._others)
 
     async def start(self) -> None:
-        """Have all load their parts and take a step together; raises Ray's error of the one that explains a failure."""
+        """Have all load their parts and take a step together; raises Ray's error of the one that explains a failure.
+
+        Raises EngineDead when one of several falls silent meanwhile; the others then wait for it until they are killed.
+        """
         if self._others:
             # The answer goes from process to process, also to the one that gives it: read here, it would import torch.
             meeting = self.first.open_group.remote()
@@ -95,11 +100,19 @@ class EngineGroup:
             starting = _begun(self.first.start.remote(meeting))
         else:
             starting = _begun(self.first.start.remote())
-        await asyncio.wait([starting, *self._runs.values()], return_when=asyncio.FIRST_COMPLETED)
-        if starting.done() and starting.exception() is None:
-            return
-        await asyncio.wait([starting, *self._runs.values()], timeout=BETTER_REASON_S if self._others else None)
-        raise _first_reason([starting, *self._runs.values()])
+        calls = [starting, *self._runs.values()]
+        silences = [_begun(self._silence_of(rank)) for rank in (0, *self._others)] if self._others else []
+        try:
+            await asyncio.wait([*calls, *silences], return_when=asyncio.FIRST_COMPLETED)
+            if starting.done() and starting.exception() is None:
+                return
+            if not any(call.done() for call in calls):
+                raise EngineDead(next(silence.result() for silence in silences if silence.done()))
+        finally:
+            for silence in silences:
+                silence.cancel()
+        await asyncio.wait(calls, timeout=BETTER_REASON_S if self._others else None)
+        raise _first_reason(calls)
 
     async def first_loss(self) -> str:
         """Return once a rank beyond the first has ended or fallen silent, with which one and why."""
@@ -127,17 +140,19 @@ class EngineGroup:
     async def _silence_of(self, rank: int) -> str:
         """Count our own ticks, not seconds: what kept this loop from running is no rank's fault.
 
-        A rank that answers nothing may be busy with something that holds Python's lock, and lives; then it is left to
-        the first rank, which waits for it, whether that takes too long.
+        A rank that answers nothing may be busy with something that holds Python's lock, and lives: unless its process
+        is stopped it has as long as ranks give each other.
         """
-        num_silent_ticks, process_id = 0, None
-        answer = _begun(self._others[rank].ping.remote())
-        while num_silent_ticks < MOST_SILENT_TICKS:
+        num_silent_ticks, actor = 0, self._others[rank] if rank else self.first
+        answer = _begun(actor.ping.remote())
+        while num_silent_ticks < (MOST_SILENT_TICKS if rank in self._process_ids else MOST_STARTING_TICKS):
             await asyncio.sleep(TICK_S)
             num_silent_ticks += 1
-            if answer.done() and answer.exception() is None:
-                num_silent_ticks, process_id = 0, answer.result()
-                answer = _begun(self._others[rank].ping.remote())
+            if answer.done():
+                if answer.exception() is None:
+                    num_silent_ticks, self._process_ids[rank] = 0, answer.result()
+                answer = _begun(actor.ping.remote())  # also after a failure, which may have been Ray's and has passed
+            process_id = self._process_ids.get(rank)
             if num_silent_ticks >= SILENT_TICKS and process_id is not None and self._is_stopped(process_id):
                 break
         return f"rank {rank} of engine {self._name} has not answered for {num_silent_ticks * TICK_S:.1f} s"

@@ -40,7 +40,9 @@ def build_engine(
     """Load the model and give it its cache; `folder` is what `resolve_model` returned.
 
     Where the settings ask for several ranks, this process is rank 0. The others are processes of its own, or with a
-    `rendezvous` whoever comes there by `run_rank`, with the same settings. `group_timeout_s` is for the former.
+    `rendezvous` whoever comes there by `run_rank`, with the same settings. `group_timeout_s` is for the former: a rank
+    that says nothing for so long and is stopped is lost; one that is not has GROUP_TIMEOUT_S, if that is longer.
+    Raises EngineDead when a rank is lost or fails meanwhile.
     """
     model = read_model_config(folder)
     check_device(config, any_device())
@@ -51,7 +53,8 @@ def build_engine(
         return _engine_of(config, model, part, part.executor, name)
     with ExitStack() as on_failure:
         group, end_ranks = _gather_ranks(config, folder, rendezvous, group_timeout_s, on_failure)
-        part = build_part(config, folder, group)
+        with group.explained_failures():
+            part = build_part(config, folder, group)
         executor = GroupExecutor(group, part.executor, end_ranks, part.link)
         on_failure.pop_all()
         return _engine_of(config, model, part, executor, name)
@@ -70,7 +73,7 @@ def _gather_ranks(
     on_failure.callback(host.close)
     processes = RankProcesses(config, folder, host.rendezvous)
     on_failure.callback(processes.end, 0.0)
-    group = RankGroup.host(place_of(config, 0), host, processes.check)
+    group = RankGroup.host(place_of(config, 0), host, processes)
     on_failure.callback(group.close)
     return group, processes.end
 

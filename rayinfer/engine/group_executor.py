@@ -26,14 +26,13 @@ from rayinfer.engine.plan_codec import (
     read_sampled,
     release_message,
 )
-from rayinfer.engine.rank_group import STEP_TIMEOUT_S, RankGroup
+from rayinfer.engine.rank_group import LAST_WORDS_S, STEP_TIMEOUT_S, RankGroup
 from rayinfer.engine.rendezvous import START_TIMEOUT_S
 from rayinfer.engine.stage_times import StageTimes
 from rayinfer.engine.step_plan import SampledTokens, StepPlan
 from rayinfer.errors import EngineDead
 
 LOOK_ROUND_S = 0.25  # between two looks at the lines of an idle engine
-LAST_WORDS_S = 0.5  # for a rank that is going to say why it ends
 END_GRACE_S = 5.0  # for ranks that have been told to end
 
 
@@ -56,7 +55,7 @@ class GroupExecutor:
         self.num_plans_at_once = min(2, group.place.pipeline_parallel_size)
         self.stage_times = StageTimes(group.place.pipeline_parallel_size)
         self._group = group
-        self._part = part
+        self._own_part: Executor | None = part  # until the end
         self._end_ranks = end_ranks
         self._link = link  # the part's, to the other stages
         self._lock = threading.RLock()  # one command at a time, all ranks in the same order
@@ -131,7 +130,9 @@ class GroupExecutor:
                 with contextlib.suppress(LineLost):
                     line.send(End(), LAST_WORDS_S)
             self._group.close()
-            self._part.shutdown()
+            if self._own_part is not None:
+                self._own_part.shutdown()
+            self._own_part = self._link = None  # which keep torch's groups, and those the ports they listen at
         self._at_the_end()
 
     # One command
@@ -174,6 +175,12 @@ class GroupExecutor:
         if isinstance(said, Failed):
             raise EngineDead(f"rank {rank} failed: {said.reason}")
         return said
+
+    @property
+    def _part(self) -> Executor:
+        if self._own_part is None:
+            raise EngineDead("the engine has ended")
+        return self._own_part
 
     @property
     def _waiting_s(self) -> float:

@@ -8,14 +8,16 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections import Counter
 from pathlib import Path
 
 import torch
 
 from rayinfer.config import EngineConfig
+from rayinfer.engine.process_state import is_stopped
 from rayinfer.engine.rank_group import place_of
 from rayinfer.engine.rank_worker import run_rank
-from rayinfer.engine.rendezvous import Rendezvous
+from rayinfer.engine.rendezvous import LOOK_ROUND_S, Rendezvous
 from rayinfer.errors import ConfigError, EngineDead, RayinferError
 
 ORPHANED_S = 2.0  # for a rank to end in order when its rank 0 is gone
@@ -31,6 +33,8 @@ class RankProcesses:
         if torch.cuda.is_available() and torch.cuda.device_count() < num_ranks:
             raise ConfigError(f"{num_ranks} ranks need as many GPUs, and there are {torch.cuda.device_count()}")
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._num_stopped_looks: Counter[int] = Counter()  # by rank, one after the other
+        self._most_stopped_looks = rendezvous.timeout_s / LOOK_ROUND_S
         try:
             for rank in range(1, num_ranks):
                 self._start(config, folder, rendezvous, rank)
@@ -44,10 +48,21 @@ class RankProcesses:
         return [process.pid for process in self._processes]
 
     def check(self) -> None:
-        """Raise EngineDead when one of them has ended; what it had to say is in its log."""
+        """Raise EngineDead when one of them has ended, or was stopped at every look for the group's timeout.
+
+        It is called every LOOK_ROUND_S. What a rank that has ended had to say is in its log.
+        """
         for rank, process in enumerate(self._processes, start=1):
             if (code := process.poll()) is not None:
                 raise EngineDead(f"rank {rank} ended with code {code} before the engine was ready")
+            self._num_stopped_looks[rank] = self._num_stopped_looks[rank] + 1 if is_stopped(process.pid) else 0
+            if self._num_stopped_looks[rank] > self._most_stopped_looks:
+                raise EngineDead(f"rank {rank} is lost: its process was stopped before the engine was ready")
+
+    def is_stopped(self, rank: int) -> bool:
+        """Whether a rank's process was stopped, or has ended."""
+        process = self._processes[rank - 1]
+        return process.poll() is not None or is_stopped(process.pid)
 
     def end(self, grace_s: float) -> None:
         """Wait until they have ended by themselves, as they do when rank 0 hangs up; kill who has not by then."""
@@ -85,7 +100,8 @@ def main() -> None:
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     config = EngineConfig.model_validate(order["config"])
     try:
-        run_rank(config, Path(order["folder"]), Rendezvous(*order["rendezvous"]), order["rank"])
+        rendezvous, parent = Rendezvous(*order["rendezvous"]), os.getppid()
+        run_rank(config, Path(order["folder"]), rendezvous, order["rank"], lambda rank: is_stopped(parent))
     except RayinferError as error:  # no trace: rank 0 has heard of it, or is what failed
         sys.stderr.write(f"rank {order['rank']} ends: {type(error).__name__}: {error}\n")
         code = 1

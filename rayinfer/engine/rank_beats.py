@@ -1,6 +1,7 @@
 """Signs of life between the ranks of an engine, from a thread of each.
 
-They come whatever the rank computes, loads or waits for: how long a step takes says nothing about who lives.
+They come whatever the rank computes, loads or waits for, as long as it gets at Python's lock once in a while: how long
+a step takes says nothing about who lives.
 """
 
 import contextlib
@@ -9,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from rayinfer.engine.control_line import ControlLine, LineLost
 from rayinfer.engine.plan_codec import BadMessage, Beat
+from rayinfer.engine.rendezvous import GROUP_TIMEOUT_S
 
 LONGEST_INTERVAL_S = 1.0
 BEATS_IN_TIMEOUT = 6
@@ -16,12 +18,25 @@ READ_S = 1.0  # for the rest of a beat that has begun to come
 
 
 class RankBeats:
-    """Beats on every line, and calls `on_silence` once with the first rank that does so no more."""
+    """Beats on every line, and calls `on_silence` once with the first rank that does so no more, and its seconds.
 
-    def __init__(self, lines: Mapping[int, ControlLine], timeout_s: float, on_silence: Callable[[int], None]) -> None:
+    Where `is_stopped` can tell whether a rank's process computes no more, it is lost after `timeout_s` if so, and
+    otherwise has GROUP_TIMEOUT_S at least: on a busy machine, or while it loads, it may come to nothing for seconds.
+    """
+
+    def __init__(
+        self,
+        lines: Mapping[int, ControlLine],
+        timeout_s: float,
+        on_silence: Callable[[int, float], None],
+        is_stopped: Callable[[int], bool] | None = None,
+    ) -> None:
         self._lines = lines  # by the rank at the other end
         self._interval_s = min(LONGEST_INTERVAL_S, timeout_s / BEATS_IN_TIMEOUT)
-        self._most_silent_ticks = round(timeout_s / self._interval_s)
+        self._silent_ticks = round(timeout_s / self._interval_s)
+        longest_s = timeout_s if is_stopped is None else max(timeout_s, GROUP_TIMEOUT_S)
+        self._most_silent_ticks = round(longest_s / self._interval_s)
+        self._is_stopped = is_stopped
         self._on_silence = on_silence
         self._is_over = threading.Event()
         threading.Thread(target=self._run, name="beats", daemon=True).start()
@@ -39,17 +54,24 @@ class RankBeats:
     def _run(self) -> None:
         """Count our own ticks, not seconds: what kept this thread from running is no other rank's fault."""
         silent_ticks = dict.fromkeys(self._lines, 0)
-        while not self._is_over.wait(self._interval_s):
-            for rank, line in self._lines.items():
-                silent_ticks[rank] = 0 if _has_beaten(line) else silent_ticks[rank] + 1
-                with contextlib.suppress(LineLost):
-                    line.send(Beat(), 0.0)
-            lost = [rank for rank, ticks in silent_ticks.items() if ticks >= self._most_silent_ticks]
-            if lost and not self._is_over.is_set():
-                self.stop()
-                self._on_silence(lost[0])
-        for line in self._lines.values():
-            line.close()
+        try:
+            while not self._is_over.wait(self._interval_s):
+                for rank, line in self._lines.items():
+                    silent_ticks[rank] = 0 if _has_beaten(line) else silent_ticks[rank] + 1
+                    with contextlib.suppress(LineLost):
+                        line.send(Beat(), 0.0)
+                lost = [rank for rank, ticks in silent_ticks.items() if self._is_lost(rank, ticks)]
+                if lost and not self._is_over.is_set():
+                    self.stop()
+                    self._on_silence(lost[0], silent_ticks[lost[0]] * self._interval_s)
+        finally:
+            for line in self._lines.values():
+                line.close()
+
+    def _is_lost(self, rank: int, silent_ticks: int) -> bool:
+        if silent_ticks >= self._most_silent_ticks:
+            return True
+        return silent_ticks >= self._silent_ticks and self._is_stopped is not None and self._is_stopped(rank)
 
 
 def _has_beaten(line: ControlLine) -> bool:

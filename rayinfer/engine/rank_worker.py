@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rayinfer.config import EngineConfig
@@ -28,12 +29,19 @@ from rayinfer.engine.rendezvous import Rendezvous
 from rayinfer.errors import EngineDead
 
 
-def run_rank(config: EngineConfig, folder: Path, rendezvous: Rendezvous, rank: int) -> None:
+def run_rank(
+    config: EngineConfig,
+    folder: Path,
+    rendezvous: Rendezvous,
+    rank: int,
+    is_stopped: Callable[[int], bool] | None = None,
+) -> None:
     """Be rank `rank` of the engine that rank 0 builds with the same settings; returns when that engine ends.
 
-    Raises EngineDead when rank 0 or the group is lost, and whatever fails here; rank 0 is told of it.
+    Raises EngineDead when rank 0 or the group is lost, and whatever fails here; rank 0 is told of it. `is_stopped`
+    tells, where it can be seen, whether the process of rank 0 was stopped.
     """
-    group = RankGroup.join(place_of(config, rank), rendezvous)
+    group = RankGroup.join(place_of(config, rank), rendezvous, is_stopped)
     (line,) = group.lines
     try:
         part = build_part(config, folder, group)

@@ -13,7 +13,7 @@ from rayinfer.engine.plan_codec import BadMessage, Hello, Welcome
 from rayinfer.errors import EngineDead
 from rayinfer.tensor_parallel import Place
 
-GROUP_TIMEOUT_S = 30.0  # without a beat of another rank, after which it is frozen
+GROUP_TIMEOUT_S = 30.0  # without a beat of another rank, after which it counts as frozen
 START_TIMEOUT_S = 1800.0  # while ranks are started and read their weights, and whenever they read them again
 HELLO_TIMEOUT_S = 5.0  # for somebody who has not shown the key yet
 MAX_HELLO_BYTES = 4096
@@ -36,6 +36,13 @@ class RankLines:
 
     commands: ControlLine  # and their answers
     beats: ControlLine
+
+    def welcome(self, rank: int, store_port: int) -> None:
+        """Tell the other rank where torch's store listens; raises EngineDead when it has gone."""
+        try:
+            self.commands.send(Welcome(store_port), HELLO_TIMEOUT_S)
+        except LineLost as error:
+            raise EngineDead(f"rank {rank} is lost: {error}") from None
 
 
 class RendezvousHost:
@@ -63,15 +70,15 @@ class RendezvousHost:
                 with contextlib.suppress(TimeoutError):
                     connection, _ = self._door.accept()
                     self._greet(ControlLine(connection), world_size, lines)
+            ranks = [RankLines(lines[rank, False], lines[rank, True]) for rank in range(1, world_size)]
+            for number, rank in enumerate(ranks, start=1):
+                rank.welcome(number, self.store_port)
         except OSError as error:
             close_all(lines.values())
             raise EngineDead(f"the door for the other ranks is closed: {error}") from None
         except BaseException:
             close_all(lines.values())
             raise
-        ranks = [RankLines(lines[rank, False], lines[rank, True]) for rank in range(1, world_size)]
-        for rank in ranks:
-            rank.commands.send(Welcome(self.store_port), HELLO_TIMEOUT_S)
         return ranks
 
     def take_store_door(self) -> int:

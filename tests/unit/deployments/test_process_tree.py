@@ -1,10 +1,9 @@
 import os
-import signal
 import subprocess
 import sys
 import time
 
-from rayinfer_deployments.process_tree import children, descendants, is_stopped, read_process
+from rayinfer_deployments.process_tree import children, descendants, read_process
 
 FAMILY = """
 import subprocess, sys, time
@@ -38,19 +37,6 @@ def test_a_process_is_known_by_its_pid_and_its_start():
     assert own.parent == os.getppid()
     assert own.is_alive
     assert sys.executable.rpartition("/")[2].split(".")[0][:6] in own.title
-
-
-def test_a_process_is_stopped_from_one_signal_to_another():
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    assert not is_stopped(child.pid)
-    for sent, stops in ((signal.SIGSTOP, True), (signal.SIGCONT, False)):
-        child.send_signal(sent)
-        deadline = time.monotonic() + 10
-        while is_stopped(child.pid) is not stops:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    child.communicate()
-    assert not is_stopped(child.pid)
 
 
 def test_a_process_that_has_ended_is_not_alive_even_before_it_is_reaped():

@@ -1,7 +1,7 @@
 import asyncio
 
 import pytest
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from rayinfer.errors import EngineDead, ModelLoadError
 from rayinfer_deployments import tensor_parallel_ranks
@@ -66,12 +66,15 @@ def test_an_engine_of_one_process_only_starts_it():
 def test_the_others_run_from_where_the_first_one_opened_the_group():
     async def scenario():
         meeting = pending()
-        first, others = FakeActor(open_group=meeting, start=pending()), [FakeActor(run=pending()) for _ in range(2)]
+        first, others = (
+            FakeActor(open_group=meeting, start=pending(), ping=1),
+            [FakeActor(run=pending(), ping=7) for _ in range(2)],
+        )
         group, _ = group_of(first, *others)
         starting = asyncio.ensure_future(group.start())
         await asyncio.sleep(0.01)
-        assert [other.calls for other in others] == [[("run", meeting)]] * 2  # unread: it goes on as it is
-        assert first.calls == [("open_group",), ("start", meeting)]  # which no start overtakes that waits for it
+        assert [other.calls[0] for other in others] == [("run", meeting)] * 2  # unread: it goes on as it is
+        assert first.calls[:2] == [("open_group",), ("start", meeting)]  # which no start overtakes that waits for it
         assert not starting.done()
         first.answers["start"].set_result("described")
         await starting
@@ -82,7 +85,7 @@ def test_the_others_run_from_where_the_first_one_opened_the_group():
 @pytest.mark.parametrize("is_first_to_fail", [True, False])
 def test_a_start_that_fails_is_told_by_the_rank_that_knows_why(is_first_to_fail):
     async def scenario():
-        first, other = FakeActor(open_group="there", start=pending()), FakeActor(run=pending())
+        first, other = FakeActor(open_group="there", start=pending(), ping=1), FakeActor(run=pending(), ping=7)
         group, _ = group_of(first, other)
         starting = asyncio.ensure_future(group.start())
         await asyncio.sleep(0.01)
@@ -99,7 +102,7 @@ def test_a_start_that_fails_is_told_by_the_rank_that_knows_why(is_first_to_fail)
 
 def test_a_rank_that_dies_while_the_first_one_waits_for_it_ends_the_start():
     async def scenario():
-        first, other = FakeActor(open_group="there", start=pending()), FakeActor(run=pending())
+        first, other = FakeActor(open_group="there", start=pending(), ping=1), FakeActor(run=pending(), ping=7)
         group, _ = group_of(first, other)
         starting = asyncio.ensure_future(group.start())
         await asyncio.sleep(0.01)
@@ -110,8 +113,57 @@ def test_a_rank_that_dies_while_the_first_one_waits_for_it_ends_the_start():
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_stopped_while_the_engine_starts_ends_the_start(rank):
+    async def scenario():
+        stopped = set()
+        actors = [FakeActor(open_group="there", start=pending(), ping=7), FakeActor(run=pending(), ping=8)]
+        group, _ = group_of(*actors, stopped=stopped)
+        starting = asyncio.ensure_future(group.start())
+        await asyncio.sleep(0.1)
+        actors[rank].answers["ping"] = pending()
+        await asyncio.sleep(0.1)  # twenty ticks: it may be busy
+        assert not starting.done()
+        stopped.add(7 + rank)
+        with pytest.raises(EngineDead, match=f"rank {rank} of engine engine-x has not answered for"):
+            await asyncio.wait_for(starting, 5.0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_that_never_answers_while_the_engine_starts_ends_the_start_in_the_end(monkeypatch):
+    async def scenario():
+        monkeypatch.setattr(tensor_parallel_ranks, "MOST_SILENT_TICKS", 10)
+        monkeypatch.setattr(tensor_parallel_ranks, "MOST_STARTING_TICKS", 40)
+        other = FakeActor(run=pending(), ping=pending())
+        group, _ = group_of(FakeActor(open_group="there", start=pending(), ping=7), other)
+        with pytest.raises(EngineDead, match=r"rank 1 of engine engine-x has not answered for 0\.2 s"):
+            await asyncio.wait_for(group.start(), 5.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_ping_that_fails_is_asked_again(monkeypatch):
+    async def scenario():
+        monkeypatch.setattr(tensor_parallel_ranks, "MOST_SILENT_TICKS", 20)
+        other = FakeActor(run=pending(), ping=7)
+        group, _ = await started(other)
+        losing = asyncio.ensure_future(group.first_loss())
+        await asyncio.sleep(0.03)
+        other.answers["ping"] = pending()
+        other.answers["ping"].set_exception(ActorUnavailableError("the network", None))
+        await asyncio.sleep(0.03)
+        other.answers["ping"] = 7
+        await asyncio.sleep(0.3)
+        assert not losing.done()
+        losing.cancel()
+
+    asyncio.run(scenario())
+
+
 async def started(*others, stopped=()):
-    group, killed = group_of(FakeActor(open_group="there", start="described"), *others, stopped=stopped)
+    group, killed = group_of(FakeActor(open_group="there", start="described", ping=1), *others, stopped=stopped)
     await group.start()
     return group, killed
 

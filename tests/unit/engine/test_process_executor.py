@@ -13,6 +13,9 @@ from invariance_comparison import differences
 from rayinfer import LLM, SamplingParams
 from rayinfer.config import engine_config
 from rayinfer.engine.assembly import build_engine
+from rayinfer.engine.process_executor import RankProcesses
+from rayinfer.engine.rank_group import RankGroup, place_of
+from rayinfer.engine.rendezvous import open_rendezvous
 from rayinfer.errors import ConfigError, EngineDead
 from rayinfer.protocols import GenerationRequest
 from tiny_models import make_tiny_llama
@@ -40,6 +43,10 @@ def expected(folder):
         return answers_of(llm)
 
 
+def listening():
+    return {connection.laddr for connection in psutil.Process().net_connections() if connection.status == "LISTEN"}
+
+
 def own_children():
     return psutil.Process().children()
 
@@ -54,6 +61,7 @@ def all_gone(process_ids):
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2), (2, 2)])
 def test_answers_are_those_of_one_rank(tensor, pipeline, folder, expected):
     sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    doors = listening()
     with LLM(str(folder), **SETTINGS, **sizes) as llm:
         ranks = [child.pid for child in own_children()]
         assert len(ranks) == tensor * pipeline - 1
@@ -66,6 +74,7 @@ def test_answers_are_those_of_one_rank(tensor, pipeline, folder, expected):
             output.outputs[0].token_ids for output in expected.values()
         ]
     assert all_gone(ranks)
+    assert listening() <= doors  # though `llm` is still there
 
 
 @pytest.fixture
@@ -92,6 +101,63 @@ def test_a_rank_that_dies_or_hangs_ends_the_engine_and_all_processes(sent, is_id
     assert engine.stats.state == "dead"
     with pytest.raises(EngineDead, match="rank"):
         engine.step()
+
+
+# What a rank process does in place of its warm-up; every Python that is started finds this on PYTHONPATH.
+AT_WARM_UP = """
+import importlib.util, os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name != "rayinfer.engine.static_runner":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+        def exec_module(module):
+            run(module)
+            def warm_up(self):
+                {what}
+            module.StaticRunner.warm_up = warm_up
+        spec.loader.exec_module = exec_module
+        return spec
+
+if "process_executor" in " ".join(sys.orig_argv):
+    sys.meta_path.insert(0, Finder())
+"""
+FREEZES = "os.kill(os.getpid(), signal.SIGSTOP)"
+FAILS = "raise MemoryError('no room for the static shapes')"
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        (FREEZES, "rank 1 is lost: it has said nothing"),
+        (FAILS, "rank 1 failed: MemoryError: no room for the static shapes"),
+    ],
+)
+def test_a_rank_that_is_frozen_or_fails_while_the_engine_warms_up_is_named(what, reason, folder, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(AT_WARM_UP.format(what=what))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    shape = {"engine": "static", "max_model_len": 64, "max_num_seqs": 2, "tensor_parallel_size": 2}
+    config = engine_config(model=str(folder), dtype="float32", num_threads=1, **shape)
+    before = own_children()
+    with pytest.raises(EngineDead, match=reason):
+        build_engine(config, folder, group_timeout_s=2.0)
+    assert own_children() == before
+
+
+def test_a_rank_whose_process_is_stopped_before_it_comes_is_named(folder):
+    config = engine_config(model=str(folder), tensor_parallel_size=2, **SETTINGS)
+    host = open_rendezvous(timeout_s=1.0)
+    processes = RankProcesses(config, folder, host.rendezvous)
+    try:
+        os.kill(processes.process_ids[0], signal.SIGSTOP)
+        with pytest.raises(EngineDead, match="rank 1 is lost: its process was stopped"):
+            RankGroup.host(place_of(config, 0), host, processes)
+    finally:
+        processes.end(0.0)
+        host.close()
 
 
 def wait_for_the_end(engine, *, is_idle):

@@ -1,20 +1,38 @@
 """How ranks meet: by a key, each once, and not for ever."""
 
+import gc
 import socket
+import struct
 import threading
+import weakref
 
 import pytest
 import torch
 
-from rayinfer.engine import rendezvous
+from rayinfer.engine import rank_group, rendezvous
 from rayinfer.engine.control_line import ControlLine, LineLost
 from rayinfer.engine.plan_codec import Failed, Hello
 from rayinfer.engine.rank_group import RankGroup
-from rayinfer.engine.rendezvous import Rendezvous, open_rendezvous
+from rayinfer.engine.rendezvous import Rendezvous, knock, open_rendezvous
 from rayinfer.errors import EngineDead
 from rayinfer.tensor_parallel import Place
 
 SIZES = (2, 2)  # tensor ranks, stages
+SOON_S = 10.0
+
+
+class Others:
+    """The ranks as whoever started them sees them: `check` does what it is given, and all are stopped."""
+
+    def __init__(self, check=lambda: None):
+        self.check = check
+        self.graces = []
+
+    def is_stopped(self, rank):
+        return True
+
+    def end(self, grace_s):
+        self.graces.append(grace_s)
 
 
 @pytest.fixture
@@ -86,7 +104,70 @@ def test_rank_0_stops_waiting_when_it_is_told_that_nobody_will_come(host):
         raise EngineDead("rank 1 ended with code 9")
 
     with pytest.raises(EngineDead, match="rank 1 ended with code 9"):
-        RankGroup.host(Place(0, 2, 1), host, check)
+        RankGroup.host(Place(0, 2, 1), host, Others(check))
+
+
+@pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
+def test_a_rank_that_is_frozen_before_the_groups_are_built_is_ended_and_named(sizes):
+    host, others = open_rendezvous(timeout_s=0.4), Others()
+    lines = [knock(Place(1, *sizes), host.rendezvous, is_for_beats=is_for_beats) for is_for_beats in (False, True)]
+
+    def meet():
+        with pytest.raises(EngineDead, match=r"rank 1 is lost: it has said nothing for 0\.4 s"):
+            RankGroup.host(Place(0, *sizes), host, others)
+
+    in_threads(meet)
+    assert others.graces == [0.0]
+    for line in lines:
+        line.close()
+    host.close()
+
+
+def test_a_rank_that_dies_before_it_is_welcome_is_named(host):
+    lines = []
+
+    def check():
+        if lines:  # whoever came is in: it dies, with a reset as of a process that had not read all
+            reset = struct.pack("ii", 1, 0)
+            lines[0]._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            lines[0]._socket.close()
+        lines.append(knock(Place(1, 2, 1), host.rendezvous, is_for_beats=bool(lines)))
+
+    with pytest.raises(EngineDead, match="rank 1 is lost: the line is closed"):
+        RankGroup.host(Place(0, 2, 1), host, Others(check))
+    lines[1].close()
+
+
+def pair_of(host):
+    return in_threads(
+        lambda: RankGroup.host(Place(0, 2, 1), host), lambda: RankGroup.join(Place(1, 2, 1), host.rendezvous)
+    )
+
+
+def test_waits_are_broken_off_even_if_what_ends_the_ranks_fails(host):
+    def fail():
+        raise OSError("no more processes")
+
+    groups = pair_of(host)
+    groups[0].on_loss = fail
+    with pytest.raises(OSError, match="no more processes"):
+        rank_group._lose(weakref.ref(groups[0]), 1, 3.0)
+    with pytest.raises(LineLost, match="hung up"):
+        groups[1].lines[0].receive(SOON_S)
+    for group in groups:
+        group.close()
+
+
+def test_groups_that_nobody_has_any_more_do_not_beat(host):
+    before = set(threading.enumerate())
+    groups = pair_of(host)
+    beating = [thread for thread in threading.enumerate() if thread.name == "beats" and thread not in before]
+    assert len(beating) == 2
+    del groups
+    gc.collect()
+    for thread in beating:
+        thread.join(SOON_S)
+        assert not thread.is_alive()
 
 
 def test_rank_0_stops_waiting_when_its_door_is_closed(host):
