@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-PACKAGES = ("rayinfer", "torch", "transformers", "ray")
+PACKAGES = ("rayinfer", "torch", "triton", "transformers", "ray")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -79,6 +79,8 @@ class ModelMemory:
         """Let go of everything for good."""
         self.decoder = self._kept = None
         self._pool, self._offload_pool = self._no_pool(), self._no_pool()
+        if self._device.type == "cuda":  # or the next engine of this process would find too little that is free
+            _return_free_memory(self._device)
 
     @property
     def _loaded(self) -> Decoder:

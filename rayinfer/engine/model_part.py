@@ -11,7 +11,7 @@ import rayinfer_kernels
 from rayinfer.config import EngineConfig, cache_folder
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.cores import Cores, fill_machine, usable_cores
-from rayinfer.engine.cuda_graphs import DecodeGraphs, Draw, Padding, cuda_graphs, graph_memory_bytes
+from rayinfer.engine.cuda_graphs import CudaGraphs, DecodeGraphs, Draw, Padding, graph_memory_bytes
 from rayinfer.engine.encoder_decoder_runner import EncoderDecoderRunner
 from rayinfer.engine.in_process_executor import InProcessExecutor
 from rayinfer.engine.model_memory import ModelMemory
@@ -177,7 +177,7 @@ def _graphs(setting: _Setting, runner: ModelRunner, max_model_len: int) -> Decod
         num_rows=runner.num_rows,
         max_blocks=-(-max_model_len // setting.config.block_size),
         device=setting.device,
-        new_graph=cuda_graphs(),
+        new_graph=CudaGraphs(),
         last_tokens=runner.last_tokens,
         padding=Padding(),
         draw=Draw(ops.uniform, ops.sample_rows),

@@ -81,7 +81,7 @@ class ModelRunner:
     def _run(self, plan: StepPlan) -> StepHandle:
         decoder = self.decoder
         assert decoder is not None, "a step without a model"
-        if self._graphs is not None and self._graphs.fit(plan) and not self._prompt_scorer.has_prompts:
+        if self._graphs is not None and self._graphs.fit(plan) and not self._prompt_scorer.scores(plan):
             return self._replay(self._graphs, plan)
         inputs = send_plan(plan, self._upload)
         hidden = self._hidden(decoder, plan, inputs)

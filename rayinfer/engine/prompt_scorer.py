@@ -38,10 +38,9 @@ class PromptScorer:
         self._slice_lines = max(1, SLICE_BYTES // (4 * vocab_size))
         self._prompts: dict[int, _Prompt] = {}
 
-    @property
-    def has_prompts(self) -> bool:
-        """Whether there may be something to score."""
-        return bool(self._prompts)
+    def scores(self, plan: StepPlan) -> bool:
+        """Whether the step may have something to score."""
+        return bool(self._prompts) and any(row in self._prompts for row in plan.rows.tolist())
 
     def enter(self, entered: EnteredRow) -> None:
         """Take note of who takes a row."""

@@ -2,7 +2,7 @@ import psutil
 import pytest
 import torch
 
-from rayinfer_kernels import ops
+from rayinfer_kernels import ops, reference
 
 
 def test_a_pool_takes_no_memory_before_it_is_written_to():
@@ -36,9 +36,9 @@ def test_the_reference_reads_both_layouts_alike():
     slots = (order[0, torch.arange(37) // 16] * 16 + torch.arange(37) % 16).long()
     answers = []
     for cache in (paged, paired):
-        ops.write_kv(key, value, cache, slots)
+        reference.write_kv(key, value, cache, slots)
         starts, lengths = torch.tensor([0, 37]), torch.tensor([37])
-        answers.append(ops.paged_attention(query, cache, order, starts, lengths, 0.3, window=20))
+        answers.append(reference.paged_attention(query, cache, order, starts, lengths, 0.3, window=20))
     torch.testing.assert_close(*answers)
     assert paged.key.shape == (5, 2, 16, 24)
 

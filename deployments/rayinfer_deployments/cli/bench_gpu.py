@@ -11,7 +11,9 @@ from rayinfer_deployments.cli.failures import in_one_line
 
 @in_one_line
 def gpu(
-    output: Annotated[Path, typer.Option(help="folder for gpu.json, gpu.md and gpu.svg")] = Path("gpu-results"),
+    output: Annotated[Path, typer.Option(help="folder for gpu.json, gpu.md and gpu.svg")] = Path(
+        "kernels/benchmarks/results"
+    ),
     quick: Annotated[bool, typer.Option("--quick", help="two minutes instead of eight")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="tiny shapes, on any machine: figures mean nothing")

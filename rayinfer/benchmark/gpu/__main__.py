@@ -13,7 +13,9 @@ from rayinfer.errors import RayinferError
 def main() -> int:
     """Read the arguments and run; 1 when it could not begin, or a check failed."""
     parser = argparse.ArgumentParser(prog="python -m rayinfer.benchmark.gpu", description="The engine on this GPU")
-    parser.add_argument("--output", type=Path, default=Path("gpu-results"), help="folder for gpu.json, .md and .svg")
+    parser.add_argument(
+        "--output", type=Path, default=Path("kernels/benchmarks/results"), help="folder for gpu.json, .md and .svg"
+    )
     parser.add_argument("--quick", action="store_true", help="two minutes instead of eight")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes, on any machine: figures mean nothing")
     parser.add_argument("--only", default="", help="some workloads, B1,B3 for example")

@@ -66,11 +66,14 @@ def drain(engine: Engine) -> int:
     return num_tokens
 
 
-def warm_up(engine: Engine, longest_prompt: int = 64, batch: int = 4) -> Requests:
-    """Answer a few short requests."""
-    requests = Requests(engine)
-    requests.add(even_workload(batch, longest_prompt, 8, seed=9), temperature=NANO_TEMPERATURE)
-    drain(engine)
+def warm_up(engine: Engine) -> Requests:
+    """Answer a few requests, after which every kernel has run: for a few tokens, and for as many as a step may have."""
+    requests, description = Requests(engine), engine.description
+    for temperature in (0.0, NANO_TEMPERATURE):
+        prompt_len = min(1024, description.max_model_len // 2)
+        batch = min(description.max_num_seqs, -(-description.max_num_batched_tokens // prompt_len))
+        requests.add(even_workload(batch, prompt_len, 8, seed=9), temperature=temperature)
+        drain(engine)
     return requests
 
 
@@ -106,6 +109,7 @@ def interference_seconds(
 ) -> list[float]:
     """Seconds between tokens of streams that decode all the while, with a long prompt coming now and then."""
     longest = engine.description.max_model_len - 64
+    prompts = [even_workload(1, prompt_len, 1, seed=number) for number in range(int(for_s / every_s) + 1)]
     steady = set(requests.add(even_workload(num_streams, 32, longest)))
     last: dict[str, float] = {}
     gaps: list[float] = []
@@ -113,7 +117,8 @@ def interference_seconds(
     due_s = every_s
     while (now := time.perf_counter()) - started < for_s or len(gaps) < num_streams:
         if now - started >= due_s:
-            requests.add(even_workload(1, prompt_len, 1, seed=int(due_s / every_s)))
+            if prompts:
+                requests.add(prompts.pop())
             due_s += every_s
         for delta in engine.step():
             if delta.request_id in steady and delta.token_ids:

@@ -94,7 +94,11 @@ class Measuring:
             sweep = TINY_SWEEP if self._scale.is_tiny else DecodeSweep()
             shapes = measure_decode_kernel(self._device, replace(sweep, cache_dtype=dtype))
             kernels += [KernelRow(kv_dtype=str(dtype).removeprefix("torch."), shape=shape) for shape in shapes]
-        large = [each.shape for each in kernels if self._scale.is_tiny or each.shape.num_bytes >= LARGE_READ_BYTES]
+        large = [
+            each.shape
+            for each in kernels
+            if self._scale.is_tiny or (each.kv_dtype == "bfloat16" and each.shape.num_bytes >= LARGE_READ_BYTES)
+        ]
         shares = [shape.share_of_copy for shape in large]
         row.seconds = [shape.seconds for shape in large]
         row.share = statistics.median(shares)
@@ -114,7 +118,7 @@ class Measuring:
     def _stream(self, work: Work, row: Row) -> None:
         prompt_len, output_len = self._scale.stream_lengths
         with self._engine(work, max_num_seqs=min(8, self._scale.max_num_seqs)) as engine:
-            requests = engine_runs.warm_up(engine, batch=1)
+            requests = engine_runs.warm_up(engine)
             for seed in range(self._scale.num_runs):
                 gaps = engine_runs.token_seconds(engine, requests, even_workload(1, prompt_len, output_len, seed))
                 row.seconds.append(statistics.median(gaps))
@@ -145,8 +149,11 @@ class Measuring:
                     for_s=scale.interference_s,
                 )
             row.seconds.append(statistics.median(gaps))
-            p99_ms = 1e3 * sorted(gaps)[int(0.99 * (len(gaps) - 1))]
-            parts.append(f"steps of {chunk}: p50 {1e3 * row.seconds[-1]:.1f}, p99 {p99_ms:.1f} ms")
+            p99_ms, p999_ms = (1e3 * sorted(gaps)[int(share * (len(gaps) - 1))] for share in (0.99, 0.999))
+            parts.append(
+                f"steps of {chunk}: p50 {1e3 * row.seconds[-1]:.1f}, p99 {p99_ms:.1f}, p99.9 {p999_ms:.1f}, "
+                f"longest {1e3 * max(gaps):.1f} ms"
+            )
         row.rate = "; ".join(parts)
 
     def _step_gap_us(self, engine: Engine, requests: engine_runs.Requests) -> float | None:

@@ -2,7 +2,6 @@
 
 import itertools
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -42,11 +41,10 @@ def profile_steps(engine: Engine, num_steps: int = PROFILED_STEPS) -> list[Busy]
 def step_gap_us(busy: Sequence[Busy], num_steps: int = PROFILED_STEPS) -> float | None:
     """The median pause of the GPU from one step to the next; None where steps cannot be told apart.
 
-    A step ends with the kernel that comes once a step and has the longest pause behind it.
+    A step ends between two things that follow each other once a step, and there the pause is longest.
     """
-    pauses: dict[str, list[float]] = {}
+    pauses: dict[tuple[str, str], list[float]] = {}
     for earlier, later in itertools.pairwise(busy):
-        pauses.setdefault(earlier.name, []).append(max(0.0, later.start - earlier.end))
-    counts = Counter(each.name for each in busy)
-    once = [name for name in pauses if abs(counts[name] - num_steps) <= 1]
-    return max((statistics.median(pauses[name]) for name in once), default=None)
+        pauses.setdefault((earlier.name, later.name), []).append(max(0.0, later.start - earlier.end))
+    once = [lengths for lengths in pauses.values() if abs(len(lengths) - num_steps) <= 1]
+    return max(map(statistics.median, once), default=None)

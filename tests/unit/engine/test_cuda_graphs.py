@@ -1,12 +1,14 @@
 """Which graph a step gets, what it is filled up with, and where it all lies."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
 from fake_graphs import DRAW, FakeGraphs
 from rayinfer.decoding.sampler import Sampler
-from rayinfer.engine.cuda_graphs import DecodeGraphs, Padding, graph_memory_bytes, graph_sizes
+from rayinfer.engine.cuda_graphs import CudaGraphs, DecodeGraphs, Padding, graph_memory_bytes, graph_sizes
 from rayinfer.engine.model_runner import ModelRunner
 from rayinfer.engine.step_inputs import LastTokens
 from rayinfer.engine.step_plan import EnteredRow, StepPlan
@@ -202,3 +204,17 @@ def test_a_runner_replays_decoding_steps_and_computes_all_others():
     assert sampled.token_ids.tolist() == [3, 5]
     assert sampled.logprobs.rows.tolist() == [2]
     assert made.num_replays == 1
+
+
+def test_graphs_that_come_after_all_others_are_gone_have_another_pool(monkeypatch):
+    pools = itertools.count()
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "Stream", object)
+    make = CudaGraphs()
+    graphs = [make(), make()]
+    assert [graph._pool for graph in graphs] == [0, 0]
+    graphs.pop()
+    assert make()._pool == 0
+    graphs.clear()
+    assert make()._pool == 1

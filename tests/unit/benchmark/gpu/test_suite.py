@@ -61,16 +61,10 @@ def test_goals(name, figures, is_done):
 
 
 def test_the_pause_between_steps_is_told_from_pauses_inside():
+    step = [("attention", 2.0), ("product", 1.0), ("attention", 2.0), ("sample", 3.0), ("copy", 1.0), ("copy", 40.0)]
     busy, at = [], 0.0
-    for _ in range(10):
-        for name, pause in (
-            ("attention", 2.0),
-            ("product", 1.0),
-            ("attention", 2.0),
-            ("product", 3.0),
-            ("sample", 40.0),
-        ):
-            busy.append(Busy(at, at + 5.0, name))
-            at += 5.0 + pause
+    for name, pause in step * 10:
+        busy.append(Busy(at, at + 5.0, name))
+        at += 5.0 + pause
     assert step_gap_us(busy, 10) == pytest.approx(40.0)
-    assert step_gap_us(busy[:4], 10) is None
+    assert step_gap_us(busy[:3], 10) is None
