@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -49,11 +49,12 @@ class Scale:
     max_num_seqs: int = 256
     num_runs: int = 3
     gap_steps: int = PROFILED_STEPS
+    kernel: DecodeSweep = field(default_factory=DecodeSweep)
     is_tiny: bool = False
 
 
 FULL = Scale()
-QUICK = replace(FULL, num_runs=1)
+QUICK = replace(FULL, num_runs=1, kernel=DecodeSweep(groups=(2, 8), contexts=(1024, 4096), batches=(1, 32, 256)))
 TINY = Scale(
     num_requests=4,
     longest=12,
@@ -65,6 +66,7 @@ TINY = Scale(
     max_num_seqs=8,
     num_runs=1,
     gap_steps=4,
+    kernel=TINY_SWEEP,
     is_tiny=True,
 )
 
@@ -91,8 +93,7 @@ class Measuring:
             row.rate = "no GPU, and no interpreter of Triton's (TRITON_INTERPRET=1)"
             return
         for dtype in (torch.bfloat16, torch.float8_e4m3fn):
-            sweep = TINY_SWEEP if self._scale.is_tiny else DecodeSweep()
-            shapes = measure_decode_kernel(self._device, replace(sweep, cache_dtype=dtype))
+            shapes = measure_decode_kernel(self._device, replace(self._scale.kernel, cache_dtype=dtype))
             kernels += [KernelRow(kv_dtype=str(dtype).removeprefix("torch."), shape=shape) for shape in shapes]
         large = [
             each.shape
