@@ -22,9 +22,10 @@ def on(device, step):
     return dataclasses.replace(step, **{name: each.to(device) for name, each in vars(step).items()})
 
 
-@pytest.mark.parametrize("dtype", list(TOLERANCES), ids=str)
-@pytest.mark.parametrize("decoder", CASES, ids=str)
-def test_layers_together_equal_the_plainest_torch(device, dtype, decoder):
+@pytest.mark.parametrize(
+    ("decoder", "dtype"), [*((case, torch.float32) for case in CASES), (CASES[1], torch.bfloat16)], ids=str
+)
+def test_layers_together_equal_the_plainest_torch(device, decoder, dtype):
     model = RandomStack(decoder, dtype, dtype)
     stack = model.on_gpu(device, lambda weight, is_gated: weight)
     for spans in SPANS:

@@ -199,7 +199,7 @@ class ScriptsPlannedAhead(Scripts):
 
 
 @pytest.mark.parametrize(
-    ("scripts", "count"), [(Scripts, 1000), (ScriptsOfTwoStepsAtOnce, 500), (ScriptsPlannedAhead, 400)]
+    ("scripts", "count"), [(Scripts, 1000), (ScriptsOfTwoStepsAtOnce, 300), (ScriptsPlannedAhead, 300)]
 )
 def test_whatever_happens_everybody_ends_once_with_the_right_tokens_and_all_blocks_come_back(scripts, count):
     run_state_machine_as_test(
