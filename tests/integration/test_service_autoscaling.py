@@ -87,6 +87,7 @@ def test_a_burst_brings_a_second_engine_which_goes_when_it_is_over(deploy, model
     assert burst.texts
 
 
+@pytest.mark.faults
 def test_a_model_without_requests_has_no_engine_and_gets_one_with_the_next(deploy, model):
     scaling = {"min_replicas": 0, "max_replicas": 1, "idle_timeout_s": IDLE_S}
     models = [SMALL | model | {"autoscaling": scaling, "num_cpus": MORE_THAN_HALF_A_MACHINE}]
