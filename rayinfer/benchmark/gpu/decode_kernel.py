@@ -27,7 +27,6 @@ class DecodeSweep:
     cache_dtype: torch.dtype = torch.bfloat16
     max_pool_bytes: int = 24 << 30
     cold_bytes: int = 512 << 20  # so much is read before anything is read again, more than any processor caches
-    copy_bytes: int = 4 << 30
     num_repeats: int = 10
 
 
@@ -45,22 +44,13 @@ class DecodeRow:
     share_of_copy: float
 
 
-def measure_decode_kernel(device: torch.device, sweep: DecodeSweep) -> list[DecodeRow]:
-    """Measure the copy first, then every combination; without a GPU the times mean nothing, but everything runs."""
-    copied = copy_bytes_per_s(device, sweep)
+def measure_decode_kernel(device: torch.device, sweep: DecodeSweep, copied: float) -> list[DecodeRow]:
+    """Measure every combination beside a copy's `copied` bytes a second; without a GPU the times mean nothing."""
     return [
         _measure(device, sweep, group, context, batch, copied)
         for group, context, batch in product(sweep.groups, sweep.contexts, sweep.batches)
         if _cache_bytes(sweep, context, batch) <= sweep.max_pool_bytes
     ]
-
-
-def copy_bytes_per_s(device: torch.device, sweep: DecodeSweep) -> float:
-    """Bytes read plus bytes written in a second, by copying `copy_bytes` from one place on the device to another."""
-    source = torch.randn(sweep.copy_bytes // 4, device=device)
-    target = torch.empty_like(source)
-    seconds = _seconds_per_call([lambda: target.copy_(source)], device, sweep.num_repeats)
-    return 2 * source.nbytes / seconds
 
 
 def _measure(

@@ -30,7 +30,6 @@ TINY_SWEEP = DecodeSweep(
     num_kv_heads=1,
     head_dim=64,
     cold_bytes=1 << 10,
-    copy_bytes=1 << 16,
     num_repeats=1,
 )
 
@@ -93,7 +92,8 @@ class Measuring:
             row.rate = "no GPU, and no interpreter of Triton's (TRITON_INTERPRET=1)"
             return
         for dtype in (torch.bfloat16, torch.float8_e4m3fn):
-            shapes = measure_decode_kernel(self._device, replace(self._scale.kernel, cache_dtype=dtype))
+            sweep = replace(self._scale.kernel, cache_dtype=dtype)
+            shapes = measure_decode_kernel(self._device, sweep, self._limits.copy_bytes_per_s)
             kernels += [KernelRow(kv_dtype=str(dtype).removeprefix("torch."), shape=shape) for shape in shapes]
         large = [
             each.shape
