@@ -38,6 +38,9 @@ class Implementation(Protocol):
     def packed_rows(self, weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Take rows of a packed weight, [num_rows, in_features]; no index is checked."""
 
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Multiply by a weight as the model has it."""
+
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """Multiply by a weight that `pack` or `pack_quantized` returned."""
 

@@ -81,7 +81,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Ten
     """x W^T + bias: x [num_tokens, in_features] -> [num_tokens, out_features]."""
     if isinstance(weight, PackedWeight):
         return implementation_for(x).packed_linear(x, weight, bias)
-    return F.linear(x, weight, bias)
+    return implementation_for(x).linear(x, weight, bias)
 
 
 def gated_linear(
@@ -93,7 +93,7 @@ def gated_linear(
     """
     if isinstance(weight, PackedWeight):
         return implementation_for(x).packed_gated_linear(x, weight, bias, activation)
-    stacked = F.linear(x, weight, bias)
+    stacked = linear(x, weight, bias)
     return silu_and_mul(stacked) if activation == "silu" else gelu_tanh_and_mul(stacked)
 
 

@@ -22,6 +22,7 @@ from triton.compiler import ASTSource
 
 from rayinfer_kernels.gpu.activations import gelu, gelu_tanh, gelu_tanh_and_mul, silu_and_mul
 from rayinfer_kernels.gpu.decode_attention import decode_attention
+from rayinfer_kernels.gpu.few_rows import Norm, few_rows_linear
 from rayinfer_kernels.gpu.fp8 import quantize_rows
 from rayinfer_kernels.gpu.grouped_matmul import combine_rows, grouped_linear
 from rayinfer_kernels.gpu.norms import add_rms_norm, layer_norm, rms_norm
@@ -30,6 +31,8 @@ from rayinfer_kernels.gpu.philox import uniform
 from rayinfer_kernels.gpu.prefill_attention import prefill_attention
 from rayinfer_kernels.gpu.rope_and_write import rope_and_write, write_kv
 from rayinfer_kernels.gpu.sampling import row_max, sample_rows
+from rayinfer_kernels.layer_stack import PackedLinear
+from rayinfer_kernels.quantized_weight import quantize_float8
 
 HOPPER = GPUTarget("cuda", 90, 32)
 CPU = torch.device("cpu")
@@ -124,6 +127,11 @@ def compile_rows(dtype: torch.dtype, width: int, vocab_size: int) -> None:
     for change in (silu_and_mul, gelu_tanh_and_mul, gelu, gelu_tanh):
         change(x)
     quantize_rows(x)
+    for num_rows in (1, 2, 4):
+        few, norm, square = x[:num_rows], Norm(weight, 1e-6), torch.zeros(width, width, dtype=dtype)
+        few_rows_linear(few, PackedLinear(square, None), norm=norm)
+        few_rows_linear(few, PackedLinear(square, weight), gate="silu", residual=few[:, : width // 2])
+        few_rows_linear(few, PackedLinear(quantize_float8(square), None), norm=norm, gate="gelu_tanh")
     for num_rows in (16, 256, 512, 2048):
         rows = torch.zeros(num_rows, width, dtype=dtype)
         grouped_linear(rows, torch.zeros(8, 96, width, dtype=dtype), torch.zeros(9, dtype=torch.int64))

@@ -25,6 +25,7 @@ from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument, WeightFormat, pack
 from rayinfer_kernels.reference.grouped_linear import grouped_linear
+from rayinfer_kernels.reference.linear import linear
 from rayinfer_kernels.reference.philox import uniform
 from rayinfer_kernels.reference.sampling import sample_rows
 
@@ -105,6 +106,8 @@ class CpuKernels:
         out = torch.empty((len(indices), weight.in_features), dtype=dtype)
         self._take_rows(weight.argument, indices.data_ptr(), len(indices), out.data_ptr(), torch.get_num_threads())
         return out
+
+    linear = staticmethod(linear)
 
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """See `ops.linear`."""

@@ -5,19 +5,19 @@ from collections.abc import Sequence
 import torch
 
 from rayinfer_kernels import reference
-from rayinfer_kernels.gpu import activations, fp8, grouped_matmul, norms, philox, sampling
+from rayinfer_kernels.gpu import activations, few_rows, fp8, grouped_matmul, norms, philox, sampling
 from rayinfer_kernels.gpu.decode_attention import decode_attention
 from rayinfer_kernels.gpu.layer_stack import GpuLayerStack
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache
 from rayinfer_kernels.gpu.prefill_attention import prefill_attention
 from rayinfer_kernels.gpu.rope_and_write import write_kv
 from rayinfer_kernels.kv_cache import KVCache
-from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
+from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
 
 
 class GpuKernels:
-    """An Implementation for tensors of a GPU; plain products are torch's own."""
+    """An Implementation for tensors of a GPU; plain products of many rows are torch's own."""
 
     DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -35,11 +35,19 @@ class GpuKernels:
         """See `ops.embedding`."""
         return reference.packed_rows(weight, indices, dtype)
 
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """See `ops.linear`; few rows have a kernel of their own."""
+        if few_rows.are_few_rows(x):
+            return few_rows.few_rows_linear(x, PackedLinear(weight, bias))
+        return reference.linear(x, weight, bias)
+
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """See `ops.linear`."""
-        if weight.format is WeightFormat.FLOAT8_DYNAMIC:
-            return fp8.linear(x, weight, bias)
-        return reference.packed_linear(x, weight, bias)
+        if weight.format is not WeightFormat.FLOAT8_DYNAMIC:
+            return reference.packed_linear(x, weight, bias)
+        if few_rows.are_few_rows(x):
+            return few_rows.few_rows_linear(x, PackedLinear(weight, bias))
+        return fp8.linear(x, weight, bias)
 
     def packed_gated_linear(
         self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None, activation: str

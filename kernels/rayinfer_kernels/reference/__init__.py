@@ -14,7 +14,7 @@ from rayinfer_kernels.reference.elementwise import (
 )
 from rayinfer_kernels.reference.grouped_linear import combine_rows, grouped_linear, packed_grouped_linear
 from rayinfer_kernels.reference.layer_stack import layer_stack
-from rayinfer_kernels.reference.linear import pack, packed_gated_linear, packed_linear, packed_rows
+from rayinfer_kernels.reference.linear import linear, pack, packed_gated_linear, packed_linear, packed_rows
 from rayinfer_kernels.reference.philox import uniform
 from rayinfer_kernels.reference.sampling import sample_rows
 
@@ -27,6 +27,7 @@ __all__ = [
     "grouped_linear",
     "layer_norm",
     "layer_stack",
+    "linear",
     "pack",
     "packed_gated_linear",
     "packed_grouped_linear",

@@ -17,6 +17,11 @@ def pack(weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | None:
     return None
 
 
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """x W^T + bias for a weight as the model has it."""
+    return F.linear(x, weight, bias)
+
+
 def packed_rows(weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Take rows of a packed weight, as numbers of `dtype`."""
     return weight.rows(indices, dtype)

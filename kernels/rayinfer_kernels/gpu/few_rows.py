@@ -1,0 +1,149 @@
+"""Products of a few rows with a matrix: the matrix is read once, as fast as memory gives it, and nothing else is.
+
+One request's step is nothing but such products, and what lies between them costs more launches than work. So the norm
+before a product, the gate behind it and the sum that it is added to are parts of it. There are no tensor cores in it:
+up to four rows, they would have nothing to do.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from rayinfer_kernels.gpu.activations import activated
+from rayinfer_kernels.gpu.language import next_power_of_2, tl, triton
+from rayinfer_kernels.gpu.rounding import rounded
+from rayinfer_kernels.gpu.tuning import MAX_FEW_ROWS, few_rows_tuning
+from rayinfer_kernels.layer_stack import PackedLinear
+from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
+
+
+class Norm(NamedTuple):
+    """An RMS norm of the rows before they are multiplied."""
+
+    weight: torch.Tensor  # [in_features]
+    eps: float
+
+
+def are_few_rows(x: torch.Tensor) -> bool:
+    """Whether rows [num_rows, in_features] are few, and of a type whose last digits may depend on that."""
+    return x.dim() == 2 and len(x) <= MAX_FEW_ROWS and x.dtype.itemsize == 2
+
+
+def few_rows_linear(
+    x: torch.Tensor,
+    linear: PackedLinear,
+    *,
+    norm: Norm | None = None,
+    gate: str | None = None,
+    residual: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Multiply at most MAX_FEW_ROWS rows: x [num_rows, in_features] -> [num_rows, out_features], summed in float32.
+
+    Rows are normed first; a `gate` (silu or gelu_tanh) takes the first half of the outputs to weigh the second;
+    results are added to `residual` in place, which is then what is returned. A plain weight is [out_features,
+    in_features]; one of eight bits multiplies rows as they are. Between norm, product and sum nothing is rounded.
+    Raises ValueError for more rows, for another format, and for a residual of another shape or type.
+    """
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    weight, scales, (num_outputs, in_features) = _plain(linear.weight)
+    num_rows, num_results = len(x), num_outputs // (2 if gate else 1)
+    if num_rows > MAX_FEW_ROWS or x.shape[1] != in_features:
+        raise ValueError(f"{tuple(x.shape)} are not at most {MAX_FEW_ROWS} rows of {in_features} numbers")
+    out = x.new_empty((num_rows, num_results)) if residual is None else residual
+    if out.shape != (num_rows, num_results) or out.dtype != x.dtype or out.stride(-1) != 1:
+        raise ValueError(f"results {(num_rows, num_results)} of {x.dtype} cannot be added to {tuple(out.shape)}")
+    if not out.numel():
+        return out
+    rows = next_power_of_2(num_rows)
+    tuning = few_rows_tuning(rows, num_results, in_features, is_gated=gate is not None)
+    _few_rows_kernel[(-(-num_results // tuning.num_columns),)](
+        *(x, weight, scales, linear.bias, None if norm is None else norm.weight, out),
+        *(num_rows, x.stride(0), weight.stride(0), out.stride(0), 0.0 if norm is None else norm.eps),
+        IN=in_features,
+        RESULTS=num_results,
+        GATE=gate,
+        ADDS=residual is not None,
+        ROWS=rows,
+        COLUMNS=tuning.num_columns,
+        INPUTS=tuning.num_inputs,
+        num_warps=tuning.num_warps,
+        num_stages=tuning.num_stages,
+    )
+    return out
+
+
+def _plain(weight: PackedWeight | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, tuple[int, int]]:
+    """Its rows, their scales, and how many rows of how many numbers it has."""
+    if isinstance(weight, torch.Tensor):
+        return (weight if weight.stride(-1) == 1 else weight.contiguous()), None, (weight.shape[0], weight.shape[1])
+    if weight.format is not WeightFormat.FLOAT8_DYNAMIC:
+        raise ValueError(f"there is no product of few rows with weights in {weight.format.name}")
+    return weight.panels, weight.scales, (weight.num_rows, weight.in_features)
+
+
+@triton.jit
+def _few_rows_kernel(
+    x,  # [num_rows, IN]
+    weight,  # [RESULTS, IN]; of a gate, and as many rows again behind them
+    scales,  # one for each row of the weight, or None
+    bias,
+    norm,  # [IN], or None
+    out,  # [num_rows, RESULTS]
+    num_rows,
+    x_stride,
+    weight_stride,
+    out_stride,
+    eps,
+    IN: tl.constexpr,
+    RESULTS: tl.constexpr,
+    GATE: tl.constexpr,
+    ADDS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """COLUMNS results of all rows. Each thread keeps sums of its own inputs, which are put together at the end."""
+    dtype: tl.constexpr = out.dtype.element_ty
+    rows = tl.arange(0, ROWS)[:, None, None]
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inputs = tl.arange(0, INPUTS)[None, None, :]
+    is_row, is_column = rows < num_rows, (columns < RESULTS)[None, :, None]
+    row_places = x + rows * x_stride + inputs
+    weight_places = weight + columns.to(tl.int64)[None, :, None] * weight_stride + inputs
+    sums = tl.zeros((ROWS, COLUMNS, INPUTS), tl.float32)
+    ups = tl.zeros((ROWS, COLUMNS, INPUTS), tl.float32)
+    squares = tl.zeros((ROWS, 1, INPUTS), tl.float32)
+    for start in range(0, IN, INPUTS):
+        is_input = start + inputs < IN
+        taken = tl.load(weight_places + start, mask=is_column & is_input, other=0.0).to(tl.float32)
+        values = tl.load(row_places + start, mask=is_row & is_input, other=0.0).to(tl.float32)
+        if norm is not None:
+            squares += values * values
+            values *= tl.load(norm + start + inputs, mask=is_input, other=0.0).to(tl.float32)
+        sums += values * taken
+        if GATE is not None:
+            ups_at = weight_places + start + RESULTS * weight_stride.to(tl.int64)
+            ups += values * tl.load(ups_at, mask=is_column & is_input, other=0.0).to(tl.float32)
+    length = tl.full((ROWS, 1), 1.0, tl.float32)
+    if norm is not None:
+        length = tl.rsqrt(tl.sum(squares, 2) / IN + eps)
+    results = _finished(tl.sum(sums, 2) * length, columns, scales, bias, 0, RESULTS)
+    if GATE is not None:
+        others = _finished(tl.sum(ups, 2) * length, columns, scales, bias, RESULTS, RESULTS)
+        results = activated(results, GATE) * others
+    places = out + tl.arange(0, ROWS)[:, None] * out_stride + columns[None, :]
+    is_result = (tl.arange(0, ROWS) < num_rows)[:, None] & (columns < RESULTS)[None, :]
+    if ADDS:
+        results += tl.load(places, mask=is_result, other=0.0).to(tl.float32)
+    tl.store(places, rounded(results, dtype), mask=is_result)
+
+
+@triton.jit
+def _finished(sums, columns, scales, bias, first, RESULTS: tl.constexpr):
+    """Sums [rows, columns] of the outputs from `first` on, with their scales and biases."""
+    is_column = columns < RESULTS
+    if scales is not None:
+        sums *= tl.load(scales + first + columns, mask=is_column, other=0.0)[None, :]
+    if bias is not None:
+        sums += tl.load(bias + first + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    return sums
