@@ -69,7 +69,7 @@ def test_few_tokens_of_each_request_are_computed_in_small_tiles(device, max_quer
 
 
 def test_however_a_prompt_is_cut_the_same_is_computed(device):
-    whole = batch_of([(150, 150)], device)
+    whole = batch_of([(150, 150)], device, group=1)
     cut = prefill_attention(
         *(whole.query[100:], whole.cache, whole.block_tables, torch.tensor([0, 50], dtype=torch.int32, device=device)),
         *(whole.context_lengths, whole.scale),

@@ -11,7 +11,7 @@ from rayinfer_kernels.gpu.rope_and_write import rope_and_write, write_kv
 from rayinfer_kernels.gpu.tuning import rope_tuning
 
 NUM_BLOCKS, NUM_POSITIONS, EPS = 4, 300, 1e-6
-HEAD_DIMS, BLOCK_SIZES, NUM_TOKENS = [64, 80, 96, 128, 256], [16, 32, 64], [3, 0, 1, 19]
+HEAD_DIMS, BLOCK_SIZES, NUM_TOKENS = [64, 80, 96, 128, 256], [16, 32, 64], [2, 0, 1, 19]
 
 
 @pytest.fixture
