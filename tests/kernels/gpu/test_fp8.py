@@ -5,6 +5,7 @@ from rayinfer_kernels import reference
 from rayinfer_kernels.gpu import fp8
 from rayinfer_kernels.quantized_weight import quantize_float8
 from rayinfer_kernels.reference import float8
+from row_layouts import LAYOUTS, laid_out
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -13,13 +14,18 @@ def as_bits(numbers):
     return numbers.view(torch.uint8)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("width", "extra"), [(1, 0), (16, 0), (73, 3), (1030, 1)])
-def test_rows_are_rounded_to_the_bit_as_the_reference_does_it(device, dtype, width, extra):
-    x = (torch.randn(7, width + extra) * torch.logspace(-6, 3, width + extra)).to(dtype)[:, extra:]
-    x[3] = 0
-    x[4, 0], x[5, -1] = float("nan"), float("-inf")
-    got, expected = fp8.quantize_rows(x.to(device)), float8.quantize_rows(x)
+@pytest.mark.axes(
+    dtype=DTYPES,
+    num_rows=[7, 0, 1],
+    width=[73, 1, 16, 1030],
+    layout=LAYOUTS,
+    kind=["of every size", "with zeros", "with NaN", "with infinities"],
+)
+def test_rows_are_rounded_to_the_bit_as_the_reference_does_it(case, device):
+    x = (torch.randn(case["num_rows"], case["width"]) * torch.logspace(-6, 3, case["width"])).to(case["dtype"])
+    x[:1, -1] = {"with NaN": float("nan"), "with infinities": float("-inf")}.get(case["kind"], 1.0)
+    x[:2] *= case["kind"] != "with zeros"
+    got, expected = fp8.quantize_rows(laid_out(x, case["layout"], device)), float8.quantize_rows(x)
     assert torch.equal(as_bits(got.numbers.cpu()), as_bits(expected.numbers))
     torch.testing.assert_close(got.scales.cpu(), expected.scales, atol=0, rtol=0, equal_nan=True)
     assert got.numbers.shape[1] % 16 == 0
@@ -40,15 +46,21 @@ def test_ties_go_to_the_even_neighbour_and_small_numbers_keep_steps_of_2_to_the_
     assert fp8.quantize_rows(x).numbers.float()[0, :7].tolist() == expected
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("num_rows", "num_inputs", "num_outputs"), [(1, 16, 16), (5, 72, 41), (40, 128, 200)])
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_products_equal_the_reference(device, dtype, num_rows, num_inputs, num_outputs, has_bias):
-    x = torch.randn(num_rows, num_inputs).to(dtype)
+@pytest.mark.axes(
+    dtype=DTYPES,
+    num_rows=[5, 0, 1, 40],
+    num_inputs=[72, 16, 128],
+    num_outputs=[41, 16, 200],
+    has_bias=[False, True],
+    layout=LAYOUTS,
+)
+def test_products_equal_the_reference(case, device):
+    dtype, num_inputs, num_outputs = case["dtype"], case["num_inputs"], case["num_outputs"]
+    x = torch.randn(case["num_rows"], num_inputs).to(dtype)
     weight = quantize_float8((torch.randn(num_outputs, num_inputs) * num_inputs**-0.5).to(dtype).to(device))
     on_cpu = quantize_float8((weight.rows(torch.arange(num_outputs, device=device))).cpu())
-    bias = torch.randn(num_outputs).to(dtype) if has_bias else None
-    got = fp8.linear(x.to(device), weight, None if bias is None else bias.to(device)).cpu()
+    bias = torch.randn(num_outputs).to(dtype) if case["has_bias"] else None
+    got = fp8.linear(laid_out(x, case["layout"], device), weight, None if bias is None else bias.to(device)).cpu()
     expected = reference.packed_linear(x, on_cpu, bias)
     torch.testing.assert_close(got.float(), expected.float(), atol=0.02, rtol=2.0**-7)
 

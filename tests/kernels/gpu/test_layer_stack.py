@@ -9,23 +9,31 @@ from layer_stacks import RandomStack, StackCase, make_step
 from rayinfer_kernels.kv_cache import allocate_kv_cache
 from rayinfer_kernels.quantized_weight import quantize_float8
 
-CASES = [
-    StackCase(num_heads=4, num_kv_heads=4, head_dim=24, rotary_dim=8, activation="gelu_tanh"),
-    StackCase(has_biases=True, windows=(6, None)),
-    StackCase(has_head_norms=True, num_heads=8, num_kv_heads=1, eps=1e-3),
-]
 TOLERANCES = {torch.float32: {"atol": 2e-5, "rtol": 1e-4}, torch.bfloat16: {"atol": 0.06, "rtol": 0.06}}
-SPANS = [[(0, 0, 3), (1, 0, 9)], [(0, 3, 4), (1, 9, 10)], [(1, 10, 11)]]
+# A prompt, the next chunk of it beside another, a token of each.
+SPANS = [[(0, 0, 2)], [(0, 2, 4), (1, 0, 1)], [(0, 4, 5), (1, 1, 2)]]
+WITH_BIASES = StackCase(num_heads=2, num_kv_heads=1, has_biases=True, windows=(2, None))
 
 
 def on(device, step):
+    """With as many blocks as these requests can have: attention is cut into parts for the longest context possible."""
+    step = dataclasses.replace(step, block_tables=step.block_tables[:, :2])
     return dataclasses.replace(step, **{name: each.to(device) for name, each in vars(step).items()})
 
 
-@pytest.mark.parametrize(
-    ("decoder", "dtype"), [*((case, torch.float32) for case in CASES), (CASES[1], torch.bfloat16)], ids=str
+@pytest.mark.axes(
+    heads=[(1, 1, 24, 8), (4, 2, 16, 16), (3, 1, 16, 8)],
+    windows=[(None,), (2, None)],
+    has_biases=[False, True],
+    has_head_norms=[False, True],
+    activation=["silu", "gelu_tanh"],
+    dtype=list(TOLERANCES),
 )
-def test_layers_together_equal_the_plainest_torch(device, decoder, dtype):
+def test_layers_together_equal_the_plainest_torch(case, device):
+    case = dict(case)
+    dtype, heads = case.pop("dtype"), case.pop("heads")
+    sizes = dict(zip(("num_heads", "num_kv_heads", "head_dim", "rotary_dim"), heads, strict=True))
+    decoder = StackCase(**sizes, **case, eps=1e-3)
     model = RandomStack(decoder, dtype, dtype)
     stack = model.on_gpu(device, lambda weight, is_gated: weight)
     for spans in SPANS:
@@ -36,20 +44,19 @@ def test_layers_together_equal_the_plainest_torch(device, decoder, dtype):
 
 
 def test_layers_of_eight_bits_with_a_cache_of_eight_bits_lose_little(device):
-    case = CASES[1]
-    model = RandomStack(case, torch.bfloat16, torch.float8_e4m3fn)
+    model = RandomStack(WITH_BIASES, torch.bfloat16, torch.float8_e4m3fn)
     model.plain_caches = model._caches(torch.float32)
     stack = model.on_gpu(device, lambda weight, is_gated: quantize_float8(weight, is_gated=is_gated))
     for spans in SPANS:
         step = make_step(spans)
-        x = torch.randn(len(step.positions), case.hidden).to(torch.bfloat16)
+        x = torch.randn(len(step.positions), WITH_BIASES.hidden).to(torch.bfloat16)
         expected = model.expected(x, step)
         error = stack.run(x.to(device, copy=True), on(device, step)).cpu().float() - expected
         assert 0.005 < (error.norm() / expected.norm()).item() < 0.12
 
 
 def test_a_stack_says_what_it_lacks(device):
-    case = CASES[0]
+    case = StackCase()
     stack = RandomStack(case, torch.float32, torch.float32).on_gpu(device, lambda weight, is_gated: weight)
     cache = allocate_kv_cache(1, 16, case.num_kv_heads, case.head_dim, torch.float32, torch.device("cpu"))
     with pytest.raises(ValueError, match="2 layers need a PagedKVCache each, got 0"):

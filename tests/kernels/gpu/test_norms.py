@@ -3,6 +3,7 @@ import torch
 
 from rayinfer_kernels import reference
 from rayinfer_kernels.gpu import norms
+from row_layouts import LAYOUTS, laid_out
 
 # float32 sums in another order; others are rounded twice from sums that differ in that way, each time to a neighbour.
 TOLERANCES = {
@@ -10,55 +11,51 @@ TOLERANCES = {
     torch.bfloat16: {"atol": 2e-6, "rtol": 2.0**-6},
     torch.float16: {"atol": 2e-6, "rtol": 2.0**-9},
 }
-DTYPES = list(TOLERANCES)
+SIZES = {"dtype": list(TOLERANCES), "num_rows": [3, 0, 1], "width": [80, 1, 64, 576, 5000]}
 
 
-def rows_of(num_rows, width, dtype, device, *, extra=0):
-    """Random rows, with `extra` columns of something else beside them."""
-    wide = torch.randn(num_rows, width + 2 * extra) * 3
-    return wide.to(dtype).to(device)[:, extra : extra + width]
+def random_rows(dtype, num_rows, width):
+    return (torch.randn(num_rows, width) * 3).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("num_rows", "width", "extra"), [(1, 1, 0), (3, 80, 5), (2, 576, 0), (5, 1000, 3), (1, 5000, 1)]
-)
-@pytest.mark.parametrize("unit_offset", [False, True])
-def test_rows_are_normed_as_the_reference_does_it(device, dtype, num_rows, width, extra, unit_offset):
-    x, weight = rows_of(num_rows, width, dtype, device, extra=extra), torch.randn(width).to(dtype).to(device)
-    expected = reference.rms_norm(x, weight, 1e-5, unit_offset)
-    torch.testing.assert_close(norms.rms_norm(x, weight, 1e-5, unit_offset), expected, **TOLERANCES[dtype])
+def random_weight(case, device):
+    return torch.randn(case["width"]).to(device, case["dtype"])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_each_head_of_a_slice_is_normed(device, dtype):
-    x, weight = torch.randn(4, 6, 48).to(dtype).to(device)[:, 2:5], torch.randn(48).to(dtype).to(device)
-    expected = reference.rms_norm(x, weight, 1e-6)
-    torch.testing.assert_close(norms.rms_norm(x, weight, 1e-6), expected, **TOLERANCES[dtype])
+def as_heads(rows, device):
+    """Three heads of each row, out of six."""
+    return rows[:, None].repeat(1, 6, 1).to(device)[:, 2:5]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("num_rows", "width", "extra"), [(1, 16, 0), (3, 96, 4), (2, 1030, 1)])
-@pytest.mark.parametrize("unit_offset", [False, True])
-def test_the_sum_is_kept_and_its_norm_returned(device, dtype, num_rows, width, extra, unit_offset):
-    x, weight = rows_of(num_rows, width, dtype, device, extra=extra), torch.randn(width).to(dtype).to(device)
-    residual = rows_of(num_rows, width, dtype, device)
-    sums = residual + x
-    expected = reference.rms_norm(sums, weight, 1e-5, unit_offset)
-    normed = norms.add_rms_norm(x, residual, weight, 1e-5, unit_offset)
-    assert torch.equal(residual, sums)
-    torch.testing.assert_close(normed, expected, **TOLERANCES[dtype])
+@pytest.mark.axes(**SIZES, layout=[*LAYOUTS, "heads"], unit_offset=[False, True])
+def test_rows_are_normed_as_the_reference_does_it(case, device):
+    rows, weight = random_rows(*(case[name] for name in SIZES)), random_weight(case, device)
+    x = as_heads(rows, device) if case["layout"] == "heads" else laid_out(rows, case["layout"], device)
+    expected = reference.rms_norm(x, weight, 1e-5, case["unit_offset"])
+    got = norms.rms_norm(x, weight, 1e-5, case["unit_offset"])
+    torch.testing.assert_close(got, expected, **TOLERANCES[case["dtype"]])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("num_rows", "width", "extra"), [(2, 16, 0), (3, 300, 2)])
-def test_rows_are_normed_around_their_mean(device, dtype, num_rows, width, extra):
-    x = rows_of(num_rows, width, dtype, device, extra=extra) + 2
-    weight, bias = (torch.randn(width).to(dtype).to(device) for _ in range(2))
-    expected = reference.layer_norm(x.float(), weight.float(), bias.float(), 1e-5)
-    torch.testing.assert_close(
-        norms.layer_norm(x, weight, bias, 1e-5).float(), expected, atol=1e-5, rtol=TOLERANCES[dtype]["rtol"]
+@pytest.mark.axes(**SIZES, layout=LAYOUTS, residual_layout=LAYOUTS[:2], unit_offset=[False, True])
+def test_the_sum_is_kept_and_its_norm_returned(case, device):
+    x, residual = (
+        laid_out(random_rows(*(case[name] for name in SIZES)), case[layout], device)
+        for layout in ("layout", "residual_layout")
     )
+    weight, sums = random_weight(case, device), residual + x
+    expected = reference.rms_norm(sums, weight, 1e-5, case["unit_offset"])
+    normed = norms.add_rms_norm(x, residual, weight, 1e-5, case["unit_offset"])
+    assert torch.equal(residual, sums)
+    torch.testing.assert_close(normed, expected, **TOLERANCES[case["dtype"]])
+
+
+@pytest.mark.axes(**SIZES, layout=LAYOUTS)
+def test_rows_are_normed_around_their_mean(case, device):
+    x = laid_out(random_rows(*(case[name] for name in SIZES)) + 2, case["layout"], device)
+    weight, bias = random_weight(case, device), random_weight(case, device)
+    expected = reference.layer_norm(x.float(), weight.float(), bias.float(), 1e-5)
+    normed = norms.layer_norm(x, weight, bias, 1e-5)
+    torch.testing.assert_close(normed.float(), expected, atol=1e-5, rtol=TOLERANCES[case["dtype"]]["rtol"])
 
 
 def test_what_is_added_to_the_mean_square_counts_for_small_numbers(device):
@@ -69,13 +66,6 @@ def test_what_is_added_to_the_mean_square_counts_for_small_numbers(device):
         torch.testing.assert_close(norms.add_rms_norm(x, torch.zeros_like(x), weight, eps), expected)
         expected = reference.layer_norm(x, weight, weight, eps)
         torch.testing.assert_close(norms.layer_norm(x, weight, weight, eps), expected)
-
-
-def test_no_rows_are_no_launch(device):
-    empty, weight = torch.empty(0, 8, device=device), torch.ones(8, device=device)
-    assert norms.rms_norm(empty, weight, 1e-5).shape == (0, 8)
-    assert norms.add_rms_norm(empty, empty.clone(), weight, 1e-5).shape == (0, 8)
-    assert norms.layer_norm(empty, weight, weight, 1e-5).shape == (0, 8)
 
 
 def test_a_residual_of_another_shape_or_type_is_refused(device):

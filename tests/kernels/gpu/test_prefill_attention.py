@@ -3,24 +3,13 @@
 import pytest
 import torch
 
-from paged_batches import BF16, F32, TYPES, assert_near, make_batch
+from paged_batches import BF16, F16, F32, TYPES, assert_near, make_batch
 from rayinfer_kernels.gpu.prefill_attention import prefill_attention
 
 REQUESTS = {  # (context, new tokens) each
-    "prompts": [(40, 40), (1, 1)],
-    "mixed": [(40, 1), (70, 13), (0, 0)],
-    "chunk": [(100, 30)],
-}
-AXES = {
-    "head_dim": [64, 80, 96, 128, 256],
-    "group": [1, 3, 4, 5, 8, 16],
-    "block_size": [16, 32, 64],
-    "types": TYPES,
-    "requests": list(REQUESTS),
-    "window": [None, 20],
-    "softcap": [None, 10.0],
-    "strided": [False, True],
-    "knows_longest": [False, True],
+    "mixed": [(70, 6), (0, 0), (40, 1)],
+    "prompts": [(20, 20), (1, 1)],
+    "long": [(4096, 2), (3, 3)],
 }
 
 
@@ -28,7 +17,7 @@ def batch_of(requests, device, *, group=4, head_dim=64, block_size=16, types=(F3
     return make_batch(
         requests,
         device,
-        num_kv_heads=2 if group == 1 else 1,
+        num_kv_heads=2 if group <= 2 and len(requests) == 3 else 1,
         group=group,
         head_dim=head_dim,
         block_size=block_size,
@@ -42,19 +31,35 @@ def attend(batch, **settings):
     return prefill_attention(batch.query, batch.cache, batch.block_tables, *lengths, batch.scale, **settings)
 
 
+@pytest.mark.axes(
+    head_dim=[64, 80, 96, 128, 256],
+    group=[1, 2, 3, 5, 8, 16],
+    block_size=[16, 32, 64],
+    types=TYPES,
+    requests=list(REQUESTS),
+    window_and_softcap=[(None, None), (20, None), (None, 10.0)],
+    strided=[False, True],
+    knows_longest=[False, True],
+)
 def test_it_equals_the_reference(case, device):
     case = dict(case)
-    window, softcap, requests = (case.pop(name) for name in ("window", "softcap", "requests"))
-    longest = max(new for _, new in REQUESTS[requests]) if case.pop("knows_longest") else None
-    batch = batch_of(REQUESTS[requests], device, **case)
+    requests, (window, softcap) = REQUESTS[case.pop("requests")], case.pop("window_and_softcap")
+    longest = max(new for _, new in requests) if case.pop("knows_longest") else None
+    batch = batch_of(requests, device, **case)
     actual = attend(batch, window=window, softcap=softcap, max_query=longest)
     assert_near(actual, batch.expected(window, softcap), case["types"][0])
     assert actual.is_contiguous()
 
 
-def test_a_long_prompt_is_read_to_its_end(device):
-    batch = batch_of([(1500, 9), (70, 1)], device, group=8, block_size=64)
-    assert_near(attend(batch), batch.expected(), F32)
+def test_a_head_of_keys_serves_any_number_of_query_heads_to_16(device):
+    for group in range(1, 17):
+        batch = batch_of([(9, 3), (0, 0)], device, group=group)
+        assert_near(attend(batch), batch.expected(), F32)
+
+
+def test_a_prompt_of_thousands_is_read_to_its_end(device):
+    batch = batch_of([(4096, 4096)], device, group=1, types=(F16, F16), block_size=64)
+    assert_near(attend(batch), batch.expected(), F16)
 
 
 @pytest.mark.parametrize("max_query", [1, 3])
@@ -64,7 +69,7 @@ def test_few_tokens_of_each_request_are_computed_in_small_tiles(device, max_quer
 
 
 def test_however_a_prompt_is_cut_the_same_is_computed(device):
-    whole = batch_of([(150, 150)], device)
+    whole = batch_of([(150, 150)], device, group=1)
     cut = prefill_attention(
         *(whole.query[100:], whole.cache, whole.block_tables, torch.tensor([0, 50], dtype=torch.int32, device=device)),
         *(whole.context_lengths, whole.scale),

@@ -7,9 +7,10 @@ import torch
 
 from rayinfer_kernels import reference
 from rayinfer_kernels.gpu import philox, sampling
+from row_layouts import LAYOUTS, laid_out
 
-NUM_ROWS = 4
 CPU = torch.device("cpu")
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 @pytest.fixture(autouse=True)
@@ -41,33 +42,55 @@ def check_same(device, logits, **settings):
     return got
 
 
-def random_logits(dice, vocab_size):
-    generator = torch.Generator().manual_seed(dice.randrange(2**31))
-    logits = torch.randn(NUM_ROWS, vocab_size + 5, generator=generator) * dice.choice([0.1, 2.0, 8.0, 40.0])
-    if dice.random() < 0.4:
-        logits = (logits * 2).round() / 2  # many ties
-    if dice.random() < 0.3:
-        logits[:, ::3] = float("-inf")
-    return logits.to(dice.choice([torch.float32, torch.bfloat16, torch.float16]))
+def random_logits(num_rows, vocab_size, kind, dtype):
+    logits = torch.randn(num_rows, vocab_size) * 3
+    if kind == "ties":
+        logits = (logits * 2).round() / 2
+    if kind == "holes":
+        logits[:, 1::3] = float("-inf")
+    return logits.to(dtype)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_random_settings_give_the_tokens_of_the_reference(device, seed):
-    dice = random.Random(seed)
-    vocab_size = dice.choice([1, 7, 255, 256, 700])
-    logits = random_logits(dice, vocab_size).to(device)[:, 3 : 3 + vocab_size]
+@pytest.mark.axes(
+    vocab_size=[700, 1, 7, 512],
+    top_k=["all", 1, 5, 200],
+    top_p=[1.0, 0.999, 0.5, 0.01],
+    min_p=[0.0, 0.02, 1.0],
+    temperature=[1.0, 0.05, 50.0],
+    dtype=DTYPES,
+    kind=["numbers", "ties", "holes"],
+    layout=[*LAYOUTS, "no rows"],
+)
+def test_the_tokens_are_those_of_the_reference(case, device):
+    """Of four rows the last is greedy."""
+    num_rows, layout = (0, "whole") if case["layout"] == "no rows" else (4, case["layout"])
+    logits = random_logits(num_rows, case["vocab_size"], case["kind"], case["dtype"])
+    top_k = case["vocab_size"] if case["top_k"] == "all" else case["top_k"]
+    check_same(
+        device,
+        laid_out(logits, layout, device),
+        top_k=[top_k] * num_rows,
+        **{name: [case[name]] * num_rows for name in ("temperature", "top_p", "min_p")},
+        uniform=[0.0, 0.37, 1 - 2.0**-32, 0.5][:num_rows],
+        is_greedy=[False, False, False, True][:num_rows],
+    )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_row_has_settings_of_its_own(device, seed):
+    dice, num_rows = random.Random(seed), 6
 
     def drawn(*values):
-        return [dice.choice(values) for _ in range(NUM_ROWS)]
+        return [dice.choice(values) for _ in range(num_rows)]
 
     check_same(
         device,
-        logits,
+        random_logits(num_rows, 700, dice.choice(["numbers", "ties", "holes"]), torch.float32).to(device),
         temperature=drawn(0.05, 0.3, 1.0, 1.7, 50.0),
-        top_k=drawn(vocab_size, vocab_size, 1, 5, 40, 200),
-        top_p=drawn(1.0, 1.0, 0.999, 0.9, 0.5, 0.01),
-        min_p=drawn(0.0, 0.0, 0.02, 0.5, 1.0),
-        uniform=[dice.choice([0.0, 1 - 2.0**-32, dice.random()]) for _ in range(NUM_ROWS)],
+        top_k=drawn(700, 1, 5, 40, 200),
+        top_p=drawn(1.0, 0.999, 0.9, 0.5, 0.01),
+        min_p=drawn(0.0, 0.02, 0.5, 1.0),
+        uniform=[dice.random() for _ in range(num_rows)],
         is_greedy=drawn(False, False, False, True),
     )
 
@@ -121,32 +144,38 @@ def test_rows_whose_best_is_no_number_are_invalid_and_others_are_not(device):
     assert check_same(device, logits, **(PLAIN | {"is_greedy": [True] * 3})).is_invalid.tolist() == [True, True, False]
 
 
-def test_the_greatest_number_of_each_row_and_its_first_place(device):
-    rows = torch.randn(6, 603, device=device)[:, 2:602]
-    rows[0, [40, 555]] = 9.0
-    rows[1, [10, 550, 580]] = torch.tensor([50.0, float("nan"), float("nan")], device=device)
-    rows[2] = float("-inf")
-    rows[3, 599] = float("inf")
-    rows[4, 0] = 20.0
-    for each in (rows, rows.to(torch.bfloat16)):
-        got, expected = sampling.row_max(each), reference.row_max(each.to(CPU))
-        torch.testing.assert_close(got.values.to(CPU), expected.values, atol=0, rtol=0, equal_nan=True)
-        assert got.indices.tolist() == expected.indices.tolist()
+@pytest.mark.axes(
+    num_rows=[3, 0, 1],
+    width=[700, 1, 7, 511, 512],
+    dtype=DTYPES,
+    kind=["numbers", "ties", "holes"],
+    layout=LAYOUTS,
+    best=[None, float("nan"), float("-inf"), float("inf")],
+)
+def test_the_greatest_number_of_each_row_and_its_first_place(case, device):
+    """Or rows of minus infinity alone, and rows where two numbers are the best or none."""
+    rows = random_logits(case["num_rows"], case["width"], case["kind"], case["dtype"])
+    if case["best"] is not None:
+        rows[:, slice(None) if case["best"] < 0 else [-1, case["width"] // 2]] = case["best"]
+    got, expected = sampling.row_max(laid_out(rows, case["layout"], device)), reference.row_max(rows)
+    torch.testing.assert_close(got.values.to(CPU), expected.values, atol=0, rtol=0, equal_nan=True)
+    assert got.indices.tolist() == expected.indices.tolist()
 
 
-def test_no_rows_are_no_launch(device):
-    none = torch.empty(0, 600, device=device)
-    column = torch.empty(0, device=device)
-    assert sampling.row_max(none).indices.shape == (0,)
-    assert sampling.sample_rows(none, column, column.int(), column, column, column, column.bool()).token_ids.shape == (
-        0,
+@pytest.mark.axes(
+    num_rows=[300, 0, 1, 128],
+    seed_bits=[31, 32, 63],
+    sign=[1, -1],
+    position_bits=[10, 40],
+    choice_bits=[7, 33],
+    strided=[False, True],
+)
+def test_the_numbers_that_rows_are_drawn_by_are_those_of_the_reference(case, device):
+    step = 2 if case["strided"] else 1
+    seeds, positions, choices = (
+        torch.randint(0, 2 ** case[f"{name}_bits"] - 1, (case["num_rows"] * step,))[::step]
+        for name in ("seed", "position", "choice")
     )
-
-
-def test_the_numbers_that_rows_are_drawn_by_are_those_of_the_reference(device):
-    generator = torch.Generator().manual_seed(0)
-    seeds = torch.randint(-(2**63), 2**63 - 1, (300,), generator=generator)
-    positions = torch.randint(0, 2**40, (300,), generator=generator)
-    choices = torch.randint(0, 100, (300,), generator=generator)
+    seeds *= case["sign"]
     got = philox.uniform(*(each.to(device) for each in (seeds, positions, choices)))
     assert torch.equal(got.to(CPU), reference.uniform(seeds, positions, choices))
