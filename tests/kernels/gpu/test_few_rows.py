@@ -106,7 +106,7 @@ def test_a_row_gets_the_same_bits_beside_any_others(device):
 )
 def test_what_does_not_fit_together_is_refused(device, x, residual):
     residual = None if residual is None else residual.to(device)
-    with pytest.raises(ValueError, match="rows of 16 numbers|cannot be added"):
+    with pytest.raises(ValueError, match=r"rows of 16 numbers|cannot be added"):
         few_rows_linear(x.to(device), PackedLinear(torch.zeros(8, 16, device=device), None), residual=residual)
 
 
