@@ -17,6 +17,7 @@ MAX_SPLITS = 64
 MIN_DOT_ROWS = 16  # what the tensor cores take at least
 ACTIVATION_BLOCK = 1024  # columns of a row in one program
 ACTIVATION_WARPS = 4
+FEW_ROWS_SUMS = 64  # of such products in one thread, so that as many registers are left for the rest
 MAX_FEW_ROWS = 4  # that are multiplied without tensor cores: more would be bound by their sums, not by memory
 SAMPLING_BLOCK = 4096  # scores of a row that a program looks at together
 SAMPLING_WARPS = 16
@@ -116,11 +117,11 @@ def grouped_tuning(num_rows: int, num_groups: int, model_bytes: int) -> ProductT
 def few_rows_tuning(num_rows: int, num_results: int, in_features: int, *, is_gated: bool) -> ProductTuning:
     """For one, two or four rows and a matrix: each thread loads eight neighbouring numbers of each of some columns.
 
-    Its sums are eight for each row and column, of a gate twice as many: 64 registers at most. Where results are few,
-    programs take fewer columns, so that all multiprocessors have two of them.
+    Its sums are eight for each row and column, and of a gate twice as many. Where results are few, programs take fewer
+    columns, so that all multiprocessors have two of them.
     """
-    columns = max(1, (4 if is_gated else 8) // num_rows)
+    columns = max(1, FEW_ROWS_SUMS // 8 // (2 if is_gated else 1) // num_rows)
     while columns > 1 and num_results < 2 * NUM_MULTIPROCESSORS * columns:
         columns //= 2
-    num_warps = 4 if in_features > 512 else 2
+    num_warps = min(4, max(1, next_power_of_2(in_features) // 256))
     return ProductTuning(num_rows, columns, num_inputs=num_warps * 32 * 8, num_warps=num_warps, num_stages=3)

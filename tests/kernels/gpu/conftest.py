@@ -11,6 +11,7 @@ import torch
 from xdist.scheduler import LoadScheduling
 
 from pairwise import case_name, every_case, pairwise
+from rayinfer_kernels.gpu import tuning
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
 from triton_interpreter import mend_interpreter
 
@@ -64,3 +65,10 @@ def device() -> torch.device:
 def same_numbers_every_time() -> None:
     """Whichever tests ran before."""
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def few_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the processor had two with many registers: programs take more of a small matrix, and fewer have to run."""
+    monkeypatch.setattr(tuning, "NUM_MULTIPROCESSORS", 2)
+    monkeypatch.setattr(tuning, "FEW_ROWS_SUMS", 512)

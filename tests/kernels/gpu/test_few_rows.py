@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from rayinfer_kernels import reference
-from rayinfer_kernels.gpu import tuning
 from rayinfer_kernels.gpu.few_rows import Norm, are_few_rows, few_rows_linear
 from rayinfer_kernels.layer_stack import PackedLinear
 from rayinfer_kernels.packed_weight import PackedWeight
@@ -14,10 +13,7 @@ EPS = 1e-5
 GATES = {"silu": reference.silu_and_mul, "gelu_tanh": reference.gelu_tanh_and_mul}
 
 
-@pytest.fixture(autouse=True)
-def few_multiprocessors(monkeypatch):
-    """So that programs take several columns also of small matrices."""
-    monkeypatch.setattr(tuning, "NUM_MULTIPROCESSORS", 4)
+pytestmark = pytest.mark.usefixtures("few_multiprocessors")
 
 
 def random(*shape, dtype, device):

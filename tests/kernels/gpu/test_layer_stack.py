@@ -14,6 +14,8 @@ TOLERANCES = {torch.float32: {"atol": 2e-5, "rtol": 1e-4}, torch.bfloat16: {"ato
 SPANS = [[(0, 0, 5)], [(0, 5, 7), (1, 0, 1)], [(0, 7, 8), (1, 1, 2)]]
 WITH_BIASES = StackCase(num_heads=2, num_kv_heads=1, has_biases=True, windows=(2, None))
 
+pytestmark = pytest.mark.usefixtures("few_multiprocessors")
+
 
 def on(device, step):
     """With as many blocks as these requests can have: attention is cut into parts for the longest context possible."""
