@@ -10,8 +10,8 @@ from typing import Any
 from rayinfer.benchmark.gpu.works import NANO_TEMPERATURE, even_workload
 from rayinfer.benchmark.workloads import Workload
 from rayinfer.config import engine_config
-from rayinfer.engine.assembly import build_engine
 from rayinfer.engine.engine import Engine
+from rayinfer.engine.one_rank_assembly import build_one_rank_engine
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 
@@ -51,7 +51,7 @@ def open_engine(folder: Path, **settings: Any) -> Iterator[Engine]:
     usual: dict[str, Any] = {"model": str(folder), "load_format": "dummy"}
     if "num_kv_blocks" not in settings:
         usual["memory_fraction"] = TOKEN_MEMORY
-    engine = build_engine(engine_config(**{**usual, **settings}), folder)
+    engine = build_one_rank_engine(engine_config(**{**usual, **settings}), folder)
     try:
         yield engine
     finally:
