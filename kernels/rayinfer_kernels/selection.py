@@ -1,6 +1,7 @@
 """Which implementation runs an operation: chosen once per process by `configure`, looked up by device and type."""
 
 import ctypes
+import importlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,8 +12,6 @@ import torch
 from rayinfer_kernels import reference
 from rayinfer_kernels.cpu.build import CompilerSettings, KernelBuildFailed, build_cpu_library
 from rayinfer_kernels.cpu.kernels import CpuKernels
-from rayinfer_kernels.gpu.kernels import GpuKernels
-from rayinfer_kernels.gpu.language import HAS_TRITON
 from rayinfer_kernels.implementation import Implementation
 
 ANY_TYPE = torch.float32  # for operations on other things than the model's numbers
@@ -68,10 +67,12 @@ def configure(cache_dir: Path | None, isa: str | None = None, compiler: str = "g
 
 def configure_gpu() -> bool:
     """Let the Triton kernels run on this process's GPU, and say whether they do: without either torch does."""
-    can_run = HAS_TRITON and torch.cuda.is_available()
-    if can_run:
-        _selection.table.update({("cuda", dtype): GpuKernels() for dtype in GpuKernels.DTYPES})
-    return can_run
+    if not torch.cuda.is_available():
+        return False
+    # By name: it brings Triton along, whose import takes part of a second from everyone who has no GPU.
+    kernels = importlib.import_module("rayinfer_kernels.gpu.kernels").GpuKernels()
+    _selection.table.update({("cuda", dtype): kernels for dtype in kernels.DTYPES})
+    return bool(kernels.DTYPES)
 
 
 def cpu_kernels_status() -> CpuKernelsStatus:

@@ -13,14 +13,8 @@ from typing import Any
 import aiohttp
 from rich.console import Console
 
-from rayinfer.benchmark.report import (
-    Environment,
-    Percentiles,
-    describe_environment,
-    percentiles,
-    print_percentiles,
-    print_rows,
-)
+from rayinfer.benchmark.report import Environment, Percentiles, describe_environment, percentiles
+from rayinfer.benchmark.tables import print_percentiles, print_rows
 from rayinfer.benchmark.workloads import DEFAULT_VOCAB_SIZE, LengthRange, Workload, serving_workload
 from rayinfer.errors import ConfigError, RayinferError
 

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from rayinfer.benchmark.report import Environment, describe_environment, print_rows
+from rayinfer.benchmark.report import Environment, describe_environment
+from rayinfer.benchmark.tables import print_rows
 from rayinfer.benchmark.workloads import FIRST_TOKEN_ID, Workload, offline_workload
 from rayinfer.errors import RayinferError
 from rayinfer.llm import LLM

@@ -1,17 +1,14 @@
-"""How results are summarised, kept and shown: percentiles, the machine they were taken on, JSON and tables."""
+"""How results are summarised and kept: percentiles, the machine they were taken on, JSON."""
 
 import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 PACKAGES = ("rayinfer", "torch", "triton", "transformers", "ray")
 
@@ -109,26 +106,6 @@ def write_json(report: Any, path: Path) -> None:
     """Write a report, a dataclass, as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(asdict(report), indent=2) + "\n")
-
-
-def print_rows(title: str, rows: Mapping[str, object], console: Console) -> None:
-    """Show named figures, one a line."""
-    console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
-    table = Table(show_header=False)
-    for name, value in rows.items():
-        table.add_row(name, format_figure(value))
-    console.print(table)
-
-
-def print_percentiles(title: str, rows: Mapping[str, Percentiles | None], console: Console) -> None:
-    """Show spreads in milliseconds, one a line; what was not seen is left out."""
-    console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
-    table = Table("ms", "mean", "p50", "p95", "p99", "max", "samples")
-    for name, spread in rows.items():
-        if spread is not None:
-            figures = (spread.mean, spread.p50, spread.p95, spread.p99, spread.max, spread.count)
-            table.add_row(name, *map(format_figure, figures))
-    console.print(table)
 
 
 def format_figure(value: object) -> str:

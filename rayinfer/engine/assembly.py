@@ -1,32 +1,18 @@
-"""Puts an engine together from its settings and a model's folder."""
+"""Puts an engine together from its settings and a model's folder, on as many ranks as it shall have."""
 
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
-import torch
-
-import rayinfer_kernels
-from rayinfer.config import EngineConfig, cache_folder
-from rayinfer.engine.encoder_decoder_engine import EncoderDecoderEngine
+from rayinfer.config import EngineConfig
 from rayinfer.engine.engine import Engine
-from rayinfer.engine.executor import Executor
 from rayinfer.engine.group_executor import GroupExecutor
-from rayinfer.engine.kv_offload import KVOffload
-from rayinfer.engine.model_part import ModelPart, any_device, build_part, settled
+from rayinfer.engine.model_part import build_part
+from rayinfer.engine.one_rank_assembly import build_one_rank_engine, check_settings, engine_of
+from rayinfer.engine.places import place_of
 from rayinfer.engine.process_executor import RankProcesses
-from rayinfer.engine.rank_group import RankGroup, place_of
+from rayinfer.engine.rank_group import RankGroup
 from rayinfer.engine.rendezvous import GROUP_TIMEOUT_S, RendezvousHost, open_rendezvous
-from rayinfer.engine.scheduler import Scheduler
-from rayinfer.errors import ConfigError
-from rayinfer.kv_cache.block_manager import BlockManager
-from rayinfer.models.loader import torch_dtype
-from rayinfer.models.model_config import ModelConfig, read_model_config
-from rayinfer.optimization.device_modes import check_device
-from rayinfer.optimization.quality_gates import check_quality
-from rayinfer.protocols import ModelDescription
 
 
 def build_engine(
@@ -44,20 +30,16 @@ def build_engine(
     that says nothing for so long and is stopped is lost; one that is not has GROUP_TIMEOUT_S, if that is longer.
     Raises EngineDead when a rank is lost or fails meanwhile.
     """
-    model = read_model_config(folder)
-    check_device(config, any_device())
-    _check_quality(config)
-    _check_determinism(config, torch_dtype(config.dtype, model))
     if place_of(config, 0).world_size == 1:
-        part = build_part(config, folder)
-        return _engine_of(config, model, part, part.executor, name)
+        return build_one_rank_engine(config, folder, name=name)
+    model = check_settings(config, folder)
     with ExitStack() as on_failure:
         group, end_ranks = _gather_ranks(config, folder, rendezvous, group_timeout_s, on_failure)
         with group.explained_failures():
             part = build_part(config, folder, group)
         executor = GroupExecutor(group, part.executor, end_ranks, part.link)
         on_failure.pop_all()
-        return _engine_of(config, model, part, executor, name)
+        return engine_of(config, model, part, executor, name)
 
 
 def _gather_ranks(
@@ -76,58 +58,3 @@ def _gather_ranks(
     group = RankGroup.host(place_of(config, 0), host, processes)
     on_failure.callback(group.close)
     return group, processes.end
-
-
-def _engine_of(
-    config: EngineConfig, model: ModelConfig, part: ModelPart, executor: Executor, name: str | None
-) -> Engine:
-    caches_prefixes = settled(config, model).enable_prefix_caching
-    block_manager = BlockManager(part.num_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
-    offload = None
-    if part.num_offload_blocks:
-        offload = KVOffload(part.num_offload_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
-    scheduler = Scheduler(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=part.max_model_len,
-        block_manager=block_manager,
-        eos_token_ids=model.eos_token_ids,
-        forced_end_token_id=model.forced_end_token_id,
-        enable_prefix_caching=caches_prefixes,
-        offload=offload,
-        num_plans_at_once=executor.num_plans_at_once,
-        plans_ahead=executor.plans_ahead,
-    )
-    description = ModelDescription(
-        name=name or config.model,
-        max_model_len=part.max_model_len,
-        vocab_size=model.vocab_size,
-        created=int(time.time()),
-        kv_blocks_total=part.num_blocks,
-        block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        eos_token_ids=model.eos_token_ids,
-        weights_generation=config.weights_generation,
-        scores_prompts=model.answers is None,
-    )
-    engine_class = Engine if model.answers is None else partial(EncoderDecoderEngine, answers=model.answers)
-    return engine_class(description=description, scheduler=scheduler, executor=executor, seed=config.seed)
-
-
-def _check_determinism(config: EngineConfig, dtype: torch.dtype) -> None:
-    device = any_device()
-    if device.type == "cpu":
-        rayinfer_kernels.configure(cache_folder() / "kernels")
-    if config.deterministic and not rayinfer_kernels.is_batch_invariant(device, dtype):
-        raise ConfigError(
-            f"deterministic must not be true with {dtype} on a {device.type}: only the compiled CPU kernels keep "
-            "results independent of the batch, in float32 and bfloat16 "
-            f"({rayinfer_kernels.cpu_kernels_status().detail})"
-        )
-
-
-def _check_quality(config: EngineConfig) -> None:
-    modes = [config.quantization, None if config.kv_cache_dtype == "auto" else f"{config.kv_cache_dtype}-kv"]
-    for mode in filter(None, modes):
-        check_quality(mode, is_inaccuracy_allowed=config.allow_inaccurate_quantization)

@@ -17,7 +17,7 @@ from rayinfer.engine.in_process_executor import InProcessExecutor
 from rayinfer.engine.model_memory import ModelMemory
 from rayinfer.engine.model_runner import ModelRunner
 from rayinfer.engine.pipeline_link import ONLY_STAGE, PipelineLink, Stage
-from rayinfer.engine.rank_group import RankGroup, place_of
+from rayinfer.engine.places import Ranks, any_device, place_of
 from rayinfer.engine.static_runner import StaticRunner
 from rayinfer.engine.static_shapes import StaticShapes
 from rayinfer.errors import ConfigError, ModelLoadError
@@ -56,10 +56,10 @@ class _Setting:
     model: ModelConfig
     folder: Path
     device: torch.device
-    group: RankGroup | None  # None for a rank that is alone
+    group: Ranks | None  # None for a rank that is alone
 
 
-def build_part(config: EngineConfig, folder: Path, group: RankGroup | None = None) -> ModelPart:
+def build_part(config: EngineConfig, folder: Path, group: Ranks | None = None) -> ModelPart:
     """Load this rank's weights and give them their blocks; with a group, as many as every rank has room for."""
     device = group.device if group is not None else any_device()
     _use_threads(config, device)
@@ -81,11 +81,6 @@ def build_part(config: EngineConfig, folder: Path, group: RankGroup | None = Non
         num_offload_blocks=memory.num_offload_blocks,
         max_model_len=max_model_len,
     )
-
-
-def any_device() -> torch.device:
-    """What an engine of one rank computes on."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def settled(config: EngineConfig, model: ModelConfig) -> EngineConfig:

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from rayinfer.config import EngineConfig
+from rayinfer.engine.places import place_of
 from rayinfer.engine.process_state import is_stopped
-from rayinfer.engine.rank_group import place_of
 from rayinfer.engine.rank_worker import run_rank
 from rayinfer.engine.rendezvous import LOOK_ROUND_S, Rendezvous
 from rayinfer.errors import ConfigError, EngineDead, RayinferError

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore  # type: ignore[attr-defined]
 
-from rayinfer.config import EngineConfig
 from rayinfer.engine.control_line import ControlLine, LineLost
+from rayinfer.engine.places import rank_device
 from rayinfer.engine.plan_codec import BadMessage, Failed, Numbers, Welcome
 from rayinfer.engine.rank_beats import RankBeats
 from rayinfer.engine.rendezvous import (
@@ -25,7 +25,7 @@ from rayinfer.engine.rendezvous import (
     knock,
 )
 from rayinfer.engine.timed_group import TimedGroup
-from rayinfer.errors import ConfigError, EngineDead, RayinferError
+from rayinfer.errors import EngineDead, RayinferError
 from rayinfer.tensor_parallel import Alone, Place, Share, TensorGroup, TorchGroup
 
 STEP_TIMEOUT_S = 1800.0  # for what ranks that live compute in one step: no fault of one may hold all for ever
@@ -248,21 +248,6 @@ class RankGroup:
             except (LineLost, BadMessage) as error:
                 gone = gone or f"rank {rank} is lost: {error}"
         return gone
-
-
-def place_of(config: EngineConfig, rank: int) -> Place:
-    """Where a rank stands among those that the settings ask for."""
-    return Place(rank, config.tensor_parallel_size, config.pipeline_parallel_size)
-
-
-def rank_device(place: Place) -> torch.device:
-    """What this rank computes on; ranks that see the same GPUs take one each."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    num_devices = torch.cuda.device_count()
-    if 1 < num_devices < place.world_size:
-        raise ConfigError(f"{place.world_size} ranks need as many GPUs, and there are {num_devices}")
-    return torch.device("cuda", place.rank % num_devices)
 
 
 def _lose(reference: "weakref.ref[RankGroup]", rank: int, silent_s: float) -> None:

@@ -11,6 +11,7 @@ from rayinfer.engine.engine_state import SleepLevel
 from rayinfer.engine.executor import Executor
 from rayinfer.engine.model_part import build_part
 from rayinfer.engine.pipeline_link import PipelineLink
+from rayinfer.engine.places import place_of
 from rayinfer.engine.plan_codec import (
     Computed,
     CopyBlocks,
@@ -24,7 +25,7 @@ from rayinfer.engine.plan_codec import (
     read_copy,
     read_plan,
 )
-from rayinfer.engine.rank_group import STEP_TIMEOUT_S, RankGroup, place_of
+from rayinfer.engine.rank_group import STEP_TIMEOUT_S, RankGroup
 from rayinfer.engine.rendezvous import Rendezvous
 from rayinfer.errors import EngineDead
 

@@ -1,8 +1,8 @@
 """How many blocks the KV pools have: as many as are asked for, or as the memory holds."""
 
 import os
+from pathlib import Path
 
-import psutil
 import torch
 
 from rayinfer.config import EngineConfig
@@ -61,7 +61,7 @@ def free_memory_bytes(device: torch.device) -> int:
     """Memory that is free now on the device; the host's files in memory give way to whoever needs it."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return int(psutil.virtual_memory().available)
+    return _available_host_bytes()
 
 
 def _blocks_in(name: str, pool_bytes: int, block_bytes: int, device: torch.device) -> int:
@@ -78,7 +78,19 @@ def _check_there_is(name: str, value: int, wanted: int, device: torch.device) ->
 
 
 def _memory_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return free_memory_bytes(device)
-    # All of it: what is in use for now may be files that give way.
+    """All of a host's: what is in use for now may be files that give way."""
+    return free_memory_bytes(device) if device.type == "cuda" else _host_bytes()
+
+
+def _host_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _available_host_bytes() -> int:
+    """What Linux says that programs could have without swapping; on other systems all there is."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return _host_bytes()
+    kib = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return int(kib) << 10

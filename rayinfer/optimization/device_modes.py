@@ -5,7 +5,7 @@ import torch
 from rayinfer.config import EngineConfig
 from rayinfer.errors import ConfigError
 from rayinfer.optimization.quantization import FP8
-from rayinfer_kernels.gpu.fp8 import MIN_CAPABILITY
+from rayinfer_kernels.reference.float8 import MIN_CAPABILITY
 
 
 def check_device(config: EngineConfig, device: torch.device) -> None:

@@ -46,5 +46,20 @@ def test_sampling_params_come_from_the_package_without_torch():
     assert run_python(code) == "False"
 
 
+# As if there were a GPU, for what is chosen does not depend on which one.
+CONFIGURE = """
+import rayinfer.llm.llm, rayinfer_deployments.engine_building, rayinfer_kernels, sys, torch
+seen = ["triton" in sys.modules]
+torch.cuda.is_available = lambda: {has_gpu}
+seen.append(rayinfer_kernels.configure_gpu())
+print(*seen, "triton" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(("has_gpu", "seen"), [(False, "False False False"), (True, "False True True")])
+def test_an_engine_loads_triton_only_where_it_finds_a_gpu(has_gpu, seen):
+    assert run_python(CONFIGURE.format(has_gpu=has_gpu)) == seen
+
+
 def test_a_module_that_loads_torch_is_noticed():
     assert json.loads(run_python(IMPORT_ALL, '["json", "torch", "os"]')) == {"torch": "loads torch"}

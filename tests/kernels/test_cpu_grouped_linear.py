@@ -1,33 +1,15 @@
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grouped_rows import GROUPS, products_one_by_one, starts_of
 from rayinfer_kernels import ops, reference
 from rayinfer_kernels.cpu.kernels import CpuKernels
 from rayinfer_kernels.packed_weight import pack
 
 TOLERANCES = {torch.float32: {"atol": 1e-4, "rtol": 1e-5}, torch.bfloat16: {"atol": 0.02, "rtol": 0.01}}
 SHAPES = [(32, 2), (64, 200), (1, 8), (33, 16), (95, 40), (130, 300)]
-GROUPS = {
-    "one group": [40],
-    "one row": [0, 0, 1, 0],
-    "no rows": [0, 0, 0],
-    "no groups in use at the ends": [0, 3, 0, 9, 0],
-    "tiles and one more": [6, 7, 12, 13, 1, 5],
-    "more than a task": [97, 0, 192, 1],
-    "more groups than rows": [0, 1] * 12,
-}
-
-
-def starts_of(sizes: list[int]) -> torch.Tensor:
-    return F.pad(torch.tensor(sizes).cumsum(0), (1, 0))
-
-
-def products_one_by_one(x: torch.Tensor, weight: torch.Tensor, sizes: list[int]) -> torch.Tensor:
-    parts = [rows.float() @ each.float().T for rows, each in zip(x.split(sizes), weight, strict=True)]
-    return torch.cat(parts).to(x.dtype)
 
 
 @pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
@@ -124,15 +106,3 @@ def test_sums_have_the_same_bits_alone_in_a_batch_and_on_any_number_of_threads(k
     for token in range(0, 60, 7):
         alone = kernels.combine_rows(rows, indices[token : token + 1], weights[token : token + 1])
         assert torch.equal(alone[0], together[token])
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("groups", GROUPS)
-@pytest.mark.parametrize("in_features", [64, 30])
-def test_a_gpu_multiplies_each_group_by_its_own_weight(groups, in_features):
-    sizes = GROUPS[groups]
-    x, weight = torch.randn(sum(sizes), in_features), torch.randn(len(sizes), 48, in_features)
-    for kind in (torch.float32, torch.bfloat16):
-        expected = products_one_by_one(x.to(kind), weight.to(kind), sizes)
-        actual = ops.grouped_linear(x.to("cuda", kind), weight.to("cuda", kind), starts_of(sizes).to("cuda"))
-        torch.testing.assert_close(actual.cpu(), expected, **TOLERANCES[torch.bfloat16])

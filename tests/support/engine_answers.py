@@ -1,5 +1,6 @@
 """What an engine answers to a few greedy requests, for comparison with another one."""
 
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,7 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from rayinfer.config import EngineConfig, engine_config
-from rayinfer.engine.assembly import build_engine
+from rayinfer.engine.engine import Engine
+from rayinfer.engine.one_rank_assembly import build_one_rank_engine
 from rayinfer.models.model_config import read_model_config
 from rayinfer.outputs import TokenDelta
 from rayinfer.protocols import GenerationRequest
@@ -45,9 +47,15 @@ def greedy_requests() -> list[GenerationRequest]:
     return [_request(str(number), prompt, length) for number, (prompt, length) in enumerate(pairs)]
 
 
-def answers_of(folder: Path, *, sleeps: bool = False, **settings: Any) -> Answers:
+def answers_of(
+    folder: Path,
+    *,
+    sleeps: bool = False,
+    build: Callable[[EngineConfig, Path], Engine] = build_one_rank_engine,
+    **settings: Any,
+) -> Answers:
     """Run an engine to the end of all requests; it may sleep in between, at every level in turn."""
-    engine = build_engine(config_of(folder, **settings), folder)
+    engine = build(config_of(folder, **settings), folder)
     answers, levels, num_steps = Answers({}, {}), cycle((2, 1, 0)), 0
     try:
         engine.add_request(_request(LEAVING, [7] * 30, 40))

@@ -8,8 +8,6 @@ from rayinfer_kernels.gpu.tuning import row_warps
 from rayinfer_kernels.packed_weight import PackedWeight
 from rayinfer_kernels.reference import float8
 
-MIN_CAPABILITY = (8, 9)  # of GPUs whose tensor cores have such numbers
-
 _LIMIT = tl.constexpr(float8.LIMIT)
 _SMALLEST = tl.constexpr(float8.SMALLEST)
 

@@ -7,6 +7,7 @@ import torch
 from rayinfer_kernels import reference
 from rayinfer_kernels.gpu import activations, few_rows, fp8, grouped_matmul, norms, philox, sampling
 from rayinfer_kernels.gpu.decode_attention import decode_attention
+from rayinfer_kernels.gpu.language import HAS_TRITON
 from rayinfer_kernels.gpu.layer_stack import GpuLayerStack
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache
 from rayinfer_kernels.gpu.prefill_attention import prefill_attention
@@ -19,7 +20,7 @@ from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
 class GpuKernels:
     """An Implementation for tensors of a GPU; plain products of many rows are torch's own."""
 
-    DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+    DTYPES = (torch.bfloat16, torch.float16, torch.float32) if HAS_TRITON else ()
 
     def pack(self, weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | None:
         """See `ops.pack_weight`: torch's products read weights as they are."""

@@ -12,7 +12,10 @@ from rayinfer_kernels.gpu.language import next_power_of_2
 NUM_MULTIPROCESSORS = 132
 PROGRAMS_PER_MULTIPROCESSOR = 4  # of decode attention: enough loads in flight to keep memory busy
 MIN_SPLIT_TOKENS = 64  # a shorter split costs more in combining than its parallel reading gains
-MAX_SPLIT_TOKENS = 2048  # so that one long context does not keep a whole batch waiting
+SPLIT_TOKENS = 2048  # so that one long context does not keep the others waiting, where programs are few enough for it
+LONGEST_SPLIT_TOKENS = 8192  # and however many they are: about as long as the processor reads for a large batch
+# Programs of a launch for each that runs at a time: most of a large batch's find no tokens, and cost a nanosecond each.
+MAX_ROUNDS = 16
 MAX_SPLITS = 64
 MIN_DOT_ROWS = 16  # what the tensor cores take at least
 ACTIVATION_BLOCK = 1024  # columns of a row in one program
@@ -84,12 +87,16 @@ def prefill_tuning(head_dim: int, model_bytes: int, max_query: int, group: int) 
 def num_splits_for(num_requests: int, num_kv_heads: int, max_context: int) -> int:
     """Into how many parts to cut each context: a power of two that fills the processor and leaves no part too long.
 
-    It looks at shapes only, so that a captured graph's grid holds for every step of its batch size.
+    It looks at shapes only, so that a captured graph's grid holds for every step of its batch size; so it must suit the
+    usual batch, in which few contexts are as long as tables allow, and do for the one long context in it.
     """
-    wanted = NUM_MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR // max(1, num_requests * num_kv_heads)
-    useful = max_context // MIN_SPLIT_TOKENS
-    needed = -(-max_context // MAX_SPLIT_TOKENS)
-    return min(MAX_SPLITS, next_power_of_2(max(1, needed, min(wanted, useful))))
+    at_once = NUM_MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR
+    num_programs = max(1, num_requests * num_kv_heads)  # of one split
+    filling = min(at_once // num_programs, max_context // MIN_SPLIT_TOKENS)
+    affordable = 1 << max(0, (MAX_ROUNDS * at_once // num_programs).bit_length() - 1)
+    short = min(-(-max_context // SPLIT_TOKENS), affordable)
+    bearable = -(-max_context // LONGEST_SPLIT_TOKENS)
+    return min(MAX_SPLITS, next_power_of_2(max(1, filling, short, bearable)))
 
 
 def rope_tuning(num_tokens: int) -> RowsTuning:

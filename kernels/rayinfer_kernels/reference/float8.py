@@ -9,6 +9,7 @@ DTYPE = torch.float8_e4m3fn
 LIMIT = 448.0
 SMALLEST = 2.0**-100  # what is smaller everywhere counts as nothing: its scale's inverse would be no float
 MULTIPLE = 16  # of the sizes of matrices that a GPU multiplies
+MIN_CAPABILITY = (8, 9)  # of GPUs whose tensor cores have such numbers
 
 
 @dataclass(frozen=True, eq=False)

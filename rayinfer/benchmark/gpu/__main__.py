@@ -2,9 +2,8 @@
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
-
-from rich.console import Console
 
 from rayinfer.benchmark.gpu.suite import run_gpu_benchmark
 from rayinfer.errors import RayinferError
@@ -16,17 +15,19 @@ def main() -> int:
     parser.add_argument(
         "--output", type=Path, default=Path("kernels/benchmarks/results"), help="folder for gpu.json, .md and .svg"
     )
-    parser.add_argument("--quick", action="store_true", help="two minutes instead of eight")
+    parser.add_argument("--quick", action="store_true", help="fewer works and shapes, each once, in two minutes")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes, on any machine: figures mean nothing")
     parser.add_argument("--only", default="", help="some workloads, B1,B3 for example")
+    parser.add_argument("--minutes", type=float, help="what does not fit is left out (8, or 2 with --quick)")
     chosen = parser.parse_args()
     try:
         report = run_gpu_benchmark(
             chosen.output,
-            Console(),
+            partial(print, flush=True),
             is_quick=chosen.quick,
             is_dry_run=chosen.dry_run,
             only=[name.strip() for name in chosen.only.split(",") if name.strip()],
+            limit_s=None if chosen.minutes is None else 60 * chosen.minutes,
             command=" ".join(["python -m rayinfer.benchmark.gpu", *sys.argv[1:]]),
         )
     except RayinferError as error:

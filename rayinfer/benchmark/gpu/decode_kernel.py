@@ -1,10 +1,11 @@
 """Decode attention alone: how fast it reads the cache, as a share of what a plain copy moves on the same device."""
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import product
+from typing import NamedTuple
 
 import torch
 
@@ -30,9 +31,17 @@ class DecodeSweep:
     num_repeats: int = 10
 
 
+class DecodeShape(NamedTuple):
+    """One combination."""
+
+    group: int
+    context: int
+    batch: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeRow:
-    """One combination; `share_of_copy` is 1 where keys and values are read as fast as a copy reads and writes."""
+    """One combination's figures; `share_of_copy` is 1 where the cache is read as fast as a copy reads and writes."""
 
     group: int
     context: int
@@ -44,19 +53,16 @@ class DecodeRow:
     share_of_copy: float
 
 
-def measure_decode_kernel(device: torch.device, sweep: DecodeSweep, copied: float) -> list[DecodeRow]:
-    """Measure every combination beside a copy's `copied` bytes a second; without a GPU the times mean nothing."""
-    return [
-        _measure(device, sweep, group, context, batch, copied)
-        for group, context, batch in product(sweep.groups, sweep.contexts, sweep.batches)
-        if _cache_bytes(sweep, context, batch) <= sweep.max_pool_bytes
-    ]
+def decode_shapes(sweep: DecodeSweep) -> list[DecodeShape]:
+    """All combinations of a sweep whose caches fit."""
+    shapes = itertools.starmap(DecodeShape, itertools.product(sweep.groups, sweep.contexts, sweep.batches))
+    return [shape for shape in shapes if _cache_bytes(sweep, shape) <= sweep.max_pool_bytes]
 
 
-def _measure(
-    device: torch.device, sweep: DecodeSweep, group: int, context: int, batch: int, copied: float
-) -> DecodeRow:
-    num_copies = max(1, min(64, sweep.cold_bytes // _cache_bytes(sweep, context, batch)))
+def measure_decode_kernel(device: torch.device, sweep: DecodeSweep, shape: DecodeShape, copied: float) -> DecodeRow:
+    """Measure a combination beside a copy's `copied` bytes a second; without a GPU the times mean nothing."""
+    group, context, batch = shape
+    num_copies = max(1, min(64, sweep.cold_bytes // _cache_bytes(sweep, shape)))
     cache = _filled_cache(device, sweep, num_copies * batch * -(-context // sweep.block_size))
     tables = torch.randperm(cache.num_blocks, device=device).to(torch.int32).view(num_copies, batch, -1)
     query = torch.randn(batch, group * sweep.num_kv_heads, sweep.head_dim, device=device).to(sweep.dtype)
@@ -66,7 +72,7 @@ def _measure(
         return lambda: decode_attention(query, cache, tables[number], lengths, sweep.head_dim**-0.5)
 
     seconds = _seconds_per_call([call(number) for number in range(num_copies)], device, sweep.num_repeats)
-    num_bytes = _cache_bytes(sweep, context, batch) + 2 * query.nbytes
+    num_bytes = _cache_bytes(sweep, shape) + 2 * query.nbytes
     return DecodeRow(
         group=group,
         context=context,
@@ -79,8 +85,8 @@ def _measure(
     )
 
 
-def _cache_bytes(sweep: DecodeSweep, context: int, batch: int) -> int:
-    return 2 * batch * context * sweep.num_kv_heads * sweep.head_dim * sweep.cache_dtype.itemsize
+def _cache_bytes(sweep: DecodeSweep, shape: DecodeShape) -> int:
+    return 2 * shape.batch * shape.context * sweep.num_kv_heads * sweep.head_dim * sweep.cache_dtype.itemsize
 
 
 def _filled_cache(device: torch.device, sweep: DecodeSweep, num_blocks: int) -> PagedKVCache:

@@ -7,24 +7,39 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rayinfer.benchmark.gpu.timetable import Deadline
 from rayinfer.benchmark.gpu.works import NANO_TEMPERATURE, even_workload
 from rayinfer.benchmark.workloads import Workload
 from rayinfer.config import engine_config
-from rayinfer.engine.assembly import build_engine
 from rayinfer.engine.engine import Engine
+from rayinfer.engine.one_rank_assembly import build_one_rank_engine
+from rayinfer.outputs import TokenDelta
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 
 TOKEN_MEMORY = 0.85  # of what is free: the measuring itself needs some
 
 
-class Requests:
-    """Numbers requests; those of different runs share no cached prefix."""
+class LoadedEngine:
+    """An engine and the requests it is given, numbered; those of different runs share no cached prefix."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine, deadline: Deadline) -> None:
+        self.engine = engine
+        self._deadline = deadline
         self._num_runs = 0
         self._vocab_size = engine.description.vocab_size
+
+    def step(self) -> list[TokenDelta]:
+        """Take the engine's next step; raises OutOfTime."""
+        self._deadline.check()
+        return self.engine.step()
+
+    def drain(self) -> int:
+        """Step until nothing is left to do; returns how many tokens came."""
+        num_tokens = 0
+        while self.engine.has_unfinished_requests:
+            num_tokens += sum(len(delta.token_ids) for delta in self.step())
+        return num_tokens
 
     def add(self, workload: Workload, *, temperature: float = 0.0) -> list[str]:
         """Queue a workload, whose answers have the length that was drawn; returns the requests' names."""
@@ -34,7 +49,7 @@ class Requests:
             zip(names, workload.prompts, workload.output_lengths, strict=True)
         ):
             params = SamplingParams(temperature=temperature, max_tokens=length, ignore_eos=True, seed=seed)
-            self._engine.add_request(
+            self.engine.add_request(
                 GenerationRequest(
                     request_id=name,
                     prompt_token_ids=[token_id % self._vocab_size for token_id in prompt],
@@ -51,66 +66,52 @@ def open_engine(folder: Path, **settings: Any) -> Iterator[Engine]:
     usual: dict[str, Any] = {"model": str(folder), "load_format": "dummy"}
     if "num_kv_blocks" not in settings:
         usual["memory_fraction"] = TOKEN_MEMORY
-    engine = build_engine(engine_config(**{**usual, **settings}), folder)
+    engine = build_one_rank_engine(engine_config(**{**usual, **settings}), folder)
     try:
         yield engine
     finally:
         engine.exit()
 
 
-def drain(engine: Engine) -> int:
-    """Step until nothing is left to do; returns how many tokens came."""
-    num_tokens = 0
-    while engine.has_unfinished_requests:
-        num_tokens += sum(len(delta.token_ids) for delta in engine.step())
-    return num_tokens
-
-
-def warm_up(engine: Engine) -> Requests:
+def warm_up(engine: Engine, deadline: Deadline) -> LoadedEngine:
     """Answer a few requests, after which every kernel has run: for a few tokens, and for as many as a step may have."""
-    requests, description = Requests(engine), engine.description
+    loaded, description = LoadedEngine(engine, deadline), engine.description
     for temperature in (0.0, NANO_TEMPERATURE):
         prompt_len = min(1024, description.max_model_len // 2)
         batch = min(description.max_num_seqs, -(-description.max_num_batched_tokens // prompt_len))
-        requests.add(even_workload(batch, prompt_len, 8, seed=9), temperature=temperature)
-        drain(engine)
-    return requests
+        loaded.add(even_workload(batch, prompt_len, 8, seed=9), temperature=temperature)
+        loaded.drain()
+    return loaded
 
 
-def offline_seconds(engine: Engine, requests: Requests, workload: Workload) -> float:
+def offline_seconds(loaded: LoadedEngine, workload: Workload) -> float:
     """Seconds for all of a workload that is there at once; raises RuntimeError for answers of another length."""
-    requests.add(workload, temperature=NANO_TEMPERATURE)
+    loaded.add(workload, temperature=NANO_TEMPERATURE)
     started = time.perf_counter()
-    num_tokens = drain(engine)
+    num_tokens = loaded.drain()
     seconds = time.perf_counter() - started
     if num_tokens != workload.num_output_tokens:
         raise RuntimeError(f"{num_tokens} tokens came, {workload.num_output_tokens} were asked for")
     return seconds
 
 
-def token_seconds(engine: Engine, requests: Requests, workload: Workload) -> list[float]:
+def token_seconds(loaded: LoadedEngine, workload: Workload) -> list[float]:
     """Seconds between one stream's tokens, the first one's wait left out."""
-    requests.add(workload)
+    loaded.add(workload)
     times = []
-    while engine.has_unfinished_requests:
-        if any(delta.token_ids for delta in engine.step()):
+    while loaded.engine.has_unfinished_requests:
+        if any(delta.token_ids for delta in loaded.step()):
             times.append(time.perf_counter())
     return [later - earlier for earlier, later in itertools.pairwise(times)]
 
 
 def interference_seconds(
-    engine: Engine,
-    requests: Requests,
-    *,
-    num_streams: int,
-    prompt_len: int,
-    every_s: float,
-    for_s: float,
+    loaded: LoadedEngine, *, num_streams: int, prompt_len: int, every_s: float, for_s: float
 ) -> list[float]:
     """Seconds between tokens of streams that decode all the while, with a long prompt coming now and then."""
-    longest = engine.description.max_model_len - 64
+    longest = loaded.engine.description.max_model_len - 64
     prompts = [even_workload(1, prompt_len, 1, seed=number) for number in range(int(for_s / every_s) + 1)]
-    steady = set(requests.add(even_workload(num_streams, 32, longest)))
+    steady = set(loaded.add(even_workload(num_streams, 32, longest)))
     last: dict[str, float] = {}
     gaps: list[float] = []
     started = time.perf_counter()
@@ -118,15 +119,15 @@ def interference_seconds(
     while (now := time.perf_counter()) - started < for_s or len(gaps) < num_streams:
         if now - started >= due_s:
             if prompts:
-                requests.add(prompts.pop())
+                loaded.add(prompts.pop())
             due_s += every_s
-        for delta in engine.step():
+        for delta in loaded.step():
             if delta.request_id in steady and delta.token_ids:
                 came = time.perf_counter()
                 if delta.request_id in last:
                     gaps.append(came - last[delta.request_id])
                 last[delta.request_id] = came
     for request_id in steady:
-        engine.abort(request_id)
-    drain(engine)
+        loaded.engine.abort(request_id)
+    loaded.drain()
     return gaps

@@ -1,10 +1,7 @@
-"""Shows and keeps what was measured: a table, Markdown, JSON, a picture."""
+"""Shows and keeps what was measured: tables, JSON, a picture."""
 
 from html import escape
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 from rayinfer.benchmark.gpu.results import GpuReport, KernelRow, Row
 from rayinfer.benchmark.report import write_json
@@ -23,20 +20,24 @@ text { font: 12px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-s
 """
 
 
-def print_report(report: GpuReport, console: Console) -> None:
-    """Show the tables."""
-    console.print(_title(report), style="bold", markup=False, highlight=False)
-    table = Table(*HEADS)
-    for row in report.rows:
-        table.add_row(*_cells(row))
-    console.print(table)
+def report_lines(report: GpuReport) -> list[str]:
+    """Everything in words and tables, as Markdown that can be read as it is."""
+    lines = [_title(report), "", *_table(HEADS, [_cells(row) for row in report.rows])]
+    if report.is_dry_run:
+        lines += ["", "**A dry run with tiny shapes: nothing here says anything about a GPU.**"]
     if report.kernels:
-        kernels = Table(*KERNEL_HEADS, title="Attention of one token a request, alone")
-        for kernel in report.kernels:
-            kernels.add_row(*_kernel_cells(kernel))
-        console.print(kernels)
-    for check in report.checks:
-        console.print(f"{'right' if check.is_right else 'WRONG'}: {check.name}: {check.detail}", markup=False)
+        lines += ["", "Attention of one token a request, alone:", ""]
+        lines += _table(KERNEL_HEADS, [_kernel_cells(kernel) for kernel in report.kernels])
+    lines += ["", "Checks in the same run:", "", *[f"- {check}" for check in report.checks or ["none"]]]
+    lines += ["", f"It took {report.took_s:.0f} s of {report.limit_s:.0f} s."]
+    if report.shortened:
+        lines += [
+            "",
+            "**Not all of it was measured, for want of time:**",
+            "",
+            *(f"- {what}" for what in report.shortened),
+        ]
+    return lines
 
 
 def write_report(report: GpuReport, folder: Path, name: str, command: str) -> None:
@@ -73,23 +74,15 @@ def svg(report: GpuReport) -> str:
 
 
 def _markdown(report: GpuReport, picture: str, command: str) -> str:
-    lines = ["# How close to the card", "", _title(report), ""]
-    if report.is_dry_run:
-        lines += ["**A dry run with tiny shapes: nothing here says anything about a GPU.**", ""]
-    lines += [f"![Shares of the floor]({picture})", "", *_table(HEADS, [_cells(row) for row in report.rows])]
-    if report.kernels:
-        lines += ["", "Attention of one token a request, alone:", ""]
-        lines += _table(KERNEL_HEADS, [_kernel_cells(kernel) for kernel in report.kernels])
-    lines += ["", "Checks in the same run:", ""]
-    lines += [
-        f"- {'right' if check.is_right else '**wrong**'}: {check.name}: {check.detail}" for check in report.checks
-    ]
+    lines = ["# How close to the card", "", *report_lines(report), "", f"![Shares of the floor]({picture})"]
     versions = ", ".join(f"{name} {version}" for name, version in report.environment.versions.items())
     return "\n".join([*lines, "", f"{versions}; commit {report.environment.commit}: `{command}`", ""])
 
 
 def _table(heads: tuple[str, ...], rows: list[list[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in [list(heads), ["---"] * len(heads), *rows]]
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = [list(heads), ["-" * width for width in widths], *rows]
+    return ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines]
 
 
 def _title(report: GpuReport) -> str:

@@ -41,6 +41,9 @@ class Check:
     is_right: bool
     detail: str
 
+    def __str__(self) -> str:
+        return f"{'right' if self.is_right else 'WRONG'}: {self.name}: {self.detail}"
+
 
 @dataclass(kw_only=True, slots=True)
 class GpuReport:
@@ -50,6 +53,9 @@ class GpuReport:
     is_dry_run: bool
     copy_bytes_per_s: float
     matmul_flops_per_s: float
+    limit_s: float  # for everything
+    took_s: float = 0.0
+    shortened: list[str] = field(default_factory=list)  # what was left out or run less often, for want of time
     rows: list[Row] = field(default_factory=list)
     kernels: list[KernelRow] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)

@@ -10,8 +10,6 @@ from torch.autograd.profiler_util import DeviceType  # type: ignore[attr-defined
 
 from rayinfer.engine.engine import Engine
 
-PROFILED_STEPS = 24
-
 
 class Busy(NamedTuple):
     """One kernel or copy on the GPU, in microseconds."""
@@ -21,7 +19,7 @@ class Busy(NamedTuple):
     name: str
 
 
-def profile_steps(engine: Engine, num_steps: int = PROFILED_STEPS) -> list[Busy]:
+def profile_steps(engine: Engine, num_steps: int) -> list[Busy]:
     """Step an engine that has work for so long, and return what its GPU did, in order; nothing on a CPU."""
     if not torch.cuda.is_available():
         for _ in range(num_steps):
@@ -38,7 +36,7 @@ def profile_steps(engine: Engine, num_steps: int = PROFILED_STEPS) -> list[Busy]
     )
 
 
-def step_gap_us(busy: Sequence[Busy], num_steps: int = PROFILED_STEPS) -> float | None:
+def step_gap_us(busy: Sequence[Busy], num_steps: int) -> float | None:
     """The median pause of the GPU from one step to the next; None where steps cannot be told apart.
 
     A step ends between two things that follow each other once a step, and there the pause is longest.

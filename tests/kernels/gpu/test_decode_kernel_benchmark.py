@@ -2,7 +2,7 @@ import dataclasses
 
 import torch
 
-from rayinfer.benchmark.gpu.decode_kernel import DecodeSweep, measure_decode_kernel
+from rayinfer.benchmark.gpu.decode_kernel import DecodeSweep, decode_shapes, measure_decode_kernel
 
 COPIED = 1e9  # bytes a second
 TINY = DecodeSweep(
@@ -20,7 +20,7 @@ TINY = DecodeSweep(
 
 
 def test_every_combination_that_fits_gets_a_row(device):
-    rows = measure_decode_kernel(device, TINY, COPIED)
+    rows = [measure_decode_kernel(device, TINY, shape, COPIED) for shape in decode_shapes(TINY)]
     assert [(row.group, row.context, row.batch) for row in rows] == [
         (group, context, batch) for group in (2, 5) for context, batch in ((20, 1), (20, 3), (40, 1))
     ]  # three contexts of 40 take 61,440 bytes
@@ -33,8 +33,9 @@ def test_every_combination_that_fits_gets_a_row(device):
 
 def test_eight_bits_are_half_of_sixteen(device):
     sweep = dataclasses.replace(TINY, groups=(2,), contexts=(16,), batches=(1,), dtype=torch.bfloat16)
+    (shape,) = decode_shapes(sweep)
     wide, narrow = (
-        measure_decode_kernel(device, dataclasses.replace(sweep, cache_dtype=dtype), COPIED)[0].num_bytes
+        measure_decode_kernel(device, dataclasses.replace(sweep, cache_dtype=dtype), shape, COPIED).num_bytes
         for dtype in (torch.bfloat16, torch.float8_e4m3fn)
     )
     queries = 2 * 2 * 64 * 2

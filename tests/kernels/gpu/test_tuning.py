@@ -1,6 +1,14 @@
 import pytest
 
-from rayinfer_kernels.gpu.tuning import decode_tuning, num_splits_for, prefill_tuning, rope_tuning
+from rayinfer_kernels.gpu.tuning import (
+    LONGEST_SPLIT_TOKENS,
+    MAX_ROUNDS,
+    NUM_MULTIPROCESSORS,
+    decode_tuning,
+    num_splits_for,
+    prefill_tuning,
+    rope_tuning,
+)
 
 SIZES = [1, 2, 3, 7, 8, 31, 64, 200, 512]
 
@@ -16,9 +24,29 @@ def test_contexts_are_cut_into_parts_by_powers_of_two_and_fewer_for_larger_batch
 def test_one_request_fills_the_processor_and_a_large_batch_is_not_cut_without_need():
     assert num_splits_for(1, 8, 4096) * 8 >= 3 * 132
     assert num_splits_for(256, 8, 1024) == 1
-    assert num_splits_for(256, 8, 16384) == 8  # no part is longer than 2048 tokens
+    assert num_splits_for(32, 8, 16384) == 8  # no part is longer than 2,048 tokens
     assert num_splits_for(1, 8, 60) == 1  # there is nothing to cut
     assert num_splits_for(0, 8, 4096) > 0
+
+
+@pytest.mark.parametrize(
+    ("num_requests", "max_context", "num_splits"),
+    [(256, 16384, 4), (256, 40960, 8), (256, 131072, 16), (64, 131072, 16), (32, 131072, 32), (1, 131072, 64)],
+)
+def test_large_batches_with_long_tables_are_cut_little_for_the_one_long_context_in_them(
+    num_requests, max_context, num_splits
+):
+    assert num_splits_for(num_requests, 8, max_context) == num_splits
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 8])
+@pytest.mark.parametrize("max_context", [1, 4096, 16384, 40960, 131072, 400_000])
+def test_programs_are_few_unless_parts_would_keep_a_batch_waiting(num_kv_heads, max_context):
+    for size in SIZES:
+        num_splits = num_splits_for(size, num_kv_heads, max_context)
+        assert max_context <= num_splits * LONGEST_SPLIT_TOKENS
+        is_many = num_splits * size * num_kv_heads > MAX_ROUNDS * 4 * NUM_MULTIPROCESSORS
+        assert not is_many or num_splits == 1 or max_context > num_splits // 2 * LONGEST_SPLIT_TOKENS
 
 
 @pytest.mark.parametrize("model_bytes", [2, 4])

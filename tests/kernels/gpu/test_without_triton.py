@@ -9,6 +9,9 @@ import rayinfer_kernels
 PROGRAM = """
 import importlib, pkgutil, sys
 
+# What runs under the interpreters of others, or runs a model of transformers, which has its own idea of Triton.
+FOREIGN = ("rayinfer.benchmark.peers.engines", "rayinfer.benchmark.transformers_peer")
+
 class WithoutTriton:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] == "triton":
@@ -16,11 +19,16 @@ class WithoutTriton:
 
 sys.meta_path.insert(0, WithoutTriton())
 import torch
-import rayinfer.llm
+import rayinfer
 import rayinfer_kernels
-for module in pkgutil.walk_packages(rayinfer_kernels.__path__, "rayinfer_kernels."):
-    importlib.import_module(module.name)
+for package in (rayinfer_kernels, rayinfer):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        if not module.name.startswith(FOREIGN):
+            importlib.import_module(module.name)
+assert "rayinfer.benchmark.gpu.suite" in sys.modules
 assert "triton" not in sys.modules
+torch.cuda.is_available = lambda: True
+assert not rayinfer_kernels.configure_gpu()
 from rayinfer_kernels.gpu import language
 from rayinfer_kernels.gpu.decode_attention import decode_attention
 from rayinfer_kernels.gpu.paged_cache import allocate_paged_cache

@@ -1,18 +1,9 @@
-import io
 import json
 from dataclasses import dataclass
 
 import pytest
-from rich.console import Console
 
-from rayinfer.benchmark.report import (
-    describe_environment,
-    format_figure,
-    percentiles,
-    print_percentiles,
-    print_rows,
-    write_json,
-)
+from rayinfer.benchmark.report import describe_environment, format_figure, percentiles, write_json
 
 
 def test_percentiles_are_in_milliseconds_and_interpolate():
@@ -62,15 +53,3 @@ def test_json_holds_the_whole_report(tmp_path):
 )
 def test_figures_are_written_for_people(value, text):
     assert format_figure(value) == text
-
-
-def test_tables_show_every_row_that_was_measured():
-    console = Console(file=io.StringIO(), width=120)
-    print_rows("title", {"requests": 64}, console)
-    print_percentiles("latency", {"first token": percentiles([0.5]), "inter-token": None}, console)
-    shown = console.file.getvalue()
-    assert "requests" in shown
-    assert "64" in shown
-    assert "first token" in shown
-    assert "500" in shown
-    assert "inter-token" not in shown

@@ -13,8 +13,9 @@ from invariance_comparison import differences
 from rayinfer import LLM, SamplingParams
 from rayinfer.config import engine_config
 from rayinfer.engine.assembly import build_engine
+from rayinfer.engine.places import place_of
 from rayinfer.engine.process_executor import RankProcesses
-from rayinfer.engine.rank_group import RankGroup, place_of
+from rayinfer.engine.rank_group import RankGroup
 from rayinfer.engine.rendezvous import open_rendezvous
 from rayinfer.errors import ConfigError, EngineDead
 from rayinfer.protocols import GenerationRequest

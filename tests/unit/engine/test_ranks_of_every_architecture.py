@@ -4,6 +4,7 @@ import pytest
 
 from encoder_decoder_runs import make_tiny_t5
 from engine_answers import answers_of, assert_alike
+from rayinfer.engine.assembly import build_engine
 from tiny_architectures import DECODERS, ENCODER_DECODERS
 
 MAKERS = DECODERS | ENCODER_DECODERS
@@ -25,11 +26,12 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize(("name", "size"), CASES)
 def test_ranks_answer_like_one_also_after_sleep(name, size, folders):
     tensor, pipeline = size
-    got = answers_of(folders[name], sleeps=True, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    got = answers_of(folders[name], sleeps=True, build=build_engine, **sizes)
     assert_alike(got, answers_of(folders[name]))
 
 
 @pytest.mark.usefixtures("one_thread")
 def test_what_the_last_of_three_stages_has_read_comes_to_all_of_them(tmp_path):
     folder = make_tiny_t5(tmp_path, num_decoder_layers=4)  # and two of the encoder, none in the last stage
-    assert_alike(answers_of(folder, pipeline_parallel_size=3), answers_of(folder))
+    assert_alike(answers_of(folder, build=build_engine, pipeline_parallel_size=3), answers_of(folder))

@@ -11,6 +11,7 @@ from engine_answers import answers_of, assert_alike
 from invariance_comparison import differences
 from invariance_requests import make_mixed_model, mixed_requests
 from invariance_runs import ROOMY, open_llm, run, run_alone
+from rayinfer.engine.assembly import build_engine
 from tiny_architectures import DECODERS, ENCODER_DECODERS
 
 SETTINGS = {"dtype": "float32", "num_kv_blocks": 64}
@@ -26,7 +27,8 @@ SIZES = [
 @pytest.mark.parametrize("name", DECODERS | ENCODER_DECODERS)
 def test_gpus_answer_like_one(name, tensor, pipeline, tmp_path):
     folder = (DECODERS | ENCODER_DECODERS)[name](tmp_path)
-    got = answers_of(folder, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    got = answers_of(folder, build=build_engine, **sizes)
     assert_alike(got, answers_of(folder))
 
 

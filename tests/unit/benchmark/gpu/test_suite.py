@@ -1,19 +1,21 @@
 """A dry run, and what is made of figures."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
+from rayinfer.benchmark.gpu.engine_runs import LoadedEngine
 from rayinfer.benchmark.gpu.results import Row, judge, new_row
 from rayinfer.benchmark.gpu.step_gaps import Busy, step_gap_us
-from rayinfer.benchmark.gpu.suite import run_gpu_benchmark
+from rayinfer.benchmark.gpu.suite import START_S, run_gpu_benchmark
+from rayinfer.benchmark.gpu.timetable import Deadline, OutOfTime
 from rayinfer.benchmark.gpu.works import WORKS
 from rayinfer.errors import ConfigError
 
 
 def test_a_dry_run_measures_checks_and_keeps_everything(tmp_path):
-    report = run_gpu_benchmark(tmp_path, Console(quiet=True), is_dry_run=True, only=["B1", "B3", "B7", "B12"])
+    report = run_gpu_benchmark(tmp_path, print, is_dry_run=True, only=["B1", "B3", "B7", "B12"])
     assert [row.error for row in report.rows] == [""] * 4
     assert all(check.is_right for check in report.checks)
     assert len(report.checks) == 4
@@ -24,14 +26,40 @@ def test_a_dry_run_measures_checks_and_keeps_everything(tmp_path):
     assert (tmp_path / "gpu.svg").read_text().count('class="bar"') == 3
 
 
+def test_what_does_not_fit_into_the_time_is_left_out_and_named(tmp_path):
+    said = []
+    report = run_gpu_benchmark(tmp_path, said.append, is_dry_run=True, only=["B1", "B10"], limit_s=START_S + 3.0)
+    assert all(row.error.startswith("left out: it needs about ") for row in report.rows)
+    assert [what.partition(": ")[0] for what in report.shortened] == ["checks", "B1", "B10"]
+    assert any("B1: left out: it needs about" in line for line in said)
+    assert "**Not all of it was measured, for want of time:**" in (tmp_path / "gpu.md").read_text()
+
+
+def test_a_step_after_the_deadline_is_not_taken():
+    now = 0.0
+    loaded = LoadedEngine(OneRequestEngine(), Deadline(5.0, lambda: now))
+    assert loaded.step() == []
+    now = 5.0
+    with pytest.raises(OutOfTime):
+        loaded.drain()
+
+
+class OneRequestEngine:
+    description = SimpleNamespace(vocab_size=512)
+    has_unfinished_requests = True
+
+    def step(self):
+        return []
+
+
 def test_without_a_gpu_only_a_dry_run_is_made(tmp_path):
     with pytest.raises(ConfigError, match="there is no GPU here"):
-        run_gpu_benchmark(tmp_path, Console(quiet=True))
+        run_gpu_benchmark(tmp_path, print)
 
 
 def test_an_unknown_workload_is_named(tmp_path):
     with pytest.raises(ConfigError, match="there is no workload B99: choose from B1, "):
-        run_gpu_benchmark(tmp_path, Console(quiet=True), is_dry_run=True, only=["B99"])
+        run_gpu_benchmark(tmp_path, print, is_dry_run=True, only=["B99"])
 
 
 def row_of(name: str, **figures: object) -> Row:

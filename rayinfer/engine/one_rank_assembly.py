@@ -1,0 +1,101 @@
+"""Puts an engine of one rank together: all of the model is in this process, and no step has to be told to others."""
+
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import rayinfer_kernels
+from rayinfer.config import EngineConfig, cache_folder
+from rayinfer.engine.encoder_decoder_engine import EncoderDecoderEngine
+from rayinfer.engine.engine import Engine
+from rayinfer.engine.executor import Executor
+from rayinfer.engine.kv_offload import KVOffload
+from rayinfer.engine.model_part import ModelPart, build_part, settled
+from rayinfer.engine.places import any_device, place_of
+from rayinfer.engine.scheduler import Scheduler
+from rayinfer.errors import ConfigError
+from rayinfer.kv_cache.block_manager import BlockManager
+from rayinfer.models.loader import torch_dtype
+from rayinfer.models.model_config import ModelConfig, read_model_config
+from rayinfer.optimization.device_modes import check_device
+from rayinfer.optimization.quality_gates import check_quality
+from rayinfer.protocols import ModelDescription
+
+
+def build_one_rank_engine(config: EngineConfig, folder: Path, *, name: str | None = None) -> Engine:
+    """Load the model and give it its cache; `folder` is what `resolve_model` returned.
+
+    Raises ConfigError where the settings ask for several ranks: `assembly.build_engine` builds those, too.
+    """
+    if (num_ranks := place_of(config, 0).world_size) > 1:
+        raise ConfigError(f"an engine of one rank cannot be shared by {num_ranks}")
+    model = check_settings(config, folder)
+    part = build_part(config, folder)
+    return engine_of(config, model, part, part.executor, name)
+
+
+def check_settings(config: EngineConfig, folder: Path) -> ModelConfig:
+    """Raise ConfigError for what this machine's devices or the model cannot do; returns the model's own settings."""
+    model = read_model_config(folder)
+    check_device(config, any_device())
+    _check_quality(config)
+    _check_determinism(config, torch_dtype(config.dtype, model))
+    return model
+
+
+def engine_of(
+    config: EngineConfig, model: ModelConfig, part: ModelPart, executor: Executor, name: str | None
+) -> Engine:
+    """Give an executor its scheduler, and both their engine."""
+    caches_prefixes = settled(config, model).enable_prefix_caching
+    block_manager = BlockManager(part.num_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
+    offload = None
+    if part.num_offload_blocks:
+        offload = KVOffload(part.num_offload_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
+    scheduler = Scheduler(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=part.max_model_len,
+        block_manager=block_manager,
+        eos_token_ids=model.eos_token_ids,
+        forced_end_token_id=model.forced_end_token_id,
+        enable_prefix_caching=caches_prefixes,
+        offload=offload,
+        num_plans_at_once=executor.num_plans_at_once,
+        plans_ahead=executor.plans_ahead,
+    )
+    description = ModelDescription(
+        name=name or config.model,
+        max_model_len=part.max_model_len,
+        vocab_size=model.vocab_size,
+        created=int(time.time()),
+        kv_blocks_total=part.num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        eos_token_ids=model.eos_token_ids,
+        weights_generation=config.weights_generation,
+        scores_prompts=model.answers is None,
+    )
+    engine_class = Engine if model.answers is None else partial(EncoderDecoderEngine, answers=model.answers)
+    return engine_class(description=description, scheduler=scheduler, executor=executor, seed=config.seed)
+
+
+def _check_determinism(config: EngineConfig, dtype: torch.dtype) -> None:
+    device = any_device()
+    if device.type == "cpu":
+        rayinfer_kernels.configure(cache_folder() / "kernels")
+    if config.deterministic and not rayinfer_kernels.is_batch_invariant(device, dtype):
+        raise ConfigError(
+            f"deterministic must not be true with {dtype} on a {device.type}: only the compiled CPU kernels keep "
+            "results independent of the batch, in float32 and bfloat16 "
+            f"({rayinfer_kernels.cpu_kernels_status().detail})"
+        )
+
+
+def _check_quality(config: EngineConfig) -> None:
+    modes = [config.quantization, None if config.kv_cache_dtype == "auto" else f"{config.kv_cache_dtype}-kv"]
+    for mode in filter(None, modes):
+        check_quality(mode, is_inaccuracy_allowed=config.allow_inaccurate_quantization)

@@ -1,0 +1,48 @@
+"""Where each rank of an engine stands, what it computes on, and what it must know of the others."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch.distributed import ProcessGroup
+
+from rayinfer.config import EngineConfig
+from rayinfer.errors import ConfigError
+from rayinfer.tensor_parallel import Place, Share
+
+
+class Ranks(Protocol):
+    """All ranks together, as one of them sees them while its part of the model is built."""
+
+    place: Place
+    device: torch.device
+    everybody: ProcessGroup | None  # all ranks, where there are several stages
+
+    @property
+    def share(self) -> Share:
+        """This rank's share of the model."""
+        ...
+
+    def agree_least(self, values: Sequence[int]) -> list[int]:
+        """Tell all ranks these numbers, and return the least that any of them has told of each."""
+        ...
+
+
+def place_of(config: EngineConfig, rank: int) -> Place:
+    """Where a rank stands among those that the settings ask for."""
+    return Place(rank, config.tensor_parallel_size, config.pipeline_parallel_size)
+
+
+def any_device() -> torch.device:
+    """What an engine of one rank computes on."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def rank_device(place: Place) -> torch.device:
+    """What this rank computes on; ranks that see the same GPUs take one each."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    num_devices = torch.cuda.device_count()
+    if 1 < num_devices < place.world_size:
+        raise ConfigError(f"{place.world_size} ranks need as many GPUs, and there are {num_devices}")
+    return torch.device("cuda", place.rank % num_devices)
