@@ -1,14 +1,13 @@
 """Decode attention alone: how fast it reads the cache, as a share of what a plain copy moves on the same device."""
 
 import itertools
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from rayinfer.benchmark.gpu.call_timing import COLD_BYTES, seconds_per_call
 from rayinfer_kernels.gpu.decode_attention import decode_attention
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache, allocate_paged_cache
 from rayinfer_kernels.gpu.tuning import num_splits_for
@@ -27,7 +26,7 @@ class DecodeSweep:
     dtype: torch.dtype = torch.bfloat16
     cache_dtype: torch.dtype = torch.bfloat16
     max_pool_bytes: int = 24 << 30
-    cold_bytes: int = 512 << 20  # so much is read before anything is read again, more than any processor caches
+    cold_bytes: int = COLD_BYTES
     num_repeats: int = 10
 
 
@@ -71,7 +70,7 @@ def measure_decode_kernel(device: torch.device, sweep: DecodeSweep, shape: Decod
     def call(number: int) -> Callable[[], object]:
         return lambda: decode_attention(query, cache, tables[number], lengths, sweep.head_dim**-0.5)
 
-    seconds = _seconds_per_call([call(number) for number in range(num_copies)], device, sweep.num_repeats)
+    seconds = seconds_per_call([call(number) for number in range(num_copies)], device, sweep.num_repeats)
     num_bytes = _cache_bytes(sweep, shape) + 2 * query.nbytes
     return DecodeRow(
         group=group,
@@ -96,33 +95,3 @@ def _filled_cache(device: torch.device, sweep: DecodeSweep, num_blocks: int) -> 
     for tensor in cache.tensors:
         tensor.copy_(torch.randn(tensor.shape[1:], device=device).to(sweep.cache_dtype).expand(tensor.shape))
     return cache
-
-
-def _seconds_per_call(calls: Sequence[Callable[[], object]], device: torch.device, num_repeats: int) -> float:
-    """The median over repeats of all calls one after the other; on a GPU a graph of them, so that nothing waits."""
-    if device.type != "cuda":
-        return statistics.median(_host_seconds(calls) for _ in range(num_repeats)) / len(calls)
-    for call in calls:  # compiles what is not yet
-        call()
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    graph.replay()
-    seconds = []
-    for _ in range(num_repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        seconds.append(float(begin.elapsed_time(end)) / 1000)
-    return statistics.median(seconds) / len(calls)
-
-
-def _host_seconds(calls: Sequence[Callable[[], object]]) -> float:
-    begin = time.perf_counter()
-    for call in calls:
-        call()
-    return time.perf_counter() - begin

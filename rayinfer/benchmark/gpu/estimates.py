@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayinfer.benchmark.gpu.decode_kernel import decode_shapes
+from rayinfer.benchmark.gpu.few_rows import product_shapes
 from rayinfer.benchmark.gpu.floors import FP8_BYTES, CardLimits, Floor
 from rayinfer.benchmark.gpu.model_shapes import FLOAT_BYTES, SHAPES, model_size, tiny_shape
 from rayinfer.benchmark.gpu.scales import Scale
@@ -46,6 +47,9 @@ def _estimate(work: Work, scale: Scale, limits: CardLimits, *, is_compiled: bool
     compile_s = 0.0 if is_compiled else COMPILE_S
     if work.kind == "kernel":
         num_shapes = 2 * len(decode_shapes(scale.kernel))
+        return Estimate(open_s=compile_s, run_s=KERNEL_SHAPE_S, num_runs=num_shapes, run_name="shapes")
+    if work.kind == "products":
+        num_shapes = len(product_shapes(scale.products))
         return Estimate(open_s=compile_s, run_s=KERNEL_SHAPE_S, num_runs=num_shapes, run_name="shapes")
     floor = floor_of(work, scale, limits)
     num_parameters = floor.size.body_parameters + floor.size.head_parameters

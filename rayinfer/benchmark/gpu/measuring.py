@@ -6,12 +6,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from rayinfer.benchmark.gpu import engine_runs
-from rayinfer.benchmark.gpu.decode_kernel import DecodeShape, decode_shapes, measure_decode_kernel
+from rayinfer.benchmark.gpu.decode_kernel import decode_shapes, measure_decode_kernel
 from rayinfer.benchmark.gpu.estimates import floor_of, shape_of
+from rayinfer.benchmark.gpu.few_rows import ProductRow, measure_product, product_shapes
 from rayinfer.benchmark.gpu.floors import CardLimits
 from rayinfer.benchmark.gpu.model_shapes import write_shape
 from rayinfer.benchmark.gpu.results import KernelRow, Row
@@ -24,6 +26,7 @@ from rayinfer_kernels.gpu.language import IS_INTERPRETED
 
 GAP_BATCH = 64  # requests that decode while the GPU's pauses are measured
 LARGE_READ_BYTES = 64 << 20
+_Shape = TypeVar("_Shape")
 KV_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
 
 
@@ -48,8 +51,7 @@ class Measuring:
 
         Each type's shapes come in an order that was drawn once, so that those which fit into the time have all kinds.
         """
-        if self._device.type == "cpu" and not IS_INTERPRETED:
-            row.rate = "no GPU, and no interpreter of Triton's (TRITON_INTERPRET=1)"
+        if not self._runs_kernels(row):
             return
         sweeps = [replace(self._scale.kernel, cache_dtype=dtype) for dtype in KV_DTYPES]
         pairs = [(sweep, shape) for sweep in sweeps for shape in _in_drawn_order(decode_shapes(sweep))]
@@ -59,6 +61,28 @@ class Measuring:
             kernels.append(KernelRow(kv_dtype=str(sweep.cache_dtype).removeprefix("torch."), shape=measured))
         kernels.sort(key=lambda kernel: (kernel.kv_dtype, kernel.shape.group, kernel.shape.context, kernel.shape.batch))
         self._summarize(row, kernels)
+
+    def measure_products(self, row: Row, products: list[ProductRow], work_time: WorkTime) -> None:
+        """Run products of few rows, ours and torch's, in an order that was drawn once."""
+        if not self._runs_kernels(row):
+            return
+        sweep, copied = self._scale.products, self._limits.copy_bytes_per_s
+        shapes = _in_drawn_order(product_shapes(sweep))
+        for number in work_time.runs():
+            products.append(measure_product(self._device, sweep, shapes[number], copied))
+        products.sort(key=lambda product: (product.num_rows, product.inputs, product.outputs))
+        row.seconds = [product.seconds for product in products]
+        row.share, torchs = (
+            statistics.median(shares)
+            for shares in zip(*((each.share_of_copy, each.torch_share_of_copy) for each in products), strict=True)
+        )
+        row.rate = f"of a copy's bandwidth: median {row.share:.0%}, torch's products {torchs:.0%}"
+
+    def _runs_kernels(self, row: Row) -> bool:
+        if self._device.type == "cpu" and not IS_INTERPRETED:
+            row.rate = "no GPU, and no interpreter of Triton's (TRITON_INTERPRET=1)"
+            return False
+        return True
 
     def _summarize(self, row: Row, kernels: list[KernelRow]) -> None:
         large = [
@@ -159,5 +183,5 @@ class Measuring:
         row.share = floor_s / statistics.median(row.seconds)
 
 
-def _in_drawn_order(shapes: list[DecodeShape]) -> list[DecodeShape]:
+def _in_drawn_order(shapes: list[_Shape]) -> list[_Shape]:
     return random.Random(0).sample(shapes, len(shapes))

@@ -3,11 +3,13 @@
 from html import escape
 from pathlib import Path
 
+from rayinfer.benchmark.gpu.few_rows import ProductRow
 from rayinfer.benchmark.gpu.results import GpuReport, KernelRow, Row
 from rayinfer.benchmark.report import write_json
 
 HEADS = ("", "model", "measured", "floor", "of the floor", "goal", "reached", "GPU idle between steps")
 KERNEL_HEADS = ("queries:keys", "requests", "context", "keys and values", "µs", "GB/s", "of a copy")
+PRODUCT_HEADS = ("rows", "outputs", "inputs", "µs", "torch's µs", "of a copy", "torch's")
 WIDTH, LEFT, BAR, STEP, TOP = 760, 250, 16, 34, 58
 STYLE = """
 text { font: 12px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328; }
@@ -28,6 +30,9 @@ def report_lines(report: GpuReport) -> list[str]:
     if report.kernels:
         lines += ["", "Attention of one token a request, alone:", ""]
         lines += _table(KERNEL_HEADS, [_kernel_cells(kernel) for kernel in report.kernels])
+    if report.products:
+        lines += ["", "Products of few rows, alone:", ""]
+        lines += _table(PRODUCT_HEADS, [_product_cells(product) for product in report.products])
     lines += ["", "Checks in the same run:", "", *[f"- {check}" for check in report.checks or ["none"]]]
     lines += ["", f"It took {report.took_s:.0f} s of {report.limit_s:.0f} s."]
     if report.shortened:
@@ -110,3 +115,9 @@ def _kernel_cells(kernel: KernelRow) -> list[str]:
     shape = kernel.shape
     figures = f"{1e6 * shape.seconds:.1f}", f"{shape.bytes_per_s / 1e9:,.0f}", f"{shape.share_of_copy:.0%}"
     return [f"{shape.group}:1", str(shape.batch), f"{shape.context:,}", kernel.kv_dtype, *figures]
+
+
+def _product_cells(product: ProductRow) -> list[str]:
+    times = (f"{1e6 * seconds:.1f}" for seconds in (product.seconds, product.torch_seconds))
+    shares = (f"{share:.0%}" for share in (product.share_of_copy, product.torch_share_of_copy))
+    return [str(product.num_rows), f"{product.outputs:,}", f"{product.inputs:,}", *times, *shares]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rayinfer.benchmark.gpu.decode_kernel import DecodeRow
+from rayinfer.benchmark.gpu.few_rows import ProductRow
 from rayinfer.benchmark.gpu.works import WORKS, Work
 from rayinfer.benchmark.report import Environment, describe_environment
 
@@ -58,6 +59,7 @@ class GpuReport:
     shortened: list[str] = field(default_factory=list)  # what was left out or run less often, for want of time
     rows: list[Row] = field(default_factory=list)
     kernels: list[KernelRow] = field(default_factory=list)
+    products: list[ProductRow] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
     environment: Environment = field(default_factory=describe_environment)

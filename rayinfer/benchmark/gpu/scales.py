@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from rayinfer.benchmark.gpu.decode_kernel import DecodeSweep
+from rayinfer.benchmark.gpu.few_rows import ALL_PRODUCTS, ProductSweep
 
 PROFILED_STEPS = 24
 
@@ -23,6 +24,7 @@ class Scale:
     num_runs: int = 3
     gap_steps: int = PROFILED_STEPS
     kernel: DecodeSweep = field(default_factory=DecodeSweep)
+    products: ProductSweep = ALL_PRODUCTS
     is_tiny: bool = False
     limit_s: float = 480.0  # for everything together
 
@@ -46,5 +48,6 @@ TINY = Scale(
     kernel=DecodeSweep(
         groups=(2,), contexts=(24,), batches=(1, 2), num_kv_heads=1, head_dim=64, cold_bytes=1 << 10, num_repeats=1
     ),
+    products=ProductSweep(matrices=[(40, 24)], rows=(1, 2), cold_bytes=1 << 10, num_repeats=1),
     is_tiny=True,
 )

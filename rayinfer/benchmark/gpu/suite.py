@@ -103,6 +103,8 @@ def _measure(
         work_time = timetable.begin(work.name)
         if work.kind == "kernel":
             measuring.measure_kernel(row, report.kernels, work_time)
+        elif work.kind == "products":
+            measuring.measure_products(row, report.products, work_time)
         else:
             measuring.measure(work, row, work_time)
         if work_time.shortfall:

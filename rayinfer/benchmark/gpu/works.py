@@ -7,7 +7,7 @@ from typing import Literal
 
 from rayinfer.benchmark.workloads import Workload
 
-Kind = Literal["offline", "stream", "prefill", "interference", "kernel"]
+Kind = Literal["offline", "stream", "prefill", "interference", "kernel", "products"]
 NANO_REQUESTS, NANO_LENGTHS, NANO_VOCABULARY, NANO_TEMPERATURE = 256, (100, 1024), 10_000, 0.6
 
 
@@ -72,6 +72,13 @@ WORKS: Sequence[Work] = (
         done=1.1,
         aim=0.85,
         goal_unit="ms for a token",
+        is_quick=False,
+    ),
+    Work(
+        name="few rows",
+        kind="products",
+        model="",
+        about="products of one to four rows, alone: ours and torch's",
         is_quick=False,
     ),
     Work(
