@@ -11,8 +11,11 @@ import rayinfer_kernels
 from rayinfer.config import EngineConfig, cache_folder
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.cores import Cores, fill_machine, usable_cores
-from rayinfer.engine.cuda_graphs import CudaGraphs, DecodeGraphs, Draw, Padding, graph_memory_bytes
+from rayinfer.engine.cuda_graphs import CudaGraphs
+from rayinfer.engine.decode_graphs import DecodeGraphs, Draw
 from rayinfer.engine.encoder_decoder_runner import EncoderDecoderRunner
+from rayinfer.engine.graph_lines import Padding
+from rayinfer.engine.graph_memory import graph_memory_bytes
 from rayinfer.engine.in_process_executor import InProcessExecutor
 from rayinfer.engine.model_memory import ModelMemory
 from rayinfer.engine.model_runner import ModelRunner
@@ -189,13 +192,8 @@ def _graph_bytes(setting: _Setting) -> int:
     config, model = setting.config, setting.model
     if not _uses_graphs(setting):
         return 0
-    return graph_memory_bytes(
-        _num_rows(config) + num_spare_blocks(config),
-        model.vocab_size,
-        model.hidden_size,
-        model.intermediate_size,
-        -(-_longest_sequence(config, model) // config.block_size),
-    )
+    max_blocks = -(-_longest_sequence(config, model) // config.block_size)
+    return graph_memory_bytes(model, _num_rows(config) + num_spare_blocks(config), max_blocks, config.block_size)
 
 
 def _model_memory(setting: _Setting) -> ModelMemory:

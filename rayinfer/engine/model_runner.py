@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from rayinfer.decoding.sampler import Sampler
-from rayinfer.engine.cuda_graphs import DecodeGraphs
+from rayinfer.engine.decode_graphs import DecodeGraphs
 from rayinfer.engine.executor import StepHandle
 from rayinfer.engine.pipeline_link import ONLY_STAGE, Stage
 from rayinfer.engine.prompt_scorer import PromptScorer
