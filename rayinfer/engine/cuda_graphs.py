@@ -20,7 +20,11 @@ class Graph(Protocol):
 
 
 class CudaGraph:
-    """A Graph whose memory comes from a pool of several; `stream` is where it runs before it is recorded."""
+    """A Graph whose memory comes from a pool of several; `stream` is where it is recorded, and runs before that.
+
+    Products keep memory for each stream that they run on, and a graph of theirs writes there. Having run on the stream,
+    they have it before the recording, and not from its pool.
+    """
 
     def __init__(self, pool: Any, stream: Any) -> None:
         self._graph = torch.cuda.CUDAGraph()
@@ -33,7 +37,8 @@ class CudaGraph:
         with torch.cuda.stream(self._stream):
             compute()
         torch.cuda.current_stream().wait_stream(self._stream)
-        with torch.cuda.graph(self._graph, pool=self._pool):
+        # Other threads may take memory meanwhile, for another engine say: this one does not.
+        with torch.cuda.graph(self._graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             compute()
 
     def replay(self) -> None:
@@ -45,7 +50,8 @@ class CudaGraphs:
     """Makes graphs that share one pool of memory, of which no two are launched at once.
 
     When all of them are gone the next ones get another pool: torch refuses one that was in use before. One stream
-    serves them all, for products keep memory of each stream that they ever ran on.
+    serves them all, and nobody else: when a graph goes, torch takes the memory that products have for its stream away
+    from all graphs that were recorded there (pytorch#193402), so these have to go together.
     """
 
     def __init__(self) -> None:
