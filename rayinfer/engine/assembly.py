@@ -45,9 +45,10 @@ def build_engine(
     Raises EngineDead when a rank is lost or fails meanwhile.
     """
     model = read_model_config(folder)
-    check_device(config, any_device())
+    dtype = torch_dtype(config.dtype, model)
+    check_device(config, any_device(), dtype)
     _check_quality(config)
-    _check_determinism(config, torch_dtype(config.dtype, model))
+    _check_determinism(config, dtype)
     if place_of(config, 0).world_size == 1:
         part = build_part(config, folder)
         return _engine_of(config, model, part, part.executor, name)
