@@ -57,7 +57,7 @@ class EngineConfig(BaseModel):
     )
     kv_cache_dtype: Literal["auto", "int8", "fp8"] = Field(
         "auto",
-        description="eight bits for keys and values, int8 on CPUs, fp8 on GPUs for models of 16 bits; auto is the model's dtype",
+        description="eight bits for keys and values, int8 on CPUs and fp8 on GPUs; auto is the model's dtype",
     )
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
     tensor_parallel_size: int = Field(
