@@ -11,6 +11,7 @@ from rayinfer.engine.cuda_graphs import Graph
 from rayinfer.engine.graph_lines import GraphLines, Padding, graph_lines
 from rayinfer.engine.step_inputs import LastTokens, StepInputs
 from rayinfer.engine.step_plan import StepPlan
+from rayinfer.engine.step_results import TokenMemory
 from rayinfer.engine.step_upload import StepUpload
 
 LARGEST_SIZE = 256  # requests; steps with more keep a GPU busy without
@@ -46,8 +47,7 @@ class GraphOutputs(NamedTuple):
 
     rows: torch.Tensor  # the step's
     logits: torch.Tensor
-    token_ids: torch.Tensor
-    is_invalid: torch.Tensor
+    tokens: TokenMemory  # has more rows behind those of the step
 
 
 def graph_sizes(num_rows: int) -> list[int]:
@@ -116,7 +116,7 @@ class DecodeGraphs:
         lines.send(self._upload)
         self._graphs[size].replay()
         count = plan.num_requests
-        return GraphOutputs(lines.inputs.rows[:count], *(output[:count] for output in self._outputs[1:]))
+        return GraphOutputs(lines.inputs.rows[:count], self._outputs.logits[:count], self._outputs.tokens)
 
     def _step_of(self, lines: GraphLines, compute: Compute, outputs: GraphOutputs) -> Callable[[], None]:
         def step() -> None:
@@ -125,8 +125,8 @@ class DecodeGraphs:
             outputs.logits[:size].copy_(logits)
             if self.draw is not None:
                 drawn = self._drawn(self.draw, lines, logits)
-                outputs.token_ids[:size].copy_(drawn.token_ids)
-                outputs.is_invalid[:size].copy_(drawn.is_invalid)
+                outputs.tokens.token_ids[:size].copy_(drawn.token_ids)
+                outputs.tokens.is_invalid[:size].copy_(drawn.is_invalid)
                 self._last_tokens.keep(inputs.rows, drawn.token_ids)
 
         return step
@@ -142,6 +142,5 @@ class DecodeGraphs:
         return GraphOutputs(
             self._lines[most].inputs.rows,
             torch.empty(most, logits.shape[1], dtype=logits.dtype, device=self._device),
-            torch.zeros(most, dtype=torch.int64, device=self._device),
-            torch.zeros(most, dtype=torch.bool, device=self._device),
+            TokenMemory(most, self._device),
         )

@@ -105,7 +105,7 @@ class ModelRunner:
             settings = self._sampler.settings_of_draws(plan.rows, plan.context_lengths)
         outputs = graphs.run(plan, settings)
         if settings is not None:
-            return SampledUnderWay(HostCopies([outputs.token_ids, outputs.is_invalid]), plan.num_requests)
+            return SampledUnderWay(outputs.tokens.copies(), plan.num_requests)
         return self._sample(plan, outputs.logits, outputs.rows, None)
 
     def _logits(self, inputs: StepInputs) -> torch.Tensor:

@@ -11,6 +11,7 @@ from rayinfer.engine.graph_lines import Padding
 from rayinfer.engine.model_runner import ModelRunner
 from rayinfer.engine.step_inputs import LastTokens
 from rayinfer.engine.step_plan import EnteredRow, StepPlan
+from rayinfer.engine.step_results import TokenMemory
 from rayinfer.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
@@ -125,9 +126,24 @@ def test_a_row_goes_on_from_the_token_that_a_graph_drew_for_it():
         enter(sampler, row, SamplingParams(temperature=0.0))
     plan = decoding([2, 0, 1], [5, 6, 7])
     settings = sampler.settings_of_draws(plan.rows, plan.context_lengths)
-    assert recorded.graphs.run(plan, settings).token_ids.tolist() == [6, 7, 8]
+    assert tokens_of(recorded.graphs.run(plan, settings), 3) == [6, 7, 8]
     again = decoding([0, 1, 2], [0, 0, 11], [True, True, False])
-    assert recorded.graphs.run(again, settings).token_ids.tolist() == [8, 9, 12]
+    assert tokens_of(recorded.graphs.run(again, settings), 3) == [8, 9, 12]
+
+
+def tokens_of(outputs, count):
+    return outputs.tokens.token_ids[:count].tolist()
+
+
+def test_tokens_and_whether_they_are_invalid_come_in_one_piece():
+    memory = TokenMemory(5, CPU)
+    memory.token_ids[:3] = torch.tensor([7, 1 << 40, 9])
+    memory.is_invalid[1] = True
+    copies = memory.copies()
+    memory.token_ids.zero_()
+    token_ids, is_invalid = copies.arrays()
+    assert token_ids.tolist() == [7, 1 << 40, 9, 0, 0]
+    assert is_invalid.tolist() == [False, True, False, False, False]
 
 
 def enter(sampler, row, params):
