@@ -1,8 +1,9 @@
 """What recorded steps take of a GPU's memory: estimated on the safe side, before blocks take what is left."""
 
+import importlib
+
 from rayinfer.engine.decode_graphs import graph_sizes
 from rayinfer.models.model_config import ModelConfig
-from rayinfer_kernels.gpu.decode_attention import splits_bytes
 
 # What torch gives cuBLAS for each stream of each thread, from compute capability 9.0 on; older GPUs get a quarter. Of
 # these there are three: that which records, and that of steps in the thread that builds the engine and in its own.
@@ -28,5 +29,7 @@ def step_memory_bytes(model: ModelConfig, num_requests: int, max_context: int) -
     logits = model.vocab_size * 12  # as computed, as kept, and once in float32
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     states = 4 * (8 * model.hidden_size + 4 * heads + 4 * model.intermediate_size)
-    splits = splits_bytes(num_requests, model.num_heads, model.num_kv_heads, model.head_dim, max_context)
-    return num_requests * (logits + states) + splits
+    # By name: it brings Triton along, whose import takes part of a second from everyone who has no GPU.
+    attention = importlib.import_module("rayinfer_kernels.gpu.decode_attention")
+    splits = attention.splits_bytes(num_requests, model.num_heads, model.num_kv_heads, model.head_dim, max_context)
+    return num_requests * (logits + states) + int(splits)
