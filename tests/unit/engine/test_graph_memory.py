@@ -10,6 +10,7 @@ from layer_stacks import BLOCK_SIZE, RandomStack, StackCase, Step
 from memory_use import memory_use_of
 from rayinfer.engine.graph_memory import graph_memory_bytes, step_memory_bytes
 from rayinfer.models.model_config import ModelConfig
+from rayinfer_kernels.gpu.decode_attention import splits_bytes
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
 from rayinfer_kernels.gpu.sampling import sample_rows
 from triton_interpreter import let_numbers_end_loops
@@ -79,7 +80,7 @@ def test_memory_grows_with_the_largest_graph_with_contexts_and_with_layers():
     one, full = (graph_memory_bytes(model, num_rows, 256, 16) for num_rows in (1, 256))
     assert 160 * MIB < one < 200 * MIB  # for the most part cuBLAS's
     assert full > one + 256 * 150_000 * 8
-    splits = 256 * 16 * 32 * (128 + 2) * 4  # of 40,960 tokens: as many as keep each below 2,048, a power of two
-    assert graph_memory_bytes(model, 256, 2560, 16) > full + 0.9 * splits
+    short, long = (splits_bytes(256, 16, 8, 128, max_context) for max_context in (256 * 16, 2560 * 16))
+    assert graph_memory_bytes(model, 256, 2560, 16) > full + long - short > full
     deeper = model_of(CASE, 150_000, num_kv_heads=8, **qwen3 | {"num_layers": 56})
     assert graph_memory_bytes(deeper, 256, 256, 16) > full + 35 * 28 * (64 << 10)
