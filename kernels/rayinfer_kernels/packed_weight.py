@@ -2,6 +2,7 @@
 
 import ctypes
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -50,7 +51,7 @@ class WeightArgument(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class PackedWeight:
     """The weight [out_features, in_features] of a linear layer, cut into panels of 32 outputs each; or several layers'.
 
@@ -72,9 +73,22 @@ class PackedWeight:
     argument: WeightArgument = field(init=False)  # valid as long as this object lives
 
     def __post_init__(self) -> None:
-        pointers = (None if each is None else each.data_ptr() for each in (self.panels, self.scales, self.sums))
-        sizes = (self.in_features, self.out_features, self.format, self.is_gated)
-        object.__setattr__(self, "argument", WeightArgument(*pointers, *sizes))
+        sizes = {"in_features": self.in_features, "out_features": self.out_features}
+        self.argument = WeightArgument(**sizes, format=self.format, is_gated=self.is_gated)
+        self._point()
+
+    def move(self, moved: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Exchange its tensors for copies elsewhere, as `moved` makes them: whoever holds this goes on with those."""
+        self.panels = moved(self.panels)
+        self.scales = None if self.scales is None else moved(self.scales)
+        self.sums = None if self.sums is None else moved(self.sums)
+        self._point()
+
+    def _point(self) -> None:
+        # In place: a stack of layers points to the argument.
+        for name in ("panels", "scales", "sums"):
+            tensor = getattr(self, name)
+            setattr(self.argument, name, None if tensor is None else tensor.data_ptr())
 
     def layer(self, index: int) -> "PackedWeight":
         """One of several layers."""

@@ -252,9 +252,12 @@ class Sampler:
         is_best_taken = settings["is_greedy"] | is_typical
         integers = (settings["seed"], positions, settings["choice"], settings["top_k"], is_best_taken)
         floats = (settings["temperature"], settings["top_p"], settings["min_p"])
-        host = np.stack([column.astype(np.int64) for column in integers])
-        host = np.concatenate((host, np.stack([column.astype(np.float64) for column in floats]).view(np.int64)))
-        device = self._on_device(host)
+        columns = [column.astype(np.int64) for column in integers]
+        columns += [column.astype(np.float64).view(np.int64) for column in floats]
+        # Each begins at a multiple of 16 bytes: a GPU's kernels are compiled once more for those that do not.
+        host = np.zeros((len(columns), len(settings) + len(settings) % 2), np.int64)
+        host[:, : len(settings)] = columns
+        device = self._on_device(host)[:, : len(settings)]
         return _NumbersOfRows(*device[: len(integers)], *device[len(integers) :].view(torch.float64))
 
     def _on_device(self, array: npt.NDArray[np.generic]) -> Tensor:

@@ -11,8 +11,12 @@ import rayinfer_kernels
 from rayinfer.config import EngineConfig, cache_folder
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.cores import Cores, fill_machine, usable_cores
-from rayinfer.engine.cuda_graphs import CudaGraphs, DecodeGraphs, Draw, Padding, graph_memory_bytes
+from rayinfer.engine.cuda_graphs import CudaGraphs
+from rayinfer.engine.decode_graphs import DecodeGraphs, Draw
 from rayinfer.engine.encoder_decoder_runner import EncoderDecoderRunner
+from rayinfer.engine.first_steps import first_steps
+from rayinfer.engine.graph_lines import Padding
+from rayinfer.engine.graph_memory import graph_memory_bytes
 from rayinfer.engine.in_process_executor import InProcessExecutor
 from rayinfer.engine.model_memory import ModelMemory
 from rayinfer.engine.model_runner import ModelRunner
@@ -132,14 +136,18 @@ def _stage(setting: _Setting) -> Stage:
 
 
 def _runner(setting: _Setting, memory: ModelMemory, max_model_len: int, stage: Stage) -> ModelRunner:
-    """What runs the steps; a static one has run each shape once."""
+    """What runs the steps; it has run some where kernels are compiled for them, and a static one each shape."""
     config, model, device = setting.config, setting.model, setting.device
     decoder, num_rows = memory.decoder, _num_rows(config)
     assert decoder is not None, "the weights are gone"
     num_sampler_rows = num_rows + num_spare_blocks(config)  # the spare block has a row, too
     sampler = Sampler(num_sampler_rows, model.vocab_size, device, forced_end_token_id=model.forced_end_token_id)
     if config.engine == "dynamic":
-        return ModelRunner(decoder, sampler, device, stage)
+        plain = ModelRunner(decoder, sampler, device, stage)
+        longest = min(config.max_num_batched_tokens, max_model_len)
+        for plan in first_steps(longest, config.block_size, Padding()) if _has_gpu_kernels(setting) else ():
+            plain.submit(plan).result()
+        return plain
     shapes = StaticShapes(
         num_rows=num_rows,
         max_step_tokens=config.max_num_batched_tokens,
@@ -155,16 +163,17 @@ def _runner(setting: _Setting, memory: ModelMemory, max_model_len: int, stage: S
     return runner
 
 
+def _has_gpu_kernels(setting: _Setting) -> bool:
+    """Whether one rank runs a decoder by kernels made for GPUs."""
+    model, device = setting.model, setting.device
+    is_alone = setting.group is None and model.answers is None
+    dtype = torch_dtype(setting.config.dtype, model)
+    return device.type == "cuda" and is_alone and implementation_of(device, dtype) is not reference
+
+
 def _uses_graphs(setting: _Setting) -> bool:
-    """Whether decoding steps are recorded: by a GPU's own kernels alone, for the reference looks at numbers."""
-    config, model, device = setting.config, setting.model, setting.device
-    return (
-        device.type == "cuda"
-        and not config.enforce_eager
-        and setting.group is None
-        and model.answers is None
-        and implementation_of(device, torch_dtype(config.dtype, model)) is not reference
-    )
+    """Whether decoding steps are recorded: by such kernels alone, for the reference looks at numbers."""
+    return _has_gpu_kernels(setting) and not setting.config.enforce_eager
 
 
 def _graphs(setting: _Setting, runner: ModelRunner, max_model_len: int) -> DecodeGraphs:
@@ -184,13 +193,8 @@ def _graph_bytes(setting: _Setting) -> int:
     config, model = setting.config, setting.model
     if not _uses_graphs(setting):
         return 0
-    return graph_memory_bytes(
-        _num_rows(config) + num_spare_blocks(config),
-        model.vocab_size,
-        model.hidden_size,
-        model.intermediate_size,
-        -(-_longest_sequence(config, model) // config.block_size),
-    )
+    max_blocks = -(-_longest_sequence(config, model) // config.block_size)
+    return graph_memory_bytes(model, _num_rows(config) + num_spare_blocks(config), max_blocks, config.block_size)
 
 
 def _model_memory(setting: _Setting) -> ModelMemory:

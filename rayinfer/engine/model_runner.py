@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from rayinfer.decoding.sampler import Sampler
-from rayinfer.engine.cuda_graphs import DecodeGraphs
+from rayinfer.engine.decode_graphs import DecodeGraphs
 from rayinfer.engine.executor import StepHandle
 from rayinfer.engine.pipeline_link import ONLY_STAGE, Stage
 from rayinfer.engine.prompt_scorer import PromptScorer
@@ -105,7 +105,7 @@ class ModelRunner:
             settings = self._sampler.settings_of_draws(plan.rows, plan.context_lengths)
         outputs = graphs.run(plan, settings)
         if settings is not None:
-            return SampledUnderWay(HostCopies([outputs.token_ids, outputs.is_invalid]), plan.num_requests)
+            return SampledUnderWay(outputs.tokens.copies(), plan.num_requests)
         return self._sample(plan, outputs.logits, outputs.rows, None)
 
     def _logits(self, inputs: StepInputs) -> torch.Tensor:

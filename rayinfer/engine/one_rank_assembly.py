@@ -39,9 +39,10 @@ def build_one_rank_engine(config: EngineConfig, folder: Path, *, name: str | Non
 def check_settings(config: EngineConfig, folder: Path) -> ModelConfig:
     """Raise ConfigError for what this machine's devices or the model cannot do; returns the model's own settings."""
     model = read_model_config(folder)
-    check_device(config, any_device())
+    dtype = torch_dtype(config.dtype, model)
+    check_device(config, any_device(), dtype)
     _check_quality(config)
-    _check_determinism(config, torch_dtype(config.dtype, model))
+    _check_determinism(config, dtype)
     return model
 
 

@@ -1,30 +1,23 @@
-"""Decides what each step computes, under one budget of tokens, and what its tokens mean to the requests."""
+"""Decides what each step computes, under one budget of tokens, and who is here meanwhile."""
 
-import logging
 from collections import deque
 
 import numpy as np
 
 from rayinfer.engine.admission import Admission, Admitted, order_key
-from rayinfer.engine.batch_table import BatchTable, indices_of
+from rayinfer.engine.batch_table import BatchTable
 from rayinfer.engine.deadlines import Deadlines
 from rayinfer.engine.kv_offload import BlockCopy, KVOffload
+from rayinfer.engine.new_tokens import NewTokens, end_without_token
 from rayinfer.engine.request import Request
 from rayinfer.engine.running_batch import RunningBatch
-from rayinfer.engine.step_deltas import (
-    add_details,
-    collect_prompt_logprobs,
-    note_prefill_chunks,
-    one_token_deltas,
-)
+from rayinfer.engine.step_deltas import collect_prompt_logprobs, note_prefill_chunks
 from rayinfer.engine.step_plan import EnteredRow, Int64Array, SampledTokens, StepPlan
 from rayinfer.engine.step_turns import turns_of
 from rayinfer.engine.waiting_queue import WaitingQueue
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.kv_cache.stored_blocks import BlockEvents
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
-
-logger = logging.getLogger(__name__)
 
 AGEING_S = 10.0  # one level of priority counts as having arrived this much earlier
 
@@ -65,8 +58,9 @@ class Scheduler:
         self._blocks = block_manager
         self._offload = offload
         self._budget = max_num_batched_tokens
-        self._eos_token_ids = eos_token_ids
-        self._forced_end_token_id = forced_end_token_id
+        self._new_tokens = NewTokens(
+            self._table, eos_token_ids=eos_token_ids, forced_end_token_id=forced_end_token_id, end=self._end
+        )
         self._turns = turns_of(self._table, num_plans_at_once, plans_ahead=plans_ahead)
         self._entered: list[EnteredRow] = []
         self._rows_to_enter_again: list[int] = []
@@ -90,14 +84,7 @@ class Scheduler:
         if request is None:
             return None
         self._end(request, reason)
-        return TokenDelta(
-            request_id,
-            len(request.token_ids) - request.prompt_len,
-            [],
-            finish_reason=reason,
-            num_cached_tokens=request.num_cached_tokens or 0,
-            trace=request.trace_events,
-        )
+        return end_without_token(request, reason)
 
     def knows(self, request_id: str) -> bool:
         """Whether the request is here and not over."""
@@ -258,58 +245,10 @@ class Scheduler:
         note_prefill_chunks(table, plan)
         if sampled.prompt_logprobs is not None:
             collect_prompt_logprobs(table, sampled.prompt_logprobs)
-        deltas = self._advance(plan.rows[plan.samples], sampled) if len(sampled.token_ids) else []
+        deltas = self._new_tokens.hand_out(plan.rows[plan.samples], sampled) if len(sampled.token_ids) else []
+        self._totals.generation_tokens_total += len(deltas) - int(np.count_nonzero(sampled.is_invalid))
         if table.rows_without_answer:
-            deltas += self._end_scored_prompts(plan.rows)
-        return deltas
-
-    def _advance(self, rows: Int64Array, sampled: SampledTokens) -> list[TokenDelta]:
-        """Give each of the rows its new token."""
-        table, token_ids, is_invalid = self._table, sampled.token_ids, sampled.is_invalid
-        deltas = one_token_deltas(table, rows, token_ids)
-        num_valid = len(rows) - int(np.count_nonzero(is_invalid))
-        if num_valid == len(rows):
-            table.append(rows, token_ids)
-        else:
-            table.append(rows[~is_invalid], token_ids[~is_invalid])
-        self._totals.generation_tokens_total += num_valid
-        add_details(deltas, table, rows, sampled)
-        ends = table.ends_of(rows, token_ids, self._eos_token_ids)
-        is_full = table.num_tokens[rows] >= table.max_total_tokens[rows]
-        if self._forced_end_token_id is not None:
-            ends &= ~(is_full & (token_ids == self._forced_end_token_id))  # it had no choice
-        is_over = ends | is_invalid | is_full
-        for i in is_over.nonzero()[0].tolist():
-            reason: FinishReason = "error" if is_invalid[i] else "stop" if ends[i] else "length"
-            deltas[i] = self._last_delta(table.request_at(rows[i]), deltas[i], reason)
-        return deltas
-
-    def _last_delta(self, request: Request, delta: TokenDelta, reason: FinishReason) -> TokenDelta:
-        self._end(request, reason)
-        token_ids = delta.token_ids
-        if reason == "error":
-            token_ids = []
-            logger.error("request %s: no token is left to choose from: its scores are no numbers", request.request_id)
-        is_stop_id = reason == "stop" and token_ids[0] in request.params.stop_ids
-        return delta._replace(
-            token_ids=token_ids,
-            finish_reason=reason,
-            stop_reason=token_ids[0] if is_stop_id else None,
-            trace=request.trace_events,
-        )
-
-    def _end_scored_prompts(self, rows: Int64Array) -> list[TokenDelta]:
-        """End the requests among the rows that wanted no token, once all of their prompt is computed."""
-        table = self._table
-        deltas = []
-        for row in rows[indices_of(table.rows_without_answer, rows)].tolist():
-            request = table.request_at(row)
-            if table.num_computed[row] < table.num_tokens[row]:
-                continue
-            prompt_logprobs = request.take_prompt_logprobs()
-            delta = self.finish(request.request_id, "length")
-            assert delta is not None
-            deltas.append(delta._replace(prompt_logprobs=prompt_logprobs))
+            deltas += self._new_tokens.end_scored_prompts(plan.rows)
         return deltas
 
     def _end(self, request: Request, reason: FinishReason) -> None:

@@ -44,6 +44,26 @@ class HostCopies:
         return [copy.numpy() for copy in self._copies]
 
 
+class TokenMemory:
+    """A device's memory for the tokens of so many rows, and for whether they are invalid: one copy brings both."""
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        self._memory = torch.zeros(9 * num_rows, dtype=torch.uint8, device=device)
+        self.token_ids = self._memory[: 8 * num_rows].view(torch.int64)
+        self.is_invalid = self._memory[8 * num_rows :].view(torch.bool)
+
+    def copies(self) -> "HostCopies":
+        """Copies of the tokens, and of whether they are invalid, of all rows."""
+        return _TokenCopies([self._memory])
+
+
+class _TokenCopies(HostCopies):
+    def arrays(self) -> list[np.ndarray]:
+        (memory,) = super().arrays()
+        num_rows = len(memory) // 9
+        return [memory[: 8 * num_rows].view(np.int64), memory[8 * num_rows :].view(np.bool_)]
+
+
 class ScoresUnderWay:
     """The scores of consecutive tokens, of as many columns each, with the rows and positions of all of them."""
 

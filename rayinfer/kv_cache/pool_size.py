@@ -60,6 +60,7 @@ def count_offload_blocks(config: EngineConfig, block_bytes: int) -> int:
 def free_memory_bytes(device: torch.device) -> int:
     """Memory that is free now on the device; the host's files in memory give way to whoever needs it."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # what loading took for a moment, torch keeps for later
         return torch.cuda.mem_get_info(device)[0]
     return _available_host_bytes()
 

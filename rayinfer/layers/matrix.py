@@ -1,5 +1,7 @@
 """A weight that is multiplied by, in the order that suits the kernels."""
 
+from collections.abc import Callable
+
 import torch
 
 from rayinfer_kernels import ops
@@ -29,6 +31,12 @@ class Matrix(torch.nn.Module):
         """Multiply by this from now on, and let the weight go; rows that are taken keep the weight's dtype."""
         self._packed, self._dtype = packed, self.weight.dtype
         del self.weight
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "Matrix":
+        """Let `to` take what is packed along, which torch knows nothing of."""
+        if self._packed is not None:
+            self._packed.move(fn)
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     def multiply(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x [num_tokens, in_features] -> x W^T + bias, [num_tokens, out_features]."""

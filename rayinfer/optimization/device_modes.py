@@ -8,8 +8,8 @@ from rayinfer.optimization.quantization import FP8
 from rayinfer_kernels.reference.float8 import MIN_CAPABILITY
 
 
-def check_device(config: EngineConfig, device: torch.device) -> None:
-    """Raise ConfigError for numbers of few bits that this device does not compute with."""
+def check_device(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise ConfigError for numbers of few bits that this device does not compute with, in a model of this type."""
     settings = {"quantization": config.quantization, "kv_cache_dtype": config.kv_cache_dtype}
     for setting, mode in settings.items():
         if mode in (None, "auto"):
@@ -17,7 +17,9 @@ def check_device(config: EngineConfig, device: torch.device) -> None:
         if (mode == FP8) != (device.type == "cuda"):
             needed = "a GPU" if mode == FP8 else "a CPU"
             raise ConfigError(f"{setting} {mode!r} needs {needed}, and this engine runs on a {device.type}")
-        if mode == FP8 and device.type == "cuda":
+        if mode == FP8:
+            if setting == "kv_cache_dtype" and dtype is torch.float32:  # registers are too few for both
+                raise ConfigError(f"{setting} {mode!r} needs a model in bfloat16 or float16, this one is in float32")
             check_capability(setting, torch.cuda.get_device_capability(device))
 
 

@@ -3,7 +3,8 @@
 import torch
 
 from rayinfer import LLM
-from rayinfer.engine.cuda_graphs import DecodeGraphs, Draw, Padding
+from rayinfer.engine.decode_graphs import DecodeGraphs, Draw
+from rayinfer.engine.graph_lines import Padding
 from rayinfer_kernels import ops
 
 

@@ -1,5 +1,6 @@
 """What torch asks of the host's memory while something runs."""
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ class MemoryUse(NamedTuple):
 
     num_allocations: int
     num_bytes: int  # of all allocations together
+    num_bytes_at_once: int  # of these, what was held at the worst moment
     num_bytes_kept: int  # what is still held of them, less what was held before and has been given back
 
 
@@ -18,7 +20,7 @@ def memory_use_of(action: Callable[[], object]) -> MemoryUse:
     """Run the action and say what it took and gave back."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         action()
-    events = recorded.profiler.kineto_results.events()
-    changes = [event.nbytes() for event in events if event.name() == "[memory]"]
+    events = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     taken = [change for change in changes if change > 0]
-    return MemoryUse(len(taken), sum(taken), sum(changes))
+    return MemoryUse(len(taken), sum(taken), max(itertools.accumulate(changes), default=0), sum(changes))

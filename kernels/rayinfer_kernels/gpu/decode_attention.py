@@ -52,9 +52,7 @@ def decode_attention(
     if num_splits == 1:
         _launch(query, cache, block_tables, lengths, factors, out, out, tuning, 1)
         return out
-    # What each split leaves: its weighted values, and its greatest score and sum of weights.
-    parts = torch.empty((num_requests, num_heads, num_splits, head_dim), dtype=torch.float32, device=query.device)
-    sums = torch.empty((num_requests, num_heads, num_splits, 2), dtype=torch.float32, device=query.device)
+    parts, sums = _new_splits(query, num_splits)
     _launch(query, cache, block_tables, lengths, factors, parts, sums, tuning, num_splits)
     _combine_splits[(num_requests, num_heads)](
         *(parts, sums, out, *lengths),
@@ -66,6 +64,20 @@ def decode_attention(
         num_warps=1 if num_splits * head_dim <= 1024 else 4,
     )
     return out
+
+
+def splits_bytes(num_requests: int, num_heads: int, num_kv_heads: int, head_dim: int, max_context: int) -> int:
+    """Memory that `decode_attention` takes beside its result, whatever the contexts are, up to `max_context` tokens."""
+    num_splits = num_splits_for(num_requests, num_kv_heads, max_context)
+    query = torch.empty(num_requests, num_heads, head_dim, device="meta")
+    return 0 if num_splits == 1 else sum(each.nbytes for each in _new_splits(query, num_splits))
+
+
+def _new_splits(query: torch.Tensor, num_splits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for what each split leaves: its weighted values, and its greatest score and sum of weights."""
+    num_requests, num_heads, head_dim = query.shape
+    parts = torch.empty((num_requests, num_heads, num_splits, head_dim), dtype=torch.float32, device=query.device)
+    return parts, torch.empty((num_requests, num_heads, num_splits, 2), dtype=torch.float32, device=query.device)
 
 
 def _launch(

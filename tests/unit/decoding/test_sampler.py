@@ -353,3 +353,15 @@ def test_leaving_twice_gives_a_history_back_only_once():
 def test_a_row_that_does_not_exist_is_refused(row):
     with pytest.raises(InvalidParameter, match=f"from 0 to 1, got {row}"):
         enter(Sampler(2, VOCAB), row, SamplingParams())
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5])
+def test_what_rows_are_drawn_by_lies_at_multiples_of_16_bytes_whatever_their_number(num_rows):
+    sampler, rows = Sampler(8, VOCAB), np.arange(num_rows)
+    for row in rows:
+        enter(sampler, row, SamplingParams(top_p=0.9), seed=40 + int(row))
+    numbers = sampler._numbers(sampler._table.at(rows), rows + 7, np.zeros(num_rows, np.bool_))
+    assert {(column.data_ptr() - numbers.seed.data_ptr()) % 16 for column in numbers} == {0}
+    assert numbers.seed.tolist() == [40 + row for row in rows]
+    assert numbers.position.tolist() == [7 + row for row in rows]
+    assert numbers.top_p.tolist() == [0.9] * num_rows

@@ -64,3 +64,11 @@ def test_what_is_reserved_is_taken_off_before_a_share_is_made_of_the_rest():
     assert rest == pytest.approx(whole / 2, rel=0.2)
     with pytest.raises(ConfigError, match="leaves 0 bytes"):
         count_kv_blocks(config, block_bytes, CPU, reserved_bytes=2 * free)
+
+
+def test_what_torch_only_keeps_for_later_is_free_on_a_gpu(monkeypatch):
+    free, kept = [5 << 30], 2 << 30
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[0], 80 << 30))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.append(free.pop() + kept))
+    config = engine_config(memory_fraction=0.5)
+    assert count_kv_blocks(config, 1 << 20, torch.device("cuda"), reserved_bytes=1 << 30) == 3 << 10

@@ -1,9 +1,12 @@
+import pytest
 import torch
 
 import rayinfer_kernels
 from rayinfer.layers.embedding import TokenEmbedding
 from rayinfer.layers.linear import Linear
 from rayinfer.layers.matrix import pack_matrices
+from rayinfer_kernels.packed_weight import WeightFormat
+from rayinfer_kernels.quantized_weight import pack_quantized, quantize, quantize_float8
 
 
 def make_model() -> torch.nn.ModuleDict:
@@ -33,3 +36,40 @@ def test_matrices_that_no_kernel_packs_stay_as_they_are():
     pack_matrices(model)
     assert len(list(model.parameters())) == 3
     assert torch.equal(model["linear"](x), products)
+
+
+def in_eight_bits(linear, format):
+    if format is WeightFormat.FLOAT8_DYNAMIC:
+        linear.use_packed(quantize_float8(linear.weight))
+    else:
+        linear.use_packed(pack_quantized(quantize(linear.weight, format)))
+    return linear.packed
+
+
+def tensors_of(packed):
+    return [each for each in (packed.panels, packed.scales, packed.sums) if each is not None]
+
+
+@pytest.mark.parametrize("format", [WeightFormat.FLOAT8_DYNAMIC, WeightFormat.INT8_DYNAMIC], ids=str)
+def test_what_is_packed_moves_with_its_module_and_stays_the_same_for_whoever_holds_it(format):
+    model = make_model()
+    packed, argument = in_eight_bits(model["linear"], format), model["linear"].packed.argument
+    x = torch.randn(5, 24)
+    products, before = model["linear"](x), tensors_of(packed)
+    model._apply(lambda tensor: tensor.clone())  # as far away as a machine without a GPU can bring it
+    assert model["linear"].packed is packed
+    assert packed.argument is argument
+    for there, here in zip(tensors_of(packed), before, strict=True):
+        assert there.data_ptr() != here.data_ptr()
+        assert torch.equal(there.view(torch.uint8), here.view(torch.uint8))
+    assert argument.panels == packed.panels.data_ptr()
+    assert argument.scales == packed.scales.data_ptr()
+    assert torch.equal(model["linear"](x), products)
+
+
+@pytest.mark.parametrize("format", [WeightFormat.FLOAT8_DYNAMIC, WeightFormat.INT8_DYNAMIC], ids=str)
+def test_nothing_of_a_packed_matrix_stays_behind_when_its_module_moves(format):
+    linear = make_model()["linear"]
+    packed = in_eight_bits(linear, format)
+    linear.to("meta")
+    assert {each.device.type for each in [*tensors_of(packed), linear.bias]} == {"meta"}

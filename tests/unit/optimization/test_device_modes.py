@@ -17,16 +17,24 @@ from rayinfer.optimization.device_modes import check_capability, check_device
 )
 def test_numbers_of_few_bits_are_refused_where_they_are_not_computed_with(settings, device, message):
     with pytest.raises(ConfigError, match=message):
-        check_device(EngineConfig(model="m", **settings), torch.device(device))
+        check_device(EngineConfig(model="m", **settings), torch.device(device), torch.bfloat16)
+
+
+def test_a_model_in_float32_has_no_cache_of_eight_bits_on_a_gpu():
+    config = EngineConfig(model="m", dtype="float32", kv_cache_dtype="fp8")
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype 'fp8' needs a model in .* float16, this one is in float32"):
+        check_device(config, torch.device("cuda"), torch.float32)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_model_as_it_came_runs_everywhere(device):
-    check_device(EngineConfig(model="m"), torch.device(device))
+    check_device(EngineConfig(model="m"), torch.device(device), torch.bfloat16)
 
 
 def test_eight_bits_run_on_the_cpu():
-    check_device(EngineConfig(model="m", quantization="int8-dynamic", kv_cache_dtype="int8"), torch.device("cpu"))
+    check_device(
+        EngineConfig(model="m", quantization="int8-dynamic", kv_cache_dtype="int8"), torch.device("cpu"), torch.bfloat16
+    )
 
 
 def test_a_gpu_without_such_numbers_is_refused_by_its_capability():

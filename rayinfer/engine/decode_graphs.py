@@ -1,0 +1,146 @@
+"""Whole decoding steps as graphs: recorded once for each padded number of requests, then launched as one."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+from rayinfer.decoding.sampling_table import RowSettings
+from rayinfer.engine.cuda_graphs import Graph
+from rayinfer.engine.graph_lines import GraphLines, Padding, graph_lines
+from rayinfer.engine.step_inputs import LastTokens, StepInputs
+from rayinfer.engine.step_plan import StepPlan
+from rayinfer.engine.step_results import TokenMemory
+from rayinfer.engine.step_upload import StepUpload
+
+LARGEST_SIZE = 256  # requests; steps with more keep a GPU busy without
+
+Compute = Callable[[StepInputs], torch.Tensor]  # a step's logits
+
+
+class Drawn(Protocol):
+    """A token per row, int64, and whether none could be chosen, bool."""
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """[rows]."""
+        ...
+
+    @property
+    def is_invalid(self) -> torch.Tensor:
+        """[rows]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Operations that choose tokens without a look from the host, by settings that lie on the device."""
+
+    uniform: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # of seeds, positions and choices
+    # logits, temperature, top_k, top_p, min_p, numbers of `uniform`, is_greedy
+    sample_rows: Callable[..., Drawn]
+
+
+class GraphOutputs(NamedTuple):
+    """What a graph leaves in memory that all of them share: valid until the next is launched."""
+
+    rows: torch.Tensor  # the step's
+    logits: torch.Tensor
+    tokens: TokenMemory  # has more rows behind those of the step
+
+
+def graph_sizes(num_rows: int) -> list[int]:
+    """The numbers of requests that steps are padded to: 1, 2, 4, then multiples of 8 until all have room, or enough."""
+    sizes = [1, 2, 4, *range(8, LARGEST_SIZE + 1, 8)]
+    return [size for size, smaller in zip(sizes, [0, *sizes], strict=False) if smaller < num_rows]
+
+
+class DecodeGraphs:
+    """Runs steps in which every request has one token and samples; `max_blocks` is the longest block table.
+
+    A step is filled up to the next size. Its arrays go to the device in one copy, to where the graph of that size reads
+    them: no address ever changes while graphs are there. `last_tokens` has a row more than there are requests, which is
+    that of the lines that fill up. With `draw` the graphs choose tokens as well.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_rows: int,
+        max_blocks: int,
+        device: torch.device,
+        new_graph: Callable[[], Graph],
+        last_tokens: LastTokens,
+        padding: Padding,
+        draw: Draw | None = None,
+    ) -> None:
+        self.sizes = graph_sizes(num_rows)
+        self.draw = draw
+        self._new_graph = new_graph
+        self._device = device
+        self._last_tokens = last_tokens
+        self._upload = StepUpload(device)
+        self._lines = graph_lines(self.sizes, max_blocks=max_blocks, padding=padding, spare_row=num_rows, device=device)
+        self._graphs: dict[int, Graph] = {}
+        self._outputs: GraphOutputs | None = None
+
+    def fit(self, plan: StepPlan) -> bool:
+        """Whether there is a graph for the step."""
+        num_requests = plan.num_requests
+        return bool(self._graphs) and num_requests == plan.num_tokens <= self.sizes[-1] and bool(plan.samples.all())
+
+    def capture(self, compute: Compute) -> None:
+        """Record a graph for each size, the largest first: its memory has room for those of all others."""
+        for size in reversed(self.sizes):
+            lines = self._lines[size]
+            lines.empty()
+            lines.send(self._upload)
+            if self._outputs is None:
+                self._outputs = self._new_outputs(compute(lines.inputs))
+            graph = self._new_graph()
+            graph.capture(self._step_of(lines, compute, self._outputs))
+            self._graphs[size] = graph
+
+    def drop(self) -> None:
+        """Forget all graphs: what they read and write is about to move."""
+        self._graphs.clear()
+        self._outputs = None
+
+    def run(self, plan: StepPlan, settings: RowSettings | None) -> GraphOutputs:
+        """Compute a step that fits; its tokens mean something if `settings` [num_requests] say how they are drawn."""
+        assert self._outputs is not None, "a step without graphs"
+        size = next(size for size in self.sizes if size >= plan.num_requests)
+        lines = self._lines[size]
+        lines.fill(plan, settings)
+        lines.send(self._upload)
+        self._graphs[size].replay()
+        count = plan.num_requests
+        return GraphOutputs(lines.inputs.rows[:count], self._outputs.logits[:count], self._outputs.tokens)
+
+    def _step_of(self, lines: GraphLines, compute: Compute, outputs: GraphOutputs) -> Callable[[], None]:
+        def step() -> None:
+            inputs, size = lines.inputs, lines.size
+            logits = compute(inputs)
+            outputs.logits[:size].copy_(logits)
+            if self.draw is not None:
+                drawn = self._drawn(self.draw, lines, logits)
+                outputs.tokens.token_ids[:size].copy_(drawn.token_ids)
+                outputs.tokens.is_invalid[:size].copy_(drawn.is_invalid)
+                self._last_tokens.keep(inputs.rows, drawn.token_ids)
+
+        return step
+
+    def _drawn(self, draw: Draw, lines: GraphLines, logits: torch.Tensor) -> Drawn:
+        on_device = lines.on_device
+        numbers = draw.uniform(on_device["seed"], lines.inputs.batch.context_lengths.long(), on_device["choice"])
+        truncation = (on_device[name] for name in ("temperature", "top_k", "top_p", "min_p"))
+        return draw.sample_rows(logits, *truncation, numbers, on_device["is_greedy"])
+
+    def _new_outputs(self, logits: torch.Tensor) -> GraphOutputs:
+        most = self.sizes[-1]
+        return GraphOutputs(
+            self._lines[most].inputs.rows,
+            torch.empty(most, logits.shape[1], dtype=logits.dtype, device=self._device),
+            TokenMemory(most, self._device),
+        )

@@ -1,0 +1,34 @@
+"""What is computed before the first request."""
+
+import pytest
+
+from rayinfer import LLM, SamplingParams
+from rayinfer.engine.first_steps import first_steps
+from rayinfer.engine.graph_lines import Padding
+from tiny_models import make_tiny_llama
+
+SETTINGS = {"dtype": "float32", "block_size": 8, "num_kv_blocks": 16, "max_num_seqs": 2}
+PARAMS = [SamplingParams(temperature=0.0, max_tokens=9), SamplingParams(temperature=1.0, seed=3, max_tokens=9)]
+
+
+@pytest.mark.parametrize(
+    ("longest", "sizes"), [(1, [1, 1]), (2, [2, 2]), (3, [2, 2, 3]), (32, [2, 2, 8, 32]), (100, [2, 2, 8, 32, 100])]
+)
+def test_prompts_grow_to_the_longest_that_a_step_may_have(longest, sizes):
+    plans = list(first_steps(longest, 16, Padding()))
+    assert [plan.num_tokens for plan in plans] == sizes
+    assert [plan.context_lengths.tolist() for plan in plans] == [[size] for size in sizes]
+    assert {slot for plan in plans for slot in plan.slots.tolist()} == {-1}
+    assert [plan.entered[0].params.temperature > 0 for plan in plans] == [False] + [True] * (len(sizes) - 1)
+
+
+def test_requests_find_nothing_of_what_was_computed_before_them(tmp_path):
+    folder, prompts = make_tiny_llama(tmp_path), [[5, 6, 7], [30, 31] * 9]
+    with LLM(str(folder), **SETTINGS) as llm:
+        expected = [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS, use_tqdm=False)]
+    with LLM(str(folder), **SETTINGS) as llm:
+        engine = llm._engine
+        (spare,) = engine._scheduler._blocks.allocate(1)
+        for plan in first_steps(50, 8, Padding.in_block(spare, 8)):
+            assert len(engine.executor.submit(plan).result().token_ids) == 1
+        assert [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS, use_tqdm=False)] == expected
