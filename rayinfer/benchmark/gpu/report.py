@@ -28,7 +28,7 @@ def report_lines(report: GpuReport) -> list[str]:
     if report.kernels:
         lines += ["", "Attention of one token a request, alone:", ""]
         lines += _table(KERNEL_HEADS, [_kernel_cells(kernel) for kernel in report.kernels])
-    lines += ["", "Checks in the same run:", "", *[f"- {check}" for check in report.checks or ["none"]]]
+    lines += ["", "Checks in the same run:", "", *([f"- {check}" for check in report.checks] or ["- none"])]
     lines += ["", f"It took {report.took_s:.0f} s of {report.limit_s:.0f} s."]
     if report.shortened:
         lines += [
