@@ -33,7 +33,7 @@ def report_lines(report: GpuReport) -> list[str]:
     if report.products:
         lines += ["", "Products of few rows, alone:", ""]
         lines += _table(PRODUCT_HEADS, [_product_cells(product) for product in report.products])
-    lines += ["", "Checks in the same run:", "", *[f"- {check}" for check in report.checks or ["none"]]]
+    lines += ["", "Checks in the same run:", "", *([f"- {check}" for check in report.checks] or ["- none"])]
     lines += ["", f"It took {report.took_s:.0f} s of {report.limit_s:.0f} s."]
     if report.shortened:
         lines += [

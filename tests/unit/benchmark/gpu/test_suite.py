@@ -37,18 +37,23 @@ def test_what_does_not_fit_into_the_time_is_left_out_and_named(tmp_path):
 
 def test_a_step_after_the_deadline_is_not_taken():
     now = 0.0
-    loaded = LoadedEngine(OneRequestEngine(), Deadline(5.0, lambda: now))
+    loaded = LoadedEngine(LongRequestEngine(), Deadline(5.0, lambda: now))
     assert loaded.step() == []
     now = 5.0
     with pytest.raises(OutOfTime):
         loaded.drain()
 
 
-class OneRequestEngine:
+class LongRequestEngine:
     description = SimpleNamespace(vocab_size=512)
-    has_unfinished_requests = True
+    num_steps_left = 100
+
+    @property
+    def has_unfinished_requests(self):
+        return self.num_steps_left > 0
 
     def step(self):
+        self.num_steps_left -= 1
         return []
 
 
