@@ -1,0 +1,62 @@
+"""What is kept free for a recorded step, against what it really allocates."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from layer_stacks import BLOCK_SIZE, RandomStack, StackCase, Step
+from memory_use import memory_use_of
+from rayinfer.engine.graph_memory import step_memory_bytes
+from rayinfer.models.model_config import ModelConfig
+from rayinfer_kernels.gpu.language import IS_INTERPRETED
+from rayinfer_kernels.gpu.sampling import sample_rows
+
+VOCAB, MAX_BLOCKS, NUM_REQUESTS = 200, 512, 4
+CASE = StackCase(num_heads=4, num_kv_heads=1, windows=(None,))
+
+
+def decoding_step(device: torch.device) -> Step:
+    """A token of each request, whose tables have room for many."""
+    ones = torch.ones(NUM_REQUESTS, dtype=torch.int32, device=device)
+    tables = torch.zeros(NUM_REQUESTS, MAX_BLOCKS, dtype=torch.int32, device=device)
+    starts = torch.arange(NUM_REQUESTS + 1, dtype=torch.int32, device=device)
+    return Step(ones.long() - 1, ones.long() * -1, starts, ones, tables)
+
+
+def bytes_at_once(action: Callable[[], object]) -> int:
+    if IS_INTERPRETED:
+        return memory_use_of(action).num_bytes_at_once
+    action()  # what is taken once, for products, is counted apart
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    action()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def test_a_step_takes_no_more_than_is_kept_free_for_it(device):
+    stack = RandomStack(CASE, torch.float32, torch.float32).on_gpu(device, lambda weight, is_gated: weight)
+    step, head = decoding_step(device), torch.randn(VOCAB, CASE.hidden, device=device)
+    kept = torch.empty(0, device=device)
+    ones = torch.ones(NUM_REQUESTS, device=device)
+
+    def run() -> None:
+        hidden = stack.run(torch.randn(NUM_REQUESTS, CASE.hidden, device=device), step)
+        logits = F.linear(hidden, head)
+        kept.set_(logits.clone())
+        sample_rows(logits, ones, ones.int() * VOCAB, ones, ones * 0, ones / 2, ones < 0)
+
+    taken = bytes_at_once(run)
+    model = ModelConfig(
+        architecture="LlamaForCausalLM",
+        vocab_size=VOCAB,
+        hidden_size=CASE.hidden,
+        intermediate_size=CASE.intermediate,
+        num_layers=1,
+        num_heads=CASE.num_heads,
+        num_kv_heads=CASE.num_kv_heads,
+        head_dim=CASE.head_dim,
+        max_position_embeddings=MAX_BLOCKS * BLOCK_SIZE,
+    )
+    expected = step_memory_bytes(model, NUM_REQUESTS, MAX_BLOCKS * BLOCK_SIZE)
+    assert expected / 3 < taken < expected
