@@ -13,7 +13,7 @@ from rayinfer_kernels.gpu.attention_tiles import (
 )
 from rayinfer_kernels.gpu.language import next_power_of_2, tl, triton
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache
-from rayinfer_kernels.gpu.tuning import MIN_SPLIT_TOKENS, AttentionTuning, decode_tuning, num_splits_for
+from rayinfer_kernels.gpu.tuning import MIN_SPLIT_TOKENS, AttentionTuning, decode_tuning, least_split, num_splits_for
 
 
 def decode_attention(
@@ -38,6 +38,7 @@ def decode_attention(
     query = check_query(query, cache)
     num_requests, num_heads, head_dim = query.shape
     max_context = max_context or block_tables.shape[1] * cache.block_size
+    least = MIN_SPLIT_TOKENS if num_splits else least_split(num_requests, cache.num_kv_heads)
     num_splits = num_splits or num_splits_for(num_requests, cache.num_kv_heads, max_context)
     if num_splits & (num_splits - 1):
         raise ValueError(f"num_splits must be a power of two, got {num_splits}")
@@ -47,20 +48,21 @@ def decode_attention(
     tuning = decode_tuning(
         num_heads // cache.num_kv_heads, head_dim, cache.key.dtype.itemsize, query.dtype.itemsize, cache.block_size
     )
+    least = max(least, tuning.tile_tokens)
     lengths = (context_lengths, NO_WINDOW if window is None else window)
     factors = score_factors(scale, softcap)
     if num_splits == 1:
-        _launch(query, cache, block_tables, lengths, factors, out, out, tuning, 1)
+        _launch(query, cache, block_tables, lengths, factors, out, out, tuning, 1, least)
         return out
     parts, sums = _new_splits(query, num_splits)
-    _launch(query, cache, block_tables, lengths, factors, parts, sums, tuning, num_splits)
+    _launch(query, cache, block_tables, lengths, factors, parts, sums, tuning, num_splits, least)
     _combine_splits[(num_requests, num_heads)](
         *(parts, sums, out, *lengths),
         NUM_SPLITS=num_splits,
         HEAD_DIM=head_dim,
         WIDTH=next_power_of_2(head_dim),
         TILE=tuning.tile_tokens,
-        MIN_TOKENS=max(MIN_SPLIT_TOKENS, tuning.tile_tokens),
+        MIN_TOKENS=least,
         num_warps=1 if num_splits * head_dim <= 1024 else 4,
     )
     return out
@@ -90,6 +92,7 @@ def _launch(
     sums: torch.Tensor,
     tuning: AttentionTuning,
     num_splits: int,
+    least: int,
 ) -> None:
     num_requests, num_heads, head_dim = query.shape
     _attend_split[(num_splits, cache.num_kv_heads, num_requests)](
@@ -104,7 +107,7 @@ def _launch(
         HEAD_DIM=head_dim,
         WIDTH=next_power_of_2(head_dim),
         TILE=tuning.tile_tokens,
-        MIN_TOKENS=max(MIN_SPLIT_TOKENS, tuning.tile_tokens),
+        MIN_TOKENS=least,
         DOT_TYPE=dot_type(query.dtype, cache),
         NUM_STAGES=tuning.num_stages,
         num_warps=tuning.num_warps,

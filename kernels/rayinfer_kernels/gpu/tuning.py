@@ -1,7 +1,7 @@
 """Every number that was chosen for speed: tiles, warps, pipeline depths, splits. None changes a result's meaning.
 
-They were chosen for an H200 (132 multiprocessors, 228 KiB of shared memory each) by counting bytes and registers. A
-session that has one tunes here, and nowhere else. Each distinct set of them compiles a kernel once, so they depend on
+They were chosen for an H200 (132 multiprocessors, 228 KiB of shared memory each) by counting bytes and registers. Who
+has one tunes here, and nowhere else. Each distinct set of them compiles a kernel once, so they depend on
 a model's shape and on the coarse size of a step, never on a step's exact size.
 """
 
@@ -97,6 +97,15 @@ def num_splits_for(num_requests: int, num_kv_heads: int, max_context: int) -> in
     short = min(-(-max_context // SPLIT_TOKENS), affordable)
     bearable = -(-max_context // LONGEST_SPLIT_TOKENS)
     return min(MAX_SPLITS, next_power_of_2(max(1, filling, short, bearable)))
+
+
+def least_split(num_requests: int, num_kv_heads: int) -> int:
+    """How many tokens a part has at least: more where the batch alone gives every multiprocessor enough to do.
+
+    Every part waits for its first tokens before it computes any, and leaves sums that are read again.
+    """
+    rounds = num_requests * num_kv_heads / (NUM_MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR)
+    return MIN_SPLIT_TOKENS if rounds < 1 else 512 if rounds < 2 else SPLIT_TOKENS
 
 
 def rope_tuning(num_tokens: int) -> RowsTuning:

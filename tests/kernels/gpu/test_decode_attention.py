@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from paged_batches import BF16, F8, F32, TYPES, assert_near, make_batch
+from rayinfer_kernels.gpu import tuning
 from rayinfer_kernels.gpu.decode_attention import decode_attention
 
 CONTEXTS = {"ragged": (70, 0, 1), "full-pages": (192, 64), "long": (3, 0, 4096)}
@@ -69,6 +70,15 @@ def test_with_given_splits_a_row_gets_the_same_bits_in_any_batch(device, types):
     for row in range(4):
         assert torch.equal(attend(batch, slice(row, row + 1), num_splits=4), together[row : row + 1])
     assert torch.equal(attend(batch, slice(2, 3), num_splits=4, max_context=10**6), together[2:3])
+
+
+def test_a_batch_that_fills_the_processor_is_read_in_longer_parts(device, monkeypatch):
+    monkeypatch.setattr(tuning, "NUM_MULTIPROCESSORS", 1)
+    monkeypatch.setattr(tuning, "PROGRAMS_PER_MULTIPROCESSOR", 2)
+    batch = batch_of([1100, 5], device, group=2, block_size=64)
+    actual = attend(batch, max_context=8192)
+    assert_near(actual, batch.expected(), F32)
+    assert not torch.equal(actual, attend(batch, num_splits=4))  # four parts too, but shorter ones
 
 
 def test_blocks_may_hold_any_number_of_tokens(device):

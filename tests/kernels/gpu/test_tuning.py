@@ -5,6 +5,7 @@ from rayinfer_kernels.gpu.tuning import (
     MAX_ROUNDS,
     NUM_MULTIPROCESSORS,
     decode_tuning,
+    least_split,
     num_splits_for,
     prefill_tuning,
     rope_tuning,
@@ -37,6 +38,12 @@ def test_large_batches_with_long_tables_are_cut_little_for_the_one_long_context_
     num_requests, max_context, num_splits
 ):
     assert num_splits_for(num_requests, 8, max_context) == num_splits
+
+
+def test_parts_are_longer_where_requests_alone_fill_the_processor():
+    lengths = [least_split(size, 8) for size in (0, 1, 64, 128, 256)]
+    assert lengths == [64, 64, 64, 512, 2048]
+    assert all(length % decode_tuning(4, 64, 1, 2, 64).tile_tokens == 0 for length in (512, 2048))
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 8])
