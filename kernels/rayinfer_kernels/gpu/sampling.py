@@ -112,21 +112,24 @@ def _sample_kernel(
 
 @triton.jit
 def _best_of_row(scores, width: tl.constexpr, block: tl.constexpr):
-    """The greatest number in float32, NaN if there is one, and its first place."""
-    best = tl.full((), float("-inf"), tl.float32)
-    index = 0
-    for start in range(0, width, block):
-        within = start + tl.arange(0, block)
-        x = tl.load(scores + within, mask=within < width, other=float("-inf")).to(tl.float32)
-        is_nan = x != x
-        has_nan = tl.max(is_nan.to(tl.int32), 0) != 0
-        highest = tl.max(tl.where(is_nan, float("-inf"), x), 0)
+    """The greatest number in float32, NaN if there is one, and its first place.
+
+    Each place of a block looks through the row by itself, so that many loads are on their way at once.
+    """
+    places = tl.arange(0, block)
+    best = tl.full((block,), float("-inf"), tl.float32)
+    found = tl.zeros((block,), tl.int32)
+    for start in tl.range(0, width, block, loop_unroll_factor=4):
+        x = tl.load(scores + start + places, mask=start + places < width, other=float("-inf")).to(tl.float32)
         # NaN counts as the greatest of all.
-        is_better = (best == best) & (has_nan | (highest > best))
-        first = tl.min(tl.where(tl.where(has_nan, is_nan, x == highest), within, _LAST_ID), 0)
-        index = tl.where(is_better, first, index)
-        best = tl.where(is_better, tl.where(has_nan, float("nan"), highest), best)
-    return best, index
+        is_better = (x > best) | ((x != x) & (best == best))
+        found = tl.where(is_better, start, found)
+        best = tl.where(is_better, x, best)
+    is_nan = best != best
+    has_nan = tl.max(is_nan.to(tl.int32), 0) != 0
+    highest = tl.max(tl.where(is_nan, float("-inf"), best), 0)
+    first = tl.min(tl.where(tl.where(has_nan, is_nan, best == highest), found + places, _LAST_ID), 0)
+    return tl.where(has_nan, float("nan"), highest), first
 
 
 @triton.jit
@@ -196,11 +199,11 @@ def _kth_best(scores, width: tl.constexpr, temperature, top_k, low, highest, blo
 @triton.jit
 def _nucleus(scores, width: tl.constexpr, temperature, top_p, kth, highest, block: tl.constexpr):
     """Of the scores from `kth` on the least that top-p keeps, and how many tokens with that score it bans."""
-    total = tl.zeros((), tl.float64)
+    weighed = tl.zeros((block,), tl.float64)
     for start in range(0, width, block):
         scaled = _scaled(scores, start, width, temperature, block)
-        weights = tl.where(_ordered(scaled) >= kth, _weight(scaled, highest), 0.0)
-        total += tl.sum(weights.to(tl.float64), 0)
+        weighed += tl.where(_ordered(scaled) >= kth, _weight(scaled, highest), 0.0).to(tl.float64)
+    total = tl.sum(weighed, 0)
     target = tl.minimum(1.0 - top_p + _FLOAT32_ROUNDING, tl.full((), _BELOW_ONE, tl.float64)) * total
 
     # The threshold is the least score whose mass together with all below it exceeds the target.
@@ -258,11 +261,11 @@ def _kept_weights(
 @triton.jit
 def _draw(scores, width: tl.constexpr, temperature, lowest, first_tied, highest, min_p, uniform, block: tl.constexpr):
     """The first token whose weight, with those of all before it, exceeds `uniform` times the sum of all."""
-    total = tl.zeros((), tl.float64)
+    weighed = tl.zeros((block,), tl.float64)
     for start in range(0, width, block):
-        kept = _kept_weights(scores, start, width, temperature, lowest, first_tied, highest, min_p, block)
-        total += tl.sum(kept, 0)
-    target = uniform * total
+        weighed += _kept_weights(scores, start, width, temperature, lowest, first_tied, highest, min_p, block)
+    # Below what the blocks' own sums come to, in whatever order: a uniform number is 1 - 2^-32 at most.
+    target = uniform * tl.sum(weighed, 0)
     before = tl.zeros((), tl.float64)
     found = 0
     start = 0
