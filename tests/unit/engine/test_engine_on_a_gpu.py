@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine_answers import answers_of, assert_alike, config_of
-from rayinfer.engine.assembly import build_engine
+from rayinfer.engine.one_rank_assembly import build_one_rank_engine
 from rayinfer.layers.matrix import Matrix
 from tiny_architectures import DECODERS
 from tiny_models import make_tiny_llama
@@ -33,7 +33,7 @@ def numbers_of(engine):
 def test_weights_leave_the_gpu_for_a_sleep_and_come_back_as_they_were(quantization, tmp_path):
     folder = make_tiny_llama(tmp_path, hidden=1024, heads=8, layers=4, intermediate_size=4096)
     settings = {"dtype": "bfloat16", "quantization": quantization, "allow_inaccurate_quantization": True}
-    engine = build_engine(config_of(folder, **settings), folder)
+    engine = build_one_rank_engine(config_of(folder, **settings), folder)
     try:
         before, awake = numbers_of(engine), torch.cuda.memory_allocated()
         engine.sleep(1)
