@@ -7,8 +7,11 @@ from typing import Any
 Case = dict[str, Any]
 
 
-def pairwise(axes: Mapping[str, Sequence[Any]]) -> list[Case]:
-    """Cover all pairs greedily, and always in the same way: each case brings together as many new pairs as it can."""
+def pairwise(axes: Mapping[str, Sequence[Any]], at_most: int | None = None) -> list[Case]:
+    """Cover all pairs greedily, and always in the same way: each case brings together as many new pairs as it can.
+
+    Where any value would do it is the axis's first. ValueError if that takes more than `at_most` cases.
+    """
     names = list(axes)
     uncovered = {pair for one, other in combinations(names, 2) for pair in _pairs_of(axes, one, other)}
     cases = []
@@ -16,6 +19,8 @@ def pairwise(axes: Mapping[str, Sequence[Any]]) -> list[Case]:
         case = min(_candidates(axes, uncovered), key=lambda case: -len(uncovered & _pairs(case, names)))
         uncovered -= _pairs(case, names)
         cases.append({name: axes[name][case[name]] for name in names})
+    if at_most is not None and len(cases) > at_most:
+        raise ValueError(f"the pairs of these axes take {len(cases)} cases, more than {at_most}: {', '.join(names)}")
     return cases
 
 
