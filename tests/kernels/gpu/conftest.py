@@ -21,7 +21,7 @@ if IS_INTERPRETED:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--every-case", action="store_true", help="test the whole product of each kernel's axes, for hours")
+    parser.addoption("--every-case", action="store_true", help="test the whole product of each kernel's axes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
