@@ -2,7 +2,7 @@ from itertools import combinations, product
 
 import pytest
 
-from pairwise import case_name, every_case, pairwise
+from pairwise import Void, case_name, every_case, pairwise
 
 AXES = {"a": [1, 2, 3, 4], "b": "xyz", "c": [True, False], "d": [0.5, None, 7, 8, 9]}
 
@@ -12,6 +12,17 @@ def test_every_two_values_meet_in_few_cases():
     for one, other in combinations(AXES, 2):
         assert {(case[one], case[other]) for case in cases} == set(product(AXES[one], AXES[other]))
     assert 20 <= len(cases) <= 24  # of 120; the two longest axes alone need 20
+
+
+def test_a_pair_that_meets_where_there_is_nothing_has_not_met():
+    axes = {"rows": [2, Void(0), 1], **AXES}
+    cases = pairwise(axes)
+    full = [case for case in cases if case["rows"]]
+    for one, other in combinations(AXES, 2):
+        assert {(case[one], case[other]) for case in full} == set(product(AXES[one], AXES[other]))
+    assert {case["d"] for case in cases if case["rows"] == 0} == set(AXES["d"])
+    assert len(cases) <= len(pairwise(AXES)) + len(AXES["d"])
+    assert {case["rows"] for case in every_case(axes)} == {2, 0, 1}
 
 
 def test_axes_whose_pairs_take_too_many_cases_are_refused():

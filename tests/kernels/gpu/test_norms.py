@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from pairwise import Void
 from rayinfer_kernels import reference
 from rayinfer_kernels.gpu import norms
 from row_layouts import LAYOUTS, laid_out
@@ -11,7 +12,7 @@ TOLERANCES = {
     torch.bfloat16: {"atol": 2e-6, "rtol": 2.0**-6},
     torch.float16: {"atol": 2e-6, "rtol": 2.0**-9},
 }
-SIZES = {"dtype": list(TOLERANCES), "num_rows": [3, 0, 1], "width": [80, 1, 64, 576, 5000]}
+SIZES = {"dtype": list(TOLERANCES), "num_rows": [3, Void(0), 1], "width": [80, 1, 576, 5000]}
 
 
 def random_rows(dtype, num_rows, width):
