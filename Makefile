@@ -47,7 +47,7 @@ RANK_TESTS := tests/unit/engine/test_ranks_on_gpus.py
 test-gpu: $(INSTALLED) ## run the tests that need an NVIDIA GPU
 	@exec $(BIN)/python -m pytest -m gpu $(GPU_TESTS) $(RANK_TESTS) $(ARGS)
 
-test-kernels: $(INSTALLED) ## test every combination of the GPU kernels' shapes and types, for hours without a GPU
+test-kernels: $(INSTALLED) ## test every combination of the GPU kernels' shapes and types, for hours (ARGS="-n 2": on two cores)
 	@exec $(BIN)/python -m pytest -m "gpu or not gpu" tests/kernels/gpu --every-case $(ARGS)
 
 test-faults: $(INSTALLED) ## kill, freeze and overload a running service in every way, and print a table

@@ -1,6 +1,8 @@
 from itertools import combinations, product
 
-from pairwise import case_name, every_case, pairwise
+import pytest
+
+from pairwise import Void, case_name, every_case, pairwise
 
 AXES = {"a": [1, 2, 3, 4], "b": "xyz", "c": [True, False], "d": [0.5, None, 7, 8, 9]}
 
@@ -10,6 +12,29 @@ def test_every_two_values_meet_in_few_cases():
     for one, other in combinations(AXES, 2):
         assert {(case[one], case[other]) for case in cases} == set(product(AXES[one], AXES[other]))
     assert 20 <= len(cases) <= 24  # of 120; the two longest axes alone need 20
+
+
+def test_a_pair_that_meets_where_there_is_nothing_has_not_met():
+    axes = {"rows": [2, Void(0), 1], **AXES}
+    cases = pairwise(axes)
+    full = [case for case in cases if case["rows"]]
+    for one, other in combinations(AXES, 2):
+        assert {(case[one], case[other]) for case in full} == set(product(AXES[one], AXES[other]))
+    assert {case["d"] for case in cases if case["rows"] == 0} == set(AXES["d"])
+    assert len(cases) <= len(pairwise(AXES)) + len(AXES["d"])
+    assert {case["rows"] for case in every_case(axes)} == {2, 0, 1}
+
+
+def test_axes_whose_pairs_take_too_many_cases_are_refused():
+    with pytest.raises(ValueError, match="take 12 cases, more than 11: one, other"):
+        pairwise({"one": range(3), "other": range(4)}, at_most=11)
+    assert len(pairwise({"one": range(3), "other": range(4)}, at_most=12)) == 12
+
+
+def test_where_any_value_would_do_it_is_the_first():
+    cases = pairwise({"long": range(6), "other": range(6), "short": ["first", "second"]})
+    assert len(cases) == 36
+    assert sum(case["short"] == "second" for case in cases) == 6
 
 
 def test_the_cases_are_always_the_same_and_none_comes_twice():

@@ -43,14 +43,14 @@ def make_batch(
     types: tuple[torch.dtype, torch.dtype],
     strided: bool = False,
 ) -> PagedBatch:
-    """Blocks lie scattered in a pool; a strided query is part of wider rows, with its heads apart from each other."""
+    """Blocks lie scattered in a pool; where it is strided, rows of query and block table are parts of wider ones."""
     chance, (dtype, cache_dtype) = torch.Generator().manual_seed(0), types
     counts = [-(-context // block_size) for context, _ in requests]
     cache = allocate_paged_cache(sum(counts) + 2, block_size, num_kv_heads, head_dim, cache_dtype, device)
     for tensor in cache.tensors:
         tensor.copy_(torch.full((1,), float("nan")).to(cache_dtype))
     order = torch.randperm(sum(counts) + 2, generator=chance).to(torch.int32)
-    block_tables = torch.full((len(requests), max(counts) + 1), -1, dtype=torch.int32)
+    block_tables = torch.full((len(requests), max(counts) + 3), -1, dtype=torch.int32)
     for i, (context, _) in enumerate(requests):
         block_tables[i, : counts[i]] = order[sum(counts[:i]) : sum(counts[: i + 1])]
         tokens = torch.arange(context)
@@ -60,11 +60,11 @@ def make_batch(
     num_queries = torch.tensor([0, *(new for _, new in requests)])
     shape = (int(num_queries.sum()), num_kv_heads * group, head_dim)
     query = torch.randn((shape[0], shape[1] + 1, shape[2] + 16), generator=chance).to(device, dtype)
-    query = query[:, 1:, :head_dim] if strided else query[:, 1:, :head_dim].contiguous()
+    query, block_tables = query[:, 1:, :head_dim], block_tables.to(device)[:, : max(counts) + 1]
     return PagedBatch(
-        query,
+        query if strided else query.contiguous(),
         cache,
-        block_tables.to(device),
+        block_tables if strided else block_tables.contiguous(),
         num_queries.cumsum(0).to(device, torch.int32),
         torch.tensor([context for context, _ in requests], dtype=torch.int32, device=device),
         head_dim**-0.5,

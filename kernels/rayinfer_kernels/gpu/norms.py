@@ -28,7 +28,8 @@ def add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False
 ) -> torch.Tensor:
     """See `ops.add_rms_norm`: both [num_rows, width], rows in one piece each; the residual is changed in place."""
-    if residual.shape != x.shape or residual.dtype != x.dtype or residual.stride(-1) != 1:
+    is_in_one_piece = residual.stride(-1) == 1 or residual.shape[-1] == 1
+    if residual.shape != x.shape or residual.dtype != x.dtype or not is_in_one_piece:
         raise ValueError(
             f"the residual is changed in place: it has to be {tuple(x.shape)} of {x.dtype} with rows in one piece,"
             f" got {tuple(residual.shape)} of {residual.dtype}"

@@ -14,7 +14,7 @@ def batch_of(contexts, device, *, group=4, head_dim=64, block_size=16, types=(F3
     return make_batch(
         [(context, 1) for context in contexts],
         device,
-        num_kv_heads=2 if group <= 2 and sum(contexts) < 4096 else 1,
+        num_kv_heads=2 if group <= 2 and max(contexts) < 4096 else 1,
         group=group,
         head_dim=head_dim,
         block_size=block_size,

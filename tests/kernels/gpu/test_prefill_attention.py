@@ -17,7 +17,7 @@ def batch_of(requests, device, *, group=4, head_dim=64, block_size=16, types=(F3
     return make_batch(
         requests,
         device,
-        num_kv_heads=2 if group <= 2 and len(requests) == 3 else 1,
+        num_kv_heads=2 if group <= 2 and max(requests)[0] < 4096 else 1,
         group=group,
         head_dim=head_dim,
         block_size=block_size,
