@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from pairwise import Void
 from rayinfer_kernels import reference
 from rayinfer_kernels.gpu.few_rows import Norm, are_few_rows, few_rows_linear
 from rayinfer_kernels.layer_stack import PackedLinear
@@ -32,7 +33,7 @@ def expected(x, linear, norm=None, gate=None, residual=None):
 
 @pytest.mark.axes(
     dtype=[torch.bfloat16, torch.float16, torch.float32],
-    num_rows=[1, 2, 3, 4, 0],
+    num_rows=[1, 2, 3, 4, Void(0)],
     sizes=[(16, 16), (300, 70), (1100, 34), (40, 280)],
     has_eight_bits=[False, True],
     has_norm=[False, True],
