@@ -110,6 +110,7 @@ def _few_rows_kernel(
     is_row, is_column = rows < num_rows, (columns < RESULTS)[None, :, None]
     row_places = x + rows * x_stride + inputs
     weight_places = weight + columns.to(tl.int64)[None, :, None] * weight_stride + inputs
+    up_places = weight + (columns.to(tl.int64) + RESULTS)[None, :, None] * weight_stride + inputs
     sums = tl.zeros((ROWS, COLUMNS, INPUTS), tl.float32)
     ups = tl.zeros((ROWS, COLUMNS, INPUTS), tl.float32)
     squares = tl.zeros((ROWS, 1, INPUTS), tl.float32)
@@ -122,8 +123,7 @@ def _few_rows_kernel(
             values *= tl.load(norm + start + inputs, mask=is_input, other=0.0).to(tl.float32)
         sums += values * taken
         if GATE is not None:
-            ups_at = weight_places + start + RESULTS * weight_stride.to(tl.int64)
-            ups += values * tl.load(ups_at, mask=is_column & is_input, other=0.0).to(tl.float32)
+            ups += values * tl.load(up_places + start, mask=is_column & is_input, other=0.0).to(tl.float32)
     length = tl.full((ROWS, 1), 1.0, tl.float32)
     if norm is not None:
         length = tl.rsqrt(tl.sum(squares, 2) / IN + eps)
