@@ -10,20 +10,20 @@ from rayinfer.sampling_params import SamplingParams
 
 _GREEDY = SamplingParams(temperature=0.0)
 _DRAWN = SamplingParams(temperature=0.8, top_p=0.9, top_k=20, min_p=0.01)
-_FIRST_TOKENS, _FACTOR = 2, 4  # kernels look at the size of a step only coarsely
+_FEW, _FACTOR = 4, 4  # kernels look at the size of a step only coarsely, unless it is small
 
 
 def first_steps(longest: int, block_size: int, padding: Padding) -> Iterator[StepPlan]:
-    """Prompts of nobody's, from two tokens to `longest`; their keys and values go where `padding` says.
+    """Prompts of nobody's, from one token to `longest`; their keys and values go where `padding` says.
 
     The best token follows the first of them, one that is drawn the others. They take row 0 of the batch, and who enters
     it afterwards finds nothing of them.
     """
-    num_tokens = min(_FIRST_TOKENS, longest)
+    num_tokens = 1
     yield _prompt(num_tokens, _GREEDY, block_size, padding)
     yield _prompt(num_tokens, _DRAWN, block_size, padding)
     while num_tokens < longest:
-        num_tokens = min(_FACTOR * num_tokens, longest)
+        num_tokens = min((2 if num_tokens < _FEW else _FACTOR) * num_tokens, longest)
         yield _prompt(num_tokens, _DRAWN, block_size, padding)
 
 

@@ -1,5 +1,6 @@
 """Engines of several processes behind a service: they answer as one process does."""
 
+import pytest
 import ray
 
 from rayinfer_deployments.process_tree import descendants
@@ -12,6 +13,7 @@ REQUESTS = [
 ]
 
 
+@pytest.mark.faults  # half a minute
 def test_ranks_side_by_side_in_stages_answer_as_one_process_does(service, deploy, tiny_models):
     sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
     model = {"name": "tiny", "model": str(tiny_models["tiny"]), "num_kv_blocks": 1024, "num_cpus": 0.05}

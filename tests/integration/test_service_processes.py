@@ -66,6 +66,7 @@ def test_a_stream_outlives_its_only_engine_while_newcomers_are_refused(mortal):
     assert mortal.metric("rayinfer_migrations_total") == 1.0
 
 
+@pytest.mark.faults  # what tests/faults does under load
 def test_killing_one_of_two_engines_leaves_the_other_at_work(deploy, tiny_models):
     model = {"name": "tiny", "model": str(tiny_models["tiny"]), "num_kv_blocks": 512, "num_replicas": 2}
     with deploy("pair", [model]) as pair:

@@ -40,8 +40,9 @@ def few_rows_linear(
     """Multiply at most MAX_FEW_ROWS rows: x [num_rows, in_features] -> [num_rows, out_features], summed in float32.
 
     Rows are normed first; a `gate` (silu or gelu_tanh) takes the first half of the outputs to weigh the second;
-    results are added to `residual` in place, which is then what is returned. A plain weight is [out_features,
-    in_features]; one of eight bits multiplies rows as they are. Between norm, product and sum nothing is rounded.
+    results are added in place to `residual`, which shares no memory with x and is then what is returned. A plain weight
+    is [out_features, in_features]; one of eight bits multiplies rows as they are. Between norm, product and sum nothing
+    is rounded.
     Raises ValueError for more rows, for another format, and for a residual of another shape or type.
     """
     x = x if x.stride(-1) == 1 else x.contiguous()
@@ -55,7 +56,7 @@ def few_rows_linear(
     if not out.numel():
         return out
     rows = next_power_of_2(num_rows)
-    tuning = few_rows_tuning(rows, num_results, in_features, is_gated=gate is not None)
+    tuning = few_rows_tuning(rows, num_results, in_features, weight.itemsize, is_gated=gate is not None)
     _few_rows_kernel[(-(-num_results // tuning.num_columns),)](
         *(x, weight, scales, linear.bias, None if norm is None else norm.weight, out),
         *(num_rows, x.stride(0), weight.stride(0), out.stride(0), 0.0 if norm is None else norm.eps),
@@ -66,8 +67,8 @@ def few_rows_linear(
         ROWS=rows,
         COLUMNS=tuning.num_columns,
         INPUTS=tuning.num_inputs,
+        STAGES=tuning.num_stages,
         num_warps=tuning.num_warps,
-        num_stages=tuning.num_stages,
     )
     return out
 
@@ -101,6 +102,7 @@ def _few_rows_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """COLUMNS results of all rows. Each thread keeps sums of its own inputs, which are put together at the end."""
     dtype: tl.constexpr = out.dtype.element_ty
@@ -114,7 +116,7 @@ def _few_rows_kernel(
     sums = tl.zeros((ROWS, COLUMNS, INPUTS), tl.float32)
     ups = tl.zeros((ROWS, COLUMNS, INPUTS), tl.float32)
     squares = tl.zeros((ROWS, 1, INPUTS), tl.float32)
-    for start in range(0, IN, INPUTS):
+    for start in tl.range(0, IN, INPUTS, num_stages=STAGES):
         is_input = start + inputs < IN
         taken = tl.load(weight_places + start, mask=is_column & is_input, other=0.0).to(tl.float32)
         values = tl.load(row_places + start, mask=is_row & is_input, other=0.0).to(tl.float32)

@@ -130,14 +130,18 @@ def grouped_tuning(num_rows: int, num_groups: int, model_bytes: int) -> ProductT
     return ProductTuning(128, 128, 64, num_warps=8, num_stages=4)
 
 
-def few_rows_tuning(num_rows: int, num_results: int, in_features: int, *, is_gated: bool) -> ProductTuning:
+def few_rows_tuning(
+    num_rows: int, num_results: int, in_features: int, weight_bytes: int, *, is_gated: bool
+) -> ProductTuning:
     """For one, two or four rows and a matrix: each thread loads eight neighbouring numbers of each of some columns.
 
     Its sums are eight for each row and column, and of a gate twice as many. Where results are few, programs take fewer
-    columns, so that all multiprocessors have two of them.
+    columns, so that all multiprocessors have two of them. One row leaves room for so many programs that enough loads
+    are on their way; of several rows, and of eight bits, the next tiles are loaded while one is multiplied.
     """
     columns = max(1, FEW_ROWS_SUMS // 8 // (2 if is_gated else 1) // num_rows)
     while columns > 1 and num_results < 2 * NUM_MULTIPROCESSORS * columns:
         columns //= 2
     num_warps = min(4, max(1, next_power_of_2(in_features) // 256))
-    return ProductTuning(num_rows, columns, num_inputs=num_warps * 32 * 8, num_warps=num_warps, num_stages=3)
+    num_stages = 1 if num_rows == 1 and weight_bytes > 1 else 3
+    return ProductTuning(num_rows, columns, num_inputs=num_warps * 32 * 8, num_warps=num_warps, num_stages=num_stages)

@@ -17,6 +17,7 @@ OPEN_S = 12.0  # an engine: weights, blocks, recorded steps, the first requests;
 COMPILE_S = 20.0  # Triton, for a model or a cache that nobody had before
 WEIGHT_BYTES_PER_S = 4e9  # of random numbers
 KERNEL_SHAPE_S = 0.5
+PRODUCT_S = 2.0  # most are compiled first
 LEAST_SHARE = 0.4  # of the floor, that is reached; and beside it
 STEP_S = 1e-3  # that a step takes whatever it computes
 
@@ -50,7 +51,7 @@ def _estimate(work: Work, scale: Scale, limits: CardLimits, *, is_compiled: bool
         return Estimate(open_s=compile_s, run_s=KERNEL_SHAPE_S, num_runs=num_shapes, run_name="shapes")
     if work.kind == "products":
         num_shapes = len(product_shapes(scale.products))
-        return Estimate(open_s=compile_s, run_s=KERNEL_SHAPE_S, num_runs=num_shapes, run_name="shapes")
+        return Estimate(open_s=compile_s, run_s=PRODUCT_S, num_runs=num_shapes, run_name="shapes")
     floor = floor_of(work, scale, limits)
     num_parameters = floor.size.body_parameters + floor.size.head_parameters
     open_s = OPEN_S + FLOAT_BYTES * num_parameters / WEIGHT_BYTES_PER_S

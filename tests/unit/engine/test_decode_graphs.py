@@ -37,6 +37,7 @@ class Recorded:
         self.made = FakeGraphs()
         self.last = LastTokens(NUM_ROWS + 1, CPU)
         self.seen = []
+        self.broken_token = -1  # what follows it is no number
         self.graphs = DecodeGraphs(
             num_rows=NUM_ROWS,
             max_blocks=MAX_BLOCKS,
@@ -52,7 +53,8 @@ class Recorded:
     def compute(self, inputs):
         self.seen.append(inputs)
         token_ids = self.last.fill_in(inputs)
-        return torch.nn.functional.one_hot((token_ids.long() + 1) % VOCAB, VOCAB).float()
+        logits = torch.nn.functional.one_hot((token_ids.long() + 1) % VOCAB, VOCAB).float()
+        return logits.where(token_ids[:, None] != self.broken_token, torch.nan)
 
 
 def decoding(rows, token_ids=None, continues=None, width=2):
@@ -129,6 +131,18 @@ def test_a_row_goes_on_from_the_token_that_a_graph_drew_for_it():
     assert tokens_of(recorded.graphs.run(plan, settings), 3) == [6, 7, 8]
     again = decoding([0, 1, 2], [0, 0, 11], [True, True, False])
     assert tokens_of(recorded.graphs.run(again, settings), 3) == [8, 9, 12]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_whose_scores_are_no_numbers_is_invalid_and_no_other(temperature):
+    recorded, sampler = Recorded(DRAW), Sampler(NUM_ROWS, VOCAB)
+    for row in range(3):
+        enter(sampler, row, SamplingParams(temperature=temperature))
+    for broken_token in (6, -1, 5):
+        recorded.broken_token = broken_token
+        plan = decoding([0, 1, 2], [5, 6, 7])
+        outputs = recorded.graphs.run(plan, sampler.settings_of_draws(plan.rows, plan.context_lengths))
+        assert outputs.tokens.is_invalid[:3].tolist() == [token == broken_token for token in (5, 6, 7)]
 
 
 def tokens_of(outputs, count):

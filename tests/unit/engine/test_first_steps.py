@@ -12,7 +12,8 @@ PARAMS = [SamplingParams(temperature=0.0, max_tokens=9), SamplingParams(temperat
 
 
 @pytest.mark.parametrize(
-    ("longest", "sizes"), [(1, [1, 1]), (2, [2, 2]), (3, [2, 2, 3]), (32, [2, 2, 8, 32]), (100, [2, 2, 8, 32, 100])]
+    ("longest", "sizes"),
+    [(1, [1, 1]), (2, [1, 1, 2]), (3, [1, 1, 2, 3]), (64, [1, 1, 2, 4, 16, 64]), (100, [1, 1, 2, 4, 16, 64, 100])],
 )
 def test_prompts_grow_to_the_longest_that_a_step_may_have(longest, sizes):
     plans = list(first_steps(longest, 16, Padding()))
