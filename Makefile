@@ -40,12 +40,8 @@ else
 	@exec $(BIN)/python -m pytest $(ARGS)
 endif
 
-# Named, for others load Ray or hypothesis, which a machine that is lent for its GPU may not have; those of ranks need several GPUs.
-GPU_TESTS := tests/kernels/gpu tests/kernels/test_block_copy.py tests/kernels/test_grouped_linear_on_a_gpu.py tests/unit/decoding/test_sampler_on_gpu.py tests/unit/engine/test_engine_on_a_gpu.py
-RANK_TESTS := tests/unit/engine/test_ranks_on_gpus.py
-
 test-gpu: $(INSTALLED) ## run the tests that need an NVIDIA GPU
-	@exec $(BIN)/python -m pytest -m gpu $(GPU_TESTS) $(RANK_TESTS) $(ARGS)
+	@exec $(BIN)/python -m pytest -m gpu $(ARGS)
 
 test-kernels: $(INSTALLED) ## test every combination of the GPU kernels' shapes and types, for hours (ARGS="-n 2": on two cores)
 	@exec $(BIN)/python -m pytest -m "gpu or not gpu" tests/kernels/gpu --every-case $(ARGS)

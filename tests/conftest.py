@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from gpu_tests import NUM_GPUS, may_have_gpu_tests
+
 # No test may reach a model hub: what a test needs it makes, or takes from the cached embedded model.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
@@ -17,7 +19,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 # Kernels for GPUs are run by Triton's interpreter, unless there is a GPU. Triton asks when it is imported.
-if not any(Path("/dev").glob("nvidia[0-9]*")):
+if not NUM_GPUS:
     os.environ["TRITON_INTERPRET"] = "1"
 
 # Workers side by side have one core each; left alone, each would start a thread on every core.
@@ -47,12 +49,17 @@ def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`-m gpu` imports no file without such tests: a machine that is lent for its GPU has few packages."""
+    is_for_gpus = config.option.markexpr == "gpu"
+    return True if is_for_gpus and not may_have_gpu_tests(collection_path, max(1, NUM_GPUS)) else None
+
+
 @pytest.hookimpl(trylast=True)  # most tests that need GPUs are deselected by then
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the tests that need more GPUs than there are: `gpu(2)` says two."""
-    num_gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
     too_many = [
-        item for item in items if any(mark.args and mark.args[0] > num_gpus for mark in item.iter_markers("gpu"))
+        item for item in items if any(mark.args and mark.args[0] > NUM_GPUS for mark in item.iter_markers("gpu"))
     ]
     if too_many:
         config.hook.pytest_deselected(items=too_many)

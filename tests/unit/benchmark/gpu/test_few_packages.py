@@ -1,10 +1,9 @@
 """What a machine needs on which a GPU is measured or tested: few packages, and above all no Ray."""
 
-from pathlib import Path
-
 import pytest
 
 from few_packages import ROOT, run_with_packages
+from gpu_tests import may_have_gpu_tests
 
 MEASURING = ("torch", "triton", "numpy", "xxhash", "pydantic")
 TESTING = (*MEASURING, "pytest", "pytest-xdist", "transformers")
@@ -14,11 +13,10 @@ import rayinfer.benchmark.gpu.__main__ as command
 sys.argv += ["--dry-run", "--only", "B3,B10"]
 sys.exit(command.main())
 """
-IMPORT_FILES = """
-import importlib.util, sys
-for number, file in enumerate(sys.argv[1:]):
-    spec = importlib.util.spec_from_file_location(f"tests_{number}", file)
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+COLLECT = """
+import sys
+import pytest
+sys.exit(pytest.main(["-m", "gpu", "--collect-only", "-q", *sys.argv[1:]]))
 """
 
 
@@ -38,21 +36,23 @@ def test_the_benchmark_runs_with_five_packages(site, tmp_path):
 
 
 def test_the_tests_for_gpus_load_neither_ray_nor_hypothesis(site):
-    (line,) = (line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("GPU_TESTS :="))
-    files = {file for path in line.split()[2:] for file in _test_files(ROOT / path)}
-    run = run_with_packages(TESTING, site, IMPORT_FILES, *sorted(map(str, files)))
-    assert run.returncode == 0, run.stderr
-    assert len(files) > 10
+    run = run_with_packages(TESTING, site, COLLECT, "-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests"))
+    assert run.returncode == 0, run.stdout
+    assert "tests/unit/engine/test_engine_on_a_gpu.py::" in run.stdout
+    assert "tests/unit/engine/test_ranks_on_gpus.py::" not in run.stdout  # they want two
+
+
+def test_files_with_tests_for_gpus_are_told_by_their_text(tmp_path):
+    plain, one, two = (tmp_path / f"test_{name}.py" for name in ("plain", "one", "two"))
+    plain.write_text("def test(): ...")
+    two.write_text("@pytest.mark.gpu(2)\ndef test(): ...")
+    assert not may_have_gpu_tests(tmp_path, 1)
+    one.write_text("@pytest.mark.gpu\ndef test(): ...")
+    assert [may_have_gpu_tests(path, 1) for path in (plain, one, two, tmp_path)] == [False, True, False, True]
+    assert may_have_gpu_tests(two, 2)
 
 
 def test_packages_that_are_not_named_are_not_there(site):
     others = ("ray", "rich", "msgspec", "psutil", "transformers", "hypothesis")
     code = f"from importlib.util import find_spec; print([name for name in {others} if find_spec(name)])"
     assert run_with_packages(MEASURING, site, code).stdout == "[]\n"
-
-
-def _test_files(path: Path) -> set[Path]:
-    """The files, and the conftests of the folders above them."""
-    files = set(path.glob("test_*.py")) if path.is_dir() else {path}
-    conftests = {folder / "conftest.py" for file in files for folder in file.parents if folder.is_relative_to(ROOT)}
-    return files | {conftest for conftest in conftests if conftest.exists()}

@@ -1,0 +1,16 @@
+"""Which files have tests for GPUs, told by their text: to import the others may take more than such a machine has."""
+
+import re
+from pathlib import Path
+
+NUM_GPUS = len(list(Path("/dev").glob("nvidia[0-9]*")))
+_KERNELS = Path(__file__).resolve().parents[1] / "kernels" / "gpu"  # where there is a GPU, all of these need it
+_MARK = re.compile(r"mark\.gpu\b(?:\((\d+)\))?")  # gpu(2) needs two
+
+
+def may_have_gpu_tests(path: Path, num_gpus: int) -> bool:
+    """Whether a file, or one in a folder, has tests that need no more GPUs than these."""
+    return any(
+        file.parent == _KERNELS or any(int(number or 1) <= num_gpus for number in _MARK.findall(file.read_text()))
+        for file in (path.rglob("test_*.py") if path.is_dir() else [path])
+    )
