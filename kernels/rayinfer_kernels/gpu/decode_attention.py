@@ -1,4 +1,4 @@
-"""Attention of one new token per request: each context is cut into splits, which are combined afterwards."""
+"""Attention of one new token per request: each context is cut into splits, and the last one to end combines them."""
 
 import torch
 
@@ -11,9 +11,17 @@ from rayinfer_kernels.gpu.attention_tiles import (
     nothing_seen,
     score_factors,
 )
-from rayinfer_kernels.gpu.language import next_power_of_2, tl, triton
+from rayinfer_kernels.gpu.arrival_counters import arrival_counters
+from rayinfer_kernels.gpu.language import (
+    gdc_launch_dependents,
+    gdc_wait,
+    next_power_of_2,
+    supports_pdl,
+    tl,
+    triton,
+)
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache
-from rayinfer_kernels.gpu.tuning import MIN_SPLIT_TOKENS, AttentionTuning, decode_tuning, least_split, num_splits_for
+from rayinfer_kernels.gpu.tuning import MIN_SPLIT_TOKENS, combined_at_once, decode_tuning, least_split, num_splits_for
 
 
 def decode_attention(
@@ -48,58 +56,13 @@ def decode_attention(
     tuning = decode_tuning(
         num_heads // cache.num_kv_heads, head_dim, cache.key.dtype.itemsize, query.dtype.itemsize, cache.block_size
     )
-    least = max(least, tuning.tile_tokens)
     lengths = (context_lengths, NO_WINDOW if window is None else window)
-    factors = score_factors(scale, softcap)
-    if num_splits == 1:
-        _launch(query, cache, block_tables, lengths, factors, out, out, tuning, 1, least)
-        return out
-    parts, sums = _new_splits(query, num_splits)
-    _launch(query, cache, block_tables, lengths, factors, parts, sums, tuning, num_splits, least)
-    _combine_splits[(num_requests, num_heads)](
-        *(parts, sums, out, *lengths),
-        NUM_SPLITS=num_splits,
-        HEAD_DIM=head_dim,
-        WIDTH=next_power_of_2(head_dim),
-        TILE=tuning.tile_tokens,
-        MIN_TOKENS=least,
-        num_warps=1 if num_splits * head_dim <= 1024 else 4,
-    )
-    return out
-
-
-def splits_bytes(num_requests: int, num_heads: int, num_kv_heads: int, head_dim: int, max_context: int) -> int:
-    """Memory that `decode_attention` takes beside its result, whatever the contexts are, up to `max_context` tokens."""
-    num_splits = num_splits_for(num_requests, num_kv_heads, max_context)
-    query = torch.empty(num_requests, num_heads, head_dim, device="meta")
-    return 0 if num_splits == 1 else sum(each.nbytes for each in _new_splits(query, num_splits))
-
-
-def _new_splits(query: torch.Tensor, num_splits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for what each split leaves: its weighted values, and its greatest score and sum of weights."""
-    num_requests, num_heads, head_dim = query.shape
-    parts = torch.empty((num_requests, num_heads, num_splits, head_dim), dtype=torch.float32, device=query.device)
-    return parts, torch.empty((num_requests, num_heads, num_splits, 2), dtype=torch.float32, device=query.device)
-
-
-def _launch(
-    query: torch.Tensor,
-    cache: PagedKVCache,
-    block_tables: torch.Tensor,
-    lengths: tuple[torch.Tensor, int],
-    factors: tuple[float, float],
-    parts: torch.Tensor,
-    sums: torch.Tensor,
-    tuning: AttentionTuning,
-    num_splits: int,
-    least: int,
-) -> None:
-    num_requests, num_heads, head_dim = query.shape
+    partial = (out, out, out) if num_splits == 1 else _new_partial_results(query, num_splits, cache.num_kv_heads)
     _attend_split[(num_splits, cache.num_kv_heads, num_requests)](
         *(query, query.stride(0), query.stride(1), cache.key, cache.value),
-        *(block_tables, block_tables.stride(0), *lengths, *factors, parts, sums),
+        *(block_tables, block_tables.stride(0), *lengths, *score_factors(scale, softcap), out, *partial),
         IS_SPLIT=num_splits > 1,
-        HAS_SOFTCAP=factors[1] != 0,
+        HAS_SOFTCAP=softcap is not None,
         GROUP=num_heads // cache.num_kv_heads,
         ROWS=tuning.num_rows,
         NUM_KV_HEADS=cache.num_kv_heads,
@@ -107,11 +70,31 @@ def _launch(
         HEAD_DIM=head_dim,
         WIDTH=next_power_of_2(head_dim),
         TILE=tuning.tile_tokens,
-        MIN_TOKENS=least,
+        MIN_TOKENS=max(least, tuning.tile_tokens),
+        HEADS=next_power_of_2(num_heads // cache.num_kv_heads),
+        TOGETHER=combined_at_once(num_splits, num_heads // cache.num_kv_heads, head_dim),
         DOT_TYPE=dot_type(query.dtype, cache),
         NUM_STAGES=tuning.num_stages,
+        PDL=(pdl := supports_pdl(query.device)),
+        launch_pdl=pdl,
+        maxnreg=tuning.max_registers,
         num_warps=tuning.num_warps,
     )
+    return out
+
+
+def splits_bytes(num_requests: int, num_heads: int, num_kv_heads: int, head_dim: int, max_context: int) -> int:
+    """Memory that `decode_attention` takes beside its result, whatever the contexts are, up to `max_context` tokens."""
+    num_splits = num_splits_for(num_requests, num_kv_heads, max_context)
+    return 0 if num_splits == 1 else 4 * num_requests * num_heads * num_splits * (head_dim + 2)
+
+
+def _new_partial_results(query: torch.Tensor, num_splits: int, num_kv_heads: int) -> tuple[torch.Tensor, ...]:
+    """Memory for each split's weighted values, its greatest score and sum of weights; and counters of ended splits."""
+    num_requests, num_heads, head_dim = query.shape
+    parts = torch.empty((num_requests, num_heads, num_splits, head_dim), dtype=torch.float32, device=query.device)
+    sums = torch.empty((num_requests, num_heads, num_splits, 2), dtype=torch.float32, device=query.device)
+    return parts, sums, arrival_counters(query.device, num_requests * num_kv_heads)
 
 
 @triton.jit
@@ -138,8 +121,10 @@ def _attend_split(
     window,
     scale,
     softcap,
-    parts,  # [num_requests, num_heads, num_splits, HEAD_DIM], or the results where nothing is split
+    out,  # [num_requests, num_heads, HEAD_DIM]
+    parts,  # [num_requests, num_heads, num_splits, HEAD_DIM]
     sums,  # [num_requests, num_heads, num_splits, 2]
+    counters,  # [num_requests, NUM_KV_HEADS], zeros before and after
     IS_SPLIT: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
     GROUP: tl.constexpr,
@@ -150,17 +135,25 @@ def _attend_split(
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
     MIN_TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,
+    TOGETHER: tl.constexpr,
     DOT_TYPE: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """All query heads of one key-value head, over one split of one request's context."""
+    if PDL:
+        gdc_launch_dependents()
     split, num_splits = tl.program_id(0), tl.num_programs(0)
     kv_head, request = tl.program_id(1), tl.program_id(2)
     context = tl.load(context_lengths + request)
     first_tile, per_split = _split_length(context, window, num_splits, TILE, MIN_TOKENS)
-    begin = first_tile + split * per_split
-    if IS_SPLIT and begin >= context:  # `_combine_splits` leaves it out
+    num_live = (context - first_tile + per_split - 1) // per_split  # splits that have tokens
+    if PDL:
+        gdc_wait()
+    if IS_SPLIT and (split >= num_live) & (split > 0):  # the first one answers for a request without tokens
         return
+    begin = first_tile + split * per_split
     end = tl.minimum(context, begin + per_split)
     rows, channels = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     heads = kv_head * GROUP + rows
@@ -173,42 +166,57 @@ def _attend_split(
         block_tables + request.to(tl.int64) * table_stride, begin, end, context - window, kv_head, window, scale,
         softcap, False, HAS_SOFTCAP, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, WIDTH, TILE, DOT_TYPE, NUM_STAGES,
     )  # fmt: skip
-    row = (request.to(tl.int64) * NUM_KV_HEADS * GROUP + heads) * num_splits + split
-    if IS_SPLIT:
+    first_head = request.to(tl.int64) * NUM_KV_HEADS * GROUP + kv_head * GROUP
+    if IS_SPLIT and num_live > 1:
+        row = (first_head + rows) * num_splits + split
         tl.store(parts + row[:, None] * HEAD_DIM + channels[None, :], acc, mask=is_number)
         tl.store(sums + row * 2, highest, mask=rows < GROUP)
         tl.store(sums + row * 2 + 1, total, mask=rows < GROUP)
+        tl.debug_barrier()  # what all threads stored is there before one of them counts
+        counter = counters + request * NUM_KV_HEADS + kv_head
+        if tl.atomic_add(counter, 1, sem="acq_rel") == num_live - 1:
+            tl.store(counter, 0)
+            _combine_splits(
+                parts, sums, out, first_head, num_live, num_splits, GROUP, HEADS, HEAD_DIM, WIDTH, TOGETHER
+            )
     else:
         mean = tl.where(total[:, None] == 0.0, 0.0, acc / total[:, None])
-        tl.store(parts + row[:, None] * HEAD_DIM + channels[None, :], mean.to(parts.dtype.element_ty), mask=is_number)
+        results = out + (first_head + rows)[:, None] * HEAD_DIM + channels[None, :]
+        tl.store(results, mean.to(out.dtype.element_ty), mask=is_number)
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit
 def _combine_splits(
     parts,
     sums,
     out,
-    context_lengths,
-    window,
-    NUM_SPLITS: tl.constexpr,
+    first_head,
+    num_live,
+    num_splits,
+    GROUP: tl.constexpr,
+    HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
-    TILE: tl.constexpr,
-    MIN_TOKENS: tl.constexpr,
+    TOGETHER: tl.constexpr,
 ):
-    """One softmax of the splits of one head of one request."""
-    request, head = tl.program_id(0), tl.program_id(1)
-    context = tl.load(context_lengths + request)
-    first_tile, per_split = _split_length(context, window, NUM_SPLITS, TILE, MIN_TOKENS)
-    splits, channels = tl.arange(0, NUM_SPLITS), tl.arange(0, WIDTH)
-    is_live = first_tile + splits * per_split < context
-    row = request.to(tl.int64) * tl.num_programs(1) + head
-    rows = row * NUM_SPLITS + splits
-    highest = tl.load(sums + rows * 2, mask=is_live, other=NOTHING_SEEN)
-    total = tl.load(sums + rows * 2 + 1, mask=is_live, other=0.0)
-    is_number = is_live[:, None] & (channels[None, :] < HEAD_DIM)
-    acc = tl.load(parts + rows[:, None] * HEAD_DIM + channels[None, :], mask=is_number, other=0.0)
-    shares = tl.exp2(highest - tl.max(highest, 0))
-    total = tl.sum(total * shares, 0)
-    mean = tl.where(total == 0.0, 0.0, tl.sum(acc * shares[:, None], 0) / total)
-    tl.store(out + row * HEAD_DIM + channels, mean.to(out.dtype.element_ty), mask=channels < HEAD_DIM)
+    """One softmax of the splits of all heads of a group, always in the same order; read past the L1 cache."""
+    head, channels = tl.arange(0, HEADS), tl.arange(0, WIDTH)
+    acc, highest, total = nothing_seen(HEADS, WIDTH)
+    for start in range(0, num_live, TOGETHER):
+        split = start + tl.arange(0, TOGETHER)
+        is_live = (head < GROUP)[:, None] & (split < num_live)[None, :]
+        row = ((first_head + head) * num_splits)[:, None] + split[None, :]
+        highests = tl.load(sums + row * 2, mask=is_live, other=NOTHING_SEEN, cache_modifier=".cg")
+        totals = tl.load(sums + row * 2 + 1, mask=is_live, other=0.0, cache_modifier=".cg")
+        is_number = is_live[:, :, None] & (channels < HEAD_DIM)[None, None, :]
+        places = parts + row[:, :, None] * HEAD_DIM + channels[None, None, :]
+        values = tl.load(places, mask=is_number, other=0.0, cache_modifier=".cg")
+        higher = tl.maximum(highest, tl.max(highests, 1))
+        shares, fading = tl.exp2(highests - higher[:, None]), tl.exp2(highest - higher)
+        total = total * fading + tl.sum(totals * shares, 1)
+        acc = acc * fading[:, None] + tl.sum(values * shares[:, :, None], 1)
+        highest = higher
+    mean = tl.where(total[:, None] == 0.0, 0.0, acc / total[:, None])
+    results = out + (first_head + head)[:, None] * HEAD_DIM + channels[None, :]
+    is_result = (head < GROUP)[:, None] & (channels < HEAD_DIM)[None, :]
+    tl.store(results, mean.to(out.dtype.element_ty), mask=is_result)

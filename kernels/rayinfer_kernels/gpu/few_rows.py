@@ -10,7 +10,14 @@ from typing import NamedTuple
 import torch
 
 from rayinfer_kernels.gpu.activations import activated
-from rayinfer_kernels.gpu.language import next_power_of_2, tl, triton
+from rayinfer_kernels.gpu.language import (
+    gdc_launch_dependents,
+    gdc_wait,
+    next_power_of_2,
+    supports_pdl,
+    tl,
+    triton,
+)
 from rayinfer_kernels.gpu.rounding import rounded
 from rayinfer_kernels.gpu.tuning import MAX_FEW_ROWS, few_rows_tuning
 from rayinfer_kernels.layer_stack import PackedLinear
@@ -56,7 +63,7 @@ def few_rows_linear(
     if not out.numel():
         return out
     rows = next_power_of_2(num_rows)
-    tuning = few_rows_tuning(rows, num_results, in_features, weight.itemsize, is_gated=gate is not None)
+    tuning = few_rows_tuning(rows, num_results, in_features, is_gated=gate is not None)
     _few_rows_kernel[(-(-num_results // tuning.num_columns),)](
         *(x, weight, scales, linear.bias, None if norm is None else norm.weight, out),
         *(num_rows, x.stride(0), weight.stride(0), out.stride(0), 0.0 if norm is None else norm.eps),
@@ -67,7 +74,8 @@ def few_rows_linear(
         ROWS=rows,
         COLUMNS=tuning.num_columns,
         INPUTS=tuning.num_inputs,
-        STAGES=tuning.num_stages,
+        PDL=(pdl := supports_pdl(x.device)),
+        launch_pdl=pdl,
         num_warps=tuning.num_warps,
     )
     return out
@@ -102,9 +110,15 @@ def _few_rows_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     INPUTS: tl.constexpr,
-    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """COLUMNS results of all rows. Each thread keeps sums of its own inputs, which are put together at the end."""
+    """COLUMNS results of all rows: each thread sums eight neighbouring inputs at a time, its sums are added at the end.
+
+    The weights of the next INPUTS are loaded while these are multiplied, and the first ones before the kernel that
+    writes `x` has ended.
+    """
+    if PDL:
+        gdc_launch_dependents()
     dtype: tl.constexpr = out.dtype.element_ty
     rows = tl.arange(0, ROWS)[:, None, None]
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -113,19 +127,28 @@ def _few_rows_kernel(
     row_places = x + rows * x_stride + inputs
     weight_places = weight + columns.to(tl.int64)[None, :, None] * weight_stride + inputs
     up_places = weight + (columns.to(tl.int64) + RESULTS)[None, :, None] * weight_stride + inputs
-    sums = tl.zeros((ROWS, COLUMNS, INPUTS), tl.float32)
-    ups = tl.zeros((ROWS, COLUMNS, INPUTS), tl.float32)
-    squares = tl.zeros((ROWS, 1, INPUTS), tl.float32)
-    for start in tl.range(0, IN, INPUTS, num_stages=STAGES):
-        is_input = start + inputs < IN
-        taken = tl.load(weight_places + start, mask=is_column & is_input, other=0.0).to(tl.float32)
+    sums = tl.zeros((ROWS, COLUMNS, INPUTS // 8), tl.float32)
+    ups = tl.zeros((ROWS, COLUMNS, INPUTS // 8), tl.float32)
+    squares = tl.zeros((ROWS, 1, INPUTS // 8), tl.float32)
+    taken = tl.load(weight_places, mask=is_column & (inputs < IN), other=0.0)
+    if GATE is not None:
+        up = tl.load(up_places, mask=is_column & (inputs < IN), other=0.0)
+    if PDL:
+        gdc_wait()
+    for start in tl.range(0, IN, INPUTS):
+        is_input, is_next = start + inputs < IN, is_column & (start + INPUTS + inputs < IN)
+        next_taken = tl.load(weight_places + start + INPUTS, mask=is_next, other=0.0)
+        if GATE is not None:
+            next_up = tl.load(up_places + start + INPUTS, mask=is_next, other=0.0)
         values = tl.load(row_places + start, mask=is_row & is_input, other=0.0).to(tl.float32)
         if norm is not None:
-            squares += values * values
+            squares += tl.sum((values * values).reshape(ROWS, 1, INPUTS // 8, 8), 3)
             values *= tl.load(norm + start + inputs, mask=is_input, other=0.0).to(tl.float32)
-        sums += values * taken
+        sums += tl.sum((values * taken.to(tl.float32)).reshape(ROWS, COLUMNS, INPUTS // 8, 8), 3)
+        taken = next_taken
         if GATE is not None:
-            ups += values * tl.load(up_places + start, mask=is_column & is_input, other=0.0).to(tl.float32)
+            ups += tl.sum((values * up.to(tl.float32)).reshape(ROWS, COLUMNS, INPUTS // 8, 8), 3)
+            up = next_up
     length = tl.full((ROWS, 1), 1.0, tl.float32)
     if norm is not None:
         length = tl.rsqrt(tl.sum(squares, 2) / IN + eps)

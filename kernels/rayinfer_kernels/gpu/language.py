@@ -5,6 +5,7 @@ Triton was imported. The interpreter of Triton 3.6 has faults of its own: a dot 
 and float32 is cut off instead of rounded on its way to bfloat16.
 """
 
+from functools import cache
 from typing import Any, NoReturn
 
 import torch
@@ -12,6 +13,7 @@ import torch
 try:
     import triton
     import triton.language as tl
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 except ImportError:
 
     class _Absent:
@@ -28,9 +30,19 @@ except ImportError:
         def __getitem__(self, _grid: object) -> NoReturn:
             raise RuntimeError("Triton is not installed, and without it no GPU kernel runs: pip install triton")
 
-    triton = tl = _Absent()
+    triton = tl = gdc_wait = gdc_launch_dependents = _Absent()
 
-__all__ = ["HAS_TRITON", "IS_INTERPRETED", "dot_dtype", "next_power_of_2", "tl", "triton"]
+__all__ = [
+    "HAS_TRITON",
+    "IS_INTERPRETED",
+    "dot_dtype",
+    "gdc_launch_dependents",
+    "gdc_wait",
+    "next_power_of_2",
+    "supports_pdl",
+    "tl",
+    "triton",
+]
 
 HAS_TRITON: bool = hasattr(triton, "__version__")
 IS_INTERPRETED: bool = HAS_TRITON and bool(triton.knobs.runtime.interpret)
@@ -49,3 +61,19 @@ def dot_dtype(dtype: torch.dtype) -> Any:
 def next_power_of_2(number: int) -> int:
     """The smallest power of two that is not below a positive number: the lengths of Triton's ranges."""
     return 1 << (number - 1).bit_length()
+
+
+def supports_pdl(device: torch.device) -> bool:
+    """Whether kernels on this device can be launched before the one before them has ended.
+
+    With programmatic dependent launch (PDL, compute capability 9.0) a kernel whose `PDL` is true calls
+    `gdc_launch_dependents` first, which lets the next kernel start as soon as there is room, loads what no kernel of the
+    step writes (weights, the step's inputs), and calls `gdc_wait` before anything else: then all kernels before it have
+    ended, for each of them waits, too. Every program has to wait, also one that has nothing to do.
+    """
+    return not IS_INTERPRETED and (device.type != "cuda" or _capability(device.index) >= (9, 0))
+
+
+@cache
+def _capability(index: int | None) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)

@@ -2,7 +2,14 @@
 
 import torch
 
-from rayinfer_kernels.gpu.language import next_power_of_2, tl, triton
+from rayinfer_kernels.gpu.language import (
+    gdc_launch_dependents,
+    gdc_wait,
+    next_power_of_2,
+    supports_pdl,
+    tl,
+    triton,
+)
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache, largest_number
 from rayinfer_kernels.gpu.tuning import rope_tuning
 
@@ -60,6 +67,8 @@ def rope_and_write(
         REST_WIDTH=next_power_of_2(max(1, head_dim - rotary_dim)),
         ROWS=tuning.num_rows,
         LARGEST=largest_number(cache),
+        PDL=(pdl := supports_pdl(qkv.device)),
+        launch_pdl=pdl,
         num_warps=tuning.num_warps,
     )
     return query
@@ -114,8 +123,11 @@ def _rope_and_write(
     REST_WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     LARGEST: tl.constexpr,  # where a cache of eight bits saturates, else 0
+    PDL: tl.constexpr,
 ):
     """One head of some tokens: the query heads come first, then the keys', then the values'."""
+    if PDL:
+        gdc_launch_dependents()
     token = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1)
     is_row = token < num_tokens
@@ -123,6 +135,8 @@ def _rope_and_write(
     slot = tl.load(slots + token, mask=is_row, other=-1)
     kv_head = (head - NUM_HEADS) % NUM_KV_HEADS
     stored = (slot // BLOCK_SIZE * NUM_KV_HEADS + kv_head) * (BLOCK_SIZE * HEAD_DIM) + slot % BLOCK_SIZE * HEAD_DIM
+    if PDL:
+        gdc_wait()
     if head >= NUM_HEADS + NUM_KV_HEADS:
         channel = tl.arange(0, WIDTH)[None, :]
         is_number = (is_row & (slot >= 0))[:, None] & (channel < HEAD_DIM)

@@ -8,7 +8,15 @@ that a GPU draws the same tokens; the rules are those of `reference/sampling.py`
 
 import torch
 
-from rayinfer_kernels.gpu.language import tl, triton
+from rayinfer_kernels.gpu.language import (
+    IS_INTERPRETED,
+    gdc_launch_dependents,
+    gdc_wait,
+    next_power_of_2,
+    supports_pdl,
+    tl,
+    triton,
+)
 from rayinfer_kernels.gpu.tuning import SAMPLING_BLOCK, SAMPLING_WARPS
 from rayinfer_kernels.implementation import RowMax, SampledRows
 
@@ -19,6 +27,8 @@ _SMALLEST_WEIGHT = tl.constexpr(2.0**-125)
 _UNLIKELY = tl.constexpr(88.0)  # so far below the best a token has no weight
 _NUM_PIVOTS = tl.constexpr(4)
 _LAST_ID = tl.constexpr(2**31 - 1)
+_LOWEST_SCORE = tl.constexpr(-1.0e30)  # instead of minus infinity, whose difference with itself is no number
+_IS_INTERPRETED = tl.constexpr(IS_INTERPRETED)
 
 
 def row_max(rows: torch.Tensor) -> RowMax:
@@ -56,6 +66,9 @@ def sample_rows(
             logits.stride(0),
             width=vocab_size,
             block=SAMPLING_BLOCK,
+            num_blocks=next_power_of_2(-(-vocab_size // SAMPLING_BLOCK)),
+            PDL=(pdl := supports_pdl(logits.device)),
+            launch_pdl=pdl,
             num_warps=SAMPLING_WARPS,
         )
     return SampledRows(token_ids, is_invalid)
@@ -83,7 +96,12 @@ def _sample_kernel(
     row_stride,
     width: tl.constexpr,
     block: tl.constexpr,
+    num_blocks: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     scores = logits + row * row_stride
     best, token_id = _best_of_row(scores, width, block)
@@ -93,7 +111,7 @@ def _sample_kernel(
         temperature = tl.load(temperatures + row).to(tl.float32)
         top_k = tl.load(top_ks + row).to(tl.int32)
         top_p = tl.load(top_ps + row).to(tl.float64)
-        highest = tl.div_rn(best, temperature)
+        highest = _quotient(best, temperature, tl.div_rn(1.0, temperature))
         lowest = _ordered(highest - _UNLIKELY)  # what is less likely cannot be drawn
         if top_k < width:
             lowest = _kth_best(scores, width, temperature, top_k, lowest, highest, block)
@@ -105,7 +123,7 @@ def _sample_kernel(
                 first_tied = _id_of_tied(scores, width, temperature, threshold, num_banned, block)
         min_p = tl.load(min_ps + row).to(tl.float32)
         uniform = tl.load(uniforms + row).to(tl.float64)
-        token_id = _draw(scores, width, temperature, lowest, first_tied, highest, min_p, uniform, block)
+        token_id = _draw(scores, width, temperature, lowest, first_tied, highest, min_p, uniform, block, num_blocks)
     tl.store(token_ids + row, token_id.to(tl.int64))
     tl.store(invalid_rows + row, is_invalid)
 
@@ -158,11 +176,22 @@ def _weight(scaled, highest):
 
 
 @triton.jit
+def _quotient(x, divisor, inverse):
+    """x / divisor, rounded to the nearest, for an `inverse` that is (Markstein, Theorem 8.2: two corrections)."""
+    if _IS_INTERPRETED:  # it has no fused multiplication and addition
+        return tl.div_rn(x, divisor)
+    x = tl.maximum(x, _LOWEST_SCORE)
+    quotient = x * inverse
+    quotient = tl.fma(tl.fma(-quotient, divisor, x), inverse, quotient)
+    return tl.fma(tl.fma(-quotient, divisor, x), inverse, quotient)
+
+
+@triton.jit
 def _scaled(scores, start, width: tl.constexpr, temperature, block: tl.constexpr):
     """A block of scores over the temperature, -inf behind the row."""
     within = start + tl.arange(0, block)
     x = tl.load(scores + within, mask=within < width, other=float("-inf")).to(tl.float32)
-    return tl.div_rn(x, temperature)
+    return _quotient(x, temperature, tl.div_rn(1.0, temperature))
 
 
 @triton.jit
@@ -259,25 +288,33 @@ def _kept_weights(
 
 
 @triton.jit
-def _draw(scores, width: tl.constexpr, temperature, lowest, first_tied, highest, min_p, uniform, block: tl.constexpr):
-    """The first token whose weight, with those of all before it, exceeds `uniform` times the sum of all."""
-    weighed = tl.zeros((block,), tl.float64)
+def _draw(
+    scores,
+    width: tl.constexpr,
+    temperature,
+    lowest,
+    first_tied,
+    highest,
+    min_p,
+    uniform,
+    block: tl.constexpr,
+    num_blocks: tl.constexpr,
+):
+    """The first token whose weight, with those of all before it, exceeds `uniform` times the sum of all.
+
+    One pass finds each block's mass, and only the block in which that token lies is looked at again.
+    """
+    blocks = tl.arange(0, num_blocks)
+    masses = tl.zeros((num_blocks,), tl.float64)
     for start in range(0, width, block):
-        weighed += _kept_weights(scores, start, width, temperature, lowest, first_tied, highest, min_p, block)
-    # Below what the blocks' own sums come to, in whatever order: a uniform number is 1 - 2^-32 at most.
-    target = uniform * tl.sum(weighed, 0)
-    before = tl.zeros((), tl.float64)
-    found = 0
-    start = 0
-    while start < width:
         kept = _kept_weights(scores, start, width, temperature, lowest, first_tied, highest, min_p, block)
-        end = before + tl.sum(kept, 0)
-        if end > target:
-            ends = tl.cumsum(kept, 0)
-            # Adding in another order may leave the last of them just short of what the sum promised.
-            rest = tl.minimum(target - before, tl.max(ends, 0) * _BELOW_ONE)
-            found = tl.min(tl.where(ends > rest, start + tl.arange(0, block), _LAST_ID), 0)
-            start = width
-        before = end
-        start += block
-    return found
+        masses = tl.where(blocks == start // block, tl.sum(kept, 0), masses)
+    ends = tl.cumsum(masses, 0)
+    # A uniform number is 1 - 2^-32 at most; adding in another order may leave the last sum just short of the total.
+    target = tl.minimum(uniform * tl.sum(masses, 0), tl.max(ends, 0) * _BELOW_ONE)
+    chosen = tl.min(tl.where(ends > target, blocks, num_blocks - 1), 0)
+    before = tl.max(tl.where(blocks < chosen, ends, 0.0), 0)
+    kept = _kept_weights(scores, chosen * block, width, temperature, lowest, first_tied, highest, min_p, block)
+    ends = tl.cumsum(kept, 0)
+    rest = tl.minimum(tl.maximum(target - before, 0.0), tl.max(ends, 0) * _BELOW_ONE)
+    return tl.min(tl.where(ends > rest, chosen * block + tl.arange(0, block), _LAST_ID), 0)

@@ -20,7 +20,7 @@ MAX_SPLITS = 64
 MIN_DOT_ROWS = 16  # what the tensor cores take at least
 ACTIVATION_BLOCK = 1024  # columns of a row in one program
 ACTIVATION_WARPS = 4
-FEW_ROWS_SUMS = 64  # of such products in one thread, so that as many registers are left for the rest
+FEW_ROWS_COLUMNS = 8  # of such products in one program: 16 bytes of each are on their way to a thread, and 16 in use
 MAX_FEW_ROWS = 4  # that are multiplied without tensor cores: more would be bound by their sums, not by memory
 SAMPLING_BLOCK = 4096  # scores of a row that a program looks at together
 SAMPLING_WARPS = 16
@@ -34,6 +34,7 @@ class AttentionTuning:
     tile_tokens: int  # keys and values that are loaded at once
     num_warps: int
     num_stages: int  # of the pipeline, of which reading the block table takes two: four keep one tile on its way
+    max_registers: int | None = None  # of a thread, so that enough programs have room on a multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ def decode_tuning(group: int, head_dim: int, cache_bytes: int, model_bytes: int,
         tile = min(tile, 32 * cache_bytes // 4)
     elif width > 128:
         tile = min(tile, 32)
-    return AttentionTuning(max(MIN_DOT_ROWS, next_power_of_2(group)), max(16, tile), num_warps=4, num_stages=4)
+    most = 128 if model_bytes == 2 and head_dim == width <= 128 else None
+    return AttentionTuning(max(MIN_DOT_ROWS, next_power_of_2(group)), max(16, tile), 4, 4, max_registers=most)
 
 
 def prefill_tuning(head_dim: int, model_bytes: int, max_query: int, group: int) -> AttentionTuning:
@@ -108,6 +110,11 @@ def least_split(num_requests: int, num_kv_heads: int) -> int:
     return MIN_SPLIT_TOKENS if rounds < 1 else 512 if rounds < 2 else SPLIT_TOKENS
 
 
+def combined_at_once(num_splits: int, group: int, head_dim: int) -> int:
+    """How many splits of a group of heads are loaded together to be combined: up to 32 numbers a thread."""
+    return max(1, min(num_splits, 4096 // (next_power_of_2(group) * next_power_of_2(head_dim))))
+
+
 def rope_tuning(num_tokens: int) -> RowsTuning:
     """One token a program while there are few, so that all multiprocessors have some; many for long prompts."""
     return RowsTuning(num_rows=1, num_warps=1) if num_tokens <= 512 else RowsTuning(num_rows=16, num_warps=4)
@@ -130,18 +137,13 @@ def grouped_tuning(num_rows: int, num_groups: int, model_bytes: int) -> ProductT
     return ProductTuning(128, 128, 64, num_warps=8, num_stages=4)
 
 
-def few_rows_tuning(
-    num_rows: int, num_results: int, in_features: int, weight_bytes: int, *, is_gated: bool
-) -> ProductTuning:
+def few_rows_tuning(num_rows: int, num_results: int, in_features: int, *, is_gated: bool) -> ProductTuning:
     """For one, two or four rows and a matrix: each thread loads eight neighbouring numbers of each of some columns.
 
-    Its sums are eight for each row and column, and of a gate twice as many. Where results are few, programs take fewer
-    columns, so that all multiprocessors have two of them. One row leaves room for so many programs that enough loads
-    are on their way; of several rows, and of eight bits, the next tiles are loaded while one is multiplied.
+    Where results are few, programs take fewer columns, so that all multiprocessors have two of them.
     """
-    columns = max(1, FEW_ROWS_SUMS // 8 // (2 if is_gated else 1) // num_rows)
+    columns = FEW_ROWS_COLUMNS // (2 if is_gated else 1)
     while columns > 1 and num_results < 2 * NUM_MULTIPROCESSORS * columns:
         columns //= 2
     num_warps = min(4, max(1, next_power_of_2(in_features) // 256))
-    num_stages = 1 if num_rows == 1 and weight_bytes > 1 else 3
-    return ProductTuning(num_rows, columns, num_inputs=num_warps * 32 * 8, num_warps=num_warps, num_stages=num_stages)
+    return ProductTuning(num_rows, columns, num_inputs=num_warps * 32 * 8, num_warps=num_warps, num_stages=1)

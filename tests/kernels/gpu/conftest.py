@@ -70,4 +70,4 @@ def same_numbers_every_time() -> None:
 def few_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the processor had two with many registers: programs take more of a small matrix, and fewer have to run."""
     monkeypatch.setattr(tuning, "NUM_MULTIPROCESSORS", 2)
-    monkeypatch.setattr(tuning, "FEW_ROWS_SUMS", 512)
+    monkeypatch.setattr(tuning, "FEW_ROWS_COLUMNS", 64)

@@ -17,7 +17,7 @@ def test_every_kernel_compiles_without_spilling_registers():
     )
     assert run.returncode == 0, run.stdout + run.stderr
     kernels = {line.split()[0] for line in run.stdout.splitlines()}
-    attention = {"_attend_split", "_combine_splits", "_attend_chunk", "_rope_and_write", "_write_kv"}
+    attention = {"_attend_split", "_attend_chunk", "_rope_and_write", "_write_kv"}
     rows = {
         "_rms_norm",
         "_layer_norm",
