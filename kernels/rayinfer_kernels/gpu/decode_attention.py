@@ -77,7 +77,7 @@ def decode_attention(
         NUM_STAGES=tuning.num_stages,
         PDL=(pdl := supports_pdl(query.device)),
         launch_pdl=pdl,
-        maxnreg=tuning.max_registers,
+        maxnreg=None if softcap else tuning.max_registers,
         num_warps=tuning.num_warps,
     )
     return out

@@ -22,8 +22,8 @@ ACTIVATION_BLOCK = 1024  # columns of a row in one program
 ACTIVATION_WARPS = 4
 FEW_ROWS_COLUMNS = 8  # of such products in one program: 16 bytes of each are on their way to a thread, and 16 in use
 MAX_FEW_ROWS = 4  # that are multiplied without tensor cores: more would be bound by their sums, not by memory
-SAMPLING_BLOCK = 4096  # scores of a row that a program looks at together
-SAMPLING_WARPS = 16
+SAMPLING_BLOCK = 8192  # scores of a row that a program looks at together
+SAMPLING_WARPS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,12 @@ def combined_at_once(num_splits: int, group: int, head_dim: int) -> int:
 
 
 def rope_tuning(num_tokens: int) -> RowsTuning:
-    """One token a program while there are few, so that all multiprocessors have some; many for long prompts."""
-    return RowsTuning(num_rows=1, num_warps=1) if num_tokens <= 512 else RowsTuning(num_rows=16, num_warps=4)
+    """Few tokens a program while there are few, so that all multiprocessors have some; many for long prompts."""
+    if num_tokens <= 128:
+        return RowsTuning(num_rows=4, num_warps=4)
+    if num_tokens <= 256:
+        return RowsTuning(num_rows=8, num_warps=4)
+    return RowsTuning(num_rows=16, num_warps=8 if num_tokens <= 1024 else 4)
 
 
 def row_warps(block: int) -> int:
@@ -140,10 +144,17 @@ def grouped_tuning(num_rows: int, num_groups: int, model_bytes: int) -> ProductT
 def few_rows_tuning(num_rows: int, num_results: int, in_features: int, *, is_gated: bool) -> ProductTuning:
     """For one, two or four rows and a matrix: each thread loads eight neighbouring numbers of each of some columns.
 
-    Where results are few, programs take fewer columns, so that all multiprocessors have two of them.
+    A single row of many inputs is fastest with a column a program and as many warps as there is work for, and several
+    rows share what was loaded of a column. Where results are few, programs take fewer columns, so that all
+    multiprocessors have two of them.
     """
+    num_warps = min(4 if in_features < 2048 else 8, max(1, next_power_of_2(in_features) // 256))
     columns = FEW_ROWS_COLUMNS // (2 if is_gated else 1)
+    if num_rows == 1 and in_features >= 2048:
+        columns = 1
+    elif num_rows > 1:
+        num_warps = min(num_warps, 2 if is_gated or in_features < 2048 else 4)
+        columns = 4 if in_features < 2048 else columns
     while columns > 1 and num_results < 2 * NUM_MULTIPROCESSORS * columns:
         columns //= 2
-    num_warps = min(4, max(1, next_power_of_2(in_features) // 256))
     return ProductTuning(num_rows, columns, num_inputs=num_warps * 32 * 8, num_warps=num_warps, num_stages=1)

@@ -71,6 +71,7 @@ def test_every_shape_has_tiles_that_triton_takes(head_dim, model_bytes):
             assert tuning.num_rows >= group
 
 
-def test_a_long_prompt_needs_no_program_for_each_of_its_tokens():
-    assert rope_tuning(1).num_rows == rope_tuning(256).num_rows == 1
-    assert rope_tuning(16384).num_rows > 1
+def test_long_prompts_have_more_tokens_in_a_program_than_few_tokens_have():
+    rows = [rope_tuning(num_tokens).num_rows for num_tokens in (1, 128, 200, 512, 16384)]
+    assert rows == sorted(rows)
+    assert rows[-1] > rows[0]
