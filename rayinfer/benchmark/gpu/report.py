@@ -24,15 +24,15 @@ text { font: 12px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-s
 
 def report_lines(report: GpuReport) -> list[str]:
     """Everything in words and tables, as Markdown that can be read as it is."""
-    lines = [_title(report), "", *_table(HEADS, [_cells(row) for row in report.rows])]
+    lines = [_title(report), "", *table(HEADS, [_cells(row) for row in report.rows])]
     if report.is_dry_run:
         lines += ["", "**A dry run with tiny shapes: nothing here says anything about a GPU.**"]
     if report.kernels:
         lines += ["", "Attention of one token a request, alone:", ""]
-        lines += _table(KERNEL_HEADS, [_kernel_cells(kernel) for kernel in report.kernels])
+        lines += table(KERNEL_HEADS, [_kernel_cells(kernel) for kernel in report.kernels])
     if report.products:
         lines += ["", "Products of few rows, alone:", ""]
-        lines += _table(PRODUCT_HEADS, [_product_cells(product) for product in report.products])
+        lines += table(PRODUCT_HEADS, [_product_cells(product) for product in report.products])
     lines += ["", "Checks in the same run:", "", *([f"- {check}" for check in report.checks] or ["- none"])]
     lines += ["", f"It took {report.took_s:.0f} s of {report.limit_s:.0f} s."]
     if report.shortened:
@@ -84,7 +84,8 @@ def _markdown(report: GpuReport, picture: str, command: str) -> str:
     return "\n".join([*lines, "", f"{versions}; commit {report.environment.commit}: `{command}`", ""])
 
 
-def _table(heads: tuple[str, ...], rows: list[list[str]]) -> list[str]:
+def table(heads: tuple[str, ...], rows: list[list[str]]) -> list[str]:
+    """Format a Markdown table whose columns are aligned."""
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     lines = [list(heads), ["-" * width for width in widths], *rows]
     return ["| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines]
