@@ -4,11 +4,13 @@ from typing import Any
 
 import torch
 
-from rayinfer_kernels.gpu.language import dot_dtype, tl, triton
+from rayinfer_kernels.gpu.language import IS_INTERPRETED, dot_dtype, tl, triton
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache
 
 LOG2_E = 1.4426950408889634
 NO_WINDOW = 1 << 30
+_IS_INTERPRETED = tl.constexpr(IS_INTERPRETED)
+_PAIRS_SCALE = tl.constexpr(2.0**-8)
 NOTHING_SEEN = tl.constexpr(-1.0e30)  # instead of minus infinity, whose difference with itself is no number
 
 
@@ -49,9 +51,17 @@ def attend_tiles(
     TILE: tl.constexpr,
     DOT_TYPE: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    IN_PAIRS: tl.constexpr = False,  # values of eight bits are read two channels at a time
 ):
-    """Go on with the softmax of each row through the tokens from `begin` to `end`, by tensor cores."""
+    """Go on with the softmax of each row through the tokens from `begin` to `end`, by tensor cores.
+
+    Tensor cores want the values of two tokens side by side, and shared memory hands out no single bytes in that order:
+    pairs of channels are taken as numbers of 16 bits, and their halves are multiplied by themselves.
+    """
     channels = tl.arange(0, WIDTH)
+    if IN_PAIRS:
+        evens, odds = tl.split((acc * _PAIRS_SCALE).reshape(acc.shape[0], WIDTH // 2, 2))
+        pairs = tl.arange(0, WIDTH // 2)
     for start in tl.range(begin, end, TILE, num_stages=NUM_STAGES):
         tokens = start + tl.arange(0, TILE)
         is_there = (tokens >= first_seen) & (tokens < end)
@@ -69,14 +79,69 @@ def attend_tiles(
         if not IS_WHOLE:
             is_seen = (tokens[None, :] <= last_seen[:, None]) & (tokens[None, :] > last_seen[:, None] - window)
             scores = tl.where(is_there[None, :] & is_seen, scores, float("-inf"))
-        value = tl.load(value_cache + places, mask=is_number, other=0.0).to(DOT_TYPE)
         higher = tl.maximum(highest, tl.max(scores, 1))
         weights = tl.exp2(scores - higher[:, None])
         fading = tl.exp2(highest - higher)
         total = total * fading + tl.sum(weights, 1)
-        acc = tl.dot(weights.to(DOT_TYPE), value, acc * fading[:, None], input_precision="ieee", out_dtype=tl.float32)
+        if IN_PAIRS:
+            is_pair = (is_there | IS_WHOLE)[:, None] & (pairs[None, :] < HEAD_DIM // 2)
+            pair_cache = value_cache.to(tl.pointer_type(tl.uint16))
+            pair = tl.load(pair_cache + (heads // 2)[:, None] + pairs[None, :], mask=is_pair, other=0)
+            even, odd = _halves_of_pairs(pair)
+            evens = tl.dot(
+                weights.to(DOT_TYPE),
+                even.to(DOT_TYPE),
+                evens * fading[:, None],
+                input_precision="ieee",
+                out_dtype=tl.float32,
+            )
+            odds = tl.dot(
+                weights.to(DOT_TYPE),
+                odd.to(DOT_TYPE),
+                odds * fading[:, None],
+                input_precision="ieee",
+                out_dtype=tl.float32,
+            )
+        else:
+            value = tl.load(value_cache + places, mask=is_number, other=0.0).to(DOT_TYPE)
+            acc = tl.dot(
+                weights.to(DOT_TYPE), value, acc * fading[:, None], input_precision="ieee", out_dtype=tl.float32
+            )
         highest = higher
+    if IN_PAIRS:
+        acc = tl.join(evens, odds).reshape(acc.shape[0], WIDTH) / _PAIRS_SCALE
     return acc, highest, total
+
+
+@triton.jit
+def _halves_of_pairs(pair):
+    """Two e4m3 numbers in 16 bits as two float16 numbers, 2^-8 times as large; NaN becomes 480.
+
+    Exponent and mantissa keep their bits and get more zeros behind them: subnormal numbers, too, are right.
+    """
+    if _IS_INTERPRETED:
+        even = ((pair & 0x80) << 8) | ((pair & 0x7F) << 7)
+        odd = (pair & 0x8000) | ((pair & 0x7F00) >> 1)
+        return even.to(tl.uint16).to(tl.float16, bitcast=True), odd.to(tl.uint16).to(tl.float16, bitcast=True)
+    return tl.inline_asm_elementwise(
+        """
+        {
+            .reg .b32 low, high;
+            shl.b32 low, $2, 7;
+            shl.b32 high, $2, 8;
+            and.b32 low, low, 0x3f803f80;
+            lop3.b32 $0, high, 0x80008000, low, 0xea;
+            shr.b32 low, $2, 1;
+            and.b32 low, low, 0x3f803f80;
+            lop3.b32 $1, $2, 0x80008000, low, 0xea;
+        }
+        """,
+        "=r,=r,r",
+        [pair],
+        dtype=(tl.float16, tl.float16),
+        is_pure=True,
+        pack=2,
+    )
 
 
 def dot_type(model_dtype: torch.dtype, cache: PagedKVCache) -> Any:

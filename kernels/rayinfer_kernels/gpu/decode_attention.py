@@ -75,6 +75,7 @@ def decode_attention(
         TOGETHER=combined_at_once(num_splits, num_heads // cache.num_kv_heads, head_dim),
         DOT_TYPE=dot_type(query.dtype, cache),
         NUM_STAGES=tuning.num_stages,
+        IN_PAIRS=cache.key.dtype.itemsize == 1 and head_dim % 2 == 0,
         PDL=(pdl := supports_pdl(query.device)),
         launch_pdl=pdl,
         maxnreg=None if softcap else tuning.max_registers,
@@ -139,6 +140,7 @@ def _attend_split(
     TOGETHER: tl.constexpr,
     DOT_TYPE: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    IN_PAIRS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """All query heads of one key-value head, over one split of one request's context."""
@@ -164,7 +166,7 @@ def _attend_split(
     acc, highest, total = attend_tiles(
         query.to(DOT_TYPE), acc, highest, total, tl.full([ROWS], 0, tl.int32) + context - 1, key_cache, value_cache,
         block_tables + request.to(tl.int64) * table_stride, begin, end, context - window, kv_head, window, scale,
-        softcap, False, HAS_SOFTCAP, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, WIDTH, TILE, DOT_TYPE, NUM_STAGES,
+        softcap, False, HAS_SOFTCAP, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, WIDTH, TILE, DOT_TYPE, NUM_STAGES, IN_PAIRS,
     )  # fmt: skip
     first_head = request.to(tl.int64) * NUM_KV_HEADS * GROUP + kv_head * GROUP
     if IS_SPLIT and num_live > 1:
@@ -176,9 +178,7 @@ def _attend_split(
         counter = counters + request * NUM_KV_HEADS + kv_head
         if tl.atomic_add(counter, 1, sem="acq_rel") == num_live - 1:
             tl.store(counter, 0)
-            _combine_splits(
-                parts, sums, out, first_head, num_live, num_splits, GROUP, HEADS, HEAD_DIM, WIDTH, TOGETHER
-            )
+            _combine_splits(parts, sums, out, first_head, num_live, num_splits, GROUP, HEADS, HEAD_DIM, WIDTH, TOGETHER)
     else:
         mean = tl.where(total[:, None] == 0.0, 0.0, acc / total[:, None])
         results = out + (first_head + rows)[:, None] * HEAD_DIM + channels[None, :]
