@@ -66,3 +66,27 @@ class CudaGraphs:
         graph = CudaGraph(self._pool, self._stream)
         self._made.add(graph)
         return graph
+
+
+class _Address:
+    """Says where a tensor's memory is, as other libraries hand it to torch."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        kind = f"<i{tensor.element_size()}"
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": kind,
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def unowned(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory of a GPU, which may be given to others all the same; on a CPU the tensor itself.
+
+    What a graph computes stays where it was until another graph of the same pool is launched. To keep the tensor would
+    keep its memory from the graphs recorded later.
+    """
+    if tensor.device.type != "cuda":
+        return tensor
+    return torch.as_tensor(_Address(tensor.contiguous()), device=tensor.device).view(tensor.dtype)

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from rayinfer.decoding.sampling_table import RowSettings
-from rayinfer.engine.cuda_graphs import Graph
+from rayinfer.engine.cuda_graphs import Graph, unowned
 from rayinfer.engine.graph_lines import GraphLines, Padding, graph_lines
 from rayinfer.engine.step_inputs import LastTokens, StepInputs
 from rayinfer.engine.step_plan import StepPlan
@@ -43,7 +43,7 @@ class Draw:
 
 
 class GraphOutputs(NamedTuple):
-    """What a graph leaves in memory that all of them share: valid until the next is launched."""
+    """What a graph leaves behind: valid until the next is launched, for they share their memory."""
 
     rows: torch.Tensor  # the step's
     logits: torch.Tensor
@@ -83,7 +83,8 @@ class DecodeGraphs:
         self._upload = StepUpload(device)
         self._lines = graph_lines(self.sizes, max_blocks=max_blocks, padding=padding, spare_row=num_rows, device=device)
         self._graphs: dict[int, Graph] = {}
-        self._outputs: GraphOutputs | None = None
+        self._logits: dict[int, torch.Tensor] = {}  # by size, where its graph leaves them
+        self._tokens = TokenMemory(self.sizes[-1], device)
 
     def fit(self, plan: StepPlan) -> bool:
         """Whether there is a graph for the step."""
@@ -96,51 +97,40 @@ class DecodeGraphs:
             lines = self._lines[size]
             lines.empty()
             lines.send(self._upload)
-            if self._outputs is None:
-                self._outputs = self._new_outputs(compute(lines.inputs))
             graph = self._new_graph()
-            graph.capture(self._step_of(lines, compute, self._outputs))
+            graph.capture(self._step_of(lines, compute))
             self._graphs[size] = graph
 
     def drop(self) -> None:
         """Forget all graphs: what they read and write is about to move."""
         self._graphs.clear()
-        self._outputs = None
+        self._logits.clear()
 
     def run(self, plan: StepPlan, settings: RowSettings | None) -> GraphOutputs:
         """Compute a step that fits; its tokens mean something if `settings` [num_requests] say how they are drawn."""
-        assert self._outputs is not None, "a step without graphs"
         size = next(size for size in self.sizes if size >= plan.num_requests)
         lines = self._lines[size]
         lines.fill(plan, settings)
         lines.send(self._upload)
         self._graphs[size].replay()
         count = plan.num_requests
-        return GraphOutputs(lines.inputs.rows[:count], self._outputs.logits[:count], self._outputs.tokens)
+        return GraphOutputs(lines.inputs.rows[:count], self._logits[size][:count], self._tokens)
 
-    def _step_of(self, lines: GraphLines, compute: Compute, outputs: GraphOutputs) -> Callable[[], None]:
+    def _step_of(self, lines: GraphLines, compute: Compute) -> Callable[[], None]:
         def step() -> None:
             inputs, size = lines.inputs, lines.size
             logits = compute(inputs)
-            outputs.logits[:size].copy_(logits)
+            self._logits[size] = unowned(logits)
             if self.draw is not None:
                 drawn = self._drawn(self.draw, lines, logits)
-                outputs.tokens.token_ids[:size].copy_(drawn.token_ids)
-                outputs.tokens.is_invalid[:size].copy_(drawn.is_invalid)
+                self._tokens.token_ids[:size].copy_(drawn.token_ids)
+                self._tokens.is_invalid[:size].copy_(drawn.is_invalid)
                 self._last_tokens.keep(inputs.rows, drawn.token_ids)
 
         return step
 
     def _drawn(self, draw: Draw, lines: GraphLines, logits: torch.Tensor) -> Drawn:
         on_device = lines.on_device
-        numbers = draw.uniform(on_device["seed"], lines.inputs.batch.context_lengths.long(), on_device["choice"])
+        numbers = draw.uniform(on_device["seed"], on_device["draw_position"], on_device["choice"])
         truncation = (on_device[name] for name in ("temperature", "top_k", "top_p", "min_p"))
         return draw.sample_rows(logits, *truncation, numbers, on_device["is_greedy"])
-
-    def _new_outputs(self, logits: torch.Tensor) -> GraphOutputs:
-        most = self.sizes[-1]
-        return GraphOutputs(
-            self._lines[most].inputs.rows,
-            torch.empty(most, logits.shape[1], dtype=logits.dtype, device=self._device),
-            TokenMemory(most, self._device),
-        )

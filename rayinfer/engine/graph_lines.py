@@ -85,6 +85,7 @@ class GraphLines:
         self._tables_on_host[:count] = plan.block_tables
         for name in _PLANNED:
             self._fields[name][:count] = getattr(plan, name)
+        self._fields["draw_position"][:count] = plan.context_lengths
         self._fields["continues"][:count] = False if plan.continues is None else plan.continues
         for name in _DRAWN:
             self._fields[name][:count] = _UNTOUCHED[name] if settings is None else settings[name]
@@ -92,7 +93,7 @@ class GraphLines:
     def _fill_up(self, count: int, width: int) -> None:
         """The lines behind so many, and tables of so many blocks."""
         padding, fields = self._padding, self._fields
-        for name in ("token_ids", "positions", "continues"):
+        for name in ("token_ids", "positions", "draw_position", "continues"):
             fields[name][count:] = 0
         fields["slots"][count:] = padding.slot
         fields["context_lengths"][count:] = padding.context_length
@@ -118,7 +119,8 @@ _PLANNED = {
 }
 _DRAWN: dict[str, Any] = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float64, "min_p": np.float32}
 _DRAWN |= {"seed": np.int64, "choice": np.int64, "is_greedy": np.bool_}
-_FIELDS: dict[str, Any] = {**_PLANNED, "continues": np.bool_, "query_starts": np.int32, **_DRAWN}
+_FIELDS: dict[str, Any] = {**_PLANNED, "continues": np.bool_, "query_starts": np.int32, "draw_position": np.int64}
+_FIELDS |= _DRAWN
 _UNTOUCHED = {"temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0, "seed": 0, "choice": 0, "is_greedy": True}
 
 

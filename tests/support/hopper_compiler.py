@@ -50,7 +50,9 @@ POINTERS = {
 
 def compile_launch(function: Any, *arguments: Any, **settings: Any) -> None:
     """Stand in for a launch: the arguments' types are those that a launch on a GPU would give."""
-    options = {name: settings.pop(name) for name in ("num_warps", "num_stages", "launch_pdl", "maxnreg") if name in settings}
+    options = {
+        name: settings.pop(name) for name in ("num_warps", "num_stages", "launch_pdl", "maxnreg") if name in settings
+    }
     settings = {name: value for name, value in settings.items() if name not in ("grid", "warmup")}
     values = dict(zip((parameter.name for parameter in function.params), arguments, strict=False)) | settings
     signature, constants, attributes = {}, {}, {}

@@ -2,7 +2,7 @@
 
 import torch
 
-from rayinfer_kernels.gpu.language import gdc_launch_dependents, gdc_wait, supports_pdl, tl, triton
+from rayinfer_kernels.gpu.language import tl, triton
 from rayinfer_kernels.gpu.rounding import rounded
 from rayinfer_kernels.gpu.tuning import ACTIVATION_BLOCK, ACTIVATION_WARPS
 
@@ -40,8 +40,6 @@ def _change_rows(x: torch.Tensor, activation: str, *, is_gate: bool) -> torch.Te
             activation=activation,
             is_gate=is_gate,
             block=ACTIVATION_BLOCK,
-            PDL=(pdl := supports_pdl(x.device)),
-            launch_pdl=pdl,
             num_warps=ACTIVATION_WARPS,
         )
     return out
@@ -59,19 +57,7 @@ def activated(x, activation: tl.constexpr):
 
 
 @triton.jit
-def _activation_kernel(
-    x,
-    out,
-    x_stride,
-    width,
-    activation: tl.constexpr,
-    is_gate: tl.constexpr,
-    block: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
+def _activation_kernel(x, out, x_stride, width, activation: tl.constexpr, is_gate: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
     is_within = columns < width

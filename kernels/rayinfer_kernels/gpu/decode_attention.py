@@ -2,6 +2,7 @@
 
 import torch
 
+from rayinfer_kernels.gpu.arrival_counters import arrival_counters
 from rayinfer_kernels.gpu.attention_tiles import (
     NO_WINDOW,
     NOTHING_SEEN,
@@ -11,7 +12,6 @@ from rayinfer_kernels.gpu.attention_tiles import (
     nothing_seen,
     score_factors,
 )
-from rayinfer_kernels.gpu.arrival_counters import arrival_counters
 from rayinfer_kernels.gpu.language import (
     gdc_launch_dependents,
     gdc_wait,
@@ -58,7 +58,7 @@ def decode_attention(
     )
     lengths = (context_lengths, NO_WINDOW if window is None else window)
     partial = (out, out, out) if num_splits == 1 else _new_partial_results(query, num_splits, cache.num_kv_heads)
-    _attend_split[(num_splits, cache.num_kv_heads, num_requests)](
+    _attend_split[(cache.num_kv_heads, num_requests, num_splits)](
         *(query, query.stride(0), query.stride(1), cache.key, cache.value),
         *(block_tables, block_tables.stride(0), *lengths, *score_factors(scale, softcap), out, *partial),
         IS_SPLIT=num_splits > 1,
@@ -146,8 +146,8 @@ def _attend_split(
     """All query heads of one key-value head, over one split of one request's context."""
     if PDL:
         gdc_launch_dependents()
-    split, num_splits = tl.program_id(0), tl.num_programs(0)
-    kv_head, request = tl.program_id(1), tl.program_id(2)
+    kv_head, request = tl.program_id(0), tl.program_id(1)
+    split, num_splits = tl.program_id(2), tl.num_programs(2)  # most of the later ones have no tokens
     context = tl.load(context_lengths + request)
     first_tile, per_split = _split_length(context, window, num_splits, TILE, MIN_TOKENS)
     num_live = (context - first_tile + per_split - 1) // per_split  # splits that have tokens

@@ -2,14 +2,7 @@
 
 import torch
 
-from rayinfer_kernels.gpu.language import (
-    gdc_launch_dependents,
-    gdc_wait,
-    next_power_of_2,
-    supports_pdl,
-    tl,
-    triton,
-)
+from rayinfer_kernels.gpu.language import next_power_of_2, tl, triton
 from rayinfer_kernels.gpu.rounding import rounded
 from rayinfer_kernels.gpu.tuning import row_warps
 
@@ -26,8 +19,6 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: boo
         *(heads, None, weight.contiguous(), out, num_heads, heads.stride(0), heads.stride(1), 0, width, eps),
         block=block,
         unit_offset=unit_offset,
-        PDL=(pdl := supports_pdl(x.device)),
-        launch_pdl=pdl,
         num_warps=row_warps(block),
     )
     return out
@@ -53,8 +44,6 @@ def add_rms_norm(
         *(x, residual, weight.contiguous(), out, 1, x.stride(0), 0, residual.stride(0), width, eps),
         block=block,
         unit_offset=unit_offset,
-        PDL=(pdl := supports_pdl(x.device)),
-        launch_pdl=pdl,
         num_warps=row_warps(block),
     )
     return out
@@ -96,18 +85,12 @@ def _rms_norm_kernel(
     eps,
     block: tl.constexpr,
     unit_offset: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    if PDL:
-        gdc_launch_dependents()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
     is_within = columns < width
     dtype: tl.constexpr = out.dtype.element_ty
-    scale = tl.load(weight + columns, mask=is_within, other=0.0).to(tl.float32)
     place = (row // num_heads) * x_row_stride + (row % num_heads) * x_head_stride
-    if PDL:
-        gdc_wait()
     values = tl.load(x + place + columns, mask=is_within, other=0.0).to(tl.float32)
     if residual is not None:
         kept = residual + row * residual_stride + columns
@@ -116,6 +99,7 @@ def _rms_norm_kernel(
         values = summed.to(tl.float32)
     mean_square = tl.sum(values * values, 0) / width
     normed = values * tl.rsqrt(mean_square + eps)
+    scale = tl.load(weight + columns, mask=is_within, other=0.0).to(tl.float32)
     scaled = normed * (1.0 + scale) if unit_offset else scale * rounded(normed, dtype).to(tl.float32)
     tl.store(out + row * width + columns, rounded(scaled, dtype), mask=is_within)
 

@@ -11,7 +11,7 @@ from rayinfer_kernels.gpu.language import (
     triton,
 )
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache, largest_number
-from rayinfer_kernels.gpu.tuning import rope_tuning
+from rayinfer_kernels.gpu.tuning import MAX_FEW_ROWS, rope_tuning
 
 
 def rope_and_write(
@@ -68,7 +68,7 @@ def rope_and_write(
         ROWS=tuning.num_rows,
         LARGEST=largest_number(cache),
         PDL=(pdl := supports_pdl(qkv.device)),
-        launch_pdl=pdl,
+        launch_pdl=pdl and num_tokens <= MAX_FEW_ROWS,  # torch's products do not let it start: then it costs time
         num_warps=tuning.num_warps,
     )
     return query

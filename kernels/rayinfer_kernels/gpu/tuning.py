@@ -70,7 +70,7 @@ def decode_tuning(group: int, head_dim: int, cache_bytes: int, model_bytes: int,
     elif width > 128:
         tile = min(tile, 32)
     most = 128 if model_bytes == 2 and head_dim == width <= 128 else None
-    return AttentionTuning(max(MIN_DOT_ROWS, next_power_of_2(group)), max(16, tile), 4, 4, max_registers=most)
+    return AttentionTuning(max(MIN_DOT_ROWS, next_power_of_2(group)), max(16, tile), 4, 2, max_registers=most)
 
 
 def prefill_tuning(head_dim: int, model_bytes: int, max_query: int, group: int) -> AttentionTuning:
@@ -102,12 +102,13 @@ def num_splits_for(num_requests: int, num_kv_heads: int, max_context: int) -> in
 
 
 def least_split(num_requests: int, num_kv_heads: int) -> int:
-    """How many tokens a part has at least: more where the batch alone gives every multiprocessor enough to do.
+    """How many tokens a part has at least: the more, the more programs the batch alone gives the processor.
 
     Every part waits for its first tokens before it computes any, and leaves sums that are read again.
     """
-    rounds = num_requests * num_kv_heads / (NUM_MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR)
-    return MIN_SPLIT_TOKENS if rounds < 1 else 512 if rounds < 2 else SPLIT_TOKENS
+    programs = max(1, num_requests * num_kv_heads)
+    parts = NUM_MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR // programs  # of each context that run at a time
+    return max(MIN_SPLIT_TOKENS, SPLIT_TOKENS // next_power_of_2(parts + 1))
 
 
 def combined_at_once(num_splits: int, group: int, head_dim: int) -> int:

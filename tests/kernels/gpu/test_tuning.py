@@ -41,8 +41,8 @@ def test_large_batches_with_long_tables_are_cut_little_for_the_one_long_context_
 
 
 def test_parts_are_longer_where_requests_alone_fill_the_processor():
-    lengths = [least_split(size, 8) for size in (0, 1, 64, 128, 256)]
-    assert lengths == [64, 64, 64, 512, 2048]
+    lengths = [least_split(size, 8) for size in (0, 1, 8, 16, 32, 64, 128, 256)]
+    assert lengths == [64, 64, 128, 256, 512, 1024, 2048, 2048]
     assert all(length % decode_tuning(4, 64, 1, 2, 64).tile_tokens == 0 for length in (512, 2048))
 
 
