@@ -46,6 +46,7 @@ def decode_attention(
     query = check_query(query, cache)
     num_requests, num_heads, head_dim = query.shape
     max_context = max_context or block_tables.shape[1] * cache.block_size
+    num_programs = None if num_splits else num_requests * cache.num_kv_heads  # without splits
     least = MIN_SPLIT_TOKENS if num_splits else least_split(num_requests, cache.num_kv_heads)
     num_splits = num_splits or num_splits_for(num_requests, cache.num_kv_heads, max_context)
     if num_splits & (num_splits - 1):
@@ -54,7 +55,8 @@ def decode_attention(
     if num_requests == 0:
         return out
     tuning = decode_tuning(
-        num_heads // cache.num_kv_heads, head_dim, cache.key.dtype.itemsize, query.dtype.itemsize, cache.block_size
+        *(num_heads // cache.num_kv_heads, head_dim, cache.key.dtype.itemsize, query.dtype.itemsize, cache.block_size),
+        num_programs,
     )
     lengths = (context_lengths, NO_WINDOW if window is None else window)
     partial = (out, out, out) if num_splits == 1 else _new_partial_results(query, num_splits, cache.num_kv_heads)
@@ -151,12 +153,15 @@ def _attend_split(
     context = tl.load(context_lengths + request)
     first_tile, per_split = _split_length(context, window, num_splits, TILE, MIN_TOKENS)
     num_live = (context - first_tile + per_split - 1) // per_split  # splits that have tokens
+    begin = first_tile + split * per_split
+    end = tl.minimum(context, begin + per_split)
+    table = block_tables + request.to(tl.int64) * table_stride
     if PDL:
+        if split < num_live:  # all but the last token were there before this step
+            _fetch_tile(key_cache, value_cache, table, begin, end, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE)
         gdc_wait()
     if IS_SPLIT and (split >= num_live) & (split > 0):  # the first one answers for a request without tokens
         return
-    begin = first_tile + split * per_split
-    end = tl.minimum(context, begin + per_split)
     rows, channels = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     heads = kv_head * GROUP + rows
     is_number = (rows[:, None] < GROUP) & (channels[None, :] < HEAD_DIM)
@@ -165,8 +170,8 @@ def _attend_split(
     acc, highest, total = nothing_seen(ROWS, WIDTH)
     acc, highest, total = attend_tiles(
         query.to(DOT_TYPE), acc, highest, total, tl.full([ROWS], 0, tl.int32) + context - 1, key_cache, value_cache,
-        block_tables + request.to(tl.int64) * table_stride, begin, end, context - window, kv_head, window, scale,
-        softcap, False, HAS_SOFTCAP, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, WIDTH, TILE, DOT_TYPE, NUM_STAGES, IN_PAIRS,
+        table, begin, end, context - window, kv_head, window, scale, softcap, False, HAS_SOFTCAP, NUM_KV_HEADS,
+        BLOCK_SIZE, HEAD_DIM, WIDTH, TILE, DOT_TYPE, NUM_STAGES, IN_PAIRS,
     )  # fmt: skip
     first_head = request.to(tl.int64) * NUM_KV_HEADS * GROUP + kv_head * GROUP
     if IS_SPLIT and num_live > 1:
@@ -183,6 +188,42 @@ def _attend_split(
         mean = tl.where(total[:, None] == 0.0, 0.0, acc / total[:, None])
         results = out + (first_head + rows)[:, None] * HEAD_DIM + channels[None, :]
         tl.store(results, mean.to(out.dtype.element_ty), mask=is_number)
+
+
+@triton.jit
+def _fetch_tile(
+    key_cache,
+    value_cache,
+    table,
+    begin,
+    end,
+    kv_head,
+    NUM_KV_HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Have the L2 cache load the keys and values of a tile, while the kernel that makes the query still runs."""
+    LINE: tl.constexpr = 128 // (key_cache.dtype.element_ty.primitive_bitwidth // 8)  # numbers in a line of the cache
+    LINES: tl.constexpr = triton.next_power_of_2((HEAD_DIM + LINE - 1) // LINE)
+    tokens = tl.minimum(begin + tl.arange(0, TILE), end - 1)
+    block = tl.load(table + tokens // BLOCK_SIZE).to(tl.int64)
+    heads = (block * NUM_KV_HEADS + kv_head) * (BLOCK_SIZE * HEAD_DIM) + tokens % BLOCK_SIZE * HEAD_DIM
+    lines = heads[:, None] + tl.minimum(tl.arange(0, LINES) * LINE, HEAD_DIM - 1)[None, :]
+    _prefetch(key_cache + lines)
+    _prefetch(value_cache + lines)
+
+
+@triton.jit
+def _prefetch(places):
+    tl.inline_asm_elementwise(
+        "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
+        "=r,l",
+        [places.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit

@@ -17,10 +17,10 @@ LONGEST_SPLIT_TOKENS = 8192  # and however many they are: about as long as the p
 # Programs of a launch for each that runs at a time: most of a large batch's find no tokens, and cost a nanosecond each.
 MAX_ROUNDS = 16
 MAX_SPLITS = 64
+LATENCY_BOUND = 8  # so many times more multiprocessors than programs: a launch takes as long as one of its splits
 MIN_DOT_ROWS = 16  # what the tensor cores take at least
 ACTIVATION_BLOCK = 1024  # columns of a row in one program
 ACTIVATION_WARPS = 4
-FEW_ROWS_COLUMNS = 8  # of such products in one program: 16 bytes of each are on their way to a thread, and 16 in use
 MAX_FEW_ROWS = 4  # that are multiplied without tensor cores: more would be bound by their sums, not by memory
 SAMPLING_BLOCK = 8192  # scores of a row that a program looks at together
 SAMPLING_WARPS = 32
@@ -56,8 +56,10 @@ class ProductTuning:
     num_stages: int
 
 
-def decode_tuning(group: int, head_dim: int, cache_bytes: int, model_bytes: int, block_size: int) -> AttentionTuning:
-    """For one token of each request.
+def decode_tuning(
+    group: int, head_dim: int, cache_bytes: int, model_bytes: int, block_size: int, num_programs: int | None = None
+) -> AttentionTuning:
+    """For one token of each request; `num_programs` is how many there are without splits, None in whatever batch.
 
     Even one query head is multiplied by tensor cores, padded to their 16 rows: for bfloat16 that takes a quarter of the
     instructions that plain products and sums take, and few enough to keep up with memory.
@@ -70,7 +72,13 @@ def decode_tuning(group: int, head_dim: int, cache_bytes: int, model_bytes: int,
     elif width > 128:
         tile = min(tile, 32)
     most = 128 if model_bytes == 2 and head_dim == width <= 128 else None
-    return AttentionTuning(max(MIN_DOT_ROWS, next_power_of_2(group)), max(16, tile), 4, 2, max_registers=most)
+    rows, num_warps = max(MIN_DOT_ROWS, next_power_of_2(group)), 4
+    if num_programs is not None and model_bytes == 2:
+        if num_programs * LATENCY_BOUND <= NUM_MULTIPROCESSORS:  # a single request: more threads load at once
+            num_warps = 8
+        elif cache_bytes == 1 and num_programs >= NUM_MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR:
+            num_warps = 2  # which wait for each other less; there are enough programs to load for them
+    return AttentionTuning(rows, max(16, tile), num_warps, num_stages=2, max_registers=most)
 
 
 def prefill_tuning(head_dim: int, model_bytes: int, max_query: int, group: int) -> AttentionTuning:
@@ -118,6 +126,8 @@ def combined_at_once(num_splits: int, group: int, head_dim: int) -> int:
 
 def rope_tuning(num_tokens: int) -> RowsTuning:
     """Few tokens a program while there are few, so that all multiprocessors have some; many for long prompts."""
+    if num_tokens == 1:
+        return RowsTuning(num_rows=1, num_warps=1)
     if num_tokens <= 128:
         return RowsTuning(num_rows=4, num_warps=4)
     if num_tokens <= 256:
@@ -145,17 +155,16 @@ def grouped_tuning(num_rows: int, num_groups: int, model_bytes: int) -> ProductT
 def few_rows_tuning(num_rows: int, num_results: int, in_features: int, *, is_gated: bool) -> ProductTuning:
     """For one, two or four rows and a matrix: each thread loads eight neighbouring numbers of each of some columns.
 
-    A single row of many inputs is fastest with a column a program and as many warps as there is work for, and several
-    rows share what was loaded of a column. Where results are few, programs take fewer columns, so that all
-    multiprocessors have two of them.
+    What counts is a whole layer, in which the next kernels load their weights while this one ends: so few programs that
+    all of them run at once are better there than those that are fastest alone.
     """
-    num_warps = min(4 if in_features < 2048 else 8, max(1, next_power_of_2(in_features) // 256))
-    columns = FEW_ROWS_COLUMNS // (2 if is_gated else 1)
-    if num_rows == 1 and in_features >= 2048:
-        columns = 1
-    elif num_rows > 1:
-        num_warps = min(num_warps, 2 if is_gated or in_features < 2048 else 4)
-        columns = 4 if in_features < 2048 else columns
-    while columns > 1 and num_results < 2 * NUM_MULTIPROCESSORS * columns:
-        columns //= 2
+    is_long = in_features > 1024
+    if num_rows == 1:
+        num_warps = 8 if is_long and is_gated else 4
+        columns = (4 if is_long else 8) // (2 if is_gated else 1)
+        while columns > 1 and num_results < 2 * NUM_MULTIPROCESSORS * columns:  # so that all have two of them
+            columns //= 2
+    else:
+        num_warps, columns = 8 if is_long and not is_gated else 2, 4
+    num_warps = min(num_warps, max(1, next_power_of_2(in_features) // 256))
     return ProductTuning(num_rows, columns, num_inputs=num_warps * 32 * 8, num_warps=num_warps, num_stages=1)

@@ -68,6 +68,5 @@ def same_numbers_every_time() -> None:
 
 @pytest.fixture
 def few_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the processor had two with many registers: programs take more of a small matrix, and fewer have to run."""
+    """As if the processor had two: programs take more of a small matrix, and fewer have to run."""
     monkeypatch.setattr(tuning, "NUM_MULTIPROCESSORS", 2)
-    monkeypatch.setattr(tuning, "FEW_ROWS_COLUMNS", 64)
