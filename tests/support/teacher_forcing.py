@@ -88,7 +88,7 @@ def compare(answers: Mapping[str, GreedyAnswer], reference: ReferenceModel, *, t
         num_near_ties += int(((gaps > 0) & (gaps < NEAR_TIE)).sum())
         largest = max(largest, float(errors.max()))
         found += [
-            f"{name!r}, output token {place}: got {token_id}, {gap:.2e} below the best, log probability off by {error:.2e}"
+            f"{name!r}, output token {place}: got {token_id}, {gap:.2e} below the best, off by {error:.2e}"
             for place, (token_id, gap, error) in enumerate(
                 zip(answer.token_ids, gaps.tolist(), errors.tolist(), strict=True)
             )
