@@ -60,6 +60,7 @@ def test_the_tests_for_gpus_load_neither_ray_nor_hypothesis(site):
     run = run_with_packages(TESTING, site, COLLECT, "-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests"))
     assert run.returncode == 0, run.stdout
     assert "tests/unit/engine/test_engine_on_a_gpu.py::" in run.stdout
+    assert "tests/invariance/test_invariance_on_a_gpu.py::" in run.stdout
     assert "tests/unit/engine/test_ranks_on_gpus.py::" not in run.stdout  # they want two
 
 
