@@ -63,7 +63,7 @@ def check(answers, reference):
 
 @pytest.fixture(scope="module")
 def folder():
-    if MODEL is None:
+    if not MODEL:
         pytest.skip("RAYINFER_TEST_MODEL names no model folder")
     return Path(MODEL)
 
