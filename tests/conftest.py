@@ -67,10 +67,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class ByFile(LoadScopeScheduling):
-    """Keeps on one worker what shares an expensive fixture: the tests of a file, and of some folders."""
+    """Keeps on one worker what shares an expensive fixture: the tests of a file, and of some folders.
+
+    Engines on a GPU compile and record longer than a fixture takes: tests of such a file are shared out one by one.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
+        if file.endswith("_on_a_gpu.py"):
+            return nodeid
         return next((room for room in ("tests/golden", "tests/invariance") if file.startswith(room)), file)
 
 

@@ -2,21 +2,23 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from rayinfer.benchmark.report import Environment, describe_environment
+from rayinfer.config import EngineConfig, engine_config
+from rayinfer.engine.engine import Engine
+from rayinfer.engine.one_rank_assembly import build_one_rank_engine
 from rayinfer.errors import ConfigError
-from rayinfer.llm import LLM
 from rayinfer.optimization.quality_gates import QUALITY_LIMITS
 from rayinfer.outputs import TokenLogprobs
+from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
+
+BuildEngine = Callable[[EngineConfig, Path], Engine]
 
 # All but the first compute in bfloat16.
 MODES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -29,6 +31,7 @@ MODES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "int8-kv": {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
         "fp8": {"dtype": "bfloat16", "quantization": "fp8"},
         "fp8-kv": {"dtype": "bfloat16", "kv_cache_dtype": "fp8"},
+        "fp8+fp8-kv": {"dtype": "bfloat16", "quantization": "fp8", "kv_cache_dtype": "fp8"},
     }
 )
 CPU_MODES = tuple(mode for mode in MODES if not mode.startswith("fp8"))  # the others need a GPU
@@ -40,6 +43,7 @@ class QualityPlan:
     """Which model is measured in which modes on which texts, each a list of token ids."""
 
     model: str
+    folder: Path  # what `resolve_model` returned for it
     weights: str  # what the checkpoint's numbers were before anything was done to them
     text: str  # where the texts come from
     texts: Sequence[list[int]]
@@ -79,6 +83,7 @@ class QualityReport:
     num_predicted: int
     modes: list[ModeQuality]
     command: str
+    card: str | None = None  # where it was measured on a GPU
     environment: Environment = field(default_factory=describe_environment)
 
 
@@ -90,12 +95,18 @@ class Predictions:
     choices: list[int]
 
 
-def run_quality(plan: QualityPlan, settings: Mapping[str, Any], command: str, console: Console) -> QualityReport:
+def run_quality(
+    plan: QualityPlan,
+    settings: Mapping[str, Any],
+    command: str,
+    say: Callable[[str], None],
+    build: BuildEngine = build_one_rank_engine,
+) -> QualityReport:
     """Predict the texts in every mode, one engine after the other; float32 always runs, and first."""
     reference, found = None, []
     for mode in dict.fromkeys((REFERENCE, *plan.modes)):
-        console.print(f"{plan.model}: {mode}", highlight=False)
-        got = predict(plan, {**settings, **MODES[mode]})
+        say(f"{plan.model}: {mode}")
+        got = predict(plan, {**settings, **MODES[mode]}, build)
         reference = reference or got
         found.append(compare(mode, got, reference))
     assert reference is not None
@@ -109,19 +120,36 @@ def run_quality(plan: QualityPlan, settings: Mapping[str, Any], command: str, co
     )
 
 
-def predict(plan: QualityPlan, settings: Mapping[str, Any]) -> Predictions:
+def predict(plan: QualityPlan, settings: Mapping[str, Any], build: BuildEngine = build_one_rank_engine) -> Predictions:
     """Have an engine of these settings predict every token of the texts from those before it."""
-    logprobs, choices = [], []
     defaults = {"allow_inaccurate_quantization": True, "enable_prefix_caching": False}
-    with LLM(plan.model, **{**defaults, **settings}) as llm:
-        params = SamplingParams(max_tokens=1, prompt_logprobs=1)
-        for output in llm.generate(list(plan.texts), params):
-            assert output.prompt_logprobs is not None
-            for token_id, place in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True):
-                if place is not None:
-                    logprobs.append(place[token_id].logprob)
-                    choices.append(_likeliest(place))
+    engine = build(engine_config(model=plan.model, **{**defaults, **settings}), plan.folder)
+    try:
+        scored = _score(engine, plan.texts)
+    finally:
+        engine.exit()
+    logprobs, choices = [], []
+    for text, places in zip(plan.texts, scored, strict=True):
+        for token_id, place in zip(text, places, strict=True):
+            if place is not None:
+                logprobs.append(place[token_id].logprob)
+                choices.append(_likeliest(place))
     return Predictions(logprobs, choices)
+
+
+def _score(engine: Engine, texts: Sequence[list[int]]) -> list[list[TokenLogprobs | None]]:
+    """Return the log probabilities of each text's tokens; raises RuntimeError for a text that has none."""
+    params = SamplingParams(max_tokens=1, prompt_logprobs=1)
+    for number, text in enumerate(texts):
+        engine.add_request(GenerationRequest(request_id=str(number), prompt_token_ids=text, sampling_params=params))
+    scored: dict[int, list[TokenLogprobs | None]] = {}
+    while engine.has_unfinished_requests:
+        for delta in engine.step():
+            if delta.prompt_logprobs is not None:
+                scored[int(delta.request_id)] = delta.prompt_logprobs
+    if missing := [number for number in range(len(texts)) if number not in scored]:
+        raise RuntimeError(f"the engine gave no log probabilities for {len(missing)} of {len(texts)} texts")
+    return [scored[number] for number in range(len(texts))]
 
 
 def _likeliest(place: TokenLogprobs) -> int:
@@ -153,22 +181,18 @@ def markdown(report: QualityReport) -> str:
         "| mode | perplexity | above float32 | allowed | same choice as float32 |",
         "|---|---|---|---|---|",
     ]
-    lines += ["| " + " | ".join(row) + " |" for row in _rows(report)]
+    lines += ["| " + " | ".join(row) + " |" for row in table_rows(report)]
     environment = report.environment
-    lines += ["", f"`{report.command}`, {environment.cpu_model}, commit {environment.commit or 'unknown'}.", ""]
+    lines += [
+        "",
+        f"`{report.command}`, {report.card or environment.cpu_model}, commit {environment.commit or 'unknown'}.",
+        "",
+    ]
     return "\n".join(lines)
 
 
-def print_quality_report(report: QualityReport, console: Console) -> None:
-    """Show the result."""
-    table = Table("mode", "perplexity", "above float32", "allowed", "same choice as float32", title=report.model)
-    for row in _rows(report):
-        table.add_row(*row)
-    console.print(table)
-    console.print(f"weights: {report.weights}; text: {report.text}, {report.num_predicted:,} tokens", markup=False)
-
-
-def _rows(report: QualityReport) -> list[tuple[str, ...]]:
+def table_rows(report: QualityReport) -> list[tuple[str, ...]]:
+    """Write the modes as rows of a table."""
     return [
         (
             each.mode,

@@ -6,7 +6,6 @@ from pathlib import Path
 from pydoc_data.topics import topics
 
 from rayinfer.errors import ConfigError
-from rayinfer.models.embedded_models import EMBEDDED_MODELS
 from rayinfer.models.model_config import read_model_config
 from rayinfer.tokenization.tokenizer import Tokenizer
 
@@ -36,11 +35,10 @@ def quality_texts(folder: Path, file: Path | None, *, length: int, max_tokens: i
     return QualityTexts(PYTHON_TOPICS if file is None else file.name, pieces)
 
 
-def describe_weights(model: str, folder: Path) -> str:
-    """Say what a checkpoint's numbers have been through: some were rounded before they came here."""
-    gguf = EMBEDDED_MODELS[model].gguf_member if model in EMBEDDED_MODELS else model
-    if gguf.endswith(".gguf") or (folder / "model.gguf").is_file():
-        return f"dequantised from {Path(gguf).name if gguf.endswith('.gguf') else 'model.gguf'}, not the original"
+def describe_weights(source: str, folder: Path) -> str:
+    """Say what the numbers of a checkpoint that came from `source` have been through: some were rounded before."""
+    if source.endswith(".gguf") or (folder / "model.gguf").is_file():
+        return f"dequantised from {Path(source).name if source.endswith('.gguf') else 'model.gguf'}, not the original"
     return f"{read_model_config(folder).dtype}, as they came"
 
 

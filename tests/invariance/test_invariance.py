@@ -9,6 +9,7 @@ import pytest
 
 from invariance_comparison import differences
 from invariance_requests import make_sparse_model
+from invariance_router import run_behind_a_router
 from invariance_runs import (
     ROOMY,
     SETTINGS,
@@ -16,7 +17,6 @@ from invariance_runs import (
     open_llm,
     run,
     run_alone,
-    run_behind_a_router,
     run_moving,
     run_shuffled,
 )

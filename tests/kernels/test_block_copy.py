@@ -65,4 +65,4 @@ def test_blocks_cross_to_a_gpu_and_back_in_the_order_in_which_they_are_sent():
     copy_blocks(host, device, torch.tensor([3, 2]), torch.tensor([5, 4]))  # one of them has only just been sent
     torch.cuda.synchronize()
     check(host_before, device_before, host, [4, 1], [0, 3])
-    check(device_before, host, device, [3, 2], [5, 4])
+    check(device_before, host.tensors, device, [3, 2], [5, 4])

@@ -32,24 +32,30 @@ def quality(
     """Perplexity and likeliest tokens beside float32, teacher-forced, on real text; exit code 1 above a limit."""
     import shlex
     import sys
+    from functools import partial
 
     from rich.console import Console
 
-    from rayinfer.benchmark.quality import CPU_MODES, QualityPlan, print_quality_report, run_quality, write_markdown
+    from rayinfer.benchmark.quality import CPU_MODES, QualityPlan, run_quality, write_markdown
+    from rayinfer.benchmark.quality_table import print_quality_report
     from rayinfer.benchmark.quality_texts import describe_weights, quality_texts
     from rayinfer.benchmark.report import write_json
+    from rayinfer.engine.assembly import build_engine
+    from rayinfer.models.embedded_models import EMBEDDED_MODELS
     from rayinfer.models.sources import resolve_model
 
     folder, console = resolve_model(model), Console()
     texts = quality_texts(folder, text, length=length, max_tokens=max_tokens)
     plan = QualityPlan(
         model=model,
-        weights=describe_weights(model, folder),
+        folder=folder,
+        weights=describe_weights(EMBEDDED_MODELS[model].gguf_member if model in EMBEDDED_MODELS else model, folder),
         text=text_name or texts.name,
         texts=texts.pieces,
         modes=tuple(filter(None, modes.split(","))) or CPU_MODES,
     )
-    report = run_quality(plan, engine_settings, shlex.join(["rayinfer", *sys.argv[1:]]), console)
+    command = shlex.join(["rayinfer", *sys.argv[1:]])
+    report = run_quality(plan, engine_settings, command, partial(console.print, highlight=False), build_engine)
     print_quality_report(report, console)
     stem = out / f"quality-{Path(model).name}"
     write_json(report, stem.with_suffix(".json"))

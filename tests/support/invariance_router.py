@@ -1,0 +1,69 @@
+"""Gives the mixed requests to a router over engines in threads of their own."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from invariance_requests import MixedRequest
+from invariance_runs import Run, build_mixed_engine, on_the_wire
+from rayinfer.engine.async_engine import AsyncEngine
+from rayinfer.metrics import ServiceMetrics
+from rayinfer.outputs import CompletionOutput, RequestOutput
+from rayinfer.routing.dispatch import Dispatcher
+from rayinfer.routing.limits import RouterLimits
+from rayinfer.tokenization.tokenizer import Tokenizer
+
+
+async def run_behind_a_router(
+    folder: Path, requests: Iterable[MixedRequest], *, num_engines: int, **settings: Any
+) -> Run:
+    """Give a router the requests, all at once, which shares them out among engines in threads of their own."""
+    async with _router(folder, num_engines, settings) as (router, engines):
+        answers = [_collect(router, request) for request in requests]
+        outputs = {output.request_id: output for output in await asyncio.gather(*answers)}
+        return Run(outputs, engines[0].stats)
+
+
+@asynccontextmanager
+async def _router(
+    folder: Path, num_engines: int, settings: dict[str, Any]
+) -> AsyncIterator[tuple[Dispatcher, list[AsyncEngine]]]:
+    engines = [AsyncEngine(build_mixed_engine(folder, settings)) for _ in range(num_engines)]
+    metrics = ServiceMetrics(CollectorRegistry())
+    router = Dispatcher(
+        "mixed",
+        Tokenizer.from_folder(folder),
+        metrics,
+        router_id="router",
+        limits=RouterLimits(max_waiting_requests=1000, max_waiting_tokens=10**9),
+    )
+    try:
+        for number, engine in enumerate(engines):
+            engine.start()
+            router.engines.add(f"engine-{number}", engine, engine.description)
+        yield router, engines
+    finally:
+        await router.close()
+        await asyncio.gather(*(engine.shutdown() for engine in engines))
+
+
+async def _collect(router: Dispatcher, request: MixedRequest) -> RequestOutput:
+    """Read a stream to its end and put its deltas together."""
+    choices = [CompletionOutput(index=index, text="", token_ids=[]) for index in range(request.params.n)]
+    whole = RequestOutput(request_id=request.name, prompt_token_ids=request.prompt_token_ids, outputs=choices)
+    async for output in router.generate(on_the_wire(request)):
+        whole.finished = output.finished
+        whole.prompt_logprobs = whole.prompt_logprobs or output.prompt_logprobs
+        for delta in output.outputs:
+            choice = choices[delta.index]
+            assert choice.finish_reason is None
+            choice.text += delta.text
+            choice.token_ids += delta.token_ids
+            choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
+            if delta.logprobs is not None:
+                choice.logprobs = [*(choice.logprobs or ()), *delta.logprobs]
+    return whole
