@@ -1,6 +1,7 @@
 """Settings that follow the device: what they become on each kind, on every rank, and what is given stays."""
 
 import inspect
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -102,7 +103,8 @@ def test_all_ranks_have_the_batch_sizes_of_rank_0s_device(model):
     assert min(first.told[0]) > 8192  # a rank that is not the first lowers nothing
 
 
-def test_an_engine_reports_the_sizes_it_was_built_with_and_grants_credits_by_them(folder):
+def test_an_engine_reports_the_sizes_it_was_built_with_and_grants_credits_by_them(folder, caplog):
+    caplog.set_level(logging.INFO, "rayinfer.engine")
     engine = build_engine(engine_config(model=str(folder), num_kv_blocks=100), folder)
     description = engine.description
     device = CUDA if torch.cuda.is_available() else CPU
@@ -110,6 +112,7 @@ def test_an_engine_reports_the_sizes_it_was_built_with_and_grants_credits_by_the
     assert description.max_num_batched_tokens == device.max_num_batched_tokens
     expected = Credits(device.max_num_seqs * 9 // 8, 1600, 2 * device.max_num_batched_tokens)
     assert credits_of_each(description, 1) == expected
+    assert f"engine for {folder}: {description.capacity}" in caplog.messages
     engine.exit()
 
 
