@@ -15,7 +15,8 @@ DEFAULT_MODEL = "smollm2-135m"
 class EngineConfig(BaseModel):
     """One engine's settings; `LLM`'s keywords, the CLI's flags and `build_llm_app`'s arguments are made from it.
 
-    Raises ConfigError when built through `engine_config`.
+    Settings that follow the device are None unless given: the engine's process fills them in, see
+    `engine/settled_config.py`. Raises ConfigError when built through `engine_config`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
@@ -42,15 +43,22 @@ class EngineConfig(BaseModel):
         description="accept a quantization or kv_cache_dtype that was not measured, or lost more than its limit",
     )
     max_model_len: int | None = Field(None, ge=2, description="longest prompt and answer together, in tokens")
-    max_num_seqs: int = Field(64, ge=1, le=8192, description="requests that run at once")
-    max_num_batched_tokens: int = Field(512, ge=1, description="tokens that one step may compute")
+    max_num_seqs: int | None = Field(
+        None, ge=1, le=8192, description="requests that run at once (default by device: 64 on a CPU, 256 on a GPU)"
+    )
+    max_num_batched_tokens: int | None = Field(
+        None, ge=1, description="tokens that one step may compute (default by device: 512 on a CPU, 8,192 on a GPU)"
+    )
     block_size: int = Field(16, ge=8, le=256, multiple_of=8, description="tokens in one KV block")
     num_kv_blocks: int | None = Field(None, ge=1, description="KV blocks; overrides memory_fraction")
     kv_cache_memory_bytes: int | None = Field(
         None, ge=1, description="memory for KV blocks in bytes; overrides memory_fraction"
     )
     memory_fraction: float | None = Field(
-        None, gt=0, le=1, description="share of free memory for KV blocks; on a CPU the default is 2 GiB instead"
+        None,
+        gt=0,
+        le=1,
+        description="share of free memory for KV blocks (default by device: 2 GiB in all on a CPU, 0.9 on a GPU)",
     )
     kv_offload_bytes: int | None = Field(
         None, ge=1, description="host memory that keeps the KV blocks of preempted requests, in bytes (default: none)"
@@ -90,12 +98,25 @@ class EngineConfig(BaseModel):
         " is told a step later (default: on a GPU)",
     )
     enforce_eager: bool = Field(False, description="no CUDA graphs: every operation is launched by itself")
+    max_cudagraph_capture_size: int | None = Field(
+        None,
+        ge=1,
+        le=8192,
+        description="largest batch for which a CUDA graph is captured, in requests (default by device: max_num_seqs, at"
+        " most 512, on a GPU)",
+    )
     seed: int = Field(0, ge=0, lt=2**64, description="seeds the draws of requests that bring no seed")
 
     @model_validator(mode="after")
     def _pool_has_one_size(self) -> Self:
         if self.num_kv_blocks is not None and self.kv_cache_memory_bytes is not None:
             raise ValueError("num_kv_blocks and kv_cache_memory_bytes both size the KV pool: give one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _graphs_are_not_switched_off(self) -> Self:
+        if self.enforce_eager and self.max_cudagraph_capture_size:
+            raise ValueError("max_cudagraph_capture_size and enforce_eager exclude each other: give one of them")
         return self
 
     @model_validator(mode="after")

@@ -43,9 +43,24 @@ class ModelDescription:
     block_size: int = 16
     max_num_seqs: int = 0  # requests that run at the same time; 0: not told
     max_num_batched_tokens: int = 0  # of one step; 0: not told
+    max_cudagraph_capture_size: int = 0  # requests in the largest step that runs as a CUDA graph; 0: none does
     eos_token_ids: tuple[int, ...] = ()
     weights_generation: int = 0  # grows when the model gets other weights
     scores_prompts: bool = True  # False: an encoder reads them as a whole
+
+    @property
+    def capacity(self) -> str:
+        """The sizes that the engine was built with, in one line."""
+        num_tokens = self.kv_blocks_total * self.block_size
+        largest_graph = self.max_cudagraph_capture_size
+        parts = [
+            f"max_num_seqs {self.max_num_seqs:,}",
+            f"max_num_batched_tokens {self.max_num_batched_tokens:,}",
+            f"max_model_len {self.max_model_len:,}",
+            f"{self.kv_blocks_total:,} KV blocks ({num_tokens:,} tokens)",
+            f"CUDA graphs for up to {largest_graph} requests" if largest_graph else "no CUDA graphs",
+        ]
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +71,7 @@ class ServiceStatus:
     reason: str = ""
     num_waiting: int = 0
     engines: dict[str, EngineStats] = field(default_factory=dict)  # by engine name
+    descriptions: dict[str, ModelDescription] = field(default_factory=dict)  # as each engine has it, by engine name
 
 
 class TextGenerator(Protocol):

@@ -38,7 +38,6 @@ class EngineReplica:
     ) -> None:
         self._drain_timeout_s = drain_timeout_s
         self._stats = EngineStats()
-        self._num_seats = config.max_num_seqs
         self._weights_generation = config.weights_generation
         self._router_loads = RouterLoads()
         self._last_beat = time.monotonic()
@@ -54,10 +53,11 @@ class EngineReplica:
         self._group = create_engine_group(self._address, config, resources, num_on_node)
         self._actor = self._group.first
         try:
-            await self._group.start()
+            description = await self._group.start()
         except (RayTaskError, RayActorError, EngineDead) as error:
             self._group.kill()
             raise _start_failure(error, config.model) from None
+        self._num_seats = description.max_num_seqs  # the settings may leave it to the engine's device
         loop = asyncio.get_running_loop()
         self._watching = [loop.create_task(self._watch())]
         if self._group.has_others:

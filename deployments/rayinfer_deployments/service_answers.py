@@ -69,7 +69,12 @@ def in_plain_types(report: RouterReport) -> dict[str, Any]:
                 "reason": model.reason,
                 "num_waiting": model.num_waiting,
                 "engines": [
-                    {"name": engine, "kv_cache_usage": stats.kv_cache_usage, **asdict(stats)}
+                    {
+                        "name": engine,
+                        "kv_cache_usage": stats.kv_cache_usage,
+                        "capacity": model.descriptions[engine].capacity,
+                        **asdict(stats),
+                    }
                     for engine, stats in model.engines.items()
                 ],
             }

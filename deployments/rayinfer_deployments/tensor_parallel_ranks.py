@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rayinfer.config import EngineConfig
 from rayinfer.engine.process_state import is_stopped
 from rayinfer.errors import EngineDead, RayinferError
+from rayinfer.protocols import ModelDescription
 from rayinfer_deployments.engine_actor import ENGINE_BUILDING, MAX_CONCURRENT_CALLS, EngineActor, see_own_gpus
 from rayinfer_deployments.engine_address import EngineAddress
 from rayinfer_deployments.engine_names import RankName
@@ -88,8 +89,10 @@ class EngineGroup:
         """Whether there is more than the first rank."""
         return bool(self._others)
 
-    async def start(self) -> None:
-        """Have all load their parts and take a step together; raises Ray's error of the one that explains a failure.
+    async def start(self) -> ModelDescription:
+        """Have all load their parts and take a step together, and return what the engine says of itself.
+
+        Raises Ray's error of the one that explains a failure.
 
         Raises EngineDead when one of several falls silent meanwhile; the others then wait for it until they are killed.
         """
@@ -105,7 +108,8 @@ class EngineGroup:
         try:
             await asyncio.wait([*calls, *silences], return_when=asyncio.FIRST_COMPLETED)
             if starting.done() and starting.exception() is None:
-                return
+                description: ModelDescription = starting.result()
+                return description
             if not any(call.done() for call in calls):
                 raise EngineDead(next(silence.result() for silence in silences if silence.done()))
         finally:

@@ -39,7 +39,7 @@ def build_engine(
             part = build_part(config, folder, group)
         executor = GroupExecutor(group, part.executor, end_ranks, part.link)
         on_failure.pop_all()
-        return engine_of(config, model, part, executor, name)
+        return engine_of(model, part, executor, name)
 
 
 def _gather_ranks(

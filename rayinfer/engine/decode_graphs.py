@@ -14,8 +14,6 @@ from rayinfer.engine.step_plan import StepPlan
 from rayinfer.engine.step_results import TokenMemory
 from rayinfer.engine.step_upload import StepUpload
 
-LARGEST_SIZE = 256  # requests; steps with more keep a GPU busy without
-
 Compute = Callable[[StepInputs], torch.Tensor]  # a step's logits
 
 
@@ -50,14 +48,16 @@ class GraphOutputs(NamedTuple):
     tokens: TokenMemory  # has more rows behind those of the step
 
 
-def graph_sizes(num_rows: int) -> list[int]:
-    """The numbers of requests that steps are padded to: 1, 2, 4, then multiples of 8 until all have room, or enough."""
-    sizes = [1, 2, 4, *range(8, LARGEST_SIZE + 1, 8)]
-    return [size for size, smaller in zip(sizes, [0, *sizes], strict=False) if smaller < num_rows]
+def graph_sizes(num_requests: int) -> list[int]:
+    """Batch sizes that steps of up to `num_requests` are padded to: 1, 2, 4, multiples of 8 to 256, then of 16."""
+    sizes = [1, 2, 4, *range(8, 257, 8), *range(272, num_requests + 16, 16)]
+    return [size for size, smaller in zip(sizes, [0, *sizes], strict=False) if smaller < num_requests]
 
 
 class DecodeGraphs:
     """Runs steps in which every request has one token and samples; `max_blocks` is the longest block table.
+
+    There are graphs for up to `max_capture_size` requests, by default for as many as there are rows.
 
     A step is filled up to the next size. Its arrays go to the device in one copy, to where the graph of that size reads
     them: no address ever changes while graphs are there. `last_tokens` has a row more than there are requests, which is
@@ -74,8 +74,9 @@ class DecodeGraphs:
         last_tokens: LastTokens,
         padding: Padding,
         draw: Draw | None = None,
+        max_capture_size: int | None = None,
     ) -> None:
-        self.sizes = graph_sizes(num_rows)
+        self.sizes = graph_sizes(num_rows if max_capture_size is None else min(num_rows, max_capture_size))
         self.draw = draw
         self._new_graph = new_graph
         self._device = device

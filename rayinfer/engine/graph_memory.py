@@ -12,12 +12,12 @@ _LAUNCHES_PER_LAYER, _LAUNCH_BYTES = 16, 8 << 10  # what CUDA keeps of a graph i
 _SLACK_BYTES = 64 << 20  # for what lies between the blocks of torch's allocator
 
 
-def graph_memory_bytes(model: ModelConfig, num_rows: int, max_blocks: int, block_size: int) -> int:
+def graph_memory_bytes(model: ModelConfig, max_capture_size: int, max_blocks: int, block_size: int) -> int:
     """What all graphs together take: the largest one's tensors, which the others use as well, and what each adds.
 
     No block table is longer than `max_blocks`.
     """
-    sizes = graph_sizes(num_rows)
+    sizes = graph_sizes(max_capture_size)
     largest = max(step_memory_bytes(model, size, max_blocks * block_size) for size in sizes)
     tables = sizes[-1] * max_blocks * 4 * 3  # where the graphs read them, and twice on their way
     each = model.num_layers * _LAUNCHES_PER_LAYER * _LAUNCH_BYTES

@@ -16,12 +16,13 @@ from rayinfer.engine.decode_graphs import DecodeGraphs, Draw
 from rayinfer.engine.encoder_decoder_runner import EncoderDecoderRunner
 from rayinfer.engine.first_steps import first_steps
 from rayinfer.engine.graph_lines import Padding
-from rayinfer.engine.graph_memory import graph_memory_bytes
 from rayinfer.engine.in_process_executor import InProcessExecutor
 from rayinfer.engine.model_memory import ModelMemory
 from rayinfer.engine.model_runner import ModelRunner
 from rayinfer.engine.pipeline_link import ONLY_STAGE, PipelineLink, Stage
 from rayinfer.engine.places import Ranks, any_device, place_of
+from rayinfer.engine.reserved_memory import reserved_memory_bytes
+from rayinfer.engine.settled_config import SettledConfig, settle
 from rayinfer.engine.static_runner import StaticRunner
 from rayinfer.engine.static_shapes import StaticShapes
 from rayinfer.errors import ConfigError, ModelLoadError
@@ -45,18 +46,20 @@ _CACHE_TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # else the mode
 class ModelPart:
     """What a rank runs steps with, and what the scheduler must know of its size."""
 
+    config: SettledConfig  # the settings that it was built with: the same batch sizes on every rank
     executor: InProcessExecutor
     link: PipelineLink | None  # to the stages before and after, where there are several
     num_blocks: int  # of the pool, for requests: the same on every rank
     num_offload_blocks: int
     max_model_len: int
+    largest_graph: int  # requests in the largest captured step; 0: none is captured
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Setting:
     """What is known before anything is loaded."""
 
-    config: EngineConfig
+    config: SettledConfig
     model: ModelConfig
     folder: Path
     device: torch.device
@@ -68,31 +71,25 @@ def build_part(config: EngineConfig, folder: Path, group: Ranks | None = None) -
     device = group.device if group is not None else any_device()
     _use_threads(config, device)
     model = read_model_config(folder)
-    setting = _Setting(config=settled(config, model), model=model, folder=folder, device=device, group=group)
+    settled = settle(config, model, device.type, group)
+    setting = _Setting(config=settled, model=model, folder=folder, device=device, group=group)
     memory = _model_memory(setting)
-    num_blocks = memory.num_blocks - num_spare_blocks(setting.config)
+    num_blocks = memory.num_blocks - num_spare_blocks(settled)
     max_model_len = _max_model_len(setting, num_blocks)
     stage = _stage(setting)
     runner = _runner(setting, memory, max_model_len, stage)
-    if _uses_graphs(setting):
-        runner.record(_graphs(setting, runner, max_model_len))
+    graphs = _graphs(setting, runner, max_model_len) if _uses_graphs(setting) else None
+    if graphs is not None:
+        runner.record(graphs)
     return ModelPart(
-        executor=InProcessExecutor(
-            runner, memory, _cores(setting.config, device), plans_ahead=_plans_ahead(setting.config, device)
-        ),
+        config=settled,
+        executor=InProcessExecutor(runner, memory, _cores(settled, device), plans_ahead=_plans_ahead(settled, device)),
         link=stage.link,
         num_blocks=num_blocks,
         num_offload_blocks=memory.num_offload_blocks,
         max_model_len=max_model_len,
+        largest_graph=0 if graphs is None else graphs.sizes[-1],
     )
-
-
-def settled(config: EngineConfig, model: ModelConfig) -> EngineConfig:
-    """The settings as the model has them."""
-    if model.answers is None:
-        return config
-    # The tokens of its answers do not say what they answer: they are no cached prefixes.
-    return config.model_copy(update={"engine": "static", "enable_prefix_caching": False})
 
 
 def num_spare_blocks(config: EngineConfig) -> int:
@@ -138,7 +135,7 @@ def _stage(setting: _Setting) -> Stage:
 def _runner(setting: _Setting, memory: ModelMemory, max_model_len: int, stage: Stage) -> ModelRunner:
     """What runs the steps; it has run some where kernels are compiled for them, and a static one each shape."""
     config, model, device = setting.config, setting.model, setting.device
-    decoder, num_rows = memory.decoder, _num_rows(config)
+    decoder, num_rows = memory.decoder, config.num_rows
     assert decoder is not None, "the weights are gone"
     num_sampler_rows = num_rows + num_spare_blocks(config)  # the spare block has a row, too
     sampler = Sampler(num_sampler_rows, model.vocab_size, device, forced_end_token_id=model.forced_end_token_id)
@@ -173,7 +170,7 @@ def _has_gpu_kernels(setting: _Setting) -> bool:
 
 def _uses_graphs(setting: _Setting) -> bool:
     """Whether decoding steps are recorded: by such kernels alone, for the reference looks at numbers."""
-    return _has_gpu_kernels(setting) and not setting.config.enforce_eager
+    return _has_gpu_kernels(setting) and setting.config.max_cudagraph_capture_size > 0
 
 
 def _graphs(setting: _Setting, runner: ModelRunner, max_model_len: int) -> DecodeGraphs:
@@ -185,16 +182,16 @@ def _graphs(setting: _Setting, runner: ModelRunner, max_model_len: int) -> Decod
         last_tokens=runner.last_tokens,
         padding=Padding(),
         draw=Draw(ops.uniform, ops.sample_rows),
+        max_capture_size=setting.config.max_cudagraph_capture_size,
     )
 
 
-def _graph_bytes(setting: _Setting) -> int:
-    """What is to be kept free of blocks for graphs, which are recorded when the blocks are there."""
-    config, model = setting.config, setting.model
-    if not _uses_graphs(setting):
+def _reserved_bytes(setting: _Setting) -> int:
+    """GPU memory to keep free of blocks: activations, and graphs, which are captured when the blocks are there."""
+    if setting.device.type != "cuda":
         return 0
-    max_blocks = -(-_longest_sequence(config, model) // config.block_size)
-    return graph_memory_bytes(model, _num_rows(config) + num_spare_blocks(config), max_blocks, config.block_size)
+    longest = _longest_sequence(setting.config, setting.model)
+    return reserved_memory_bytes(setting.config, setting.model, longest, has_graphs=_uses_graphs(setting))
 
 
 def _model_memory(setting: _Setting) -> ModelMemory:
@@ -218,7 +215,7 @@ def _model_memory(setting: _Setting) -> ModelMemory:
         # Some rotary scalings look at the longest sequence: at what is allowed, for what fits differs between machines.
         decoder.prepare(dtype, device, _max_model_len(setting, num_blocks), longest)
         if isinstance(decoder, EncoderDecoder):
-            decoder.make_room_for_sources(_num_rows(config) + 1, longest, dtype, device)
+            decoder.make_room_for_sources(config.num_rows + 1, longest, dtype, device)
 
     def load_again() -> Decoder:
         if read_model_config(setting.folder) != model:
@@ -257,22 +254,21 @@ def _num_blocks(setting: _Setting, shape: BlockShape) -> tuple[int, int]:
     num_ranks = 1 if group is None else group.place.world_size
     host_bytes = shape.num_bytes * num_ranks  # ranks share the host's memory: so much takes a block in all of them
     block_bytes = host_bytes if setting.device.type == "cpu" else shape.num_bytes
+    reserved = _reserved_bytes(setting)
     if config.engine == "static":
         # An encoder-decoder's sources take as much again as its answers.
         row_bytes = block_bytes if setting.model.answers is None else 2 * block_bytes
         longest = _longest_sequence(config, setting.model)
-        num_blocks = count_static_blocks(config, longest, row_bytes, setting.device) + num_spare_blocks(config)
+        num_blocks = num_spare_blocks(config) + count_static_blocks(
+            *(config, longest, row_bytes, setting.device), num_rows=config.num_rows, reserved_bytes=reserved
+        )
     else:
-        num_blocks = count_kv_blocks(config, block_bytes, setting.device, reserved_bytes=_graph_bytes(setting))
+        num_blocks = count_kv_blocks(config, block_bytes, setting.device, reserved_bytes=reserved)
     num_offload_blocks = count_offload_blocks(config, host_bytes)
     if group is None:
         return num_blocks, num_offload_blocks
     least, least_offload = group.agree_least([num_blocks, num_offload_blocks])
     return least, least_offload
-
-
-def _num_rows(config: EngineConfig) -> int:
-    return min(config.max_num_seqs, config.max_num_batched_tokens)
 
 
 def _max_model_len(setting: _Setting, num_blocks: int) -> int:

@@ -1,5 +1,6 @@
 """Puts an engine of one rank together: all of the model is in this process, and no step has to be told to others."""
 
+import logging
 import time
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from rayinfer.engine.encoder_decoder_engine import EncoderDecoderEngine
 from rayinfer.engine.engine import Engine
 from rayinfer.engine.executor import Executor
 from rayinfer.engine.kv_offload import KVOffload
-from rayinfer.engine.model_part import ModelPart, build_part, settled
+from rayinfer.engine.model_part import ModelPart, build_part
 from rayinfer.engine.places import any_device, place_of
 from rayinfer.engine.scheduler import Scheduler
 from rayinfer.errors import ConfigError
@@ -22,6 +23,8 @@ from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.optimization.device_modes import check_device
 from rayinfer.optimization.quality_gates import check_quality
 from rayinfer.protocols import ModelDescription
+
+_logger = logging.getLogger(__name__)
 
 
 def build_one_rank_engine(config: EngineConfig, folder: Path, *, name: str | None = None) -> Engine:
@@ -33,7 +36,7 @@ def build_one_rank_engine(config: EngineConfig, folder: Path, *, name: str | Non
         raise ConfigError(f"an engine of one rank cannot be shared by {num_ranks}")
     model = check_settings(config, folder)
     part = build_part(config, folder)
-    return engine_of(config, model, part, part.executor, name)
+    return engine_of(model, part, part.executor, name)
 
 
 def check_settings(config: EngineConfig, folder: Path) -> ModelConfig:
@@ -46,11 +49,10 @@ def check_settings(config: EngineConfig, folder: Path) -> ModelConfig:
     return model
 
 
-def engine_of(
-    config: EngineConfig, model: ModelConfig, part: ModelPart, executor: Executor, name: str | None
-) -> Engine:
+def engine_of(model: ModelConfig, part: ModelPart, executor: Executor, name: str | None) -> Engine:
     """Give an executor its scheduler, and both their engine."""
-    caches_prefixes = settled(config, model).enable_prefix_caching
+    config = part.config
+    caches_prefixes = config.enable_prefix_caching
     block_manager = BlockManager(part.num_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
     offload = None
     if part.num_offload_blocks:
@@ -76,10 +78,12 @@ def engine_of(
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        max_cudagraph_capture_size=part.largest_graph,
         eos_token_ids=model.eos_token_ids,
         weights_generation=config.weights_generation,
         scores_prompts=model.answers is None,
     )
+    _logger.info("engine for %s: %s", description.name, description.capacity)
     engine_class = Engine if model.answers is None else partial(EncoderDecoderEngine, answers=model.answers)
     return engine_class(description=description, scheduler=scheduler, executor=executor, seed=config.seed)
 

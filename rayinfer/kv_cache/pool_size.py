@@ -9,14 +9,13 @@ from rayinfer.config import EngineConfig
 from rayinfer.errors import ConfigError
 
 CPU_POOL_BYTES = 2 << 30
-GPU_MEMORY_FRACTION = 0.9
 _HOST = torch.device("cpu")
 
 
 def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device, *, reserved_bytes: int = 0) -> int:
     """Blocks that the settings ask for or the free memory allows; `block_bytes` is one block of all layers.
 
-    `reserved_bytes` of what is free now are somebody else's: a share of the memory is one of the rest.
+    `reserved_bytes` of what is free now are kept for other uses: a share of the memory is one of the rest.
     """
     if config.num_kv_blocks is not None:
         _check_there_is("num_kv_blocks", config.num_kv_blocks, config.num_kv_blocks * block_bytes, device)
@@ -24,23 +23,31 @@ def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device
     if config.kv_cache_memory_bytes is not None:
         return _blocks_in("kv_cache_memory_bytes", config.kv_cache_memory_bytes, block_bytes, device)
     pool_bytes = CPU_POOL_BYTES
-    if config.memory_fraction is not None or device.type == "cuda":
+    if config.memory_fraction is not None:
         free_bytes = max(0, free_memory_bytes(device) - reserved_bytes)
-        pool_bytes = int(free_bytes * (config.memory_fraction or GPU_MEMORY_FRACTION))
+        pool_bytes = int(free_bytes * config.memory_fraction)
     num_blocks = pool_bytes // block_bytes
     if num_blocks < 1:
-        raise ConfigError(f"memory_fraction leaves {pool_bytes} bytes for KV blocks of {block_bytes} bytes each")
+        kept = f"; steps keep {reserved_bytes} bytes: lower max_num_batched_tokens" if reserved_bytes else ""
+        raise ConfigError(f"memory_fraction leaves {pool_bytes} bytes for KV blocks of {block_bytes} bytes each{kept}")
     return num_blocks
 
 
-def count_static_blocks(config: EngineConfig, max_model_len: int, block_bytes: int, device: torch.device) -> int:
-    """Blocks for a full batch of requests that are all as long as they may be; raises ConfigError if they don't fit."""
+def count_static_blocks(
+    config: EngineConfig,
+    max_model_len: int,
+    block_bytes: int,
+    device: torch.device,
+    *,
+    num_rows: int,
+    reserved_bytes: int = 0,
+) -> int:
+    """Blocks for `num_rows` requests that are all as long as they may be; raises ConfigError if they don't fit."""
     for name in ("num_kv_blocks", "kv_cache_memory_bytes", "memory_fraction"):
         if getattr(config, name) is not None:
             raise ConfigError(f"{name} must be left out: a static engine's pool follows from its batch and length")
-    num_rows = min(config.max_num_seqs, config.max_num_batched_tokens)
     num_blocks = num_rows * -(-max_model_len // config.block_size)
-    wanted, most = num_blocks * block_bytes, _memory_bytes(device)
+    wanted, most = num_blocks * block_bytes, max(0, _memory_bytes(device) - reserved_bytes)
     if wanted > most:
         raise ConfigError(
             f"{num_rows} requests at once of max_model_len {max_model_len} tokens each need {wanted} bytes, there are"

@@ -109,6 +109,7 @@ class Dispatcher:
             reason="" if ready else ", ".join(sorted(states)) or self.engines.not_ready_message(),
             num_waiting=self._admission.num_waiting,
             engines={engine.name: engine.stats for engine in self.engines.links.values()},
+            descriptions={engine.name: engine.description for engine in self.engines.links.values()},
         )
 
     def overload(self) -> QueueFull | None:

@@ -46,6 +46,8 @@ def test_a_service_answers_is_listed_and_leaves_nothing_behind(model, cache, num
     switches = ("--no-trace-requests", "--enable-engine-control", "--tensor-parallel-size", num_ranks)
     with serving(model, *ENGINE, *switches, "--name", "petite", cache=cache) as service:
         service.wait_for_line("ready: petite")
+        sizes = "max_num_seqs 64, max_num_batched_tokens 512, max_model_len 512, 256 KV blocks (4,096 tokens)"
+        assert service.wait_for_line("engine of petite: ") == f"engine of petite: {sizes}, no CUDA graphs"
         curl = shlex.split(service.wait_for_line("curl "))
         answer = json.loads(subprocess.run([*curl, "-s"], capture_output=True, check=True).stdout)
         assert answer["model"] == "petite"

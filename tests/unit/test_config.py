@@ -10,7 +10,7 @@ from rayinfer.errors import ConfigError
 def test_the_defaults_serve_the_embedded_model():
     config = engine_config()
     assert config.model == DEFAULT_MODEL == "smollm2-135m"
-    assert (config.block_size, config.max_num_batched_tokens, config.enable_prefix_caching) == (16, 512, True)
+    assert (config.block_size, config.enable_prefix_caching) == (16, True)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +23,8 @@ def test_the_defaults_serve_the_embedded_model():
         {"max_num_seqs": 0},
         {"max_num_seqs": 10_000},
         {"max_num_batched_tokens": 0},
+        {"max_cudagraph_capture_size": 0},
+        {"max_cudagraph_capture_size": 64, "enforce_eager": True},
         {"block_size": 12},
         {"block_size": 512},
         {"num_kv_blocks": 0},

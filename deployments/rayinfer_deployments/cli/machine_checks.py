@@ -45,6 +45,7 @@ def check_machine() -> list[Finding]:
         check_package("transformers"),
         check_compiler(shutil.which),
         check_gpu(shutil.which),
+        check_engine_defaults(_device_type()),
         check_memory(_available_memory_gib()),
         check_shared_memory(Path("/dev/shm")),
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
@@ -110,6 +111,29 @@ def check_gpu(find: Callable[[str], str | None]) -> Finding:
         return Finding(name="GPU", verdict="ok", found=gpu)
     remedy = f"{sys.executable} -m pip install --force-reinstall torch (a build with CUDA)"
     return Finding(name="GPU", verdict="advice", found=f"{gpu}, but this torch cannot use it", remedy=remedy)
+
+
+def check_engine_defaults(device_type: str) -> Finding:
+    """Look which settings an engine on this device has where they are not given."""
+    from rayinfer.engine.device_defaults import device_defaults
+
+    defaults = device_defaults(device_type)
+    fraction, graph_size = defaults.memory_fraction, defaults.max_cudagraph_capture_size
+    sizes = f"max_num_seqs {defaults.max_num_seqs:,}, max_num_batched_tokens {defaults.max_num_batched_tokens:,}"
+    memory = "2 GiB of KV cache" if fraction is None else f"memory_fraction {fraction:g}"
+    graphs = (
+        f"CUDA graphs for up to {min(graph_size, defaults.max_num_seqs)} requests" if graph_size else "no CUDA graphs"
+    )
+    return Finding(name="engine defaults", verdict="ok", found=f"{device_type}: {sizes}, {memory}, {graphs}")
+
+
+def _device_type() -> str:
+    """What an engine of this machine computes on; without torch it is taken for a CPU."""
+    try:
+        import torch
+    except (ImportError, OSError):
+        return "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def check_memory(available_gib: float) -> Finding:

@@ -38,6 +38,7 @@ APPLICATION = "rayinfer"
 WATCH_S = 1.0
 POLL_S = 0.2
 ALL_ROUTERS_S = 30.0  # for the last router after the first
+CAPACITIES_S = 5.0  # for what is only told to operators
 PRIORITIES_EVERY = 30  # watches
 
 
@@ -313,11 +314,29 @@ def _announce(service: Service, console: Console) -> None:
     question = [{"role": "user", "content": "What is the capital of France?"}]
     body = json.dumps({"model": service.name, "messages": question, "max_tokens": 32, "temperature": 0})
     console.print(f"ready: {service.name} at {url}/v1 (Ctrl-C ends it)", markup=False, highlight=False, soft_wrap=True)
+    for line in _capacities(service):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     command = (
         f"curl {url}/v1/chat/completions -H {shlex.quote('Content-Type: application/json')} -d {shlex.quote(body)}"
     )
     # One line, however narrow the terminal: a wrapped command cannot be pasted.
     console.print(command, markup=False, highlight=False, soft_wrap=True)
+
+
+def _capacities(service: Service) -> list[str]:
+    """Ask for the sizes that the engines were built with; none if no router tells them soon."""
+    from rayinfer.errors import RayinferError
+    from rayinfer_deployments.cli.capacity_lines import capacity_lines
+    from rayinfer_deployments.control_socket import ask
+    from rayinfer_deployments.service_record import control_socket_path
+
+    latest = time.monotonic() + CAPACITIES_S
+    with contextlib.suppress(RayinferError):
+        while time.monotonic() < latest:  # Serve's handles learn of a new router a moment later
+            if lines := capacity_lines(ask(control_socket_path(service.port), "status", timeout_s=CAPACITIES_S)):
+                return lines
+            time.sleep(POLL_S)
+    return []
 
 
 def _served_name(model: str) -> str:

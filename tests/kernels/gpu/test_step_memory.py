@@ -1,12 +1,15 @@
 """What is kept free for a recorded step, against what it really allocates."""
 
 from collections.abc import Callable
+from dataclasses import fields
 
+import pytest
 import torch
 import torch.nn.functional as F
 
-from layer_stacks import BLOCK_SIZE, RandomStack, StackCase, Step
+from layer_stacks import BLOCK_SIZE, RandomStack, StackCase, Step, make_step
 from memory_use import memory_use_of
+from rayinfer.engine.activation_memory import activation_memory_bytes
 from rayinfer.engine.graph_memory import step_memory_bytes
 from rayinfer.models.model_config import ModelConfig
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
@@ -47,16 +50,32 @@ def test_a_step_takes_no_more_than_is_kept_free_for_it(device):
         sample_rows(logits, ones, ones.int() * VOCAB, ones, ones * 0, ones / 2, ones < 0)
 
     taken = bytes_at_once(run)
-    model = ModelConfig(
+    expected = step_memory_bytes(model_of(CASE), NUM_REQUESTS, MAX_BLOCKS * BLOCK_SIZE)
+    assert expected / 3 < taken < expected
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("intermediate", [64, 2048])
+def test_prompts_take_about_what_is_kept_free_for_activations(intermediate, device):
+    case = StackCase(hidden=512, intermediate=intermediate, num_heads=8, num_kv_heads=2, head_dim=64)
+    dtype = torch.bfloat16
+    stack = RandomStack(case, dtype, dtype).on_gpu(device, lambda weight, is_gated: weight)
+    spans = [(number, 0, 600) for number in range(3)]
+    step = Step(*(getattr(make_step(spans), field.name).to(device) for field in fields(Step)))
+    taken = bytes_at_once(lambda: stack.run(torch.randn(1800, case.hidden, dtype=dtype, device=device), step))
+    none, expected = (activation_memory_bytes(model_of(case), count, 0, element_bytes=2) for count in (0, 1800))
+    assert 0.7 * (expected - none) < taken < expected - none
+
+
+def model_of(case: StackCase) -> ModelConfig:
+    return ModelConfig(
         architecture="LlamaForCausalLM",
         vocab_size=VOCAB,
-        hidden_size=CASE.hidden,
-        intermediate_size=CASE.intermediate,
-        num_layers=1,
-        num_heads=CASE.num_heads,
-        num_kv_heads=CASE.num_kv_heads,
-        head_dim=CASE.head_dim,
+        hidden_size=case.hidden,
+        intermediate_size=case.intermediate,
+        num_layers=len(case.windows),
+        num_heads=case.num_heads,
+        num_kv_heads=case.num_kv_heads,
+        head_dim=case.head_dim,
         max_position_embeddings=MAX_BLOCKS * BLOCK_SIZE,
     )
-    expected = step_memory_bytes(model, NUM_REQUESTS, MAX_BLOCKS * BLOCK_SIZE)
-    assert expected / 3 < taken < expected

@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from rayinfer_deployments.cli import build_application
@@ -9,6 +10,7 @@ from rayinfer_deployments.cli.machine_checks import (
     check_cache,
     check_compiler,
     check_default_model,
+    check_engine_defaults,
     check_gpu,
     check_memory,
     check_open_files,
@@ -26,6 +28,8 @@ def test_doctor_finds_this_machine_fit_to_serve():
     assert {"Python", "torch", "ray", "transformers", "C++ compiler", "GPU", "memory", "cache"} <= set(findings)
     assert findings["torch"]["verdict"] == findings["ray"]["verdict"] == "ok"
     assert "threads" in findings["torch"]["found"]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    assert findings["engine defaults"]["found"].startswith(f"{device}: max_num_seqs ")
     assert all(finding["remedy"] for finding in findings.values() if finding["verdict"] != "ok")
 
 
@@ -57,6 +61,13 @@ def test_without_the_compiler_that_builds_the_kernels_there_is_advice():
 
 def test_without_a_gpu_all_is_well():
     assert check_gpu(lambda name: None).verdict == "ok"
+
+
+def test_doctor_shows_the_settings_that_engines_have_here_by_default():
+    assert [check_engine_defaults(device).found for device in ("cpu", "cuda")] == [
+        "cpu: max_num_seqs 64, max_num_batched_tokens 512, 2 GiB of KV cache, no CUDA graphs",
+        "cuda: max_num_seqs 256, max_num_batched_tokens 8,192, memory_fraction 0.9, CUDA graphs for up to 256 requests",
+    ]
 
 
 def test_a_gpu_that_torch_cannot_use_is_worth_a_word(tmp_path):

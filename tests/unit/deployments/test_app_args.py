@@ -1,3 +1,6 @@
+import json
+import pickle
+
 import pytest
 
 from rayinfer.config import EngineConfig
@@ -11,9 +14,20 @@ def test_a_model_takes_every_setting_of_an_engine():
     assert set(EngineConfig.model_fields) < set(ModelArgs.model_fields)
 
 
+def test_what_is_left_out_or_null_is_still_open_where_the_engine_is_built():
+    names = ("max_num_seqs", "max_num_batched_tokens", "memory_fraction", "max_cudagraph_capture_size")
+    for settings in ({}, dict.fromkeys(names)):
+        config = llm_app_args({"models": [{"model": "m"} | settings]}).models[0].engine_config()
+        to_a_rank = EngineConfig(**json.loads(json.dumps(config.model_dump(mode="json"))))
+        to_an_actor = pickle.loads(pickle.dumps(config))
+        for each in (config, to_a_rank, to_an_actor):
+            assert [getattr(each, name) for name in names] == [None] * 4
+
+
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
+        ({"models": [{"model": "m", "max_num_batched_tokens": 0}]}, r"models\.0\.max_num_batched_tokens: .*, got 0"),
         ({"models": [{"model": "m", "max_num_seq": 3}]}, r"models\.0\.max_num_seq: Extra inputs are not permitted"),
         ({"models": [{"model": "m"}], "max_waiting": 3}, r"max_waiting: Extra inputs are not permitted"),
         ({"models": [{"model": "m", "num_replicas": 0}]}, r"models\.0\.num_replicas: .* greater than or equal to 1"),

@@ -56,7 +56,7 @@ def test_an_engine_of_one_process_only_starts_it():
     async def scenario():
         first = FakeActor(start="described")
         group, _ = group_of(first)
-        await group.start()
+        assert await group.start() == "described"
         assert first.calls == [("start",)]
         assert not group.has_others
 
@@ -77,7 +77,7 @@ def test_the_others_run_from_where_the_first_one_opened_the_group():
         assert first.calls[:2] == [("open_group",), ("start", meeting)]  # which no start overtakes that waits for it
         assert not starting.done()
         first.answers["start"].set_result("described")
-        await starting
+        assert await starting == "described"
 
     asyncio.run(scenario())
 

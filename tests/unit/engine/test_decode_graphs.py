@@ -26,8 +26,10 @@ def test_sizes_leave_room_for_all_rows_and_little_more(num_rows, sizes):
     assert graph_sizes(num_rows) == sizes
 
 
-def test_no_graph_has_more_requests_than_keep_a_gpu_busy():
-    assert graph_sizes(1000)[-3:] == [240, 248, 256]
+def test_sizes_beyond_256_are_further_apart():
+    assert graph_sizes(256)[-3:] == [240, 248, 256]
+    assert graph_sizes(257)[-3:] == [248, 256, 272]
+    assert graph_sizes(512)[-3:] == [480, 496, 512]
 
 
 class Recorded:

@@ -274,7 +274,9 @@ async def test_the_description_carries_the_served_name_and_the_tightest_limit(tw
 async def test_the_status_shows_every_engines_latest_figures(service):
     service.engines[0].say(stats=EngineStats(num_running=7, kv_blocks_used=3, kv_blocks_total=10))
     await until(lambda: service.dispatcher.status().engines["engine-0"].num_running == 7)
-    assert service.dispatcher.status().ready
+    status = service.dispatcher.status()
+    assert status.ready
+    assert status.descriptions == {"engine-0": service.engines[0].description}
     assert service.metric('rayinfer_kv_blocks_used{engine="engine-0"') == 3.0
 
 
