@@ -73,6 +73,10 @@ class StepTensors(Protocol):
     def block_tables(self) -> torch.Tensor:
         """Where they lie: [num_requests, max_blocks]."""
 
+    @property
+    def num_decodes(self) -> int:
+        """How many of the first requests have one new token each, as far as the host knows."""
+
 
 class LayerStack(Protocol):
     """Layers that run as one; it holds on to their weights and caches."""

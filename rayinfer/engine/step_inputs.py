@@ -43,12 +43,20 @@ def send_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
     token_ids, positions, slots, query_starts, context_lengths, block_tables, rows, *others = upload.send(arrays)
     return StepInputs(
         token_ids=token_ids,
-        batch=AttentionBatch(positions, slots, query_starts, context_lengths, block_tables, rows),
+        batch=AttentionBatch(
+            positions, slots, query_starts, context_lengths, block_tables, rows, num_decodes(plan.query_starts)
+        ),
         rows=rows,
         continues=None if continues is None else others[0],
         sampled_rows=rows if all_sample else others[-2],
         sampled_lines=None if all_sample else others[-1],
     )
+
+
+def num_decodes(query_starts: np.ndarray) -> int:
+    """How many of the first requests have one new token each: the oldest, which decode, come first in a plan."""
+    others = np.flatnonzero(np.diff(query_starts) != 1)
+    return int(others[0]) if len(others) else len(query_starts) - 1
 
 
 class LastTokens:

@@ -51,6 +51,7 @@ class Step:
     query_starts: torch.Tensor
     context_lengths: torch.Tensor
     block_tables: torch.Tensor
+    num_decodes: int = 0
 
 
 def make_step(spans: Sequence[tuple[int, int, int]]) -> Step:
@@ -66,6 +67,7 @@ def make_step(spans: Sequence[tuple[int, int, int]]) -> Step:
         torch.tensor(starts, dtype=torch.int32),
         torch.tensor([end for _, _, end in spans], dtype=torch.int32),
         tables[[request for request, _, _ in spans]].to(torch.int32),
+        num_decodes=len(list(itertools.takewhile(lambda span: span[2] - span[1] == 1, spans))),
     )
 
 

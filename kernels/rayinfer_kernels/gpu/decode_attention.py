@@ -35,13 +35,15 @@ def decode_attention(
     max_context: int | None = None,
     *,
     num_splits: int | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend with the last token of each request: query [num_requests, num_heads, head_dim] -> the same shape.
 
     block_tables int32 [num_requests, max_blocks], context_lengths int32 [num_requests], the last token included; a
     request without context gets zeros. `max_context` says how long one can be, by default as the tables allow. From it
     and the shapes follows `num_splits`, a power of two, unless it is given: then a request's result is the same bits
-    in any batch. Nothing is read back from the device, and no grid depends on what is there.
+    in any batch. Nothing is read back from the device, and no grid depends on what is there. Results go to `out`, in
+    one piece, where it is given.
     """
     query = check_query(query, cache)
     num_requests, num_heads, head_dim = query.shape
@@ -51,7 +53,7 @@ def decode_attention(
     num_splits = num_splits or num_splits_for(num_requests, cache.num_kv_heads, max_context)
     if num_splits & (num_splits - 1):
         raise ValueError(f"num_splits must be a power of two, got {num_splits}")
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
     if num_requests == 0:
         return out
     tuning = decode_tuning(

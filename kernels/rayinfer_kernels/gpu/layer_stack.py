@@ -77,12 +77,13 @@ class GpuLayerStack:
             *(qkv, shape.num_heads, shape.num_kv_heads, self._cos, self._sin, step.positions, step.slots, cache),
             *(layer.query_norm, layer.key_norm, shape.eps),
         )
-        tables, lengths = step.block_tables, step.context_lengths
-        if len(query) == len(lengths):  # one token of each request
-            attended = decode_attention(query, cache, tables, lengths, shape.scale, layer.window)
-        else:
-            starts = step.query_starts
-            attended = prefill_attention(query, cache, tables, starts, lengths, shape.scale, layer.window)
+        tables, lengths, window = step.block_tables, step.context_lengths, layer.window
+        count = len(query) if len(query) == len(lengths) else step.num_decodes
+        attended = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        decoding = query[:count], cache, tables[:count], lengths[:count]
+        decode_attention(*decoding, shape.scale, window, out=attended[:count])
+        chunks = query[count:], cache, tables[count:], step.query_starts[count:], lengths[count:]
+        prefill_attention(*chunks, shape.scale, window, out=attended[count:])
         return attended.flatten(1)
 
 

@@ -26,18 +26,19 @@ def prefill_attention(
     softcap: float | None = None,
     *,
     max_query: int | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend causally from each request's last tokens: query [num_tokens, num_heads, head_dim] -> the same shape.
 
-    Request i's tokens are those from query_starts[i] to query_starts[i + 1] (int32 [num_requests + 1]), maybe none; its
-    keys are in the cache, context_lengths[i] of them (int32), the new ones included. Rows that belong to no request are
+    Request i's tokens are those from query_starts[i] to query_starts[i + 1] (int32 [num_requests + 1]), maybe none, the
+    first row of the query being query_starts[0]; its keys are in the cache, context_lengths[i] of them (int32), the new ones included. Rows that belong to no request are
     not written. `max_query` says how many tokens a request has at most, by default all. Nothing is read back from the
-    device: every program finds its request itself.
+    device: every program finds its request itself. Results go to `out`, in one piece, where it is given.
     """
     query = check_query(query, cache)
     num_tokens, num_heads, head_dim = query.shape
     num_requests, group = len(context_lengths), num_heads // cache.num_kv_heads
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
     if num_tokens == 0 or num_requests == 0:
         return out
     tuning = prefill_tuning(head_dim, query.dtype.itemsize, max_query or num_tokens, group)
@@ -67,19 +68,20 @@ def prefill_attention(
 
 @triton.jit
 def _queries_of(tile, query_starts, num_requests, TILE_QUERIES: tl.constexpr):
-    """The request of a tile, the tile's first token and the one behind the request's last.
+    """The request of a tile, the tile's first row of the query and the one behind the request's last.
 
     Request i's first tile is starts[i] // TILE_QUERIES + i: there are enough behind one another for every request.
     """
+    base = tl.load(query_starts)
     low, high = tile * 0, num_requests
     while low + 1 < high:
         middle = (low + high) // 2
-        first_tile = tl.load(query_starts + middle) // TILE_QUERIES + middle
+        first_tile = (tl.load(query_starts + middle) - base) // TILE_QUERIES + middle
         if first_tile <= tile:
             low = middle
         else:
             high = middle
-    first_query, next_query = tl.load(query_starts + low), tl.load(query_starts + low + 1)
+    first_query, next_query = tl.load(query_starts + low) - base, tl.load(query_starts + low + 1) - base
     return low, first_query + (tile - first_query // TILE_QUERIES - low) * TILE_QUERIES, next_query
 
 

@@ -1,9 +1,10 @@
 """The arrays of a step on the device: laid out in one copy, and with the tokens that only the device knows."""
 
 import numpy as np
+import pytest
 import torch
 
-from rayinfer.engine.step_inputs import LastTokens, send_plan
+from rayinfer.engine.step_inputs import LastTokens, num_decodes, send_plan
 from rayinfer.engine.step_plan import StepPlan
 from rayinfer.engine.step_upload import StepUpload
 
@@ -83,3 +84,10 @@ def test_a_row_goes_on_from_the_token_that_it_got_last():
     assert last.fill_in(mixed).tolist() == [100, 101, 102, 61, 104, 105]
     known = send_plan(plan([1, 1], [True] * 2, [False, False]), StepUpload(CPU))
     assert last.fill_in(known).tolist() == [100, 101]
+
+
+@pytest.mark.parametrize(
+    ("query_starts", "count"), [([0], 0), ([0, 1, 2, 3], 3), ([0, 5, 6], 0), ([0, 1, 2, 9], 2), ([0, 1, 4, 5], 1)]
+)
+def test_the_first_requests_that_decode_are_counted(query_starts, count):
+    assert num_decodes(np.array(query_starts, np.int32)) == count
