@@ -17,7 +17,10 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.fixture(autouse=True)
 def small_blocks(device, monkeypatch):
     """Several blocks in a row, and not so many numbers that the interpreter takes long."""
-    monkeypatch.setattr(sampling, "SAMPLING_BLOCK", 512)
+    monkeypatch.setattr(sampling, "SAMPLING_BLOCK", 128)
+    monkeypatch.setattr(sampling, "ROW_MAX_BLOCK", 512)
+    monkeypatch.setattr(sampling, "CANDIDATE_BLOCK", 32)
+    monkeypatch.setattr(sampling, "MAX_CANDIDATES", 128)
 
 
 def choose(device, logits, **settings):
