@@ -23,6 +23,8 @@ from rayinfer_kernels.gpu.score_weights import UNLIKELY, best_of, ordered, quoti
 from rayinfer_kernels.gpu.tuning import (
     CANDIDATE_BLOCK,
     CANDIDATES_MAX_REGISTERS,
+    CHOICE_BLOCK,
+    CHOICE_WARPS,
     MAX_CANDIDATES,
     MAX_ROW_PARTS,
     ROW_MAX_BLOCK,
@@ -67,48 +69,83 @@ def sample_rows(
     is_invalid = torch.empty(num_rows, dtype=torch.bool, device=logits.device)
     if num_rows == 0:
         return SampledRows(token_ids, is_invalid)
-    num_blocks = -(-width // SAMPLING_BLOCK)
-    blocks_per_part = -(-num_blocks // row_parts_for(num_rows, num_blocks))
-    grid = (num_rows, -(-num_blocks // blocks_per_part))
-    num_maxima = max(1, SAMPLING_BLOCK // next_power_of_2(grid[1]))
-
-    def new(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=logits.device)
-
-    best = (new(torch.float32, *grid), new(torch.int32, *grid))
-    maxima = new(logits.dtype, *grid, num_maxima)
-    found = (
-        *(new(torch.float32, num_rows), new(torch.int32, *grid), new(torch.float64, *grid)),
-        *(new(torch.int32, *grid, MAX_CANDIDATES), new(torch.float64, num_rows, num_blocks)),
-    )
-    candidates = new(torch.float32, num_rows, MAX_CANDIDATES)
-    shape = {
+    grid, blocks_per_part = _grid_of_parts(num_rows, width)
+    buffers = {
+        name: torch.empty(each.shape, dtype=each.dtype, device=logits.device)
+        for name, each in _buffers(num_rows, width, logits.dtype).items()
+    }
+    common = {
         "width": width,
         "block": SAMPLING_BLOCK,
         "PDL": (pdl := supports_pdl(logits.device)),
         "launch_pdl": pdl,
-        "num_warps": SAMPLING_WARPS,
     }
-    parts = {"num_blocks": num_blocks, "max_parts": MAX_ROW_PARTS, "capacity": MAX_CANDIDATES}
-    _best_kernel[grid](*(logits, *best, maxima, logits.stride(0), blocks_per_part), num_maxima=num_maxima, **shape)
+    best = (buffers["bests"], buffers["ids"])
+    found = [buffers[name] for name in ("cuts", "counts", "others", "candidate_ids", "masses")]
+    num_maxima, num_blocks, capacity = (buffers[name].shape[-1] for name in ("maxima", "masses", "candidates"))
+    _best_kernel[grid](
+        *(logits, *best, buffers["maxima"], logits.stride(0), blocks_per_part),
+        num_maxima=num_maxima,
+        num_warps=SAMPLING_WARPS,
+        **common,
+    )
+    parts = {"num_blocks": num_blocks, "max_parts": MAX_ROW_PARTS, "capacity": capacity}
     candidates_kernel[grid](
-        *(logits, temperature, top_k, top_p, min_p, is_greedy, *best, maxima, *found),
+        *(logits, temperature, top_k, top_p, min_p, is_greedy, *best, buffers["maxima"], *found),
         *(logits.stride(0), blocks_per_part, num_maxima),
         max_maxima=max(SAMPLING_BLOCK, next_power_of_2(grid[1])),
         maxnreg=CANDIDATES_MAX_REGISTERS,
+        num_warps=SAMPLING_WARPS,
         **parts,
-        **shape,
+        **common,
     )
     _choose_kernel[(num_rows,)](
         *(logits, temperature, top_k, top_p, min_p, uniform, is_greedy, *best, *found),
-        *(candidates, token_ids, is_invalid, logits.stride(0), grid[1]),
-        candidate_block=CANDIDATE_BLOCK,
-        num_candidate_blocks=next_power_of_2(-(-MAX_CANDIDATES // CANDIDATE_BLOCK)),
+        *(buffers["candidates"], token_ids, is_invalid, logits.stride(0), grid[1]),
         mass_blocks=next_power_of_2(num_blocks),
+        row_block=CHOICE_BLOCK,
+        num_row_blocks=next_power_of_2(-(-width // CHOICE_BLOCK)),
+        candidate_block=CANDIDATE_BLOCK,
+        num_candidate_blocks=next_power_of_2(-(-capacity // CANDIDATE_BLOCK)),
+        num_warps=CHOICE_WARPS,
         **parts,
-        **shape,
+        **common,
     )
     return SampledRows(token_ids, is_invalid)
+
+
+def sampling_bytes(num_rows: int, vocab_size: int) -> int:
+    """Memory that `sample_rows` takes beside its results."""
+    return sum(each.nbytes for each in _buffers(num_rows, vocab_size, torch.float32).values())
+
+
+def _grid_of_parts(num_rows: int, width: int) -> tuple[tuple[int, int], int]:
+    """Rows and the parts of each, and of how many blocks a part consists."""
+    num_blocks = -(-width // SAMPLING_BLOCK)
+    blocks_per_part = -(-num_blocks // row_parts_for(num_rows, num_blocks))
+    return (num_rows, -(-num_blocks // blocks_per_part)), blocks_per_part
+
+
+def _buffers(num_rows: int, width: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Shapes and types, without memory, of what the launches leave to those after them."""
+    grid, _ = _grid_of_parts(num_rows, width)
+    num_maxima = max(1, SAMPLING_BLOCK // next_power_of_2(grid[1]))
+    capacity = min(MAX_CANDIDATES, width)
+
+    def shape(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
+        return torch.empty(sizes, dtype=dtype, device="meta")
+
+    return {
+        "bests": shape(torch.float32, *grid),
+        "ids": shape(torch.int32, *grid),
+        "maxima": shape(dtype, *grid, num_maxima),
+        "cuts": shape(torch.float32, num_rows),
+        "counts": shape(torch.int32, *grid),
+        "others": shape(torch.float64, *grid),
+        "candidate_ids": shape(torch.int32, *grid, capacity),
+        "masses": shape(torch.float64, num_rows, -(-width // SAMPLING_BLOCK)),
+        "candidates": shape(torch.float32, num_rows, capacity),
+    }
 
 
 @triton.jit
@@ -191,6 +228,8 @@ def _choose_kernel(
     block: tl.constexpr,
     num_blocks: tl.constexpr,
     mass_blocks: tl.constexpr,
+    row_block: tl.constexpr,
+    num_row_blocks: tl.constexpr,
     candidate_block: tl.constexpr,
     num_candidate_blocks: tl.constexpr,
     max_parts: tl.constexpr,
@@ -234,7 +273,7 @@ def _choose_kernel(
             if not is_proven:
                 token_id, _ = choose_place(
                     *(scores, width, tl.zeros((), tl.float64), _LOWEST_KEY, has_top_k, temperature, top_k, top_p),
-                    *(min_p, uniform, highest, block, mass_blocks),
+                    *(min_p, uniform, highest, row_block, num_row_blocks),
                 )
         else:
             blocks, lowest = tl.arange(0, mass_blocks), ordered(highest - UNLIKELY)

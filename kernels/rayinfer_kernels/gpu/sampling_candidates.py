@@ -1,23 +1,24 @@
-"""Candidates of a row: the few tokens above a cut, among which those lie that top-k and top-p keep.
+"""Candidates of a row: the few tokens above a cut, which should be all that top-k and top-p keep.
 
-The cut follows from the greatest scores of many parts of the row, and is a guess: whether it was low enough is proven
+The cut is estimated from the greatest scores of some thousand subsets of the row; whether it was low enough is proven
 when the candidates are searched.
 """
 
 from rayinfer_kernels.gpu.language import gdc_launch_dependents, gdc_wait, tl, triton
-from rayinfer_kernels.gpu.score_weights import LEAST_WEIGHT, UNLIKELY, best_of, quotient, load_scores, weight_of
+from rayinfer_kernels.gpu.score_weights import LEAST_WEIGHT, UNLIKELY, best_of, load_scores, quotient, weight_of
 
 _NUM_HALVINGS = tl.constexpr(12)
 _TOGETHER = tl.constexpr(4)  # neighbours whose mass is summed first: they are one thread's, which saves registers
-_MASS_MARGIN = tl.constexpr(0.25)  # parts' greatest scores below the cut stand for more mass than their own
+_MASS_MARGIN = tl.constexpr(2.0**-6)  # parts' greatest scores below the cut stand for more mass than their own
 _CUT_MARGIN = tl.constexpr(2.0**-20)  # so that dividing by the temperature ties none below the cut with one above
 
 
 @triton.jit
-def find_cut(maxima, best, temperature, top_k, top_p, has_top_k, most_maxima):
-    """A score that at least top_k of the parts' `maxima` reach, or beyond which they have nearly all mass.
+def find_cut(maxima, best, temperature, top_k, top_p, has_top_k, least_maxima, most_maxima):
+    """A score that at least top_k of the `maxima` reach, or that leaves little of their mass below it.
 
-    Without top-k at most `most_maxima` of them lie above it; where too few do, it is a score without any weight.
+    Without top-k it lies below about `least_maxima` of them at least, and `most_maxima` at most. Where they are too few
+    it is a score without any weight.
     """
     reach = tl.maximum(temperature * UNLIKELY, tl.abs(best) * _CUT_MARGIN)
     nothing = best - reach * 1.0625
@@ -26,12 +27,14 @@ def find_cut(maxima, best, temperature, top_k, top_p, has_top_k, most_maxima):
     low = tl.min(tl.where(maxima > best - reach, maxima, best), 0)
     high = best
     is_found = False
+    # The first time the lower end itself is tried.
     for halving in range(_NUM_HALVINGS):
         middle = tl.where(halving == 0, low, low + (high - low) * 0.5)
         is_above = maxima >= middle
         num_above = tl.sum(is_above.to(tl.int32), 0)
         below = tl.sum(tl.where(is_above, 0.0, weights), 0)
-        is_enough = tl.where(has_top_k, num_above >= top_k, (below <= budget) | (num_above >= most_maxima))
+        is_nucleus = ((below <= budget) & (num_above >= least_maxima)) | (num_above >= most_maxima)
+        is_enough = tl.where(has_top_k, num_above >= top_k, is_nucleus)
         is_found = is_found | is_enough
         low = tl.where(is_enough, middle, low)
         high = tl.where(is_enough, high, middle)
@@ -65,6 +68,7 @@ def candidates_kernel(
     capacity: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """Find the candidates of one part of a row, and what the other tokens weigh; or what each block weighs."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -86,7 +90,9 @@ def candidates_kernel(
             places = tl.arange(0, max_maxima)
             known = maxima + row * num_parts * num_maxima + places
             found = tl.load(known, mask=places < num_parts * num_maxima, other=float("-inf")).to(tl.float32)
-            cut = find_cut(found, best, temperature, top_k, top_p, has_top_k, num_parts * num_maxima * 15 // 16)
+            num_known = num_parts * num_maxima
+            bounds = num_known // 8, num_known * 31 // 32
+            cut = find_cut(found, best, temperature, top_k, top_p, has_top_k, *bounds)
             here = row * num_parts + part
             num_found = 0
             other = tl.zeros((block // _TOGETHER,), tl.float64)

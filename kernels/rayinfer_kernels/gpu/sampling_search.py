@@ -108,7 +108,8 @@ def nucleus(scores, width, others, temperature, top_p, kth, highest, block: tl.c
     target = tl.minimum(1.0 - top_p + _FLOAT32_ROUNDING, tl.full((), _BELOW_ONE, tl.float64)) * total
 
     # The threshold is the least score whose mass together with all below it exceeds the target.
-    low, high = kth, ordered(highest)
+    is_reached = others <= target
+    low, high = kth, tl.where(is_reached, ordered(highest), kth)
     below_low = tl.zeros((), tl.float64) + others  # the mass of what lies below `low`
     while low < high:
         pivots = pivots_between(low, high)
@@ -129,7 +130,7 @@ def nucleus(scores, width, others, temperature, top_p, kth, highest, block: tl.c
         high = tl.minimum(high, tl.min(tl.where(is_higher, high, most_below), 0))
     own = weight_of(number_of(low), highest).to(tl.float64)
     num_banned = tl.floor((target - below_low) / tl.maximum(own, LEAST_WEIGHT)).to(tl.int32)
-    return low, num_banned, others <= target
+    return low, num_banned, is_reached
 
 
 @triton.jit
