@@ -17,9 +17,10 @@ from rayinfer_kernels.gpu.language import (
     tl,
     triton,
 )
+from rayinfer_kernels.gpu.row_max import best_of, best_of_places
 from rayinfer_kernels.gpu.sampling_candidates import candidates_kernel, gather_candidates
 from rayinfer_kernels.gpu.sampling_search import choose_place, draw
-from rayinfer_kernels.gpu.score_weights import UNLIKELY, best_of, ordered, quotient
+from rayinfer_kernels.gpu.score_weights import UNLIKELY, ordered, quotient
 from rayinfer_kernels.gpu.tuning import (
     CANDIDATE_BLOCK,
     CANDIDATES_MAX_REGISTERS,
@@ -27,30 +28,13 @@ from rayinfer_kernels.gpu.tuning import (
     CHOICE_WARPS,
     MAX_CANDIDATES,
     MAX_ROW_PARTS,
-    ROW_MAX_BLOCK,
-    ROW_MAX_WARPS,
     SAMPLING_BLOCK,
     SAMPLING_WARPS,
     row_parts_for,
 )
-from rayinfer_kernels.implementation import RowMax, SampledRows
+from rayinfer_kernels.implementation import SampledRows
 
 _LOWEST_KEY = tl.constexpr(-(2**31))
-
-
-def row_max(rows: torch.Tensor) -> RowMax:
-    """See `ops.row_max`."""
-    rows = rows if rows.stride(-1) == 1 else rows.contiguous()
-    values = torch.empty(len(rows), dtype=torch.float32, device=rows.device)
-    indices = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
-    if len(rows):
-        _row_max_kernel[(len(rows),)](
-            *(rows, values, indices, rows.stride(0)),
-            width=rows.shape[1],
-            block=ROW_MAX_BLOCK,
-            num_warps=ROW_MAX_WARPS,
-        )
-    return RowMax(values, indices)
 
 
 def sample_rows(
@@ -148,15 +132,6 @@ def _buffers(num_rows: int, width: int, dtype: torch.dtype) -> dict[str, torch.T
     }
 
 
-@triton.jit
-def _row_max_kernel(rows, values, indices, row_stride, width: tl.constexpr, block: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    bests, ids = _best_of_places(rows + row * row_stride, 0, width, width, block)
-    best, index = best_of(bests, ids)
-    tl.store(values + row, best)
-    tl.store(indices + row, index.to(tl.int64))
-
-
 @triton.jit(do_not_specialize=["blocks_per_part"])
 def _best_kernel(
     logits,
@@ -177,30 +152,12 @@ def _best_kernel(
     part = row * tl.num_programs(1) + tl.program_id(1)
     first = tl.program_id(1) * blocks_per_part * block
     last = tl.minimum(first + blocks_per_part * block, width)
-    bests, ids = _best_of_places(logits + row * row_stride, first, last, width, block)
+    bests, ids = best_of_places(logits + row * row_stride, first, last, width, block)
     best, token_id = best_of(bests, ids)
     tl.store(part_bests + part, best)
     tl.store(part_ids + part, token_id)
     together = tl.max(tl.reshape(bests, (num_maxima, block // num_maxima)), 1)
     tl.store(maxima + part * num_maxima + tl.arange(0, num_maxima), together.to(maxima.dtype.element_ty))
-
-
-@triton.jit
-def _best_of_places(scores, first, last, width, block: tl.constexpr):
-    """The greatest number in float32 at each place of a block, NaN if there is one, and its first id.
-
-    Each place looks through the row by itself, so that many loads are on their way at once.
-    """
-    places = tl.arange(0, block)
-    best = tl.full((block,), float("-inf"), tl.float32)
-    found = tl.zeros((block,), tl.int32) + first
-    for start in tl.range(first, last, block, loop_unroll_factor=4):
-        x = tl.load(scores + start + places, mask=start + places < width, other=float("-inf")).to(tl.float32)
-        # NaN counts as the greatest of all.
-        is_better = (x > best) | ((x != x) & (best == best))
-        found = tl.where(is_better, start, found)
-        best = tl.where(is_better, x, best)
-    return best, found + places
 
 
 @triton.jit(do_not_specialize=["num_parts"])
@@ -266,14 +223,36 @@ def _choose_kernel(
                 other = tl.sum(tl.load(others + here + parts, mask=is_part, other=0.0), 0)
                 highest_other = ordered(quotient(tl.load(cuts + row), temperature, inverse))
                 place, is_proven = choose_place(
-                    *(kept, total, other, highest_other, has_top_k, temperature, top_k, top_p, min_p, uniform),
-                    *(highest, candidate_block, num_candidate_blocks),
+                    kept,
+                    total,
+                    other,
+                    highest_other,
+                    has_top_k,
+                    temperature,
+                    top_k,
+                    top_p,
+                    min_p,
+                    uniform,
+                    highest,
+                    candidate_block,
+                    num_candidate_blocks,
                 )
                 token_id = tl.load(kept_ids + tl.minimum(place, capacity - 1))
             if not is_proven:
                 token_id, _ = choose_place(
-                    *(scores, width, tl.zeros((), tl.float64), _LOWEST_KEY, has_top_k, temperature, top_k, top_p),
-                    *(min_p, uniform, highest, row_block, num_row_blocks),
+                    scores,
+                    width,
+                    tl.zeros((), tl.float64),
+                    _LOWEST_KEY,
+                    has_top_k,
+                    temperature,
+                    top_k,
+                    top_p,
+                    min_p,
+                    uniform,
+                    highest,
+                    row_block,
+                    num_row_blocks,
                 )
         else:
             blocks, lowest = tl.arange(0, mass_blocks), ordered(highest - UNLIKELY)

@@ -5,7 +5,8 @@ when the candidates are searched.
 """
 
 from rayinfer_kernels.gpu.language import gdc_launch_dependents, gdc_wait, tl, triton
-from rayinfer_kernels.gpu.score_weights import LEAST_WEIGHT, UNLIKELY, best_of, load_scores, quotient, weight_of
+from rayinfer_kernels.gpu.row_max import best_of
+from rayinfer_kernels.gpu.score_weights import LEAST_WEIGHT, UNLIKELY, load_scores, quotient, weight_of
 
 _NUM_HALVINGS = tl.constexpr(12)
 _TOGETHER = tl.constexpr(4)  # neighbours whose mass is summed first: they are one thread's, which saves registers
@@ -91,8 +92,8 @@ def candidates_kernel(
             known = maxima + row * num_parts * num_maxima + places
             found = tl.load(known, mask=places < num_parts * num_maxima, other=float("-inf")).to(tl.float32)
             num_known = num_parts * num_maxima
-            bounds = num_known // 8, num_known * 31 // 32
-            cut = find_cut(found, best, temperature, top_k, top_p, has_top_k, *bounds)
+            least, most = num_known // 8, num_known * 31 // 32
+            cut = find_cut(found, best, temperature, top_k, top_p, has_top_k, least, most)
             here = row * num_parts + part
             num_found = 0
             other = tl.zeros((block // _TOGETHER,), tl.float64)
@@ -113,12 +114,12 @@ def candidates_kernel(
             tl.store(others + here, tl.sum(other, 0))
             tl.store(cuts + row, cut)
         else:
-            least = tl.maximum(tl.load(min_ps + row).to(tl.float32), LEAST_WEIGHT)
+            least_kept = tl.maximum(tl.load(min_ps + row).to(tl.float32), LEAST_WEIGHT)
             ahead = load_scores(scores, first * block, width, block)
             for index in range(first, last):
                 x = ahead.to(tl.float32)
                 ahead = load_scores(scores, (index + 1) * block, width, block)
-                weights = weight_of(quotient(x, temperature, inverse), highest, least)
+                weights = weight_of(quotient(x, temperature, inverse), highest, least_kept)
                 tl.store(masses + row * num_blocks + index, tl.sum(weights.to(tl.float64), 0))
 
 

@@ -5,8 +5,8 @@ lie to scores that are there. The scores are a whole row, or the best of a row w
 """
 
 from rayinfer_kernels.gpu.language import tl, triton
+from rayinfer_kernels.gpu.row_max import LAST_ID
 from rayinfer_kernels.gpu.score_weights import (
-    LAST_ID,
     LEAST_WEIGHT,
     UNLIKELY,
     number_of,

@@ -4,21 +4,10 @@ from rayinfer_kernels.gpu.language import IS_INTERPRETED, tl, triton
 
 UNLIKELY = tl.constexpr(88.0)  # so far below the best a token has no weight
 LEAST_WEIGHT = tl.constexpr(2.0**-125 * (1 + 2.0**-23))  # less is none: float32 would soon have no normal number
-LAST_ID = tl.constexpr(2**31 - 1)
 _LOWEST_EXPONENT = tl.constexpr(-87.0)
 _LOWEST_SCORE = tl.constexpr(-1.0e30)  # instead of minus infinity, whose difference with itself is no number
 _ROUNDING = tl.constexpr(1.5 * 2.0**23)  # a small number added to it is rounded to an integer, its lowest bits
 _IS_INTERPRETED = tl.constexpr(IS_INTERPRETED)
-
-
-@triton.jit
-def best_of(values, ids):
-    """The greatest value, NaN if there is one, and the least id of those that have it."""
-    is_nan = values != values
-    has_nan = tl.max(is_nan.to(tl.int32), 0) != 0
-    highest = tl.max(tl.where(is_nan, float("-inf"), values), 0)
-    first = tl.min(tl.where(tl.where(has_nan, is_nan, values == highest), ids, LAST_ID), 0)
-    return tl.where(has_nan, float("nan"), highest), first
 
 
 @triton.jit

@@ -7,7 +7,7 @@ import torch
 
 from pairwise import Void
 from rayinfer_kernels import reference
-from rayinfer_kernels.gpu import philox, sampling
+from rayinfer_kernels.gpu import philox, row_max, sampling
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
 from row_layouts import LAYOUTS, laid_out
 
@@ -18,7 +18,8 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.fixture(autouse=True)
 def small_blocks(device, monkeypatch):
     """Several blocks in a row, and not so many numbers that the interpreter takes long."""
-    sizes = {"SAMPLING_BLOCK": 128, "ROW_MAX_BLOCK": 512, "CHOICE_BLOCK": 512}
+    monkeypatch.setattr(row_max, "ROW_MAX_BLOCK", 512)
+    sizes = {"SAMPLING_BLOCK": 128, "CHOICE_BLOCK": 512}
     for name, size in (sizes | {"CANDIDATE_BLOCK": 32, "MAX_CANDIDATES": 128}).items():
         monkeypatch.setattr(sampling, name, size)
 
@@ -221,7 +222,7 @@ def test_the_greatest_number_of_each_row_and_its_first_place(case, device):
     rows = random_logits(case["num_rows"], case["width"], case["kind"], case["dtype"])
     if case["best"] is not None:
         rows[:, slice(None) if case["best"] < 0 else [-1, case["width"] // 2]] = case["best"]
-    got, expected = sampling.row_max(laid_out(rows, case["layout"], device)), reference.row_max(rows)
+    got, expected = row_max.row_max(laid_out(rows, case["layout"], device)), reference.row_max(rows)
     torch.testing.assert_close(got.values.to(CPU), expected.values, atol=0, rtol=0, equal_nan=True)
     assert got.indices.tolist() == expected.indices.tolist()
 
