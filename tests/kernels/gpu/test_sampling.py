@@ -162,6 +162,17 @@ def test_candidates_that_just_have_room_and_that_have_none(device, monkeypatch, 
         check_same(device, logits, **(PLAIN | {"top_k": [top_k] * 3, "top_p": [top_p] * 3}))
 
 
+def test_rows_are_searched_where_the_candidates_miss_a_part_of_the_nucleus(device, monkeypatch):
+    """A cut that follows from 16 scores leaves most of the nucleus below it, if that is nearly the whole row."""
+    monkeypatch.setattr(sampling, "row_parts_for", lambda _num_rows, _num_blocks: 1)
+    monkeypatch.setattr(sampling, "SAMPLING_BLOCK", 16)
+    monkeypatch.setattr(sampling, "MAX_CANDIDATES", 512)
+    logits = (torch.randn(3, 600) * 0.5).to(device)
+    for top_p in (0.9, 0.99, 0.9999):
+        for uniform in ([0.0, 0.01, 0.3], [0.6, 0.9, 1 - 2.0**-32]):
+            check_same(device, logits, **(PLAIN | {"top_p": [top_p] * 3, "uniform": uniform}))
+
+
 SHAPES_OF_ROWS = {
     "flat": lambda: torch.zeros(3, 600),
     "nearly flat": lambda: torch.randn(3, 600) * 1e-3,
