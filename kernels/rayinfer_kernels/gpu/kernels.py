@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from rayinfer_kernels import reference
-from rayinfer_kernels.gpu import activations, few_rows, fp8, grouped_matmul, norms, philox, sampling
+from rayinfer_kernels.gpu import activations, few_rows, fp8, grouped_matmul, norms, philox, row_max, sampling
 from rayinfer_kernels.gpu.decode_attention import decode_attention
 from rayinfer_kernels.gpu.language import HAS_TRITON
 from rayinfer_kernels.gpu.layer_stack import GpuLayerStack
@@ -95,7 +95,7 @@ class GpuKernels:
 
     grouped_linear = staticmethod(grouped_matmul.grouped_linear)
     combine_rows = staticmethod(grouped_matmul.combine_rows)
-    row_max = staticmethod(sampling.row_max)
+    row_max = staticmethod(row_max.row_max)
     sample_rows = staticmethod(sampling.sample_rows)
     uniform = staticmethod(philox.uniform)
     rms_norm = staticmethod(norms.rms_norm)

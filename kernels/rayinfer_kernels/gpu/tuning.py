@@ -22,8 +22,16 @@ MIN_DOT_ROWS = 16  # what the tensor cores take at least
 ACTIVATION_BLOCK = 1024  # columns of a row in one program
 ACTIVATION_WARPS = 4
 MAX_FEW_ROWS = 4  # that are multiplied without tensor cores: more would be bound by their sums, not by memory
-SAMPLING_BLOCK = 8192  # scores of a row that a program looks at together
-SAMPLING_WARPS = 32
+ROW_MAX_BLOCK = 8192  # numbers of a row that a program looks at together
+ROW_MAX_WARPS = 32
+SAMPLING_BLOCK = 4096  # scores of a row that a program looks at together
+SAMPLING_WARPS = 16
+CHOICE_BLOCK = 4096  # scores of a row that is searched as a whole
+CHOICE_WARPS = 16
+CANDIDATE_BLOCK = 1024  # candidates for a token that a program looks at together
+CANDIDATES_MAX_REGISTERS = 64  # of a thread that looks for them, so that a multiprocessor has room for two programs
+MAX_CANDIDATES = 16384  # of a row; top-p keeps more only where nearly nothing is known of the next token
+MAX_ROW_PARTS = 32  # that a row is cut into where rows are few
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +141,11 @@ def rope_tuning(num_tokens: int) -> RowsTuning:
     if num_tokens <= 256:
         return RowsTuning(num_rows=8, num_warps=4)
     return RowsTuning(num_rows=16, num_warps=8 if num_tokens <= 1024 else 4)
+
+
+def row_parts_for(num_rows: int, num_blocks: int) -> int:
+    """Into how many parts to cut rows of logits at most, so that each multiprocessor has two of them."""
+    return max(1, min(num_blocks, MAX_ROW_PARTS, 2 * NUM_MULTIPROCESSORS // num_rows))
 
 
 def row_warps(block: int) -> int:

@@ -7,7 +7,8 @@ import torch
 
 from pairwise import Void
 from rayinfer_kernels import reference
-from rayinfer_kernels.gpu import philox, sampling
+from rayinfer_kernels.gpu import philox, row_max, sampling
+from rayinfer_kernels.gpu.language import IS_INTERPRETED
 from row_layouts import LAYOUTS, laid_out
 
 CPU = torch.device("cpu")
@@ -17,7 +18,10 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.fixture(autouse=True)
 def small_blocks(device, monkeypatch):
     """Several blocks in a row, and not so many numbers that the interpreter takes long."""
-    monkeypatch.setattr(sampling, "SAMPLING_BLOCK", 512)
+    monkeypatch.setattr(row_max, "ROW_MAX_BLOCK", 512)
+    sizes = {"SAMPLING_BLOCK": 128, "CHOICE_BLOCK": 512}
+    for name, size in (sizes | {"CANDIDATE_BLOCK": 32, "MAX_CANDIDATES": 128}).items():
+        monkeypatch.setattr(sampling, name, size)
 
 
 def choose(device, logits, **settings):
@@ -145,6 +149,77 @@ def test_rows_whose_best_is_no_number_are_invalid_and_others_are_not(device):
     assert check_same(device, logits, **(PLAIN | {"is_greedy": [True] * 3})).is_invalid.tolist() == [True, True, False]
 
 
+@pytest.mark.parametrize("most_parts", [1, 2, 32])
+@pytest.mark.parametrize("num_equal", [127, 128, 129])
+def test_candidates_that_just_have_room_and_that_have_none(device, monkeypatch, num_equal, most_parts):
+    """Of 128, all equal; they lie in several parts of the row and the others have no weight, or much."""
+    monkeypatch.setattr(sampling, "row_parts_for", lambda _num_rows, num_blocks: min(num_blocks, most_parts))
+    logits = torch.full((3, 600), -2.0, device=device)
+    logits[1] = -200.0
+    logits[2] = float("-inf")
+    logits[:, torch.randperm(600)[:num_equal]] = 1.0
+    for top_k, top_p in ((600, 0.5), (600, 0.9999999), (num_equal, 1.0), (num_equal + 1, 0.7), (1, 0.3)):
+        check_same(device, logits, **(PLAIN | {"top_k": [top_k] * 3, "top_p": [top_p] * 3}))
+
+
+def test_rows_are_searched_where_the_candidates_miss_a_part_of_the_nucleus(device, monkeypatch):
+    """A cut that follows from 16 scores leaves most of the nucleus below it, if that is nearly the whole row."""
+    monkeypatch.setattr(sampling, "row_parts_for", lambda _num_rows, _num_blocks: 1)
+    monkeypatch.setattr(sampling, "SAMPLING_BLOCK", 16)
+    monkeypatch.setattr(sampling, "MAX_CANDIDATES", 512)
+    logits = (torch.randn(3, 600) * 0.5).to(device)
+    for top_p in (0.9, 0.99, 0.9999):
+        for uniform in ([0.0, 0.01, 0.3], [0.6, 0.9, 1 - 2.0**-32]):
+            check_same(device, logits, **(PLAIN | {"top_p": [top_p] * 3, "uniform": uniform}))
+
+
+SHAPES_OF_ROWS = {
+    "flat": lambda: torch.zeros(3, 600),
+    "nearly flat": lambda: torch.randn(3, 600) * 1e-3,
+    "wide": lambda: torch.randn(3, 600) * 0.5,
+    "peaked": lambda: torch.randn(3, 600) * 3 + torch.eye(3, 600).roll(300, 1) * 40,
+    "few": lambda: torch.randn(3, 600).masked_fill(torch.arange(600) % 97 > 0, float("-inf")),
+    "neighbours": lambda: torch.randn(3, 600) + 20.0 * (torch.arange(600) // 40 == 7),
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES_OF_ROWS)
+def test_rows_of_every_shape_under_settings_from_the_least_to_the_greatest(device, kind):
+    logits = SHAPES_OF_ROWS[kind]().to(device)
+    for top_k in ([1, 2, 5], [30, 300, 599], [600] * 3):
+        for top_p in ([1e-9, 0.3, 0.9], [0.99, 0.9999999, 1.0]):
+            for temperature, min_p in (([0.05, 1.0, 20.0], [0.0] * 3), ([0.6] * 3, [0.0, 0.05, 1.0])):
+                settings = {"top_k": top_k, "top_p": top_p, "temperature": temperature, "min_p": min_p}
+                check_same(device, logits, **(PLAIN | settings | {"uniform": [0.0, 0.7, 1 - 2.0**-32]}))
+
+
+def test_scores_that_the_temperature_makes_equal_are_tied(device):
+    """Neighbouring numbers of float32 whose quotients round to the same number, at the border of top-k and of top-p."""
+    logits = (torch.arange(600, dtype=torch.float32) * 2.0**-23 + 1.0).repeat(3, 1).to(device)
+    for top_k, top_p in ((50, 1.0), (600, 0.4), (99, 0.5)):
+        settings = {"temperature": [3.0, 1.7, 1e3], "top_k": [top_k] * 3, "top_p": [top_p] * 3}
+        check_same(device, logits, **(PLAIN | settings))
+
+
+def test_few_candidates_are_searched_instead_of_the_row(device, monkeypatch):
+    if not IS_INTERPRETED:
+        pytest.skip("kernels cannot be watched")
+    widths = []
+    choose_place = sampling.choose_place
+
+    def watched(scores, width, *arguments):
+        widths.append(int(width.handle.data[0]) if hasattr(width, "handle") else int(width))
+        return choose_place(scores, width, *arguments)
+
+    monkeypatch.setattr(sampling, "choose_place", watched)
+    logits = torch.randn(3, 600) * 3
+    logits[:, ::50] += 12.0
+    settings = {"top_k": [600, 20, 20], "top_p": [0.9, 1.0, 0.9]}
+    check_same(device, logits, **(PLAIN | settings))
+    assert len(widths) == 3
+    assert max(widths) <= 128
+
+
 @pytest.mark.axes(
     num_rows=[3, Void(0), 1],
     width=[700, 1, 7, 511, 512],
@@ -158,7 +233,7 @@ def test_the_greatest_number_of_each_row_and_its_first_place(case, device):
     rows = random_logits(case["num_rows"], case["width"], case["kind"], case["dtype"])
     if case["best"] is not None:
         rows[:, slice(None) if case["best"] < 0 else [-1, case["width"] // 2]] = case["best"]
-    got, expected = sampling.row_max(laid_out(rows, case["layout"], device)), reference.row_max(rows)
+    got, expected = row_max.row_max(laid_out(rows, case["layout"], device)), reference.row_max(rows)
     torch.testing.assert_close(got.values.to(CPU), expected.values, atol=0, rtol=0, equal_nan=True)
     assert got.indices.tolist() == expected.indices.tolist()
 
