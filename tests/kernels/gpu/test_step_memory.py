@@ -28,9 +28,9 @@ def decoding_step(device: torch.device) -> Step:
 
 
 def bytes_at_once(action: Callable[[], object]) -> int:
+    action()  # what is taken once, for products and counters, is counted apart
     if IS_INTERPRETED:
         return memory_use_of(action).num_bytes_at_once
-    action()  # what is taken once, for products, is counted apart
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     action()
