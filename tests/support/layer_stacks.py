@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +52,11 @@ class Step:
     context_lengths: torch.Tensor
     block_tables: torch.Tensor
     num_decodes: int = 0
+
+    def on(self, device: torch.device) -> "Step":
+        """The same on another device."""
+        tensors = {name: each.to(device) for name, each in vars(self).items() if isinstance(each, torch.Tensor)}
+        return replace(self, **tensors)
 
 
 def make_step(spans: Sequence[tuple[int, int, int]]) -> Step:

@@ -21,7 +21,14 @@ from rayinfer_kernels.gpu.language import (
     triton,
 )
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache
-from rayinfer_kernels.gpu.tuning import MIN_SPLIT_TOKENS, combined_at_once, decode_tuning, least_split, num_splits_for
+from rayinfer_kernels.gpu.tuning import (
+    MIN_DOT_INPUTS,
+    MIN_SPLIT_TOKENS,
+    combined_at_once,
+    decode_tuning,
+    least_split,
+    num_splits_for,
+)
 
 
 def decode_attention(
@@ -61,22 +68,21 @@ def decode_attention(
         num_programs,
     )
     lengths = (context_lengths, NO_WINDOW if window is None else window)
-    partial = (out, out, out) if num_splits == 1 else _new_partial_results(query, num_splits, cache.num_kv_heads)
+    partial = _new_partial_results(query, num_splits, cache.num_kv_heads)
     _attend_split[(cache.num_kv_heads, num_requests, num_splits)](
         *(query, query.stride(0), query.stride(1), cache.key, cache.value),
         *(block_tables, block_tables.stride(0), *lengths, *score_factors(scale, softcap), out, *partial),
-        IS_SPLIT=num_splits > 1,
+        max(least, tuning.tile_tokens),
         HAS_SOFTCAP=softcap is not None,
         GROUP=num_heads // cache.num_kv_heads,
         ROWS=tuning.num_rows,
         NUM_KV_HEADS=cache.num_kv_heads,
         BLOCK_SIZE=cache.block_size,
         HEAD_DIM=head_dim,
-        WIDTH=next_power_of_2(head_dim),
+        WIDTH=max(MIN_DOT_INPUTS, next_power_of_2(head_dim)),
         TILE=tuning.tile_tokens,
-        MIN_TOKENS=max(least, tuning.tile_tokens),
         HEADS=next_power_of_2(num_heads // cache.num_kv_heads),
-        TOGETHER=combined_at_once(num_splits, num_heads // cache.num_kv_heads, head_dim),
+        TOGETHER=combined_at_once(num_heads // cache.num_kv_heads, head_dim),
         DOT_TYPE=dot_type(query.dtype, cache),
         NUM_STAGES=tuning.num_stages,
         IN_PAIRS=cache.key.dtype.itemsize == 1 and head_dim % 2 == 0,
@@ -97,23 +103,24 @@ def splits_bytes(num_requests: int, num_heads: int, num_kv_heads: int, head_dim:
 def _new_partial_results(query: torch.Tensor, num_splits: int, num_kv_heads: int) -> tuple[torch.Tensor, ...]:
     """Memory for each split's weighted values, its greatest score and sum of weights; and counters of ended splits."""
     num_requests, num_heads, head_dim = query.shape
+    num_splits = 0 if num_splits == 1 else num_splits
     parts = torch.empty((num_requests, num_heads, num_splits, head_dim), dtype=torch.float32, device=query.device)
     sums = torch.empty((num_requests, num_heads, num_splits, 2), dtype=torch.float32, device=query.device)
     return parts, sums, arrival_counters(query.device, num_requests * num_kv_heads)
 
 
 @triton.jit
-def _split_length(context, window, num_splits, TILE: tl.constexpr, MIN_TOKENS: tl.constexpr):
+def _split_length(context, window, num_splits, min_tokens, TILE: tl.constexpr):
     """The first token of the first tile that is seen, and how many tokens each split has from there on.
 
-    All splits but the last have whole tiles and no fewer tokens than MIN_TOKENS: a short context leaves some empty.
+    All splits but the last have whole tiles and no fewer tokens than min_tokens: a short context leaves some empty.
     """
     first_tile = tl.maximum(context - window, 0) // TILE * TILE
     share = (context - first_tile + num_splits - 1) // num_splits
-    return first_tile, tl.maximum((share + TILE - 1) // TILE * TILE, MIN_TOKENS)
+    return first_tile, tl.maximum((share + TILE - 1) // TILE * TILE, min_tokens)
 
 
-@triton.jit(do_not_specialize=["table_stride", "window"])
+@triton.jit(do_not_specialize=["table_stride", "window", "min_tokens"])
 def _attend_split(
     query_rows,
     token_stride,
@@ -130,7 +137,7 @@ def _attend_split(
     parts,  # [num_requests, num_heads, num_splits, HEAD_DIM]
     sums,  # [num_requests, num_heads, num_splits, 2]
     counters,  # [num_requests, NUM_KV_HEADS], zeros before and after
-    IS_SPLIT: tl.constexpr,
+    min_tokens,
     HAS_SOFTCAP: tl.constexpr,
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
@@ -139,7 +146,6 @@ def _attend_split(
     HEAD_DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     TILE: tl.constexpr,
-    MIN_TOKENS: tl.constexpr,
     HEADS: tl.constexpr,
     TOGETHER: tl.constexpr,
     DOT_TYPE: tl.constexpr,
@@ -153,7 +159,7 @@ def _attend_split(
     kv_head, request = tl.program_id(0), tl.program_id(1)
     split, num_splits = tl.program_id(2), tl.num_programs(2)  # most of the later ones have no tokens
     context = tl.load(context_lengths + request)
-    first_tile, per_split = _split_length(context, window, num_splits, TILE, MIN_TOKENS)
+    first_tile, per_split = _split_length(context, window, num_splits, min_tokens, TILE)
     num_live = (context - first_tile + per_split - 1) // per_split  # splits that have tokens
     begin = first_tile + split * per_split
     end = tl.minimum(context, begin + per_split)
@@ -162,7 +168,7 @@ def _attend_split(
         if split < num_live:  # all but the last token were there before this step
             _fetch_tile(key_cache, value_cache, table, begin, end, kv_head, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, TILE)
         gdc_wait()
-    if IS_SPLIT and (split >= num_live) & (split > 0):  # the first one answers for a request without tokens
+    if (split >= num_live) & (split > 0):  # the first one answers for a request without tokens
         return
     rows, channels = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     heads = kv_head * GROUP + rows
@@ -176,7 +182,7 @@ def _attend_split(
         BLOCK_SIZE, HEAD_DIM, WIDTH, TILE, DOT_TYPE, NUM_STAGES, IN_PAIRS,
     )  # fmt: skip
     first_head = request.to(tl.int64) * NUM_KV_HEADS * GROUP + kv_head * GROUP
-    if IS_SPLIT and num_live > 1:
+    if num_live > 1:
         row = (first_head + rows) * num_splits + split
         tl.store(parts + row[:, None] * HEAD_DIM + channels[None, :], acc, mask=is_number)
         tl.store(sums + row * 2, highest, mask=rows < GROUP)

@@ -12,7 +12,7 @@ from rayinfer_kernels.gpu.attention_tiles import (
 )
 from rayinfer_kernels.gpu.language import next_power_of_2, tl, triton
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache
-from rayinfer_kernels.gpu.tuning import prefill_tuning
+from rayinfer_kernels.gpu.tuning import MIN_DOT_INPUTS, prefill_tuning
 
 
 def prefill_attention(
@@ -31,9 +31,10 @@ def prefill_attention(
     """Attend causally from each request's last tokens: query [num_tokens, num_heads, head_dim] -> the same shape.
 
     Request i's tokens are those from query_starts[i] to query_starts[i + 1] (int32 [num_requests + 1]), maybe none, the
-    first row of the query being query_starts[0]; its keys are in the cache, context_lengths[i] of them (int32), the new ones included. Rows that belong to no request are
-    not written. `max_query` says how many tokens a request has at most, by default all. Nothing is read back from the
-    device: every program finds its request itself. Results go to `out`, in one piece, where it is given.
+    first row of the query being query_starts[0]; its keys are in the cache, context_lengths[i] of them (int32), the new
+    ones included. Rows that belong to no request are not written. `max_query` says how many tokens a request has at
+    most, by default all. Nothing is read back from the device: every program finds its request itself. Results go to
+    `out`, in one piece, where it is given.
     """
     query = check_query(query, cache)
     num_tokens, num_heads, head_dim = query.shape
@@ -57,7 +58,7 @@ def prefill_attention(
         NUM_KV_HEADS=cache.num_kv_heads,
         BLOCK_SIZE=cache.block_size,
         HEAD_DIM=head_dim,
-        WIDTH=next_power_of_2(head_dim),
+        WIDTH=max(MIN_DOT_INPUTS, next_power_of_2(head_dim)),
         TILE=tuning.tile_tokens,
         DOT_TYPE=dot_type(query.dtype, cache),
         NUM_STAGES=tuning.num_stages,
@@ -85,7 +86,10 @@ def _queries_of(tile, query_starts, num_requests, TILE_QUERIES: tl.constexpr):
     return low, first_query + (tile - first_query // TILE_QUERIES - low) * TILE_QUERIES, next_query
 
 
-@triton.jit(do_not_specialize=["table_stride", "num_requests", "window"])
+@triton.jit(
+    do_not_specialize=["table_stride", "num_requests", "window"],
+    do_not_specialize_on_alignment=["block_tables", "query_starts", "context_lengths"],  # parts of a step's
+)
 def _attend_chunk(
     query_rows,
     token_stride,

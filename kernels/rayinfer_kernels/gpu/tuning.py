@@ -19,6 +19,7 @@ MAX_ROUNDS = 16
 MAX_SPLITS = 64
 LATENCY_BOUND = 8  # so many times more multiprocessors than programs: a launch takes as long as one of its splits
 MIN_DOT_ROWS = 16  # what the tensor cores take at least
+MIN_DOT_INPUTS = 16  # the same, of numbers that are summed
 ACTIVATION_BLOCK = 1024  # columns of a row in one program
 ACTIVATION_WARPS = 4
 MAX_FEW_ROWS = 4  # that are multiplied without tensor cores: more would be bound by their sums, not by memory
@@ -127,9 +128,9 @@ def least_split(num_requests: int, num_kv_heads: int) -> int:
     return max(MIN_SPLIT_TOKENS, SPLIT_TOKENS // next_power_of_2(parts + 1))
 
 
-def combined_at_once(num_splits: int, group: int, head_dim: int) -> int:
+def combined_at_once(group: int, head_dim: int) -> int:
     """How many splits of a group of heads are loaded together to be combined: up to 32 numbers a thread."""
-    return max(1, min(num_splits, 4096 // (next_power_of_2(group) * next_power_of_2(head_dim))))
+    return max(1, min(MAX_SPLITS, 4096 // (next_power_of_2(group) * next_power_of_2(head_dim))))
 
 
 def rope_tuning(num_tokens: int) -> RowsTuning:

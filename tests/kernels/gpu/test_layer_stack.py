@@ -20,10 +20,7 @@ pytestmark = pytest.mark.usefixtures("few_multiprocessors")
 
 def on(device, step):
     """With as many blocks as these requests can have: attention is cut into parts for the longest context possible."""
-    step = dataclasses.replace(step, block_tables=step.block_tables[:, :2])
-    return dataclasses.replace(
-        step, **{name: each.to(device) for name, each in vars(step).items() if name != "num_decodes"}
-    )
+    return dataclasses.replace(step, block_tables=step.block_tables[:, :2]).on(device)
 
 
 @pytest.mark.axes(

@@ -1,7 +1,6 @@
 """What is kept free for a recorded step, against what it really allocates."""
 
 from collections.abc import Callable
-from dataclasses import fields
 
 import pytest
 import torch
@@ -61,7 +60,7 @@ def test_prompts_take_about_what_is_kept_free_for_activations(intermediate, devi
     dtype = torch.bfloat16
     stack = RandomStack(case, dtype, dtype).on_gpu(device, lambda weight, is_gated: weight)
     spans = [(number, 0, 600) for number in range(3)]
-    step = Step(*(getattr(make_step(spans), field.name).to(device) for field in fields(Step)))
+    step = make_step(spans).on(device)
     taken = bytes_at_once(lambda: stack.run(torch.randn(1800, case.hidden, dtype=dtype, device=device), step))
     none, expected = (activation_memory_bytes(model_of(case), count, 0, element_bytes=2) for count in (0, 1800))
     assert 0.7 * (expected - none) < taken < expected - none
