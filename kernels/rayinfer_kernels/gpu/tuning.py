@@ -96,7 +96,7 @@ def prefill_tuning(head_dim: int, model_bytes: int, max_query: int, group: int) 
     if model_bytes == 4:  # without tensor cores; registers are short
         return AttentionTuning(max(16, next_power_of_2(group)), 16, num_warps=4 if width <= 128 else 8, num_stages=2)
     if max_query * group <= 64:
-        rows, tile = max(MIN_DOT_ROWS, next_power_of_2(max_query * group)), 64 if width <= 128 else 32
+        rows, tile = MIN_DOT_ROWS if max_query * group <= MIN_DOT_ROWS else 64, 64 if width <= 128 else 32
         return AttentionTuning(rows, tile, num_warps=4, num_stages=3)
     if width >= 256:
         return AttentionTuning(64, 32, num_warps=8, num_stages=3)

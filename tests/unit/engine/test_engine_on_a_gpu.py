@@ -1,11 +1,16 @@
 """An engine on a GPU: recorded steps, steps planned ahead and plain ones give the same tokens, also after sleep."""
 
+import random
+
 import pytest
 import torch
 
 from engine_answers import answers_of, assert_alike, config_of
 from rayinfer.engine.one_rank_assembly import build_one_rank_engine
 from rayinfer.layers.matrix import Matrix
+from rayinfer.protocols import GenerationRequest
+from rayinfer.sampling_params import SamplingParams
+from rayinfer_kernels.gpu.language import triton
 from tiny_architectures import DECODERS
 from tiny_models import make_tiny_llama
 
@@ -43,3 +48,33 @@ def test_weights_leave_the_gpu_for_a_sleep_and_come_back_as_they_were(quantizati
         assert torch.cuda.memory_allocated() == pytest.approx(awake, rel=0.1)
     finally:
         engine.exit()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [{}, {"kv_cache_dtype": "fp8"}], ids=str)
+def test_no_kernel_is_compiled_while_requests_are_served(settings, tmp_path, monkeypatch):
+    folder = make_tiny_llama(tmp_path, hidden=256, heads=4, kv_heads=2, layers=2, vocab_size=5000)
+    sizes = {"max_model_len": 256, "max_num_seqs": 24, "max_num_batched_tokens": 300, "num_kv_blocks": 400}
+    common = {"dtype": "bfloat16", "allow_inaccurate_quantization": True}
+    engine = build_one_rank_engine(config_of(folder, **(common | sizes | settings)), folder)
+    compiled = []
+    monkeypatch.setattr(
+        triton.knobs.runtime, "jit_post_compile_hook", lambda *_args, **told: compiled.append(told["repr"])
+    )
+    chance = random.Random(1)
+    try:
+        for number in range(120):
+            prompt = [chance.randrange(5000) for _ in range(chance.choice((1, 2, 5, 17, 60, 200)))]
+            truncation = chance.choice(({}, {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.1}))
+            params = SamplingParams(
+                temperature=chance.choice((0.0, 0.8)), max_tokens=chance.randrange(1, 40), ignore_eos=True, **truncation
+            )
+            request = GenerationRequest(request_id=str(number), prompt_token_ids=prompt, sampling_params=params)
+            engine.add_request(request)
+            if number % 30 > 20:
+                engine.step()
+        while engine.has_unfinished_requests:
+            engine.step()
+    finally:
+        engine.exit()
+    assert not compiled
