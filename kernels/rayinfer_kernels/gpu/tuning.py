@@ -17,7 +17,7 @@ LONGEST_SPLIT_TOKENS = 8192  # and however many they are: about as long as the p
 # Programs of a launch for each that runs at a time: most of a large batch's find no tokens, and cost a nanosecond each.
 MAX_ROUNDS = 16
 MAX_SPLITS = 64
-MANY_PROGRAMS = 64  # of one split: from here on smaller tiles serve better, fewer programs wait for each of theirs
+LATENCY_BOUND = 8  # so many times more multiprocessors than programs: a launch takes as long as one of its splits
 MIN_DOT_ROWS = 16  # what the tensor cores take at least
 MIN_DOT_INPUTS = 16  # the same, of numbers that are summed
 ACTIVATION_BLOCK = 1024  # columns of a row in one program
@@ -81,13 +81,13 @@ def decode_tuning(
     elif width > 128:
         tile = min(tile, 32)
     most = 128 if model_bytes == 2 and head_dim == width <= 128 else None
-    rows, tile, num_warps, num_stages = max(MIN_DOT_ROWS, next_power_of_2(group)), max(16, tile), 4, 2
+    rows, num_warps = max(MIN_DOT_ROWS, next_power_of_2(group)), 4
     if num_programs is not None and model_bytes == 2:
-        if cache_bytes == 2 and num_programs >= MANY_PROGRAMS:
-            tile, num_stages = min(tile, 32), 3
+        if num_programs * LATENCY_BOUND <= NUM_MULTIPROCESSORS:  # a single request: more threads load at once
+            num_warps = 8
         elif cache_bytes == 1 and num_programs >= NUM_MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR:
             num_warps = 2  # which wait for each other less; there are enough programs to load for them
-    return AttentionTuning(rows, tile, num_warps, num_stages, max_registers=most)
+    return AttentionTuning(rows, max(16, tile), num_warps, num_stages=2, max_registers=most)
 
 
 def prefill_tuning(head_dim: int, model_bytes: int, max_query: int, group: int) -> AttentionTuning:
