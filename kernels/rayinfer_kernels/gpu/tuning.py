@@ -17,7 +17,6 @@ LONGEST_SPLIT_TOKENS = 8192  # and however many they are: about as long as the p
 # Programs of a launch for each that runs at a time: most of a large batch's find no tokens, and cost a nanosecond each.
 MAX_ROUNDS = 16
 MAX_SPLITS = 64
-LATENCY_BOUND = 8  # so many times more multiprocessors than programs: a launch takes as long as one of its splits
 MIN_DOT_ROWS = 16  # what the tensor cores take at least
 MIN_DOT_INPUTS = 16  # the same, of numbers that are summed
 ACTIVATION_BLOCK = 1024  # columns of a row in one program
@@ -82,10 +81,8 @@ def decode_tuning(
         tile = min(tile, 32)
     most = 128 if model_bytes == 2 and head_dim == width <= 128 else None
     rows, num_warps = max(MIN_DOT_ROWS, next_power_of_2(group)), 4
-    if num_programs is not None and model_bytes == 2:
-        if num_programs * LATENCY_BOUND <= NUM_MULTIPROCESSORS:  # a single request: more threads load at once
-            num_warps = 8
-        elif cache_bytes == 1 and num_programs >= NUM_MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR:
+    if num_programs is not None and cache_bytes < model_bytes:
+        if num_programs >= NUM_MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR:
             num_warps = 2  # which wait for each other less; there are enough programs to load for them
     return AttentionTuning(rows, max(16, tile), num_warps, num_stages=2, max_registers=most)
 
