@@ -9,7 +9,7 @@ from rayinfer.errors import ConfigError
 QUALITY_LIMITS: Mapping[str, float] = MappingProxyType(
     {"int8": 1.0, "int8-dynamic": 3.0, "int4": 5.0, "int8-kv": 3.0, "fp8": 3.0, "fp8-kv": 3.0}
 )
-# How far it does: on stories15M (kernels/benchmarks/results/quality-stories15m.json), and where a mode runs on GPUs only,
+# How far it does: on stories15M (kernels/benchmarks/results/quality-stories15m.json), and modes that run on GPUs only
 # on SmolLM2-135M and an H100 (quality-smollm2-135m-gpu.json there).
 MEASURED: Mapping[str, float] = MappingProxyType(
     {"int8": -0.03, "int8-dynamic": 0.36, "int4": 4.37, "int8-kv": -0.02, "fp8": 3.45, "fp8-kv": 1.12}

@@ -223,37 +223,15 @@ def _choose_kernel(
                 other = tl.sum(tl.load(others + here + parts, mask=is_part, other=0.0), 0)
                 highest_other = ordered(quotient(tl.load(cuts + row), temperature, inverse))
                 place, is_proven = choose_place(
-                    kept,
-                    total,
-                    other,
-                    highest_other,
-                    has_top_k,
-                    temperature,
-                    top_k,
-                    top_p,
-                    min_p,
-                    uniform,
-                    highest,
-                    candidate_block,
-                    num_candidate_blocks,
-                )
+                    kept, total, other, highest_other, has_top_k, temperature, top_k, top_p, min_p, uniform, highest,
+                    candidate_block, num_candidate_blocks,
+                )  # fmt: skip
                 token_id = tl.load(kept_ids + tl.minimum(place, capacity - 1))
             if not is_proven:
                 token_id, _ = choose_place(
-                    scores,
-                    width,
-                    tl.zeros((), tl.float64),
-                    _LOWEST_KEY,
-                    has_top_k,
-                    temperature,
-                    top_k,
-                    top_p,
-                    min_p,
-                    uniform,
-                    highest,
-                    row_block,
-                    num_row_blocks,
-                )
+                    scores, width, tl.zeros((), tl.float64), _LOWEST_KEY, has_top_k, temperature, top_k, top_p, min_p,
+                    uniform, highest, row_block, num_row_blocks,
+                )  # fmt: skip
         else:
             blocks, lowest = tl.arange(0, mass_blocks), ordered(highest - UNLIKELY)
             sums = tl.load(masses + row * num_blocks + blocks, mask=blocks < num_blocks, other=0.0)

@@ -81,9 +81,8 @@ def decode_tuning(
         tile = min(tile, 32)
     most = 128 if model_bytes == 2 and head_dim == width <= 128 else None
     rows, num_warps = max(MIN_DOT_ROWS, next_power_of_2(group)), 4
-    if num_programs is not None and cache_bytes < model_bytes:
-        if num_programs >= NUM_MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR:
-            num_warps = 2  # which wait for each other less; there are enough programs to load for them
+    if cache_bytes < model_bytes and (num_programs or 0) >= NUM_MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR:
+        num_warps = 2  # which wait for each other less; there are enough programs to load for them
     return AttentionTuning(rows, max(16, tile), num_warps, num_stages=2, max_registers=most)
 
 
