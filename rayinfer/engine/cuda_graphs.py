@@ -82,11 +82,12 @@ class _Address:
 
 
 def unowned(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory of a GPU, which may be given to others all the same; on a CPU the tensor itself.
+    """A contiguous tensor's memory on a GPU, which may be given to others all the same; on a CPU the tensor itself.
 
     What a graph computes stays where it was until another graph of the same pool is launched. To keep the tensor would
     keep its memory from the graphs recorded later.
     """
     if tensor.device.type != "cuda":
         return tensor
-    return torch.as_tensor(_Address(tensor.contiguous()), device=tensor.device).view(tensor.dtype)
+    assert tensor.is_contiguous(), "a copy of it would be gone at once"
+    return torch.as_tensor(_Address(tensor), device=tensor.device).view(tensor.dtype)

@@ -120,7 +120,7 @@ class DecodeGraphs:
     def _step_of(self, lines: GraphLines, compute: Compute) -> Callable[[], None]:
         def step() -> None:
             inputs, size = lines.inputs, lines.size
-            logits = compute(inputs)
+            logits = compute(inputs).contiguous()
             self._logits[size] = unowned(logits)
             if self.draw is not None:
                 drawn = self._drawn(self.draw, lines, logits)

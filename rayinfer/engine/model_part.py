@@ -141,8 +141,8 @@ def _runner(setting: _Setting, memory: ModelMemory, max_model_len: int, stage: S
     sampler = Sampler(num_sampler_rows, model.vocab_size, device, forced_end_token_id=model.forced_end_token_id)
     if config.engine == "dynamic":
         plain = ModelRunner(decoder, sampler, device, stage)
-        most = config.max_num_batched_tokens
-        steps = first_steps(most, min(most, max_model_len), config.block_size, Padding())
+        most = min(config.max_num_batched_tokens, num_rows * max_model_len)  # of any step, and memory is kept for it
+        steps = first_steps(most, min(most, max_model_len), num_rows, config.block_size, Padding())
         for plan in steps if _has_gpu_kernels(setting) else ():
             plain.submit(plan).result()
         return plain

@@ -28,7 +28,11 @@ def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device
         pool_bytes = int(free_bytes * config.memory_fraction)
     num_blocks = pool_bytes // block_bytes
     if num_blocks < 1:
-        kept = f"; steps keep {reserved_bytes} bytes: lower max_num_batched_tokens" if reserved_bytes else ""
+        kept = (
+            f"; steps keep {reserved_bytes} bytes: lower max_num_batched_tokens or max_num_seqs"
+            if reserved_bytes
+            else ""
+        )
         raise ConfigError(f"memory_fraction leaves {pool_bytes} bytes for KV blocks of {block_bytes} bytes each{kept}")
     return num_blocks
 
@@ -51,7 +55,7 @@ def count_static_blocks(
     if wanted > most:
         raise ConfigError(
             f"{num_rows} requests at once of max_model_len {max_model_len} tokens each need {wanted} bytes, there are"
-            f" {most} at most: lower max_num_seqs or max_model_len"
+            f" {most} at most, {reserved_bytes} bytes being kept for steps: lower max_num_seqs or max_model_len"
         )
     # A hundredth of the pool, and one, is kept from newcomers: the last of a full batch must come in nevertheless.
     return num_blocks + num_blocks // 99 + 2

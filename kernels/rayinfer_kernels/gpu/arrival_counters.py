@@ -1,4 +1,4 @@
-"""Counters by which the last program of several to end knows that it is the last."""
+"""Counters of finished programs, so that the last one of several can combine what all of them left."""
 
 import torch
 
@@ -10,10 +10,14 @@ def arrival_counters(device: torch.device, count: int) -> torch.Tensor:
     """At least `count` int32 zeros, which every kernel that uses them leaves as zeros.
 
     Launches of one stream share them, for those end one after the other; graphs recorded on it keep their address, so
-    they are never freed.
+    they are never freed. A graph recorded on a stream that has none yet gets its own, which it clears itself.
     """
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    is_cuda = device.type == "cuda"
+    stream = torch.cuda.current_stream(device).cuda_stream if is_cuda else 0
     made = _by_stream.setdefault((device.index, stream), [])
-    if not made or len(made[-1]) < count:
-        made.append(torch.zeros(max(_LEAST, count), dtype=torch.int32, device=device))
-    return made[-1]
+    if made and len(made[-1]) >= count:
+        return made[-1]
+    zeros = torch.zeros(max(_LEAST, count), dtype=torch.int32, device=device)
+    if not (is_cuda and torch.cuda.is_current_stream_capturing()):
+        made.append(zeros)
+    return zeros

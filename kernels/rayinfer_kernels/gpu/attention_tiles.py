@@ -56,7 +56,7 @@ def attend_tiles(
     """Go on with the softmax of each row through the tokens from `begin` to `end`, by tensor cores.
 
     Tensor cores want the values of two tokens side by side, and shared memory hands out no single bytes in that order:
-    pairs of channels are taken as numbers of 16 bits, and their halves are multiplied by themselves.
+    pairs of channels are loaded as numbers of 16 bits, whose two halves are then multiplied separately.
     """
     channels = tl.arange(0, WIDTH)
     if IN_PAIRS:

@@ -50,7 +50,7 @@ def decode_attention(
     request without context gets zeros. `max_context` says how long one can be, by default as the tables allow. From it
     and the shapes follows `num_splits`, a power of two, unless it is given: then a request's result is the same bits
     in any batch. Nothing is read back from the device, and no grid depends on what is there. Results go to `out`, in
-    one piece, where it is given.
+    one piece, where it is given. A value of eight bits that is NaN counts as 480 (a key or query as NaN).
     """
     query = check_query(query, cache)
     num_requests, num_heads, head_dim = query.shape
@@ -224,6 +224,7 @@ def _fetch_tile(
 
 @triton.jit
 def _prefetch(places):
+    """Have the L2 cache load the lines at these addresses; nobody waits for it."""
     tl.inline_asm_elementwise(
         "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
         "=r,l",

@@ -49,7 +49,7 @@ def few_rows_linear(
     Rows are normed first; a `gate` (silu or gelu_tanh) takes the first half of the outputs to weigh the second;
     results are added in place to `residual`, which shares no memory with x and is then what is returned. A plain weight
     is [out_features, in_features]; one of eight bits multiplies rows as they are. Between norm, product and sum nothing
-    is rounded.
+    is rounded. Weights, norm and bias are read before the launch in front has ended: it must not be what writes them.
     Raises ValueError for more rows, for another format, and for a residual of another shape or type.
     """
     x = x if x.stride(-1) == 1 else x.contiguous()
@@ -64,6 +64,8 @@ def few_rows_linear(
         return out
     rows = next_power_of_2(num_rows)
     tuning = few_rows_tuning(rows, num_results, in_features, is_gated=gate is not None)
+    is_copy = isinstance(linear.weight, torch.Tensor) and weight is not linear.weight  # made by the launch in front
+    pdl = supports_pdl(x.device) and not is_copy
     _few_rows_kernel[(-(-num_results // tuning.num_columns),)](
         *(x, weight, scales, linear.bias, None if norm is None else norm.weight, out),
         *(num_rows, x.stride(0), weight.stride(0), out.stride(0), 0.0 if norm is None else norm.eps),
@@ -74,7 +76,7 @@ def few_rows_linear(
         ROWS=rows,
         COLUMNS=tuning.num_columns,
         INPUTS=tuning.num_inputs,
-        PDL=(pdl := supports_pdl(x.device)),
+        PDL=pdl,
         launch_pdl=pdl,
         num_warps=tuning.num_warps,
     )

@@ -145,6 +145,7 @@ def _best_kernel(
     num_maxima: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """The greatest score of a part of a row and its token, and the greatest scores of `num_maxima` pieces of it."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -193,6 +194,7 @@ def _choose_kernel(
     capacity: tl.constexpr,
     PDL: tl.constexpr,
 ):
+    """A row's token: the best, or drawn from its candidates, from all of its tokens, or by the masses of its blocks."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()

@@ -16,10 +16,10 @@ _CUT_MARGIN = tl.constexpr(2.0**-20)  # so that dividing by the temperature ties
 
 @triton.jit
 def find_cut(maxima, best, temperature, top_k, top_p, has_top_k, least_maxima, most_maxima):
-    """A score that at least top_k of the `maxima` reach, or that leaves little of their mass below it.
+    """Score from which on tokens become candidates, found by bisection among the `maxima` of parts of the row.
 
-    Without top-k it lies below about `least_maxima` of them at least, and `most_maxima` at most. Where they are too few
-    it is a score without any weight.
+    With top-k: one that at least top_k of the maxima reach. Without: one below which little of the maxima's mass lies,
+    and that between `least_maxima` and `most_maxima` of them reach. If no score does, one so low that it has no weight.
     """
     reach = tl.maximum(temperature * UNLIKELY, tl.abs(best) * _CUT_MARGIN)
     nothing = best - reach * 1.0625

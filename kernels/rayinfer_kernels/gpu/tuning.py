@@ -1,8 +1,9 @@
 """Every number that was chosen for speed: tiles, warps, pipeline depths, splits. None changes a result's meaning.
 
-They were chosen for an H200 (132 multiprocessors, 228 KiB of shared memory each) by counting bytes and registers. Who
-has one tunes here, and nowhere else. Each distinct set of them compiles a kernel once, so they depend on
-a model's shape and on the coarse size of a step, never on a step's exact size.
+They were chosen for Hopper (132 multiprocessors, 228 KiB of shared memory each): those of decode attention, rotation,
+products of few rows and sampling by measuring on an H100, the others by counting bytes and registers. Each distinct set
+of them compiles a kernel once, so they depend on a model's shape and on the coarse size of a step, never on a step's
+exact size.
 """
 
 from dataclasses import dataclass
