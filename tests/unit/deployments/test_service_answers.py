@@ -3,7 +3,7 @@ import json
 from rayinfer.outputs import EngineStats
 from rayinfer.protocols import ModelDescription, ServiceStatus
 from rayinfer.routing.limits import RouterLimits
-from rayinfer_deployments.cli.capacity_lines import capacity_lines
+from rayinfer_deployments.cli.description_lines import capacity_lines
 from rayinfer_deployments.router import RouterReport
 from rayinfer_deployments.service_answers import have_weights, in_plain_types
 
