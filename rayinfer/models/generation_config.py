@@ -1,4 +1,4 @@
-"""Default sampling parameters of a model: from its generation_config.json, another folder's, or none (no torch here)."""
+"""Default sampling parameters of a model, from its generation_config.json or another folder's (no torch here)."""
 
 import json
 from pathlib import Path
