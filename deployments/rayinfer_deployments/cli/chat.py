@@ -70,7 +70,9 @@ def converse(opened: AbstractContextManager[Talker], system: str | None, console
 def local_talker(model: str, sampling: dict[str, Any], engine_settings: dict[str, Any]) -> Iterator[Talker]:
     """Talk to an engine in this process."""
     from rayinfer.llm import LLM
+    from rayinfer.sampling_params import SamplingParams
 
+    SamplingParams(**sampling)  # refuses wrong values before the model is loaded
     with LLM(model, **engine_settings) as llm:
         params = replace(llm.get_default_sampling_params(), **sampling)
 

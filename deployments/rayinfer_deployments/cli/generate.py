@@ -24,7 +24,9 @@ def generate(
 ) -> None:
     """Continue a prompt, without a server."""
     from rayinfer.llm import LLM
+    from rayinfer.sampling_params import SamplingParams
 
+    SamplingParams(**sampling)  # refuses wrong values before the model is loaded
     with LLM(model, **engine_settings) as llm:
         params = replace(llm.get_default_sampling_params(), **sampling)
         for output in llm.stream(prompt, params):
