@@ -168,11 +168,12 @@ def describe_validation_error(error: ValidationError) -> str:
 
 
 def _in_words(finding: ErrorDetails) -> str:
+    message = finding["msg"].removeprefix("Value error, ")  # pydantic's word for what our own checks raise
     if not finding["loc"]:
-        return f"settings: {finding['msg']}"
+        return f"settings: {message}"
     name = ".".join(str(part) for part in finding["loc"])
     got = "" if finding["type"] == "missing" else f", got {shown(finding['input'])}"
-    return f"{name}: {finding['msg']}{got}"
+    return f"{name}: {message}{got}"
 
 
 def cache_folder() -> Path:
