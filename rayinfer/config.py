@@ -4,10 +4,11 @@ import os
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from rayinfer.errors import ConfigError, shown
+from rayinfer.sampling_defaults import sampling_defaults
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -106,6 +107,32 @@ class EngineConfig(BaseModel):
         " most 512, on a GPU)",
     )
     seed: int = Field(0, ge=0, lt=2**64, description="seeds the draws of requests that bring no seed")
+    generation_config: str = Field(
+        "auto",
+        min_length=1,
+        description="generation config with the default sampling parameters of requests: auto, the model's"
+        " generation_config.json; none; or a folder with such a file",
+    )
+    override_generation_config: dict[str, Any] = Field(
+        {},
+        description='JSON object of keys that replace those of the generation config, as {"temperature": 0.5}; null'
+        " removes a key",
+    )
+
+    @field_validator("generation_config")
+    @classmethod
+    def _folder_is_absolute(cls, value: str) -> str:
+        # An engine's process may have another working folder.
+        return value if value in ("auto", "none") else str(Path(value).expanduser().absolute())
+
+    @field_validator("override_generation_config")
+    @classmethod
+    def _overrides_are_sampling_parameters(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            sampling_defaults(value, "override_generation_config")
+        except ConfigError as error:
+            raise ValueError(str(error).partition(": ")[2]) from None
+        return value
 
     @model_validator(mode="after")
     def _pool_has_one_size(self) -> Self:
@@ -141,11 +168,12 @@ def describe_validation_error(error: ValidationError) -> str:
 
 
 def _in_words(finding: ErrorDetails) -> str:
+    message = finding["msg"].removeprefix("Value error, ")  # pydantic's word for what our own checks raise
     if not finding["loc"]:
-        return f"settings: {finding['msg']}"
+        return f"settings: {message}"
     name = ".".join(str(part) for part in finding["loc"])
     got = "" if finding["type"] == "missing" else f", got {shown(finding['input'])}"
-    return f"{name}: {finding['msg']}{got}"
+    return f"{name}: {message}{got}"
 
 
 def cache_folder() -> Path:

@@ -1,8 +1,8 @@
 """What a server needs from whatever runs the model, and the request that travels down to it."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from rayinfer.errors import Unavailable
 from rayinfer.outputs import EngineStats, RequestOutput, StepMessage
@@ -47,6 +47,7 @@ class ModelDescription:
     eos_token_ids: tuple[int, ...] = ()
     weights_generation: int = 0  # grows when the model gets other weights
     scores_prompts: bool = True  # False: an encoder reads them as a whole
+    default_sampling_params: Mapping[str, Any] = field(default_factory=dict)  # by field of SamplingParams
 
     @property
     def capacity(self) -> str:

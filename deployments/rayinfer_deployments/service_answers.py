@@ -9,6 +9,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from rayinfer.errors import RayinferError
+from rayinfer.protocols import ServiceStatus
 from rayinfer_deployments.engine_names import ENGINE_PREFIX
 from rayinfer_deployments.router import RouterReport
 
@@ -58,6 +59,12 @@ async def within(timeout_s: float, response: Any, whose: str) -> Any:
         raise RayinferError("the router is gone; Serve builds another") from None
 
 
+def _default_sampling_params(model: ServiceStatus) -> list[dict[str, Any]]:
+    """List the different defaults of a model's engines: one, except while settings or weights change."""
+    described = [dict(each.default_sampling_params) for each in model.descriptions.values()]
+    return [each for index, each in enumerate(described) if each not in described[:index]]
+
+
 def in_plain_types(report: RouterReport) -> dict[str, Any]:
     """Put a router's report into what JSON can carry."""
     return {
@@ -68,6 +75,7 @@ def in_plain_types(report: RouterReport) -> dict[str, Any]:
                 "ready": model.ready,
                 "reason": model.reason,
                 "num_waiting": model.num_waiting,
+                "default_sampling_params": _default_sampling_params(model),
                 "engines": [
                     {
                         "name": engine,

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rayinfer.errors import ConfigError
+from rayinfer.models.generation_config import default_sampling_params
 from rayinfer.models.model_config import read_model_config
 from rayinfer.models.model_folder import MARIAN_FILES
 from rayinfer.models.sources import resolve_model
@@ -21,6 +22,7 @@ def check_weights_fit(model: ModelArgs, source: str) -> None:
     for name in TOKENIZER_FILES:
         if _content(tokenizer / name) != _content(new / name):
             raise ConfigError(f"{new / name} is not the tokenizer of {model.served_name!r}: deploy it as another model")
+    default_sampling_params(model.engine_config(), new)
     before, after = read_model_config(old), read_model_config(new)
     if before.vocab_size != after.vocab_size:
         raise ConfigError(

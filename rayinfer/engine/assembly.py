@@ -13,6 +13,7 @@ from rayinfer.engine.places import place_of
 from rayinfer.engine.process_executor import RankProcesses
 from rayinfer.engine.rank_group import RankGroup
 from rayinfer.engine.rendezvous import GROUP_TIMEOUT_S, RendezvousHost, open_rendezvous
+from rayinfer.models.generation_config import default_sampling_params
 
 
 def build_engine(
@@ -33,13 +34,14 @@ def build_engine(
     if place_of(config, 0).world_size == 1:
         return build_one_rank_engine(config, folder, name=name)
     model = check_settings(config, folder)
+    defaults = default_sampling_params(config, folder)
     with ExitStack() as on_failure:
         group, end_ranks = _gather_ranks(config, folder, rendezvous, group_timeout_s, on_failure)
         with group.explained_failures():
             part = build_part(config, folder, group)
         executor = GroupExecutor(group, part.executor, end_ranks, part.link)
         on_failure.pop_all()
-        return engine_of(model, part, executor, name)
+        return engine_of(model, part, executor, name, defaults)
 
 
 def _gather_ranks(

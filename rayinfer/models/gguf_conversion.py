@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +10,25 @@ from rich.console import Console
 from rich.progress import track
 
 from rayinfer.errors import UnsupportedArchitecture
+from rayinfer.models.generation_config import GENERATION_CONFIG
 from rayinfer.models.gguf_architectures import ARCHITECTURES, Architecture, Array
 from rayinfer.models.gguf_file import GgufFile
 from rayinfer.models.gguf_rope import ROPE_TENSORS
+from rayinfer.models.gguf_sampling import sampling_keys
 from rayinfer.models.gguf_tokenizer import write_tokenizer
 from rayinfer.models.model_folder import SINGLE_WEIGHTS
 from rayinfer.models.safetensors_writer import TensorSpec, write_safetensors
 
-CONVERSION_VERSION = "2"  # part of the cache's folder names: what an older version wrote is made again
+CONVERSION_VERSION = "3"  # part of the cache's folder names: what an older version wrote is made again
 
 
-def convert_gguf(file: Path, out: Path, *, progress: bool = False) -> None:
-    """Write the model in `file` into the folder `out`, one tensor in memory at a time."""
+def convert_gguf(
+    file: Path, out: Path, *, progress: bool = False, generation_config: Mapping[str, Any] | None = None
+) -> None:
+    """Write the model in `file` into the folder `out`, one tensor in memory at a time.
+
+    `generation_config` holds keys that the file lacks.
+    """
     source = GgufFile(file)
     name = source.require("general.architecture")
     architecture = ARCHITECTURES.get(name)
@@ -32,7 +39,8 @@ def convert_gguf(file: Path, out: Path, *, progress: bool = False) -> None:
     out.mkdir(parents=True, exist_ok=True)
     config = {key: value for key, value in architecture.config(source).items() if value is not None}
     _write_json(out / "config.json", config)
-    _write_json(out / "generation_config.json", {key: config[key] for key in config if key.endswith("_token_id")})
+    end_tokens = {key: config[key] for key in config if key.endswith("_token_id")}
+    _write_json(out / GENERATION_CONFIG, end_tokens | sampling_keys(source) | dict(generation_config or {}))
     write_tokenizer(source, out, max_length=config["max_position_embeddings"])
     _write_weights(source, architecture, out / SINGLE_WEIGHTS, progress=progress)
 

@@ -1,5 +1,7 @@
 """The embedded model answers a question, in the arithmetic of its checkpoint."""
 
+from dataclasses import replace
+
 import pytest
 
 from rayinfer import LLM, SamplingParams
@@ -11,7 +13,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
 
 @pytest.fixture(scope="module")
 def llm():
-    with LLM("smollm2-135m", num_kv_blocks=16) as llm:
+    with LLM("smollm2-135m", num_kv_blocks=64) as llm:
         yield llm
 
 
@@ -22,6 +24,12 @@ def test_the_checkpoint_is_in_bfloat16(model_folder):
 def test_the_capital_of_france_is_paris(llm):
     (output,) = llm.chat(QUESTION, GREEDY, use_tqdm=False)
     assert "Paris" in output.outputs[0].text
+
+
+def test_the_capital_of_france_is_paris_whatever_the_seed_without_a_temperature(llm):
+    params = [replace(llm.get_default_sampling_params(), seed=seed) for seed in range(20)]
+    outputs = llm.chat([QUESTION] * 20, params, use_tqdm=False)
+    assert ["Paris" in output.outputs[0].text for output in outputs] == [True] * 20
 
 
 def test_the_capital_of_france_is_paris_when_streamed_too(llm):

@@ -44,10 +44,13 @@ def assert_all_gone(processes, started):
 )
 def test_a_service_answers_is_listed_and_leaves_nothing_behind(model, cache, number, num_ranks):
     switches = ("--no-trace-requests", "--enable-engine-control", "--tensor-parallel-size", num_ranks)
+    switches += ("--override-generation-config", '{"temperature": 0.3}')
     with serving(model, *ENGINE, *switches, "--name", "petite", cache=cache) as service:
         service.wait_for_line("ready: petite")
         sizes = "max_num_seqs 64, max_num_batched_tokens 512, max_model_len 512, 256 KV blocks (4,096 tokens)"
         assert service.wait_for_line("engine of petite: ") == f"engine of petite: {sizes}, no CUDA graphs"
+        defaults = "default sampling parameters of petite: temperature 0.3"
+        assert service.wait_for_line("default sampling parameters") == defaults
         curl = shlex.split(service.wait_for_line("curl "))
         answer = json.loads(subprocess.run([*curl, "-s"], capture_output=True, check=True).stdout)
         assert answer["model"] == "petite"
@@ -145,6 +148,11 @@ def test_a_port_in_use_is_one_clear_line_at_once(model, cache):
         ),
         ("config.json", lambda content: content.replace(b'"hidden_size": 64', b'"hidden_size": 128'), "shape"),
         pytest.param("tokenizer.json", lambda content: content[:200], "tokenizer.json", marks=pytest.mark.faults),
+        (
+            "generation_config.json",
+            lambda content: content.replace(b"{", b'{"top_p": 7,', 1),
+            "generation_config.json: top_p must lie in (0, 1], got 7",
+        ),
         (
             "tokenizer_config.json",
             lambda content: content.replace(b'"chat_template": "', b'"chat_template": "{% if'),

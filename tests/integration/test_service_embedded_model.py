@@ -23,3 +23,12 @@ def test_turn_two_of_a_chat_finds_turn_one_in_the_cache(embedded):
     longer = [*QUESTION, answer, {"role": "user", "content": "And of Italy?"}]
     usage = embedded.http.post("/v1/chat/completions", json=body | {"messages": longer}).json()["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] >= 32
+
+
+def test_without_a_temperature_every_seed_knows_the_capital_of_france(embedded):
+    for seed in range(20):
+        body = {"messages": QUESTION, "max_tokens": 16, "seed": seed}
+        answer = embedded.http.post("/v1/chat/completions", json=body).json()
+        assert "Paris" in answer["choices"][0]["message"]["content"]
+    (card,) = embedded.http.get("/v1/models").json()["data"]
+    assert card["default_sampling_params"] == {"temperature": 0.2, "top_p": 0.5}

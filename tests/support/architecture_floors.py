@@ -14,6 +14,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.tokenization",
         "rayinfer.config",
         "rayinfer.sampling_params",
+        "rayinfer.sampling_defaults",
         "rayinfer.priority_queue",
         "rayinfer.traces",
     ),
@@ -36,6 +37,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 NEIGHBOURS: dict[tuple[str, str], str] = {
     ("rayinfer.metrics", "rayinfer.outputs"): "metrics count what outputs define; outputs imports nothing of ours",
     ("rayinfer.tensor_parallel", "rayinfer.errors"): "too many ranks are a caller's mistake; errors imports nothing",
+    ("rayinfer.sampling_defaults", "rayinfer.sampling_params"): "they are checked as a request's parameters are",
+    ("rayinfer.config", "rayinfer.sampling_defaults"): "a setting overrides them; they know no settings",
     ("rayinfer.credits", "rayinfer.protocols"): "they are shares of what a description tells",
     ("rayinfer.optimization", "rayinfer.models"): "it changes how decoders keep their weights; they know nothing of it",
 }

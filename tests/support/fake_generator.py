@@ -1,8 +1,9 @@
 """A TextGenerator that replays given texts, and remembers what was asked of it and how it was left."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from rayinfer.errors import NotReady, QueueFull
 from rayinfer.outputs import CompletionOutput, FinishReason, Logprob, RequestOutput, TokenLogprobs
@@ -36,6 +37,7 @@ class FakeGenerator:
     not_ready: str = ""
     max_model_len: int = 256
     vocab_size: int = 384
+    default_sampling_params: Mapping[str, Any] = field(default_factory=dict)
     requests: list[GenerationRequest] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)  # closed or cancelled before their end
@@ -69,7 +71,11 @@ class FakeGenerator:
         if self.not_ready:
             raise NotReady(self.not_ready, retry_after_s=2.0)
         return ModelDescription(
-            name="tiny", max_model_len=self.max_model_len, vocab_size=self.vocab_size, created=1_700_000_000
+            name="tiny",
+            max_model_len=self.max_model_len,
+            vocab_size=self.vocab_size,
+            created=1_700_000_000,
+            default_sampling_params=self.default_sampling_params,
         )
 
     def status(self) -> ServiceStatus:

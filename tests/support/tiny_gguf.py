@@ -1,6 +1,7 @@
 """A random tiny model as a GGUF file, written the way llama.cpp's converter writes one."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ def write_tiny_gguf(
     rope_factors: np.ndarray | None = None,
     extra_tensor: str | None = None,
     yarn_amplitude: float | None = None,
+    sampling: Mapping[str, float] | None = None,
 ) -> Path:
     """Write the model in `folder` (single-file safetensors, byte-level tokenizer) as a GGUF, and return `file`."""
     config = json.loads((folder / "config.json").read_text())
@@ -31,6 +33,9 @@ def write_tiny_gguf(
     ADD_DIFFERENCES.get(architecture, lambda writer, config: None)(writer, config)
     if yarn_amplitude is not None:
         writer.add_rope_scaling_attn_factors(yarn_amplitude)
+    for key, value in (sampling or {}).items():
+        add = writer.add_int32 if isinstance(value, int) else writer.add_float32
+        add(f"general.sampling.{key}", value)
     _add_tokenizer(writer, folder, pre_tokenizer)
     number = NUMBERS[architecture if architecture in ADD_DIFFERENCES else "llama"]
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])

@@ -41,6 +41,9 @@ def test_the_defaults_serve_the_embedded_model():
         {"pipeline_parallel_size": 0},
         {"quantization": "int3"},
         {"kv_cache_dtype": "int4"},
+        {"generation_config": ""},
+        {"override_generation_config": {"top_p": 2}},
+        {"override_generation_config": ["top_p"]},
     ],
     ids=str,
 )
@@ -86,3 +89,8 @@ def test_steps_overlap_on_one_rank_only():
     assert EngineConfig(overlap_steps=False, tensor_parallel_size=2).overlap_steps is False
     with pytest.raises(ConfigError, match="overlap_steps must not be true with 4 ranks"):
         engine_config(overlap_steps=True, tensor_parallel_size=2, pipeline_parallel_size=2)
+
+
+def test_a_wrong_override_is_told_with_its_key():
+    with pytest.raises(ConfigError, match=r"^override_generation_config: top_p must lie in \(0, 1\], got 2, got "):
+        engine_config(override_generation_config={"top_p": 2})

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +24,7 @@ Talker = Callable[[list[Message]], Iterator[str]]  # from a conversation to the 
 
 @in_one_line
 @with_engine_options
-@with_sampling_options(max_tokens=512, temperature=0.7, top_p=1.0)
+@with_sampling_options(max_tokens=512)
 def chat(
     model: Annotated[
         str | None, typer.Argument(help=f"which model (default: {DEFAULT_MODEL}, or the service's first)")
@@ -71,8 +72,9 @@ def local_talker(model: str, sampling: dict[str, Any], engine_settings: dict[str
     from rayinfer.llm import LLM
     from rayinfer.sampling_params import SamplingParams
 
-    params = SamplingParams(**sampling)
+    SamplingParams(**sampling)  # refuses wrong values before the model is loaded
     with LLM(model, **engine_settings) as llm:
+        params = replace(llm.get_default_sampling_params(), **sampling)
 
         def talk(conversation: list[Message]) -> Iterator[str]:
             for output in llm.stream(conversation, params):

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import json
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -44,10 +45,17 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
     kind = _without_none(field.annotation)
     declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
     default = field.get_default()
-    shown = "" if default is None or default is PydanticUndefined else f" (default: {_show(default)})"
+    shown = "" if default in (None, {}) or default is PydanticUndefined else f" (default: {_show(default)})"
+    is_mapping = get_origin(kind) is dict
     option = typer.Option(
-        declaration, help=(field.description or "") + shown, show_default=False, rich_help_panel=ENGINE_PANEL
+        declaration,
+        help=(field.description or "") + shown,
+        show_default=False,
+        rich_help_panel=ENGINE_PANEL,
+        parser=_json_object if is_mapping else None,
+        metavar="JSON" if is_mapping else None,
     )
+    kind = dict if is_mapping else kind
     # None stands for "not given": the default then stays EngineConfig's own affair.
     annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
@@ -57,9 +65,22 @@ def _show(default: object) -> str:
     return {True: "on", False: "off"}[default] if isinstance(default, bool) else str(default)
 
 
+def _json_object(text: str | dict[str, Any]) -> dict[str, Any]:
+    """Read the value of an option that is a JSON object."""
+    if isinstance(text, dict):
+        return text
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"not readable as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise typer.BadParameter("not a JSON object")
+    return value
+
+
 def _without_none(annotation: Any) -> Any:
     """Take `None` out of `int | None`."""
-    if get_origin(annotation) is Literal or not get_args(annotation):
+    if get_origin(annotation) in (Literal, dict) or not get_args(annotation):
         return annotation
     kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
     return kinds[0] if len(kinds) == 1 else annotation

@@ -1,5 +1,6 @@
 """`rayinfer generate`: one prompt, continued in the terminal by an engine in this process."""
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ from rayinfer_deployments.cli.sampling_options import with_sampling_options
 
 @in_one_line
 @with_engine_options
-@with_sampling_options(max_tokens=128, temperature=1.0, top_p=1.0)
+@with_sampling_options(max_tokens=128)
 def generate(
     prompt: Annotated[str, typer.Argument(help="the text to continue")],
     model: Annotated[
@@ -25,8 +26,9 @@ def generate(
     from rayinfer.llm import LLM
     from rayinfer.sampling_params import SamplingParams
 
-    params = SamplingParams(**sampling)
+    SamplingParams(**sampling)  # refuses wrong values before the model is loaded
     with LLM(model, **engine_settings) as llm:
+        params = replace(llm.get_default_sampling_params(), **sampling)
         for output in llm.stream(prompt, params):
             typer.echo(output.outputs[0].text, nl=False)
     typer.echo()

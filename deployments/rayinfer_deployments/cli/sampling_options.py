@@ -12,8 +12,13 @@ SAMPLING_PARAMETER = "sampling"
 # By the names of SamplingParams and of OpenAI's bodies.
 OPTIONS: dict[str, Any] = {
     "max_tokens": Annotated[int, typer.Option(min=1, help="longest answer, in tokens")],
-    "temperature": Annotated[float, typer.Option(min=0.0, max=2.0, help="0 always takes the likeliest token")],
-    "top_p": Annotated[float, typer.Option(min=0.0, max=1.0, help="keep the likeliest tokens up to this probability")],
+    "temperature": Annotated[
+        float | None, typer.Option(min=0.0, max=2.0, help="0 always takes the likeliest token (default: the model's)")
+    ],
+    "top_p": Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="keep the likeliest tokens up to this probability (default: the model's)"),
+    ],
     "top_k": Annotated[int | None, typer.Option(min=0, help="keep this many of the likeliest tokens; 0: all")],
     "min_p": Annotated[
         float | None, typer.Option(min=0.0, max=1.0, help="keep tokens at least this likely beside the likeliest")

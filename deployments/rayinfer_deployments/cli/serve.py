@@ -148,13 +148,15 @@ def serve(
 def _start(service: Service) -> None:
     """Check what can be checked before Ray is started, which takes seconds, and run the service."""
     # After the environment is set: these import Ray, which reads it.
+    from rayinfer.models.generation_config import default_sampling_params
     from rayinfer.models.sources import resolve_model
     from rayinfer_deployments.port_check import check_port_is_free
 
-    engine_config(model=service.model, **service.settings)
+    config = engine_config(model=service.model, **service.settings)
     router_limits(service.limits)
     check_port_is_free(service.host, service.port)
     folder = resolve_model(service.model)
+    default_sampling_params(config, folder)  # whose mistakes an engine would find only after Ray's start
     with QuietTerminal(cache_folder() / "services" / f"{service.port}.log") as console:
         _run(service, folder, console)
 
@@ -314,7 +316,7 @@ def _announce(service: Service, console: Console) -> None:
     question = [{"role": "user", "content": "What is the capital of France?"}]
     body = json.dumps({"model": service.name, "messages": question, "max_tokens": 32, "temperature": 0})
     console.print(f"ready: {service.name} at {url}/v1 (Ctrl-C ends it)", markup=False, highlight=False, soft_wrap=True)
-    for line in _capacities(service):
+    for line in _described(service):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     command = (
         f"curl {url}/v1/chat/completions -H {shlex.quote('Content-Type: application/json')} -d {shlex.quote(body)}"
@@ -323,18 +325,19 @@ def _announce(service: Service, console: Console) -> None:
     console.print(command, markup=False, highlight=False, soft_wrap=True)
 
 
-def _capacities(service: Service) -> list[str]:
-    """Ask for the sizes that the engines were built with; none if no router tells them soon."""
+def _described(service: Service) -> list[str]:
+    """Ask for the engines' sizes and the defaults of requests; no lines if no router reports them soon."""
     from rayinfer.errors import RayinferError
-    from rayinfer_deployments.cli.capacity_lines import capacity_lines
+    from rayinfer_deployments.cli.description_lines import capacity_lines, default_lines
     from rayinfer_deployments.control_socket import ask
     from rayinfer_deployments.service_record import control_socket_path
 
     latest = time.monotonic() + CAPACITIES_S
     with contextlib.suppress(RayinferError):
         while time.monotonic() < latest:  # Serve's handles learn of a new router a moment later
-            if lines := capacity_lines(ask(control_socket_path(service.port), "status", timeout_s=CAPACITIES_S)):
-                return lines
+            status = ask(control_socket_path(service.port), "status", timeout_s=CAPACITIES_S)
+            if lines := capacity_lines(status):
+                return [*lines, *default_lines(status)]
             time.sleep(POLL_S)
     return []
 

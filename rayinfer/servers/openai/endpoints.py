@@ -56,7 +56,7 @@ class OpenAIEndpoints:
         model = find_model(self._models, body.model)
         description = model.generator.describe()
         body.check_ranges()
-        params = chat_params(body, description.vocab_size).with_bad_words_spelled(speller(model.tokenizer))
+        params = chat_params(body, description).with_bad_words_spelled(speller(model.tokenizer))
         prompts = await chat_prompts(body, model, description)
         check_num_logprobs(params, prompts, description.max_model_len, echoes=False, stream=bool(body.stream))
         return self._respond(request, Generation(body=body, model=model, params=params, prompts=prompts, shape=CHAT))
@@ -69,7 +69,7 @@ class OpenAIEndpoints:
         model = find_model(self._models, body.model)
         description = model.generator.describe()
         body.check_ranges()
-        params = completion_params(body, description.vocab_size).with_bad_words_spelled(speller(model.tokenizer))
+        params = completion_params(body, description).with_bad_words_spelled(speller(model.tokenizer))
         prompts = await completion_prompts(body, model, description, scores_only=params.max_tokens == 0)
         echoes = bool(body.echo and body.logprobs is not None)
         check_num_logprobs(params, prompts, description.max_model_len, echoes=echoes, stream=bool(body.stream))
@@ -108,9 +108,9 @@ class OpenAIEndpoints:
 
 def _model_card(model: ServedModel) -> dict[str, Any]:
     try:
-        max_model_len = model.generator.describe().max_model_len
+        description = model.generator.describe()
     except NotReady:
-        max_model_len = None
+        description = None
     return {
         "id": model.name,
         "object": "model",
@@ -118,5 +118,6 @@ def _model_card(model: ServedModel) -> dict[str, Any]:
         "owned_by": "rayinfer",
         "root": model.name,
         "parent": None,
-        "max_model_len": max_model_len,
+        "max_model_len": None if description is None else description.max_model_len,
+        "default_sampling_params": None if description is None else dict(description.default_sampling_params),
     }

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayinfer.errors import InvalidParameter
+from rayinfer.protocols import ModelDescription
 from rayinfer.sampling_params import MAX_BIASED_TOKENS, MAX_LOGPROBS, SamplingParams
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody, GenerationBody
 
@@ -19,12 +20,12 @@ _SAME_NAME = (
 )
 
 
-def completion_params(body: CompletionBody, vocab_size: int) -> SamplingParams:
+def completion_params(body: CompletionBody, model: ModelDescription) -> SamplingParams:
     """Build the settings of a completion; echoed prompts are scored like the answers. Raises InvalidParameter."""
     _check_logprobs("logprobs", body.logprobs)
     return _params(
         body,
-        vocab_size,
+        model,
         default_max_tokens=DEFAULT_COMPLETION_TOKENS,
         least_tokens=0 if body.echo else 1,
         logprobs=body.logprobs,
@@ -32,13 +33,13 @@ def completion_params(body: CompletionBody, vocab_size: int) -> SamplingParams:
     )
 
 
-def chat_params(body: ChatCompletionBody, vocab_size: int) -> SamplingParams:
+def chat_params(body: ChatCompletionBody, model: ModelDescription) -> SamplingParams:
     """Build the settings of a chat completion; raises InvalidParameter."""
     if body.top_logprobs and not body.logprobs:
         raise InvalidParameter("top_logprobs is only allowed with logprobs=true.", "top_logprobs")
     _check_logprobs("top_logprobs", body.top_logprobs)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _params(body, vocab_size, default_max_tokens=None, logprobs=logprobs)
+    return _params(body, model, default_max_tokens=None, logprobs=logprobs)
 
 
 def check_num_logprobs(
@@ -69,7 +70,7 @@ def _check_count(field: str, num_tokens: int, num_top: int, limit: int, of: str)
 
 def _params(
     body: GenerationBody,
-    vocab_size: int,
+    model: ModelDescription,
     *,
     default_max_tokens: int | None,
     least_tokens: int = 1,
@@ -81,14 +82,20 @@ def _params(
     _check_logprobs("prompt_logprobs", body.prompt_logprobs)
     wanted = [count for count in (body.prompt_logprobs, echoed_logprobs) if count is not None]
     given = {field: value for field in _SAME_NAME if (value := getattr(body, field)) is not None}
-    params = SamplingParams(
+    settings = {
+        **model.default_sampling_params,
         **given,
-        max_tokens=_max_tokens(body, default_max_tokens, least=least_tokens),
+        "max_tokens": _within(
+            model.default_sampling_params.get("max_tokens"), _max_tokens(body, default_max_tokens, least=least_tokens)
+        ),
+    }
+    params = SamplingParams(
+        **settings,
         logit_bias=_logit_bias(body.logit_bias),
         logprobs=logprobs,
         prompt_logprobs=max(wanted, default=None),
     )
-    params.check_vocabulary(vocab_size)
+    params.check_vocabulary(model.vocab_size)
     return params
 
 
@@ -101,6 +108,11 @@ def _max_tokens(body: GenerationBody, default: int | None, *, least: int) -> int
         hint = " (0 is for prompts that are only scored: it needs echo=true)" if limit == 0 else ""
         raise InvalidParameter(f"{field} must be an integer from {least} to {2**31 - 1}, got {limit}{hint}", field)
     return limit
+
+
+def _within(model_limit: int | None, limit: int | None) -> int | None:
+    """Apply a model's own limit to answers, as vLLM's server does: whatever a request names, it gets no more."""
+    return min((each for each in (model_limit, limit) if each is not None), default=None)
 
 
 def _check_logprobs(field: str, count: int | None) -> None:

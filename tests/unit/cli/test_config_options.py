@@ -45,12 +45,28 @@ def test_given_settings_arrive_with_their_types():
     EngineConfig(**received["settings"])
 
 
+def test_a_mapping_is_given_as_json():
+    result, received = parse("--override-generation-config", '{"temperature": 0.5, "top_k": null}')
+    assert result.exit_code == 0, result.output
+    assert received["settings"] == {"override_generation_config": {"temperature": 0.5, "top_k": None}}
+    EngineConfig(**received["settings"])
+
+
 def test_switches_can_be_put_off_and_on():
     assert parse("--no-enable-prefix-caching")[1]["settings"] == {"enable_prefix_caching": False}
     assert parse("--enforce-eager")[1]["settings"] == {"enforce_eager": True}
 
 
-@pytest.mark.parametrize("arguments", [["--dtype", "int3"], ["--max-num-seqs", "many"], ["--no-such-setting", "1"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--dtype", "int3"],
+        ["--max-num-seqs", "many"],
+        ["--no-such-setting", "1"],
+        ["--override-generation-config", "{"],
+        ["--override-generation-config", "[1]"],
+    ],
+)
 def test_what_is_no_setting_is_a_usage_error(arguments):
     assert parse(*arguments)[0].exit_code == 2
 

@@ -1,3 +1,4 @@
+import inspect
 from typing import Annotated, Any
 
 import pytest
@@ -5,7 +6,9 @@ import typer
 from typer.testing import CliRunner
 
 from rayinfer.sampling_params import SamplingParams
+from rayinfer_deployments.cli.chat import chat
 from rayinfer_deployments.cli.config_options import with_engine_options
+from rayinfer_deployments.cli.generate import generate
 from rayinfer_deployments.cli.sampling_options import OPTIONS, with_sampling_options
 
 
@@ -55,3 +58,9 @@ def test_every_option_arrives_as_the_library_takes_it():
 @pytest.mark.parametrize("arguments", [["--temperature", "3"], ["--top-k", "x"], ["--presence-penalty", "-3"]])
 def test_what_is_out_of_range_is_a_usage_error(arguments):
     assert parse(*arguments)[0].exit_code == 2
+
+
+def test_temperature_and_top_p_are_the_models_unless_they_are_given():
+    for command in (chat, generate):
+        parameters = inspect.signature(command).parameters
+        assert parameters["temperature"].default is parameters["top_p"].default is None

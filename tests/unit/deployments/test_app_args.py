@@ -87,3 +87,13 @@ def test_gpus_that_a_cluster_has_go_to_ranks_of_which_each_can_have_one():
     assert [model.num_gpus for model in with_gpus_for_ranks(args, 8).models] == [1, 1, 0, 0]
     assert [model.num_gpus for model in with_gpus_for_ranks(args, 5).models] == [1, 0, 0, 0]
     assert with_gpus_for_ranks(args, 1) == args
+
+
+def test_each_model_has_its_own_defaults_of_requests():
+    overrides = [{"temperature": 0.2}, {"top_k": 5}]
+    models = [{"model": f"m{k}", "override_generation_config": each} for k, each in enumerate(overrides)]
+    args = llm_app_args({"models": [*models, {"model": "m2", "generation_config": "none"}]})
+    configs = [model.engine_config() for model in args.models]
+    assert [config.override_generation_config for config in configs] == [*overrides, {}]
+    assert [config.generation_config for config in configs] == ["auto", "auto", "none"]
+    assert [EngineConfig(**json.loads(json.dumps(config.model_dump(mode="json")))) for config in configs] == configs

@@ -56,6 +56,14 @@ def test_a_right_config_has_no_mistakes(check):
         ),
         (config(args={"models": [{"model": "m", "blocks": 1}]}), "applications.0.args.models.0.blocks"),
         (config(args={"models": [{"model": "m"}], "routers": 2}), "applications.0.args.routers"),
+        (
+            config(args={"models": [{"model": "m", "override_generation_config": {"top_p": 7}}]}),
+            "applications.0.args.models.0.override_generation_config",
+        ),
+        (
+            config(args={"models": [{"model": "m", "generation_config": 5}]}),
+            "applications.0.args.models.0.generation_config",
+        ),
         (config(args={"models": [{"model": "m", "max_num_seqs": 0}]}), "applications.0.args.models.0.max_num_seqs"),
         (
             config(deployments=[{"name": "router", "user_config": {"max_wating_requests": 2}}]),

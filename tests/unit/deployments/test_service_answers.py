@@ -1,9 +1,10 @@
 import json
+from dataclasses import replace
 
 from rayinfer.outputs import EngineStats
 from rayinfer.protocols import ModelDescription, ServiceStatus
 from rayinfer.routing.limits import RouterLimits
-from rayinfer_deployments.cli.capacity_lines import capacity_lines
+from rayinfer_deployments.cli.description_lines import capacity_lines, default_lines
 from rayinfer_deployments.router import RouterReport
 from rayinfer_deployments.service_answers import have_weights, in_plain_types
 
@@ -42,3 +43,13 @@ def test_sizes_of_engines_are_told_once_for_each_model_and_kind_of_engine():
         " 9 KV blocks (144 tokens), CUDA graphs for up to 256 requests",
     ]
     assert capacity_lines({"routers": [in_plain_types(report_of("r"))]}) == []
+
+
+def test_the_defaults_of_requests_are_told_once_for_each_model():
+    drawn = replace(ON_A_CPU, default_sampling_params={"temperature": 0.2, "top_p": 0.5})
+    reports = [report_of("r", a=drawn, b=drawn), report_of("s", a=drawn)]
+    status = json.loads(json.dumps({"routers": [in_plain_types(report) for report in reports]}))
+    assert default_lines(status) == ["default sampling parameters of tiny: temperature 0.2, top_p 0.5"]
+    assert default_lines({"routers": [in_plain_types(report_of("r", a=ON_A_CPU))]}) == [
+        "default sampling parameters of tiny: none"
+    ]

@@ -73,3 +73,11 @@ def test_routers_go_on_with_the_tokenizer_they_have(folders):
 def test_a_source_that_is_nowhere_is_told(folders, tmp_path):
     with pytest.raises(ModelLoadError):
         check_weights_fit(served(folders), str(tmp_path / "nowhere"))
+
+
+def test_weights_with_a_wrong_generation_config_are_refused(folders, tmp_path):
+    source = changed(folders["fitting"], tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"temperature": -1}')
+    with pytest.raises(ConfigError, match=r"generation_config\.json: temperature must lie in \[0, 2\], got -1"):
+        check_weights_fit(served(folders), source)
+    check_weights_fit(served(folders, generation_config="none"), source)

