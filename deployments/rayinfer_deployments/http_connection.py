@@ -7,6 +7,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rayinfer.errors import HeadersTooLarge, RequestError, RequestTooSlow
 from rayinfer.servers.error_responses import error_body, error_kind
+from rayinfer_deployments.http10_response import Http10Response
 
 STALLED_S = 60.0  # how long a client may read nothing of its answer
 HEAD_TIMEOUT_S = 10.0  # from a connection's begin, or a request's first byte, to the end of its headers
@@ -79,6 +80,8 @@ class HttpConnection(HttpToolsProtocol):
         super().on_headers_complete()
         self._stop_awaiting()
         self.cycle.transport = _AnswerTransport(self)  # type: ignore[assignment]  # it calls no more than this has
+        if self.scope["http_version"] == "1.0":
+            self.cycle.send = Http10Response(self.cycle).send  # type: ignore[method-assign, assignment]
         if self.parser.should_upgrade():
             self.cycle.keep_alive = False  # behind this request comes another protocol, which we do not speak
 

@@ -45,8 +45,10 @@ def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
     if isinstance(message.content, list):
         for position, part in enumerate(message.content):
             _check_part(part, f"{path}.content.{position}")
+    tool_calls = {"tool_calls": message.tool_calls} if "tool_calls" in message.model_fields_set else {}
     return {
         **(message.model_extra or {}),
+        **tool_calls,
         "role": "system" if message.role == "developer" else message.role,  # the same thing under its newer name
         "content": "" if message.content is None else message.content,  # a template may add to it, which None forbids
     }

@@ -27,7 +27,7 @@ Texts = Annotated[list[str], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
 TokenIds = Annotated[list[int], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
 # Which values are wrong is found out one by one where they are used, again so that many make one finding.
 LogitBias = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})]
-ContentParts = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
 
 
 class _Strict(BaseModel):
@@ -72,6 +72,7 @@ class GenerationBody(_Strict):
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    user: str | None = None  # has no effect
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -105,7 +106,8 @@ class ChatMessage(_Strict):
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | ContentParts | None = None
+    content: str | Objects | None = None
+    tool_calls: Objects | None = None
 
 
 class ChatCompletionBody(GenerationBody):
