@@ -17,6 +17,8 @@ import ray
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.background_call import BackgroundCall
 from rayinfer_deployments.process_tree import Process, adopt_orphans, descendants, end_descendants, reap_children
+from rayinfer_deployments.ray_environment import settings_of_ray
+from rayinfer_deployments.ray_token import ensure_private_token
 
 POLITE_END_S = 4.0  # for Ray's own shutdown
 FORCED_END_S = 2.0  # from SIGTERM to SIGKILL for whatever that left
@@ -37,6 +39,7 @@ class OwnRay:
 
     def __enter__(self) -> "OwnRay":
         adopt_orphans()
+        ensure_private_token(settings_of_ray())
         try:
             self._starting = start_ray(address="local", include_dashboard=False)
             self._starting.result(self._check_while_starting)

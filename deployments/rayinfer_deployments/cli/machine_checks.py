@@ -3,16 +3,19 @@
 import os
 import platform
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
 from rayinfer.config import DEFAULT_MODEL, cache_folder
+from rayinfer_deployments.ray_environment import settings_of_ray
+from rayinfer_deployments.ray_token import exposed_token_paths
 
 Verdict = Literal["ok", "advice", "missing"]
 
@@ -49,6 +52,7 @@ def check_machine() -> list[Finding]:
         check_memory(_available_memory_gib()),
         check_shared_memory(Path("/dev/shm")),
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
+        check_ray_token(settings_of_ray()),
         check_cache(cache_folder()),
         check_default_model(cache_folder()),
         check_packed_weights(cache_folder()),
@@ -164,6 +168,16 @@ def check_open_files(limit: int) -> Finding:
         found = "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
         return Finding(name="open files", verdict="ok", found=found)
     return Finding(name="open files", verdict="advice", found=str(limit), remedy=f"ulimit -n {ADVISED_OPEN_FILES}")
+
+
+def check_ray_token(environment: Mapping[str, str], home: Path | None = None) -> Finding:
+    """Look whether other users can read the token with which programs run on this user's Rays."""
+    exposed = exposed_token_paths(environment, home)
+    if not exposed:
+        return Finding(name="Ray's token", verdict="ok", found="other users cannot read it")
+    found = f"other users may open {', '.join(map(str, exposed))}"
+    remedy = " && ".join(f"chmod {mode:o} {shlex.quote(str(path))}" for path, mode in exposed.items())
+    return Finding(name="Ray's token", verdict="advice", found=found, remedy=remedy)
 
 
 def check_cache(folder: Path) -> Finding:

@@ -17,6 +17,7 @@ from rayinfer_deployments.cli.machine_checks import (
     check_package,
     check_packed_weights,
     check_python,
+    check_ray_token,
     check_shared_memory,
 )
 
@@ -119,3 +120,16 @@ def test_doctor_tells_what_packed_weights_take_and_how_to_be_rid_of_them(tmp_pat
         assert finding.verdict == ("ok" if gib == 2 else "advice")
     assert finding.found == f"2 models, 21.0 GiB in {tmp_path / 'packed'}"
     assert finding.remedy.startswith(f"rm -r {tmp_path / 'packed'}")
+
+
+def test_a_ray_token_that_others_can_read_comes_with_the_commands_that_hide_it(tmp_path):
+    assert check_ray_token({}, tmp_path).verdict == "ok"  # there is none
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir(mode=0o755)
+    token.write_text("secret")
+    token.chmod(0o644)
+    finding = check_ray_token({}, tmp_path)
+    assert (finding.verdict, finding.remedy) == ("advice", f"chmod 700 {token.parent} && chmod 600 {token}")
+    token.parent.chmod(0o700)
+    token.chmod(0o600)
+    assert check_ray_token({}, tmp_path).verdict == "ok"
