@@ -1,6 +1,7 @@
 """The Serve deployment that clients talk to: HTTP in front, one dispatcher per model behind it; loads no torch."""
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -107,6 +108,8 @@ class Router:
         # A router that replaces another, or joins others, has to answer as soon as clients reach it.
         waits_s = [CATCH_UP_S if model.scaling is None else FIRST_ENGINE_S for model in models]
         await asyncio.gather(*(roster.caught_up(s) for roster, s in zip(self._rosters, waits_s, strict=True)))
+        gc.collect()
+        gc.freeze()  # what is loaded stays: a large request's garbage collection need not walk it, for 100 ms
         self._door: HttpDoor | None = None
         if listen_on is not None:
             self._door = HttpDoor(self._build_app(echoes_request_id=True), listen_on.host, listen_on.port)
