@@ -95,9 +95,8 @@ class OpenAIEndpoints:
         if generation.body.request_id:
             identity.rename(generation.body.request_id)  # over the header's, which proxies set on their own as well
         settings = generation.answer_settings(identity.name)
-        requests = generation.requests(
-            tenant=tenant_of(request), timeout_s=self._request_timeout_s, trace=self._traces is not None
-        )
+        tenant = tenant_of(request)
+        requests = generation.requests(tenant=tenant, timeout_s=self._request_timeout_s, trace=self._traces is not None)
         if self._traces is not None:
             self._traces.open(
                 name=identity.name,
@@ -105,6 +104,7 @@ class OpenAIEndpoints:
                 model=settings.model,
                 request_ids=[each.request_id for each in requests],
                 received_s=identity.received_s,
+                tenant=tenant,
             )
         outputs = generate_outputs(generation.model.generator, requests)
         if generation.body.stream:
