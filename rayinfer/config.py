@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 from rayinfer.errors import ConfigError, shown
 
 DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_PACKED_CACHE_BYTES = 20 * 2**30
 
 
 class EngineConfig(BaseModel):
@@ -153,3 +154,17 @@ def cache_folder() -> Path:
     if folder := os.environ.get("RAYINFER_CACHE"):
         return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rayinfer"
+
+
+def packed_cache_bytes() -> int:
+    """Most bytes of packed weights in the cache folder; raises ConfigError for a setting that is no number."""
+    setting = os.environ.get("RAYINFER_PACKED_CACHE_GIB", "")
+    if not setting:
+        return DEFAULT_PACKED_CACHE_BYTES
+    try:
+        gib = float(setting)
+    except ValueError:
+        gib = -1.0
+    if not 0 <= gib < float("inf"):
+        raise ConfigError(f"RAYINFER_PACKED_CACHE_GIB must be a number of GiB, 0 or more, got {setting!r:.80}")
+    return int(gib * 2**30)

@@ -13,7 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from rayinfer.config import DEFAULT_MODEL, cache_folder
+from rayinfer.config import DEFAULT_MODEL, cache_folder, packed_cache_bytes
+from rayinfer.optimization.packed_entries import list_entries
 from rayinfer_deployments.ray_environment import settings_of_ray
 from rayinfer_deployments.ray_token import exposed_token_paths
 
@@ -23,7 +24,6 @@ GIB = 2**30
 NEEDED_MEMORY_GIB = 2.0  # the default model, Ray's processes and a small KV pool
 ADVISED_MEMORY_GIB = 4.0  # with the default KV pool
 NEEDED_DISK_GIB = 1.0
-ADVISED_PACKED_GIB = 20.0  # at most, for weights of models that may long be out of use
 ADVISED_SHARED_MEMORY_GIB = 0.5  # for Ray's object store
 ADVISED_OPEN_FILES = 4096  # every stream is a socket
 COMPILER = "g++"  # what the kernels are built with
@@ -207,12 +207,13 @@ def check_default_model(cache: Path) -> Finding:
 
 def check_packed_weights(cache: Path) -> Finding:
     """Look how much the weights take that are kept as they are multiplied by."""
-    folder = cache / "packed"
-    sizes = [file.stat().st_size for file in folder.glob("*/*.bin")]
-    found = f"{len(sizes)} models, {sum(sizes) / GIB:.1f} GiB in {folder}"
-    if sum(sizes) < ADVISED_PACKED_GIB * GIB:
+    folder, limit = cache / "packed", packed_cache_bytes()
+    entries = list_entries(folder)
+    num_bytes = sum(entry.num_bytes for entry in entries)
+    found = f"{len(entries)} models, {num_bytes / GIB:.1f} of at most {limit / GIB:g} GiB in {folder}"
+    if num_bytes <= limit:
         return Finding(name="packed weights", verdict="ok", found=found)
-    remedy = f"rm -r {folder}: what is still needed is made again at the next start"
+    remedy = "rayinfer cache clean: what is still needed is made again at the next start"
     return Finding(name="packed weights", verdict="advice", found=found, remedy=remedy)
 
 
