@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,8 @@ from rayinfer_deployments.own_ray import OwnRay
 with OwnRay():
     token = pathlib.Path.home() / ".ray" / "auth_token"
     modes = [path.stat().st_mode & 0o777 for path in (token.parent, token)]
-    print(json.dumps({"token_modes": modes}))
+    session = pathlib.Path(ray._private.worker.global_worker.node.get_session_dir_path())
+    print(json.dumps({"token_modes": modes, "session": str(session), "had_session": session.is_dir()}))
 """
 
 
@@ -36,3 +38,11 @@ def report(tmp_path_factory):
 
 def test_the_token_of_an_own_ray_is_readable_by_its_user_only(report):
     assert report["token_modes"] == [0o700, 0o600]
+
+
+def test_the_session_of_an_own_ray_is_deleted_at_its_end(report):
+    session = Path(report["session"])
+    assert report["had_session"]
+    assert session.name.startswith("session_2")
+    assert not session.exists()
+    assert Path(session.parent / "session_latest").resolve() != session
