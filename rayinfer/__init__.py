@@ -3,17 +3,19 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rayinfer.config import Config as Config
     from rayinfer.llm import LLM as LLM
     from rayinfer.outputs import CompletionOutput as CompletionOutput
     from rayinfer.outputs import RequestOutput as RequestOutput
     from rayinfer.sampling_params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "CompletionOutput", "Config", "RequestOutput", "SamplingParams"]
 
 _ROOMS = {
     "LLM": "rayinfer.llm",
     "CompletionOutput": "rayinfer.outputs",
+    "Config": "rayinfer.config",
     "RequestOutput": "rayinfer.outputs",
     "SamplingParams": "rayinfer.sampling_params",
 }

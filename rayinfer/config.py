@@ -11,6 +11,11 @@ from rayinfer.errors import ConfigError, shown
 from rayinfer.sampling_defaults import sampling_defaults
 
 DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_PACKED_CACHE_BYTES = 20 * 2**30
+
+# nano-vllm's names of settings that mean the same here.
+_OTHER_NAMES = {"kvcache_block_size": "block_size", "num_kvcache_blocks": "num_kv_blocks"}
+_CHOSEN_BY_ENGINE = -1  # nano-vllm's default of num_kvcache_blocks
 
 
 class EngineConfig(BaseModel):
@@ -134,6 +139,28 @@ class EngineConfig(BaseModel):
             raise ValueError(str(error).partition(": ")[2]) from None
         return value
 
+    @model_validator(mode="before")
+    @classmethod
+    def _translate_other_names(cls, settings: Any) -> Any:
+        """Take nano-vllm's names of our settings, and refuse one that means something else."""
+        if not isinstance(settings, dict):
+            return settings
+        if "gpu_memory_utilization" in settings:
+            raise ValueError(
+                "gpu_memory_utilization, a share of all of a GPU's memory, is not supported: set memory_fraction, the"
+                " share for KV blocks of what is free once the weights are loaded"
+            )
+        renamed = dict(settings)
+        for other, name in _OTHER_NAMES.items():
+            if other not in renamed:
+                continue
+            if name in renamed:
+                raise ValueError(f"{other} and {name} are the same setting: give {name} alone")
+            renamed[name] = renamed.pop(other)
+            if other == "num_kvcache_blocks" and renamed[name] == _CHOSEN_BY_ENGINE:
+                renamed[name] = None
+        return renamed
+
     @model_validator(mode="after")
     def _pool_has_one_size(self) -> Self:
         if self.num_kv_blocks is not None and self.kv_cache_memory_bytes is not None:
@@ -152,6 +179,9 @@ class EngineConfig(BaseModel):
         if self.overlap_steps and num_ranks > 1:  # they tell each other plans, whose tokens are known
             raise ValueError(f"overlap_steps must not be true with {num_ranks} ranks")
         return self
+
+
+Config = EngineConfig  # nano-vllm's name
 
 
 def engine_config(**settings: Any) -> EngineConfig:
@@ -181,3 +211,17 @@ def cache_folder() -> Path:
     if folder := os.environ.get("RAYINFER_CACHE"):
         return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rayinfer"
+
+
+def packed_cache_bytes() -> int:
+    """Most bytes of packed weights in the cache folder; raises ConfigError for a setting that is no number."""
+    setting = os.environ.get("RAYINFER_PACKED_CACHE_GIB", "")
+    if not setting:
+        return DEFAULT_PACKED_CACHE_BYTES
+    try:
+        gib = float(setting)
+    except ValueError:
+        gib = -1.0
+    if not 0 <= gib < float("inf"):
+        raise ConfigError(f"RAYINFER_PACKED_CACHE_GIB must be a number of GiB, 0 or more, got {setting!r:.80}")
+    return int(gib * 2**30)

@@ -1,6 +1,7 @@
 """What `build_llm_app` takes: the models to serve and the router's limits, checked before anything is started."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import PurePath
 from typing import Any, Self
 
@@ -11,6 +12,7 @@ from rayinfer.errors import ConfigError
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
+from rayinfer_deployments.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
 
 ENGINE_NUM_CPUS = 0.5  # that Ray sets aside for an engine: it takes what the machine has, whatever that is
 
@@ -128,8 +130,28 @@ class LLMAppArgs(BaseModel):
     listen_port: int | None = Field(
         None, ge=1, le=65535, description="port on which the router listens itself; default: only Serve's proxy listens"
     )
+    max_connections: int = Field(
+        DEFAULT_CONNECTION_LIMITS.max_connections, ge=1, description="connections to a router's own port (listen_port)"
+    )
+    max_connections_per_address: int = Field(
+        DEFAULT_CONNECTION_LIMITS.max_connections_per_address, ge=1, description="connections to it from one address"
+    )
+    max_idle_connections: int = Field(
+        DEFAULT_CONNECTION_LIMITS.max_idle_connections,
+        ge=1,
+        description="connections to it on which no request is under way",
+    )
+    max_unfinished_requests: int = Field(
+        DEFAULT_CONNECTION_LIMITS.max_unfinished_requests,
+        ge=1,
+        description="requests to it whose head or body is not complete",
+    )
     num_routers: int = Field(1, ge=1, le=64, description="routers that share the connections, each with its own queue")
     router_num_cpus: float = Field(0.1, ge=0, description="CPUs that Ray sets aside for the router's process")
+
+    def connection_limits(self) -> ConnectionLimits:
+        """Take out what concerns the routers' own port alone."""
+        return ConnectionLimits(**{field.name: getattr(self, field.name) for field in fields(ConnectionLimits)})
 
     @model_validator(mode="after")
     def _names_differ(self) -> "LLMAppArgs":

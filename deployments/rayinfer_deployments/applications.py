@@ -77,6 +77,7 @@ def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
             enable_engine_control=args.enable_engine_control,
             trust_tenant_header=args.trust_tenant_header,
             listen_on=None if args.listen_port is None else ListenAddress(host=args.listen_host, port=args.listen_port),
+            connection_limits=args.connection_limits(),
             drain_timeout_s=longest_drain_s,
         )
     )

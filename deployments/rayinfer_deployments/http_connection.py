@@ -2,11 +2,14 @@
 
 import asyncio
 from http import HTTPStatus
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from rayinfer.errors import HeadersTooLarge, RequestError, RequestTooSlow
+from rayinfer.errors import HeadersTooLarge, RequestError, RequestTooSlow, Unavailable
 from rayinfer.servers.error_responses import error_body, error_kind
+from rayinfer_deployments.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionTable, Phase
+from rayinfer_deployments.http10_response import Http10Response
 
 STALLED_S = 60.0  # how long a client may read nothing of its answer
 HEAD_TIMEOUT_S = 10.0  # from a connection's begin, or a request's first byte, to the end of its headers
@@ -31,21 +34,30 @@ class HttpConnection(HttpToolsProtocol):
     _is_in_head = False
     _is_mid_message = False
     _is_lingering = False
+    _is_evicted = False
+
+    def __init__(self, *args: Any, table: "ConnectionTable[HttpConnection] | None" = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._table: ConnectionTable[HttpConnection] = table or ConnectionTable(DEFAULT_CONNECTION_LIMITS)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Expect a request."""
+        """Expect a request, unless there are too many connections."""
         super().connection_made(transport)
         self._await_client()
+        if not self._table.add(self, self.client[0] if self.client else ""):
+            self._refuse(Unavailable("There are too many connections to this service."))
+            self.evict()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the client."""
+        self._table.remove(self)
         self._stop_awaiting()
         self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Parse what came; refuses a head, or trailers, that do not end."""
-        if self._is_lingering:
+        if self._is_lingering or self._is_evicted:
             return
         self._num_pending_bytes += len(data)
         super().data_received(data)
@@ -71,6 +83,7 @@ class HttpConnection(HttpToolsProtocol):
         """Begin a request."""
         self._is_in_head = self._is_mid_message = True
         super().on_message_begin()
+        self._note_phase()
 
     def on_headers_complete(self) -> None:
         """Hand a request over to the application."""
@@ -79,8 +92,11 @@ class HttpConnection(HttpToolsProtocol):
         super().on_headers_complete()
         self._stop_awaiting()
         self.cycle.transport = _AnswerTransport(self)  # type: ignore[assignment]  # it calls no more than this has
+        if self.scope["http_version"] == "1.0":
+            self.cycle.send = Http10Response(self.cycle).send  # type: ignore[method-assign, assignment]
         if self.parser.should_upgrade():
             self.cycle.keep_alive = False  # behind this request comes another protocol, which we do not speak
+        self._note_phase()
 
     def on_body(self, body: bytes) -> None:
         """Keep a part of a body for the application."""
@@ -92,12 +108,19 @@ class HttpConnection(HttpToolsProtocol):
         self._num_pending_bytes = 0
         self._is_mid_message = False
         super().on_message_complete()
+        self._note_phase()
 
     def on_response_complete(self) -> None:
         """Go on to the next request; what is left of this one may not take for ever either."""
         super().on_response_complete()
         if self._is_mid_message and not self._is_answering:
             self._await_client()
+        self._note_phase()
+
+    def evict(self) -> None:
+        """Close the connection at once: others need its place."""
+        self._is_evicted = True
+        self.transport.close()
 
     def end(self) -> None:
         """Close behind the last answer: at once if the client has said all of its request, else after a while."""
@@ -117,6 +140,17 @@ class HttpConnection(HttpToolsProtocol):
     def _is_answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
+    def _note_phase(self) -> None:
+        if self._is_evicted:
+            return
+        if self.pipeline or (self._is_in_head and self._is_answering):  # an earlier answer is under way
+            phase = Phase.ANSWERING
+        elif self._is_mid_message and not self._is_lingering:
+            phase = Phase.RECEIVING
+        else:
+            phase = Phase.ANSWERING if self._is_answering else Phase.IDLE
+        self._table.enter(self, phase)
+
     def _await_client(self) -> None:
         if self._awaiting is None and not self.transport.is_closing():
             self._awaiting = self.loop.call_later(self.head_timeout_s, self._give_up)
@@ -133,7 +167,7 @@ class HttpConnection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _refuse(self, error: RequestError) -> None:
+    def _refuse(self, error: RequestError | Unavailable) -> None:
         """Answer and close; where an answer is under way, it ends there instead of having another one in it."""
         if not self.transport.is_closing() and not self._is_answering:
             status, body = HTTPStatus(error_kind(error).status), error_body(error)
@@ -151,6 +185,7 @@ class HttpConnection(HttpToolsProtocol):
     def _linger(self) -> None:
         """Say that no more comes, and let go of the connection when the client does, or after a while."""
         self._is_lingering = True
+        self._note_phase()
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._stop_awaiting()

@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import functools
 import socket
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from rayinfer.errors import RayinferError
+from rayinfer_deployments.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits, ConnectionTable
 from rayinfer_deployments.http_connection import HttpConnection
 
 KEEP_ALIVE_S = 90
@@ -21,14 +23,20 @@ class HttpDoor:
     """Listens on an address and serves an application there, in the running event loop."""
 
     def __init__(
-        self, app: ASGIApp, host: str, port: int, *, connection: type[HttpConnection] = HttpConnection
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        *,
+        limits: ConnectionLimits = DEFAULT_CONNECTION_LIMITS,
+        connection: type[HttpConnection] = HttpConnection,
     ) -> None:
         """Take the address; raises RayinferError when another process has it."""
         # A router that replaces another shares the port with it until that one is gone.
         self._socket = _listen(host, port)
         self._config = uvicorn.Config(
             app,
-            http=connection,
+            http=functools.partial(connection, table=ConnectionTable(limits)),  # type: ignore[arg-type]  # it is called
             ws="none",  # a request that asks for a web socket is answered like any other
             log_config=None,
             access_log=False,

@@ -6,17 +6,21 @@ Serve is not imported here: that takes a second, in which Ray can come up.
 import contextlib
 import logging
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from types import TracebackType
+from typing import Any
 
 import ray
 
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.background_call import BackgroundCall
 from rayinfer_deployments.process_tree import Process, adopt_orphans, descendants, end_descendants, reap_children
+from rayinfer_deployments.ray_environment import settings_of_ray
+from rayinfer_deployments.ray_token import ensure_private_token
 
 POLITE_END_S = 4.0  # for Ray's own shutdown
 FORCED_END_S = 2.0  # from SIGTERM to SIGKILL for whatever that left
@@ -25,7 +29,10 @@ VITAL_PROCESSES = ("gcs_server", "raylet")
 
 
 class OwnRay:
-    """A Ray that lives in this process's descendants; leaving it ends every one of them."""
+    """A Ray that lives in this process's descendants; leaving it ends every one of them.
+
+    Its session folder is deleted then, unless an error ended it, whose reasons may stand in the logs there.
+    """
 
     owns_ray = True
 
@@ -34,12 +41,15 @@ class OwnRay:
         self._check_while_starting = check  # may raise
         self._starting: BackgroundCall[object] | None = None
         self._vital: list[Process] = []
+        self._session: Path | None = None
 
     def __enter__(self) -> "OwnRay":
         adopt_orphans()
+        ensure_private_token(settings_of_ray())
         try:
             self._starting = start_ray(address="local", include_dashboard=False)
-            self._starting.result(self._check_while_starting)
+            context: Any = self._starting.result(self._check_while_starting)
+            self._session = Path(context.address_info["session_dir"])
             self.address = ray.get_runtime_context().gcs_address
             self._vital = [process for process in descendants(os.getpid()) if _is_vital(process)]
         except BaseException:
@@ -51,6 +61,8 @@ class OwnRay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end()
+        if self._session is not None and not isinstance(error, Exception):
+            delete_session(self._session)
 
     def environments(self) -> list[dict[str, str]]:
         """Tell of no node: they have this process's environment, which is in order."""
@@ -88,6 +100,15 @@ def start_ray(**settings: object) -> BackgroundCall[object]:
 def count_gpus() -> float:
     """Tell how many GPUs the Ray has that this process is part of."""
     return float(ray.cluster_resources().get("GPU", 0.0))
+
+
+def delete_session(session: Path) -> None:
+    """Delete a Ray's logs and sockets, whose processes have ended, and the link that says it was the latest."""
+    latest = session.parent / "session_latest"
+    with contextlib.suppress(OSError):
+        if latest.is_symlink() and latest.readlink().name == session.name:
+            latest.unlink()
+    shutil.rmtree(session, ignore_errors=True)
 
 
 @contextlib.contextmanager

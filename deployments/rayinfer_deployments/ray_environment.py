@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
+
+from rayinfer_deployments.ray_token import default_token_path
 
 # Ray reads them when it is imported, and every process that it starts inherits them. A user's own value wins.
 RAY_SETTINGS = {
@@ -128,4 +129,4 @@ def show_only_gpus(ids: Sequence[str]) -> None:
 def _has_token() -> bool:
     """Say whether Ray would find a token where it looks for one."""
     named = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
-    return named or (Path.home() / ".ray" / "auth_token").exists()
+    return named or default_token_path().exists()

@@ -1,6 +1,7 @@
 """The Serve deployment that clients talk to: HTTP in front, one dispatcher per model behind it; loads no torch."""
 
 import asyncio
+import gc
 import logging
 import time
 from collections.abc import Coroutine, Mapping, Sequence
@@ -25,6 +26,7 @@ from rayinfer.tokenization.chat_template import ChatTemplate, renderer
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.kept_traces import KeptTraces
 from rayinfer_deployments.cold_start import start_engines
+from rayinfer_deployments.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
 from rayinfer_deployments.engine_roster import EngineRoster
 from rayinfer_deployments.http_door import HttpDoor
 from rayinfer_deployments.load_reports import tell_replicas
@@ -87,6 +89,7 @@ class Router:
         enable_engine_control: bool = False,
         trust_tenant_header: bool = False,
         listen_on: ListenAddress | None = None,
+        connection_limits: ConnectionLimits = DEFAULT_CONNECTION_LIMITS,
         drain_timeout_s: float = 0.0,
     ) -> None:
         log_beside_serve()
@@ -107,9 +110,12 @@ class Router:
         # A router that replaces another, or joins others, has to answer as soon as clients reach it.
         waits_s = [CATCH_UP_S if model.scaling is None else FIRST_ENGINE_S for model in models]
         await asyncio.gather(*(roster.caught_up(s) for roster, s in zip(self._rosters, waits_s, strict=True)))
+        gc.collect()
+        gc.freeze()  # what is loaded stays: a large request's garbage collection need not walk it, for 100 ms
         self._door: HttpDoor | None = None
         if listen_on is not None:
-            self._door = HttpDoor(self._build_app(echoes_request_id=True), listen_on.host, listen_on.port)
+            app = self._build_app(echoes_request_id=True)
+            self._door = HttpDoor(app, listen_on.host, listen_on.port, limits=connection_limits)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Follow other limits at once, with streams open; bad ones are an error in the log, and change nothing.

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import rayinfer_kernels
-from rayinfer.config import EngineConfig, cache_folder
+from rayinfer.config import EngineConfig, cache_folder, packed_cache_bytes
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.cores import Cores, fill_machine, usable_cores
 from rayinfer.engine.cuda_graphs import CudaGraphs
@@ -244,7 +244,7 @@ def _loader(setting: _Setting, dtype: torch.dtype) -> Callable[[], Decoder]:
         dtype,
         setting.device,
         quantization=config.quantization,
-        cache=PackedCache(cache_folder() / "packed"),
+        cache=PackedCache(cache_folder() / "packed", max_bytes=packed_cache_bytes()),
         share=share,
     )
 

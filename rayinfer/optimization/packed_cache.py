@@ -10,6 +10,8 @@ from pathlib import Path
 import xxhash
 from filelock import FileLock
 
+from rayinfer.config import DEFAULT_PACKED_CACHE_BYTES
+from rayinfer.optimization.packed_entries import note_use, shrink
 from rayinfer.optimization.tensor_file import StoredTensors, read_tensors, write_tensors
 
 _logger = logging.getLogger(__name__)
@@ -20,11 +22,13 @@ SPARE_BYTES = 1 << 30  # of disk space that others are left
 class PackedCache:
     """A folder of entries, each either whole or not there; any number of processes may use it at once.
 
-    A folder that cannot be written or is full costs one warning and nothing else.
+    Where entries take more than `max_bytes`, the least recently used ones are deleted. A folder that cannot be written
+    or is full costs one warning and nothing else.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, max_bytes: int = DEFAULT_PACKED_CACHE_BYTES) -> None:
         self.folder = folder
+        self._max_bytes = max_bytes
 
     def fetch(self, key: str, build: Callable[[], StoredTensors]) -> StoredTensors:
         """Return the entry; where there is none, `build` makes it, in one process while others wait for it.
@@ -33,6 +37,7 @@ class PackedCache:
         """
         entry = self.folder / key
         if (stored := read_tensors(entry)) is not None:
+            note_use(entry)
             return stored
         try:
             with self._locked(key):
@@ -47,6 +52,9 @@ class PackedCache:
     def _keep(self, entry: Path, built: StoredTensors) -> StoredTensors | None:
         unfinished = entry.with_name(f".{entry.name}.unfinished")
         try:
+            if built.num_bytes > self._max_bytes:
+                raise OSError(f"{built.num_bytes} bytes are more than the cache may have ({self._max_bytes})")
+            shrink(self.folder, self._max_bytes - built.num_bytes)
             if shutil.disk_usage(self.folder).free < built.num_bytes + SPARE_BYTES:
                 raise OSError(f"less than {(built.num_bytes + SPARE_BYTES) / 2**30:.1f} GiB are free")
             for leftover in (unfinished, entry):  # of a killed process; damaged or foreign
@@ -54,6 +62,7 @@ class PackedCache:
             unfinished.mkdir()
             write_tensors(unfinished, built)
             unfinished.rename(entry)
+            shrink(self.folder, self._max_bytes, keep=(entry.name,))  # others may have added entries meanwhile
             return read_tensors(entry)
         except OSError as error:
             shutil.rmtree(unfinished, ignore_errors=True)

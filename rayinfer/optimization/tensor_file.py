@@ -10,7 +10,9 @@ from typing import Any
 import torch
 import xxhash
 
-DATA_FILE, INDEX_FILE = "weights.bin", "index.json"
+from rayinfer.optimization.packed_entries import INDEX_FILE
+
+DATA_FILE = "weights.bin"
 ALIGNMENT = 64  # bytes, a line of the processor's cache
 BYTES_AT_ONCE = 16 << 20
 

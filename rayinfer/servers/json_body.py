@@ -22,7 +22,7 @@ from rayinfer.servers.unreadable_values import (
 )
 
 MAX_DEPTH = 64  # lists and objects inside each other
-MAX_PIECES = 100_000  # lists, objects and members in all: each costs memory, and many the garbage collector's time
+MAX_PIECES = 2**15  # lists, objects and members in all: each costs memory, and many the garbage collector's time
 
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")  # perhaps only half a character
 _NO_DIGIT_BUT_ZERO = bytes.maketrans(b"123456789", b"0" * 9)

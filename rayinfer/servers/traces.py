@@ -3,12 +3,13 @@
 import json
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from rayinfer.errors import TraceNotFound
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.request_bounds import cleaned_name
+from rayinfer.servers.tenancy import tenant_of
 from rayinfer.traces.kept_traces import KeptTrace, KeptTraces
 
 PATH = "/v1/requests/{request_id}/trace"
@@ -18,11 +19,13 @@ SWITCHED_OFF = "Traces are not kept here: the service runs with trace_requests=f
 def add_trace_routes(app: FastAPI, traces: KeptTraces | None) -> None:
     """Add the path to an application; None stands for a service that keeps no traces, and the path says so."""
 
-    async def read_trace(request_id: str) -> Response:
-        """Tell what happened to the requests of this id or name, the latest first."""
+    async def read_trace(request: Request, request_id: str) -> Response:
+        """Tell what happened to the tenant's requests of this id or name, the latest first."""
         if traces is None:
             raise TraceNotFound(SWITCHED_OFF, "trace_requests", "traces_switched_off")
-        found = traces.find(request_id) or traces.find(cleaned_name(request_id))  # who chose a name may not know ours
+        tenant = tenant_of(request)
+        # A client that chose a name may not know how it was cleaned.
+        found = traces.find(request_id, tenant) or traces.find(cleaned_name(request_id), tenant)
         if not found:
             raise TraceNotFound(
                 f"No trace of a request {request_id!r:.200}: it is unknown here, or its trace is no longer kept.",

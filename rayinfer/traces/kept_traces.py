@@ -21,6 +21,7 @@ class KeptTrace:
     name: str  # the client's, or ours if it gave none
     answer_id: str  # what the answer says: the name behind a prefix
     model: str
+    tenant: str  # "" for none; other tenants do not find the trace
     request_ids: Sequence[str]  # inside the service, by prompt
     trace: RequestTrace = field(default_factory=RequestTrace)
     running: set[tuple[int, int]] = field(default_factory=set)  # prompt and choice
@@ -31,7 +32,8 @@ class KeptTrace:
 class KeptTraces:
     """Bounded in number and size: whatever is too much makes the traces go first that have been quiet longest.
 
-    Names are the clients' own choice, so several requests may share one: `find` returns all of them.
+    Names are the clients' own choice, so several requests may share one: `find` returns all of them. Names of
+    different tenants have nothing to do with each other.
     """
 
     def __init__(
@@ -48,13 +50,22 @@ class KeptTraces:
         self._clock = clock
         self._size = 0
         self._by_age: OrderedDict[KeptTrace, None] = OrderedDict()  # by their latest events
-        self._by_name: dict[str, list[KeptTrace]] = {}
+        self._by_name: dict[tuple[str, str], list[KeptTrace]] = {}  # by tenant and name
         self._by_request_id: dict[str, tuple[KeptTrace, int]] = {}  # with the number of the prompt
 
-    def open(self, *, name: str, answer_id: str, model: str, request_ids: Sequence[str], received_s: float) -> None:
+    def open(
+        self,
+        *,
+        name: str,
+        answer_id: str,
+        model: str,
+        request_ids: Sequence[str],
+        received_s: float,
+        tenant: str = "",
+    ) -> None:
         """Begin the trace of a client request that becomes one request per prompt inside the service."""
-        kept = KeptTrace(name=name, answer_id=answer_id, model=model, request_ids=request_ids)
-        namesakes = self._by_name.setdefault(name, [])
+        kept = KeptTrace(name=name, answer_id=answer_id, model=model, tenant=tenant, request_ids=request_ids)
+        namesakes = self._by_name.setdefault((tenant, name), [])
         namesakes.append(kept)
         self._by_request_id.update((request_id, (kept, prompt)) for prompt, request_id in enumerate(request_ids))
         kept.trace.record("received", time_s=received_s, num_prompts=len(request_ids))
@@ -93,12 +104,12 @@ class KeptTraces:
             kept.trace.take_over(events, prompt=prompt, choice=choice)
             self._note_change(kept)
 
-    def find(self, wanted: str) -> list[KeptTrace]:
-        """Look a request up by its answer's id or by its name; the latest namesake first."""
+    def find(self, wanted: str, tenant: str = "") -> list[KeptTrace]:
+        """Look a tenant's request up by its answer's id or by its name; the latest namesake first."""
         self._forget_old()
         bare = wanted.partition("-")[2]
-        by_answer = [kept for kept in self._by_name.get(bare, ()) if kept.answer_id == wanted]
-        return [*self._by_name.get(wanted, ()), *by_answer][::-1]
+        by_answer = [kept for kept in self._by_name.get((tenant, bare), ()) if kept.answer_id == wanted]
+        return [*self._by_name.get((tenant, wanted), ()), *by_answer][::-1]
 
     def _note_change(self, kept: KeptTrace) -> None:
         size = len(kept.trace) + len(kept.request_ids)  # a refusal of a thousand prompts has one event
@@ -126,7 +137,7 @@ class KeptTraces:
         self._size -= kept.counted_size
         for request_id in kept.request_ids:
             del self._by_request_id[request_id]
-        namesakes = self._by_name[kept.name]
+        namesakes = self._by_name[kept.tenant, kept.name]
         namesakes.remove(kept)
         if not namesakes:
-            del self._by_name[kept.name]
+            del self._by_name[kept.tenant, kept.name]

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+import rayinfer
 from rayinfer.config import DEFAULT_MODEL, EngineConfig, cache_folder, engine_config
 from rayinfer.errors import ConfigError
 
@@ -94,3 +95,34 @@ def test_steps_overlap_on_one_rank_only():
 def test_a_wrong_override_is_told_with_its_key():
     with pytest.raises(ConfigError, match=r"^override_generation_config: top_p must lie in \(0, 1\], got 2, got "):
         engine_config(override_generation_config={"top_p": 2})
+
+
+def test_the_settings_have_nano_vllms_name_too():
+    assert rayinfer.Config is EngineConfig
+    assert "Config" in rayinfer.__all__
+
+
+def test_nano_vllms_names_of_the_same_settings_are_taken():
+    config = engine_config(kvcache_block_size=256, num_kvcache_blocks=40)
+    assert config == engine_config(block_size=256, num_kv_blocks=40)
+    assert engine_config(num_kvcache_blocks=-1) == engine_config()
+    with pytest.raises(ConfigError, match=r"block_size: .*multiple of 8, got 12"):
+        engine_config(kvcache_block_size=12)
+    with pytest.raises(ConfigError, match="num_kv_blocks"):
+        engine_config(num_kvcache_blocks=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gpu_memory_utilization": 0.9}, "gpu_memory_utilization, .* is not supported: set memory_fraction"),
+        ({"kvcache_block_size": 16, "block_size": 16}, "kvcache_block_size and block_size are the same setting"),
+        ({"num_kvcache_blocks": 16, "num_kv_blocks": 16}, "num_kvcache_blocks and num_kv_blocks are the same setting"),
+    ],
+)
+def test_other_names_that_cannot_be_followed_name_our_setting(settings, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        engine_config(**settings)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValidationError, match=message):
+        EngineConfig(**settings)

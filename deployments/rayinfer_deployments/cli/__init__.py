@@ -8,6 +8,7 @@ import typer
 from rayinfer import __version__
 from rayinfer_deployments.cli import (
     bench,
+    cache,
     chat,
     check_config,
     control,
@@ -41,6 +42,7 @@ def build_application() -> typer.Typer:
         application.command(rich_help_panel=OPERATION)(command)
     for command in (check_config.check_config, check_config.environment):
         application.command(rich_help_panel=OPERATION)(command)
+    application.add_typer(cache.build_application(), name="cache")
     application.add_typer(bench.build_application(), name="bench")
     return application
 

@@ -3,16 +3,20 @@
 import os
 import platform
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-from rayinfer.config import DEFAULT_MODEL, cache_folder
+from rayinfer.config import DEFAULT_MODEL, cache_folder, packed_cache_bytes
+from rayinfer.optimization.packed_entries import list_entries
+from rayinfer_deployments.ray_environment import settings_of_ray
+from rayinfer_deployments.ray_token import exposed_token_paths
 
 Verdict = Literal["ok", "advice", "missing"]
 
@@ -20,7 +24,6 @@ GIB = 2**30
 NEEDED_MEMORY_GIB = 2.0  # the default model, Ray's processes and a small KV pool
 ADVISED_MEMORY_GIB = 4.0  # with the default KV pool
 NEEDED_DISK_GIB = 1.0
-ADVISED_PACKED_GIB = 20.0  # at most, for weights of models that may long be out of use
 ADVISED_SHARED_MEMORY_GIB = 0.5  # for Ray's object store
 ADVISED_OPEN_FILES = 4096  # every stream is a socket
 COMPILER = "g++"  # what the kernels are built with
@@ -49,6 +52,7 @@ def check_machine() -> list[Finding]:
         check_memory(_available_memory_gib()),
         check_shared_memory(Path("/dev/shm")),
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
+        check_ray_token(settings_of_ray()),
         check_cache(cache_folder()),
         check_default_model(cache_folder()),
         check_packed_weights(cache_folder()),
@@ -166,6 +170,16 @@ def check_open_files(limit: int) -> Finding:
     return Finding(name="open files", verdict="advice", found=str(limit), remedy=f"ulimit -n {ADVISED_OPEN_FILES}")
 
 
+def check_ray_token(environment: Mapping[str, str], home: Path | None = None) -> Finding:
+    """Look whether other users can read the token with which programs run on this user's Rays."""
+    exposed = exposed_token_paths(environment, home)
+    if not exposed:
+        return Finding(name="Ray's token", verdict="ok", found="other users cannot read it")
+    found = f"other users may open {', '.join(map(str, exposed))}"
+    remedy = " && ".join(f"chmod {mode:o} {shlex.quote(str(path))}" for path, mode in exposed.items())
+    return Finding(name="Ray's token", verdict="advice", found=found, remedy=remedy)
+
+
 def check_cache(folder: Path) -> Finding:
     """Look whether the cache folder can be written and has room."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
@@ -193,12 +207,13 @@ def check_default_model(cache: Path) -> Finding:
 
 def check_packed_weights(cache: Path) -> Finding:
     """Look how much the weights take that are kept as they are multiplied by."""
-    folder = cache / "packed"
-    sizes = [file.stat().st_size for file in folder.glob("*/*.bin")]
-    found = f"{len(sizes)} models, {sum(sizes) / GIB:.1f} GiB in {folder}"
-    if sum(sizes) < ADVISED_PACKED_GIB * GIB:
+    folder, limit = cache / "packed", packed_cache_bytes()
+    entries = list_entries(folder)
+    num_bytes = sum(entry.num_bytes for entry in entries)
+    found = f"{len(entries)} models, {num_bytes / GIB:.1f} of at most {limit / GIB:g} GiB in {folder}"
+    if num_bytes <= limit:
         return Finding(name="packed weights", verdict="ok", found=found)
-    remedy = f"rm -r {folder}: what is still needed is made again at the next start"
+    remedy = "rayinfer cache clean: what is still needed is made again at the next start"
     return Finding(name="packed weights", verdict="advice", found=found, remedy=remedy)
 
 

@@ -23,6 +23,7 @@ from rayinfer_deployments.cli.failures import in_one_line, interrupt_on_signals,
 from rayinfer_deployments.cli.limits import mapping_in
 from rayinfer_deployments.cli.replica_numbers import engines_asked_for
 from rayinfer_deployments.cli.terminal import Phases, QuietTerminal
+from rayinfer_deployments.connection_limits import DEFAULT_CONNECTION_LIMITS
 from rayinfer_deployments.haproxy_files import haproxy_files
 from rayinfer_deployments.profiles import Profile
 from rayinfer_deployments.ray_environment import THROUGHPUT_SETTINGS, set_ray_settings
@@ -49,6 +50,19 @@ ProfileOption = Annotated[
 LimitsFile = Annotated[
     Path | None, typer.Option(help="YAML with the routers' limits, which `rayinfer limits` changes later")
 ]
+AutoscalingFile = Annotated[
+    Path | None, typer.Option(help="YAML with the objectives by which the number of engines follows the load")
+]
+RayAddress = Annotated[str | None, typer.Option(help="join this Ray instead of starting one (auto, or HOST:PORT)")]
+RequestTimeout = Annotated[
+    float | None, typer.Option(min=0.001, help="seconds that one request may take, with its time in the queue")
+]
+EngineControl = Annotated[
+    bool, typer.Option("--enable-engine-control", help="let clients pause engines and put them to sleep")
+]
+PerAddress = Annotated[int, typer.Option(min=1, help="connections from one address")]
+IdleConnections = Annotated[int, typer.Option(min=1, help="connections without a request; the oldest are closed first")]
+UnfinishedRequests = Annotated[int, typer.Option(min=1, help="requests whose head or body is not complete")]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,26 +106,24 @@ def serve(
     port: Annotated[int, typer.Option(min=1, max=65535, help="where the API listens")] = 8000,
     host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 lets other machines in")] = "127.0.0.1",
     replicas: Annotated[str | None, typer.Option(help="engines: N, or MIN:MAX as the load wants (default: 1)")] = None,
-    autoscaling: Annotated[
-        Path | None, typer.Option(help="YAML with the objectives by which the number of engines follows the load")
-    ] = None,
+    autoscaling: AutoscalingFile = None,
     routers: Annotated[int, typer.Option(min=1, help="processes that share the connections")] = 1,
     profile: ProfileOption = Profile.LATENCY,
     limits: LimitsFile = None,
     name: Annotated[str | None, typer.Option(help="what clients call the model (default: MODEL)")] = None,
-    ray_address: Annotated[
-        str | None, typer.Option(help="join this Ray instead of starting one (auto, or HOST:PORT)")
-    ] = None,
-    request_timeout: Annotated[
-        float | None, typer.Option(min=0.001, help="seconds that one request may take, with its time in the queue")
-    ] = None,
+    ray_address: RayAddress = None,
+    request_timeout: RequestTimeout = None,
+    max_connections: Annotated[
+        int, typer.Option(min=1, help="connections in all")
+    ] = DEFAULT_CONNECTION_LIMITS.max_connections,
+    max_connections_per_address: PerAddress = DEFAULT_CONNECTION_LIMITS.max_connections_per_address,
+    max_idle_connections: IdleConnections = DEFAULT_CONNECTION_LIMITS.max_idle_connections,
+    max_unfinished_requests: UnfinishedRequests = DEFAULT_CONNECTION_LIMITS.max_unfinished_requests,
     trace_requests: Annotated[bool, typer.Option(help="keep what happened to each request for ten minutes")] = True,
     trust_tenant_header: Annotated[
         bool, typer.Option("--trust-tenant-header", help="x-tenant-id says whose a request is (behind a gateway only)")
     ] = False,
-    enable_engine_control: Annotated[
-        bool, typer.Option("--enable-engine-control", help="let clients pause engines and put them to sleep")
-    ] = False,
+    enable_engine_control: EngineControl = False,
     prioritize_engines: Annotated[
         bool,
         typer.Option(help="let Ray's processes that carry no tokens wait for the engines' (not with --ray-address)"),
@@ -136,6 +148,10 @@ def serve(
             "trace_requests": trace_requests,
             "enable_engine_control": enable_engine_control,
             "trust_tenant_header": trust_tenant_header,
+            "max_connections": max_connections,
+            "max_connections_per_address": max_connections_per_address,
+            "max_idle_connections": max_idle_connections,
+            "max_unfinished_requests": max_unfinished_requests,
         },
         settings=engine_settings,
     )

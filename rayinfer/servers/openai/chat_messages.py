@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rayinfer.errors import InvalidParameter
-from rayinfer.servers.openai.schemas import MAX_LIST_ITEMS, ChatCompletionBody, ChatMessage
+from rayinfer.servers.openai.schemas import MAX_LIST_ITEMS, MAX_MESSAGE_FIELDS, ChatCompletionBody, ChatMessage
 from rayinfer.tokenization.chat_template import RESERVED_NAMES
 
 
@@ -13,10 +13,10 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     if not messages:
         raise InvalidParameter("messages must hold at least one message", "messages")
     num_parts = sum(len(message.content) for message in messages if isinstance(message.content, list))
-    if num_parts > MAX_LIST_ITEMS:
-        raise InvalidParameter(
-            f"messages must hold at most {MAX_LIST_ITEMS} parts of content, got {num_parts}", "messages"
-        )
+    num_tool_calls = sum(len(message.tool_calls or ()) for message in messages)
+    for what, number in (("parts of content", num_parts), ("tool_calls", num_tool_calls)):
+        if number > MAX_LIST_ITEMS:
+            raise InvalidParameter(f"messages must hold at most {MAX_LIST_ITEMS} {what}, got {number}", "messages")
     return [_template_message(message, f"messages.{position}") for position, message in enumerate(messages)]
 
 
@@ -42,11 +42,15 @@ def template_settings(body: ChatCompletionBody) -> dict[str, Any]:
 def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
     if message.content is None and message.role != "assistant":
         raise InvalidParameter(f"{path}.content is required for the role {message.role}", f"{path}.content")
+    if (num_fields := len(message.model_fields_set)) > MAX_MESSAGE_FIELDS:
+        raise InvalidParameter(f"{path} must hold at most {MAX_MESSAGE_FIELDS} fields, got {num_fields}", path)
     if isinstance(message.content, list):
         for position, part in enumerate(message.content):
             _check_part(part, f"{path}.content.{position}")
+    tool_calls = {"tool_calls": message.tool_calls} if "tool_calls" in message.model_fields_set else {}
     return {
         **(message.model_extra or {}),
+        **tool_calls,
         "role": "system" if message.role == "developer" else message.role,  # the same thing under its newer name
         "content": "" if message.content is None else message.content,  # a template may add to it, which None forbids
     }

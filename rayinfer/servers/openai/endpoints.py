@@ -1,7 +1,8 @@
 """What each of OpenAI's paths does."""
 
+import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import Request
@@ -24,7 +25,10 @@ from rayinfer.servers.openai.whole_answer import WholeAnswer
 from rayinfer.servers.served_model import ServedModel, find_model
 from rayinfer.servers.tenancy import tenant_of
 from rayinfer.tokenization.bad_words import speller
+from rayinfer.tokenization.tokenizer import LONG_TEXT_CHARS
 from rayinfer.traces.kept_traces import KeptTraces
+
+LONG_BODY_BYTES = LONG_TEXT_CHARS
 
 
 class OpenAIEndpoints:
@@ -50,30 +54,34 @@ class OpenAIEndpoints:
 
     async def create_chat_completion(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        raw = await read_json_object(request)
+        return self._respond(request, await _prepare(request, self._chat_completion))
+
+    async def create_completion(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        return self._respond(request, await _prepare(request, self._completion))
+
+    def _chat_completion(self, raw: dict[str, Any]) -> Generation:
         refuse_unsupported_fields(raw, is_chat=True)
         body = check_schema(ChatCompletionBody, raw)
         model = find_model(self._models, body.model)
         description = model.generator.describe()
         body.check_ranges()
         params = chat_params(body, description).with_bad_words_spelled(speller(model.tokenizer))
-        prompts = await chat_prompts(body, model, description)
+        prompts = chat_prompts(body, model, description)
         check_num_logprobs(params, prompts, description.max_model_len, echoes=False, stream=bool(body.stream))
-        return self._respond(request, Generation(body=body, model=model, params=params, prompts=prompts, shape=CHAT))
+        return Generation(body=body, model=model, params=params, prompts=prompts, shape=CHAT)
 
-    async def create_completion(self, request: Request) -> Response:
-        """POST /v1/completions."""
-        raw = await read_json_object(request)
+    def _completion(self, raw: dict[str, Any]) -> Generation:
         refuse_unsupported_fields(raw, is_chat=False)
         body = check_schema(CompletionBody, raw)
         model = find_model(self._models, body.model)
         description = model.generator.describe()
         body.check_ranges()
         params = completion_params(body, description).with_bad_words_spelled(speller(model.tokenizer))
-        prompts = await completion_prompts(body, model, description, scores_only=params.max_tokens == 0)
+        prompts = completion_prompts(body, model, description, scores_only=params.max_tokens == 0)
         echoes = bool(body.echo and body.logprobs is not None)
         check_num_logprobs(params, prompts, description.max_model_len, echoes=echoes, stream=bool(body.stream))
-        generation = Generation(
+        return Generation(
             body=body,
             model=model,
             params=params,
@@ -81,16 +89,14 @@ class OpenAIEndpoints:
             shape=COMPLETION,
             echoed_texts=echoed_texts(body, prompts, model.tokenizer) if body.echo else None,
         )
-        return self._respond(request, generation)
 
     def _respond(self, request: Request, generation: Generation) -> Response:
         identity: RequestIdentity = request.state.identity
         if generation.body.request_id:
             identity.rename(generation.body.request_id)  # over the header's, which proxies set on their own as well
         settings = generation.answer_settings(identity.name)
-        requests = generation.requests(
-            tenant=tenant_of(request), timeout_s=self._request_timeout_s, trace=self._traces is not None
-        )
+        tenant = tenant_of(request)
+        requests = generation.requests(tenant=tenant, timeout_s=self._request_timeout_s, trace=self._traces is not None)
         if self._traces is not None:
             self._traces.open(
                 name=identity.name,
@@ -98,12 +104,23 @@ class OpenAIEndpoints:
                 model=settings.model,
                 request_ids=[each.request_id for each in requests],
                 received_s=identity.received_s,
+                tenant=tenant,
             )
         outputs = generate_outputs(generation.model.generator, requests)
         if generation.body.stream:
             return StreamedResponse(outputs, ChunkWriter(settings, generation.shape))
         answer = WholeAnswer(settings)
         return WholeResponse(outputs, answer, answer.chat_completion if generation.shape is CHAT else answer.completion)
+
+
+async def _prepare(request: Request, prepare: Callable[[dict[str, Any]], Generation]) -> Generation:
+    """Check a request and tokenise its prompts, in a thread where that may take more than a few milliseconds.
+
+    Schemas, templates and tokenizers work in proportion to the body; each forbidden word is tokenised three times.
+    """
+    raw = await read_json_object(request)
+    is_long = len(await request.body()) > LONG_BODY_BYTES or bool(raw.get("bad_words"))
+    return await asyncio.to_thread(prepare, raw) if is_long else prepare(raw)
 
 
 def _model_card(model: ServedModel) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Prompts as token ids, checked against the vocabulary and the context before anything is generated."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ from rayinfer.protocols import ModelDescription
 from rayinfer.servers.openai.chat_messages import template_messages, template_settings
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
 from rayinfer.servers.served_model import ServedModel
-from rayinfer.tokenization.tokenizer import LONG_TEXT_CHARS, Tokenizer
+from rayinfer.tokenization.tokenizer import Tokenizer
 
 MAX_PROMPTS = 1024
 MAX_CHOICES_PER_REQUEST = 1024  # prompts times n: each of them is a request of its own to an engine
@@ -37,14 +36,14 @@ class _Context:
             )
 
 
-async def chat_prompts(body: ChatCompletionBody, model: ServedModel, description: ModelDescription) -> list[list[int]]:
+def chat_prompts(body: ChatCompletionBody, model: ServedModel, description: ModelDescription) -> list[list[int]]:
     """Render a conversation and tokenise it: always one prompt."""
     text = model.chat_template.render(template_messages(body.messages), **template_settings(body))
     context = _Context(description.max_model_len, 1, "messages")
-    return await _tokenise([text], bool(body.add_special_tokens), model.tokenizer, description.vocab_size, context)
+    return _tokenise([text], bool(body.add_special_tokens), model.tokenizer, description.vocab_size, context)
 
 
-async def completion_prompts(
+def completion_prompts(
     body: CompletionBody, model: ServedModel, description: ModelDescription, *, scores_only: bool = False
 ) -> list[list[int]]:
     """Tokenise every prompt of a completion, in their order; those that are only scored may fill the context."""
@@ -58,7 +57,7 @@ async def completion_prompts(
         )
     context = _Context(description.max_model_len, 0 if scores_only else 1, "prompt")
     adds_special_tokens = body.add_special_tokens is not False
-    return await _tokenise(prompts, adds_special_tokens, model.tokenizer, description.vocab_size, context)
+    return _tokenise(prompts, adds_special_tokens, model.tokenizer, description.vocab_size, context)
 
 
 def echoed_texts(body: CompletionBody, prompts: Sequence[list[int]], tokenizer: Tokenizer) -> list[str]:
@@ -70,31 +69,26 @@ def echoed_texts(body: CompletionBody, prompts: Sequence[list[int]], tokenizer: 
     ]
 
 
-async def _tokenise(
+def _tokenise(
     prompts: Sequence[str | list[Any]],
     adds_special_tokens: bool,
     tokenizer: Tokenizer,
     vocab_size: int,
     context: _Context,
 ) -> list[list[int]]:
-    """Turn prompts into token ids, in a thread when it takes long, so that nobody else's tokens wait for it."""
+    """Turn prompts into token ids; what surely does not fit is refused before any work is done on it."""
     for prompt in prompts:
         _check_size(prompt, tokenizer, context)
 
-    def token_ids_of_all() -> list[list[int]]:
-        all_token_ids = []
-        for prompt in prompts:
-            if isinstance(prompt, str):
-                token_ids = tokenizer.encode(prompt, add_special_tokens=adds_special_tokens)
-            else:
-                token_ids = _checked_token_ids(prompt, vocab_size)
-            context.check(len(token_ids))
-            all_token_ids.append(token_ids)
-        return all_token_ids
-
-    if sum(map(len, prompts)) <= LONG_TEXT_CHARS:
-        return token_ids_of_all()
-    return await asyncio.to_thread(token_ids_of_all)
+    all_token_ids = []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            token_ids = tokenizer.encode(prompt, add_special_tokens=adds_special_tokens)
+        else:
+            token_ids = _checked_token_ids(prompt, vocab_size)
+        context.check(len(token_ids))
+        all_token_ids.append(token_ids)
+    return all_token_ids
 
 
 def _split_prompts(prompt: Any) -> Sequence[str | list[int]]:

@@ -9,6 +9,8 @@ from rayinfer.errors import InvalidParameter
 MAX_PRIORITY = 10
 MAX_SALT_CHARS = 128
 MAX_LIST_ITEMS = 4096  # messages of a conversation, parts of all of them, token ids that stop or are allowed
+MAX_TEMPLATE_ARGUMENTS = 64
+MAX_MESSAGE_FIELDS = 64
 
 _PROMPT_SCHEMA = {
     "anyOf": [
@@ -27,7 +29,9 @@ Texts = Annotated[list[str], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
 TokenIds = Annotated[list[int], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
 # Which values are wrong is found out one by one where they are used, again so that many make one finding.
 LogitBias = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})]
-ContentParts = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
+Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
+
+TemplateArguments = Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_ARGUMENTS)]
 
 
 class _Strict(BaseModel):
@@ -72,6 +76,7 @@ class GenerationBody(_Strict):
     priority: int | None = None
     cache_salt: str | None = None
     request_id: str | None = None
+    user: str | None = None  # has no effect
     prompt_logprobs: int | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -105,7 +110,8 @@ class ChatMessage(_Strict):
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | ContentParts | None = None
+    content: str | Objects | None = None
+    tool_calls: Objects | None = None
 
 
 class ChatCompletionBody(GenerationBody):
@@ -116,5 +122,5 @@ class ChatCompletionBody(GenerationBody):
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: TemplateArguments | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None

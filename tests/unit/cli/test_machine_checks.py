@@ -17,6 +17,7 @@ from rayinfer_deployments.cli.machine_checks import (
     check_package,
     check_packed_weights,
     check_python,
+    check_ray_token,
     check_shared_memory,
 )
 
@@ -109,13 +110,27 @@ def test_the_default_model_is_looked_for_in_the_cache(tmp_path):
 
 
 def test_doctor_tells_what_packed_weights_take_and_how_to_be_rid_of_them(tmp_path):
-    assert check_packed_weights(tmp_path).found.startswith("0 models, 0.0 GiB")
+    assert check_packed_weights(tmp_path).found.startswith("0 models, 0.0 of at most 20 GiB")
     for name, gib in (("one", 2), ("other", 19)):
         file = tmp_path / "packed" / name / "weights.bin"
         file.parent.mkdir(parents=True)
         with file.open("wb") as stream:
             stream.truncate(gib << 30)  # takes no room
+        (file.parent / "index.json").touch()
         finding = check_packed_weights(tmp_path)
         assert finding.verdict == ("ok" if gib == 2 else "advice")
-    assert finding.found == f"2 models, 21.0 GiB in {tmp_path / 'packed'}"
-    assert finding.remedy.startswith(f"rm -r {tmp_path / 'packed'}")
+    assert finding.found == f"2 models, 21.0 of at most 20 GiB in {tmp_path / 'packed'}"
+    assert finding.remedy.startswith("rayinfer cache clean")
+
+
+def test_a_ray_token_that_others_can_read_comes_with_the_commands_that_hide_it(tmp_path):
+    assert check_ray_token({}, tmp_path).verdict == "ok"  # there is none
+    token = tmp_path / ".ray" / "auth_token"
+    token.parent.mkdir(mode=0o755)
+    token.write_text("secret")
+    token.chmod(0o644)
+    finding = check_ray_token({}, tmp_path)
+    assert (finding.verdict, finding.remedy) == ("advice", f"chmod 700 {token.parent} && chmod 600 {token}")
+    token.parent.chmod(0o700)
+    token.chmod(0o600)
+    assert check_ray_token({}, tmp_path).verdict == "ok"

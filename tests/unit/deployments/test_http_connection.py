@@ -15,6 +15,7 @@ from rayinfer_deployments.http_connection import HttpConnection
 from rayinfer_deployments.http_door import HttpDoor
 
 LARGE = 8 * MIB
+CONCURRENT_PARTS = [8 * MIB, *range(1, 9)]  # bytes; the first fills every buffer on the way
 CEILING_S = 10.0  # waits below are a tenth of a second
 GOOD = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
 GOOD_AND_LAST = GOOD[:-2] + b"connection: close\r\n\r\n"
@@ -41,6 +42,11 @@ async def application(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         for _ in range(1000):
             await send({"type": "http.response.body", "body": bytes(2**16), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+    elif scope["path"] == "/concurrent":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        parts = [{"type": "http.response.body", "body": bytes(size), "more_body": True} for size in CONCURRENT_PARTS]
+        await asyncio.gather(*map(send, parts))
         await send({"type": "http.response.body", "body": b""})
     elif scope["path"] == "/unread":
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
@@ -244,6 +250,32 @@ async def test_a_request_that_asks_for_a_web_socket_is_answered_like_any_other(p
 async def test_what_is_no_http_is_400_in_the_services_own_words(port, request_bytes):
     assert status_and_code(await talk(port, request_bytes)) == (400, "invalid_http")
     assert await answers_well(port)
+
+
+@pytest.mark.parametrize("connection", [b"", b"connection: keep-alive\r\n"])
+async def test_a_stream_to_an_http_1_0_client_has_no_chunks_and_ends_with_the_connection(port, connection):
+    answer = await talk(port, b"GET /stream HTTP/1.0\r\nhost: a\r\n" + connection + b"\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head.lower()
+    assert b"connection: close" in head.lower()
+    assert body == b"more " * 5 + b"end"
+
+
+async def test_an_answer_of_known_length_to_an_http_1_0_client_keeps_its_length(port):
+    head, _, body = (await talk(port, b"GET /unread HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")
+    assert b"content-length: 2" in head.lower()
+    assert body == b"ok"
+
+
+async def test_concurrent_parts_of_an_http_1_0_answer_all_reach_a_slow_client(port):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+    writer.write(b"GET /concurrent HTTP/1.0\r\n\r\n")
+    await asyncio.sleep(0.1)  # the service waits for the client
+    async with asyncio.timeout(CEILING_S):
+        answer = await reader.read(-1)
+    writer.close()
+    body = answer.partition(b"\r\n\r\n")[2]
+    assert len(body) == sum(CONCURRENT_PARTS)
 
 
 async def test_a_client_that_reads_nothing_of_its_answer_is_cut_off_and_a_slow_one_is_not(port):

@@ -495,3 +495,11 @@ def test_a_requests_name_is_a_text(llm, value):
     with pytest.raises(ValueError, match="request_id") as refusal:
         llm.add_request(TEXTS[0], GREEDY, request_id=value)
     assert refusal.value.param == "request_id"
+
+
+def test_nano_vllms_names_of_settings_reach_the_engine(folder):
+    with LLM(str(folder), kvcache_block_size=8, num_kvcache_blocks=64) as llm:
+        assert (llm.config.block_size, llm.config.num_kv_blocks) == (8, 64)
+        assert llm.generate("hello", SamplingParams(max_tokens=2), use_tqdm=False)[0].outputs[0].token_ids
+    with pytest.raises(ConfigError, match="set memory_fraction"):
+        LLM(str(folder), gpu_memory_utilization=0.9)

@@ -118,7 +118,7 @@ def test_a_disk_without_room_costs_one_warning(tmp_path, caplog):
     # More than any disk has; its memory is never touched.
     build.weights = torch.empty(1, dtype=torch.int8).expand(1 << 60)
     with caplog.at_level(logging.WARNING):
-        stored = PackedCache(tmp_path).fetch("key", build)
+        stored = PackedCache(tmp_path, max_bytes=1 << 61).fetch("key", build)
     assert stored.tensors["weights"] is build.weights
     assert len(caplog.records) == 1
     assert "GiB are free" in caplog.text

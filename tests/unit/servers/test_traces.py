@@ -5,7 +5,7 @@ import pytest
 
 from rayinfer.outputs import TraceEvent
 from rayinfer.servers.app import build_app
-from rayinfer.traces.kept_traces import KeptTraces
+from rayinfer.traces.kept_traces import MAX_NAMESAKES, KeptTraces
 
 TEXT = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -101,3 +101,34 @@ async def test_a_service_that_keeps_no_traces_says_so_and_asks_for_none(models, 
     assert response.status_code == 404
     assert "trace_requests=false" in response.json()["error"]["message"]
     assert not generator.requests[0].trace
+
+
+@pytest.mark.parametrize("name", ["x-request-id", "answer"])
+async def test_a_trace_is_found_by_its_tenant_only(models, metrics, traces, name):
+    app = build_app(models, metrics, traces=traces, trusts_tenant_header=True)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        headers = {"x-tenant-id": "alice", "x-request-id": "mine"}
+        answer = await client.post(TEXT, json={"prompt": "a"}, headers=headers)
+        path = f"/v1/requests/{'mine' if name == 'x-request-id' else answer.json()['id']}/trace"
+        statuses = [
+            (await client.get(path, headers=headers)).status_code
+            for headers in ({"x-tenant-id": "alice"}, {"x-tenant-id": "bob"}, {}, {"x-tenant-id": "b b"})
+        ]
+    assert statuses == [200, 404, 404, 400]
+
+
+async def test_a_request_of_no_tenant_is_hidden_from_tenants(models, metrics, traces):
+    app = build_app(models, metrics, traces=traces, trusts_tenant_header=True)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        await client.post(TEXT, json={"prompt": "a"}, headers={"x-request-id": "mine"})
+        assert (await client.get("/v1/requests/mine/trace")).status_code == 200
+        assert (await client.get("/v1/requests/mine/trace", headers={"x-tenant-id": "bob"})).status_code == 404
+
+
+async def test_requests_of_other_tenants_with_the_same_name_push_no_trace_out(models, metrics, traces):
+    app = build_app(models, metrics, traces=traces, trusts_tenant_header=True)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
+        for tenant in ("alice", *["bob"] * (MAX_NAMESAKES + 1)):
+            headers = {"x-tenant-id": tenant, "x-request-id": "same"}
+            await client.post(TEXT, json={"prompt": "a"}, headers=headers)
+        assert (await client.get("/v1/requests/same/trace", headers={"x-tenant-id": "alice"})).status_code == 200

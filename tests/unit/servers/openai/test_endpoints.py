@@ -120,6 +120,21 @@ BAD_BODIES = [
     (CHAT, {"messages": [{"role": "user", "content": "a"}] * 4097}, 400, "messages", None, "at most 4096 items"),
     (CHAT, {"messages": [{"role": "user", "content": PART * 4097}]}, 400, "messages.0.content", None, "at most 4096"),
     (CHAT, {"messages": [{"role": "user", "content": PART * 2049}] * 2}, 400, "messages", None, "parts of content"),
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "tool_calls": [{}] * 2049}] * 2},
+        *(400, "messages", None, "at most 4096 tool_calls, got 4098"),
+    ),
+    (
+        CHAT,
+        {"messages": [HELLO[0], HELLO[0] | {str(number): 1 for number in range(63)}]},
+        *(400, "messages.1", None, "at most 64 fields, got 65"),
+    ),
+    (
+        CHAT,
+        chat(chat_template_kwargs={str(number): 1 for number in range(65)}),
+        *(400, "chat_template_kwargs", None, "at most 64 items"),
+    ),
     (TEXT, text(stop_token_ids=[5] * 4097), 400, "stop_token_ids", None, "at most 4096 items"),
     (CHAT, {"messages": "hi"}, 400, "messages", None, "valid list"),
     (CHAT, {"messages": ["hi"]}, 400, "messages.0", None, "messages.0"),

@@ -54,6 +54,7 @@ OTHERS = {
     "stream_options": [{"include_usage": True}, {}, 1, "x", [], {"include_usage": 1}],
     "cache_salt": ["", "x" * 129, "a/b", "a@b", "a\\b", "a\0b", *NO_TEXT],
     "request_id": NO_TEXT,
+    "user": NO_TEXT,
     "best_of": [2, 0, "1", True, [1]],
 }
 OF_ONE_ENDPOINT = {
@@ -170,3 +171,11 @@ async def test_null_is_the_default_everywhere(client, generator):
         response = await client.post(path, json=body | dict.fromkeys(fields))
         assert response.status_code == 200, response.text
     assert len(generator.requests) == 2
+
+
+@pytest.mark.parametrize("tool_calls", ["x", 1, True, {}, ["x"], [None], [{}] * 4097])
+async def test_tool_calls_of_a_message_must_be_a_list_of_objects(client, generator, tool_calls):
+    message = {"role": "assistant", "content": "hello", "tool_calls": tool_calls}
+    error = await refusal(client, CHAT, {"messages": [message]})
+    assert (error["type"], error["param"][:21]) == ("invalid_request_error", "messages.0.tool_calls")
+    assert generator.requests == []

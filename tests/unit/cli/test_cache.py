@@ -1,0 +1,54 @@
+import json
+import os
+
+import pytest
+from typer.testing import CliRunner
+
+from rayinfer.config import DEFAULT_PACKED_CACHE_BYTES, packed_cache_bytes
+from rayinfer.errors import ConfigError
+from rayinfer_deployments.cli import build_application
+
+
+@pytest.fixture
+def packed(tmp_path, monkeypatch):
+    """A cache folder with entries of one, two and three MiB, used one after the other."""
+    monkeypatch.setenv("RAYINFER_CACHE", str(tmp_path))
+    for size in (1, 2, 3):
+        entry = tmp_path / "packed" / f"key{size}"
+        entry.mkdir(parents=True)
+        (entry / "weights.bin").write_bytes(bytes(size << 20))
+        (entry / "index.json").touch()
+        os.utime(entry / "index.json", (size, size))
+    return tmp_path / "packed"
+
+
+def run(*arguments):
+    result = CliRunner().invoke(build_application(), ["cache", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_entries_are_listed_by_their_latest_use(packed):
+    entries = json.loads(run("ls", "--json"))
+    assert [(entry["key"], entry["num_bytes"] >> 20) for entry in entries] == [("key1", 1), ("key2", 2), ("key3", 3)]
+    lines = run("ls").splitlines()
+    assert [line.split()[0] for line in lines[:3]] == ["key1", "key2", "key3"]
+    assert lines[3].startswith("3 entries, 0.01 of at most 20 GiB")
+
+
+def test_a_clean_cache_keeps_what_it_is_asked_to_keep(packed):
+    assert run("clean", "--keep-gib", str(4 / 1024)).startswith("deleted 2 entries")
+    assert [path.name for path in packed.iterdir()] == ["key3"]
+    assert run("clean").startswith("deleted 1 entries")
+    assert list(packed.iterdir()) == []
+
+
+def test_the_size_of_the_cache_is_a_setting(monkeypatch):
+    monkeypatch.delenv("RAYINFER_PACKED_CACHE_GIB", raising=False)
+    assert packed_cache_bytes() == DEFAULT_PACKED_CACHE_BYTES
+    monkeypatch.setenv("RAYINFER_PACKED_CACHE_GIB", "1.5")
+    assert packed_cache_bytes() == 3 << 29
+    for wrong in ("x", "-1", "inf", "nan"):
+        monkeypatch.setenv("RAYINFER_PACKED_CACHE_GIB", wrong)
+        with pytest.raises(ConfigError, match="RAYINFER_PACKED_CACHE_GIB must be"):
+            packed_cache_bytes()
