@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -55,6 +56,7 @@ class EngineSet:
         self._may_be_empty = may_be_empty
         self._num_waiting = 0
         self._available: list[EngineLink] = []
+        self.lost_last_at: float | None = -math.inf  # seconds of the loop's clock; None while an engine is available
         self._description: ModelDescription | None = None
         self._num_cache_tokens = 0
         self._weights_generation = 0
@@ -226,6 +228,10 @@ class EngineSet:
     def _note_members(self) -> None:
         """Settle what follows from who is there: every request asks for it."""
         self._available = [link for link in self.links.values() if not link.is_draining]
+        if self._available:
+            self.lost_last_at = None
+        elif self.lost_last_at is None:
+            self.lost_last_at = asyncio.get_running_loop().time()
         known = [link.description for link in self._available]
         self._num_cache_tokens = sum(each.kv_blocks_total * each.block_size for each in known)
         self._weights_generation = max((each.weights_generation for each in known), default=0)
