@@ -131,7 +131,7 @@ class Turns:
 
     def charge(self, tenant: str, priority: int, num_tokens: int) -> None:
         """Charge a tenant for so many tokens more, or less, than its request was expected to have."""
-        self._queue.charge(tenant, priority, num_tokens / self._limits.of_tenant(tenant).weight)
+        self._queue.charge(tenant, priority, num_tokens, self._limits.of_tenant(tenant).weight)
 
     def _push(self, turn: Turn) -> None:
         turn.ticket = self._queue.push(
@@ -140,7 +140,8 @@ class Turns:
             arrival=0.0,  # which is when an empty queue's clock starts; later it is where the queue has come
             deadline=turn.deadline,
             tenant=turn.tenant,
-            cost=turn.work.num_tokens / self._limits.of_tenant(turn.tenant).weight,
+            cost=turn.work.num_tokens,
+            weight=self._limits.of_tenant(turn.tenant).weight,
         )
         turn.has_waited = True
         self._arrivals[turn] = asyncio.get_running_loop().time()
@@ -162,6 +163,7 @@ class Turns:
             return False
         if turn.ticket is not None:
             self._note_order(turn)
+            self._queue.serve(turn.ticket)
             self._leave(turn)
         turn.take(place)
         turn.has_come.set_result(None)
@@ -197,10 +199,7 @@ class Turns:
         """Take a request out of the queue if it is there."""
         if turn.ticket is None:
             return
-        if self._queue.peek() is turn.ticket:
-            self._queue.pop()  # unlike `remove`, it says how far the queue has come
-        else:
-            self._queue.remove(turn.ticket)
+        self._queue.remove(turn.ticket)  # unless it has been served
         turn.ticket = None
         del self._arrivals[turn]
         self._groups.remove(turn)
