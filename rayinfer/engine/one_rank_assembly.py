@@ -82,6 +82,7 @@ def engine_of(model: ModelConfig, part: ModelPart, executor: Executor, name: str
         eos_token_ids=model.eos_token_ids,
         weights_generation=config.weights_generation,
         scores_prompts=model.answers is None,
+        bad_token_sequences=() if model.answers is None else model.answers.bad_token_sequences,
     )
     _logger.info("engine for %s: %s", description.name, description.capacity)
     engine_class = Engine if model.answers is None else partial(EncoderDecoderEngine, answers=model.answers)

@@ -35,6 +35,7 @@ class FakeGenerator:
     blocks_after: int | None = None  # outputs after which it waits for `release`
     not_ready: str = ""
     max_model_len: int = 256
+    is_encoder_decoder: bool = False
     vocab_size: int = 384
     requests: list[GenerationRequest] = field(default_factory=list)
     finished: list[str] = field(default_factory=list)
@@ -69,7 +70,11 @@ class FakeGenerator:
         if self.not_ready:
             raise NotReady(self.not_ready, retry_after_s=2.0)
         return ModelDescription(
-            name="tiny", max_model_len=self.max_model_len, vocab_size=self.vocab_size, created=1_700_000_000
+            name="tiny",
+            max_model_len=self.max_model_len,
+            vocab_size=self.vocab_size,
+            created=1_700_000_000,
+            scores_prompts=not self.is_encoder_decoder,
         )
 
     def status(self) -> ServiceStatus:
