@@ -430,3 +430,15 @@ def add_described(service, **description):
     engine = FakeEngineClient()
     service.engines.append(engine)
     service.dispatcher.engines.add("engine-0", engine, replace(engine.description, **description))
+
+
+async def test_the_deadline_holds_while_the_request_is_on_its_way_to_an_engine(service):
+    engine = service.engines[0]
+    engine.submit_may_arrive.clear()
+    async with asyncio.timeout(2.0):
+        output = await anext(service.open(timeout_s=0.05))
+    assert output.outputs[0].finish_reason == "timeout"
+    assert engine.submitted == []
+    engine.submit_may_arrive.set()
+    await until(lambda: engine.aborted == ["a/0"])
+    assert service.dispatcher.status().num_waiting == 0
