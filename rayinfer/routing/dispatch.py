@@ -73,6 +73,7 @@ class Dispatcher:
             router_id=router_id,
             on_trace=self._record_engine_events,
             on_room=lambda engine: self._turns.advance(engine),
+            on_join=lambda engine: self.control.note_join(engine),
             may_be_empty=self._may_be_empty,
         )
         self._turns = Turns(

@@ -33,6 +33,7 @@ class EngineSet:
     """Engines come and go at any time; whoever waits for one is woken by each change.
 
     `on_room` is called whenever an engine may have room that it had not: with its name, or None where it may be any.
+    `on_join` is called with each engine that is added, before it gets any request.
     With `may_be_empty` what the model is stays known while it has no engine.
     """
 
@@ -44,6 +45,7 @@ class EngineSet:
         router_id: str,
         on_trace: Callable[[str, list[TraceEvent]], None],
         on_room: Callable[[str | None], None] = lambda engine: None,
+        on_join: Callable[[EngineLink], None] = lambda link: None,
         may_be_empty: bool = False,
     ) -> None:
         self.links: dict[str, EngineLink] = {}
@@ -53,6 +55,7 @@ class EngineSet:
         self._router_id = router_id
         self._on_trace = on_trace
         self._on_room = on_room
+        self._on_join = on_join
         self._may_be_empty = may_be_empty
         self._num_waiting = 0
         self._available: list[EngineLink] = []
@@ -85,6 +88,7 @@ class EngineSet:
             is_replaceable=lambda: any(other.name != name for other in self.available()),
         )
         self.links[name] = link
+        self._on_join(link)
         self._note_members()
         self.prefixes.add_engine(name)
         self._metrics.set_engine_stats(self._model_name, name, link.stats)
