@@ -1,9 +1,9 @@
-"""The one order in which waiting requests get their turn, in the router and in the scheduler."""
+"""Queue by priority, then by weighted fair shares of tenants: the order of waiting requests in router and scheduler."""
 
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -25,6 +25,9 @@ class Ticket(Generic[T]):
     start: float  # seconds: when its tenant's share comes to it
     deadline: float  # infinity where there is none
     order: int  # how many were pushed before
+    tenant: str
+    cost: float  # service that it is expected to take; 0: it counts for no tenant
+    weight: float  # of its tenant
 
     @property
     def place(self) -> tuple[float, float, int]:
@@ -32,34 +35,66 @@ class Ticket(Generic[T]):
         return (self.key, self.deadline, self.order)
 
 
+@dataclass(slots=True)
+class _Backlog:
+    """What one tenant has waiting."""
+
+    weight: float
+    num_waiting: dict[int, int]  # by priority
+
+    def reaches(self, priority: int) -> bool:
+        """Whether it has requests waiting of this or a more urgent priority."""
+        return any(level <= priority for level in self.num_waiting)
+
+
 class PriorityQueue(Generic[T]):
-    """A heap by a key that never changes, so nothing is ever sorted again, aged or scanned.
+    """A heap by a key that never changes: nothing is sorted again, aged or scanned.
 
-    key = priority x ageing_s + max(arrival, tenant_finish); equal keys go by deadline, then by order of arrival.
-    Priority p waits at most p x ageing_s longer than priority 0 would, so nobody starves. `tenant_finish` is when a
-    tenant's earlier requests that matter as much or more would be done had it its share to itself: it grows by
-    cost / (weight x rate). A tenant that asks for more than its share queues behind its own requests, others pass.
-    Without costs this is plain first come, first served within each priority.
+    key = priority x ageing_s + start; equal keys go by deadline, then by order of arrival.
+    start = max(arrival, virtual time, finish of the tenant's earlier requests of this or a more urgent priority);
+    finish = start + cost / (weight x rate). Without costs, start = arrival: first come, first served within each
+    priority, and priority p waits at most p x ageing_s longer than priority 0.
 
-    The rate is an estimate, so shares are counted from where the queue has come (start-time fair queueing, Goyal,
-    Vin and Cheng 1996): whoever comes later than that starts there, and an empty queue forgets what anybody owes.
+    With costs this is weighted fair queueing by start tags (start-time fair queueing, Goyal, Vin and Cheng 1996).
+    Virtual time is the latest start tag served, and it also advances by cost / (W x rate) with each service, where W is
+    the sum of weights of the tenants that have requests waiting (as in WF2Q+, Bennett and Zhang 1997). By start tags
+    alone it would stand still while every request served is the first of a new tenant. A tenant is backlogged at a
+    priority while it has requests waiting of that or a more urgent one. Its next start there follows from its own
+    finish and the latest start tag served, not from virtual time, which may be ahead: so its share is exact.
+    An empty queue resets virtual time and all finishes.
+
+    Bound on waiting. A request r is pushed at virtual time V, with R the latest start tag served and Q the cost of what
+    waits. Let H = r.key - p0 x ageing_s, with p0 the most urgent priority in use, k the number of priorities in use, W
+    the largest sum of weights of waiting tenants, N the largest number of them, L the largest cost. Before r is served,
+    others receive at most
+
+        Q + W x rate x ((H - V) + k x (H - R)) + (k x N + 1) x L.
+
+    Proof. What precedes r was waiting (Q), or was pushed later with a start of at most H. (1) Each service of cost c
+    advances virtual time by c / (W x rate) or more, so it is beyond H after a service of W x rate x (H - V) + L. Then a
+    tenant that is not backlogged at a priority starts beyond H there, and so do its requests that follow while it is.
+    (2) A tenant that is backlogged at a priority then adds requests there whose starts are at least R and
+    cost / (weight x rate) apart, so those up to H cost at most weight x rate x (H - R) + L: for all tenants and
+    priorities together W x rate x k x (H - R) + k x N x L.
+    A new tenant (start V, H - V = (priority - p0) x ageing_s) is bounded alike. Costs are those that `charge` has
+    corrected. What is served out of turn by `serve` comes on top, unless it waited before r.
     """
 
     def __init__(
         self,
         ageing_s: float = 10.0,
         rate: float = 1.0,
-        weights: Mapping[str, float] | None = None,
         orders: Iterator[int] | None = None,
     ) -> None:
-        """Take the cost units served per second as `rate`, and tenants' weights where they are not 1.
+        """Take the cost units served per second as `rate`.
 
         Queues whose tickets are compared with each other share the numbers of their tickets, `orders`.
         """
         self._ageing_s = self._rate = 1.0
-        self._weights: dict[str, float] = {}
-        self.change(ageing_s=ageing_s, rate=rate, weights=weights or {})
-        self._reached = -math.inf  # the latest start of those whose turn has come
+        self.change(ageing_s=ageing_s, rate=rate)
+        self._latest_start = self._virtual_time = -math.inf  # the former is of those served in turn
+        self._backlogs: dict[str, _Backlog] = {}  # of tenants with requests of a cost waiting
+        self._total_weight = 0.0  # of these tenants
         self._tenant_finish: dict[str, dict[int, float]] = {}  # by priority
         self._prune_above = _FEWEST_TENANTS_TO_PRUNE
         self._orders = itertools.count() if orders is None else orders
@@ -70,23 +105,14 @@ class PriorityQueue(Generic[T]):
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def change(
-        self,
-        *,
-        ageing_s: float | None = None,
-        rate: float | None = None,
-        weights: Mapping[str, float] | None = None,
-    ) -> None:
-        """Order those who come from now on by other settings; raises ConfigError for what cannot work."""
+    def change(self, *, ageing_s: float | None = None, rate: float | None = None) -> None:
+        """Order requests that are pushed from now on by other settings; raises ConfigError for invalid ones."""
         if ageing_s is not None and not 0 <= ageing_s < math.inf:
             raise ConfigError(f"ageing_s must be at least 0 and finite, got {ageing_s}")
-        shares = {f"weight of {tenant!r}": weight for tenant, weight in (weights or {}).items()}
-        for name, value in (({} if rate is None else {"rate": rate}) | shares).items():
-            if not 0 < value < math.inf:
-                raise ConfigError(f"{name} must be above 0 and finite, got {value}")
+        if rate is not None and not 0 < rate < math.inf:
+            raise ConfigError(f"rate must be above 0 and finite, got {rate}")
         self._ageing_s = self._ageing_s if ageing_s is None else ageing_s
         self._rate = self._rate if rate is None else rate
-        self._weights = self._weights if weights is None else dict(weights)
 
     def push(
         self,
@@ -97,21 +123,27 @@ class PriorityQueue(Generic[T]):
         deadline: float | None = None,
         tenant: str = "",
         cost: float = 0.0,
+        weight: float = 1.0,
     ) -> Ticket[T]:
-        """Add an item that arrived at `arrival` seconds; all times are of one clock, the caller's."""
+        """Add an item that arrived at `arrival` seconds, of a tenant with this weight; all times are of one clock."""
         if not self._waiting:
             self._tenant_finish.clear()
-            self._reached = -math.inf
+            self._latest_start = self._virtual_time = arrival
+            self._total_weight = 0.0
         finishes = self._tenant_finish.get(tenant, {})
-        start = arrival if cost <= 0 else max(arrival, self._reached)
+        start = arrival
+        if cost > 0:
+            backlog = self._backlogs.get(tenant)
+            is_backlogged = backlog is not None and backlog.reaches(priority)
+            start = max(arrival, self._latest_start if is_backlogged else self._virtual_time)
         for level, finish in finishes.items():
             if level <= priority and finish > start:
                 start = finish
         if cost > 0:
             finishes[priority] = start
             self._tenant_finish[tenant] = finishes
-            self.charge(tenant, priority, cost)
-            self._prune_tenants(max(arrival, self._reached))
+            self.charge(tenant, priority, cost, weight)
+            self._prune_tenants(max(arrival, self._virtual_time))
         ticket = Ticket(
             item=item,
             key=priority * self._ageing_s + start,
@@ -119,6 +151,9 @@ class PriorityQueue(Generic[T]):
             start=start,
             deadline=math.inf if deadline is None else deadline,
             order=next(self._orders),
+            tenant=tenant,
+            cost=cost,
+            weight=weight,
         )
         self._insert(ticket)
         return ticket
@@ -139,33 +174,44 @@ class PriorityQueue(Generic[T]):
         return None
 
     def pop(self) -> Ticket[T] | None:
-        """Take whose turn is next."""
+        """Serve the first request."""
         ticket = self.peek()
         if ticket is not None:
-            heapq.heappop(self._heap)
-            del self._waiting[ticket.order]
-            self._reached = max(self._reached, ticket.start)
+            self.serve(ticket)
         return ticket
 
+    def serve(self, ticket: Ticket[T]) -> None:
+        """Serve a waiting request, in turn or out of turn."""
+        if ticket is self.peek():
+            self._latest_start = max(self._latest_start, ticket.start)
+        if ticket.cost > 0:
+            total_weight = max(self._total_weight, ticket.weight)  # the sum may have rounding errors
+            advance = ticket.cost / (total_weight * self._rate)
+            self._virtual_time = max(self._virtual_time, self._latest_start) + advance
+        self.remove(ticket)
+
     def remove(self, ticket: Ticket[T]) -> bool:
-        """Take one out of turn; returns whether it was waiting."""
+        """Take a request out that is not served; returns whether it was waiting."""
         if self._waiting.get(ticket.order) is not ticket:
             return False
         del self._waiting[ticket.order]
-        if len(self._heap) > max(2 * len(self._waiting), _FEWEST_ENTRIES_TO_COMPACT):
+        self._shrink_backlog(ticket)
+        if self._heap[0][2] == ticket.order:
+            heapq.heappop(self._heap)
+        elif len(self._heap) > max(2 * len(self._waiting), _FEWEST_ENTRIES_TO_COMPACT):
             self._heap = [waiting.place for waiting in self._waiting.values()]
             heapq.heapify(self._heap)
         return True
 
-    def charge(self, tenant: str, priority: int, cost: float) -> None:
-        """Charge a tenant for so much more, or less, than `push` was told.
+    def charge(self, tenant: str, priority: int, cost: float, weight: float = 1.0) -> None:
+        """Charge a tenant for so much more, or less, than `push` was given.
 
-        Its less urgent requests that come from now on are later by as much. Those that wait already are not, for places
-        are fixed, and its more urgent ones never are. So who keeps requests waiting at k priorities has up to k shares
-        until those are served that waited at first; what follows them is late, and in the long run it has one share.
+        Its requests of this or a less urgent priority that come from now on start later by as much. Those that wait
+        already do not, for places are fixed, and its more urgent ones never do. So a tenant that keeps requests waiting
+        at k priorities has up to k shares until those are served that waited at first; in the long run it has one.
         """
         finishes = self._tenant_finish.get(tenant, {})
-        share_s = cost / (self._weights.get(tenant, 1.0) * self._rate)
+        share_s = cost / (weight * self._rate)
         for level in finishes:
             if level >= priority:
                 finishes[level] += share_s
@@ -173,12 +219,31 @@ class PriorityQueue(Generic[T]):
     def _insert(self, ticket: Ticket[T]) -> None:
         self._waiting[ticket.order] = ticket
         heapq.heappush(self._heap, ticket.place)
+        if ticket.cost > 0:
+            backlog = self._backlogs.get(ticket.tenant)
+            if backlog is None:
+                backlog = self._backlogs[ticket.tenant] = _Backlog(ticket.weight, {})
+                self._total_weight += ticket.weight
+            backlog.num_waiting[ticket.priority] = backlog.num_waiting.get(ticket.priority, 0) + 1
+
+    def _shrink_backlog(self, ticket: Ticket[T]) -> None:
+        if ticket.cost <= 0:
+            return
+        backlog = self._backlogs[ticket.tenant]
+        backlog.num_waiting[ticket.priority] -= 1
+        if not backlog.num_waiting[ticket.priority]:
+            del backlog.num_waiting[ticket.priority]
+        if not backlog.num_waiting:
+            del self._backlogs[ticket.tenant]
+            self._total_weight -= backlog.weight
 
     def _prune_tenants(self, now: float) -> None:
-        """Drop tenants that owe nothing, each time their number has doubled: names are the clients' to invent."""
+        """Drop tenants whose finish has passed, each time their number has doubled: clients choose the names."""
         if len(self._tenant_finish) <= self._prune_above:
             return
         self._tenant_finish = {
-            tenant: finishes for tenant, finishes in self._tenant_finish.items() if max(finishes.values()) > now
+            tenant: finishes
+            for tenant, finishes in self._tenant_finish.items()
+            if tenant in self._backlogs or max(finishes.values()) > now
         }
         self._prune_above = max(_FEWEST_TENANTS_TO_PRUNE, 2 * len(self._tenant_finish))

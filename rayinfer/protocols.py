@@ -48,6 +48,11 @@ class ModelDescription:
     weights_generation: int = 0  # grows when the model gets other weights
     scores_prompts: bool = True  # False: an encoder reads them as a whole
     default_sampling_params: Mapping[str, Any] = field(default_factory=dict)  # by field of SamplingParams
+    bad_token_sequences: tuple[tuple[int, ...], ...] = ()  # which the model never generates, such as padding
+
+    def longest_prompt(self, *, generates: bool = True) -> int:
+        """Return the longest prompt's tokens: all where an encoder reads it or nothing is generated, else one fewer."""
+        return self.max_model_len - (1 if generates and self.scores_prompts else 0)
 
     @property
     def capacity(self) -> str:

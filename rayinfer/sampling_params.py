@@ -71,15 +71,22 @@ class SamplingParams:
             for sequence in self.bad_sequences:
                 _check_vocabulary("bad_token_sequences", sequence, vocab_size)
 
-    def check_leaves_a_token(self, eos_token_ids: tuple[int, ...] = (), vocab_size: int = _MAX_INT32) -> None:
+    def check_leaves_a_token(
+        self,
+        eos_token_ids: tuple[int, ...] = (),
+        vocab_size: int = _MAX_INT32,
+        *,
+        never_generated: Sequence[tuple[int, ...]] = (),
+    ) -> None:
         """Raise InvalidParameter unless some token is allowed at every place of every answer of a model.
 
+        `never_generated` holds the bad sequences of the model itself, which add to those of the request.
         A token that ends a bad sequence counts as forbidden, even though it is so only after the rest of the sequence:
         what remains is then allowed whatever the answer says.
         """
         if not self.has_token_rules and not self.min_tokens:
             return
-        forbidden = {sequence[-1] for sequence in self.bad_sequences}
+        forbidden = {sequence[-1] for sequence in (*self.bad_sequences, *never_generated)}
         if self.min_tokens:
             forbidden.update(self.stop_ids if self.ignore_eos else (*self.stop_ids, *eos_token_ids))
         if self.allowed_ids is None:
@@ -91,7 +98,7 @@ class SamplingParams:
             given = "all" if self.allowed_ids is None else shown(list(self.allowed_ids))
             raise InvalidParameter(
                 f"{field} must leave a token that neither ends a bad word nor, with min_tokens, ends the answer, "
-                f"got {given}",
+                f"got {given}" + _never_generated_note(never_generated),
                 field,
             )
 
@@ -227,6 +234,10 @@ class SamplingParams:
     def has_token_rules(self) -> bool:
         """Whether tokens are favoured, allowed or forbidden by their ids."""
         return bool(self.biases) or self.allowed_ids is not None or bool(self.bad_sequences)
+
+
+def _never_generated_note(sequences: Sequence[tuple[int, ...]]) -> str:
+    return f"; the model never generates {shown([list(sequence) for sequence in sequences])}" if sequences else ""
 
 
 def _check_integer(name: str, value: object, low: int, high: int, *, part: str = "") -> None:

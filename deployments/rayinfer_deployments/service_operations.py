@@ -23,7 +23,8 @@ from rayinfer_deployments.service_startup import failure_of, redeploy
 from rayinfer_deployments.weights_check import check_weights_fit
 
 POLL_S = 0.1
-ANSWER_S = 5.0  # of routers, to questions
+ANSWER_S = 5.0  # of routers, to one question
+ROUTERS_S = 30.0  # until one of them answers, when they are asked again and again
 CONTROL_S = 120.0  # of engines that give their memory back, or take it
 APPLY_S = 30.0  # until every router has other limits
 FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
@@ -151,7 +152,8 @@ class ServiceOperations:
             overview = await asyncio.to_thread(lambda: serve.status().applications[self._application])
             if overview.status in FAILED:
                 raise RayinferError(failure_of(overview))
-            now = {engine for engine, name in (await self._engines()).items() if name == wanted.served_name}
+            engines = engines_in(await self._reports())  # none where no router has answered in time
+            now = {engine for engine, name in engines.items() if name == wanted.served_name}
             told = await self._of_all(deployment, "weights")
             return have_weights(now, told, wanted.weights_generation) and await self._are_replaced(leaving)
 
@@ -257,9 +259,11 @@ class ServiceOperations:
 
     async def _engines(self) -> dict[str, str]:
         """Name the engines that take requests, with the model of each."""
-        reports = await self._reports()
-        if not reports:
-            raise RayinferError("no router answers; `rayinfer status` tells more")
+        latest = time.monotonic() + ROUTERS_S
+        while not (reports := await self._reports()):
+            if time.monotonic() > latest or not await self._is_deployed():
+                raise RayinferError("no router answers; `rayinfer status` tells more")
+            await asyncio.sleep(POLL_S)
         return engines_in(reports)
 
     async def _are_replaced(self, leaving: set[str]) -> bool:
@@ -283,7 +287,7 @@ class ServiceOperations:
 
     async def _of_all(self, deployment: str, method: str, *arguments: Any) -> list[Any]:
         """Call a method of all replicas; those that cannot answer do not count."""
-        if self._application not in await asyncio.to_thread(lambda: serve.status().applications):
+        if not await self._is_deployed():
             return []
         response = self._handle(deployment).broadcast(method, *arguments)
         try:
@@ -291,6 +295,9 @@ class ServiceOperations:
         except (DeploymentUnavailableError, TimeoutError):
             return []  # there is no replica, or none that answers
         return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+    async def _is_deployed(self) -> bool:
+        return self._application in await asyncio.to_thread(lambda: serve.status().applications)
 
     async def _until(self, condition: Callable[[], Awaitable[bool]], timeout_s: float, failure: str) -> None:
         latest = time.monotonic() + timeout_s

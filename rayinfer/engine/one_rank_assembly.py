@@ -89,6 +89,7 @@ def engine_of(
         weights_generation=config.weights_generation,
         scores_prompts=model.answers is None,
         default_sampling_params=defaults,
+        bad_token_sequences=() if model.answers is None else model.answers.bad_token_sequences,
     )
     _logger.info("engine for %s: %s", description.name, description.capacity)
     engine_class = Engine if model.answers is None else partial(EncoderDecoderEngine, answers=model.answers)

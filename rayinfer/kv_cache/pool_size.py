@@ -10,6 +10,7 @@ from rayinfer.errors import ConfigError
 
 CPU_POOL_BYTES = 2 << 30
 _HOST = torch.device("cpu")
+_MEMINFO = Path("/proc/meminfo")
 
 
 def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device, *, reserved_bytes: int = 0) -> int:
@@ -73,7 +74,7 @@ def free_memory_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what loading took for a moment, torch keeps for later
         return torch.cuda.mem_get_info(device)[0]
-    return _available_host_bytes()
+    return available_host_bytes()
 
 
 def _blocks_in(name: str, pool_bytes: int, block_bytes: int, device: torch.device) -> int:
@@ -98,11 +99,17 @@ def _host_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _available_host_bytes() -> int:
-    """What Linux says that programs could have without swapping; on other systems all there is."""
+def available_host_bytes(meminfo: Path = _MEMINFO) -> int:
+    """Return what programs could have without swapping; on systems without /proc all the memory.
+
+    Kernels before 3.14 and some containers lack MemAvailable: then it is the free memory and that of cached files.
+    """
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = meminfo.read_text().splitlines()
     except OSError:
         return _host_bytes()
-    kib = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return int(kib) << 10
+    kib = {name: int(value.split()[0]) for name, _, value in (line.partition(":") for line in lines) if value}
+    available = kib.get("MemAvailable")
+    if available is None:
+        available = sum(kib.get(name, 0) for name in ("MemFree", "Buffers", "Cached"))
+    return available << 10

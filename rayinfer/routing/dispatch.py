@@ -1,5 +1,6 @@
 """Gives one model's requests to its engines and turns their tokens back into text for the clients."""
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -72,6 +73,7 @@ class Dispatcher:
             router_id=router_id,
             on_trace=self._record_engine_events,
             on_room=lambda engine: self._turns.advance(engine),
+            on_join=lambda engine: self.control.note_join(engine),
             may_be_empty=self._may_be_empty,
         )
         self._turns = Turns(
@@ -182,7 +184,7 @@ class Dispatcher:
             except (NotReady, TimeoutError) as error:
                 if not attempts.num_lost and isinstance(error, NotReady):
                     raise
-                if deadline is None or self._clock() < deadline:
+                if isinstance(error, NotReady) and (deadline is None or self._clock() < deadline):
                     raise EngineDead("the engine that ran the request is gone, and no other has come") from None
                 yield _Attempt(DeltaQueue(), lambda _: None, quarantine)
                 return
@@ -204,7 +206,7 @@ class Dispatcher:
     ) -> Sending:
         """Hand what is left of the stream to an engine that takes it: a new one when its turn comes, others at once.
 
-        Raises NotReady without an engine, TimeoutError when the client's time is up before the turn comes.
+        Raises NotReady without an engine, TimeoutError when the client's time is up before an engine has the stream.
         """
         while True:
             wait_s = self._patience_s(attempts, deadline)
@@ -217,7 +219,8 @@ class Dispatcher:
             sending = Sending(requests, self._traces, stream.request_id, self._clock, interval=interval)
             try:
                 await self._send(stream, requests, attempts, sending, deadline, wait_s)
-                await sending.arrival()
+                async with asyncio.timeout(None if deadline is None else deadline - self._clock()):
+                    await sending.arrival()
             except EngineDead as error:
                 self.engines.remove(sending.link.name, str(error))
             except BaseException:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,6 +33,7 @@ class EngineSet:
     """Engines come and go at any time; whoever waits for one is woken by each change.
 
     `on_room` is called whenever an engine may have room that it had not: with its name, or None where it may be any.
+    `on_join` is called with each engine that is added, before it gets any request.
     With `may_be_empty` what the model is stays known while it has no engine.
     """
 
@@ -43,6 +45,7 @@ class EngineSet:
         router_id: str,
         on_trace: Callable[[str, list[TraceEvent]], None],
         on_room: Callable[[str | None], None] = lambda engine: None,
+        on_join: Callable[[EngineLink], None] = lambda link: None,
         may_be_empty: bool = False,
     ) -> None:
         self.links: dict[str, EngineLink] = {}
@@ -52,9 +55,11 @@ class EngineSet:
         self._router_id = router_id
         self._on_trace = on_trace
         self._on_room = on_room
+        self._on_join = on_join
         self._may_be_empty = may_be_empty
         self._num_waiting = 0
         self._available: list[EngineLink] = []
+        self.lost_last_at: float | None = -math.inf  # seconds of the loop's clock; None while an engine is available
         self._description: ModelDescription | None = None
         self._num_cache_tokens = 0
         self._weights_generation = 0
@@ -83,6 +88,7 @@ class EngineSet:
             is_replaceable=lambda: any(other.name != name for other in self.available()),
         )
         self.links[name] = link
+        self._on_join(link)
         self._note_members()
         self.prefixes.add_engine(name)
         self._metrics.set_engine_stats(self._model_name, name, link.stats)
@@ -226,6 +232,10 @@ class EngineSet:
     def _note_members(self) -> None:
         """Settle what follows from who is there: every request asks for it."""
         self._available = [link for link in self.links.values() if not link.is_draining]
+        if self._available:
+            self.lost_last_at = None
+        elif self.lost_last_at is None:
+            self.lost_last_at = asyncio.get_running_loop().time()
         known = [link.description for link in self._available]
         self._num_cache_tokens = sum(each.kv_blocks_total * each.block_size for each in known)
         self._weights_generation = max((each.weights_generation for each in known), default=0)

@@ -22,7 +22,9 @@ def prepare(
     """
     _check_prompt(request, description)
     params = request.sampling_params.with_bad_words_spelled(speller(tokenizer))
-    params.check_leaves_a_token(description.eos_token_ids, description.vocab_size)
+    params.check_leaves_a_token(
+        description.eos_token_ids, description.vocab_size, never_generated=description.bad_token_sequences
+    )
     if params.seed is None:
         params = params.with_seed(secrets.randbits(64))
     priority = max(request.priority, limits.of_tenant(request.tenant).most_urgent)
@@ -41,12 +43,12 @@ def block_digests(request: GenerationRequest, block_size: int, weights_generatio
 def _check_prompt(request: GenerationRequest, description: ModelDescription) -> None:
     if not description.scores_prompts:
         request.sampling_params.check_prompt_is_not_scored()
-    room = 0 if request.sampling_params.max_tokens == 0 else 1  # a prompt that is only scored may fill the context
-    num_tokens, longest = len(request.prompt_token_ids), description.max_model_len - room
+    generates = request.sampling_params.max_tokens != 0  # a prompt that is only scored may fill the context
+    num_tokens, longest = len(request.prompt_token_ids), description.longest_prompt(generates=generates)
     if num_tokens > longest:
         raise PromptTooLong(
             f"the prompt has {num_tokens} tokens, at most {longest} fit into the context of model "
-            f"{description.name!r}{' beside one new token' if room else ''}",
+            f"{description.name!r}{' beside one new token' if longest < description.max_model_len else ''}",
             "prompt",
             "context_length_exceeded",
         )

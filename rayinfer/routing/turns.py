@@ -75,7 +75,8 @@ class Turns:
         self._pace = _Pace(clock)
         self._leader: Turn | None = None  # the latest whose turn it was, not being a companion
         self._num_companions = 0
-        self._giving_up: asyncio.TimerHandle | None = None
+        self._arrivals: dict[Turn, float] = {}  # of waiting requests, in this order; seconds of the loop
+        self._engine_timer: asyncio.TimerHandle | None = None  # set for the oldest of them or earlier
         self._is_advancing = False
         self.change_limits(limits)
 
@@ -119,17 +120,18 @@ class Turns:
                 self._note_service(sent)
         finally:
             self._is_advancing = False
-        self._watch_for_engines()
 
     def close(self) -> None:
         """Refuse all that still wait."""
-        if self._giving_up is not None:
-            self._giving_up.cancel()
-        self._give_up()
+        if self._engine_timer is not None:
+            self._engine_timer.cancel()
+            self._engine_timer = None
+        for turn in list(self._arrivals):
+            self._refuse(turn)
 
     def charge(self, tenant: str, priority: int, num_tokens: int) -> None:
         """Charge a tenant for so many tokens more, or less, than its request was expected to have."""
-        self._queue.charge(tenant, priority, num_tokens / self._limits.of_tenant(tenant).weight)
+        self._queue.charge(tenant, priority, num_tokens, self._limits.of_tenant(tenant).weight)
 
     def _push(self, turn: Turn) -> None:
         turn.ticket = self._queue.push(
@@ -138,15 +140,17 @@ class Turns:
             arrival=0.0,  # which is when an empty queue's clock starts; later it is where the queue has come
             deadline=turn.deadline,
             tenant=turn.tenant,
-            cost=turn.work.num_tokens / self._limits.of_tenant(turn.tenant).weight,
+            cost=turn.work.num_tokens,
+            weight=self._limits.of_tenant(turn.tenant).weight,
         )
         turn.has_waited = True
+        self._arrivals[turn] = asyncio.get_running_loop().time()
+        self._set_engine_timer(self._arrivals[turn] + self._engine_wait_s)
         if self._limits.group_by_prefix:
             self._groups.add(turn, turn.digests)
         self._on_change(len(self._queue))
         if self._first() is turn:
             self.advance()  # a more urgent one may have room where those before had none
-        self._watch_for_engines()
 
     def _send(self, turn: Turn, engine: str | None = None) -> bool:
         """Give the request to an engine that has room, if there is one."""
@@ -159,6 +163,7 @@ class Turns:
             return False
         if turn.ticket is not None:
             self._note_order(turn)
+            self._queue.serve(turn.ticket)
             self._leave(turn)
         turn.take(place)
         turn.has_come.set_result(None)
@@ -194,11 +199,9 @@ class Turns:
         """Take a request out of the queue if it is there."""
         if turn.ticket is None:
             return
-        if self._queue.peek() is turn.ticket:
-            self._queue.pop()  # unlike `remove`, it says how far the queue has come
-        else:
-            self._queue.remove(turn.ticket)
+        self._queue.remove(turn.ticket)  # unless it has been served
         turn.ticket = None
+        del self._arrivals[turn]
         self._groups.remove(turn)
         self._on_change(len(self._queue))
 
@@ -207,22 +210,29 @@ class Turns:
         if self._pace.served(turn.work.num_tokens, is_busy=bool(self._queue)):
             self._queue.change(ageing_s=self._limits.ageing_s * self._pace.rate)
 
-    def _watch_for_engines(self) -> None:
-        """While there is no engine at all, let those who wait do so for a while, and no longer."""
-        has_engine = bool(self._engines.available())
-        if self._giving_up is not None and (has_engine or not self._queue):
-            self._giving_up.cancel()
-            self._giving_up = None
-        elif self._giving_up is None and self._queue and not has_engine:
-            loop = asyncio.get_running_loop()
-            self._giving_up = loop.call_later(self._engine_wait_s, self._give_up)
+    def _set_engine_timer(self, at: float) -> None:
+        if self._engine_timer is None:
+            self._engine_timer = asyncio.get_running_loop().call_at(at, self._check_for_engines)
 
-    def _give_up(self) -> None:
-        self._giving_up = None
-        while (ticket := self._queue.peek()) is not None:
-            self._leave(ticket.item)
-            if not ticket.item.has_come.done():  # its client may have just left
-                ticket.item.has_come.set_exception(NotReady(self._engines.not_ready_message()))
+    def _check_for_engines(self) -> None:
+        """Refuse the requests for which there has been no engine for `engine_wait_s` since they arrived.
+
+        Runs when the oldest request could be due, and again when the next one could.
+        """
+        self._engine_timer = None
+        now = asyncio.get_running_loop().time()
+        for turn, arrival in list(self._arrivals.items()):
+            lost = self._engines.lost_last_at
+            due = (now if lost is None else max(arrival, lost)) + self._engine_wait_s
+            if due > now:
+                self._set_engine_timer(due)
+                return
+            self._refuse(turn)
+
+    def _refuse(self, turn: Turn) -> None:
+        self._leave(turn)
+        if not turn.has_come.done():  # its client may have just left
+            turn.has_come.set_exception(NotReady(self._engines.not_ready_message()))
 
 
 class _Pace:

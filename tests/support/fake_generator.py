@@ -36,6 +36,7 @@ class FakeGenerator:
     blocks_after: int | None = None  # outputs after which it waits for `release`
     not_ready: str = ""
     max_model_len: int = 256
+    is_encoder_decoder: bool = False
     vocab_size: int = 384
     default_sampling_params: Mapping[str, Any] = field(default_factory=dict)
     requests: list[GenerationRequest] = field(default_factory=list)
@@ -76,6 +77,7 @@ class FakeGenerator:
             vocab_size=self.vocab_size,
             created=1_700_000_000,
             default_sampling_params=self.default_sampling_params,
+            scores_prompts=not self.is_encoder_decoder,
         )
 
     def status(self) -> ServiceStatus:

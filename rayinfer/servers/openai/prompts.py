@@ -20,14 +20,14 @@ class _Context:
     """The longest prompt that may come, and which field of the body brings it."""
 
     max_model_len: int
-    num_new_tokens: int  # for which there must be room
+    longest_prompt: int
     param: str
 
     def check(self, num_tokens: int, *, at_least: str = "") -> None:
         if num_tokens == 0:
             raise InvalidParameter(f"{self.param} must hold at least one token", self.param)
-        if num_tokens + self.num_new_tokens > self.max_model_len:
-            reason = ", which leaves no room for an answer" if self.num_new_tokens else ""
+        if num_tokens > self.longest_prompt:
+            reason = ", which leaves no room for an answer" if self.longest_prompt < self.max_model_len else ""
             raise PromptTooLong(
                 f"This model's maximum context length is {self.max_model_len} tokens. "
                 f"The prompt has {at_least}{num_tokens} tokens{reason}.",
@@ -39,7 +39,7 @@ class _Context:
 def chat_prompts(body: ChatCompletionBody, model: ServedModel, description: ModelDescription) -> list[list[int]]:
     """Render a conversation and tokenise it: always one prompt."""
     text = model.chat_template.render(template_messages(body.messages), **template_settings(body))
-    context = _Context(description.max_model_len, 1, "messages")
+    context = _Context(description.max_model_len, description.longest_prompt(), "messages")
     return _tokenise([text], bool(body.add_special_tokens), model.tokenizer, description.vocab_size, context)
 
 
@@ -55,7 +55,8 @@ def completion_prompts(
             f"a request may ask for {MAX_CHOICES_PER_REQUEST}",
             "n",
         )
-    context = _Context(description.max_model_len, 0 if scores_only else 1, "prompt")
+    longest = description.longest_prompt(generates=not scores_only)
+    context = _Context(description.max_model_len, longest, "prompt")
     adds_special_tokens = body.add_special_tokens is not False
     return _tokenise(prompts, adds_special_tokens, model.tokenizer, description.vocab_size, context)
 

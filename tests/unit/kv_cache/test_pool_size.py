@@ -1,10 +1,18 @@
+import os
+
 import psutil
 import pytest
 import torch
 
 from rayinfer.config import engine_config
 from rayinfer.errors import ConfigError
-from rayinfer.kv_cache.pool_size import CPU_POOL_BYTES, count_kv_blocks, count_offload_blocks, free_memory_bytes
+from rayinfer.kv_cache.pool_size import (
+    CPU_POOL_BYTES,
+    available_host_bytes,
+    count_kv_blocks,
+    count_offload_blocks,
+    free_memory_bytes,
+)
 
 CPU = torch.device("cpu")
 
@@ -72,3 +80,21 @@ def test_what_torch_only_keeps_for_later_is_free_on_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: free.append(free.pop() + kept))
     config = engine_config(memory_fraction=0.5)
     assert count_kv_blocks(config, 1 << 20, torch.device("cuda"), reserved_bytes=1 << 30) == 3 << 10
+
+
+@pytest.mark.parametrize(
+    ("meminfo", "kib"),
+    [
+        ("MemTotal: 900 kB\nMemFree: 100 kB\nMemAvailable: 500 kB\nBuffers: 20 kB\nCached: 300 kB\n", 500),
+        ("MemTotal: 900 kB\nMemFree: 100 kB\nBuffers: 20 kB\nCached: 300 kB\nSwapCached: 7 kB\n", 420),
+        ("MemTotal: 900 kB\nMemFree: 100 kB\n", 100),
+    ],
+)
+def test_available_memory_is_estimated_where_the_kernel_does_not_report_it(tmp_path, meminfo, kib):
+    path = tmp_path / "meminfo"
+    path.write_text(meminfo)
+    assert available_host_bytes(path) == kib * 1024
+
+
+def test_available_memory_is_all_there_is_without_meminfo(tmp_path):
+    assert available_host_bytes(tmp_path / "none") == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

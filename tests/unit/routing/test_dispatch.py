@@ -404,3 +404,41 @@ async def test_a_request_that_is_not_traced_leaves_no_trace(service):
     await anext(stream)
     assert not service.engines[0].submitted[0].trace
     assert service.traces.find("a") == []
+
+
+async def test_a_source_may_have_as_many_tokens_as_the_engine_reads(tokenizer):
+    async with running(Service(tokenizer, 0)) as service:
+        add_described(service, scores_prompts=False)
+        reading = asyncio.ensure_future(anext(service.open(prompt="x" * 100)))
+        await until(lambda: service.engines[0].submitted)
+        service.say("a/0", "Z", "length")
+        assert (await reading).finished
+        with pytest.raises(PromptTooLong, match=r"101 tokens, at most 100 fit into the context of model 'm'$"):
+            service.open("b", prompt="x" * 101)
+
+
+async def test_tokens_that_the_model_never_generates_are_refused_as_the_only_ones(tokenizer):
+    async with running(Service(tokenizer, 0)) as service:
+        add_described(service, bad_token_sequences=((7,),))
+        with pytest.raises(InvalidParameter, match=r"got \[7\]; the model never generates \[\[7\]\]"):
+            service.open(allowed_token_ids=[7])
+        service.open("b", allowed_token_ids=[7, 8])  # is not refused
+
+
+def add_described(service, **description):
+    """Add an engine with other properties than usual."""
+    engine = FakeEngineClient()
+    service.engines.append(engine)
+    service.dispatcher.engines.add("engine-0", engine, replace(engine.description, **description))
+
+
+async def test_the_deadline_holds_while_the_request_is_on_its_way_to_an_engine(service):
+    engine = service.engines[0]
+    engine.submit_may_arrive.clear()
+    async with asyncio.timeout(2.0):
+        output = await anext(service.open(timeout_s=0.05))
+    assert output.outputs[0].finish_reason == "timeout"
+    assert engine.submitted == []
+    engine.submit_may_arrive.set()
+    await until(lambda: engine.aborted == ["a/0"])
+    assert service.dispatcher.status().num_waiting == 0

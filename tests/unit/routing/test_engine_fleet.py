@@ -125,3 +125,46 @@ async def test_requests_go_to_an_engine_that_runs_and_else_wait_at_any(dispatche
     for sending in sendings:
         sending.cancel()
     await asyncio.wait(sendings)
+
+
+async def join(dispatcher, name="late"):
+    """Add an engine, and let what follows happen."""
+    engine = FakeEngineClient()
+    dispatcher.engines.add(name, engine, engine.description)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    return engine
+
+
+async def test_an_engine_that_joins_during_a_pause_is_paused(dispatcher, engines):
+    await dispatcher.control.pause()
+    await told(dispatcher, engines, *["paused"] * 3)
+    late = await join(dispatcher)
+    assert late.controls == ["pause"]
+    assert dispatcher.status().engines["late"].state == "paused"
+    await dispatcher.control.resume()
+    assert late.controls == ["pause", "resume"]
+    assert (await join(dispatcher, "later")).controls == []
+
+
+async def test_an_engine_that_replaces_all_paused_ones_is_paused(dispatcher, engines):
+    await dispatcher.control.pause()
+    for name in dispatcher.engines.names:
+        dispatcher.engines.remove(name, "lost")
+    assert (await join(dispatcher)).controls == ["pause"]
+
+
+async def test_an_engine_runs_that_joins_after_another_router_resumed(dispatcher, engines):
+    await dispatcher.control.pause()
+    await told(dispatcher, engines, *["paused"] * 3)
+    await told(dispatcher, engines, *["running"] * 3)
+    assert (await join(dispatcher)).controls == []
+
+
+async def test_an_engine_that_cannot_pause_when_it_joins_harms_nothing(dispatcher):
+    await dispatcher.control.pause()
+    late = FakeEngineClient()
+    late.control_error = WrongEngineState("asleep at level 1")
+    dispatcher.engines.add("late", late, late.description)
+    await asyncio.sleep(0.01)
+    assert "late" in dispatcher.engines.names

@@ -377,7 +377,7 @@ async def test_a_client_that_leaves_as_the_router_gives_up_harms_no_other(tokeni
         await service.grant()
         await service.ask("runs", "leaves", "stays")
         service.tasks["leaves"].cancel()
-        service.dispatcher._turns._give_up()
+        service.dispatcher._turns.close()
         with pytest.raises(NotReady):
             await service.tasks["stays"]
 

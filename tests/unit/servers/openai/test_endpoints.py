@@ -173,6 +173,14 @@ async def test_a_bad_body_is_refused_by_field(client, generator, path, body, sta
     assert generator.requests == []
 
 
+async def test_a_source_of_an_encoder_may_fill_the_context(client, generator):
+    generator.is_encoder_decoder = True
+    assert (await client.post(TEXT, json=text(prompt=[5] * 256))).status_code == 200
+    response = await client.post(TEXT, json=text(prompt=[5] * 257))
+    message = "maximum context length is 256 tokens. The prompt has 257 tokens."
+    assert message in response.json()["error"]["message"]
+
+
 async def test_fields_that_ask_for_nothing_are_fine(client):
     nothing = {"logprobs": False, "top_logprobs": 0, "tools": None, "tool_choice": "none", "logit_bias": {}}
     ignored = {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "brand_new_field": [1]}
