@@ -52,7 +52,7 @@ def attend_tiles(
     DOT_TYPE: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     IN_PAIRS: tl.constexpr = False,  # values of eight bits are read two channels at a time
-    ROWS_DIFFER: tl.constexpr = False,  # some rows see tokens that others do not
+    ROWS_DIFFER: tl.constexpr = True,  # some rows see tokens that others do not, unless it is whole
 ):
     """Go on with the softmax of each row through the tokens from `begin` to `end`, by tensor cores.
 
@@ -81,7 +81,7 @@ def attend_tiles(
         scores = tl.dot(query, key.trans(), input_precision="ieee", out_dtype=tl.float32) * scale
         if HAS_SOFTCAP:
             scores = softcap - 2.0 * softcap / (1.0 + tl.exp2(scores))  # a hyperbolic tangent
-        if ROWS_DIFFER:
+        if ROWS_DIFFER and not IS_WHOLE:
             value = tl.load(value_cache + places, mask=is_number, other=0.0).to(DOT_TYPE)
             spoilt = tl.sum((value * 0.0).to(tl.float32), 1)  # NaN where a value is not finite
             scores += spoilt[None, :]
@@ -113,7 +113,7 @@ def attend_tiles(
                 out_dtype=tl.float32,
             )
         else:
-            if not ROWS_DIFFER:
+            if IS_WHOLE or not ROWS_DIFFER:
                 value = tl.load(value_cache + places, mask=is_number, other=0.0).to(DOT_TYPE)
             acc = tl.dot(
                 weights.to(DOT_TYPE), value, acc * fading[:, None], input_precision="ieee", out_dtype=tl.float32

@@ -146,7 +146,6 @@ def _attend_chunk(
     acc, highest, total = attend_tiles(
         query, acc, highest, total, last_seen, key_cache, value_cache, table, begin, end, first_seen, kv_head, window,
         scale, softcap, False, HAS_SOFTCAP, NUM_KV_HEADS, BLOCK_SIZE, HEAD_DIM, WIDTH, TILE, DOT_TYPE, NUM_STAGES,
-        False, True,
     )  # fmt: skip
     mean = tl.where(total[:, None] == 0.0, 0.0, acc / total[:, None]).to(out.dtype.element_ty)
     results = (tokens.to(tl.int64) * (NUM_KV_HEADS * GROUP) + heads) * HEAD_DIM
