@@ -1,5 +1,7 @@
 """Blocks of a request that ended without finite logits: nobody hits them afterwards."""
 
+import random
+
 import pytest
 
 from fake_executor import drive, expected_tokens, numbers
@@ -120,3 +122,29 @@ def test_a_swapped_out_request_does_not_return_to_blocks_that_turned_out_invalid
     driven.add("later", numbers(40))
     driven.run()
     check(driven, "later", numbers(40))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whichever_steps_are_spoilt_nobody_hits_what_they_left(seed):
+    chance = random.Random(seed)
+    driven = drive(
+        num_blocks=chance.choice([16, 24, 40]),
+        budget=chance.choice([8, 16, 64]),
+        num_offload_blocks=chance.choice([0, 16]),
+        plans_ahead=(plans_ahead := chance.random() < 0.5),
+        num_plans_at_once=1 if plans_ahead else chance.choice([1, 2]),
+    )
+    is_over = False
+    driven.executor.spoils = lambda context: not is_over and chance.random() < 0.08
+    heads = [numbers(chance.randint(4, 24), start) for start in (0, 40)]
+    prompts = {str(i): [*chance.choice(heads), *numbers(chance.randint(1, 12), i)] for i in range(10)}
+    for name, prompt in prompts.items():
+        driven.add(name, prompt, max_tokens=chance.randint(1, 12), priority=chance.randint(-1, 1))
+        for _ in range(chance.randint(0, 3)):
+            driven.step()
+    driven.run()
+    is_over = True
+    for name, prompt in prompts.items():
+        driven.add(f"later {name}", prompt)
+        driven.run()
+        check(driven, f"later {name}", prompt)
