@@ -46,6 +46,7 @@ class BatchTable:
         self.rows_with_stop_ids: set[int] = set()
         self.rows_with_details: set[int] = set()  # log probabilities or a trace
         self.rows_without_answer: set[int] = set()  # only the prompt is scored
+        self.rows_not_to_store: set[int] = set()  # they share blocks that turned out to be invalid
         self.requests: list[Request | None] = [None] * num_rows
         self._free_rows = list(range(num_rows - 1, -1, -1))
         self._active: dict[int, None] = {}  # rows in the order in which they were taken
@@ -154,7 +155,10 @@ class BatchTable:
         self.num_scheduled[row] = 0
         self.turns[row] += 1
         self.is_under_way[row] = False
-        for some_rows in (self.rows_with_stop_ids, self.rows_with_details, self.rows_without_answer):
+        for some_rows in (
+            *(self.rows_with_stop_ids, self.rows_with_details, self.rows_without_answer),
+            self.rows_not_to_store,
+        ):
             some_rows.discard(row)
         del self._active[row]
         self._active_rows = None

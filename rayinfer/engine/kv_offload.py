@@ -23,6 +23,7 @@ class BlockCopy:
 class _SwappedOut:
     blocks: list[int]  # of the second pool
     num_tokens: int
+    digests: Sequence[bytes]  # of the request's full blocks
 
 
 class KVOffload:
@@ -67,7 +68,9 @@ class KVOffload:
             self._pool.free(kept)
             return False
         kept += self._pool.allocate(count - num_kept)
-        self._swapped_out[request.request_id] = _SwappedOut(blocks=kept, num_tokens=len(token_ids))
+        self._swapped_out[request.request_id] = _SwappedOut(
+            blocks=kept, num_tokens=len(token_ids), digests=request.digests.digests
+        )
         self._note("out", blocks[num_kept:count], kept[num_kept:])
         self._store(request, token_ids, kept[: len(digests)], num_kept)
         if request.trace is not None:
@@ -95,6 +98,13 @@ class KVOffload:
         kept = self._swapped_out.pop(request.request_id, None)
         if kept is not None:
             self._pool.free(kept.blocks)
+
+    def forget(self, digests: set[bytes]) -> None:
+        """Drop what has blocks of these digests, and let none of them be shared: what they hold is not valid."""
+        for request_id, kept in list(self._swapped_out.items()):
+            if not digests.isdisjoint(kept.digests):
+                self._pool.free(self._swapped_out.pop(request_id).blocks)
+        self._pool.forget(digests)
 
     def drop_all(self) -> None:
         """Forget everything: the memory of the pools is given back."""

@@ -53,6 +53,7 @@ class Request:
     row: int | None = None
     blocks: list[int] = field(default_factory=list)  # stale while it runs
     num_cached_tokens: int | None = None  # found in the prefix cache when it first ran
+    num_hit_blocks: int | None = None  # the fewest that it found there whenever it came to run
     num_blocks_lent: int = 0  # taken by requests that passed this one because it did not fit
     finish_reason: FinishReason | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None  # as far as known; None if unwanted or handed out
@@ -106,6 +107,15 @@ class Request:
     def num_blocks_needed(self, block_size: int) -> int:
         """Blocks that hold the tokens it has."""
         return -(-len(self.token_ids) // block_size)
+
+    def note_hit_blocks(self, num_blocks: int) -> None:
+        """Note how many of its first blocks others have written; after a preemption some may be its own."""
+        self.num_hit_blocks = num_blocks if self.num_hit_blocks is None else min(self.num_hit_blocks, num_blocks)
+
+    @property
+    def written_digests(self) -> list[bytes]:
+        """The digests of the full blocks that it has written, or would write."""
+        return self.digests.digests[self.num_hit_blocks or 0 :]
 
     def take_prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
         """Hand out the prompt's log probabilities when all of it is computed; None if unwanted, and afterwards."""

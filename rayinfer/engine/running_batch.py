@@ -87,6 +87,7 @@ class RunningBatch:
         if self._offload is not None:
             num_computed = self._offload.swap_in(request, reservation.blocks, reservation.num_cached)
         self._priorities[request.priority] += 1
+        request.note_hit_blocks(reservation.num_cached)
         request.blocks = reservation.blocks
         request.row = self.table.take(request, num_computed=num_computed, num_stored_blocks=reservation.num_cached)
         if self._caches_prefixes:
@@ -115,6 +116,8 @@ class RunningBatch:
         if not self._caches_prefixes:
             return []
         table = self.table
+        if table.rows_not_to_store:
+            rows = rows[~np.isin(rows, list(table.rows_not_to_store))]
         num_unstored_tokens = table.num_computed[rows] - table.num_stored_blocks[rows] * self._block_size
         rows = rows[num_unstored_tokens >= self._block_size]
         if not len(rows):
@@ -139,6 +142,29 @@ class RunningBatch:
         )
         return self._under_way.settle(writers, digests)
 
+    def forget_written_blocks(self, rows: Int64Array) -> list[Request]:
+        """Let nothing be hit that these rows' requests have written: it is not valid.
+
+        Requests that share some of it run on, but store nothing more, nor are they swapped out. Returns the requests
+        that waited for their blocks.
+        """
+        if not self._caches_prefixes:
+            return []
+        table = self.table
+        digests = {digest for request in table.requests_at(rows) for digest in request.written_digests}
+        blocks: list[int] = []
+        released: list[Request] = []
+        for row, sharer in zip(table.rows.tolist(), table.requests_at(table.rows), strict=True):
+            shared = [i for i, digest in enumerate(sharer.digests.digests) if digest in digests]
+            if shared:
+                blocks += table.block_tables[row, shared[0] : table.num_blocks[row]].tolist()
+                table.rows_not_to_store.add(row)
+                released += self._under_way.settle(repeat(sharer), sharer.digests.digests)
+        self._blocks.forget(digests, blocks)
+        if self._offload is not None:
+            self._offload.forget(digests)
+        return released
+
     # Going
 
     def swap_out(self, request: Request) -> None:
@@ -146,6 +172,8 @@ class RunningBatch:
         if self._offload is None:
             return
         table, row = self.table, request.row
+        if row in table.rows_not_to_store:
+            return
         self._offload.swap_out(
             request,
             table.token_ids[row, : table.num_computed[row]],

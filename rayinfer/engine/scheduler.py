@@ -242,6 +242,9 @@ class Scheduler:
         plan, sampled = self._turns.end(plan, sampled)
         table.num_computed[plan.rows] = plan.context_lengths
         self._admission.queue_again(self._batch.store_written_blocks(_sound_rows(plan, sampled)))
+        if sampled.is_invalid.any():
+            invalid_rows = plan.rows[plan.samples][sampled.is_invalid]
+            self._admission.queue_again(self._batch.forget_written_blocks(invalid_rows))
         note_prefill_chunks(table, plan)
         if sampled.prompt_logprobs is not None:
             collect_prompt_logprobs(table, sampled.prompt_logprobs)

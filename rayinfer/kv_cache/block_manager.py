@@ -1,7 +1,7 @@
 """Who reads which KV block, which blocks are free, and which of them can be hit."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -120,6 +120,18 @@ class BlockManager:
                 self._stored.forget([displaced])
                 self._free.remove(displaced)
                 self._free.add_first(displaced)
+
+    def forget(self, digests: Iterable[bytes], blocks: Iterable[int] = ()) -> None:
+        """Let no block be hit under these digests any more, nor any of the `blocks`, whoever reads them.
+
+        A block that holds the same as another is hit once the other is gone: such blocks must be named too.
+        """
+        holders = [holder for digest in digests if (holder := self._stored.holder_of(digest)) is not None]
+        self._stored.forget([*holders, *blocks])
+        for block in holders:
+            if not self._readers[block]:
+                self._free.remove(block)
+                self._free.add_first(block)
 
     def is_stored(self, digest: bytes) -> bool:
         """Whether some block is stored under this digest."""

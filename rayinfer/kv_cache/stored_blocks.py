@@ -51,6 +51,10 @@ class StoredBlocks:
         digest = self._digests[block]
         return digest is not None and self._holders.get(digest) == block
 
+    def holder_of(self, digest: bytes) -> int | None:
+        """Return the block that a hit on the digest gives."""
+        return self._holders.get(digest)
+
     def holders(self) -> Iterable[int]:
         """List the blocks that can be hit."""
         return self._holders.values()

@@ -1,12 +1,13 @@
 import dataclasses
 import itertools
+import random
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_batches import Shape, make_batch
+from attention_batches import Shape, make_batch, spoil_unseen
 from rayinfer_kernels import ops, reference
 from rayinfer_kernels.cpu.kernels import CpuKernels
 from rayinfer_kernels.kv_cache import allocate_kv_cache
@@ -154,6 +155,37 @@ def test_a_query_that_is_not_a_number_spoils_no_other(kernels, dtype):
     assert spoilt[0][7, 0].isnan().all()
     assert torch.equal(spoilt[0][8:], clean[0][8:])
     assert torch.equal(spoilt[1], clean[1])
+
+
+HIDING_SHAPES = [
+    Shape(num_heads=4, num_kv_heads=2, head_dim=16),
+    Shape(num_heads=2, num_kv_heads=2, head_dim=24, block_size=8, window=5),
+    Shape(num_heads=3, num_kv_heads=1, head_dim=80, block_size=24, window=70, softcap=20.0),
+    Shape(num_heads=2, num_kv_heads=1, head_dim=64, block_size=128),
+]
+
+
+def check_that_unseen_places_do_not_count(kernels, dtype, cache_dtype, shape, seed):
+    chance = random.Random(seed)
+    lengths = [chance.randint(1, 300) for _ in range(3)]
+    spans = [(i, chance.randrange(length), length) for i, length in enumerate(lengths)]
+    batch = make_batch(shape, lengths, dtype, seed, cache_dtype=cache_dtype)
+    clean = batch.attend(kernels, spans)
+    unspoilt = spoil_unseen(batch, spans, chance)
+    for i, result in enumerate(batch.attend(kernels, spans)):
+        assert torch.equal(result[unspoilt[i]], clean[i][unspoilt[i]])
+
+
+@pytest.mark.parametrize("shape", HIDING_SHAPES, ids=str)
+def test_what_a_token_does_not_see_never_counts_whatever_it_holds(isa_library, dtype, cache_dtype, shape):
+    for seed in range(4):
+        check_that_unseen_places_do_not_count(CpuKernels(isa_library.handle, dtype), dtype, cache_dtype, shape, seed)
+
+
+@pytest.mark.parametrize("shape", HIDING_SHAPES, ids=str)
+def test_in_the_reference_too_what_a_token_does_not_see_never_counts(dtype, cache_dtype, shape):
+    for seed in range(3):
+        check_that_unseen_places_do_not_count(reference, dtype, cache_dtype, shape, seed)
 
 
 def test_a_batch_without_requests_gives_nothing(kernels, dtype):

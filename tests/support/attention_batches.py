@@ -1,5 +1,6 @@
 """Batches for attention kernels: requests of given lengths whose blocks lie scattered in a pool."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -84,3 +85,48 @@ def make_batch(
         queries.append(query.to(dtype))
     bias = shape.num_distances and torch.randn(shape.num_heads, shape.num_distances, generator=generator)
     return Batch(shape, kv_cache, block_tables, context_lengths, queries, bias)
+
+
+def spoil_unseen(batch: Batch, spans: Sequence[tuple[int, int, int]], chance: random.Random) -> dict[int, list[int]]:
+    """Put NaN and infinities at random places of the cache; returns the rows of each span that see none of them.
+
+    Some keys and values of every request are spoilt, and most of what belongs to no token of the cache.
+    """
+    num_blocks, size = batch.kv_cache.num_blocks, batch.shape.block_size
+    owners = {
+        int(block) * size + offset: (request, index * size + offset)
+        for request, blocks in enumerate(batch.block_tables.tolist())
+        for index, block in enumerate(blocks)
+        if block >= 0
+        for offset in range(size)
+    }
+    spoilt: dict[int, set[int]] = {}
+    for slot in range(num_blocks * size):
+        request, position = owners.get(slot, (-1, 0))
+        is_token = request >= 0 and position < batch.context_lengths[request]
+        if chance.random() < (0.02 if is_token else 0.7):
+            _spoil_slot(batch, slot, chance)
+            spoilt.setdefault(request, set()).add(position)
+    window = batch.shape.window or max(batch.context_lengths)
+    return {
+        i: [
+            position - first
+            for position in range(first, end)
+            if spoilt.get(request, set()).isdisjoint(range(max(0, position - window + 1), position + 1))
+        ]
+        for i, (request, first, end) in enumerate(spans)
+    }
+
+
+def _spoil_slot(batch: Batch, slot: int, chance: random.Random) -> None:
+    bad = chance.choice([float("nan"), float("inf"), float("-inf")])
+    cache, (block, offset) = batch.kv_cache, divmod(slot, batch.shape.block_size)
+    head = chance.randrange(batch.shape.num_kv_heads)
+    if not cache.key.is_floating_point():
+        chance.choice(cache.tensors[2:])[block, head, offset] = bad
+        return
+    in_pairs, channel = cache.key.shape[-1], chance.randrange(batch.shape.head_dim)
+    if chance.random() < 0.5:
+        cache.key[block, head, channel // in_pairs, offset, channel % in_pairs] = bad
+    else:
+        cache.value[block, head, offset // in_pairs, channel, offset % in_pairs] = bad

@@ -78,9 +78,11 @@ class FakeExecutor:
         self.moves: list[tuple[str, SleepLevel]] = []
         self.sleep_failure: BaseException | None = None
         self.wake_failure: BaseException | None = None
-        # [num_blocks, block_size, 2], what lies in each slot: a token and its position
-        self._cached = np.full((num_blocks, block_size, 2), NOTHING, np.int64)
-        self._offloaded = np.full((num_offload_blocks, block_size, 2), NOTHING, np.int64)
+        # Contexts whose new keys and values are not finite; a request that reads such a slot writes more of them.
+        self.spoils: Callable[[list[int]], bool] = lambda context: False
+        # [num_blocks, block_size, 3], what lies in each slot: a token, its position, and 1 if it is not finite
+        self._cached = np.full((num_blocks, block_size, 3), NOTHING, np.int64)
+        self._offloaded = np.full((num_offload_blocks, block_size, 3), NOTHING, np.int64)
         self._histories: dict[int, list[int]] = {}  # by row: what the sampler would know
         self._last_tokens: dict[int, int] = {}  # by row: what a step may go on from before anybody knows it
         self.entered: dict[int, EnteredRow] = {}
@@ -100,11 +102,17 @@ class FakeExecutor:
         _claim(len(set(plan.slots.tolist())) == plan.num_tokens, "two tokens of one step share a slot")
         self._slots[plan.slots, 0] = self._token_ids(plan)
         self._slots[plan.slots, 1] = plan.positions
+        self._slots[plan.slots, 2] = 0
         contexts = [self._context(plan, i) for i in range(plan.num_requests)]
+        is_spoilt = [self._spread_spoilt(plan, i, context) for i, context in enumerate(contexts)]
         for context in contexts:
             if (error := self.failure(context)) is not None:
                 raise error
-        answers = [self.answer(context) for context, samples in zip(contexts, plan.samples, strict=True) if samples]
+        answers = [
+            INVALID if spoilt else self.answer(context)
+            for context, spoilt, samples in zip(contexts, is_spoilt, plan.samples, strict=True)
+            if samples
+        ]
         tokens = np.array(answers, np.int64)
         token_ids = np.where(tokens == INVALID, 0, tokens)
         scores = self._score_new_tokens(plan, token_ids), self._score_prompts(plan)
@@ -182,12 +190,21 @@ class FakeExecutor:
 
     @property
     def _slots(self) -> Int64Array:
-        return self._cached.reshape(-1, 2)
+        return self._cached.reshape(-1, 3)
+
+    def _slots_read(self, plan: StepPlan, i: int) -> Int64Array:
+        positions = np.arange(plan.context_lengths[i])
+        blocks: Int64Array = plan.block_tables[i][positions // self.block_size].astype(np.int64)
+        return blocks * self.block_size + positions % self.block_size
+
+    def _spread_spoilt(self, plan: StepPlan, i: int, context: list[int]) -> bool:
+        is_spoilt = self.spoils(context) or bool((self._slots[self._slots_read(plan, i), 2] == 1).any())
+        if is_spoilt:
+            self._slots[plan.slots[plan.query_starts[i] : plan.query_starts[i + 1]], 2] = 1
+        return is_spoilt
 
     def _context(self, plan: StepPlan, i: int) -> list[int]:
-        positions = np.arange(plan.context_lengths[i])
-        slots = plan.block_tables[i][positions // self.block_size].astype(np.int64) * self.block_size
-        slots += positions % self.block_size
+        positions, slots = np.arange(plan.context_lengths[i]), self._slots_read(plan, i)
         _claim(bool((self._slots[slots, 1] == positions).all()), "keys are read that nobody wrote there")
         context: list[int] = self._slots[slots, 0].tolist()
         history = self._histories.get(int(plan.rows[i]), [])

@@ -38,6 +38,25 @@ struct Heads {
     const X* at(int64_t token, int64_t head) const { return data + token * token_stride + head * head_stride; }
 };
 
+// Tokens of a request; empty where `begin` is not below `end`.
+struct TokenRange {
+    int64_t begin, end;
+
+    bool is_empty() const { return begin >= end; }
+};
+
+// Some neighbouring rows of a tile whose weights are in the worker's room for scores.
+struct ValueRows {
+    int64_t first, count;
+    int64_t first_score;  // of the room's rows
+    float* decay;         // what each row's sums are multiplied by first; 1 afterwards
+    RowStates states;
+
+    ValueRows part(int64_t begin, int64_t num_rows) const {
+        return {begin, num_rows, first_score + begin - first, decay + begin - first, states};
+    }
+};
+
 template <class E>
 class TileWorker {
   public:
@@ -86,6 +105,12 @@ class TileWorker {
     void score_rows(int64_t row, int64_t num_rows, int64_t first_piece, int64_t num_pieces, bool fetches_values);
     void change_scores(int64_t row, int64_t start, int64_t num_vectors, float* scores) const;
     float weigh_row(int64_t row, int64_t start, int64_t num_vectors, float* scores, RowStates states);
+    // What the rows of the token at a position see of a range of tokens.
+    TokenRange visible_at(int64_t position, TokenRange range) const;
+    bool zero_weights_hide(TokenRange chunk) const;
+    bool has_finite_values(int64_t begin, int64_t end) const;
+    void add_visible_values(const ValueRows& rows, TokenRange chunk);
+    void add_values_of(const ValueRows& rows, TokenRange tokens, int64_t start, const E* const* ahead);
 
     AttentionStep step_;
     AttentionLayer<E> layer_;

@@ -51,17 +51,27 @@ __attribute__((noinline)) void add_value_block(const ValueTask<E>& task, int64_t
 #pragma GCC unroll 8
         for (int v = 0; v < Vectors; ++v)
             sums.at[r][v] = load_raw<Float>(sums_at + r * task.sum_stride + v * kSimd) * task.decay[r];
-    const int64_t step = task.padded_dim * n, stride = task.weight_stride, num_tokens = task.num_tokens / n * n;
+    const int64_t step = task.padded_dim * n, stride = task.weight_stride;
+    const int64_t whole_end = task.end / n * n;  // of the pairs that are multiplied whole
     const Plain<E>* weights = task.weights;
     const E* const* pieces = task.pieces;
-    int64_t token = 0;
-    const E *values = nullptr, *ahead = nullptr;
+    int64_t token = task.begin / n * n, piece_end = task.piece_size;
+    const E *values = *pieces++ + channel * n + token / n * step, *ahead = nullptr;
     const E* const* ahead_pieces = task.ahead;
     auto columns = [&](int v) RAYINFER_LAMBDA { return values + v * kSimd * n; };
-    while (token < num_tokens) {
+    auto enter_next_piece = [&]() RAYINFER_LAMBDA {
         values = *pieces++ + channel * n;
+        piece_end += task.piece_size;
+    };
+    if (n > 1 && token < task.begin) {
+        sums.add_second_half(columns, weights + token, stride);
+        token += n;
+        values += step;
+    }
+    while (token < whole_end) {
+        if (token == piece_end) enter_next_piece();
         if (ahead_pieces) ahead = *ahead_pieces++ + channel * n;
-        const int64_t end = std::min(num_tokens, token + task.piece_size);
+        const int64_t end = std::min(whole_end, piece_end);
         for (; token < end; token += n, values += step) {
             sums.add(columns, weights + token, stride);
             if (!ahead_pieces) continue;
@@ -69,9 +79,9 @@ __attribute__((noinline)) void add_value_block(const ValueTask<E>& task, int64_t
             ahead += step;
         }
     }
-    if (token < task.num_tokens) {
-        if (token % task.piece_size == 0) values = *pieces + channel * n;
-        sums.add_half(columns, weights + token, stride);
+    if (n > 1 && token < task.end) {
+        if (token == piece_end) enter_next_piece();
+        sums.add_first_half(columns, weights + token, stride);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < Rows; ++r)

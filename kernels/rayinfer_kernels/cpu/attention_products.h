@@ -27,14 +27,16 @@ struct ScoreTask {
 template <class E>
 void score_tokens(int64_t num_rows, int64_t num_vectors, int64_t width, const ScoreTask<E>& task);
 
-// sums[row, channel] = decay[row] x sums[row, channel] + weights[row] . values[channel] for all channels of a head.
+// sums[row, channel] = decay[row] x sums[row, channel] + weights[row] . values[channel] for all channels of a head, over the
+// tokens [begin, end) from the first piece's first token on. No other value is multiplied: a weight of zero would not keep
+// NaN out of a sum.
 template <class E>
 struct ValueTask {
-    const Plain<E>* weights;
+    const Plain<E>* weights;  // of the same tokens as the pieces
     int64_t weight_stride;
     const E* const* pieces;  // of `piece_size` tokens each
     const E* const* ahead;   // what to fetch meanwhile, a piece for each of those; null: nothing
-    int64_t piece_size, num_tokens, padded_dim;
+    int64_t piece_size, begin, end, padded_dim;  // `begin` is in the first piece
     const float* decay;
     float* sums;
     int64_t sum_stride;

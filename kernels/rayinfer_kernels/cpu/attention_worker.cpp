@@ -103,7 +103,7 @@ void TileWorker<E>::attend_to_part(int64_t begin, int64_t end, RowStates states)
 // The tokens [start, start + num_tokens) of the request; those before the first piece are seen by no row.
 template <class E>
 void TileWorker<E>::add_chunk(int64_t start, int64_t first_piece, int64_t num_tokens, RowStates states) {
-    const int64_t piece = step_.piece(), num_pieces = (num_tokens + piece - 1) / piece, skipped = first_piece * piece;
+    const int64_t piece = step_.piece(), num_pieces = (num_tokens + piece - 1) / piece;
     const int64_t num_groups = (num_rows_ + kTileRows - 1) / kTileRows;
     find_pieces(start, first_piece, num_pieces);
     find_next_keys(start);
@@ -111,6 +111,8 @@ void TileWorker<E>::add_chunk(int64_t start, int64_t first_piece, int64_t num_to
     // are computed, their values are fetched; while those are added, the next keys.
     const int64_t num_here = num_pieces - first_piece;
     const bool fetches_keys = (int64_t)next_key_pieces_.size() >= num_here;
+    const TokenRange chunk{start, start + num_tokens}, seen = {visible_at(tile_.first_position, chunk).begin, chunk.end};
+    const bool is_plain = zero_weights_hide(chunk);
     for (int64_t group = 0; group < num_groups; ++group) {
         const int64_t first = num_rows_ * group / num_groups, count = num_rows_ * (group + 1) / num_groups - first;
         float decay[kTileRows];
@@ -118,12 +120,82 @@ void TileWorker<E>::add_chunk(int64_t start, int64_t first_piece, int64_t num_to
         if (group == 0) fetch_next_keys(fetches_keys ? num_here : 0);
         for (int64_t r = 0; r < count; ++r)
             decay[r] = weigh_row(first + r, start, (num_tokens + kWidth - 1) / kWidth, &scores_[r * score_stride()], states);
-        constexpr int64_t weights_per_score = sizeof(float) / sizeof(Plain<E>);
-        add_values<E>(count, {(const Plain<E>*)scores_.data() + skipped, score_stride() * weights_per_score,
-                              &value_pieces_[first_piece], group == 0 && fetches_keys ? next_key_pieces_.data() : nullptr,
-                              piece, num_tokens - skipped, step_.padded_dim(), decay, states.sums(first),
-                              states.stride()});
+        const ValueRows rows{first, count, 0, decay, states};
+        if (is_plain)
+            add_values_of(rows, seen, start, group == 0 && fetches_keys ? next_key_pieces_.data() : nullptr);
+        else
+            add_visible_values(rows, chunk);
     }
+}
+
+template <class E>
+TokenRange TileWorker<E>::visible_at(int64_t position, TokenRange range) const {
+    return {std::max(range.begin, step_.first_visible(position)), std::min(range.end, position + 1)};
+}
+
+// Whether a weight of zero hides every value of a chunk that some of the tile's rows see and others do not: it does not
+// hide NaN and infinities. Those of eight bits are integers, and a weight of zero is not multiplied by its scale.
+template <class E>
+bool TileWorker<E>::zero_weights_hide(TokenRange chunk) const {
+    if constexpr (Cache<E>::kHasScales) return true;
+    const TokenRange first = visible_at(tile_.first_position, chunk);
+    const TokenRange last = visible_at(tile_.first_position + tile_.num_tokens - 1, chunk);
+    return has_finite_values(first.begin - chunk.begin, std::min(last.begin, chunk.end) - chunk.begin) &&
+           has_finite_values(std::max(first.end - chunk.begin, int64_t{0}), last.end - chunk.begin);
+}
+
+// Of the tokens [begin, end) of a chunk, and of those that are paired with them.
+template <class E>
+bool TileWorker<E>::has_finite_values(int64_t begin, int64_t end) const {
+    if (begin >= end) return true;
+    constexpr int64_t n = kNeighbours<E>;
+    const int64_t piece = step_.piece();
+    Float spoilt = splat(0.0f);
+    for (int64_t token = begin / n * n, next; token < end; token = next) {
+        next = std::min((end + n - 1) / n * n, (token / piece + 1) * piece);
+        const E* values = value_pieces_[token / piece] + token % piece * step_.padded_dim();
+        for (int64_t i = 0; i < (next - token) * step_.padded_dim(); i += kWidth)
+            if constexpr (!Cache<E>::kHasScales) spoilt += load(values + i) * 0.0f;
+    }
+    return sum_of(spoilt) == 0.0f;
+}
+
+// Adds the weighted values of a chunk to a few rows, each of which reads only those that it sees: what all see is read once
+// for all, in whole pairs, the few values before and behind it for one token's rows at a time.
+template <class E>
+void TileWorker<E>::add_visible_values(const ValueRows& rows, TokenRange chunk) {
+    constexpr int64_t n = kNeighbours<E>;
+    const int64_t group = step_.group(), end = rows.first + rows.count, position = tile_.first_position;
+    const TokenRange first = visible_at(position + rows.first / group, chunk);
+    const TokenRange last = visible_at(position + (end - 1) / group, chunk);
+    TokenRange common = {(last.begin + n - 1) / n * n, first.end / n * n};
+    if (common.is_empty()) common = {chunk.end, chunk.end};
+    auto for_each_token = [&](auto add) {
+        for (int64_t row = rows.first, next; row < end; row = next) {
+            next = std::min(end, (row / group + 1) * group);
+            add(rows.part(row, next - row), visible_at(position + row / group, chunk));
+        }
+    };
+    for_each_token([&](const ValueRows& part, TokenRange sees) {
+        add_values_of(part, {sees.begin, std::min(sees.end, common.begin)}, chunk.begin, nullptr);
+    });
+    add_values_of(rows, common, chunk.begin, nullptr);
+    for_each_token([&](const ValueRows& part, TokenRange sees) {
+        add_values_of(part, {std::max(sees.begin, common.end), sees.end}, chunk.begin, nullptr);
+    });
+}
+
+template <class E>
+void TileWorker<E>::add_values_of(const ValueRows& rows, TokenRange tokens, int64_t start, const E* const* ahead) {
+    if (tokens.is_empty()) return;
+    constexpr int64_t weights_per_score = sizeof(float) / sizeof(Plain<E>);
+    const int64_t skipped = tokens.begin - start, piece = skipped ? skipped / step_.piece() : 0;
+    const int64_t first = piece * step_.piece();
+    const Plain<E>* weights = (const Plain<E>*)&scores_[rows.first_score * score_stride()] + first;
+    add_values<E>(rows.count, {weights, score_stride() * weights_per_score, &value_pieces_[piece], ahead, step_.piece(),
+                               skipped - first, tokens.end - start - first, step_.padded_dim(), rows.decay,
+                               rows.states.sums(rows.first), rows.states.stride()});
+    std::fill_n(rows.decay, rows.count, 1.0f);
 }
 
 template <class E>

@@ -52,6 +52,7 @@ struct Units {
         return load_columns<W>(from);
     }
     static RAYINFER_INLINE Columns first_of_pair(const E* from) { return columns<0>(from); }
+    static RAYINFER_INLINE Columns second_of_pair(const E* from) { return columns<0>(from); }
     static RAYINFER_INLINE Columns add(Columns sums, Columns columns, Factor factor) {
         return sums + columns * (factor - Columns{});  // 0 + factor would be a sum that is computed: of -0 it makes 0
     }
@@ -69,6 +70,7 @@ struct WidenedPairs {
         return (Columns)(Part == 0 ? words << 16 : words & 0xffff0000u);
     }
     static RAYINFER_INLINE Columns first_of_pair(const bfloat16* from) { return columns<0>(from); }
+    static RAYINFER_INLINE Columns second_of_pair(const bfloat16* from) { return columns<1>(from); }
     static RAYINFER_INLINE Columns add(Columns sums, Columns columns, Factor factor) {
         return sums + columns * (factor - Columns{});  // 0 + factor would be a sum that is computed: of -0 it makes 0
     }
@@ -86,6 +88,7 @@ struct Pairs {
         return load_raw<Columns>(from);
     }
     static RAYINFER_INLINE Columns first_of_pair(const bfloat16* from) { return columns<0>(from) & 0xffffu; }
+    static RAYINFER_INLINE Columns second_of_pair(const bfloat16* from) { return columns<0>(from) & 0xffff0000u; }
     static RAYINFER_INLINE Sums add(Sums sums, Columns columns, Factor factor) {
         const Columns factors = Columns{} + factor;
         if constexpr (W == 16)
@@ -131,10 +134,14 @@ struct Sums {
             add_part<1>([&](int v) RAYINFER_LAMBDA { return U::template columns<1>(from(v)); }, factors, stride);
     }
 
-    // Without what lies behind the first of a pair: NaN perhaps, which not even a factor of zero may touch.
+    // Without the other one of a pair: NaN perhaps, which not even a factor of zero may touch.
     template <class From>
-    RAYINFER_INLINE void add_half(From from, const Plain<E>* factors, int64_t stride) {
+    RAYINFER_INLINE void add_first_half(From from, const Plain<E>* factors, int64_t stride) {
         add_part<0>([&](int v) RAYINFER_LAMBDA { return U::first_of_pair(from(v)); }, factors, stride);
+    }
+    template <class From>
+    RAYINFER_INLINE void add_second_half(From from, const Plain<E>* factors, int64_t stride) {
+        add_part<U::kParts - 1>([&](int v) RAYINFER_LAMBDA { return U::second_of_pair(from(v)); }, factors, stride);
     }
 };
 

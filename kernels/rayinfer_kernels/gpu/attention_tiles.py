@@ -52,11 +52,16 @@ def attend_tiles(
     DOT_TYPE: tl.constexpr,
     NUM_STAGES: tl.constexpr,
     IN_PAIRS: tl.constexpr = False,  # values of eight bits are read two channels at a time
+    ROWS_DIFFER: tl.constexpr = True,  # some rows see tokens that others do not, unless it is whole
 ):
     """Go on with the softmax of each row through the tokens from `begin` to `end`, by tensor cores.
 
     Tensor cores want the values of two tokens side by side, and shared memory hands out no single bytes in that order:
     pairs of channels are loaded as numbers of 16 bits, whose two halves are then multiplied separately.
+
+    Memory that a row does not see may hold NaN and infinities, which a weight of zero would not keep out of its sum.
+    What no row sees is not loaded. Where rows differ, a value that is not finite is replaced by zero and makes the
+    token's score NaN, which is then hidden like any other.
     """
     channels = tl.arange(0, WIDTH)
     if IN_PAIRS:
@@ -76,6 +81,11 @@ def attend_tiles(
         scores = tl.dot(query, key.trans(), input_precision="ieee", out_dtype=tl.float32) * scale
         if HAS_SOFTCAP:
             scores = softcap - 2.0 * softcap / (1.0 + tl.exp2(scores))  # a hyperbolic tangent
+        if ROWS_DIFFER and not IS_WHOLE:
+            value = tl.load(value_cache + places, mask=is_number, other=0.0).to(DOT_TYPE)
+            spoilt = tl.sum((value * 0.0).to(tl.float32), 1)  # NaN where a value is not finite
+            scores += spoilt[None, :]
+            value = tl.where((spoilt == 0.0)[:, None], value, 0.0)
         if not IS_WHOLE:
             is_seen = (tokens[None, :] <= last_seen[:, None]) & (tokens[None, :] > last_seen[:, None] - window)
             scores = tl.where(is_there[None, :] & is_seen, scores, float("-inf"))
@@ -103,7 +113,8 @@ def attend_tiles(
                 out_dtype=tl.float32,
             )
         else:
-            value = tl.load(value_cache + places, mask=is_number, other=0.0).to(DOT_TYPE)
+            if IS_WHOLE or not ROWS_DIFFER:
+                value = tl.load(value_cache + places, mask=is_number, other=0.0).to(DOT_TYPE)
             acc = tl.dot(
                 weights.to(DOT_TYPE), value, acc * fading[:, None], input_precision="ieee", out_dtype=tl.float32
             )

@@ -179,7 +179,7 @@ def _attend_split(
     acc, highest, total = attend_tiles(
         query.to(DOT_TYPE), acc, highest, total, tl.full([ROWS], 0, tl.int32) + context - 1, key_cache, value_cache,
         table, begin, end, context - window, kv_head, window, scale, softcap, False, HAS_SOFTCAP, NUM_KV_HEADS,
-        BLOCK_SIZE, HEAD_DIM, WIDTH, TILE, DOT_TYPE, NUM_STAGES, IN_PAIRS,
+        BLOCK_SIZE, HEAD_DIM, WIDTH, TILE, DOT_TYPE, NUM_STAGES, IN_PAIRS, False,
     )  # fmt: skip
     first_head = request.to(tl.int64) * NUM_KV_HEADS * GROUP + kv_head * GROUP
     if num_live > 1:

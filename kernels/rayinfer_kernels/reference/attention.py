@@ -42,6 +42,17 @@ def paged_attention(
         if position_bias is not None:
             scores += position_bias[:, distance.clamp(0, position_bias.shape[1] - 1)]
         hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-        weights = scores.masked_fill(hidden.to(scores.device), float("-inf")).softmax(-1)
-        out[starts[i] : starts[i + 1]] = (weights @ value.repeat_interleave(group, 0)).transpose(0, 1).to(out.dtype)
+        hidden = hidden.to(scores.device)
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        attended = _visible_mean(weights, value.repeat_interleave(group, 0), hidden)
+        out[starts[i] : starts[i + 1]] = attended.transpose(0, 1).to(out.dtype)
     return out
+
+
+def _visible_mean(weights: torch.Tensor, value: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """Sum weighted values; one that is not finite makes NaN of its channel where it is not hidden [queries, keys]."""
+    is_bad = ~value.isfinite()
+    if not is_bad.any():
+        return weights @ value
+    mean = weights @ value.masked_fill(is_bad, 0.0)
+    return mean.masked_fill((~hidden).float() @ is_bad.float() > 0, float("nan"))  # zero times NaN would be NaN

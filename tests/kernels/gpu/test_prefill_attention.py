@@ -1,9 +1,11 @@
 """Prefill attention against the reference, for prompts, chunks and single tokens side by side."""
 
+import random
+
 import pytest
 import torch
 
-from paged_batches import BF16, F16, F32, TYPES, assert_near, make_batch
+from paged_batches import BF16, F8, F16, F32, TYPES, assert_near, make_batch
 from rayinfer_kernels.gpu.prefill_attention import prefill_attention
 
 REQUESTS = {  # (context, new tokens) each
@@ -75,6 +77,26 @@ def test_however_a_prompt_is_cut_the_same_is_computed(device):
         *(whole.context_lengths, whole.scale),
     )
     assert_near(attend(whole)[100:], cut, F32)
+
+
+@pytest.mark.parametrize("types", [(F32, F32), (BF16, BF16), (F16, F8)], ids=str)
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (9, None), (None, 10.0)])
+def test_what_a_token_does_not_see_never_counts_whatever_it_holds(device, types, window, softcap):
+    batch = batch_of([(40, 40), (37, 3)], device, group=2, head_dim=32, types=types)
+    clean = attend(batch, window=window, softcap=softcap)
+    chance = random.Random(str((types, window)))
+    is_row_clean = torch.ones(len(clean), dtype=torch.bool)
+    for i, first_row, first, end in ((0, 0, 0, 40), (1, 40, 34, 37)):
+        for position in chance.sample(range(end // 2, end), 2):
+            block, offset = int(batch.block_tables[i, position // 16]), position % 16
+            bad = float("nan") if types[1] is F8 else chance.choice([float("nan"), float("inf"), float("-inf")])
+            tensor = chance.choice(batch.cache.tensors)
+            tensor[block, :, offset, chance.randrange(32)] = torch.tensor(bad).to(types[1])
+            for row in range(max(first, position), min(end, position + (window or end))):
+                is_row_clean[first_row + row - first] = False
+    spoilt = attend(batch, window=window, softcap=softcap)
+    assert is_row_clean.sum() > 15
+    assert torch.equal(spoilt[is_row_clean], clean[is_row_clean])
 
 
 def test_a_request_without_tokens_of_its_own_changes_nothing(device):

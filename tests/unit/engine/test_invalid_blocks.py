@@ -1,0 +1,150 @@
+"""Blocks of a request that ended without finite logits: nobody hits them afterwards."""
+
+import random
+
+import pytest
+
+from fake_executor import drive, expected_tokens, numbers
+
+PROMPT = numbers(21)
+OVERLAPS = pytest.mark.parametrize("plans_ahead", [False, True])
+
+
+def spoilt_once(driven, at):
+    """Spoil the first step whose context has a given length, and no other."""
+    seen = []
+
+    def spoils(context):
+        if len(context) != at or seen:
+            return False
+        seen.append(context)
+        return True
+
+    driven.executor.spoils = spoils
+    return driven
+
+
+def check(driven, name, prompt, num_tokens=4):
+    assert driven.ends[name].finish_reason == "length"
+    assert driven.tokens[name] == expected_tokens(prompt, num_tokens)
+
+
+@OVERLAPS
+@pytest.mark.parametrize("chunk", [8, 16])
+def test_chunks_stored_before_the_end_is_known_are_computed_again(chunk, plans_ahead):
+    driven = spoilt_once(drive(budget=8, plans_ahead=plans_ahead), chunk)
+    driven.add("bad", PROMPT)
+    driven.run()
+    assert driven.reasons() == {"bad": "error"}
+    for i in range(3):
+        driven.add(f"later {i}", [*PROMPT[:20], 5 + i])
+        driven.run()
+        check(driven, f"later {i}", [*PROMPT[:20], 5 + i])
+    assert [driven.ends[f"later {i}"].num_cached_tokens for i in range(3)] == [0, 20, 20]
+
+
+def test_the_router_hears_that_the_blocks_are_gone():
+    driven = spoilt_once(drive(budget=8), 16)
+    driven.add("bad", PROMPT)
+    driven.step()
+    driven.step()
+    stored, _ = driven.engine.take_block_events()
+    assert stored
+    driven.run()
+    _, removed = driven.engine.take_block_events()
+    assert set(removed) == set(stored)
+
+
+@OVERLAPS
+def test_blocks_that_it_had_only_hit_stay(plans_ahead):
+    driven = drive(budget=64, plans_ahead=plans_ahead)
+    driven.add("first", PROMPT[:9])
+    driven.run()
+    spoilt_once(driven, 21)
+    driven.add("bad", PROMPT)
+    driven.run()
+    driven.add("later", PROMPT)
+    driven.run()
+    assert driven.reasons()["bad"] == "error"
+    assert driven.ends["later"].num_cached_tokens == 8
+    check(driven, "later", PROMPT)
+
+
+@OVERLAPS
+def test_requests_that_wait_for_its_blocks_do_not_take_them(plans_ahead):
+    driven = spoilt_once(drive(budget=8, plans_ahead=plans_ahead), 8)
+    driven.add("bad", PROMPT)
+    driven.add("waits", [*PROMPT, 7])
+    driven.run()
+    assert driven.reasons() == {"bad": "error", "waits": "length"}
+    check(driven, "waits", [*PROMPT, 7])
+
+
+@OVERLAPS
+def test_a_request_that_shares_its_blocks_stores_nothing_on_top_of_them(plans_ahead):
+    driven = spoilt_once(drive(budget=8, plans_ahead=plans_ahead), 8)
+    driven.add("bad", PROMPT, max_tokens=1)
+    driven.step()
+    driven.step()
+    driven.add("shares", [*PROMPT[:8], *numbers(30, 50)], priority=-1)
+    driven.run()
+    assert driven.reasons() == {"bad": "error", "shares": "error"}
+    for name, prompt in (("later", PROMPT), ("too", [*PROMPT[:8], *numbers(30, 50)])):
+        driven.add(name, prompt)
+        driven.run()
+        check(driven, name, prompt)
+
+
+def test_copies_of_its_blocks_in_the_second_pool_are_forgotten_too():
+    driven = spoilt_once(drive(num_blocks=12, budget=16, num_offload_blocks=32), 16)
+    driven.add("bad", numbers(30), max_tokens=4, priority=1)
+    driven.step()
+    driven.add("urgent", numbers(33, 60), max_tokens=3)
+    driven.run()
+    assert driven.engine.stats.num_preemptions_total
+    assert driven.executor.copies
+    assert driven.reasons() == {"bad": "error", "urgent": "length"}
+    driven.add("twin", numbers(30), max_tokens=4, priority=1)
+    driven.step()
+    driven.add("urgent too", numbers(33, 61), max_tokens=3)
+    driven.run()
+    check(driven, "twin", numbers(30))
+
+
+def test_a_swapped_out_request_does_not_return_to_blocks_that_turned_out_invalid():
+    driven = spoilt_once(drive(num_blocks=20, budget=8, num_offload_blocks=32), 8)
+    driven.add("bad", numbers(40), max_tokens=4)
+    driven.step()
+    driven.step()
+    driven.add("shares", [*numbers(40)[:8], *numbers(30, 50)], max_tokens=4, priority=1)
+    driven.run()
+    assert driven.reasons()["bad"] == "error"
+    driven.add("later", numbers(40))
+    driven.run()
+    check(driven, "later", numbers(40))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whichever_steps_are_spoilt_nobody_hits_what_they_left(seed):
+    chance = random.Random(seed)
+    driven = drive(
+        num_blocks=chance.choice([16, 24, 40]),
+        budget=chance.choice([8, 16, 64]),
+        num_offload_blocks=chance.choice([0, 16]),
+        plans_ahead=(plans_ahead := chance.random() < 0.5),
+        num_plans_at_once=1 if plans_ahead else chance.choice([1, 2]),
+    )
+    is_over = False
+    driven.executor.spoils = lambda context: not is_over and chance.random() < 0.08
+    heads = [numbers(chance.randint(4, 24), start) for start in (0, 40)]
+    prompts = {str(i): [*chance.choice(heads), *numbers(chance.randint(1, 12), i)] for i in range(10)}
+    for name, prompt in prompts.items():
+        driven.add(name, prompt, max_tokens=chance.randint(1, 12), priority=chance.randint(-1, 1))
+        for _ in range(chance.randint(0, 3)):
+            driven.step()
+    driven.run()
+    is_over = True
+    for name, prompt in prompts.items():
+        driven.add(f"later {name}", prompt)
+        driven.run()
+        check(driven, f"later {name}", prompt)
