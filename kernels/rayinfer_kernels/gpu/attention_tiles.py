@@ -98,26 +98,13 @@ def attend_tiles(
             pair_cache = value_cache.to(tl.pointer_type(tl.uint16))
             pair = tl.load(pair_cache + (heads // 2)[:, None] + pairs[None, :], mask=is_pair, other=0)
             even, odd = _halves_of_pairs(pair)
-            evens = tl.dot(
-                weights.to(DOT_TYPE),
-                even.to(DOT_TYPE),
-                evens * fading[:, None],
-                input_precision="ieee",
-                out_dtype=tl.float32,
-            )
-            odds = tl.dot(
-                weights.to(DOT_TYPE),
-                odd.to(DOT_TYPE),
-                odds * fading[:, None],
-                input_precision="ieee",
-                out_dtype=tl.float32,
-            )
+            even, odd = even.to(DOT_TYPE), odd.to(DOT_TYPE)
+            evens = tl.dot(weights.to(DOT_TYPE), even, evens * fading[:, None], input_precision="ieee")
+            odds = tl.dot(weights.to(DOT_TYPE), odd, odds * fading[:, None], input_precision="ieee")
         else:
             if IS_WHOLE or not ROWS_DIFFER:
                 value = tl.load(value_cache + places, mask=is_number, other=0.0).to(DOT_TYPE)
-            acc = tl.dot(
-                weights.to(DOT_TYPE), value, acc * fading[:, None], input_precision="ieee", out_dtype=tl.float32
-            )
+            acc = tl.dot(weights.to(DOT_TYPE), value, acc * fading[:, None], input_precision="ieee")
         highest = higher
     if IN_PAIRS:
         acc = tl.join(evens, odds).reshape(acc.shape[0], WIDTH) / _PAIRS_SCALE
