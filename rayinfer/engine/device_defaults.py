@@ -1,4 +1,4 @@
-"""Engine settings by device: what applies where a setting is not given."""
+"""Defaults of engine settings by device."""
 
 from dataclasses import dataclass, replace
 

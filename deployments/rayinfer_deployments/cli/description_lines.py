@@ -1,4 +1,4 @@
-"""What a service's engines were built with, as lines of text: their sizes and the defaults of requests."""
+"""Sizes that a service's engines were built with, and the defaults of their requests, as lines of text."""
 
 from collections.abc import Mapping
 from typing import Any

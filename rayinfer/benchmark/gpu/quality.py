@@ -1,4 +1,4 @@
-"""`python -m rayinfer.benchmark.gpu.quality`: what eight bits cost a model on this GPU, with few packages installed."""
+"""`python -m rayinfer.benchmark.gpu.quality`: perplexity with eight bits on this GPU, with few packages installed."""
 
 import argparse
 import shlex

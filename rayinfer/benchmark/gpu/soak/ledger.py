@@ -1,4 +1,4 @@
-"""What every request was promised and what it got: a request that is lost, cut short or told too much is a problem."""
+"""Record of the requests of a soak test: one that is lost, cut short or answered at too great a length is a problem."""
 
 import math
 from collections import Counter

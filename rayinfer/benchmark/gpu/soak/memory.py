@@ -1,4 +1,4 @@
-"""What a process holds of a GPU's memory and of the host's."""
+"""Memory that a process holds, on the GPU and on the host."""
 
 import gc
 from dataclasses import dataclass
