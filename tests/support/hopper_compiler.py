@@ -37,7 +37,8 @@ from rayinfer_kernels.quantized_weight import quantize_float8
 
 HOPPER = GPUTarget("cuda", 90, 32)
 CPU = torch.device("cpu")
-FEW_BYTES = 8  # of registers that do not fit: they cost less than programs for which there is no room
+# Bytes of registers that do not fit, by kernel: those of Triton 3.6 cost less than programs for which there is no room.
+MOST_STACK = {"candidates_kernel": 8, "_attend_chunk": 8} if triton.__version__.startswith("3.6.") else {}
 POINTERS = {
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
@@ -71,7 +72,7 @@ def compile_launch(function: Any, *arguments: Any, **settings: Any) -> None:
     compiled = triton.compile(source, target=HOPPER, options=options)
     registers, stack = _resources(compiled.asm["cubin"])
     print(function.__name__, f"registers={registers} stack={stack} shared={compiled.metadata.shared}", flush=True)
-    assert stack <= FEW_BYTES, f"{function.__name__} spills registers: {values}"
+    assert stack <= MOST_STACK.get(function.__name__, 0), f"{function.__name__} spills registers: {values}"
 
 
 def _type_of(value: Any, *, is_free: bool) -> str:

@@ -49,8 +49,7 @@ def decode_attention(
     block_tables int32 [num_requests, max_blocks], context_lengths int32 [num_requests], the last token included; a
     request without context gets zeros. `max_context` says how long one can be, by default as the tables allow. From it
     and the shapes follows `num_splits`, a power of two, unless it is given: then a request's result is the same bits
-    in any batch. Nothing is read back from the device, and no grid depends on what is there. Results go to `out`, in
-    one piece, where it is given. A value of eight bits that is NaN counts as 480 (a key or query as NaN).
+    in any batch. Nothing is read back from the device. Results go to `out`, if given. An e4m3 value NaN counts as 480.
     """
     query = check_query(query, cache)
     num_requests, num_heads, head_dim = query.shape
@@ -67,11 +66,11 @@ def decode_attention(
         *(num_heads // cache.num_kv_heads, head_dim, cache.key.dtype.itemsize, query.dtype.itemsize, cache.block_size),
         num_programs,
     )
-    lengths = (context_lengths, NO_WINDOW if window is None else window)
-    partial = _new_partial_results(query, num_splits, cache.num_kv_heads)
+    window = NO_WINDOW if window is None else window
     _attend_split[(cache.num_kv_heads, num_requests, num_splits)](
         *(query, query.stride(0), query.stride(1), cache.key, cache.value),
-        *(block_tables, block_tables.stride(0), *lengths, *score_factors(scale, softcap), out, *partial),
+        *(block_tables, block_tables.stride(0), context_lengths, window, *score_factors(scale, softcap), out),
+        *_new_partial_results(query, num_splits, cache.num_kv_heads),
         max(least, tuning.tile_tokens),
         HAS_SOFTCAP=softcap is not None,
         GROUP=num_heads // cache.num_kv_heads,

@@ -42,7 +42,7 @@ class AttentionTuning:
     num_rows: int  # of queries: tokens x heads of a group
     tile_tokens: int  # keys and values that are loaded at once
     num_warps: int
-    num_stages: int  # of the pipeline, of which reading the block table takes two: four keep one tile on its way
+    num_stages: int  # of the loop's pipeline
     max_registers: int | None = None  # of a thread, so that enough programs have room on a multiprocessor
 
 
@@ -68,7 +68,7 @@ class ProductTuning:
 def decode_tuning(
     group: int, head_dim: int, cache_bytes: int, model_bytes: int, block_size: int, num_programs: int | None = None
 ) -> AttentionTuning:
-    """For one token of each request; `num_programs` is how many there are without splits, None in whatever batch.
+    """For one token of each request; `num_programs`, how many there are without splits, is None for any batch.
 
     Even one query head is multiplied by tensor cores, padded to their 16 rows: for bfloat16 that takes a quarter of the
     instructions that plain products and sums take, and few enough to keep up with memory.
