@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from rayinfer.errors import RequestError
-from rayinfer.servers.json_body import MAX_DEPTH, MAX_PIECES, decode_json
+from rayinfer.servers.json_body import MAX_DEPTH, MAX_PIECES, MAX_VALUES, decode_json
 from rayinfer.servers.unreadable_values import MAX_DIGITS, MAX_SEARCHED_BYTES
 
 JSON = {"content-type": "application/json"}
@@ -161,6 +161,13 @@ def test_as_many_members_as_are_allowed_are_read_and_one_more_is_refused():
     del members["0"]
     assert decode_json(json.dumps(members).encode()) == members
     assert decode_json(json.dumps([":" * 2 * MAX_PIECES, members]).encode()) == [":" * 2 * MAX_PIECES, members]
+
+
+def test_as_many_numbers_as_are_allowed_are_read_and_one_more_is_refused():
+    body = {"prompt": [1] * (MAX_VALUES - 1), "text": "," * MAX_VALUES}
+    assert decode_json(json.dumps(body).encode()) == body
+    body["prompt"].append(1)
+    assert "more than 262144 values" in refusal(json.dumps(body).encode())
 
 
 def test_digits_in_texts_do_not_count_and_numbers_of_many_digits_do():

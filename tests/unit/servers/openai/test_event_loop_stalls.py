@@ -18,6 +18,7 @@ from rayinfer.tokenization.chat_template import renderer
 CHAT = "/v1/chat/completions"
 MEMBERS = {f"argument {number}": number for number in range(90_000)}
 ALLOWED_STALL_S = 0.1  # on a busy machine; such a request took half a second, and takes some milliseconds
+ALLOWED_PASS_S = 0.03  # of one pass over a body of 4 MiB, which all together take 60 to 130 ms
 NUM_ATTEMPTS = 3  # the machine may stall too
 
 
@@ -84,6 +85,16 @@ async def test_a_body_of_90_000_members_holds_up_no_other_coroutine(models, body
             assert "more than 32768 lists, objects and members" in response.json()["error"]["message"]
             stalls.append(stall_s)
     assert min(stalls) < ALLOWED_STALL_S
+
+
+@pytest.mark.parametrize("text", [", " * (2**21 - 100), '{[:"' * (3 * 2**18)])
+async def test_a_body_of_megabytes_is_read_in_pauses_of_a_few_milliseconds(models, text):
+    content = json.dumps({"messages": text}).encode()
+    transport = httpx.ASGITransport(build_app(models, ServiceMetrics(CollectorRegistry())))
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        attempts = [await longest_stall(client, content) for _ in range(2 * NUM_ATTEMPTS)]
+    assert {response.status_code for _, response in attempts} == {400}
+    assert min(stall_s for stall_s, _ in attempts) < ALLOWED_PASS_S
 
 
 async def test_a_long_conversation_is_rendered_in_a_thread_and_a_short_one_is_not(client_with_template, template):
