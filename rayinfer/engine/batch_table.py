@@ -29,6 +29,7 @@ class BatchTable:
         self.num_scheduled = np.zeros(num_rows, np.int64)  # to be computed in the step that is being planned
         self.num_blocks = np.zeros(num_rows, np.int64)
         self.num_stored_blocks = np.zeros(num_rows, np.int64)  # of those, hit-able in the prefix cache
+        self.is_sound = np.zeros(num_rows, np.bool_)  # it has sampled from finite logits since it has the row
         self.turns = np.zeros(num_rows, np.int64)  # grows whenever the row changes hands
         self.is_under_way = np.zeros(num_rows, np.bool_)  # in a step whose tokens are not known yet
         self.last_steps = np.zeros(num_rows, np.int64)  # the latest step that the row was planned in
@@ -118,6 +119,7 @@ class BatchTable:
         self.expected_tokens[row], self.expected_computed[row] = self.num_tokens[row], num_computed
         self.num_blocks[row] = len(request.blocks)
         self.num_stored_blocks[row] = num_stored_blocks
+        self.is_sound[row] = False
         self.last_steps[row] = 0
         self._describe(row, request)
         return row

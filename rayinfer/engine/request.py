@@ -112,11 +112,6 @@ class Request:
         """Note how many of its first blocks others have written; after a preemption some may be its own."""
         self.num_hit_blocks = num_blocks if self.num_hit_blocks is None else min(self.num_hit_blocks, num_blocks)
 
-    @property
-    def written_digests(self) -> list[bytes]:
-        """The digests of the full blocks that it has written, or would write."""
-        return self.digests.digests[self.num_hit_blocks or 0 :]
-
     def take_prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
         """Hand out the prompt's log probabilities when all of it is computed; None if unwanted, and afterwards."""
         scored, self.prompt_logprobs = self.prompt_logprobs, None

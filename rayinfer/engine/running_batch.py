@@ -42,6 +42,8 @@ class RunningBatch:
         self._caches_prefixes = enable_prefix_caching
         self._offload = offload
         self._priorities: Counter[int] = Counter()  # how many run of each
+        # Of stored blocks: some request has sampled from finite logits with them, so they are finite too.
+        self._is_sound = np.zeros(block_manager.num_blocks, np.bool_)
 
     # Coming
 
@@ -111,13 +113,21 @@ class RunningBatch:
         """Give each of the rows one more block."""
         self.table.add_blocks(rows, self._blocks.allocate(len(rows)))
 
-    def store_written_blocks(self, rows: Int64Array) -> list[Request]:
-        """Make the rows' newly full blocks hit-able; returns the twins that waited for them."""
+    def store_written_blocks(self, rows: Int64Array, has_sampled: BoolArray) -> list[Request]:
+        """Make the rows' newly full blocks hit-able; returns the twins that waited for them.
+
+        `has_sampled` tells which of the rows have sampled in this step: what the others wrote may not be finite.
+        """
         if not self._caches_prefixes:
             return []
         table = self.table
         if table.rows_not_to_store:
-            rows = rows[~np.isin(rows, list(table.rows_not_to_store))]
+            may_store = ~np.isin(rows, list(table.rows_not_to_store))
+            rows, has_sampled = rows[may_store], has_sampled[may_store]
+        newly_sound = rows[has_sampled & ~table.is_sound[rows]]
+        for row in newly_sound.tolist():
+            self._is_sound[table.block_tables[row, : table.num_stored_blocks[row]]] = True
+        table.is_sound[newly_sound] = True
         num_unstored_tokens = table.num_computed[rows] - table.num_stored_blocks[rows] * self._block_size
         rows = rows[num_unstored_tokens >= self._block_size]
         if not len(rows):
@@ -133,8 +143,10 @@ class RunningBatch:
         token_ids = table.tokens_in_blocks[rows, indices]
         digests = _digests_of(writers, indices.tolist(), token_ids)
         parents = table.block_tables[rows, indices - 1].tolist()
+        blocks = table.block_tables[rows, indices]
+        self._is_sound[blocks] = table.is_sound[rows]
         self._blocks.store_all(
-            table.block_tables[rows, indices].tolist(),
+            blocks.tolist(),
             digests,
             parents=[parent if index else None for parent, index in zip(parents, indices.tolist(), strict=True)],
             token_ids=token_ids,
@@ -142,28 +154,25 @@ class RunningBatch:
         )
         return self._under_way.settle(writers, digests)
 
-    def forget_written_blocks(self, rows: Int64Array) -> list[Request]:
+    def forget_written_blocks(self, rows: Int64Array) -> None:
         """Let nothing be hit that these rows' requests have written: it is not valid.
 
-        Requests that share some of it run on, but store nothing more, nor are they swapped out. Returns the requests
-        that waited for their blocks.
+        What they have hit goes as well unless a request has sampled from it: its writer may have been aborted.
+        Requests that share some of it run on, but store nothing more, nor are they swapped out.
         """
         if not self._caches_prefixes:
-            return []
+            return
         table = self.table
-        digests = {digest for request in table.requests_at(rows) for digest in request.written_digests}
+        digests = {digest for row in rows.tolist() for digest in self._suspect_digests(row)}
         blocks: list[int] = []
-        released: list[Request] = []
         for row, sharer in zip(table.rows.tolist(), table.requests_at(table.rows), strict=True):
             shared = [i for i, digest in enumerate(sharer.digests.digests) if digest in digests]
             if shared:
                 blocks += table.block_tables[row, shared[0] : table.num_blocks[row]].tolist()
                 table.rows_not_to_store.add(row)
-                released += self._under_way.settle(repeat(sharer), sharer.digests.digests)
         self._blocks.forget(digests, blocks)
         if self._offload is not None:
             self._offload.forget(digests)
-        return released
 
     # Going
 
@@ -252,6 +261,13 @@ class RunningBatch:
     def _num_spare(self, num_running: int) -> int:
         # Without something to spare the next decode step would send a newcomer away again.
         return self._blocks.num_blocks // 100 + 1 if num_running else 0
+
+    def _suspect_digests(self, row: int) -> list[bytes]:
+        """The digests of the blocks that may be why the row's logits are not finite."""
+        request = self.table.request_at(row)
+        num_hits = request.num_hit_blocks or 0
+        num_sound = int(self._is_sound[self.table.block_tables[row, :num_hits]].sum())  # always the first of them
+        return request.digests.digests[num_sound:]
 
     def _reusable_digests(self, request: Request) -> list[bytes]:
         return request.digests.digests[: request.num_reusable_tokens // self._block_size]

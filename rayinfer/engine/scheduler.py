@@ -12,7 +12,7 @@ from rayinfer.engine.new_tokens import NewTokens, end_without_token
 from rayinfer.engine.request import Request
 from rayinfer.engine.running_batch import RunningBatch
 from rayinfer.engine.step_deltas import collect_prompt_logprobs, note_prefill_chunks
-from rayinfer.engine.step_plan import EnteredRow, Int64Array, SampledTokens, StepPlan
+from rayinfer.engine.step_plan import BoolArray, EnteredRow, SampledTokens, StepPlan
 from rayinfer.engine.step_turns import turns_of
 from rayinfer.engine.waiting_queue import WaitingQueue
 from rayinfer.kv_cache.block_manager import BlockManager
@@ -241,10 +241,10 @@ class Scheduler:
         table = self._table
         plan, sampled = self._turns.end(plan, sampled)
         table.num_computed[plan.rows] = plan.context_lengths
-        self._admission.queue_again(self._batch.store_written_blocks(_sound_rows(plan, sampled)))
+        may_store = _has_finite_logits(plan, sampled)
+        self._admission.queue_again(self._batch.store_written_blocks(plan.rows[may_store], plan.samples[may_store]))
         if sampled.is_invalid.any():
-            invalid_rows = plan.rows[plan.samples][sampled.is_invalid]
-            self._admission.queue_again(self._batch.forget_written_blocks(invalid_rows))
+            self._batch.forget_written_blocks(plan.rows[plan.samples][sampled.is_invalid])
         note_prefill_chunks(table, plan)
         if sampled.prompt_logprobs is not None:
             collect_prompt_logprobs(table, sampled.prompt_logprobs)
@@ -264,10 +264,8 @@ class Scheduler:
             request.trace.record("finished", reason=reason, output_tokens=len(request.token_ids) - request.prompt_len)
 
 
-def _sound_rows(plan: StepPlan, sampled: SampledTokens) -> Int64Array:
-    """The rows whose keys and values others may hit: not those of a request whose logits came out as nonsense."""
-    if not sampled.is_invalid.any():
-        return plan.rows
-    is_sound = np.ones(plan.num_requests, np.bool_)
-    is_sound[plan.samples] = ~sampled.is_invalid
-    return plan.rows[is_sound]
+def _has_finite_logits(plan: StepPlan, sampled: SampledTokens) -> BoolArray:
+    """Return which of the plan's rows may store what they wrote: those without logits too, until one has them."""
+    is_finite = np.ones(plan.num_requests, np.bool_)
+    is_finite[plan.samples] = ~sampled.is_invalid
+    return is_finite
