@@ -1,5 +1,6 @@
 """What tests of several rooms need."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,13 @@ import torch
 import rayinfer_kernels
 from rayinfer.tokenization.tokenizer import Tokenizer
 from tiny_tokenizers import single_bytes
+
+with contextlib.suppress(ImportError):  # machines that only run the GPU tests may lack it
+    from hypothesis import HealthCheck, settings
+
+    # A busy machine takes longer over an example than Hypothesis allows it.
+    settings.register_profile("rayinfer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("rayinfer")
 
 
 @pytest.fixture(scope="session")
