@@ -1,8 +1,31 @@
-"""TLS for the lines between routers and engines, where Ray itself speaks TLS: the same certificates, on both ends."""
+"""TLS for the lines between routers and engines.
 
+Where Ray itself speaks TLS they have the same certificates, on both ends. Elsewhere a line that other machines reach
+has a certificate of the engine's own, which routers are told through Ray; on loopback it is plain.
+"""
+
+import ipaddress
 import ssl
 
+from rayinfer.protocols import EngineClient
+from rayinfer.transport.engine_server import EngineServer
+from rayinfer.transport.line_certificate import make_line_certificate
 from rayinfer_deployments.ray_environment import TlsFiles, ray_tls_files
+
+
+def make_engine_server(engine: EngineClient, host: str) -> EngineServer:
+    """Make what listens for routers on one of this machine's addresses."""
+    tls = line_server_tls()
+    certificate = None if tls is not None or is_loopback(host) else make_line_certificate()
+    return EngineServer(engine, tls=tls, certificate=certificate)
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether an address is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def line_server_tls() -> ssl.SSLContext | None:
