@@ -17,7 +17,8 @@ from rayinfer.errors import EngineDead
 from rayinfer.transport import engine_server
 from rayinfer.transport.engine_connection import EngineConnection
 from rayinfer.transport.engine_server import EngineServer
-from rayinfer.transport.line_certificate import client_context, make_line_certificate
+from rayinfer.transport.line_certificate import client_context
+from rayinfer.transport.self_signed import make_line_certificate
 from rayinfer_deployments.line_tls import line_client_tls, line_server_tls, make_engine_server
 
 HOST = "127.0.0.1"
