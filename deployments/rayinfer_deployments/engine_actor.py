@@ -21,7 +21,7 @@ from rayinfer.outputs import EngineStats
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.transport.engine_server import EngineServer, TransportAddress
-from rayinfer_deployments.line_tls import line_server_tls
+from rayinfer_deployments.line_tls import make_engine_server
 from rayinfer_deployments.ray_environment import show_only_gpus
 
 if TYPE_CHECKING:
@@ -82,8 +82,9 @@ class EngineActor:
         self._engine = await _in_own_thread(self._build)
         self._engine.start()
         await self._warm_up()
-        self._server = EngineServer(self._engine, tls=line_server_tls())
-        self._address = await self._server.start(ray.util.get_node_ip_address())
+        host = ray.util.get_node_ip_address()
+        self._server = make_engine_server(self._engine, host)
+        self._address = await self._server.start(host)
         return self._engine.description
 
     async def line(self) -> TransportAddress:

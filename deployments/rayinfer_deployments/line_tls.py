@@ -1,8 +1,34 @@
-"""TLS for the lines between routers and engines, where Ray itself speaks TLS: the same certificates, on both ends."""
+"""TLS for the lines between routers and engines.
 
+Where Ray itself speaks TLS they have the same certificates, on both ends. Elsewhere a line that other machines reach
+has a certificate of the engine's own, which routers are told through Ray; on loopback it is plain.
+"""
+
+import importlib
+import ipaddress
 import ssl
 
+from rayinfer.protocols import EngineClient
+from rayinfer.transport.engine_server import EngineServer
+from rayinfer.transport.line_certificate import LineCertificate
 from rayinfer_deployments.ray_environment import TlsFiles, ray_tls_files
+
+SELF_SIGNED = "rayinfer.transport.self_signed"  # imported once it is needed, which it is beyond loopback alone
+
+
+def make_engine_server(engine: EngineClient, host: str) -> EngineServer:
+    """Make what listens for routers on one of this machine's addresses."""
+    tls = line_server_tls()
+    certificate = None if tls is not None or is_loopback(host) else _make_certificate()
+    return EngineServer(engine, tls=tls, certificate=certificate)
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether an address is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def line_server_tls() -> ssl.SSLContext | None:
@@ -13,6 +39,11 @@ def line_server_tls() -> ssl.SSLContext | None:
 def line_client_tls() -> ssl.SSLContext | None:
     """Make what a router connects with; None where Ray speaks plainly, too."""
     return _context(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _make_certificate() -> LineCertificate:
+    certificate: LineCertificate = importlib.import_module(SELF_SIGNED).make_line_certificate()
+    return certificate
 
 
 def _context(protocol: int) -> ssl.SSLContext | None:

@@ -23,7 +23,11 @@ RAY_SETTINGS = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "rayinfer_deployments.proxy_edge.proxy_middlewares",
 }
 
-OWN_RAY_SETTINGS = {
+# Ray takes 127.0.0.1 for the node's address, and listens there alone. In spite of its name the variable has this effect
+# on every system.
+LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+
+OWN_RAY_SETTINGS = LOOPBACK_ONLY | {
     # A Ray of our own answers only those who know its token, which it keeps in the user's home folder.
     "RAY_AUTH_MODE": "token",
     # Ray's own default puts engines behind everything else on the machine, its log readers too.
@@ -71,6 +75,8 @@ def haproxy_settings(folder: str, metrics_port: int, stats_port: int) -> dict[st
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
+        # A socket that nobody reads: what Serve would have it log to is a UDP port, for which it opens one of its own.
+        "RAY_SERVE_HAPROXY_LOG_TARGET": f"{folder}/log.sock",
     }
 
 

@@ -21,6 +21,7 @@ from rayinfer.transport.frames import (
     encode_frame,
     read_frames,
 )
+from rayinfer.transport.line_certificate import client_context
 
 CONNECT_WITHIN_S = 5.0
 
@@ -34,7 +35,8 @@ class EngineConnection:
     """
 
     def __init__(self, find: Callable[[], Awaitable[TransportAddress]], *, tls: ssl.SSLContext | None = None) -> None:
-        """Take what tells where the engine listens, which may raise EngineDead."""
+        """Take what tells where the engine listens, which may raise EngineDead; `tls` is for engines without a
+        certificate of their own."""
         self._find = find
         self._tls = tls
         self._opening: asyncio.Task[Line] | None = None
@@ -91,10 +93,9 @@ class EngineConnection:
             raise EngineDead(f"nobody says where the engine listens ({type(error).__name__}: {error})") from None
         try:
             async with asyncio.timeout(CONNECT_WITHIN_S):
-                limit_s = None if self._tls is None else CONNECT_WITHIN_S
-                line = await asyncio.open_connection(
-                    address.host, address.port, ssl=self._tls, ssl_handshake_timeout=limit_s
-                )
+                tls = client_context(address.certificate) if address.certificate else self._tls
+                limit_s = None if tls is None else CONNECT_WITHIN_S
+                line = await asyncio.open_connection(address.host, address.port, ssl=tls, ssl_handshake_timeout=limit_s)
         except OSError as error:  # TimeoutError is one
             at = f"{address.host}:{address.port}"
             raise EngineDead(f"the engine cannot be reached at {at} ({type(error).__name__}: {error})") from None

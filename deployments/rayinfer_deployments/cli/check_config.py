@@ -27,11 +27,17 @@ def check_config(
 @in_one_line
 def environment(
     profile: Annotated[Profile, typer.Option(help="what the service is tuned for")] = Profile.LATENCY,
+    one_machine: Annotated[
+        bool, typer.Option("--one-machine", help="keep Ray's ports on loopback: no other node can join")
+    ] = False,
 ) -> None:
     """Print the settings that Ray needs in its environment, on every node, where you start it yourself."""
     import shlex
 
-    from rayinfer_deployments.ray_environment import cluster_settings
+    from rayinfer_deployments.haproxy_files import loopback_settings
+    from rayinfer_deployments.ray_environment import LOOPBACK_ONLY, cluster_settings
 
-    for name, value in cluster_settings(throughput=profile == Profile.THROUGHPUT).items():
+    throughput = profile == Profile.THROUGHPUT
+    settings = cluster_settings(throughput=throughput) | (loopback_settings() if throughput else {})
+    for name, value in (settings | (LOOPBACK_ONLY if one_machine else {})).items():
         typer.echo(f"export {name}={shlex.quote(value)}")

@@ -8,17 +8,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
 
 from rayinfer.config import DEFAULT_MODEL, cache_folder, packed_cache_bytes
 from rayinfer.optimization.packed_entries import list_entries
+from rayinfer_deployments.cli.findings import Finding
+from rayinfer_deployments.cli.network_checks import check_open_ports
 from rayinfer_deployments.ray_environment import settings_of_ray
 from rayinfer_deployments.ray_token import exposed_token_paths
-
-Verdict = Literal["ok", "advice", "missing"]
+from rayinfer_deployments.service_record import find_services
 
 GIB = 2**30
 NEEDED_MEMORY_GIB = 2.0  # the default model, Ray's processes and a small KV pool
@@ -27,16 +26,6 @@ NEEDED_DISK_GIB = 1.0
 ADVISED_SHARED_MEMORY_GIB = 0.5  # for Ray's object store
 ADVISED_OPEN_FILES = 4096  # every stream is a socket
 COMPILER = "g++"  # what the kernels are built with
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """One thing looked at."""
-
-    name: str
-    verdict: Verdict  # missing: nothing works without it
-    found: str
-    remedy: str = ""  # the command or the step that mends it
 
 
 def check_machine() -> list[Finding]:
@@ -53,6 +42,7 @@ def check_machine() -> list[Finding]:
         check_shared_memory(Path("/dev/shm")),
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         check_ray_token(settings_of_ray()),
+        check_open_ports(find_services()),
         check_cache(cache_folder()),
         check_default_model(cache_folder()),
         check_packed_weights(cache_folder()),

@@ -24,7 +24,7 @@ from rayinfer_deployments.cli.limits import mapping_in
 from rayinfer_deployments.cli.replica_numbers import engines_asked_for
 from rayinfer_deployments.cli.terminal import Phases, QuietTerminal
 from rayinfer_deployments.connection_limits import DEFAULT_CONNECTION_LIMITS
-from rayinfer_deployments.haproxy_files import haproxy_files
+from rayinfer_deployments.haproxy_files import LOOPBACK, haproxy_files
 from rayinfer_deployments.profiles import Profile
 from rayinfer_deployments.ray_environment import THROUGHPUT_SETTINGS, set_ray_settings
 
@@ -156,7 +156,7 @@ def serve(
         settings=engine_settings,
     )
     with contextlib.ExitStack() as files:
-        more = files.enter_context(haproxy_files()) if service.has_haproxy else {}
+        more = files.enter_context(haproxy_files(service.host)) if service.has_haproxy else {}
         set_ray_settings(owns_ray=ray_address is None, more=(THROUGHPUT_SETTINGS | more) if more else {})
         _start(service)
 
@@ -286,7 +286,8 @@ def _bring_up(service: Service, cluster: "OwnRay | JoinedRay", application: "App
     from rayinfer_deployments.service_startup import deploy, wait_until_ready
 
     phases.enter("starting the service")
-    deploy(application, APPLICATION, service.host, service.port, with_proxy=not cluster.owns_ray or service.has_haproxy)
+    host = LOOPBACK if service.has_haproxy else service.host  # the routers' ports lie behind HAProxy's
+    deploy(application, APPLICATION, host, service.port, with_proxy=not cluster.owns_ray or service.has_haproxy)
 
     def tell(reason: str) -> None:
         phases.enter("loading the model and warming it up")

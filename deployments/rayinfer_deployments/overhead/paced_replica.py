@@ -11,12 +11,13 @@ from ray.serve import Application
 
 from rayinfer.benchmark.overhead.paced_engine import NeverStopped, PacedEngine
 from rayinfer.protocols import ModelDescription
-from rayinfer.transport.engine_server import EngineServer, TransportAddress
+from rayinfer.transport.engine_server import TransportAddress
 from rayinfer_deployments.addressed_request_router import addressed_routing
 from rayinfer_deployments.app_args import ModelArgs
 from rayinfer_deployments.engine_actor import MAX_CONCURRENT_CALLS, EngineReport
 from rayinfer_deployments.engine_address import EngineAddress
 from rayinfer_deployments.engine_replica import SERVE_NAMESPACE
+from rayinfer_deployments.line_tls import make_engine_server
 
 NUM_CPUS = 0.05  # of the replica and of the engine
 
@@ -53,7 +54,8 @@ class PacedActor(NeverStopped):
     async def line(self) -> TransportAddress:
         """Tell where routers are listened to."""
         if self._address is None:
-            self._address = await EngineServer(self._engine).start(ray.util.get_node_ip_address())
+            host = ray.util.get_node_ip_address()
+            self._address = await make_engine_server(self._engine, host).start(host)
         return self._address
 
 

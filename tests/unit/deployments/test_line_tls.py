@@ -1,8 +1,10 @@
-"""Lines between routers and engines are encrypted where Ray's are."""
+"""Lines between routers and engines are encrypted where Ray's are, and where they leave the machine."""
 
 import asyncio
+import contextlib
 import datetime
 import ssl
+from dataclasses import replace
 
 import pytest
 from cryptography import x509
@@ -12,11 +14,15 @@ from cryptography.x509.oid import NameOID
 
 from fake_engine_client import FakeEngineClient
 from rayinfer.errors import EngineDead
+from rayinfer.transport import engine_server
 from rayinfer.transport.engine_connection import EngineConnection
 from rayinfer.transport.engine_server import EngineServer
-from rayinfer_deployments.line_tls import line_client_tls, line_server_tls
+from rayinfer.transport.line_certificate import client_context
+from rayinfer.transport.self_signed import make_line_certificate
+from rayinfer_deployments.line_tls import line_client_tls, line_server_tls, make_engine_server
 
 HOST = "127.0.0.1"
+OTHER_NODE = "127.0.0.2"
 
 
 def certificate_files(folder, name):
@@ -92,3 +98,87 @@ async def test_who_belongs_to_another_cluster_is_not_let_in(tmp_path, use_files,
         server.verify_mode = ssl.CERT_NONE
     with pytest.raises(EngineDead):
         await first_message(server, client)
+
+
+@contextlib.asynccontextmanager
+async def engine_of_another_node(host=OTHER_NODE):
+    """An engine with a certificate of its own, at an address that stands for another machine's."""
+    engine = FakeEngineClient()
+    engine.say()
+    server = EngineServer(engine, certificate=make_line_certificate())
+    try:
+        yield engine, await server.start(host)
+    finally:
+        await asyncio.wait_for(server.close(), 10)
+
+
+def router_to(address):
+    async def find():
+        return address
+
+    return EngineConnection(find)
+
+
+async def first_of(router):
+    async with asyncio.timeout(10):
+        return await anext(router.outputs("r"))
+
+
+async def test_a_line_between_nodes_speaks_tls_with_the_engines_own_certificate():
+    async with engine_of_another_node() as (_, address):
+        assert (await first_of(router_to(address))).step == 1
+        _, writer = await asyncio.open_connection(OTHER_NODE, address.port, ssl=client_context(address.certificate))
+        assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
+        writer.close()
+
+
+async def test_an_engine_with_another_certificate_is_not_spoken_to():
+    async with engine_of_another_node() as (_, expected), engine_of_another_node(HOST) as (stranger, other):
+        misled = replace(other, certificate=expected.certificate, key=other.key)
+        with pytest.raises(EngineDead, match="CERTIFICATE_VERIFY_FAILED"):
+            await first_of(router_to(misled))
+        assert not stranger.is_listened_to
+
+
+@pytest.mark.parametrize("changes", [{"certificate": ""}, {"key": bytes(32)}])
+async def test_a_router_without_tls_or_without_the_key_hears_nothing(changes):
+    async with engine_of_another_node() as (engine, address):
+        with pytest.raises(EngineDead):
+            await first_of(router_to(replace(address, **changes)))
+        assert not engine.is_listened_to
+
+
+async def test_a_router_gets_in_while_silent_clients_take_all_places(monkeypatch):
+    monkeypatch.setattr(engine_server, "MAX_UNAUTHENTICATED_LINES", 4)
+    async with engine_of_another_node() as (_, address):
+        silent = [await asyncio.open_connection(OTHER_NODE, address.port) for _ in range(12)]
+        async with asyncio.timeout(5):  # half of what a silent client has
+            assert (await first_of(router_to(address))).step == 1
+            for reader, _ in silent[:8]:  # others took their places
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_a_client_that_stays_silent_is_hung_up_on(monkeypatch):
+    monkeypatch.setattr(engine_server, "HELLO_WITHIN_S", 0.2)
+    async with engine_of_another_node() as (_, address):
+        silent, plain_writer = await asyncio.open_connection(OTHER_NODE, address.port)
+        encrypted, tls_writer = await asyncio.open_connection(
+            OTHER_NODE, address.port, ssl=client_context(address.certificate)
+        )
+        async with asyncio.timeout(10):
+            for reader in (silent, encrypted):
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read() == b""
+        plain_writer.close()
+        tls_writer.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "is_encrypted"), [("127.0.0.1", False), ("127.0.0.2", False), ("::1", False), ("192.0.2.7", True)]
+)
+def test_a_line_is_plain_on_loopback_only(monkeypatch, host, is_encrypted):
+    monkeypatch.delenv("RAY_USE_TLS", raising=False)
+    assert (make_engine_server(FakeEngineClient(), host).certificate != "") == is_encrypted

@@ -1,0 +1,33 @@
+"""The certificate of one engine, with which its line speaks TLS beyond loopback; routers trust it and no other."""
+
+import ssl
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LineCertificate:
+    """A certificate that vouches for itself, and its key; the key never leaves the engine's process."""
+
+    certificate: str  # PEM, which routers are told through Ray
+    key: bytes = field(repr=False)  # PEM
+
+    def server_context(self) -> ssl.SSLContext:
+        """Make what an engine listens with."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        with tempfile.TemporaryDirectory() as folder:  # which only this user can enter; ssl reads files alone
+            path = Path(folder) / "engine.pem"
+            path.write_bytes(self.key + self.certificate.encode())
+            context.load_cert_chain(path)
+        return context
+
+
+def client_context(certificate: str) -> ssl.SSLContext:
+    """Make what a router connects with to the one engine that has this certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False  # it names no address: nothing but this certificate is trusted
+    context.load_verify_locations(cadata=certificate)
+    return context

@@ -1,0 +1,97 @@
+"""What a service leaves open beyond loopback: what Ray is known to, and nothing else, in every profile."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rayinfer_deployments
+from cli_processes import COMMAND, free_port, serving
+from rayinfer_deployments.listening_sockets import (
+    EXPOSED_SOCKETS,
+    beyond_loopback,
+    listening_sockets,
+    not_exposed_by_ray,
+)
+from rayinfer_deployments.process_tree import descendants, read_process
+from tiny_models import make_tiny_llama
+from token_probe import call_all, with_token
+
+CONFIGS = Path(rayinfer_deployments.__file__).parent / "configs"
+ON_A_CPU = ("autoscaling", "cpu", "throughput", "two-models")
+ENGINE = ("--num-kv-blocks", 256, "--num-threads", 1)
+DEPLOY = Path(__file__).parent.parent / "support" / "config_deployment.py"
+
+
+def assert_only_known_sockets(processes):
+    """Nothing but what Ray is known to open leaves loopback, and that answers nobody without the token."""
+    sockets = listening_sockets(processes)
+    programs = {Path(each.process.title.partition(" ")[0]).name for each in sockets}
+    assert {"gcs_server", "raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent"} <= programs
+    assert not_exposed_by_ray(sockets) == []
+    exposed = beyond_loopback(sockets)
+    for kind in EXPOSED_SOCKETS:
+        assert any(each.process.title.startswith(kind.program) for each in exposed), f"no longer opened: {kind}"
+    for each in exposed:
+        assert call_all(each.port) == {"UNAUTHENTICATED"}, each
+        assert "UNAUTHENTICATED" not in call_all(each.port, with_token()), each
+
+
+def test_a_service_leaves_nothing_open_beyond_loopback_but_what_ray_does(service):
+    assert_only_known_sockets([read_process(os.getpid()), *descendants(os.getpid())])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.mark.faults  # each start takes as long
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("--routers", 2, "--replicas", "0:2"),
+        ("--tensor-parallel-size", 2),
+        ("--profile", "throughput", "--routers", 2, "--replicas", 2),
+    ],
+)
+def test_rayinfer_serve_leaves_nothing_open_in_any_profile(model, tmp_path, arguments):
+    with serving(model, *ENGINE, *arguments, cache=tmp_path) as service:
+        service.wait_for_line("curl ")
+        assert_only_known_sockets(service.processes())
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("profile", ["latency", "throughput"])
+def test_a_service_for_other_machines_opens_its_own_port_to_them_and_no_other(model, tmp_path, profile):
+    with serving(model, *ENGINE, "--profile", profile, "--host", "0.0.0.0", cache=tmp_path) as service:
+        service.wait_for_line("curl ")
+        sockets = listening_sockets(service.processes())
+        own = {each for each in sockets if each.port == service.port}
+        assert {each.address for each in own} == {"0.0.0.0"}
+        assert not_exposed_by_ray(each for each in sockets if each not in own) == []
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", ON_A_CPU)
+def test_a_config_file_on_one_machine_leaves_nothing_open(model, name):
+    profile = "throughput" if name == "throughput" else "latency"
+    printed = subprocess.run(
+        [*COMMAND, "environment", "--profile", profile, "--one-machine"], capture_output=True, text=True, check=True
+    )
+    settings = dict(line.removeprefix("export ").split("=", 1) for line in printed.stdout.splitlines())
+    command = [sys.executable, DEPLOY, CONFIGS / f"{name}.yaml", model, str(free_port())]
+    with subprocess.Popen(
+        list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | settings
+    ) as deployment:
+        assert deployment.stdin is not None
+        assert deployment.stdout is not None
+        try:
+            assert json.loads(deployment.stdout.readline()) == "ready"
+            assert_only_known_sockets([read_process(deployment.pid), *descendants(deployment.pid)])
+        finally:
+            deployment.stdin.close()
