@@ -78,6 +78,10 @@ class QueueFull(Unavailable):
     """Too many requests are waiting already."""
 
 
+class StartingQueueFull(QueueFull):
+    """Too many requests wait already for a model whose first engine is being started."""
+
+
 class NotReady(Unavailable):
     """No engine is ready yet, or none is left."""
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ray import serve
@@ -92,7 +92,8 @@ def _router_settings(args: LLMAppArgs) -> dict[str, Any]:
     """Collect what a router is made from: all else can change while it runs, or is another deployment's affair."""
     settings = args.model_dump(mode="json", exclude={"models", "limits", "num_routers"})
     models = [[model.served_name, model.tokenizer_source, model.drain_timeout_s] for model in args.models]
-    scaling = [scaling and asdict(scaling) for scaling in map(_router_scaling, args.models)]
+    # A router keeps the bound of its queue where others allow more engines, rather than give way to another router.
+    scaling = [scaling and asdict(replace(scaling, max_replicas=1)) for scaling in map(_router_scaling, args.models)]
     return settings | {"models": models} | ({"scaling": scaling} if any(scaling) else {})
 
 
@@ -103,6 +104,7 @@ def _router_scaling(model: ModelArgs) -> RouterScaling | None:
     return RouterScaling(
         ttft_objective_s=model.autoscaling.ttft_objective_s,
         cold_start_timeout_s=model.autoscaling.cold_start_timeout_s,
+        max_replicas=model.autoscaling.max_replicas,
     )
 
 

@@ -12,7 +12,8 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 from rayinfer.outputs import EngineStats
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
 from rayinfer.routing.engine_count import EngineCount, ModelLoad
-from rayinfer.routing.first_tokens import FirstTokenCounts
+from rayinfer.routing.first_tokens import NOTHING, FirstTokenCounts
+from rayinfer_deployments.cold_start import Backlogs, RayTable
 
 REPORT_INTERVAL_S = 1.0  # between two reports of an engine's replica
 LOOK_BACK_S = 2.0  # of which Serve keeps the reports; the last one counts
@@ -30,11 +31,17 @@ class EngineMetricsPolicy:
 
     def __init__(self, **settings: Any) -> None:
         self._count = EngineCount(AutoscalingSettings(**settings))
+        self._backlogs = Backlogs(RayTable())
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         """Say how many engines there should be."""
-        load = load_of(latest_reports(context), context.current_num_replicas)
+        reports, num_engines = latest_reports(context), context.current_num_replicas
+        backlog = NOTHING if num_engines else self._backlog(context)
+        load = load_of(reports, num_engines, backlog)
         return self._count.decide(context.current_time, context.target_num_replicas, load), {}
+
+    def _backlog(self, context: AutoscalingContext) -> FirstTokenCounts:
+        return self._backlogs.total(context.app_name, context.deployment_name, context.current_time)
 
 
 def serve_autoscaling(settings: AutoscalingSettings) -> AutoscalingConfig:
@@ -77,11 +84,14 @@ def latest_reports(context: AutoscalingContext) -> list[dict[str, float]]:
     return [report for report in reports.values() if NUM_SEATS in report]
 
 
-def load_of(reports: Iterable[dict[str, float]], num_engines: int) -> ModelLoad:
-    """Add up reports. Every router tells all replicas the same, so the most that one of them knows is the whole."""
+def load_of(reports: Iterable[dict[str, float]], num_engines: int, backlog: FirstTokenCounts = NOTHING) -> ModelLoad:
+    """Add up reports. Every router tells all replicas the same, so the most that one of them knows is the whole.
+
+    Without a report the `backlog` is what routers say where there is no engine.
+    """
     known = list(reports)
-    if not known:
-        return ModelLoad(num_engines=num_engines, is_whole=False)
+    if not known or not num_engines:
+        return ModelLoad(num_engines=num_engines, first_tokens=backlog, is_whole=False)
     return ModelLoad(
         num_engines=num_engines,
         num_running=sum(report[NUM_RUNNING] for report in known),

@@ -1,53 +1,136 @@
-"""How a model that has no engine gets one: Serve starts a replica for a call that waits for one."""
+"""How a model without engines gets some: routers write what waits into Ray's table, where Serve's controller reads it.
+
+A call that waits for a replica would bring one, whatever waits: Serve then asks no policy before that one runs.
+"""
 
 import asyncio
+import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
-from ray.serve.exceptions import RequestCancelledError
-from ray.serve.handle import DeploymentHandle, DeploymentResponse
+from ray.experimental.internal_kv import (
+    _internal_kv_del,
+    _internal_kv_get,
+    _internal_kv_initialized,
+    _internal_kv_list,
+    _internal_kv_put,
+)
+
+from rayinfer.routing.first_tokens import NOTHING, FirstTokenCounts
 
 LOOK_INTERVAL_S = 0.1
-LONGEST_PAUSE_S = 5.0  # before Serve is asked again, which has just refused: its deployment has failed
+WRITE_INTERVAL_S = 0.5
+READ_INTERVAL_S = 0.3
+FORGET_S = 10.0  # a router that has written nothing for so long is gone
+NAMESPACE = b"rayinfer-backlog"
 
 logger = logging.getLogger("ray.serve")
 
 
-async def start_engines(handle: DeploymentHandle, needs_engine: Callable[[], bool]) -> None:
-    """Keep one call to a model's replicas outstanding for as long as an engine is needed, until cancelled.
+class Table(Protocol):
+    """Where routers write and Serve's controller reads."""
 
-    However many requests wait, Serve sees one: how many engines they take is decided once the first is there.
-    """
-    call: DeploymentResponse | None = None
-    answer: asyncio.Task[bool] | None = None
-    pause_s, latest_end_s = 0.0, 0.0
+    def put(self, key: str, value: bytes) -> None:
+        """Write a value, over another if there is one."""
+
+    def delete(self, key: str) -> None:
+        """Take a value out, if there is one."""
+
+    def read(self, prefix: str) -> dict[str, bytes]:
+        """Read all values whose keys begin so."""
+
+
+class RayTable:
+    """Ray's own table of keys and values, which every process of a cluster reaches."""
+
+    def put(self, key: str, value: bytes) -> None:
+        """See Table."""
+        _internal_kv_put(key, value, namespace=NAMESPACE)
+
+    def delete(self, key: str) -> None:
+        """See Table."""
+        _internal_kv_del(key, namespace=NAMESPACE)
+
+    def read(self, prefix: str) -> dict[str, bytes]:
+        """See Table."""
+        if not _internal_kv_initialized():
+            return {}
+        keys = _internal_kv_list(prefix, namespace=NAMESPACE)
+        values = {key.decode(): _internal_kv_get(key, namespace=NAMESPACE) for key in keys}
+        return {key: value for key, value in values.items() if value is not None}
+
+
+async def write_backlog(
+    table: Table,
+    application: str,
+    deployment: str,
+    router: str,
+    needs_engine: Callable[[], bool],
+    counts: Callable[[], FirstTokenCounts],
+) -> None:
+    """Keep what waits in a router in the table for as long as it needs an engine, until cancelled."""
+    key, number, written_s = f"{_prefix(application, deployment)}{router}", 0, float("-inf")
     try:
         while True:
-            if answer is not None and answer.done():
-                # A replica is there, and the router hears of its engine; or Serve gave up.
-                pause_s = 0.0 if answer.result() else min(LONGEST_PAUSE_S, 2 * max(pause_s, LOOK_INTERVAL_S))
-                latest_end_s = time.monotonic()
-                call = answer = None
-            if needs_engine() and answer is None and time.monotonic() >= latest_end_s + pause_s:
-                logger.info("a request waits and there is no engine: Serve is asked for one")
-                call = handle.awaken.remote()
-                answer = asyncio.get_running_loop().create_task(_answered(call))
-            elif call is not None and not needs_engine():
-                call.cancel()
+            try:
+                if not needs_engine() and number:
+                    number, written_s = 0, float("-inf")
+                    await asyncio.to_thread(table.delete, key)
+                elif needs_engine() and time.monotonic() >= written_s + WRITE_INTERVAL_S:
+                    number, written_s = number + 1, time.monotonic()
+                    # Without the model's limits nothing can be admitted; a router that waits for them counts as one.
+                    known = counts()
+                    waiting = known._replace(num_waiting=max(1, known.num_waiting))
+                    await asyncio.to_thread(table.put, key, json.dumps([number, *waiting]).encode())
+            except Exception:
+                logger.exception("Serve could not be asked for engines")
+                await asyncio.sleep(WRITE_INTERVAL_S)
             await asyncio.sleep(LOOK_INTERVAL_S)
     finally:
-        if call is not None:
-            call.cancel()
+        if number:
+            await asyncio.shield(asyncio.to_thread(table.delete, key))
 
 
-async def _answered(call: DeploymentResponse) -> bool:
-    """Wait for the call's end; tells whether that was no failure."""
-    try:
-        await call
-    except (RequestCancelledError, asyncio.CancelledError):  # nobody needs an engine any more
-        pass
-    except Exception as error:
-        logger.info("Serve could not start an engine: %s", error)
-        return False
-    return True
+class Backlogs:
+    """What waits in a deployment's routers, as they have written it; a router that ends is forgotten.
+
+    Whether a value is of late is judged by the reader's clock: by when it was first seen. Routers number theirs.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._seen: dict[str, tuple[bytes, float]] = {}
+        self._read_s = float("-inf")
+
+    def total(self, application: str, deployment: str, now_s: float) -> FirstTokenCounts:
+        """Add up what the routers have written of late."""
+        if now_s >= self._read_s + READ_INTERVAL_S:
+            self._read_s = now_s
+            self._note(self._read(_prefix(application, deployment)), now_s)
+        total = NOTHING
+        for key, (value, since_s) in list(self._seen.items()):
+            if now_s - since_s > FORGET_S:
+                self._table.delete(key)
+                del self._seen[key]
+            else:
+                total = total.plus(FirstTokenCounts(*json.loads(value)[1:]))
+        return total
+
+    def _read(self, prefix: str) -> dict[str, bytes]:
+        try:
+            return self._table.read(prefix)
+        except Exception:  # Serve's controller has more to do than this
+            logger.exception("what waits for an engine could not be read")
+            return {}
+
+    def _note(self, found: Mapping[str, bytes], now_s: float) -> None:
+        before, self._seen = self._seen, {}
+        for key, value in found.items():
+            known, since_s = before.get(key, (b"", now_s))
+            self._seen[key] = (value, since_s if known == value else now_s)
+
+
+def _prefix(application: str, deployment: str) -> str:
+    return f"{application}/{deployment}/"

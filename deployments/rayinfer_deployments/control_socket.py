@@ -1,7 +1,8 @@
 """How commands reach a running service: a Unix socket beside its record, which only its user can open.
 
 One line of JSON goes in and one comes out. The service's own process answers, which is part of the Ray cluster already:
-a command need not join that, which takes seconds, and no HTTP path has to be opened to clients.
+a command need not join that, which takes seconds, and no HTTP path has to be opened to clients. Where no such process
+is, `joined_service.py` carries out the same commands.
 """
 
 import asyncio
@@ -57,22 +58,31 @@ class ControlSocket:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, ValueError):
             command = json.loads(await reader.readline())
-            answer = await self._carry_out(command)
+            answer = await carry_out(self._operations, command.get("operation", ""), command.get("arguments", {}))
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()
         writer.close()
 
-    async def _carry_out(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        operation = self._operations.get(command.get("operation", ""))
-        if operation is None:
-            return {"error": f"this service knows no command {command.get('operation')!r}"}
-        try:
-            return {"answer": await operation(**command.get("arguments", {}))}
-        except RayinferError as error:
-            return {"error": str(error)}
-        except Exception as error:
-            logger.exception("command %s failed", command)
-            return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[-ERROR_LIMIT:]}"}
+
+async def carry_out(operations: Mapping[str, Operation], name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Carry out a command; returns what `answer_in` understands, and raises nothing."""
+    operation = operations.get(name)
+    if operation is None:
+        return {"error": f"this service knows no command {name!r}"}
+    try:
+        return {"answer": await operation(**arguments)}
+    except RayinferError as error:
+        return {"error": str(error)}
+    except Exception as error:
+        logger.exception("command %s %s failed", name, dict(arguments))
+        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[-ERROR_LIMIT:]}"}
+
+
+def answer_in(outcome: Mapping[str, Any]) -> Any:
+    """Take the answer out of a command's outcome; raises RayinferError where the service refused."""
+    if "error" in outcome:
+        raise RayinferError(outcome["error"])
+    return outcome["answer"]
 
 
 def ask(path: Path, operation: str, *, timeout_s: float, **arguments: Any) -> Any:
@@ -92,10 +102,7 @@ def ask(path: Path, operation: str, *, timeout_s: float, **arguments: Any) -> An
         raise RayinferError(f"the service takes no commands (yet): {error.strerror or error}") from None
     if not answer:
         raise RayinferError("the service's process has ended")
-    outcome = json.loads(answer)
-    if "error" in outcome:
-        raise RayinferError(outcome["error"])
-    return outcome["answer"]
+    return answer_in(json.loads(answer))
 
 
 def _listen(path: Path) -> socket.socket:

@@ -75,9 +75,6 @@ class EngineReplica:
         """Take note of what waits in a router, as FirstTokenCounts."""
         self._router_loads.note(router, FirstTokenCounts(*counts))
 
-    async def awaken(self) -> None:
-        """Answer a router that had no engine: that the call waited is what Serve has started this one for."""
-
     async def weights(self) -> tuple[str, int]:
         """Tell which generation of weights the engine has, after its name."""
         return self._address.actor_name, self._weights_generation

@@ -6,14 +6,18 @@ from types import TracebackType
 
 import ray
 from ray import serve
+from ray._private.services import canonicalize_bootstrap_address
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # its stubs are partial
+from ray.exceptions import AuthenticationError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.own_ray import POLITE_END_S, run_for, start_ray, undisturbed
-from rayinfer_deployments.ray_environment import settings_of_ray
+from rayinfer_deployments.ray_environment import lacks_token, settings_of_ray
 
 CONNECT_S = 5.0
 ENVIRONMENT_S = 10.0
+TOKEN_PLACES = "copy the cluster's ~/.ray/auth_token here, or name it with RAY_AUTH_TOKEN_PATH"
 
 
 class JoinedRay:
@@ -28,12 +32,7 @@ class JoinedRay:
         self._serve_was_running = False
 
     def __enter__(self) -> "JoinedRay":
-        _check_reachable(self.address)
-        try:
-            start_ray(address=self.address).result(self._check_while_starting)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise RayinferError(f"cannot join Ray at {self.address}: {str(error).splitlines()[0]}") from None
-        self.address = ray.get_runtime_context().gcs_address
+        self.address = join_ray(self.address, self._check_while_starting)
         self._serve_was_running = bool(serve.status().proxies)
         return self
 
@@ -49,14 +48,7 @@ class JoinedRay:
 
     def environments(self) -> list[dict[str, str]]:
         """Read the settings of Ray's own in the environment of every node, as programs there find them."""
-        nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-        asked = [
-            _ray_settings.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
-            for node in nodes
-        ]
-        answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ENVIRONMENT_S)
-        found: list[dict[str, str]] = ray.get(answered)
-        return found
+        return node_environments()
 
     def check(self) -> None:
         """Raise RayinferError when Ray cannot be reached any more."""
@@ -64,9 +56,50 @@ class JoinedRay:
             raise RayinferError(f"the connection to Ray at {self.address} is lost")
 
 
+def join_ray(address: str, check: Callable[[], None] = lambda: None) -> str:
+    """Make this process part of a Ray; returns where its table (GCS) is reached. `check` is called meanwhile.
+
+    Raises RayinferError where nobody listens, and where Ray refuses: without its token, for one.
+    """
+    _check_reachable(address)
+    _check_token(address)
+    try:
+        start_ray(address=address).result(check)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise RayinferError(f"cannot join Ray at {address}: {str(error).splitlines()[0]}") from None
+    joined: str = ray.get_runtime_context().gcs_address
+    return joined
+
+
+def node_environments() -> list[dict[str, str]]:
+    """Read the settings of Ray's own in the environment of every node, as programs there find them."""
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    asked = [
+        _ray_settings.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
+        for node in nodes
+    ]
+    answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ENVIRONMENT_S)
+    found: list[dict[str, str]] = ray.get(answered)
+    return found
+
+
 @ray.remote(num_cpus=0)  # type: ignore[untyped-decorator]  # Ray is untyped to mypy here
 def _ray_settings() -> dict[str, str]:
     return settings_of_ray()
+
+
+def _check_token(address: str) -> None:
+    """Raise RayinferError where Ray wants a token that this process has not: Ray itself would try on, or abort."""
+    if lacks_token():
+        raise RayinferError(f"cannot join Ray at {address}: RAY_AUTH_MODE is token, but there is none; {TOKEN_PLACES}")
+    if address.startswith("ray://"):
+        return
+    try:
+        GcsClient(address=canonicalize_bootstrap_address(address))
+    except ConnectionError as error:
+        raise RayinferError(f"cannot join Ray at {address}: {str(error).splitlines()[0]}") from None
+    except AuthenticationError:
+        raise RayinferError(f"cannot join Ray at {address}: its token is missing or another; {TOKEN_PLACES}") from None
 
 
 def _check_reachable(address: str) -> None:

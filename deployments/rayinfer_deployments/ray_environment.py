@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -102,6 +103,17 @@ def set_ray_settings(*, owns_ray: bool, more: Mapping[str, str] = MappingProxyTy
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 
+def started_ray_address() -> str | None:
+    """Read which Ray this user's programs would join: RAY_ADDRESS, or the last that `ray start` has started here."""
+    if address := os.environ.get("RAY_ADDRESS"):
+        return address
+    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    try:
+        return Path(folder, "ray", "ray_current_cluster").read_text().strip() or None
+    except OSError:
+        return None
+
+
 class TlsFiles(NamedTuple):
     """Paths of PEM files."""
 
@@ -130,6 +142,11 @@ def show_only_gpus(ids: Sequence[str]) -> None:
     but shows all GPUs to one that has asked for none.
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids)
+
+
+def lacks_token() -> bool:
+    """Say whether Ray would end this process for want of a token."""
+    return os.environ.get("RAY_AUTH_MODE", "").lower() == "token" and not _has_token()
 
 
 def _has_token() -> bool:

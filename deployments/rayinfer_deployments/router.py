@@ -25,7 +25,7 @@ from rayinfer.servers.served_model import ServedModel, find_model
 from rayinfer.tokenization.chat_template import ChatTemplate, renderer
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.kept_traces import KeptTraces
-from rayinfer_deployments.cold_start import start_engines
+from rayinfer_deployments.cold_start import RayTable, write_backlog
 from rayinfer_deployments.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
 from rayinfer_deployments.engine_roster import EngineRoster
 from rayinfer_deployments.http_door import HttpDoor
@@ -46,6 +46,7 @@ class RouterScaling:
 
     ttft_objective_s: float
     cold_start_timeout_s: float  # how long requests wait where there is no engine
+    max_replicas: int = 1  # that the load may bring
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,13 +191,23 @@ class Router:
             traces=self._traces,
             engine_wait_s=ENGINE_WAIT_S if scaling is None else scaling.cold_start_timeout_s,
             first_tokens=first_tokens,
+            most_engines=1 if scaling is None else scaling.max_replicas,
         )
         roster = EngineRoster(dispatcher.engines)
         self._rosters.append(roster)
         self._follow(roster.follow(model.engines))
         if first_tokens is not None:
             self._follow(tell_replicas(model.engines, self._router_id, first_tokens.counts))
-            self._follow(start_engines(model.engines, lambda: dispatcher.needs_engine))
+            self._follow(
+                write_backlog(
+                    RayTable(),
+                    model.engines.app_name,
+                    model.engines.deployment_name,
+                    self._router_id,
+                    lambda: dispatcher.needs_engine,
+                    first_tokens.counts,
+                )
+            )
         self._dispatchers.append(dispatcher)
         return ServedModel(
             name=model.name,

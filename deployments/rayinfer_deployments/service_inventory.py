@@ -1,9 +1,9 @@
 """Which processes serve a service, what each is for, and how much it has to do: from Ray's actor table and /metrics."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -53,6 +53,11 @@ def list_processes(record: ServiceRecord) -> list[ServiceProcess]:
         ours = {process.pid for process in descendants(record.pid)}
         actors = [actor for actor in actors if actor.pid in ours]
     return identify(actors, record.application, ask_loads(record.control_socket) or read_loads(record.base_url))
+
+
+def list_deployed_processes(ray_address: str, application: str, report: Mapping[str, Any]) -> list[ServiceProcess]:
+    """List the processes of a service on a Ray of several machines, on all of them, given its answer to `status`."""
+    return identify(read_actors(ray_address), application, loads_in(report))
 
 
 def identify(actors: Iterable[Actor], application: str, loads: dict[str, int]) -> list[ServiceProcess]:
@@ -107,9 +112,14 @@ def read_actors(ray_address: str) -> list[Actor]:
 def ask_loads(control_socket: Path) -> dict[str, int]:
     """Ask a service's process how many requests each engine has, and each router by its replica; or nothing."""
     try:
-        routers = ask(control_socket, "status", timeout_s=ANSWER_S)["routers"]
+        return loads_in(ask(control_socket, "status", timeout_s=ANSWER_S))
     except RayinferError:
         return {}
+
+
+def loads_in(report: Mapping[str, Any]) -> dict[str, int]:
+    """Add up the requests of each engine, and of each router by its replica, in an answer to `status`."""
+    routers = report["routers"]
     loads = {router["name"]: sum(model["num_waiting"] for model in router["models"]) for router in routers}
     engines = [engine for router in routers for model in router["models"] for engine in model["engines"]]
     return loads | {engine["name"]: engine["num_running"] + engine["num_waiting"] for engine in engines}

@@ -32,15 +32,26 @@ REPLACE_S = 600.0  # until an engine is loaded in another's place
 
 
 class ServiceOperations:
-    """Carries out commands for the application that this process has deployed; one change at a time."""
+    """Carries out commands for one application; one change at a time.
+
+    `deploy` hands Serve other settings; by default as the process does that has deployed the application. `original`
+    are the models to which `scale auto` goes back.
+    """
 
     def __init__(
-        self, application: str, args: LLMAppArgs, *, route_prefix: str = "/", missing_settings: Sequence[str] = ()
+        self,
+        application: str,
+        args: LLMAppArgs,
+        *,
+        route_prefix: str = "/",
+        missing_settings: Sequence[str] = (),
+        deploy: Callable[[LLMAppArgs], None] | None = None,
+        original: Sequence[ModelArgs] | None = None,
     ) -> None:
         self._application = application
-        self._route_prefix = route_prefix
+        self._hand_over = deploy or (lambda wanted: redeploy(build_llm_app(wanted), application, route_prefix))
         self._args = args
-        self._original = args.models
+        self._original = args.models if original is None else original
         self._missing_settings = list(missing_settings)
         self._changing = asyncio.Lock()
         self._handles: dict[str, DeploymentHandle] = {}
@@ -254,7 +265,7 @@ class ServiceOperations:
 
     async def _deploy(self, args: LLMAppArgs) -> None:
         """Hand Serve the application anew: it replaces what is made from other settings, and nothing else."""
-        await asyncio.to_thread(lambda: redeploy(build_llm_app(args), self._application, self._route_prefix))
+        await asyncio.to_thread(self._hand_over, args)
         self._args = args
 
     async def _engines(self) -> dict[str, str]:

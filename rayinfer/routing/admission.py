@@ -5,14 +5,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rayinfer.errors import QueueFull
+from rayinfer.errors import QueueFull, StartingQueueFull
 from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits
 
 MIN_RETRY_AFTER_S = 1.0
 MAX_RETRY_AFTER_S = 60.0
 SMOOTHING = 0.2  # weight of the newest gap between two first tokens
+STARTING_RETRY_AFTER_S = 10.0  # where no engine is: when one will be there is not known
 CACHES_THAT_MAY_WAIT = 16  # tokens that may wait for each that the engines' caches hold
+
+
+def waiting_share(most_engines: int, *, has_engine: bool) -> int:
+    """How many times as much as a queue's limits say may wait: where there is no engine, for all that may come."""
+    return 1 if has_engine else most_engines
 
 
 @dataclass(slots=True)
@@ -28,7 +34,8 @@ class _Waiting:
 class Admission:
     """Counts the requests that wait for their first token, and their tokens, and refuses those above the bounds.
 
-    Where the number of engines follows the load, `first_tokens` hears of every request too.
+    Where the number of engines follows the load, `first_tokens` hears of every request too. While such a model
+    `is_starting`, as it has no engine, what the `most_engines` that the load may bring could take waits for them.
     """
 
     def __init__(
@@ -36,10 +43,14 @@ class Admission:
         limits: RouterLimits,
         clock: Callable[[], float] = time.monotonic,
         first_tokens: FirstTokens | None = None,
+        most_engines: int = 1,
+        is_starting: Callable[[], bool] = lambda: False,
     ) -> None:
         self.limits = limits
         self.first_tokens = first_tokens
         self._clock = clock
+        self._most_engines = most_engines
+        self._is_starting = is_starting
         self._all = _Waiting()
         self._by_tenant: dict[str, _Waiting] = {}
         self._seconds_per_start: float | None = None  # smoothed gap between first tokens while requests wait
@@ -52,7 +63,7 @@ class Admission:
 
     def overload(self) -> QueueFull | None:
         """Say why no request would be admitted, whatever its size; None as long as there is room."""
-        return self._too_many(self._all, self.limits.max_waiting_requests, "")
+        return self._too_many(self._all, self._most_requests(), "")
 
     def admit(
         self, tenant: str = "", num_tokens: int = 0, num_cache_tokens: int = 0, num_prompt_tokens: int = 0
@@ -62,8 +73,8 @@ class Admission:
         A request of any size may wait alone. `num_cache_tokens` is what all engines' caches hold; `num_tokens` has the
         expected answers in it, `num_prompt_tokens` has not.
         """
-        most_tokens = self.limits.max_waiting_tokens or CACHES_THAT_MAY_WAIT * num_cache_tokens
-        self._check(self._all, num_tokens, self.limits.max_waiting_requests, most_tokens or None, "")
+        most_tokens = (self.limits.max_waiting_tokens or 0) * self._share() or CACHES_THAT_MAY_WAIT * num_cache_tokens
+        self._check(self._all, num_tokens, self._most_requests(), most_tokens or None, "")
         of_tenant, own = self._by_tenant.get(tenant, _Waiting()), self.limits.of_tenant(tenant)
         self._check(of_tenant, num_tokens, own.max_waiting_requests, own.max_waiting_tokens, " of this tenant")
         if self._all.num_requests == 0:
@@ -80,25 +91,33 @@ class Admission:
         estimate = math.ceil(pace * self._all.num_requests / 2)
         return min(max(float(estimate), MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
 
+    def _share(self) -> int:
+        """How many engines' requests may wait."""
+        return waiting_share(self._most_engines, has_engine=not self._is_starting())
+
+    def _most_requests(self) -> int:
+        return self.limits.max_waiting_requests * self._share()
+
+    def _refusal(self, message: str) -> QueueFull:
+        if self._is_starting():
+            return StartingQueueFull(f"the model's first engine starts: {message}", STARTING_RETRY_AFTER_S)
+        return QueueFull(message, self.retry_after_s())
+
     def _check(
         self, waiting: _Waiting, num_tokens: int, max_requests: int | None, max_tokens: int | None, whose: str
     ) -> None:
         if (refusal := self._too_many(waiting, max_requests, whose)) is not None:
             raise refusal
         if max_tokens is not None and waiting.num_tokens and waiting.num_tokens + num_tokens > max_tokens:
-            raise QueueFull(
+            raise self._refusal(
                 f"requests{whose} of {waiting.num_tokens} tokens are waiting already and this one has {num_tokens}, "
-                f"the limit is {max_tokens}",
-                self.retry_after_s(),
+                f"the limit is {max_tokens}"
             )
 
     def _too_many(self, waiting: _Waiting, max_requests: int | None, whose: str) -> QueueFull | None:
         if max_requests is None or waiting.num_requests < max_requests:
             return None
-        return QueueFull(
-            f"{waiting.num_requests} requests{whose} are waiting already, the limit is {max_requests}",
-            self.retry_after_s(),
-        )
+        return self._refusal(f"{waiting.num_requests} requests{whose} are waiting already, the limit is {max_requests}")
 
     def _started(self, tenant: str, num_tokens: int, key: int | None) -> None:
         if key is not None and self.first_tokens is not None:

@@ -42,7 +42,7 @@ class Dispatcher:
     log. What happens to requests that are traced goes into `traces`, from here and from the engines.
 
     `first_tokens` is for a model whose engines follow the load. Once it is known what that model is, its requests wait
-    where there is no engine, new ones too: `needs_engine` is what starts one.
+    where there is no engine, new ones too, as many as `most_engines` would let wait: `needs_engine` is what starts one.
     """
 
     def __init__(
@@ -56,14 +56,20 @@ class Dispatcher:
         traces: KeptTraces | None = None,
         engine_wait_s: float = ENGINE_WAIT_S,
         first_tokens: FirstTokens | None = None,
+        most_engines: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._traces = KeptTraces() if traces is None else traces
         self._model_name = model_name
         self._tokenizer = tokenizer
         limits = RouterLimits() if limits is None else limits
-        self._admission = Admission(limits, first_tokens=first_tokens)
         self._may_be_empty = first_tokens is not None
+        self._admission = Admission(
+            limits,
+            first_tokens=first_tokens,
+            most_engines=most_engines,
+            is_starting=lambda: self._may_be_empty and not self.engines.available(),
+        )
         self._metrics = metrics
         self._engine_wait_s = engine_wait_s
         self._clock = clock

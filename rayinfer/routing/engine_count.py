@@ -62,7 +62,7 @@ class EngineCount:
             return self._settings.bounded(target)
         if load.num_engines == 0:
             self._start_over()
-            return self._settings.bounded(max(target, 1) if load.first_tokens.num_waiting else target)
+            return self._settings.bounded(max(target, self._needed_from_none(load.first_tokens)))
         if load.is_whole:  # of engines that are not heard of nobody knows that they have nothing to do
             self._note(now_s, target, load)
         wanted = self._settings.bounded(self._needed(now_s, target, load))
@@ -103,6 +103,13 @@ class EngineCount:
         if self._misses_objective(load) and self._is_settled(now_s):
             needed = max(needed, target + math.ceil(target * load.late_share / 2))
         return needed
+
+    def _needed_from_none(self, waiting: FirstTokenCounts) -> int:
+        """How many engines to start where none is, all at once: each takes long to come."""
+        if not waiting.num_waiting:
+            return 0
+        by_tokens = waiting.waiting_tokens / self._settings.target_waiting_tokens if waiting.num_waiting > 1 else 0.0
+        return max(1, math.ceil(by_tokens))
 
     def _enough_for(self, now_s: float, load: ModelLoad) -> int:
         """How many engines could hold the present load with slack."""

@@ -13,13 +13,14 @@ import pytest
 from fault_bursts import request_bytes
 from fault_load import Answer, Load, ask, ask_all, new_client, record_answers, request_body
 from fault_report import FaultRow
-from fault_runs import judge
+from fault_runs import count_leaks, judge
 from faulty_service import FaultyService
 from service_client import wait_until
 
 LONG = request_body(0, max_tokens=2000) | {"stream": True}
 FREED_S = 1.0
 NUM_SLOW = 32
+BLOCK_SIZE = 16
 BESIDE_S = 15.0
 CUT_S = 75.0  # 60 s without reading, and the time in which the buffers fill
 
@@ -60,32 +61,59 @@ def test_f22_without_aborts_engines_go_on_for_nobody(pair, report):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("without", ["", "no-abort"])
+@pytest.mark.parametrize("without", ["", "no-abort", "keep-blocks"])
 def test_f23_clients_that_leave_in_the_queue_in_their_prompt_and_between_choices(host, model, report, without):
-    narrow = FaultyService(host, "narrow", [model.args(max_num_seqs=4, num_replicas=1)])
-    row = FaultRow(fault="F23", injected="clients leave in queue, prompt and between choices")
+    """Nothing is left of those who leave, and those who stay beside them get the tokens that they always get."""
+    narrow = FaultyService(host, "narrow", [model.args(max_num_seqs=4, num_replicas=1, num_kv_blocks=256)])
+    row = FaultRow(fault="F23", injected="clients leave in queue, prompt and between choices", without=without)
     kinds = [
         LONG,  # of which most wait
         LONG | {"prompt": "once upon a time " * 100},
         LONG | {"n": 3},
         LONG | {"stream": False},
     ]
+    leaving = [kinds[i % len(kinds)] for i in range(100)]
     fates, within_s = Counter(), 50 * model.token_s
+    staying = {number: request_body(number, max_tokens=16) for number in range(6)}
+    expected = record_answers(narrow.url, staying)
     with narrow.switched(without):
-        for _ in range(1 if without else 10):
-            answers = asyncio.run(leave_after(narrow.url, [kinds[i % len(kinds)] for i in range(100)], within_s))
-            # Whoever is still waiting when it leaves is what this is about; everybody else is judged by its answer.
-            row.count(Counter("exact" if answer.is_hung else answer.verdict(None) for answer in answers))
-            fates.update("before" if answer.status is None else "after" for answer in answers if answer.is_hung)
+        for _ in range({"": 10, "no-abort": 1, "keep-blocks": 3}[without]):
+            left, stayed = asyncio.run(leave_beside(narrow.url, leaving, within_s, staying))
+            row.count(Counter(answer.verdict(expected[answer.number]) for answer in stayed))
+            # Who was still waiting when it left has no answer to be judged by, but by what it left behind.
+            row.count(Counter(answer.verdict(None) for answer in left if not answer.is_hung))
+            fates.update("before" if answer.status is None else "after" for answer in left if answer.is_hung)
         row.note = f"{fates['before']} left before the answer began, {fates['after']} in it"
-        if without:
-            row.without = without
+        if without == "no-abort":  # what nobody ends is left at once, and ends some time by itself
             row.leaked = narrow.num_leaked()
             report.is_seen(row, is_harmed=row.leaked > 0)
+        elif without:
+            remains = count_leaks(narrow, row)
+            report.is_seen(row, is_harmed=remains.kv_blocks > 0 and remains.running == remains.waiting == 0)
         else:
             assert min(fates["before"], fates["after"]) > 0
+            assert row.exact >= 10 * len(staying)
             judge(report, row, narrow)
+            assert has_all_blocks(narrow)
     narrow.delete()
+
+
+def has_all_blocks(service) -> bool:
+    """Whether a request gets nearly all KV blocks that there are, whatever the engine counts as in use."""
+    num_tokens = (int(service.metric("rayinfer_kv_blocks_total")) - 2) * BLOCK_SIZE
+    body = request_body(0, max_tokens=1) | {"prompt": [5 + i % 200 for i in range(num_tokens)]}
+    return ask_all(service.url, [body], within_s=240.0)[0].verdict(None) == "exact"
+
+
+async def leave_beside(
+    url: str, leaving: list[dict[str, object]], seconds: float, staying: dict[int, dict[str, object]]
+) -> tuple[list[Answer], list[Answer]]:
+    """Have some clients leave, and others stay for their answers; returns what each got."""
+    async with new_client(url) as http:
+        leave = asyncio.create_task(leave_after(url, leaving, seconds))
+        await asyncio.sleep(seconds / 2)  # those that stay come in the middle of them
+        stayed = await asyncio.gather(*(ask(http, Answer(body, number)) for number, body in staying.items()))
+        return await leave, stayed
 
 
 async def leave_after(url: str, bodies: list[dict[str, object]], seconds: float) -> list[Answer]:

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -110,3 +111,27 @@ def test_a_model_without_requests_has_no_engine_and_gets_one_with_the_next(deplo
         time.sleep(IDLE_S + 3)  # longer than it would stay by itself
         assert asyncio.run(operations.scale(None)) == {"tiny": kept}
         wait_until(lambda: num_engines(service) == 0, ENGINE_S)
+
+
+@pytest.mark.faults
+def test_a_burst_that_meets_no_engine_is_answered_completely_by_two_that_start_at_once(deploy, model):
+    scaling = {"min_replicas": 0, "max_replicas": 2, "idle_timeout_s": IDLE_S, "target_waiting_tokens": 8}
+    scaling |= {"upscale_delay_s": 1000.0}  # a second engine comes for what waits without any, or not at all
+    limits = {"max_waiting_requests": 20}
+    with deploy("cold-burst", [model | {"autoscaling": scaling}], limits=limits) as service:
+        wait_until(lambda: num_engines(service) == 0, ENGINE_S)
+        with ThreadPoolExecutor(60) as clients:
+            answers = list(clients.map(lambda _: ask_once(service.base_url), range(60)))
+        wait_until(
+            lambda: num_engines(service) == 2, ENGINE_S
+        )  # the first may have answered all before the second came
+    answered = [answer for answer in answers if answer.status_code == 200]
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert len(answered) == 40  # 20 for each engine that may come
+    assert {answer.json()["usage"]["completion_tokens"] for answer in answered} == {8}
+    assert {answer.status_code for answer in refused} == {503}
+    assert all(float(answer.headers["retry-after"]) >= 1 and answer.elapsed.total_seconds() < 5 for answer in refused)
+
+
+def ask_once(url):
+    return httpx.post(f"{url}/v1/completions", json=BODY | {"max_tokens": 8}, timeout=240, trust_env=False)

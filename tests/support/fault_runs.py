@@ -9,7 +9,7 @@ from typing import Any
 
 from fault_load import KINDS, Answer, Load
 from fault_report import FaultReport, FaultRow
-from faulty_service import FaultyService
+from faulty_service import FaultyService, Remains
 from service_client import wait_until
 
 AGAIN_S = 240.0  # a new engine reads its model on a busy machine
@@ -60,12 +60,15 @@ def wait_until_whole(service: FaultyService, lost_pids: list[int] | None = None)
     return wait_until(is_whole_again, AGAIN_S)
 
 
-def count_leaks(service: FaultyService) -> int:
-    """Count what is left once all clients are gone, and some time has passed for it to go."""
+def count_leaks(service: FaultyService, row: FaultRow) -> Remains:
+    """Count into the row what is left once all clients are gone, and some time has passed for it to go."""
     deadline = time.monotonic() + CLEAN_S
-    while (num_leaked := service.num_leaked()) and time.monotonic() < deadline:
+    while (remains := service.remains()).total and time.monotonic() < deadline:
         time.sleep(0.2)
-    return num_leaked
+    row.leaked += remains.total
+    if remains.total:
+        row.note = "; ".join(filter(None, (row.note, f"left: {remains}")))
+    return remains
 
 
 def judge(report: FaultReport, row: FaultRow, service: FaultyService, without: str = "", **allowed: Any) -> None:
@@ -75,7 +78,7 @@ def judge(report: FaultReport, row: FaultRow, service: FaultyService, without: s
         is_refused = row.refused > 0 and not allowed.get("may_refuse")
         report.is_seen(row, is_harmed=row.num_harmed > 0 or is_refused)
     else:
-        row.leaked += count_leaks(service)
+        count_leaks(service, row)
         report.passes(row, **allowed)
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import psutil
 
 from cli_processes import free_port
 from fault_models import SERVED_NAME, FaultModel
+from rayinfer.metrics import ROUTER
 from rayinfer_deployments.process_tree import read_process
 from service_client import ServiceClient, wait_until
 
@@ -95,6 +97,25 @@ class Host:
             return json.loads(self._answers.get(timeout=START_S))
         except queue.Empty:
             raise AssertionError(f"the host does not answer; its log is {self._log.name}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remains:
+    """What is left of requests whose clients are gone."""
+
+    kv_blocks: int  # with readers, in engines
+    running: int  # requests in engines' batches
+    waiting: int  # requests in engines' queues
+    queued: int  # requests in the routers' queues
+    connections: int
+
+    @property
+    def total(self) -> int:
+        """All of it together."""
+        return sum(asdict(self).values())
+
+    def __str__(self) -> str:
+        return ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in asdict(self).items() if count)
 
 
 class FaultyService(ServiceClient):
@@ -228,15 +249,27 @@ class FaultyService(ServiceClient):
 
     # Whether anything is left
 
-    def num_leaked(self, baseline_sockets: int = 0) -> int:
-        """Count the KV blocks, the requests and the connections that are still in use, here and at its clients."""
+    def remains(self) -> "Remains":
+        """Count what is still in use, here and at its clients; engines report at least once a second."""
         self.http.close()
         self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
-        requests = self.metric("vllm:num_requests_running") + self.metric("vllm:num_requests_waiting")
-        blocks = self.kv_blocks_used
+        waiting, queued = (
+            self.metric("vllm:num_requests_waiting"),
+            self.metric("vllm:num_requests_waiting", engine=ROUTER),
+        )
+        counts = {
+            "kv_blocks": self.kv_blocks_used,
+            "running": self.metric("vllm:num_requests_running"),
+            "waiting": waiting - queued,
+            "queued": queued,
+        }
         self.http.close()
         self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
-        return int(blocks + requests) + max(0, self.num_sockets() - baseline_sockets)
+        return Remains(**{name: int(count) for name, count in counts.items()}, connections=self.num_sockets())
+
+    def num_leaked(self) -> int:
+        """Count all of that together."""
+        return self.remains().total
 
     def num_sockets(self) -> int:
         """Count the open connections to its port."""

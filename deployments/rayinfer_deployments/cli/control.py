@@ -1,31 +1,31 @@
 """What operators do to the engines of a running service: `pause`, `resume`, `sleep`, `wake`, `drain`, `reload`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from rayinfer.errors import ConfigError
 from rayinfer_deployments.cli.failures import in_one_line
+from rayinfer_deployments.cli.service_choice import Address, Application, Port, chosen_service
 
 CONTROL_S = 150.0
 DRAIN_S = 1300.0
 RELOAD_S = 700.0
 
-Port = Annotated[int | None, typer.Option(help="the service's port (default: the only service there is)")]
 Model = Annotated[str | None, typer.Option(help="only this model's engines (default: those of all models)")]
 
 
 @in_one_line
-def pause(port: Port = None, model: Model = None) -> None:
+def pause(port: Port = None, model: Model = None, address: Address = None, application: Application = None) -> None:
     """Stop the engines where they are; requests stay, and new ones wait."""
-    _control(port, "pause", model)
+    _control(_Where(port, address, application), "pause", model)
 
 
 @in_one_line
-def resume(port: Port = None, model: Model = None) -> None:
+def resume(port: Port = None, model: Model = None, address: Address = None, application: Application = None) -> None:
     """Let paused engines go on."""
-    _control(port, "resume", model)
+    _control(_Where(port, address, application), "resume", model)
 
 
 @in_one_line
@@ -33,15 +33,17 @@ def sleep(
     port: Port = None,
     model: Model = None,
     level: Annotated[int, typer.Option(min=0, max=2, help="0: no memory is given back, 1: caches, 2: weights too")] = 1,
+    address: Address = None,
+    application: Application = None,
 ) -> None:
     """Pause the engines and have them give memory back; requests stay, and new ones wait."""
-    _control(port, "sleep", model, level=level)
+    _control(_Where(port, address, application), "sleep", model, level=level)
 
 
 @in_one_line
-def wake(port: Port = None, model: Model = None) -> None:
+def wake(port: Port = None, model: Model = None, address: Address = None, application: Application = None) -> None:
     """Have sleeping engines take their memory again and go on."""
-    _control(port, "wake", model)
+    _control(_Where(port, address, application), "wake", model)
 
 
 @in_one_line
@@ -50,13 +52,15 @@ def drain(
     every: Annotated[bool, typer.Option("--all", help="replace all engines of all models")] = False,
     shrink: Annotated[bool, typer.Option("--shrink", help="build no other in its place: one engine fewer")] = False,
     port: Port = None,
+    address: Address = None,
+    application: Application = None,
 ) -> None:
     """Take an engine out: its streams go on at others at once, and a new one is built in its place."""
     if (engine is None) != every:
         raise ConfigError("say which engine shall go, or --all")
     if every and shrink:
         raise ConfigError("--shrink takes one engine")
-    done = _ask(port, "drain", DRAIN_S, engine=engine, shrink=shrink)
+    done = _ask(_Where(port, address, application), "drain", DRAIN_S, engine=engine, shrink=shrink)
     typer.echo(f"left: {', '.join(done['left'])}")
     typer.echo(f"there: {', '.join(done['engines'])}")
 
@@ -66,6 +70,8 @@ def reload(
     source: Annotated[str, typer.Argument(help="checkpoint: folder, GGUF file, Hugging Face repository")],
     model: Annotated[str | None, typer.Option(help="which model gets the weights (default: the only one)")] = None,
     port: Port = None,
+    address: Address = None,
+    application: Application = None,
 ) -> None:
     """Give a model other weights, engine by engine: no request fails, and streams go on with them."""
     from rayinfer.models.sources import resolve_model
@@ -74,17 +80,23 @@ def reload(
     folder = resolve_model(source)
     check_folder(folder)
     local = str(Path(source).expanduser().resolve()) if Path(source).expanduser().exists() else source
-    done = _ask(port, "reload", RELOAD_S, source=local, model=model)
+    done = _ask(_Where(port, address, application), "reload", RELOAD_S, source=local, model=model)
     typer.echo(f"{done['model']}: weights of {done['source']}, generation {done['weights_generation']}")
 
 
-def _control(port: int | None, action: str, model: str | None, **arguments: Any) -> None:
-    models = _ask(port, "control", CONTROL_S, action=action, model=model, **arguments)
+def _control(where: "_Where", action: str, model: str | None, **arguments: Any) -> None:
+    models = _ask(where, "control", CONTROL_S, action=action, model=model, **arguments)
     typer.echo(f"{action}: {', '.join(models)}")
 
 
-def _ask(port: int | None, operation: str, timeout_s: float, **arguments: Any) -> Any:
-    from rayinfer_deployments.control_socket import ask
-    from rayinfer_deployments.service_record import find_service
+def _ask(where: "_Where", operation: str, timeout_s: float, **arguments: Any) -> Any:
+    with chosen_service(*where) as service:
+        return service.ask(operation, timeout_s=timeout_s, **arguments)
 
-    return ask(find_service(port).control_socket, operation, timeout_s=timeout_s, **arguments)
+
+class _Where(NamedTuple):
+    """The options that say which service a command is for."""
+
+    port: int | None
+    address: str | None
+    application: str | None

@@ -7,30 +7,30 @@ import typer
 
 from rayinfer.errors import ConfigError
 from rayinfer_deployments.cli.failures import in_one_line
+from rayinfer_deployments.cli.service_choice import Address, Application, Port, chosen_service
 
 CHANGE_S = 60.0
 
 
 @in_one_line
 def limits(
-    port: Annotated[int | None, typer.Option(help="the service's port (default: the only service there is)")] = None,
+    port: Port = None,
     file: Annotated[Path | None, typer.Option(help="YAML with all limits; what it leaves out gets its default")] = None,
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE, as in tenants.alice.weight=3; may be repeated")
     ] = None,
+    address: Address = None,
+    application: Application = None,
 ) -> None:
     """Show the limits, after changing them if asked to; streams that are open go on."""
     import yaml
 
-    from rayinfer_deployments.control_socket import ask
-    from rayinfer_deployments.service_record import find_service
-
-    socket = find_service(port).control_socket
-    wanted = ask(socket, "limits", timeout_s=CHANGE_S) if file is None else mapping_in(file)
-    for change in changes or ():
-        _set(wanted, change)
-    if file is not None or changes:
-        wanted = ask(socket, "change_limits", timeout_s=CHANGE_S, limits=wanted)
+    with chosen_service(port, address, application) as service:
+        wanted = service.ask("limits", timeout_s=CHANGE_S) if file is None else mapping_in(file)
+        for change in changes or ():
+            _set(wanted, change)
+        if file is not None or changes:
+            wanted = service.ask("change_limits", timeout_s=CHANGE_S, limits=wanted)
     typer.echo(yaml.safe_dump(wanted, sort_keys=False), nl=False)
 
 

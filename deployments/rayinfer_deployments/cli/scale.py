@@ -6,6 +6,7 @@ import typer
 
 from rayinfer.errors import ConfigError
 from rayinfer_deployments.cli.failures import in_one_line
+from rayinfer_deployments.cli.service_choice import Address, Application, Port, chosen_service
 
 WAIT_S = 600.0  # the service's own bound
 SCALE_S = WAIT_S + 50.0
@@ -16,18 +17,18 @@ MOST = 1024
 @in_one_line
 def scale(
     engines: Annotated[str, typer.Argument(metavar="N", help="how many, or auto: as the service was started with")],
-    port: Annotated[int | None, typer.Option(help="the service's port (default: the only service there is)")] = None,
+    port: Port = None,
     model: Annotated[str | None, typer.Option(help="only this model's engines (default: those of each model)")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="wait for room, where the cluster may add nodes")] = False,
+    address: Address = None,
+    application: Application = None,
 ) -> None:
     """Give every model so many engines, no more and no fewer; streams of those that go continue at others."""
-    from rayinfer_deployments.control_socket import ask
-    from rayinfer_deployments.service_record import find_service
-
-    socket = find_service(port).control_socket
-    if wait:
-        typer.echo(f"waits up to {WAIT_S:.0f} s for engines, and for nodes with room for them", err=True)
-    now = ask(socket, "scale", timeout_s=SCALE_S, num_engines=_number_in(engines), model=model, waits_for_nodes=wait)
+    number = _number_in(engines)
+    with chosen_service(port, address, application) as service:
+        if wait:
+            typer.echo(f"waits up to {WAIT_S:.0f} s for engines, and for nodes with room for them", err=True)
+        now = service.ask("scale", timeout_s=SCALE_S, num_engines=number, model=model, waits_for_nodes=wait)
     for name, there in now.items():
         typer.echo(f"{name}: {len(there)} engine{'' if len(there) == 1 else 's'} ({', '.join(there) or 'none'})")
 

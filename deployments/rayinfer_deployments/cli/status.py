@@ -7,6 +7,7 @@ import typer
 
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.cli.failures import in_one_line
+from rayinfer_deployments.cli.service_choice import Address, Application, joined, ray_to_join
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,11 +22,16 @@ STATUS_S = 15.0
 def status(
     port: Annotated[int | None, typer.Option(help="only the service on this port")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="for scripts: a list of objects")] = False,
+    address: Address = None,
+    application: Application = None,
 ) -> None:
     """Tell how services are; the exit code is 0 if all are ready, else 1."""
     from rayinfer_deployments.service_record import find_services
 
-    found = [_look_at(record) for record in find_services(port)]
+    if (ray_address := ray_to_join(port, address, application)) is not None:
+        found = [_look_at_deployed(ray_address, application)]
+    else:
+        found = [_look_at(record) for record in find_services(port)]
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
@@ -54,6 +60,16 @@ def _look_at(record: "ServiceRecord") -> dict[str, Any]:
     except RayinferError as error:
         service |= {"state": "UNKNOWN", "reason": str(error), "deployments": [], "routers": []}
     return service
+
+
+def _look_at_deployed(ray_address: str, application: str | None) -> dict[str, Any]:
+    with joined(ray_address, application, looks_at_settings=True) as service:
+        from rayinfer_deployments.joined_service import readiness_in
+
+        report = service.ask("status", timeout_s=STATUS_S)
+        reasons = readiness_in(report)
+        described: dict[str, Any] = service.describe() | {"ready": not reasons, "reasons": reasons} | report
+        return described
 
 
 def _readiness(url: str) -> tuple[bool, dict[str, str]]:

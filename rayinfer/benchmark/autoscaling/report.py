@@ -78,7 +78,13 @@ def run_autoscaling_benchmark(
         for name, policy in _policies(settings).items():
             on_part(f"{trace}: {name}")
             initial = policy.num_engines if isinstance(policy, FixedCount) else settings.first_replicas
-            simulation = Simulation(requests, policy, pace, objective_s=settings.ttft_objective_s)
+            simulation = Simulation(
+                requests,
+                policy,
+                pace,
+                objective_s=settings.ttft_objective_s,
+                most_engines=settings.max_replicas,
+            )
             replay = simulation.run(initial=initial, tail_s=TAIL_S)
             outcomes.append(_outcome(trace, name, replay, settings.ttft_objective_s))
     return AutoscalingReport(command=command, pace=pace, settings=settings.model_dump(), outcomes=outcomes)
@@ -169,7 +175,8 @@ def _title(report: AutoscalingReport) -> str:
         f"{1e3 * pace.step_s:g} ms and {1e3 * pace.output_token_s:g} ms for each of at most {pace.num_seats} requests, "
         f"{pace.start_s:g} s to start; {settings['min_replicas']} to {settings['max_replicas']} of them. "
         f"In time: first token within {settings['ttft_objective_s']:g} s. "
-        f"Lost: refused by a queue of {MAX_WAITING}, or no token within {PATIENCE_S:g} s. "
+        f"Lost: refused by a queue of {MAX_WAITING} (without an engine: for each of {settings['max_replicas']}), "
+        f"or no token within {PATIENCE_S:g} s. "
         f"Policies see the load as it was {NEWS_S:g} s ago. "
         f"To none: the last engine goes after {IDLE_TIMEOUT_S:g} s without a request."
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from rayinfer.benchmark.autoscaling.counting_policies import CountingPolicy
 from rayinfer.benchmark.autoscaling.simulated_engine import EnginePace, SimulatedEngine, SimulatedRequest
 from rayinfer.benchmark.autoscaling.trace import TracedRequest
+from rayinfer.routing.admission import waiting_share
 from rayinfer.routing.engine_count import ModelLoad
 from rayinfer.routing.first_tokens import FirstTokens
 
@@ -48,8 +49,15 @@ class Simulation:
     """One service under one policy."""
 
     def __init__(
-        self, requests: Sequence[TracedRequest], policy: CountingPolicy, pace: EnginePace, *, objective_s: float
+        self,
+        requests: Sequence[TracedRequest],
+        policy: CountingPolicy,
+        pace: EnginePace,
+        *,
+        objective_s: float,
+        most_engines: int = 1,
     ) -> None:
+        self._most_engines = most_engines
         self._policy = policy
         self._pace = pace
         self._now_s = 0.0
@@ -87,7 +95,8 @@ class Simulation:
             self._tick()
 
     def _admit(self, request: SimulatedRequest) -> None:
-        if len(self._unstarted) >= MAX_WAITING:
+        has_engine = any(engine.ready_s <= self._now_s for engine in self._engines)
+        if len(self._unstarted) >= MAX_WAITING * waiting_share(self._most_engines, has_engine=has_engine):
             self._replay.num_refused += 1
             return
         key = self._first_tokens.expect(request.traced.prompt_tokens)

@@ -83,6 +83,16 @@ def break_engine(module):
         return None
 
 
+def break_aborts(module):
+    @wrap(module.Scheduler, "finish")
+    def finish(original, self, request_id, reason):
+        request = self._requests.get(request_id)
+        if reason == "abort" and is_on("keep-blocks") and request is not None and request.row is not None:
+            for block in request.blocks:
+                self._blocks._readers[block] += 1  # whom nobody will ever take off
+        return original(self, request_id, reason)
+
+
 def break_preemption(module):
     @wrap(module.Admission, "preempt")
     def preempt(original, self, request, **settings):
@@ -250,6 +260,7 @@ PATCHES = {
     "rayinfer.engine.in_process_executor": break_steps,
     "rayinfer.engine.engine": break_engine,
     "rayinfer.engine.admission": break_preemption,
+    "rayinfer.engine.scheduler": break_aborts,
     "rayinfer.engine.request_checks": break_length_check,
     "rayinfer.engine.deadlines": break_engine_deadlines,
     "rayinfer_deployments.tensor_parallel_ranks": break_rank_watch,

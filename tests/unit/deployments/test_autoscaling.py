@@ -85,6 +85,10 @@ def test_a_backlog_in_the_routers_brings_engines_and_idleness_takes_them_down_to
     assert controller.go_on(1, report(), ongoing=0.2) == 1  # one call waits at Serve
 
 
+def test_what_routers_say_where_there_is_no_engine_is_a_load():
+    assert load_of([], 0, NOTHING._replace(num_waiting=7)).first_tokens.num_waiting == 7
+
+
 def test_an_engine_that_starts_is_not_given_up():
     controller = Controller(SETTINGS)
     for _ in range(100):

@@ -1,57 +1,54 @@
 import asyncio
 
 import pytest
-from ray.serve.exceptions import RequestCancelledError
 
-from rayinfer_deployments.cold_start import start_engines
+from rayinfer.routing.first_tokens import NOTHING, FirstTokenCounts
+from rayinfer_deployments.cold_start import FORGET_S, READ_INTERVAL_S, Backlogs, write_backlog
+
+WAITING = FirstTokenCounts(num_waiting=3, waiting_tokens=400, num_started=2, num_late=1)
 
 
-class Call:
-    """A call through Serve that waits for a replica."""
+class MemoryTable:
+    """Ray's table in one process; can be made to fail."""
 
     def __init__(self):
-        self.answer = asyncio.get_running_loop().create_future()
-        self.is_cancelled = False
+        self.values, self.num_reads, self.fails = {}, 0, False
 
-    def __await__(self):
-        return self.answer.__await__()
+    def put(self, key, value):
+        if self.fails:
+            raise ConnectionError("the table does not answer")
+        self.values[key] = value
 
-    def cancel(self):
-        self.is_cancelled = True
-        if not self.answer.done():
-            self.answer.set_exception(RequestCancelledError("a"))  # as Serve does
+    def delete(self, key):
+        self.values.pop(key, None)
 
-
-class Handle:
-    def __init__(self):
-        self.calls = []
-
-    @property
-    def awaken(self):
-        return self
-
-    def remote(self):
-        self.calls.append(Call())
-        return self.calls[-1]
+    def read(self, prefix):
+        self.num_reads += 1
+        return {key: value for key, value in self.values.items() if key.startswith(prefix)}
 
 
-class Need:
-    is_there = False
+class Router:
+    def __init__(self, table, name):
+        self.needs_engine, self.counts = False, WAITING
+        self.writing = asyncio.create_task(
+            write_backlog(table, "app", "engine-0", name, lambda: self.needs_engine, lambda: self.counts)
+        )
+
+    async def end(self):
+        self.writing.cancel()
+        await asyncio.wait({self.writing})
 
 
 @pytest.fixture
-def need():
-    return Need()
+def table():
+    return MemoryTable()
 
 
 @pytest.fixture
-async def handle(need):
-    handle = Handle()
-    starting = asyncio.create_task(start_engines(handle, lambda: need.is_there))
-    yield handle
-    starting.cancel()
-    await asyncio.wait({starting})
-    assert all(call.answer.done() for call in handle.calls)
+async def router(table):
+    router = Router(table, "r1")
+    yield router
+    await router.end()
 
 
 async def until(condition):
@@ -60,47 +57,55 @@ async def until(condition):
             await asyncio.sleep(0.01)
 
 
-async def test_one_call_waits_for_as_long_as_an_engine_is_needed(handle, need):
+def total(table, now_s=0.0):
+    return Backlogs(table).total("app", "engine-0", now_s)
+
+
+async def test_what_waits_is_written_for_as_long_as_an_engine_is_needed(table, router):
     await asyncio.sleep(0.3)
-    assert handle.calls == []
-    need.is_there = True
-    await until(lambda: handle.calls)
+    assert table.values == {}
+    router.needs_engine = True
+    await until(lambda: total(table) == WAITING)
+    router.counts = WAITING._replace(waiting_tokens=900)
+    await until(lambda: total(table) == router.counts)
+    router.needs_engine = False
+    await until(lambda: table.values == {})
+
+
+async def test_a_router_that_needs_an_engine_to_know_the_model_counts_as_one_that_waits(table, router):
+    router.counts, router.needs_engine = NOTHING, True
+    await until(lambda: total(table).num_waiting == 1)
+
+
+async def test_routers_add_up_and_another_deployments_do_not(table, router):
+    other = Router(table, "r2")
+    table.put("app/engine-01/r1", b"[1, 9, 9, 0, 0]")
+    router.needs_engine = other.needs_engine = True
+    await until(lambda: total(table) == WAITING.plus(WAITING))
+    await other.end()  # and takes what it wrote with it
+    assert total(table) == WAITING
+
+
+async def test_a_table_that_fails_for_a_while_is_asked_again(table, router):
+    table.fails = router.needs_engine = True
     await asyncio.sleep(0.3)
-    assert len(handle.calls) == 1
-    need.is_there = False
-    await until(lambda: handle.calls[0].is_cancelled)
+    table.fails = False
+    await until(lambda: total(table) == WAITING)
 
 
-async def test_another_call_follows_one_that_was_answered_or_failed_while_the_need_lasts(handle, need):
-    need.is_there = True
-    await until(lambda: handle.calls)
-    handle.calls[0].answer.set_result(None)
-    await until(lambda: len(handle.calls) == 2)
-    handle.calls[1].answer.set_exception(RuntimeError("no such deployment"))
-    await until(lambda: len(handle.calls) == 3)
+def test_a_router_that_was_killed_is_forgotten_by_the_readers_clock(table):
+    table.put("app/engine-0/r1", b"[1, 3, 400, 0, 0]")
+    backlogs = Backlogs(table)
+    for now_s in (1000.0, 1000.0 + FORGET_S):
+        assert backlogs.total("app", "engine-0", now_s).num_waiting == 3
+    assert backlogs.total("app", "engine-0", 1001.0 + FORGET_S) == NOTHING
+    assert table.values == {}
+    table.put("app/engine-0/r1", b"[2, 1, 10, 0, 0]")
+    assert backlogs.total("app", "engine-0", 1002.0 + FORGET_S).num_waiting == 1
 
 
-async def test_a_deployment_that_has_failed_is_asked_less_and_less_often(handle, need):
-    need.is_there = True
-    for number in range(4):
-        await until(lambda number=number: len(handle.calls) == number + 1)
-        handle.calls[number].answer.set_exception(RuntimeError("the deployment has failed"))
-    await asyncio.sleep(0.5)  # of the 1.6 s until the next one
-    assert len(handle.calls) == 4
-
-
-async def test_who_called_off_its_own_call_asks_again_at_once(handle, need):
-    for number in range(5):
-        need.is_there = True
-        await until(lambda number=number: len(handle.calls) == number + 1)
-        need.is_there = False
-        await until(lambda number=number: handle.calls[number].is_cancelled)
-
-
-async def test_what_still_waits_at_the_end_is_called_off(need):
-    handle = Handle()
-    starting = asyncio.create_task(start_engines(handle, lambda: True))
-    await until(lambda: handle.calls)
-    starting.cancel()
-    await asyncio.wait({starting})
-    assert handle.calls[0].is_cancelled
+def test_the_table_is_not_read_at_every_decision(table):
+    backlogs = Backlogs(table)
+    for hundredth in range(100):
+        backlogs.total("app", "engine-0", hundredth / 100)
+    assert table.num_reads <= 1 + 1 / READ_INTERVAL_S

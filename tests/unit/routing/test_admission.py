@@ -1,8 +1,9 @@
 import pytest
 
-from rayinfer.errors import QueueFull
-from rayinfer.routing.admission import MAX_RETRY_AFTER_S, Admission
+from rayinfer.errors import QueueFull, StartingQueueFull
+from rayinfer.routing.admission import MAX_RETRY_AFTER_S, STARTING_RETRY_AFTER_S, Admission
 from rayinfer.routing.limits import RouterLimits
+from rayinfer.servers.error_responses import error_kind
 
 
 class Clock:
@@ -22,6 +23,22 @@ def test_no_more_than_the_bound_may_wait():
     assert str(admission.overload()) == "2 requests are waiting already, the limit is 2"
     tickets[0].leave()
     assert admission.overload() is None
+
+
+def test_while_the_first_engine_starts_as_many_wait_as_all_that_may_come_would_let_wait():
+    is_starting = True
+    limits = RouterLimits(max_waiting_requests=2, max_waiting_tokens=10)
+    admission = Admission(limits, most_engines=3, is_starting=lambda: is_starting)
+    tickets = [admission.admit(num_tokens=5) for _ in range(6)]
+    with pytest.raises(StartingQueueFull, match=r"first engine starts: 6 requests .* the limit is 6") as refusal:
+        admission.admit()
+    assert (error_kind(refusal.value).status, refusal.value.retry_after_s) == (503, STARTING_RETRY_AFTER_S)
+    tickets.pop()
+    with pytest.raises(StartingQueueFull, match="the limit is 30"):
+        admission.admit(num_tokens=6)
+    is_starting = False  # who waits stays, and who comes finds the usual bound
+    assert type(admission.overload()) is QueueFull
+    assert admission.num_waiting == 5
 
 
 @pytest.mark.parametrize("end", ["start", "leave"])

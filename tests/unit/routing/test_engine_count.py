@@ -157,6 +157,14 @@ def test_a_request_brings_the_first_engine_and_an_engine_that_starts_stays_wante
     assert service.go_on(100, starts=False) == 1
 
 
+def test_a_backlog_without_an_engine_brings_as_many_as_it_takes_at_once_and_more_as_it_grows():
+    service = Service(num_engines=0, min_replicas=0, max_replicas=4)
+    assert service.go_on(1, starts=False, first_tokens=waiting(10, requests=1)) == 1
+    assert service.go_on(1, starts=False, first_tokens=waiting(2500)) == 3
+    assert service.go_on(1, starts=False, first_tokens=waiting(10**6)) == 4
+    assert service.go_on(1, starts=False, first_tokens=waiting(10, requests=1)) == 4
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [

@@ -77,6 +77,23 @@ def test_an_idle_model_has_no_engine_and_the_next_request_brings_one():
     assert replay.quantile_s(1.0) > PACE.start_s
 
 
+def test_a_burst_that_meets_no_engine_is_answered_by_as_many_as_it_takes():
+    trace = steady(10) + steady(30, per_second=20, since=200)
+    settings = SETTINGS.model_copy(update={"min_replicas": 0, "idle_timeout_s": 30.0, "upscale_delay_s": 10.0})
+    simulation = Simulation(trace, ByEngineMetrics(settings), PACE, objective_s=1.0, most_engines=4)
+    replay = simulation.run(initial=1, tail_s=10)
+    assert replay.counts[199] == 0
+    assert max(replay.counts[200:205]) == 4  # before the first of them is there
+    assert replay.num_lost == 0
+
+
+def test_without_an_engine_as_many_wait_as_all_that_may_come_would_let_wait():
+    policy = ByEngineMetrics(SETTINGS.model_copy(update={"min_replicas": 0}))
+    burst = steady(1, per_second=5 * MAX_WAITING)
+    replay = Simulation(burst, policy, PACE, objective_s=1.0, most_engines=4).run(initial=0)
+    assert replay.num_refused == MAX_WAITING
+
+
 def test_the_plain_policy_waits_for_its_delays_and_divides_what_is_ongoing():
     policy = ByOngoingRequests(
         min_replicas=1,
