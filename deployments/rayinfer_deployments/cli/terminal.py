@@ -66,9 +66,13 @@ class Phases:
         self.stop()
 
     def explain(self, detail: str) -> None:
-        """Show beside the present phase what it waits for."""
+        """Show beside the present phase what it waits for; the empty string takes that away."""
         if self._status is not None:
-            self._status.update(Text(f"{self._name} ({detail})"))
+            self._status.update(Text(f"{self._name} ({detail})" if detail else f"{self._name} ..."))
+
+    def detail(self, line: str) -> None:
+        """Leave a line for a part of the present phase that is over."""
+        self._console.print(f"    {line}", markup=False, highlight=False, soft_wrap=True)
 
     def note(self, line: str) -> None:
         """Leave a line for people above the present phase."""
