@@ -77,7 +77,7 @@ def test_a_service_answers_is_listed_and_leaves_nothing_behind(model, cache, num
         assert [line for line in service.lines if "ray." in line.lower() or "info" in line.lower()] == []
         steps = [line.partition(" (")[0] for line in service.lines if line.startswith("    ")]
         assert steps[0] == ("    engine 1: importing torch" if num_ranks > 1 else "    importing torch")
-        assert steps[-1].endswith("warming up")
+        assert any(step.endswith("compiling kernels") for step in steps)
         assert list((cache / "services").glob("start-*")) == []
 
         started = time.monotonic()
