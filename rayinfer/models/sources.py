@@ -1,5 +1,6 @@
 """Where models come from: whatever a user may call a model becomes a folder in one format (no torch here)."""
 
+import importlib
 from pathlib import Path
 
 import xxhash
@@ -53,9 +54,8 @@ def _resolve_file(file: Path, cache: Path, *, progress: bool) -> Path:
     folder = cache / "gguf" / f"{file.stem}-{xxhash.xxh3_64_hexdigest(identity.encode())}"
 
     def convert(out: Path) -> None:
-        from rayinfer.models.gguf_conversion import convert_gguf  # with numpy: most models are there already
-
-        convert_gguf(file, out, progress=progress)
+        # By name: it brings numpy along, which nobody needs whose model is there already.
+        importlib.import_module("rayinfer.models.gguf_conversion").convert_gguf(file, out, progress=progress)
 
     return build_once(folder, convert)
 
