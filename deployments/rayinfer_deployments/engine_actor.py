@@ -9,6 +9,7 @@ import importlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
@@ -20,9 +21,12 @@ from rayinfer.errors import EngineDead
 from rayinfer.outputs import EngineStats
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.sampling_params import SamplingParams
+from rayinfer.start_steps import start_step
 from rayinfer.transport.engine_server import EngineServer, TransportAddress
 from rayinfer_deployments.line_tls import make_engine_server
 from rayinfer_deployments.ray_environment import show_only_gpus
+from rayinfer_deployments.start_reports import reports_path, written_steps
+from rayinfer_deployments.uncollected_imports import no_collection
 
 if TYPE_CHECKING:
     from rayinfer.engine.async_engine import AsyncEngine
@@ -69,7 +73,8 @@ class EngineActor:
     async def open_group(self) -> "Rendezvous":
         """Open the place where the engine's other ranks meet this one, its first."""
         see_own_gpus()
-        host: RendezvousHost = await _in_own_thread(lambda: _building().open_group())
+        with self._reported_steps():
+            host: RendezvousHost = await _in_own_thread(lambda: _building().open_group())
         self._rendezvous = host
         return host.rendezvous
 
@@ -79,9 +84,11 @@ class EngineActor:
         With several ranks `rendezvous` is what `open_group` returns, and the others are waited for.
         """
         assert (rendezvous is None) == (self._rendezvous is None), "calls of an actor may overtake each other"
-        self._engine = await _in_own_thread(self._build)
-        self._engine.start()
-        await self._warm_up()
+        with self._reported_steps():
+            self._engine = await _in_own_thread(self._build)
+            self._engine.start()
+            with start_step("warming up"):
+                await self._warm_up()
         host = ray.util.get_node_ip_address()
         self._server = make_engine_server(self._engine, host)
         self._address = await self._server.start(host)
@@ -152,6 +159,10 @@ class EngineActor:
             raise EngineDead("the engine has not started")
         return self._engine
 
+    def _reported_steps(self) -> AbstractContextManager[None]:
+        context = ray.get_runtime_context()
+        return written_steps(reports_path(context.gcs_address), context.get_actor_name() or "")
+
     def _build(self) -> "AsyncEngine":
         engine: AsyncEngine = _building().build_async_engine(
             self._config, self._num_processes_on_node, self._epoch, self._rendezvous
@@ -179,7 +190,8 @@ def see_own_gpus() -> None:
 
 
 def _building() -> ModuleType:
-    return importlib.import_module(ENGINE_BUILDING)
+    with start_step("importing torch"), no_collection():
+        return importlib.import_module(ENGINE_BUILDING)
 
 
 async def _in_own_thread(function: Callable[[], Result]) -> Result:

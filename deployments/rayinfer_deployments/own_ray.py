@@ -20,6 +20,7 @@ from rayinfer.errors import RayinferError
 from rayinfer_deployments.background_call import BackgroundCall
 from rayinfer_deployments.process_tree import Process, adopt_orphans, descendants, end_descendants, reap_children
 from rayinfer_deployments.ray_environment import settings_of_ray
+from rayinfer_deployments.ray_processes import only_needed_processes
 from rayinfer_deployments.ray_token import ensure_private_token
 
 POLITE_END_S = 4.0  # for Ray's own shutdown
@@ -89,7 +90,8 @@ def start_ray(**settings: object) -> BackgroundCall[object]:
 
     def start() -> object:
         try:
-            return ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
+            with only_needed_processes():
+                return ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
         except Exception as error:
             reason = " ".join(str(error).split())[:REASON_LIMIT]
             raise RayinferError(f"Ray cannot be started or joined: {type(error).__name__}: {reason}") from error

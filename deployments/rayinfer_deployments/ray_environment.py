@@ -31,6 +31,8 @@ LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 OWN_RAY_SETTINGS = LOOPBACK_ONLY | {
     # A Ray of our own answers only those who know its token, which it keeps in the user's home folder.
     "RAY_AUTH_MODE": "token",
+    # The first workers import what they will need before they are asked to do anything.
+    "RAY_preload_python_modules": "rayinfer_deployments.worker_imports",
     # Ray's own default puts engines behind everything else on the machine, its log readers too.
     "RAY_worker_niceness": "0",
     # The router is the only code in its replica: a second event loop would cost a hop between threads per chunk.

@@ -24,6 +24,7 @@ from rayinfer_deployments.engine_actor import ENGINE_BUILDING, MAX_CONCURRENT_CA
 from rayinfer_deployments.engine_address import EngineAddress
 from rayinfer_deployments.engine_names import RankName
 from rayinfer_deployments.ray_failures import cause_in_one_line, cause_of
+from rayinfer_deployments.start_reports import reports_path, written_steps
 
 if TYPE_CHECKING:
     from rayinfer.engine.rendezvous import Rendezvous
@@ -58,7 +59,9 @@ class RankActor:
 
     def run(self, rendezvous: "Rendezvous") -> None:
         """Load this rank's part and compute until the first rank ends the group; raises when the group breaks."""
-        self._building.run_engine_rank(self._config, self._num_processes_on_node, rendezvous, self._rank)
+        context = ray.get_runtime_context()
+        with written_steps(reports_path(context.gcs_address), context.get_actor_name() or ""):
+            self._building.run_engine_rank(self._config, self._num_processes_on_node, rendezvous, self._rank)
 
     def ping(self) -> int:
         """Answer with the process id, beside a step as well."""

@@ -3,7 +3,7 @@
 import ctypes
 import importlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,11 +38,17 @@ class _Selection:
 _selection = _Selection(CpuKernelsStatus(False, "rayinfer_kernels.configure has not been called"))
 
 
-def configure(cache_dir: Path | None, isa: str | None = None, compiler: str = "g++") -> None:
+def configure(
+    cache_dir: Path | None,
+    isa: str | None = None,
+    compiler: str = "g++",
+    tell: Callable[[int, int], None] = lambda num_done, num_sources: None,
+) -> None:
     """Compile and load the CPU kernels, or take them from `cache_dir`; None keeps to the torch reference.
 
     `isa` is the compiler's name of an instruction set (its -march), by default this machine's own. Where the kernels
-    cannot be built, the reference runs instead, a warning says why, and so does `cpu_kernels_status`.
+    cannot be built, the reference runs instead, a warning says why, and so does `cpu_kernels_status`. While they are
+    compiled `tell` is called with the number of sources done and of all.
     """
     for key in [key for key in _selection.table if key[0] == "cpu"]:
         del _selection.table[key]
@@ -51,7 +57,7 @@ def configure(cache_dir: Path | None, isa: str | None = None, compiler: str = "g
         _selection.status = CpuKernelsStatus(False, "switched off")
         return
     try:
-        library = build_cpu_library(cache_dir, CompilerSettings(compiler, isa or "native"))
+        library = build_cpu_library(cache_dir, CompilerSettings(compiler, isa or "native"), tell)
     except KernelBuildFailed as error:
         status = CpuKernelsStatus(False, str(error))
         if status == _selection.status:  # said already: each engine of a process configures the kernels

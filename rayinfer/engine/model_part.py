@@ -11,6 +11,7 @@ import rayinfer_kernels
 from rayinfer.config import EngineConfig, cache_folder, packed_cache_bytes
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.cores import Cores, fill_machine, usable_cores
+from rayinfer.engine.cpu_kernels import use_cpu_kernels
 from rayinfer.engine.cuda_graphs import CudaGraphs
 from rayinfer.engine.decode_graphs import DecodeGraphs, Draw
 from rayinfer.engine.encoder_decoder_runner import EncoderDecoderRunner
@@ -35,6 +36,7 @@ from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.models.random_weights import random_decoder
 from rayinfer.optimization.packed_cache import PackedCache
 from rayinfer.optimization.ready_weights import load_ready_decoder
+from rayinfer.start_steps import start_step
 from rayinfer.tensor_parallel import WHOLE
 from rayinfer_kernels import ops, reference
 from rayinfer_kernels.selection import implementation_of
@@ -80,7 +82,8 @@ def build_part(config: EngineConfig, folder: Path, group: Ranks | None = None) -
     runner = _runner(setting, memory, max_model_len, stage)
     graphs = _graphs(setting, runner, max_model_len) if _uses_graphs(setting) else None
     if graphs is not None:
-        runner.record(graphs)
+        with start_step("capturing CUDA graphs"):
+            runner.record(graphs)
     return ModelPart(
         config=settled,
         executor=InProcessExecutor(runner, memory, _cores(settled, device), plans_ahead=_plans_ahead(settled, device)),
@@ -110,7 +113,7 @@ def _use_threads(config: EngineConfig, device: torch.device) -> None:
     elif num_ranks > 1 and device.type == "cpu":
         torch.set_num_threads(max(1, len(usable_cores()) // num_ranks))
     if device.type == "cpu":
-        rayinfer_kernels.configure(cache_folder() / "kernels")
+        use_cpu_kernels()
     else:
         rayinfer_kernels.configure_gpu()
 
@@ -143,8 +146,10 @@ def _runner(setting: _Setting, memory: ModelMemory, max_model_len: int, stage: S
         plain = ModelRunner(decoder, sampler, device, stage)
         most = min(config.max_num_batched_tokens, num_rows * max_model_len)  # of any step, and memory is kept for it
         steps = first_steps(most, min(most, max_model_len), num_rows, config.block_size, Padding())
-        for plan in steps if _has_gpu_kernels(setting) else ():
-            plain.submit(plan).result()
+        if _has_gpu_kernels(setting):
+            with start_step("compiling kernels for prompts"):
+                for plan in steps:
+                    plain.submit(plan).result()
         return plain
     shapes = StaticShapes(
         num_rows=num_rows,
@@ -157,7 +162,8 @@ def _runner(setting: _Setting, memory: ModelMemory, max_model_len: int, stage: S
     if isinstance(decoder, EncoderDecoder):
         max_read_tokens = config.max_num_batched_tokens
         runner = EncoderDecoderRunner(decoder, sampler, device, shapes, stage, max_read_tokens=max_read_tokens)
-    runner.warm_up()
+    with start_step("taking the first steps of each shape"):
+        runner.warm_up()
     return runner
 
 
@@ -225,10 +231,11 @@ def _model_memory(setting: _Setting) -> ModelMemory:
         make_ready(again)
         return again
 
-    make_ready(decoder)
-    return ModelMemory(
-        decoder, load_again, shape, num_blocks=num_blocks, num_offload_blocks=num_offload_blocks, device=device
-    )
+    with start_step("taking memory for the KV cache"):
+        make_ready(decoder)
+        return ModelMemory(
+            decoder, load_again, shape, num_blocks=num_blocks, num_offload_blocks=num_offload_blocks, device=device
+        )
 
 
 def _loader(setting: _Setting, dtype: torch.dtype) -> Callable[[], Decoder]:

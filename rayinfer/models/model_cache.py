@@ -9,6 +9,8 @@ from filelock import FileLock
 from rayinfer.errors import ModelLoadError
 from rayinfer.models.model_folder import check_model_folder
 
+CONVERSION_VERSION = "3"  # of GGUF files, part of their folders' names: what an older one wrote is made again
+
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     """Return `folder`, a whole model folder; where it is not there yet, `build` fills it under a lock.

@@ -1,5 +1,6 @@
 """Where models come from: whatever a user may call a model becomes a folder in one format (no torch here)."""
 
+import importlib
 from pathlib import Path
 
 import xxhash
@@ -7,9 +8,8 @@ import xxhash
 from rayinfer.config import cache_folder
 from rayinfer.errors import ModelLoadError, ModelNotFound
 from rayinfer.models.embedded_models import EMBEDDED_MODELS, fetch_embedded_model
-from rayinfer.models.gguf_conversion import CONVERSION_VERSION, convert_gguf
 from rayinfer.models.hub import fetch_repository, is_repo_id
-from rayinfer.models.model_cache import build_once
+from rayinfer.models.model_cache import CONVERSION_VERSION, build_once
 from rayinfer.models.model_folder import check_model_folder
 
 GGUF_SUFFIX = ".gguf"
@@ -52,7 +52,12 @@ def _resolve_file(file: Path, cache: Path, *, progress: bool) -> Path:
     status = file.stat()
     identity = f"{file.resolve()}:{status.st_size}:{status.st_mtime_ns}:{CONVERSION_VERSION}"
     folder = cache / "gguf" / f"{file.stem}-{xxhash.xxh3_64_hexdigest(identity.encode())}"
-    return build_once(folder, lambda out: convert_gguf(file, out, progress=progress))
+
+    def convert(out: Path) -> None:
+        # By name: it brings numpy along, which nobody needs whose model is there already.
+        importlib.import_module("rayinfer.models.gguf_conversion").convert_gguf(file, out, progress=progress)
+
+    return build_once(folder, convert)
 
 
 def _looks_like_a_path(name: str) -> bool:

@@ -25,6 +25,7 @@ from rayinfer.optimization.quantization import (
     quantize_share,
 )
 from rayinfer.optimization.tensor_file import StoredTensors
+from rayinfer.start_steps import start_step
 from rayinfer.tensor_parallel import WHOLE, Share
 from rayinfer_kernels import ops
 from rayinfer_kernels.packed_weight import LAYOUT_VERSION
@@ -49,11 +50,13 @@ def load_ready_decoder(
     """
     if device.type != "cpu":
         if quantization is None:
-            return load_decoder(folder, dtype, device, share)
+            with start_step("reading the checkpoint"):
+                return load_decoder(folder, dtype, device, share)
         if quantization != FP8:
             raise ConfigError(f"quantization {quantization!r} needs a CPU, and this engine runs on {device.type}")
         check_can_quantize(empty_decoder(folder), quantization)
-        return load_float8_decoder(folder, dtype, device, share)
+        with start_step("reading the checkpoint"):
+            return load_float8_decoder(folder, dtype, device, share)
     if quantization == FP8:
         raise ConfigError(f"quantization {quantization!r} needs a GPU, and this engine runs on {device.type}")
     if quantization is not None:
@@ -72,9 +75,11 @@ def load_ready_decoder(
     if quantization != INT4 and checkpoint_bytes < worth_keeping_bytes:
         stored = build()
     else:
+        with start_step("checking which checkpoint it is"):
+            checkpoint = checkpoint_digest(folder, cache.folder / DIGESTS)
         key = entry_key(
             structure=structure_of(decoder) + entry_name(share),
-            checkpoint=checkpoint_digest(folder, cache.folder / DIGESTS),
+            checkpoint=checkpoint,
             dtype=str(dtype),
             quantization=quantization,
             layout=LAYOUT_VERSION,
@@ -82,17 +87,22 @@ def load_ready_decoder(
             calibration=CALIBRATION_VERSION if quantization == INT4 else None,
         )
         stored = cache.fetch(key, build)
-    fill_model(decoder, stored)
+    with start_step("mapping packed weights"):
+        fill_model(decoder, stored)
     return decoder  # type: ignore[no-any-return]
 
 
 def _stored(
     folder: Path, dtype: torch.dtype, quantization: str | None, share: Share, load_whole: Callable[[], Decoder]
 ) -> StoredTensors:
-    decoder: Any = load_decoder(folder, dtype, torch.device("cpu"), share)
-    if quantization is not None and share.is_whole:
-        quantize_decoder(decoder, quantization, folder, dtype)
-    elif quantization is not None:
-        quantize_share(decoder, quantization, folder, dtype, share, load_whole)
-    pack_matrices(decoder)
-    return stored_model(decoder)
+    with start_step("reading the checkpoint"):
+        decoder: Any = load_decoder(folder, dtype, torch.device("cpu"), share)
+    if quantization is not None:
+        with start_step(f"quantizing weights to {quantization}"):
+            if share.is_whole:
+                quantize_decoder(decoder, quantization, folder, dtype)
+            else:
+                quantize_share(decoder, quantization, folder, dtype, share, load_whole)
+    with start_step("packing weights"):
+        pack_matrices(decoder)
+        return stored_model(decoder)

@@ -6,6 +6,7 @@ import pytest
 
 from architecture_floors import TORCH_FREE_MODULES, TORCH_FREE_ROOMS
 from architecture_sources import find_sources, is_within
+from tiny_models import make_tiny_llama
 
 # Imports each module in turn and says which was the first to bring torch along.
 IMPORT_ALL = """
@@ -44,6 +45,14 @@ def test_servers_routing_and_tokenization_load_no_torch():
 def test_sampling_params_come_from_the_package_without_torch():
     code = "import sys; from rayinfer import RequestOutput, SamplingParams; print('torch' in sys.modules)"
     assert run_python(code) == "False"
+
+
+def test_finding_a_model_that_is_there_loads_neither_numpy_nor_gguf(tmp_path):
+    code = (
+        "import sys; from rayinfer.models.sources import resolve_model; resolve_model(sys.argv[1]);"
+        "import rayinfer.models.generation_config; print(sorted({'numpy', 'gguf'} & set(sys.modules)))"
+    )
+    assert run_python(code, str(make_tiny_llama(tmp_path / "model"))) == "[]"
 
 
 # As if there were a GPU, for what is chosen does not depend on which one.

@@ -75,6 +75,10 @@ def test_a_service_answers_is_listed_and_leaves_nothing_behind(model, cache, num
 
         # What Ray says to its users is for the log file; a terminal sees the phases, the address and the command.
         assert [line for line in service.lines if "ray." in line.lower() or "info" in line.lower()] == []
+        steps = [line.partition(" (")[0] for line in service.lines if line.startswith("    ")]
+        assert steps[0] == ("    engine 1: importing torch" if num_ranks > 1 else "    importing torch")
+        assert any(step.endswith("compiling kernels") for step in steps)
+        assert list((cache / "services").glob("start-*")) == []
 
         started = time.monotonic()
         assert service.stop(number) == 0

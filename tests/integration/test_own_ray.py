@@ -6,17 +6,23 @@ from pathlib import Path
 
 import pytest
 
+from rayinfer_deployments.worker_imports import MOST_CORES
+
 START_RAY = """
-import json, os, pathlib
+import json, os, pathlib, sys
 from rayinfer_deployments.ray_environment import set_ray_settings
 set_ray_settings(owns_ray=True)
 import ray
 from rayinfer_deployments.own_ray import OwnRay
+from rayinfer_deployments.process_tree import descendants
 with OwnRay():
     token = pathlib.Path.home() / ".ray" / "auth_token"
     modes = [path.stat().st_mode & 0o777 for path in (token.parent, token)]
     session = pathlib.Path(ray._private.worker.global_worker.node.get_session_dir_path())
-    print(json.dumps({"token_modes": modes, "session": str(session), "had_session": session.is_dir()}))
+    programs = [process.title for process in descendants(os.getpid())]
+    loaded = ray.get(ray.remote(num_cpus=0)(lambda: sorted({"ray.serve", "torch"} & set(sys.modules))).remote())
+    report = {"token_modes": modes, "session": str(session), "had_session": session.is_dir()}
+    print(json.dumps(report | {"programs": programs, "loaded": loaded}))
 """
 
 
@@ -46,3 +52,14 @@ def test_the_session_of_an_own_ray_is_deleted_at_its_end(report):
     assert session.name.startswith("session_2")
     assert not session.exists()
     assert Path(session.parent / "session_latest").resolve() != session
+
+
+def test_an_own_ray_has_no_processes_that_a_service_does_not_use(report):
+    assert any("raylet" in title for title in report["programs"])
+    unused = ("monitor.py", "log_monitor.py", "dashboard.py")
+    assert [title for title in report["programs"] if any(name in title for name in unused)] == []
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) > MOST_CORES, reason="workers of so many cores import nothing ahead")
+def test_workers_that_ray_starts_ahead_have_serve(report):
+    assert report["loaded"] == ["ray.serve"]

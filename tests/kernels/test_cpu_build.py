@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from rayinfer_kernels.cpu.build import CompilerSettings, KernelBuildFailed, build_cpu_library
+from rayinfer_kernels.cpu.build import SOURCE_FOLDER, CompilerSettings, KernelBuildFailed, build_cpu_library
 from rayinfer_kernels.cpu.kernels import CpuKernels
 
 NATIVE = CompilerSettings("g++", "native")
@@ -62,6 +62,18 @@ def test_two_processes_at_once_compile_once(tmp_path, library):
     assert len(outputs) == 1
     assert outputs.pop().strip().endswith(".so")
     assert runs_of(tmp_path) == 1
+
+
+def test_each_compiled_source_is_told_and_a_library_from_the_cache_tells_nothing(tmp_path, library):
+    folder, told = tmp_path / "cache", []
+    copying = compiler_that(tmp_path, f'while [ "$1" != -o ]; do shift; done; cp {library.path} "$2"')
+    settings = CompilerSettings(copying, "native")
+    build_cpu_library(folder, settings, lambda *counts: told.append(counts))
+    num_sources = len(list(SOURCE_FOLDER.glob("*.cpp")))
+    assert told == [(num_done, num_sources) for num_done in range(num_sources + 1)]
+    told.clear()
+    build_cpu_library(folder, settings, lambda *counts: told.append(counts))
+    assert told == []
 
 
 @pytest.mark.parametrize("damage", [b"", b"\x7fELF garbage", None])

@@ -8,6 +8,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.outputs",
         "rayinfer.errors",
         "rayinfer.metrics",
+        "rayinfer.start_steps",
     ),
     (
         "rayinfer.attention",

@@ -200,7 +200,7 @@ def _run(service: Service, folder: Path, console: Console) -> None:
                 for setting in missing:
                     phases.note(f"Ray's environment lacks {setting}")
                 with _controlled(service, prepared.args, missing):
-                    _bring_up(service, cluster, prepared.application, phases)
+                    _bring_up(service, cluster, prepared, phases)
                     is_ready = True
                     _announce(service, console)
                     _watch(service, cluster)
@@ -229,8 +229,11 @@ def _watch(service: Service, cluster: "OwnRay | JoinedRay") -> NoReturn:
 
 
 def _prepare(service: Service, folder: Path) -> Prepared:
-    from rayinfer_deployments.app_args import llm_app_args
-    from rayinfer_deployments.applications import build_llm_app
+    from rayinfer_deployments.uncollected_imports import no_collection
+
+    with no_collection():
+        from rayinfer_deployments.app_args import llm_app_args
+        from rayinfer_deployments.applications import build_llm_app
 
     check_folder(folder)
     listens_itself = service.ray_address is None and not service.has_haproxy
@@ -282,18 +285,33 @@ def _controlled(service: Service, args: "LLMAppArgs", missing: list[str]) -> Abs
     return ControlSocket(control_socket_path(service.port), operations.by_name())
 
 
-def _bring_up(service: Service, cluster: "OwnRay | JoinedRay", application: "Application", phases: Phases) -> None:
+def _bring_up(service: Service, cluster: "OwnRay | JoinedRay", prepared: Prepared, phases: Phases) -> None:
+    from rayinfer_deployments.cli.start_lines import LOADING, StartLines
     from rayinfer_deployments.service_startup import deploy, wait_until_ready
+    from rayinfer_deployments.start_reports import StartReports, reports_path
 
     phases.enter("starting the service")
     host = LOOPBACK if service.has_haproxy else service.host  # the routers' ports lie behind HAProxy's
-    deploy(application, APPLICATION, host, service.port, with_proxy=not cluster.owns_ray or service.has_haproxy)
+    num_processes = sum(model.most_replicas * model.num_ranks for model in prepared.args.models)
+    lines, has_reports = StartLines(phases, num_processes=num_processes), False
+    with StartReports(reports_path(cluster.address)) as reports:
+        with_proxy = not cluster.owns_ray or service.has_haproxy
+        deploy(prepared.application, APPLICATION, host, service.port, with_proxy=with_proxy)
 
-    def tell(reason: str) -> None:
-        phases.enter("loading the model and warming it up")
-        phases.explain(reason)
+        def check() -> None:
+            nonlocal has_reports
+            cluster.check()
+            new = reports.new()
+            has_reports = has_reports or bool(new)
+            lines.show(new)
 
-    wait_until_ready(APPLICATION, service.host, service.port, check=cluster.check, tell=tell)
+        def tell(reason: str) -> None:
+            phases.enter(LOADING)
+            if not has_reports:  # which say more
+                phases.explain(reason)
+
+        wait_until_ready(APPLICATION, service.host, service.port, check=check, tell=tell)
+        lines.show(reports.new())
     if service.routers > 1:
         _wait_for_all_routers(service, cluster)
     phases.finish()

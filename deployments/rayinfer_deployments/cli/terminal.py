@@ -47,6 +47,7 @@ class Phases:
         self._status: Status | None = None
         self._name = ""
         self._started = 0.0
+        self.shown = ""  # what turns on a terminal
 
     def enter(self, name: str) -> None:
         """Begin a phase, ending the one before; the same name again changes nothing."""
@@ -54,7 +55,8 @@ class Phases:
             return
         self.finish()
         self._name, self._started = name, time.monotonic()
-        self._status = self._console.status(Text(f"{name} ..."))
+        self._status = self._console.status("")
+        self.explain("")
         self._status.start()
 
     def __enter__(self) -> "Phases":
@@ -66,9 +68,14 @@ class Phases:
         self.stop()
 
     def explain(self, detail: str) -> None:
-        """Show beside the present phase what it waits for."""
+        """Show beside the present phase what it waits for; the empty string takes that away."""
         if self._status is not None:
-            self._status.update(Text(f"{self._name} ({detail})"))
+            self.shown = f"{self._name} ({detail})" if detail else f"{self._name} ..."
+            self._status.update(Text(self.shown))
+
+    def detail(self, line: str) -> None:
+        """Leave a line for a part of the present phase that is over."""
+        self._console.print(f"    {line}", markup=False, highlight=False, soft_wrap=True)
 
     def note(self, line: str) -> None:
         """Leave a line for people above the present phase."""

@@ -19,6 +19,7 @@ from rayinfer.optimization.sequence_batches import SequenceBatches
 from rayinfer.optimization.tensor_file import DATA_FILE
 from rayinfer_kernels.packed_weight import WeightFormat
 from rayinfer_kernels.quantized_weight import quantize_float8
+from recorded_steps import ended, recorded_steps
 from tiny_models import make_tiny_llama, save_weights
 
 CPU = torch.device("cpu")
@@ -183,3 +184,17 @@ def test_no_two_matrices_are_held_before_they_are_rounded(folder):
 
     load_decoder(folder, torch.float32, CPU, when_filled=look)
     assert 1 <= max(whole) <= 4  # of one layer, whose tensors stand between one another in the file
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_the_first_load_reports_how_weights_are_made_and_the_second_that_they_are_mapped(
+    folder, tmp_path, quantization
+):
+    with recorded_steps() as first:
+        load(folder, tmp_path / "cache", quantization)
+    making = ["reading the checkpoint", *(["quantizing weights to int8"] if quantization else []), "packing weights"]
+    keeping = "keeping packed weights for the next start"
+    assert ended(first) == ["checking which checkpoint it is", *making, keeping, "mapping packed weights"]
+    with recorded_steps() as second:
+        load(folder, tmp_path / "cache", quantization)
+    assert ended(second) == ["checking which checkpoint it is", "mapping packed weights"]

@@ -1,0 +1,40 @@
+"""Lines that show what the engines of a service do while it starts."""
+
+from rayinfer_deployments.cli.terminal import Phases
+from rayinfer_deployments.engine_names import RankName
+from rayinfer_deployments.start_reports import StartReport
+
+SHOWN_FROM_S = 0.1  # what took less is over before anybody has read it
+LOADING = "loading the model and warming it up"
+
+
+class StartLines:
+    """Shows engines' reports in the phase of loading: the present step beside it, each that is over in a line."""
+
+    def __init__(self, phases: Phases, *, num_processes: int) -> None:
+        self._phases = phases
+        self._names_processes = num_processes > 1
+        self._engines: list[str] = []  # in the order of their first reports
+
+    def show(self, reports: list[StartReport]) -> None:
+        """Show what has been reported since the last call; no report, no change."""
+        for report in reports:
+            self._phases.enter(LOADING)
+            where, step = self._where(report.process), report.step
+            if step.seconds is None:
+                count = f" {step.num_done} of {step.num_parts}" if step.num_parts else ""
+                self._phases.explain(f"{where}{step.name}{count}")
+                continue
+            self._phases.explain("")
+            if step.seconds >= SHOWN_FROM_S:
+                self._phases.detail(f"{where}{step.name} ({step.seconds:.1f} s)")
+
+    def _where(self, process: str) -> str:
+        """Name an engine by its number, and a further process of it by its rank."""
+        if not self._names_processes:
+            return ""
+        name = RankName.of(process)
+        if name.engine not in self._engines:
+            self._engines.append(name.engine)
+        rank = f" rank {name.rank}" if name.rank else ""
+        return f"engine {self._engines.index(name.engine) + 1}{rank}: "

@@ -1,0 +1,10 @@
+"""The compiled CPU kernels of this process, from the cache folder."""
+
+import rayinfer_kernels
+from rayinfer.config import cache_folder
+from rayinfer.start_steps import CountedStep
+
+
+def use_cpu_kernels() -> None:
+    """Load the kernels; where they have to be compiled first, that is a step of the start."""
+    rayinfer_kernels.configure(cache_folder() / "kernels", tell=CountedStep("compiling kernels"))

@@ -1,0 +1,49 @@
+"""Steps of an engine's start, reported as records of a logger: whoever wants to show them adds a handler there."""
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+LOGGER = logging.getLogger(__name__)
+LOGGER.propagate = False  # they are for handlers that ask for them, and no lines of a log
+LOGGER.addHandler(logging.NullHandler())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StartStep:
+    """How far a step is."""
+
+    name: str
+    num_done: int | None = None  # parts of it, where they are counted
+    num_parts: int | None = None
+    seconds: float | None = None  # that it took; None while it lasts
+
+
+@contextmanager
+def start_step(name: str) -> Iterator[None]:
+    """Report a step's begin, and its end unless it fails."""
+    started = time.monotonic()
+    _report(StartStep(name=name))
+    yield
+    _report(StartStep(name=name, seconds=time.monotonic() - started))
+
+
+class CountedStep:
+    """A step of several parts, called with the number done and that of all; one that is never called was not needed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._started: float | None = None
+
+    def __call__(self, num_done: int, num_parts: int) -> None:
+        """Report how many parts are done; the step is over with the last one."""
+        now = time.monotonic()
+        self._started = self._started or now
+        seconds = now - self._started if num_done == num_parts else None
+        _report(StartStep(name=self._name, num_done=num_done, num_parts=num_parts, seconds=seconds))
+
+
+def _report(step: StartStep) -> None:
+    LOGGER.info("%s", step)
