@@ -2,7 +2,6 @@
 
 import gc
 import socket
-import struct
 import threading
 import weakref
 
@@ -10,10 +9,10 @@ import pytest
 import torch
 
 from rayinfer.engine import rank_group, rendezvous
-from rayinfer.engine.control_line import ControlLine, LineLost
-from rayinfer.engine.plan_codec import Failed, Hello
+from rayinfer.engine.control_line import LineLost
+from rayinfer.engine.plan_codec import Failed
 from rayinfer.engine.rank_group import RankGroup
-from rayinfer.engine.rendezvous import Rendezvous, knock, open_rendezvous
+from rayinfer.engine.rendezvous import Rendezvous, close_all, join_rendezvous, open_rendezvous
 from rayinfer.errors import EngineDead
 from rayinfer.tensor_parallel import Place
 
@@ -73,32 +72,6 @@ def test_ranks_meet_in_their_stages_and_agree_on_the_least(host):
     assert met == [(Place(rank, *SIZES), [10, 17], 11.0 if rank < 2 else 1100.0, 4, True) for rank in range(4)]
 
 
-def test_nobody_comes_in_without_the_key_or_twice_or_from_another_group(host):
-    meeting = host.rendezvous
-
-    def knock(hello):
-        line = ControlLine(socket.create_connection((meeting.host, meeting.port)))
-        line.send(hello, 5.0)
-        with pytest.raises(LineLost, match=r"hung up|closed"):
-            line.receive(10.0)
-
-    def knock_and_come():
-        for hello in (
-            Hello("another key", 1, 2),
-            Hello(meeting.key, 2, 2),
-            Hello(meeting.key, 0, 2),
-            Hello(meeting.key, 1, 4),
-            Failed("no hello at all"),
-        ):
-            knock(hello)
-        return RankGroup.join(Place(1, 2, 1), meeting)
-
-    groups = in_threads(lambda: RankGroup.host(Place(0, 2, 1), host), knock_and_come)
-    assert [group.share.group.size for group in groups] == [2, 2]
-    for group in groups:
-        group.close()
-
-
 def test_rank_0_stops_waiting_when_it_is_told_that_nobody_will_come(host):
     def check():
         raise EngineDead("rank 1 ended with code 9")
@@ -110,32 +83,15 @@ def test_rank_0_stops_waiting_when_it_is_told_that_nobody_will_come(host):
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
 def test_a_rank_that_is_frozen_before_the_groups_are_built_is_ended_and_named(sizes):
     host, others = open_rendezvous(timeout_s=0.4), Others()
-    lines = [knock(Place(1, *sizes), host.rendezvous, is_for_beats=is_for_beats) for is_for_beats in (False, True)]
 
     def meet():
         with pytest.raises(EngineDead, match=r"rank 1 is lost: it has said nothing for 0\.4 s"):
             RankGroup.host(Place(0, *sizes), host, others)
 
-    in_threads(meet)
+    _, lines = in_threads(meet, lambda: join_rendezvous(Place(1, *sizes), host.rendezvous))
     assert others.graces == [0.0]
-    for line in lines:
-        line.close()
+    close_all([lines.commands, lines.beats, lines.store])
     host.close()
-
-
-def test_a_rank_that_dies_before_it_is_welcome_is_named(host):
-    lines = []
-
-    def check():
-        if lines:  # whoever came is in: it dies, with a reset as of a process that had not read all
-            reset = struct.pack("ii", 1, 0)
-            lines[0]._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
-            lines[0]._socket.close()
-        lines.append(knock(Place(1, 2, 1), host.rendezvous, is_for_beats=bool(lines)))
-
-    with pytest.raises(EngineDead, match="rank 1 is lost: the line is closed"):
-        RankGroup.host(Place(0, 2, 1), host, Others(check))
-    lines[1].close()
 
 
 def pair_of(host):
@@ -172,7 +128,7 @@ def test_groups_that_nobody_has_any_more_do_not_beat(host):
 
 def test_rank_0_stops_waiting_when_its_door_is_closed(host):
     threading.Timer(0.3, host.close).start()
-    with pytest.raises(EngineDead, match="door"):
+    with pytest.raises(EngineDead, match="port for the other ranks is closed"):
         RankGroup.host(Place(0, 2, 1), host)
 
 
@@ -207,4 +163,4 @@ def test_who_fails_while_models_are_loaded_is_named_to_rank_0(host):
 
 
 def test_the_doors_are_open_to_this_machine_alone(host):
-    assert host._door.getsockname()[0] == host._store_door.getsockname()[0] == "127.0.0.1"
+    assert host._listener.getsockname()[0] == "127.0.0.1"
