@@ -3,16 +3,22 @@
 import gc
 import socket
 import threading
+import time
 import weakref
+from contextlib import suppress
 
+import psutil
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from rayinfer.engine import rank_group, rendezvous
 from rayinfer.engine.control_line import LineLost
 from rayinfer.engine.plan_codec import Failed
 from rayinfer.engine.rank_group import RankGroup
+from rayinfer.engine.rank_store import RankStore, ask_over
 from rayinfer.engine.rendezvous import Rendezvous, close_all, join_rendezvous, open_rendezvous
+from rayinfer.engine.torch_groups import open_groups
 from rayinfer.errors import EngineDead
 from rayinfer.tensor_parallel import Place
 
@@ -160,6 +166,77 @@ def test_who_fails_while_models_are_loaded_is_named_to_rank_0(host):
             group.close()
 
     in_threads(fail, agree)
+
+
+class LeavesBeforeConnecting(RankStore):
+    """Stores where gloo's other end is, and never comes there."""
+
+    def get(self, key):
+        self.lines.commands.hang_up()  # as the process's end does
+        self.has_left.set()
+        self.may_end.wait()
+        raise LookupError(key)
+
+
+def test_a_rank_that_is_killed_between_saying_where_it_is_and_connecting_is_noticed_at_once(host, monkeypatch):
+    monkeypatch.setattr(LeavesBeforeConnecting, "wait", lambda self, keys, timeout=None: None)
+    has_left, may_end = threading.Event(), threading.Event()
+
+    def leave():
+        lines = join_rendezvous(Place(1, 2, 1), host.rendezvous)
+        store = LeavesBeforeConnecting(ask_over(lines.store), SOON_S)
+        store.lines, store.has_left, store.may_end = lines, has_left, may_end
+
+        def open_and_leave():
+            with suppress(LookupError, RuntimeError):
+                open_groups(Place(1, 2, 1), store, torch.device("cpu"), "127.0.0.1", host.rendezvous.key)
+
+        threading.Thread(target=open_and_leave, daemon=True).start()
+        assert has_left.wait(SOON_S)
+        return lines
+
+    def meet():
+        with pytest.raises(EngineDead, match="rank 1 is lost: it has hung up"):
+            RankGroup.host(Place(0, 2, 1), host)
+        return time.monotonic()
+
+    started = time.monotonic()
+    noticed, lines = in_threads(meet, leave)
+    may_end.set()
+    assert noticed - started < 5.0
+    close_all([lines.commands, lines.beats, lines.store])
+
+
+def test_what_is_connected_to_gloo_without_the_key_is_no_rank():
+    store = HashStore()
+
+    def be(rank, key):
+        with pytest.raises(EngineDead, match=f"connected as rank {1 - rank} of a group does not know"):
+            open_groups(Place(rank, 2, 1), store, torch.device("cpu"), "127.0.0.1", key)
+
+    in_threads(lambda: be(0, "key"), lambda: be(1, "another key"))
+
+
+def test_ranks_of_one_machine_listen_on_the_loopback_alone_and_no_secret_is_stored(host):
+    before = listening()
+    groups = in_threads(*(lambda rank=rank: met_as(rank, host) for rank in range(4)))
+    assert {address.ip for address in listening()} == {"127.0.0.1"}
+    assert len(listening() - before) == 8  # gloo's, for two groups of each rank: no store's
+    stored = groups[0]._store_values._values
+    assert stored
+    assert all(host.rendezvous.key.encode() not in key.encode() + value for key, value in stored.items())
+    for group in groups:
+        group.close()
+
+
+def listening():
+    connections = psutil.Process().net_connections()
+    return {connection.laddr for connection in connections if connection.status == psutil.CONN_LISTEN}
+
+
+def met_as(rank, host):
+    place = Place(rank, *SIZES)
+    return RankGroup.join(place, host.rendezvous) if rank else RankGroup.host(place, host)
 
 
 def test_the_doors_are_open_to_this_machine_alone(host):
