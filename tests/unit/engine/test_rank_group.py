@@ -48,18 +48,23 @@ def host():
 
 
 def in_threads(*actions):
-    """What each of them returns, all at the same time."""
-    results = [None] * len(actions)
+    """What each of them returns, all at the same time; raises what one of them raised."""
+    results, errors = [None] * len(actions), []
 
     def run(index, action):
-        results[index] = action()
+        try:
+            results[index] = action()
+        except BaseException as error:
+            errors.append(error)
 
     threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(actions)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-        assert not thread.is_alive()
+        assert errors or not thread.is_alive()
+    if errors:
+        raise errors[0]
     return results
 
 

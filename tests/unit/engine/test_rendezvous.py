@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from rayinfer.engine import rendezvous
 from rayinfer.engine.control_line import ControlLine, LineLost, framed
 from rayinfer.engine.meeting_messages import Challenge, Hello
 from rayinfer.engine.plan_codec import Failed
@@ -71,7 +72,8 @@ def test_strangers_who_say_nothing_keep_no_rank_waiting(host, accepting):
     close_all(strangers)
 
 
-def test_no_more_strangers_are_kept_than_the_limit(host, accepting):
+def test_no_more_strangers_are_kept_than_the_limit(host, accepting, monkeypatch):
+    monkeypatch.setattr(rendezvous, "HELLO_TIMEOUT_S", 60.0)  # it is not this that ends them
     strangers = [connect(host) for _ in range(2 * MAX_STRANGERS)]
     for line in strangers[:MAX_STRANGERS]:  # the oldest have given way
         assert isinstance(line.receive(SOON_S), Challenge)
@@ -84,7 +86,9 @@ def test_no_more_strangers_are_kept_than_the_limit(host, accepting):
 def test_who_says_half_a_word_is_not_waited_for(host, accepting):
     line = connect(host)
     line._socket.sendall(framed(Failed("half of this"))[:6])
+    started = time.monotonic()
     leave(join_rendezvous(PLACE, host.rendezvous))
+    assert time.monotonic() - started < 4.0
     line.close()
 
 
