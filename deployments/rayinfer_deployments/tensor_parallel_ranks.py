@@ -7,19 +7,21 @@ Serve has another built. Nothing passes through Ray while they compute; see `ray
 import asyncio
 import importlib
 import os
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayinfer.config import EngineConfig
 from rayinfer.engine.process_state import is_stopped
-from rayinfer.errors import EngineDead, RayinferError
+from rayinfer.errors import EngineDead
 from rayinfer.protocols import ModelDescription
+from rayinfer_deployments.actor_processes import ActorProcess, process_of
 from rayinfer_deployments.engine_actor import ENGINE_BUILDING, MAX_CONCURRENT_CALLS, EngineActor, see_own_gpus
 from rayinfer_deployments.engine_address import EngineAddress
 from rayinfer_deployments.engine_names import RankName
@@ -32,10 +34,10 @@ if TYPE_CHECKING:
 TICK_S = 0.25  # between two looks at a rank
 SILENT_TICKS = 7  # without an answer, after which it counts that its process is stopped: as quick as routers are
 MOST_SILENT_TICKS = 120  # whatever its process does: Python's lock may be held while weights are read; as ranks have it
-MOST_STARTING_TICKS = 2400  # until it has answered once: by then its process has started, and imported the engine
+MOST_STARTING_TICKS = 2400  # until Ray has started its process; one that is stopped is noticed as quickly as ever
 BETTER_REASON_S = 1.0  # for the rank that failed first to say so, when another one has already missed it
 
-RAY_ERRORS = (RayActorError, RayTaskError)
+OWN_ERROR, PROCESS_DIED, CONSEQUENCE = range(3)  # what ranks end with, the best explanation first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,13 +57,15 @@ class RankActor:
         self._config = config
         self._num_processes_on_node = num_processes_on_node
         self._rank = rank
-        self._building = importlib.import_module(ENGINE_BUILDING)  # takes seconds, which the first rank needs as well
+        # Takes seconds, as in the first rank. Beside the constructor: until that returns no ping is answered.
+        threading.Thread(target=importlib.import_module, args=(ENGINE_BUILDING,), daemon=True).start()
 
     def run(self, rendezvous: "Rendezvous") -> None:
         """Load this rank's part and compute until the first rank ends the group; raises when the group breaks."""
+        building = importlib.import_module(ENGINE_BUILDING)
         context = ray.get_runtime_context()
         with written_steps(reports_path(context.gcs_address), context.get_actor_name() or ""):
-            self._building.run_engine_rank(self._config, self._num_processes_on_node, rendezvous, self._rank)
+            building.run_engine_rank(self._config, self._num_processes_on_node, rendezvous, self._rank)
 
     def ping(self) -> int:
         """Answer with the process id, beside a step as well."""
@@ -78,14 +82,16 @@ class EngineGroup:
         others: Sequence[ActorHandle],
         kill: Callable[[ActorHandle], None] = ray.kill,
         is_stopped: Callable[[int], bool] = is_stopped,
+        process_of: Callable[[ActorHandle], ActorProcess | None] = process_of,
     ) -> None:
         self.first = first
         self._name = name
         self._others = dict(enumerate(others, start=1))  # by rank
         self._runs: dict[int, asyncio.Future[None]] = {}  # by rank; none ends as long as all is well
-        self._process_ids: dict[int, int] = {}  # by rank, of those that have answered
+        self._process_ids: dict[int, int] = {}  # by rank, of those that have answered or could
         self._kill = kill
         self._is_stopped = is_stopped
+        self._process_of = process_of
 
     @property
     def has_others(self) -> bool:
@@ -95,9 +101,8 @@ class EngineGroup:
     async def start(self) -> ModelDescription:
         """Have all load their parts and take a step together, and return what the engine says of itself.
 
-        Raises Ray's error of the one that explains a failure.
-
-        Raises EngineDead when one of several falls silent meanwhile; the others then wait for it until they are killed.
+        Raises Ray's error of the one that explains a failure, and EngineDead when one of several has died or falls
+        silent meanwhile; the others then wait for it until they are killed.
         """
         if self._others:
             # The answer goes from process to process, also to the one that gives it: read here, it would import torch.
@@ -119,30 +124,48 @@ class EngineGroup:
             for silence in silences:
                 silence.cancel()
         await asyncio.wait(calls, timeout=BETTER_REASON_S if self._others else None)
-        raise _first_reason(calls)
+        raise self._first_reason(calls)
 
     async def first_loss(self) -> str:
-        """Return once a rank beyond the first has ended or fallen silent, with which one and why."""
-        watching = [self._end_of(rank) for rank in self._others] + [self._silence_of(rank) for rank in self._others]
-        tasks = [asyncio.ensure_future(watch) for watch in watching]
+        """Return once a rank beyond the first has ended or fallen silent, with which one and why.
+
+        Where several have ended it is the one that explains the others.
+        """
+        silences = [_begun(self._silence_of(rank)) for rank in self._others]
+        runs = list(self._runs.values())
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return next(iter(done)).result()
+            await asyncio.wait([*runs, *silences], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
+            for silence in silences:
+                silence.cancel()
+        if not any(run.done() for run in runs):
+            loss: str = next(silence.result() for silence in silences if silence.done())
+            return loss
+        if all(_reason_order(run) == CONSEQUENCE for run in runs if run.done()):
+            await asyncio.wait(runs, timeout=BETTER_REASON_S)
+        rank = min(
+            (rank for rank, run in self._runs.items() if run.done()), key=lambda rank: _reason_order(self._runs[rank])
+        )
+        return self._end_of(rank, self._runs[rank].exception())
 
     def kill(self) -> None:
         """End every process at once."""
         for actor in (self.first, *self._others.values()):
             self._kill(actor)
 
-    async def _end_of(self, rank: int) -> str:
-        try:
-            await asyncio.shield(self._runs[rank])
-        except RAY_ERRORS as error:
-            return f"rank {rank} of engine {self._name} has died: {cause_in_one_line(error)}"
-        return f"rank {rank} of engine {self._name} has ended"
+    def _end_of(self, rank: int, error: BaseException | None) -> str:
+        if error is None:
+            return f"rank {rank} of engine {self._name} has ended"
+        return f"rank {rank} of engine {self._name} has died: {cause_in_one_line(error)}"
+
+    def _first_reason(self, calls: Sequence[asyncio.Future[Any]]) -> BaseException:
+        """Choose the error that says what was wrong; `calls` are those of rank 0, rank 1 and so on."""
+        ended = {rank: call.exception() for rank, call in enumerate(calls) if call.done()}
+        rank = min(ended, key=lambda rank: _reason_order(calls[rank]))
+        error = ended[rank]
+        if error is None or (isinstance(error, RayActorError) and self._others):
+            return EngineDead(self._end_of(rank, error))
+        return error
 
     async def _silence_of(self, rank: int) -> str:
         """Count our own ticks, not seconds: what kept this loop from running is no rank's fault.
@@ -150,6 +173,7 @@ class EngineGroup:
         A rank that answers nothing may be busy with something that holds Python's lock, and lives: unless its process
         is stopped it has as long as ranks give each other.
         """
+        process_id: int | None = None
         num_silent_ticks, actor = 0, self._others[rank] if rank else self.first
         answer = _begun(actor.ping.remote())
         while num_silent_ticks < (MOST_SILENT_TICKS if rank in self._process_ids else MOST_STARTING_TICKS):
@@ -159,7 +183,12 @@ class EngineGroup:
                 if answer.exception() is None:
                     num_silent_ticks, self._process_ids[rank] = 0, answer.result()
                 answer = _begun(actor.ping.remote())  # also after a failure, which may have been Ray's and has passed
-            process_id = self._process_ids.get(rank)
+            if rank in self._process_ids:
+                process_id = self._process_ids[rank]
+            elif num_silent_ticks % SILENT_TICKS == 0 and (process := await asyncio.to_thread(self._process_of, actor)):
+                process_id = process.process_id
+                if process.is_ready:
+                    num_silent_ticks, self._process_ids[rank] = 0, process_id
             if num_silent_ticks >= SILENT_TICKS and process_id is not None and self._is_stopped(process_id):
                 break
         return f"rank {rank} of engine {self._name} has not answered for {num_silent_ticks * TICK_S:.1f} s"
@@ -198,12 +227,9 @@ def _begun(call: Awaitable[Any]) -> asyncio.Future[Any]:
     return future
 
 
-def _first_reason(calls: Sequence[asyncio.Future[Any]]) -> BaseException:
-    """Choose the error that says what was wrong: a lost connection only says that somebody else has gone."""
-    errors = [error for call in calls if call.done() and (error := call.exception()) is not None]
-    reasons = [error for error in errors if _is_reason(cause_of(error))]
-    return next(iter([*reasons, *errors]), EngineDead("a rank ended while the engine was started"))
-
-
-def _is_reason(cause: BaseException) -> bool:
-    return isinstance(cause, RayinferError) and not isinstance(cause, EngineDead)
+def _reason_order(call: asyncio.Future[Any]) -> int:
+    """Say how much a rank's end explains: its own error most, and a lost connection only that another one has gone."""
+    error = call.exception()
+    if error is None or isinstance(cause_of(error), EngineDead):
+        return CONSEQUENCE
+    return PROCESS_DIED if isinstance(error, RayActorError) else OWN_ERROR

@@ -9,6 +9,7 @@ import math
 import select
 import socket
 import time
+from collections.abc import Sequence
 
 from rayinfer.engine.plan_codec import AnyMessage, BadMessage, decode, encode
 from rayinfer.errors import RayinferError
@@ -77,15 +78,25 @@ class ControlLine:
         """Wait for what the other end says next; raises LineLost, and BadMessage."""
         deadline = time.monotonic() + timeout_s
         self._read_until(LENGTH_BYTES, deadline, timeout_s)
-        length = int.from_bytes(self._unread[:LENGTH_BYTES], "big")
-        if length > max_bytes:
-            raise BadMessage(f"a message of {length} bytes, at most {max_bytes} are taken")
-        end = LENGTH_BYTES + length
+        end = self._end_of_first(max_bytes)
         self._read_until(end, deadline, timeout_s)
-        with memoryview(self._unread) as unread:
-            message = decode(unread[LENGTH_BYTES:end])
-        del self._unread[:end]
-        return message
+        return self._take(end)
+
+    def receive_now(self, *, max_bytes: int) -> AnyMessage | None:
+        """Read what has come, and return a message if it is whole by now; raises LineLost, and BadMessage."""
+        try:
+            self._socket.setblocking(False)
+            read = self._socket.recv(LENGTH_BYTES + max_bytes)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise LineLost(f"the line is closed: {error}") from None
+        if not read:
+            raise LineLost("it has hung up")
+        self._unread += read
+        if len(self._unread) < LENGTH_BYTES or len(self._unread) < (end := self._end_of_first(max_bytes)):
+            return None
+        return self._take(end)
 
     def hang_up(self) -> None:
         """End all talk at once; from any thread, and whoever waits at either end hears of it."""
@@ -96,6 +107,18 @@ class ControlLine:
         """Hang up, and give the socket back."""
         self.hang_up()
         self._socket.close()
+
+    def _end_of_first(self, max_bytes: int) -> int:
+        length = int.from_bytes(self._unread[:LENGTH_BYTES], "big")
+        if length > max_bytes:
+            raise BadMessage(f"a message of {length} bytes, at most {max_bytes} are taken")
+        return LENGTH_BYTES + length
+
+    def _take(self, end: int) -> AnyMessage:
+        with memoryview(self._unread) as unread:
+            message = decode(unread[LENGTH_BYTES:end])
+        del self._unread[:end]
+        return message
 
     def _read_until(self, num_bytes: int, deadline: float, timeout_s: float) -> None:
         while len(self._unread) < num_bytes:
@@ -116,6 +139,15 @@ def framed(message: AnyMessage) -> bytes:
     """Pack a message as it goes over a line: four bytes of length, and the message."""
     data = encode(message)
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+def hung_up(lines: Sequence[ControlLine], timeout_s: float) -> bool:
+    """Wait until one of the lines is closed at its other end; returns whether one is."""
+    poller = select.poll()
+    for line in lines:
+        if (descriptor := line.fileno()) >= 0:
+            poller.register(descriptor, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
+    return any(events & ~select.POLLNVAL for _, events in poller.poll(1000 * timeout_s))
 
 
 def _wait_for(connection: socket.socket, wanted: int, timeout_s: float) -> int:

@@ -1,14 +1,13 @@
 """Rank 0's executor: it tells every command to the other ranks and does its own part of it."""
 
 import contextlib
-import select
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from rayinfer.engine.control_line import ControlLine, LineLost, framed
+from rayinfer.engine.control_line import ControlLine, LineLost, framed, hung_up
 from rayinfer.engine.engine_state import SleepLevel
 from rayinfer.engine.executor import Executor, StepHandle
 from rayinfer.engine.kv_offload import BlockCopy
@@ -26,10 +25,12 @@ from rayinfer.engine.plan_codec import (
     read_sampled,
     release_message,
 )
-from rayinfer.engine.rank_group import LAST_WORDS_S, STEP_TIMEOUT_S, RankGroup
+from rayinfer.engine.rank_failures import LAST_WORDS_S, failed, lost, rank_that_hung_up
+from rayinfer.engine.rank_group import RankGroup, own_cause
 from rayinfer.engine.rendezvous import START_TIMEOUT_S
 from rayinfer.engine.stage_times import StageTimes
 from rayinfer.engine.step_plan import SampledTokens, StepPlan
+from rayinfer.engine.torch_groups import STEP_TIMEOUT_S
 from rayinfer.errors import EngineDead
 
 LOOK_ROUND_S = 0.25  # between two looks at the lines of an idle engine
@@ -158,8 +159,7 @@ class GroupExecutor:
             try:
                 line.send_bytes(frame, STEP_TIMEOUT_S)
             except LineLost as error:
-                self._await_last_words()
-                raise EngineDead(f"rank {rank} is lost: {error}") from None
+                raise lost(rank, error) from None
 
     def _await_done(self) -> None:
         for rank, line in enumerate(self._group.lines, start=1):
@@ -171,9 +171,9 @@ class GroupExecutor:
         try:
             said = line.receive(timeout_s)
         except (LineLost, BadMessage) as error:
-            raise EngineDead(f"rank {rank} is lost: {error}") from None
+            raise lost(rank, error) from None
         if isinstance(said, Failed):
-            raise EngineDead(f"rank {rank} failed: {said.reason}")
+            raise failed(rank, said)
         return said
 
     @property
@@ -223,13 +223,8 @@ class GroupExecutor:
         """A line is closed at its other end; between two commands that is a failure like any other."""
         self._group.abort_device_waits()
         with self._lock, contextlib.suppress(EngineDead), self._command():
-            self._await_last_words()
-
-    def _await_last_words(self) -> None:
-        for rank, line in enumerate(self._group.lines, start=1):
-            while line.has_unread:
-                if isinstance(said := self._hear(rank, line, LAST_WORDS_S), Computed):
-                    self._keep(rank, said)
+            if (loss := rank_that_hung_up(self._group.lines, 1, 0.0)) is not None:
+                raise loss
 
     def _lose(self) -> None:
         """A rank is frozen. Who waits for it in gloo is freed once its process is gone."""
@@ -241,23 +236,10 @@ class GroupExecutor:
         if self._is_over:
             return
         if self._death is None:
-            self._death = EngineDead(f"a rank of the engine failed: {self._cause(error)}")
+            cause = self._group.cause_of(error) if isinstance(error, Exception) else own_cause(error)
+            self._death = EngineDead(f"a rank of the engine failed: {cause}")
         self._group.close()
         self._end_ranks(LAST_WORDS_S)
-
-    def _cause(self, error: BaseException) -> str:
-        """What another rank says of its own end explains more than what this one has seen of it."""
-        if self._group.loss is not None:
-            return self._group.loss
-        if isinstance(error, EngineDead):
-            return str(error)
-        if isinstance(error, Exception):
-            time.sleep(LAST_WORDS_S)
-            try:
-                self._await_last_words()
-            except EngineDead as last_words:
-                return str(last_words)
-        return f"{type(error).__name__}: {error}"
 
     @property
     def lines(self) -> list[ControlLine] | None:
@@ -282,20 +264,12 @@ def _keep_company(reference: "weakref.ref[GroupExecutor]") -> None:
     """The thread: it keeps no executor alive that nobody else has."""
     while (executor := reference()) is not None and (lines := executor.lines) is not None:
         del executor
-        has_hung_up = _wait_for_hang_up(lines, LOOK_ROUND_S)
+        has_hung_up = hung_up(lines, LOOK_ROUND_S)
         if (executor := reference()) is None:
             return
         if has_hung_up:
             executor.note_hang_up()
         del executor
-
-
-def _wait_for_hang_up(lines: Sequence[ControlLine], timeout_s: float) -> bool:
-    poller = select.poll()
-    for line in lines:
-        if (descriptor := line.fileno()) >= 0:
-            poller.register(descriptor, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
-    return any(events & ~select.POLLNVAL for _, events in poller.poll(1000 * timeout_s))
 
 
 def _expect(is_expected: bool, rank: int, said: AnyMessage) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rayinfer.engine.kv_offload import BlockCopy
+from rayinfer.engine.meeting_messages import Challenge, Hello, Numbers, StoreAnswer, StoreCall, Welcome
 from rayinfer.engine.step_plan import EnteredRow, SampledTokens, ScoredTokens, StepPlan
 from rayinfer.errors import RayinferError
 from rayinfer.sampling_params import SamplingParams
@@ -20,30 +21,6 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 class BadMessage(RayinferError):
     """Another rank says what nobody can read."""
-
-
-# Before the first step
-
-
-class Hello(msgspec.Struct, tag="hello", array_like=True, frozen=True):
-    """A rank's first word to rank 0, on each of its two lines."""
-
-    key: str
-    rank: int
-    world_size: int
-    is_for_beats: bool = False  # rather than for commands
-
-
-class Welcome(msgspec.Struct, tag="welcome", array_like=True, frozen=True):
-    """Rank 0's answer, once all are there: where the groups for tensors meet."""
-
-    store_port: int
-
-
-class Numbers(msgspec.Struct, tag="numbers", array_like=True, frozen=True):
-    """What a rank has room for, and rank 0's answer: what all of them have."""
-
-    values: list[int]
 
 
 # Commands of rank 0, in the order in which every rank obeys them
@@ -141,11 +118,14 @@ class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
     """A rank's last word: it ends, and why."""
 
     reason: str
+    is_consequence: bool = False  # of another rank's end, as far as this one can tell
+    failed_at: float = 0.0  # by the clock of its machine
 
 
 Command = RunPlan | CopyBlocks | Release | Restore | End
 Answer = Done | Computed | Failed
-AnyMessage = Hello | Welcome | Numbers | Beat | Command | Answer
+Meeting = Challenge | Hello | Welcome | StoreCall | StoreAnswer | Numbers
+AnyMessage = Meeting | Beat | Command | Answer
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(AnyMessage)

@@ -63,7 +63,8 @@ class RankBeats:
                 lost = [rank for rank, ticks in silent_ticks.items() if self._is_lost(rank, ticks)]
                 if lost and not self._is_over.is_set():
                     self.stop()
-                    self._on_silence(lost[0], silent_ticks[lost[0]] * self._interval_s)
+                    first = max(lost, key=silent_ticks.__getitem__)
+                    self._on_silence(first, silent_ticks[first] * self._interval_s)
         finally:
             for line in self._lines.values():
                 line.close()

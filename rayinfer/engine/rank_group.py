@@ -1,35 +1,35 @@
 """The ranks of one engine: how they find each other, what they talk over, and how long they wait for each other."""
 
 import contextlib
-import time
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-import torch.distributed as dist
-from torch.distributed import PrefixStore, ProcessGroup, Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import ProcessGroup
 
 from rayinfer.engine.control_line import ControlLine, LineLost
+from rayinfer.engine.meeting_messages import Numbers
 from rayinfer.engine.places import rank_device
-from rayinfer.engine.plan_codec import BadMessage, Failed, Numbers, Welcome
+from rayinfer.engine.plan_codec import BadMessage, Failed
 from rayinfer.engine.rank_beats import RankBeats
+from rayinfer.engine.rank_failures import RankLost, failed, first_failure, lost, rank_that_hung_up, say_last_words
+from rayinfer.engine.rank_store import RankStore, StoreValues, ask_over
 from rayinfer.engine.rendezvous import (
+    LOOK_ROUND_S,
     START_TIMEOUT_S,
     RankLines,
     Rendezvous,
     RendezvousHost,
     close_all,
-    knock,
+    join_rendezvous,
 )
 from rayinfer.engine.timed_group import TimedGroup
+from rayinfer.engine.torch_groups import TorchGroups, open_groups
 from rayinfer.errors import EngineDead, RayinferError
-from rayinfer.tensor_parallel import Alone, Place, Share, TensorGroup, TorchGroup
-
-STEP_TIMEOUT_S = 1800.0  # for what ranks that live compute in one step: no fault of one may hold all for ever
-LAST_WORDS_S = 0.5  # for a rank that is going to say why it ends
+from rayinfer.tensor_parallel import Place, Share
 
 
 class OtherRanks(Protocol):
@@ -72,15 +72,19 @@ class RankGroup:
         self.was_aborted = False  # by `abort_device_waits`
         self.on_loss = on_loss
         self.everybody: ProcessGroup | None = None  # all ranks, where there are several stages
-        self._served_store: TCPStore | None = None  # rank 0's alone: without it nobody waits for what is in the store
         self._share: Share | None = None
+        self._store: RankStore | None = None  # torch's groups do not keep it alive
         self._groups: list[ProcessGroup] = []
         if device.type == "cuda":
             torch.cuda.set_device(device)
         others = range(1, place.world_size) if place.rank == 0 else [0]
         beats = dict(zip(others, (line.beats for line in lines), strict=True))
         self.beats = RankBeats(beats, timeout_s, partial(_lose, weakref.ref(self)), is_stopped)
-        weakref.finalize(self, self.beats.close)  # at once, where nobody closes it
+        self._store_lines = [line.store for line in lines]
+        self._store_values = StoreValues()  # rank 0's
+        weakref.finalize(
+            self, _let_go, self.beats, self._store_lines, self._store_values
+        )  # at once, where nobody closes it
 
     @classmethod
     def host(cls, place: Place, host: RendezvousHost, others: OtherRanks | None = None) -> "RankGroup":
@@ -95,29 +99,26 @@ class RankGroup:
             is_stopped=others.is_stopped if others is not None else None,
         )
         with group._closed_on_failure():
-            group._meet(host.rendezvous, host.store_port, host.rendezvous.host, listen_fd=host.take_store_door())
+            group._store_values.serve(group._store_lines)
+            store = RankStore(group._store_values.answer, START_TIMEOUT_S)
+            group._meet(store, host.rendezvous.host, host.rendezvous.key)
         host.close()
         return group
 
     @classmethod
     def join(cls, place: Place, rendezvous: Rendezvous, is_stopped: Callable[[int], bool] | None = None) -> "RankGroup":
         """Come to rank 0, as any other; raises EngineDead when it is not there. `is_stopped` tells of its process."""
-        commands = knock(place, rendezvous, is_for_beats=False)
-        beats = knock(place, rendezvous, is_for_beats=True)
+        lines = join_rendezvous(place, rendezvous)
         try:
-            welcome = commands.receive(START_TIMEOUT_S)
-            if not isinstance(welcome, Welcome):
-                raise BadMessage(f"rank 0 says {welcome!r:.80} instead of welcome")
             device = rank_device(place)
-        except (LineLost, BadMessage) as error:
-            close_all([commands, beats])
-            raise EngineDead(f"rank {place.rank} could not meet the others: {error}") from error
-        except BaseException:
-            close_all([commands, beats])
+        except BaseException as error:
+            say_last_words(lines.commands, error)
+            close_all([lines.commands, lines.beats, lines.store])
             raise
-        group = cls(place, [RankLines(commands, beats)], rendezvous.timeout_s, device, is_stopped=is_stopped)
+        group = cls(place, [lines], rendezvous.timeout_s, device, is_stopped=is_stopped)
         with group._closed_on_failure():
-            group._meet(rendezvous, welcome.store_port, commands.own_host)
+            store = RankStore(ask_over(lines.store), START_TIMEOUT_S)
+            group._meet(store, lines.commands.own_host, rendezvous.key)
         return group
 
     @property
@@ -138,13 +139,13 @@ class RankGroup:
         try:
             if self.place.rank:
                 self.lines[0].send(Numbers(own), START_TIMEOUT_S)
-                return _numbers(self.lines[0])
-            told = [own, *map(_numbers, self.lines)]
+                return _numbers(0, self.lines[0])
+            told = [own, *(_numbers(rank, line) for rank, line in enumerate(self.lines, start=1))]
             least = [min(column) for column in zip(*told, strict=True)]
             for line in self.lines:
                 line.send(Numbers(least), START_TIMEOUT_S)
-        except (LineLost, BadMessage) as error:
-            raise EngineDead(f"another rank is lost while models are loaded: {self.loss or error}") from None
+        except (LineLost, BadMessage, RankLost) as error:
+            raise EngineDead(f"another rank is lost while models are loaded: {self.cause_of(error)}") from None
         return least
 
     @contextlib.contextmanager
@@ -157,27 +158,34 @@ class RankGroup:
         except RayinferError:
             raise
         except Exception as error:
-            time.sleep(LAST_WORDS_S)
-            if (reason := self.loss or self._last_words()) is None:
+            if (cause := self.cause_of(error)) == own_cause(error):
                 raise
-            raise EngineDead(f"a rank of the engine failed: {reason}") from error
+            raise EngineDead(f"a rank of the engine failed: {cause}") from error
+
+    def cause_of(self, error: Exception) -> str:
+        """Return why the group ends, given what this rank has seen of it: which rank failed first, and how."""
+        if self.loss is None and self.place.rank == 0:
+            cause = first_failure(error, self.lines).text
+        else:
+            cause = own_cause(error)
+        return self.loss or cause
 
     def close(self) -> None:
         """Hang up on everybody; whoever waits for this rank hears of it."""
-        self.beats.close()
+        _let_go(self.beats, self._store_lines, self._store_values)
         for line in self.lines:
             line.close()
         for group in self._groups:
             with contextlib.suppress(RuntimeError):
                 group.abort() if self.device.type == "cuda" else group.shutdown()
         self._groups.clear()
-        self._share = self.everybody = self._served_store = None
+        self._share = self.everybody = self._store = None
 
     def break_off(self) -> None:
         """End the waits for another rank, from any thread, but for those in gloo, which end with its process."""
-        for line in self.lines:
+        for line in [*self.lines, *self._store_lines]:
             line.hang_up()
-        self._served_store = None
+        self._store_values.close()
         self.abort_device_waits()
 
     def abort_device_waits(self) -> None:
@@ -192,62 +200,73 @@ class RankGroup:
                 with contextlib.suppress(RuntimeError):
                     group.abort()
 
-    def _meet(self, rendezvous: Rendezvous, store_port: int, own_host: str, listen_fd: int | None = None) -> None:
-        """Build torch's groups: one for each stage's tensor ranks, and one of all ranks for what stages pass on."""
-        open_store = partial(
-            TCPStore, rendezvous.host, store_port, timeout=timedelta(seconds=START_TIMEOUT_S), wait_for_workers=False
-        )
-        if listen_fd is not None:
-            self._served_store = open_store(is_master=True, master_listen_fd=listen_fd)
-        # Another connection, also for rank 0: groups keep theirs, and with it they would keep the store itself.
-        place, store = self.place, PrefixStore(rendezvous.key, open_store(is_master=False))
-        if place.pipeline_parallel_size > 1:
-            everybody = PrefixStore("all", store)
-            self.everybody = self._open_group(everybody, place.rank, place.world_size, own_host)
-        tensors: TensorGroup = Alone()
-        if place.tensor_parallel_size > 1:
-            stage = PrefixStore(f"stage{place.stage}", store)
-            size = place.tensor_parallel_size
-            tensors = TimedGroup(TorchGroup(self._open_group(stage, place.tensor_rank, size, own_host)))
-        self._share = Share(place, tensors)
+    def _meet(self, store: RankStore, own_host: str, key: str) -> None:
+        """Build torch's groups, and stop waiting for a rank that is lost meanwhile; raises EngineDead.
 
-    def _open_group(self, store: Store, rank: int, size: int, own_host: str) -> ProcessGroup:
-        timeout = timedelta(seconds=STEP_TIMEOUT_S)
-        group: ProcessGroup
-        if self.device.type == "cuda":
-            options: Any = dist.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            group = dist.ProcessGroupNCCL(store, rank, size, options)  # type: ignore[assignment]
-        else:
-            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            options._timeout = timeout
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_host)]
-            group = dist.ProcessGroupGloo(store, rank, size, options)  # type: ignore[assignment]
-        self._groups.append(group)
-        return group
+        gloo waits for ever for one that has said where it is, and never comes: it is left to wait in a thread.
+        """
+        self._store = store
+        opening = _Opening(partial(open_groups, self.place, store, self.device, own_host, key))
+        first_rank = 1 if self.place.rank == 0 else 0
+        while (groups := opening.result(LOOK_ROUND_S)) is None:
+            if self.loss is not None:
+                raise EngineDead(self.loss)
+            if (loss := rank_that_hung_up(self.lines, first_rank, 0.0)) is not None:
+                raise loss
+        self._groups = list(groups.process_groups)
+        self._share, self.everybody = groups.share, groups.everybody
 
     @contextlib.contextmanager
     def _closed_on_failure(self) -> Iterator[None]:
         try:
             yield
-        except (LineLost, BadMessage, RuntimeError) as error:
+        except (LineLost, BadMessage, RuntimeError, TimeoutError, EngineDead) as error:
+            cause = self.cause_of(error)
+            if self.place.rank:
+                say_last_words(self.lines[0], error)
             self.close()
-            raise EngineDead(f"rank {self.place.rank} could not meet the others: {self.loss or error}") from error
+            raise EngineDead(f"rank {self.place.rank} could not meet the others: {cause}") from error
         except BaseException:
             self.close()
             raise
 
-    def _last_words(self) -> str | None:
-        """Which rank has said that it failed, and why; or else has gone."""
-        gone: str | None = None
-        for rank, line in enumerate(self.lines, start=1):
-            try:
-                while line.has_unread:
-                    if isinstance(said := line.receive(LAST_WORDS_S), Failed):
-                        return f"rank {rank} failed: {said.reason}"
-            except (LineLost, BadMessage) as error:
-                gone = gone or f"rank {rank} is lost: {error}"
-        return gone
+
+class _Opening:
+    """torch's groups, built in a thread that may be left alone when a rank is lost."""
+
+    def __init__(self, build: Callable[[], TorchGroups]) -> None:
+        self._build = build
+        self._groups: TorchGroups | None = None
+        self._error: BaseException | None = None
+        self._is_over = threading.Event()
+        threading.Thread(target=self._run, name="groups", daemon=True).start()
+
+    def result(self, timeout_s: float) -> TorchGroups | None:
+        """Wait for the groups; raises what building them raised."""
+        self._is_over.wait(timeout_s)
+        if self._error is not None:
+            raise self._error
+        return self._groups
+
+    def _run(self) -> None:
+        try:
+            self._groups = self._build()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._is_over.set()
+
+
+def own_cause(error: BaseException) -> str:
+    """Say what this rank has seen."""
+    return str(error) if isinstance(error, EngineDead) else f"{type(error).__name__}: {error}"
+
+
+def _let_go(beats: RankBeats, store_lines: Sequence[ControlLine], values: StoreValues) -> None:
+    beats.close()
+    values.close()
+    for line in store_lines:
+        line.hang_up()
 
 
 def _lose(reference: "weakref.ref[RankGroup]", rank: int, silent_s: float) -> None:
@@ -260,8 +279,11 @@ def _lose(reference: "weakref.ref[RankGroup]", rank: int, silent_s: float) -> No
             group.break_off()
 
 
-def _numbers(line: ControlLine) -> list[int]:
-    said = line.receive(START_TIMEOUT_S)
+def _numbers(rank: int, line: ControlLine) -> list[int]:
+    try:
+        said = line.receive(START_TIMEOUT_S)
+    except (LineLost, BadMessage) as error:
+        raise lost(rank, error) from None
     if isinstance(said, Numbers):
         return said.values
-    raise EngineDead(said.reason if isinstance(said, Failed) else f"another rank says {said!r:.80} instead of numbers")
+    raise failed(rank, said) if isinstance(said, Failed) else EngineDead(f"rank {rank} says {said!r:.80}, no numbers")

@@ -1,6 +1,5 @@
 """What every rank but the first does: it loads its part of the model, and obeys rank 0 until it is told to end."""
 
-import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,6 @@ from rayinfer.engine.plan_codec import (
     CopyBlocks,
     Done,
     End,
-    Failed,
     Release,
     Restore,
     RunPlan,
@@ -25,8 +23,10 @@ from rayinfer.engine.plan_codec import (
     read_copy,
     read_plan,
 )
-from rayinfer.engine.rank_group import STEP_TIMEOUT_S, RankGroup
+from rayinfer.engine.rank_failures import is_consequence, say_last_words
+from rayinfer.engine.rank_group import RankGroup
 from rayinfer.engine.rendezvous import Rendezvous
+from rayinfer.engine.torch_groups import STEP_TIMEOUT_S
 from rayinfer.errors import EngineDead
 
 
@@ -51,8 +51,9 @@ def run_rank(
         finally:
             part.executor.shutdown()
     except BaseException as error:
-        with contextlib.suppress(LineLost):
-            line.send(Failed(f"{type(error).__name__}: {error}"), 1.0)
+        say_last_words(line, error)
+        if is_consequence(error):  # gloo's words name no rank
+            raise EngineDead(f"rank {rank} has lost the others: {error}") from error
         raise
     finally:
         group.close()

@@ -1,4 +1,4 @@
-"""Engines of rank actors for every architecture: what one rank answers; one always, all with `make test-faults`."""
+"""Engines of rank actors: what one rank answers, for every architecture, and who is named when they do not start."""
 
 import itertools
 
@@ -12,6 +12,7 @@ from tiny_architectures import DECODERS, ENCODER_DECODERS
 MAKERS = DECODERS | ENCODER_DECODERS
 CASES = [(name, size) for name in MAKERS for size in [(2, 1), (1, 2)]] + [("qwen3-moe", (2, 2)), ("marian", (2, 2))]
 ALWAYS = ("t5", (1, 2))
+NAMED_WITHIN_S = 10.0  # five times what it takes where the machine has nothing else to do
 
 
 @pytest.fixture(scope="module")
@@ -42,3 +43,17 @@ def test_rank_actors_answer_like_one_rank(name, size, owner, numbers, tmp_path):
     for delta in deltas:
         got.note(delta)
     assert_alike(got, answers_of(folder))
+
+
+# From before its constructor has returned, over the imports and the meeting, to the weights and the first step.
+@pytest.mark.faults
+@pytest.mark.parametrize("after_s", [0.0, 0.5, 1.5, 3.0, 4.5])
+def test_a_rank_actor_that_is_stopped_while_its_engine_starts_is_soon_named(after_s, owner, numbers, tmp_path):
+    folder = MAKERS["llama"](tmp_path)
+    for file_name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / file_name).write_text("{}", encoding="utf-8")
+    config = config_of(folder, tensor_parallel_size=2)
+    said, seconds = ray.get(owner.seconds_until_named.remote(config, next(numbers), after_s), timeout=2 * WITHIN_S)
+    print(f"stopped after {after_s} s, named after {seconds:.1f} s: {said}")
+    assert "rank 1 of engine" in said
+    assert seconds < NAMED_WITHIN_S

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
 
 import ray
@@ -11,8 +14,10 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayinfer.config import EngineConfig
+from rayinfer.errors import EngineDead
 from rayinfer.outputs import TokenDelta
 from rayinfer.protocols import GenerationRequest
+from rayinfer_deployments.actor_processes import process_of
 from rayinfer_deployments.engine_address import EngineAddress
 from rayinfer_deployments.ray_engine_client import RayEngineClient
 from rayinfer_deployments.tensor_parallel_ranks import EngineResources, create_engine_group
@@ -45,6 +50,27 @@ class GroupOwner:
                         break
                 await group.first.shutdown.remote()
                 return deltas
+        finally:
+            group.kill()
+
+    async def seconds_until_named(self, config: EngineConfig, number: int, after_s: float) -> tuple[str, float]:
+        """Stop rank 1 so long after Ray has made its process; returns what the start then fails with, and when."""
+        address = EngineAddress(actor_name=f"engine-{number}", namespace="rank-actors", epoch=number)
+        resources = EngineResources(num_ranks=2, num_cpus=CPUS_EACH, num_gpus=0)
+        group = create_engine_group(address, config, resources, 2)
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                starting = asyncio.ensure_future(group.start())
+                while (process := await asyncio.to_thread(process_of, group._others[1])) is None:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(after_s)
+                os.kill(process.process_id, signal.SIGSTOP)
+                stopped = time.monotonic()
+                try:
+                    await starting
+                except EngineDead as error:
+                    return str(error), time.monotonic() - stopped
+                return "it has started", 0.0
         finally:
             group.kill()
 

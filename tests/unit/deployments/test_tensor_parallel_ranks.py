@@ -5,6 +5,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from rayinfer.errors import EngineDead, ModelLoadError
 from rayinfer_deployments import tensor_parallel_ranks
+from rayinfer_deployments.actor_processes import ActorProcess
+from rayinfer_deployments.ray_failures import cause_in_one_line
 from rayinfer_deployments.tensor_parallel_ranks import EngineGroup
 
 
@@ -47,9 +49,9 @@ def task_error(cause):
     return RayTaskError("run", "traceback", cause)
 
 
-def group_of(first, *others, stopped=()):
+def group_of(first, *others, stopped=(), process_of=lambda actor: None):
     killed = []
-    return EngineGroup("engine-x", first, others, killed.append, stopped.__contains__), killed
+    return EngineGroup("engine-x", first, others, killed.append, stopped.__contains__, process_of), killed
 
 
 def test_an_engine_of_one_process_only_starts_it():
@@ -107,8 +109,79 @@ def test_a_rank_that_dies_while_the_first_one_waits_for_it_ends_the_start():
         starting = asyncio.ensure_future(group.start())
         await asyncio.sleep(0.01)
         other.answers["run"].set_exception(ActorDiedError())
-        with pytest.raises(ActorDiedError):
+        with pytest.raises(EngineDead, match="rank 1 of engine engine-x has died: ActorDiedError"):
             await starting
+
+    asyncio.run(scenario())
+
+
+WHAT_ENDS_RANK_2 = [
+    (ActorDiedError(), "rank 2 of engine engine-x has died: ActorDiedError"),
+    (task_error(MemoryError("no room")), "MemoryError: no room"),
+]
+
+
+@pytest.mark.parametrize(("end", "reason"), WHAT_ENDS_RANK_2)
+def test_of_several_ranks_that_fail_while_the_engine_starts_the_first_one_is_named(end, reason):
+    async def scenario():
+        first = FakeActor(open_group="there", start=pending(), ping=1)
+        others = [FakeActor(run=pending(), ping=rank) for rank in range(1, 4)]
+        group, _ = group_of(first, *others)
+        starting = asyncio.ensure_future(group.start())
+        await asyncio.sleep(0.01)
+        for other in (others[0], others[2]):
+            other.answers["run"].set_exception(task_error(EngineDead("it has lost the others")))
+        await asyncio.sleep(0.01)
+        others[1].answers["run"].set_exception(end)
+        with pytest.raises((EngineDead, RayTaskError)) as caught:
+            await starting
+        assert reason in cause_in_one_line(caught.value)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("end", "reason"), WHAT_ENDS_RANK_2)
+def test_of_several_ranks_that_end_later_the_first_one_to_fail_is_the_groups_loss(end, reason):
+    async def scenario():
+        others = [FakeActor(run=pending(), ping=rank) for rank in range(1, 4)]
+        group, _ = await started(*others)
+        losing = asyncio.ensure_future(group.first_loss())
+        await asyncio.sleep(0.01)
+        for other in (others[0], others[2]):
+            other.answers["run"].set_exception(task_error(EngineDead("it has lost the others")))
+        await asyncio.sleep(0.01)
+        others[1].answers["run"].set_exception(end)
+        loss = await asyncio.wait_for(losing, 5.0)
+        assert loss.startswith("rank 2 of engine engine-x has died: ")
+        assert reason.rsplit(": ", maxsplit=1)[-1] in loss
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_a_rank_that_is_stopped_before_its_first_answer_ends_the_start(is_ready):
+    async def scenario():
+        first, other = FakeActor(open_group="there", start=pending(), ping=7), FakeActor(run=pending(), ping=pending())
+        processes = {first: ActorProcess(7, is_ready=True), other: ActorProcess(8, is_ready)}
+        stopped = set()
+        group, _ = group_of(first, other, stopped=stopped, process_of=processes.get)
+        starting = asyncio.ensure_future(group.start())
+        await asyncio.sleep(0.2)  # forty ticks: it may be busy
+        assert not starting.done()
+        stopped.add(8)
+        with pytest.raises(EngineDead, match="rank 1 of engine engine-x has not answered for"):
+            await asyncio.wait_for(starting, 2.0)  # far from MOST_STARTING_TICKS
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_whose_constructor_has_returned_has_no_longer_than_any_other_to_answer(monkeypatch):
+    async def scenario():
+        monkeypatch.setattr(tensor_parallel_ranks, "MOST_SILENT_TICKS", 40)
+        first, other = FakeActor(open_group="there", start=pending(), ping=7), FakeActor(run=pending(), ping=pending())
+        group, _ = group_of(first, other, process_of=lambda actor: ActorProcess(8, is_ready=True))
+        with pytest.raises(EngineDead, match=r"rank 1 of engine engine-x has not answered for 0\.2 s"):
+            await asyncio.wait_for(group.start(), 5.0)
 
     asyncio.run(scenario())
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from rayinfer.engine.kv_offload import BlockCopy
+from rayinfer.engine.meeting_messages import Numbers
 from rayinfer.engine.plan_codec import (
     BadMessage,
-    Hello,
     computed_message,
     copy_message,
     decode,
@@ -103,7 +103,7 @@ def test_a_copy_of_blocks_comes_out_as_it_went_in():
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x00", encode(Hello("key", 1, 2))[:-1], msgspec.msgpack.encode(["hello", "key", "one", 2])]
+    "data", [b"", b"\x00", encode(Numbers([1, 2]))[:-1], msgspec.msgpack.encode(["numbers", "one"])]
 )
 def test_what_nobody_can_read_is_refused(data):
     with pytest.raises(BadMessage, match="unreadable message"):

@@ -2,18 +2,23 @@
 
 import gc
 import socket
-import struct
 import threading
+import time
 import weakref
+from contextlib import suppress
 
+import psutil
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from rayinfer.engine import rank_group, rendezvous
-from rayinfer.engine.control_line import ControlLine, LineLost
-from rayinfer.engine.plan_codec import Failed, Hello
+from rayinfer.engine.control_line import LineLost
+from rayinfer.engine.plan_codec import Failed
 from rayinfer.engine.rank_group import RankGroup
-from rayinfer.engine.rendezvous import Rendezvous, knock, open_rendezvous
+from rayinfer.engine.rank_store import RankStore, ask_over
+from rayinfer.engine.rendezvous import Rendezvous, close_all, join_rendezvous, open_rendezvous
+from rayinfer.engine.torch_groups import open_groups
 from rayinfer.errors import EngineDead
 from rayinfer.tensor_parallel import Place
 
@@ -43,18 +48,23 @@ def host():
 
 
 def in_threads(*actions):
-    """What each of them returns, all at the same time."""
-    results = [None] * len(actions)
+    """What each of them returns, all at the same time; raises what one of them raised."""
+    results, errors = [None] * len(actions), []
 
     def run(index, action):
-        results[index] = action()
+        try:
+            results[index] = action()
+        except BaseException as error:
+            errors.append(error)
 
     threads = [threading.Thread(target=run, args=pair, daemon=True) for pair in enumerate(actions)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-        assert not thread.is_alive()
+        assert errors or not thread.is_alive()
+    if errors:
+        raise errors[0]
     return results
 
 
@@ -73,32 +83,6 @@ def test_ranks_meet_in_their_stages_and_agree_on_the_least(host):
     assert met == [(Place(rank, *SIZES), [10, 17], 11.0 if rank < 2 else 1100.0, 4, True) for rank in range(4)]
 
 
-def test_nobody_comes_in_without_the_key_or_twice_or_from_another_group(host):
-    meeting = host.rendezvous
-
-    def knock(hello):
-        line = ControlLine(socket.create_connection((meeting.host, meeting.port)))
-        line.send(hello, 5.0)
-        with pytest.raises(LineLost, match=r"hung up|closed"):
-            line.receive(10.0)
-
-    def knock_and_come():
-        for hello in (
-            Hello("another key", 1, 2),
-            Hello(meeting.key, 2, 2),
-            Hello(meeting.key, 0, 2),
-            Hello(meeting.key, 1, 4),
-            Failed("no hello at all"),
-        ):
-            knock(hello)
-        return RankGroup.join(Place(1, 2, 1), meeting)
-
-    groups = in_threads(lambda: RankGroup.host(Place(0, 2, 1), host), knock_and_come)
-    assert [group.share.group.size for group in groups] == [2, 2]
-    for group in groups:
-        group.close()
-
-
 def test_rank_0_stops_waiting_when_it_is_told_that_nobody_will_come(host):
     def check():
         raise EngineDead("rank 1 ended with code 9")
@@ -110,32 +94,15 @@ def test_rank_0_stops_waiting_when_it_is_told_that_nobody_will_come(host):
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
 def test_a_rank_that_is_frozen_before_the_groups_are_built_is_ended_and_named(sizes):
     host, others = open_rendezvous(timeout_s=0.4), Others()
-    lines = [knock(Place(1, *sizes), host.rendezvous, is_for_beats=is_for_beats) for is_for_beats in (False, True)]
 
     def meet():
         with pytest.raises(EngineDead, match=r"rank 1 is lost: it has said nothing for 0\.4 s"):
             RankGroup.host(Place(0, *sizes), host, others)
 
-    in_threads(meet)
+    _, lines = in_threads(meet, lambda: join_rendezvous(Place(1, *sizes), host.rendezvous))
     assert others.graces == [0.0]
-    for line in lines:
-        line.close()
+    close_all([lines.commands, lines.beats, lines.store])
     host.close()
-
-
-def test_a_rank_that_dies_before_it_is_welcome_is_named(host):
-    lines = []
-
-    def check():
-        if lines:  # whoever came is in: it dies, with a reset as of a process that had not read all
-            reset = struct.pack("ii", 1, 0)
-            lines[0]._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
-            lines[0]._socket.close()
-        lines.append(knock(Place(1, 2, 1), host.rendezvous, is_for_beats=bool(lines)))
-
-    with pytest.raises(EngineDead, match="rank 1 is lost: the line is closed"):
-        RankGroup.host(Place(0, 2, 1), host, Others(check))
-    lines[1].close()
 
 
 def pair_of(host):
@@ -172,7 +139,7 @@ def test_groups_that_nobody_has_any_more_do_not_beat(host):
 
 def test_rank_0_stops_waiting_when_its_door_is_closed(host):
     threading.Timer(0.3, host.close).start()
-    with pytest.raises(EngineDead, match="door"):
+    with pytest.raises(EngineDead, match="port for the other ranks is closed"):
         RankGroup.host(Place(0, 2, 1), host)
 
 
@@ -206,5 +173,76 @@ def test_who_fails_while_models_are_loaded_is_named_to_rank_0(host):
     in_threads(fail, agree)
 
 
+class LeavesBeforeConnecting(RankStore):
+    """Stores where gloo's other end is, and never comes there."""
+
+    def get(self, key):
+        self.lines.commands.hang_up()  # as the process's end does
+        self.has_left.set()
+        self.may_end.wait()
+        raise LookupError(key)
+
+
+def test_a_rank_that_is_killed_between_saying_where_it_is_and_connecting_is_noticed_at_once(host, monkeypatch):
+    monkeypatch.setattr(LeavesBeforeConnecting, "wait", lambda self, keys, timeout=None: None)
+    has_left, may_end = threading.Event(), threading.Event()
+
+    def leave():
+        lines = join_rendezvous(Place(1, 2, 1), host.rendezvous)
+        store = LeavesBeforeConnecting(ask_over(lines.store), SOON_S)
+        store.lines, store.has_left, store.may_end = lines, has_left, may_end
+
+        def open_and_leave():
+            with suppress(LookupError, RuntimeError):
+                open_groups(Place(1, 2, 1), store, torch.device("cpu"), "127.0.0.1", host.rendezvous.key)
+
+        threading.Thread(target=open_and_leave, daemon=True).start()
+        assert has_left.wait(SOON_S)
+        return lines
+
+    def meet():
+        with pytest.raises(EngineDead, match="rank 1 is lost: it has hung up"):
+            RankGroup.host(Place(0, 2, 1), host)
+        return time.monotonic()
+
+    started = time.monotonic()
+    noticed, lines = in_threads(meet, leave)
+    may_end.set()
+    assert noticed - started < 5.0
+    close_all([lines.commands, lines.beats, lines.store])
+
+
+def test_what_is_connected_to_gloo_without_the_key_is_no_rank():
+    store = HashStore()
+
+    def be(rank, key):
+        with pytest.raises(EngineDead, match=f"connected as rank {1 - rank} of a group does not know"):
+            open_groups(Place(rank, 2, 1), store, torch.device("cpu"), "127.0.0.1", key)
+
+    in_threads(lambda: be(0, "key"), lambda: be(1, "another key"))
+
+
+def test_ranks_of_one_machine_listen_on_the_loopback_alone_and_no_secret_is_stored(host):
+    before = listening()
+    groups = in_threads(*(lambda rank=rank: met_as(rank, host) for rank in range(4)))
+    assert {address.ip for address in listening()} == {"127.0.0.1"}
+    assert len(listening() - before) == 8  # gloo's, for two groups of each rank: no store's
+    stored = groups[0]._store_values._values
+    assert stored
+    assert all(host.rendezvous.key.encode() not in key.encode() + value for key, value in stored.items())
+    for group in groups:
+        group.close()
+
+
+def listening():
+    connections = psutil.Process().net_connections()
+    return {connection.laddr for connection in connections if connection.status == psutil.CONN_LISTEN}
+
+
+def met_as(rank, host):
+    place = Place(rank, *SIZES)
+    return RankGroup.join(place, host.rendezvous) if rank else RankGroup.host(place, host)
+
+
 def test_the_doors_are_open_to_this_machine_alone(host):
-    assert host._door.getsockname()[0] == host._store_door.getsockname()[0] == "127.0.0.1"
+    assert host._listener.getsockname()[0] == "127.0.0.1"

@@ -1,0 +1,25 @@
+"""The processes that Ray has given actors, also those that cannot say anything themselves yet."""
+
+from dataclasses import dataclass
+
+from ray._private.state import actors  # its public twin asks the dashboard, which may not be there
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+
+
+@dataclass(frozen=True, slots=True)
+class ActorProcess:
+    """The process in which an actor lives, or is about to."""
+
+    process_id: int
+    is_ready: bool  # its constructor has returned
+
+
+def process_of(actor: ActorHandle) -> ActorProcess | None:
+    """Ask Ray for an actor's process; None when it has none so far, or Ray cannot say. It may take long."""
+    try:
+        entry = actors(actor._actor_id.hex())
+    except RayError:
+        return None
+    process_id = entry.get("Pid")
+    return ActorProcess(process_id, entry.get("State") == "ALIVE") if process_id else None

@@ -1,0 +1,108 @@
+"""Which rank failed first, and why: ranks that lose another one fail as well, and often say so sooner."""
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from rayinfer.engine.control_line import ControlLine, LineLost, hung_up
+from rayinfer.engine.plan_codec import BadMessage, Failed
+from rayinfer.errors import EngineDead
+
+LAST_WORDS_S = 0.5  # for a rank that is going to say why it ends
+TELL_S = 1.0  # to send it
+LOOK_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """How one rank ended."""
+
+    rank: int
+    text: str  # names it
+    is_consequence: bool  # of another rank's end
+    failed_at: float | None = None  # None of a rank that has gone without a word
+
+    @property
+    def order(self) -> tuple[bool, bool, float]:
+        """What sorts causes before consequences: own failures by time, then who has gone, then who missed another."""
+        return self.is_consequence, self.failed_at is None, self.failed_at or 0.0
+
+
+class RankLost(EngineDead):
+    """Another rank has failed or gone; it may have done so because of a third."""
+
+    def __init__(self, failure: RankFailure) -> None:
+        super().__init__(failure.text)
+        self.failure = failure
+
+
+def lost(rank: int, error: Exception) -> RankLost:
+    """Make the error for a rank whose line has broken."""
+    return RankLost(RankFailure(rank, f"rank {rank} is lost: {error}", is_consequence=False))
+
+
+def failed(rank: int, said: Failed) -> RankLost:
+    """Make the error for a rank that has said why it ends."""
+    return RankLost(RankFailure(rank, f"rank {rank} failed: {said.reason}", said.is_consequence, said.failed_at))
+
+
+def say_last_words(line: ControlLine, error: BaseException) -> None:
+    """Tell rank 0 why this rank ends, if it still listens."""
+    with contextlib.suppress(LineLost):
+        line.send(Failed(f"{type(error).__name__}: {error}", is_consequence(error), time.time()), TELL_S)
+
+
+def is_consequence(error: BaseException) -> bool:
+    """Say whether an error only tells that another rank has gone."""
+    return isinstance(error, LineLost | EngineDead | dist.DistError) or (
+        isinstance(error, RuntimeError) and "gloo" in str(error)  # which names its source files
+    )
+
+
+def first_failure(error: BaseException, lines: Sequence[ControlLine], grace_s: float = LAST_WORDS_S) -> RankFailure:
+    """Return what explains a failure that rank 0 has seen: this one, or a better one that another rank tells of.
+
+    `lines` are those to rank 1, rank 2 and so on. Unless a cause is found, it is waited for until the grace is over.
+    """
+    seen = _seen(error)
+    failures, deadline = {seen.rank: seen}, time.monotonic() + grace_s
+    open_lines = dict(enumerate(lines, start=1))
+    while True:
+        for rank, line in list(open_lines.items()):
+            if (failure := _end_of(rank, line)) is not None:
+                del open_lines[rank]
+                if rank not in failures or failure.failed_at is not None:  # its words say more than its silence
+                    failures[rank] = failure
+        best = min(failures.values(), key=lambda failure: failure.order)
+        if not best.is_consequence or not open_lines or time.monotonic() > deadline:
+            return best
+        time.sleep(LOOK_S)
+
+
+def rank_that_hung_up(lines: Sequence[ControlLine], first_rank: int, timeout_s: float) -> RankLost | None:
+    """Wait for a line to be closed at its other end; returns the loss of that rank, or None when the time is over."""
+    if not hung_up(lines, timeout_s):
+        return None
+    rank = next((rank for rank, line in enumerate(lines, start=first_rank) if hung_up([line], 0.0)), first_rank)
+    return lost(rank, LineLost("it has hung up"))
+
+
+def _seen(error: BaseException) -> RankFailure:
+    if isinstance(error, RankLost):
+        return error.failure
+    text = str(error) if isinstance(error, EngineDead) else f"{type(error).__name__}: {error}"
+    return RankFailure(0, text, is_consequence(error), time.time())
+
+
+def _end_of(rank: int, line: ControlLine) -> RankFailure | None:
+    """Read what a rank has said last; None as long as it goes on."""
+    try:
+        while line.has_unread:
+            if isinstance(said := line.receive(LAST_WORDS_S), Failed):
+                return failed(rank, said).failure
+    except (LineLost, BadMessage) as error:
+        return lost(rank, error).failure
+    return None
