@@ -18,6 +18,7 @@ from ray import serve  # noqa: E402
 
 from rayinfer_deployments.app_args import llm_app_args  # noqa: E402
 from rayinfer_deployments.applications import build_llm_app  # noqa: E402
+from rayinfer_deployments.service_startup import LOGGING  # noqa: E402
 from service_client import ServiceClient, wait_until  # noqa: E402
 from tiny_models import make_tiny_llama  # noqa: E402
 
@@ -61,7 +62,8 @@ def deploy(cluster: str) -> Deploy:
     def deploy_application(name: str, models: list[dict[str, Any]], **settings: Any) -> Iterator[ServiceClient]:
         application = build_llm_app(llm_app_args({"models": [SMALL | model for model in models], **settings}))
         try:
-            serve.run(application, name=name, route_prefix=f"/{name}")
+            # As `rayinfer serve` does: whoever deploys it again with another logging has its replicas reconfigured.
+            serve.run(application, name=name, route_prefix=f"/{name}", logging_config=LOGGING)
             with httpx.Client(base_url=f"{cluster}/{name}", timeout=60, trust_env=False) as http:
                 client = ServiceClient(http)
                 wait_until(client.is_ready)
