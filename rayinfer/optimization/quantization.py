@@ -29,13 +29,12 @@ from rayinfer_kernels.quantized_weight import (
 )
 
 INT8_DYNAMIC, INT4, FP8 = "int8-dynamic", "int4", "fp8"
-# What is inside the layers, and what stands before and behind them: embedding and head, whose rows keep their digits,
-# for what these lose costs most, and their products are few.
+# What is inside the layers, and what stands before and behind them: embedding and head.
 _LAYER_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
     {"int8": WeightFormat.INT8, INT8_DYNAMIC: WeightFormat.INT8_DYNAMIC, INT4: WeightFormat.INT4_DYNAMIC}
 )
 _END_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
-    {"int8": WeightFormat.INT8, INT8_DYNAMIC: WeightFormat.INT8, INT4: WeightFormat.INT8}
+    {"int8": WeightFormat.INT8, INT8_DYNAMIC: WeightFormat.INT8_DYNAMIC, INT4: WeightFormat.INT8_DYNAMIC}
 )
 
 
@@ -112,7 +111,9 @@ def quantize_share(
 def _copy_norms(decoder: torch.nn.Module, whole: torch.nn.Module) -> None:
     for name, module in decoder.named_modules():
         if isinstance(module, RMSNorm):
-            module.weight.copy_(whole.get_submodule(name).weight)
+            norm = whole.get_submodule(name)
+            assert isinstance(norm, RMSNorm)
+            module.weight.copy_(norm.weight)
 
 
 def _with_four_bits(formats: Mapping[str, WeightFormat]) -> list[str]:

@@ -137,17 +137,14 @@ def _products(decoder: torch.nn.Module) -> Iterator[_Product]:
         if not isinstance(layer, PreNormLayer):
             continue
         attention, feed_forward = layer.self_attn, layer.mlp
-        if isinstance(attention, SelfAttention) and _is_plain(layer.input_layernorm):
-            yield _Product(f"{path}.self_attn.qkv_proj", attention.qkv_proj, layer.input_layernorm.weight)
+        before, between = layer.input_layernorm, layer.post_attention_layernorm
+        if isinstance(attention, SelfAttention) and isinstance(before, RMSNorm) and before.plain_eps is not None:
+            yield _Product(f"{path}.self_attn.qkv_proj", attention.qkv_proj, before.weight)
         if not isinstance(feed_forward, GatedMLP):
             continue
         gate_up = feed_forward.gate_up_proj
-        if _is_plain(layer.post_attention_layernorm):
-            yield _Product(f"{path}.mlp.gate_up_proj", gate_up, layer.post_attention_layernorm.weight)
+        if isinstance(between, RMSNorm) and between.plain_eps is not None:
+            yield _Product(f"{path}.mlp.gate_up_proj", gate_up, between.weight)
         if gate_up.bias is None:
             up = gate_up.weight[gate_up.widths[0] :]
             yield _Product(f"{path}.mlp.down_proj", feed_forward.down_proj, up)
-
-
-def _is_plain(norm: torch.nn.Module) -> bool:
-    return isinstance(norm, RMSNorm) and norm.plain_eps is not None

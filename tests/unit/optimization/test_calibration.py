@@ -69,5 +69,6 @@ def test_a_calibrated_model_stays_nearer_to_the_original_than_a_rounded_one(name
 def test_of_an_embedding_and_a_head_only_rounding_is_asked(tmp_path):
     decoder = load_decoder(make_tiny_llama(tmp_path, tie=False), torch.float32, CPU)
     formats = matrix_formats(decoder, "int4")
-    assert formats["model.embed_tokens"] is formats["lm_head"] is WeightFormat.INT8
+    assert formats["model.embed_tokens"] is formats["lm_head"] is WeightFormat.INT8_DYNAMIC
     assert set(matrix_formats(decoder, "int8").values()) == {WeightFormat.INT8}
+    assert set(matrix_formats(decoder, "int8-dynamic").values()) == {WeightFormat.INT8_DYNAMIC}

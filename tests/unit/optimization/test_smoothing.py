@@ -6,7 +6,6 @@ from rayinfer.models.loader import load_decoder
 from rayinfer.optimization.quantization import matrix_formats
 from rayinfer.optimization.sequence_batches import SequenceBatches
 from rayinfer.optimization.smoothing import choose_scales, smooth_decoder
-from rayinfer_kernels.packed_weight import WeightFormat
 from rayinfer_kernels.quantized_weight import pack_quantized, quantize
 from tiny_models import make_tiny_llama, save_weights
 
@@ -76,9 +75,3 @@ def test_scales_are_powers_of_two_that_take_from_large_inputs_and_leave_unused_o
     assert torch.equal(scales.log2(), scales.log2().round())
     assert scales[3] >= 4 * scales.median()
     assert scales[4] == 1
-
-
-def test_heads_and_embeddings_keep_their_rows(folder):
-    formats = matrix_formats(load_decoder(folder, torch.float32, CPU), "int8-dynamic")
-    assert formats["lm_head"] is formats["model.embed_tokens"] is WeightFormat.INT8
-    assert formats["model.layers.0.mlp.down_proj"] is WeightFormat.INT8_DYNAMIC
