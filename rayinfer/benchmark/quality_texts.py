@@ -1,6 +1,6 @@
 """Real text for `rayinfer bench quality`: a file of the user's, or what comes with every Python."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -77,3 +77,13 @@ def cut_into_texts(
                 pieces.append(piece)
                 left -= len(piece)
     return pieces
+
+
+def count_shared_windows(texts: Iterable[Sequence[int]], others: Iterable[Sequence[int]], length: int = 32) -> int:
+    """Count the places of `texts` from which `length` tokens stand in `others`, too: none where they are held out."""
+    known = {window for text in others for window in _windows(text, length)}
+    return sum(window in known for text in texts for window in _windows(text, length))
+
+
+def _windows(text: Sequence[int], length: int) -> Iterable[tuple[int, ...]]:
+    return (tuple(text[start : start + length]) for start in range(len(text) - length + 1))

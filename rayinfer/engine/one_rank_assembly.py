@@ -25,7 +25,7 @@ from rayinfer.models.generation_config import default_sampling_params
 from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.optimization.device_modes import check_device
-from rayinfer.optimization.quality_gates import check_quality
+from rayinfer.optimization.quality_gates import check_quality, measured_model
 from rayinfer.protocols import ModelDescription
 
 _logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def check_settings(config: EngineConfig, folder: Path) -> ModelConfig:
     model = read_model_config(folder)
     dtype = torch_dtype(config.dtype, model)
     check_device(config, any_device(), dtype)
-    _check_quality(config)
+    _check_quality(config, folder)
     _check_determinism(config, dtype)
     return model
 
@@ -109,7 +109,8 @@ def _check_determinism(config: EngineConfig, dtype: torch.dtype) -> None:
         )
 
 
-def _check_quality(config: EngineConfig) -> None:
+def _check_quality(config: EngineConfig, folder: Path) -> None:
+    model = measured_model(config.model, folder)
     modes = [config.quantization, None if config.kv_cache_dtype == "auto" else f"{config.kv_cache_dtype}-kv"]
     for mode in filter(None, modes):
-        check_quality(mode, is_inaccuracy_allowed=config.allow_inaccurate_quantization)
+        check_quality(mode, is_inaccuracy_allowed=config.allow_inaccurate_quantization, model=model)

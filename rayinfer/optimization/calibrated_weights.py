@@ -20,20 +20,21 @@ _CPU = torch.device("cpu")
 
 def calibrated_weights(folder: Path, dtype: torch.dtype, names: Sequence[str]) -> dict[str, QuantizedWeight]:
     """Quantise the named linear layers of a checkpoint; the model itself writes in `dtype`."""
-    token_ids = _own_text(folder, dtype)
+    token_ids = own_text(folder, dtype, NUM_SEQUENCES, MAX_LENGTH)
     learner = load_decoder(folder, torch.float32, _CPU)
     with progress_line("four-bit weights", len(names)) as advance:
         return calibrate(learner, names, token_ids, advance)
 
 
-def _own_text(folder: Path, dtype: torch.dtype) -> torch.Tensor:
+def own_text(folder: Path, dtype: torch.dtype, num_sequences: int, max_length: int) -> torch.Tensor:
+    """Have the model write token ids [num_sequences, length]; raises ModelLoadError where it cannot."""
     writer = load_decoder(folder, dtype, _CPU)
-    length = min(MAX_LENGTH, writer.config.max_position_embeddings)
+    length = min(max_length, writer.config.max_position_embeddings)
     writer.prepare(dtype, _CPU, length)
     try:
         with progress_line("text of the model's own", length - 1) as advance:
-            return sample_sequences(writer, dtype, NUM_SEQUENCES, length, advance)
+            return sample_sequences(writer, dtype, num_sequences, length, advance)
     except ValueError as error:
         raise ModelLoadError(
-            f"{folder}: the model cannot write the text that four bits are chosen with: {error}"
+            f"{folder}: the model cannot write the text that its numbers of few bits are chosen with: {error}"
         ) from None

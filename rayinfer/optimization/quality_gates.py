@@ -1,40 +1,66 @@
-"""How much worse than float32 a mode may be, and how much worse it was found to be."""
+"""How much worse than float32 a mode may be, and how much worse it was found to be, model by model."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from rayinfer.errors import ConfigError
+from rayinfer.models.embedded_models import EMBEDDED_MODELS
 
 # By mode, how far perplexity may lie above float32's, in percent.
 QUALITY_LIMITS: Mapping[str, float] = MappingProxyType(
-    {"int8": 1.0, "int8-dynamic": 3.0, "int4": 5.0, "int8-kv": 3.0, "fp8": 3.0, "fp8-kv": 3.0}
-)
-# How far it does: on stories15M (kernels/benchmarks/results/quality-stories15m.json), and modes that run on GPUs only
-# on SmolLM2-135M and an H100 (quality-smollm2-135m-gpu.json there).
-MEASURED: Mapping[str, float] = MappingProxyType(
-    {"int8": -0.03, "int8-dynamic": 0.36, "int4": 4.37, "int8-kv": -0.02, "fp8": 3.45, "fp8-kv": 1.12}
+    {"int8": 1.0, "int8-dynamic": 1.5, "int4": 5.0, "int8-kv": 3.0, "fp8": 3.0, "fp8-kv": 3.0}
 )
 GPU_MODES = ("fp8", "fp8-kv")
+# By model and mode, how far it does, each model on text of its own (kernels/benchmarks/results/quality-MODEL.json,
+# quality-MODEL-gpu.json for modes that run on GPUs only, quality-MODEL-MODE.json where a mode was measured later).
+MEASURED: Mapping[str, Mapping[str, float]] = MappingProxyType(
+    {
+        "smollm2-135m": MappingProxyType(
+            {"int8": 0.49, "int8-dynamic": 2.08, "int4": 10.8, "int8-kv": 0.16, "fp8": 3.45, "fp8-kv": 1.12}
+        ),
+        "stories15m": MappingProxyType({"int8": -0.03, "int8-dynamic": 0.36, "int4": 4.37, "int8-kv": -0.02}),
+    }
+)
+# What stands for a model that nobody measured: on a CPU the one whose weights were never rounded before.
+STAND_IN, GPU_STAND_IN = "stories15m", "smollm2-135m"
 
 
 def check_quality(
     mode: str,
     *,
     is_inaccuracy_allowed: bool,
-    measured: Mapping[str, float] = MEASURED,
-    limits: Mapping[str, float] = QUALITY_LIMITS,
+    model: str | None = None,
+    measured: Mapping[str, Mapping[str, float]] = MEASURED,
 ) -> None:
-    """Raise ConfigError for a mode that was found to lose too much, or was not measured, unless that is allowed."""
-    if is_inaccuracy_allowed:
-        return
-    if mode not in measured:
-        raise ConfigError(
-            f"what {mode} costs in perplexity has not been measured on a GPU yet: set allow_inaccurate_quantization to"
+    """Raise ConfigError for a mode that was found to lose too much, or was not measured, unless that is allowed.
+
+    `model` is one that was measured, as `measured_model` says, or None.
+    """
+    if not is_inaccuracy_allowed and (reason := excess(mode, model, measured)) is not None:
+        raise ConfigError(reason)
+
+
+def excess(mode: str, model: str | None, measured: Mapping[str, Mapping[str, float]] = MEASURED) -> str | None:
+    """Say why a mode needs `allow_inaccurate_quantization` with this model; None where it does not."""
+    judged = model if model is not None else GPU_STAND_IN if mode in GPU_MODES else STAND_IN
+    loss, limit = measured.get(judged, {}).get(mode), QUALITY_LIMITS[mode]
+    if loss is None:
+        return (
+            f"what {mode} costs {judged} in perplexity has not been measured yet: set allow_inaccurate_quantization to"
             f" use it all the same, and rayinfer bench quality --modes {mode} to measure it"
         )
-    if measured[mode] > limits[mode]:
-        model = "SmolLM2-135M" if mode in GPU_MODES else "stories15M"
-        raise ConfigError(
-            f"{mode} makes perplexity {measured[mode]:.1f} % worse than float32 ({model}), more than the"
-            f" {limits[mode]:g} % that pass: set allow_inaccurate_quantization to use it all the same"
+    if loss > limit:
+        return (
+            f"{mode} makes perplexity {loss:.1f} % worse than float32 ({judged}), more than the {limit:g} % that pass:"
+            " set allow_inaccurate_quantization to use it all the same"
         )
+    return None
+
+
+def measured_model(model: str, folder: Path) -> str | None:
+    """Find which measured model this is: an embedded one by name, or by the folder that it was converted into."""
+    for name, embedded in EMBEDDED_MODELS.items():
+        if model == name or folder.name.startswith(f"{name}-{embedded.gguf_sha256[:8]}-"):
+            return name
+    return None

@@ -10,12 +10,14 @@ from rayinfer.errors import ConfigError
 from rayinfer.layers.decoder_layer import DecoderLayer
 from rayinfer.layers.expert_linear import ExpertLinear
 from rayinfer.layers.matrix import Matrix
+from rayinfer.layers.rms_norm import RMSNorm
 from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.loader import empty_decoder, load_decoder
 from rayinfer.models.sharding import shard
 from rayinfer.optimization.calibrated_weights import calibrated_weights
 from rayinfer.optimization.shared_weights import INPUTS, largest_by_output, part_of
+from rayinfer.optimization.smoothing import smooth_decoder
 from rayinfer.tensor_parallel import WHOLE, Share
 from rayinfer_kernels.packed_weight import WeightFormat
 from rayinfer_kernels.quantized_weight import (
@@ -26,13 +28,13 @@ from rayinfer_kernels.quantized_weight import (
     unpack_quantized,
 )
 
-INT4, FP8 = "int4", "fp8"
+INT8_DYNAMIC, INT4, FP8 = "int8-dynamic", "int4", "fp8"
 # What is inside the layers, and what stands before and behind them: embedding and head.
 _LAYER_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
-    {"int8": WeightFormat.INT8, "int8-dynamic": WeightFormat.INT8_DYNAMIC, INT4: WeightFormat.INT4_DYNAMIC}
+    {"int8": WeightFormat.INT8, INT8_DYNAMIC: WeightFormat.INT8_DYNAMIC, INT4: WeightFormat.INT4_DYNAMIC}
 )
 _END_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
-    {"int8": WeightFormat.INT8, "int8-dynamic": WeightFormat.INT8_DYNAMIC, INT4: WeightFormat.INT8_DYNAMIC}
+    {"int8": WeightFormat.INT8, INT8_DYNAMIC: WeightFormat.INT8_DYNAMIC, INT4: WeightFormat.INT8_DYNAMIC}
 )
 
 
@@ -61,7 +63,12 @@ def check_can_quantize(decoder: object, quantization: str) -> None:
 
 
 def quantize_decoder(decoder: torch.nn.Module, quantization: str, folder: Path, dtype: torch.dtype) -> None:
-    """Replace every matrix of a decoder that `load_decoder` returned for `folder`; norms and biases stay."""
+    """Replace every matrix of a decoder that `load_decoder` returned for `folder`.
+
+    Norms and biases stay, but where rows of a norm's are smoothed before they get eight bits.
+    """
+    if quantization == INT8_DYNAMIC:
+        smooth_decoder(decoder, folder, dtype)
     formats = matrix_formats(decoder, quantization)
     to_calibrate = _with_four_bits(formats)
     found = calibrated_weights(folder, dtype, to_calibrate) if to_calibrate else {}
@@ -78,17 +85,19 @@ def quantize_share(
 ) -> None:
     """Do the same to one rank's share: its numbers are those that the whole model's matrices have there.
 
-    Four bits are found for the whole model only: so they are taken from the one that `whole` returns.
+    Where rows get eight bits, too, they are found for the whole model only: so they are taken, with its norms, from the
+    one that `whole` returns.
     """
     formats, cuts = matrix_formats(decoder, quantization), shard(empty_decoder(folder), share)
-    four_bits = _with_four_bits(formats)
-    calibrated = whole() if four_bits else None
+    calibrated = whole() if any(format.is_dynamic for format in formats.values()) else None
     assert calibrated is None or isinstance(calibrated, torch.nn.Module)
     cut_inputs = [name for name in formats if (cut := cuts.get(f"{name}.weight")) and cut.axis == INPUTS]
-    largest = largest_by_output(folder, [name for name in cut_inputs if name not in four_bits], dtype)
+    largest = largest_by_output(folder, cut_inputs, dtype) if calibrated is None else {}
+    if calibrated is not None:
+        _copy_norms(decoder, calibrated)
 
     def choose(name: str, weight: torch.Tensor) -> QuantizedWeight:
-        if calibrated is None or name not in four_bits:
+        if calibrated is None:
             return quantize(weight, formats[name], largest.get(name))
         matrix = calibrated.get_submodule(name)
         assert isinstance(matrix, Matrix)
@@ -96,6 +105,15 @@ def quantize_share(
         return part_of(unpack_quantized(matrix.packed), cuts.get(f"{name}.weight"))
 
     _replace_matrices(decoder, formats, choose)
+
+
+@torch.no_grad()
+def _copy_norms(decoder: torch.nn.Module, whole: torch.nn.Module) -> None:
+    for name, module in decoder.named_modules():
+        if isinstance(module, RMSNorm):
+            norm = whole.get_submodule(name)
+            assert isinstance(norm, RMSNorm)
+            module.weight.copy_(norm.weight)
 
 
 def _with_four_bits(formats: Mapping[str, WeightFormat]) -> list[str]:

@@ -1,7 +1,8 @@
 """Loads a decoder with its weights as they are multiplied by: quantised, packed, from the cache if they are there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,11 +20,13 @@ from rayinfer.optimization.packed_model import fill_model, stored_model, structu
 from rayinfer.optimization.quantization import (
     FP8,
     INT4,
+    INT8_DYNAMIC,
     check_can_quantize,
     load_float8_decoder,
     quantize_decoder,
     quantize_share,
 )
+from rayinfer.optimization.smoothing import SMOOTHING_VERSION
 from rayinfer.optimization.tensor_file import StoredTensors
 from rayinfer.start_steps import start_step
 from rayinfer.tensor_parallel import WHOLE, Share
@@ -32,6 +35,8 @@ from rayinfer_kernels.packed_weight import LAYOUT_VERSION
 
 WORTH_KEEPING_BYTES = 32 << 20  # of a checkpoint: a smaller one is packed in less time than it takes to look it up
 DIGESTS = "digests"
+# By mode, how its numbers are chosen where that takes a look at what the model computes.
+CALIBRATED: Mapping[str | None, int] = MappingProxyType({INT4: CALIBRATION_VERSION, INT8_DYNAMIC: SMOOTHING_VERSION})
 
 
 def load_ready_decoder(
@@ -72,7 +77,7 @@ def load_ready_decoder(
     def load_whole() -> Decoder:
         return load_ready_decoder(folder, dtype, device, quantization=quantization, cache=cache)
 
-    if quantization != INT4 and checkpoint_bytes < worth_keeping_bytes:
+    if quantization not in CALIBRATED and checkpoint_bytes < worth_keeping_bytes:
         stored = build()
     else:
         with start_step("checking which checkpoint it is"):
@@ -84,7 +89,7 @@ def load_ready_decoder(
             quantization=quantization,
             layout=LAYOUT_VERSION,
             packs_floats=ops.pack_weight(torch.zeros(1, 4, dtype=dtype)) is not None,
-            calibration=CALIBRATION_VERSION if quantization == INT4 else None,
+            calibration=CALIBRATED.get(quantization),
         )
         stored = cache.fetch(key, build)
     with start_step("mapping packed weights"):

@@ -54,6 +54,7 @@ class Contender:
     weight_bits: int  # 16, 8 or 4: who is compared with whom
     open_engine: Callable[[Path], AbstractContextManager[MeasuredEngine]] | None  # given the file for its log
     server: ServerCommand | None
+    concession: str | None = None  # why it needed `allow_inaccurate_quantization`, which was set
 
     @property
     def label(self) -> str:

@@ -12,6 +12,7 @@ from rayinfer.benchmark.peers.contender import Contender, Missing, ServerCommand
 from rayinfer.benchmark.peers.engine_process import ENGINES, engine_process
 from rayinfer.config import engine_config
 from rayinfer.errors import ConfigError
+from rayinfer.optimization.quality_gates import excess, measured_model
 
 NAME = "rayinfer"
 ADAPTER = ENGINES / "rayinfer_engine.py"
@@ -44,6 +45,9 @@ def _contender(setup: Setup, mode: str) -> Contender | Missing:
     if mode not in MODES:
         return Missing(label=f"{NAME} {mode}", reason=f"there is no such mode: choose from {', '.join(MODES)}")
     engine |= MODES[mode].settings
+    concession = _concession(setup, MODES[mode])
+    if concession is not None:
+        engine["allow_inaccurate_quantization"] = True
     try:
         engine_config(model=setup.model, **engine)
     except ConfigError as error:
@@ -56,12 +60,25 @@ def _contender(setup: Setup, mode: str) -> Contender | Missing:
             ADAPTER, {"model": str(setup.model_folder), "engine": engine}, setup=setup, log=log
         ),
         server=_server(setup, engine),
+        concession=concession,
     )
+
+
+def _concession(setup: Setup, mode: _Mode) -> str | None:
+    """Say what keeps the mode from running with this model unless inaccuracy is allowed."""
+    modes = [mode.settings.get("quantization")]
+    if "kv_cache_dtype" in mode.settings:
+        modes.append(f"{mode.settings['kv_cache_dtype']}-kv")
+    model = measured_model(setup.model, setup.model_folder)
+    reasons = [reason for each in modes if each is not None and (reason := excess(each, model)) is not None]
+    return "; ".join(reasons) or None
 
 
 def _server(setup: Setup, engine: dict[str, Any]) -> ServerCommand:
     command = [str(Path(sys.executable).with_name("rayinfer")), "serve", str(setup.model_folder)]
-    options = [part for name, value in engine.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    options: list[str] = []
+    for name, value in engine.items():
+        options += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
     arguments = [*command, "--port", "{port}", "--name", NAME, "--no-enable-prefix-caching", *options]
     return ServerCommand(
         arguments=setup.with_all_cores(arguments), ready_path="/ready", model=NAME, version=version(NAME)

@@ -18,6 +18,7 @@ class Outcome:
     version: str = ""
     runs: dict[str, list[float]] = field(default_factory=dict)
     failure: str | None = None  # why there are no more runs
+    concession: str | None = None  # why `allow_inaccurate_quantization` was set for it
 
     def median(self, figure: str) -> float | None:
         """The figure that counts; None without a run."""
@@ -40,7 +41,8 @@ class Section:
 
     def outcome_of(self, contender: Contender) -> Outcome:
         """The contender's outcome, made where there is none yet."""
-        return self.outcomes.setdefault(contender.label, Outcome(weight_bits=contender.weight_bits))
+        made = Outcome(weight_bits=contender.weight_bits, concession=contender.concession)
+        return self.outcomes.setdefault(contender.label, made)
 
     def add(self, contender: Contender, figures: Figures) -> None:
         """Note one run."""

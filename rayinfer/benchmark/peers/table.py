@@ -21,6 +21,9 @@ def markdown(model: str, sections: Mapping[str, Section]) -> str:
         if chosen:
             parts += [f"## {title}", _figures_table(chosen)]
     parts += ["## Ratios", _ratio_table(ratios_of(sections)), "## Taken on", _circumstances(sections)]
+    concessions = _concessions(sections)
+    if concessions:
+        parts += ["## Run with `allow_inaccurate_quantization`", "\n".join(f"- {line}" for line in concessions)]
     absent = _absent(sections)
     if absent:
         parts += ["## Not measured", "\n".join(f"- {line}" for line in absent)]
@@ -102,6 +105,16 @@ def _circumstances(sections: Mapping[str, Section]) -> str:
         f"- {label}: {version}" for label, version in versions.items()
     ]
     return table + "\n\n" + "\n".join(lines)
+
+
+def _concessions(sections: Mapping[str, Section]) -> list[str]:
+    lines = [
+        f"{label}: {outcome.concession}"
+        for section in sections.values()
+        for label, outcome in section.outcomes.items()
+        if outcome.concession
+    ]
+    return list(dict.fromkeys(lines))
 
 
 def _absent(sections: Mapping[str, Section]) -> list[str]:

@@ -1,18 +1,24 @@
+from pathlib import Path
+
 import pytest
 
 from rayinfer.errors import ConfigError
-from rayinfer.optimization.quality_gates import MEASURED, QUALITY_LIMITS, check_quality
+from rayinfer.models.embedded_models import EMBEDDED_MODELS
+from rayinfer.optimization.quality_gates import GPU_MODES, MEASURED, QUALITY_LIMITS, check_quality, measured_model
+
+ALL = [(model, mode) for model, modes in MEASURED.items() for mode in modes]
+TOO_MUCH = [(model, mode) for model, mode in ALL if MEASURED[model][mode] > QUALITY_LIMITS[mode]]
 
 
 def test_a_mode_that_loses_too_much_is_refused_with_what_was_measured_and_how_to_allow_it():
     with pytest.raises(ConfigError, match=r"int4 .* 7\.3 % .* 5 % .* allow_inaccurate_quantization"):
-        check_quality("int4", is_inaccuracy_allowed=False, measured={"int4": 7.34})
-    check_quality("int4", is_inaccuracy_allowed=True, measured={"int4": 7.34})
-    check_quality("int4", is_inaccuracy_allowed=False, measured={"int4": 4.9})
+        check_quality("int4", is_inaccuracy_allowed=False, measured={"stories15m": {"int4": 7.34}})
+    check_quality("int4", is_inaccuracy_allowed=True, measured={"stories15m": {"int4": 7.34}})
+    check_quality("int4", is_inaccuracy_allowed=False, measured={"stories15m": {"int4": 4.9}})
 
 
-def test_every_mode_that_has_a_limit_was_measured():
-    assert MEASURED.keys() == QUALITY_LIMITS.keys()
+def test_every_embedded_model_was_measured_in_every_mode_that_has_a_limit():
+    assert all(MEASURED[name].keys() == QUALITY_LIMITS.keys() for name in EMBEDDED_MODELS)
 
 
 def test_a_mode_that_was_not_measured_is_refused_with_how_to_allow_and_measure_it():
@@ -21,12 +27,36 @@ def test_a_mode_that_was_not_measured_is_refused_with_how_to_allow_and_measure_i
     check_quality("int8", is_inaccuracy_allowed=True, measured={})
 
 
-def test_weights_of_fp8_lose_more_than_is_allowed_and_its_cache_does_not():
-    with pytest.raises(ConfigError, match=r"fp8 .* 3\.5 % .*SmolLM2-135M.* 3 % .* allow_inaccurate_quantization"):
+@pytest.mark.parametrize(("model", "mode"), TOO_MUCH)
+def test_a_model_is_refused_for_what_it_loses_itself(model, mode):
+    loss = f"{MEASURED[model][mode]:.1f}".replace(".", r"\.")
+    with pytest.raises(ConfigError, match=rf"{mode} .* {loss} % .*{model}.* allow_inaccurate_quantization"):
+        check_quality(mode, is_inaccuracy_allowed=False, model=model)
+    check_quality(mode, is_inaccuracy_allowed=True, model=model)
+
+
+@pytest.mark.parametrize(("model", "mode"), [each for each in ALL if each not in TOO_MUCH])
+def test_a_model_passes_with_what_it_hardly_loses_itself(model, mode):
+    check_quality(mode, is_inaccuracy_allowed=False, model=model)
+
+
+def test_two_models_are_judged_apart():
+    measured = {"smollm2-135m": {"int4": 5.1}, "stories15m": {"int4": 4.9}}
+    check_quality("int4", is_inaccuracy_allowed=False, measured=measured)
+    check_quality("int4", is_inaccuracy_allowed=False, model="stories15m", measured=measured)
+    with pytest.raises(ConfigError, match=r"5\.1 % worse than float32 \(smollm2-135m\)"):
+        check_quality("int4", is_inaccuracy_allowed=False, model="smollm2-135m", measured=measured)
+
+
+def test_a_model_that_was_not_measured_is_judged_by_another():
+    check_quality("int4", is_inaccuracy_allowed=False)
+    with pytest.raises(ConfigError, match=r"fp8 .* 3\.5 % .*smollm2-135m.* 3 %"):
         check_quality("fp8", is_inaccuracy_allowed=False)
-    check_quality("fp8-kv", is_inaccuracy_allowed=False)
+    assert all(mode in QUALITY_LIMITS for mode in GPU_MODES)
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MEASURED if mode != "fp8"])
-def test_every_other_mode_on_offer_passes(mode):
-    check_quality(mode, is_inaccuracy_allowed=False)
+def test_an_embedded_model_is_known_by_its_name_and_by_its_folder():
+    folder = Path("/cache/smollm2-135m-b179c952-3")
+    assert measured_model("smollm2-135m", Path("/elsewhere")) == "smollm2-135m"
+    assert measured_model(str(folder), folder) == "smollm2-135m"
+    assert measured_model("/cache/smollm2-135m-00000000-3", Path("/cache/smollm2-135m-00000000-3")) is None

@@ -1,0 +1,23 @@
+"""What an embedded model is judged on is not what its numbers were chosen with."""
+
+import pytest
+import torch
+
+from rayinfer.benchmark.quality_texts import count_shared_windows, quality_texts
+from rayinfer.models.embedded_models import EMBEDDED_MODELS
+from rayinfer.models.sources import resolve_model
+from rayinfer.optimization import calibrated_weights, smoothing
+from rayinfer.optimization.calibrated_weights import own_text
+
+pytestmark = pytest.mark.models
+
+
+@pytest.mark.parametrize("purpose", [calibrated_weights, smoothing], ids=["four bits", "smoothing"])
+@pytest.mark.parametrize("name", list(EMBEDDED_MODELS))
+def test_text_that_quality_is_measured_on_shares_no_32_tokens_with_text_of_calibration(name, purpose):
+    folder = resolve_model(name)
+    chosen_with = own_text(folder, torch.bfloat16, purpose.NUM_SEQUENCES, purpose.MAX_LENGTH).tolist()
+    judged_on = quality_texts(folder, None, length=512, max_tokens=16_384).pieces
+    assert sum(map(len, judged_on)) > 16_000
+    assert count_shared_windows(chosen_with, chosen_with) > 0
+    assert count_shared_windows(judged_on, chosen_with) == 0
