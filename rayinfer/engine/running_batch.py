@@ -265,8 +265,9 @@ class RunningBatch:
     def _suspect_digests(self, row: int) -> list[bytes]:
         """The digests of the blocks that may be why the row's logits are not finite."""
         request = self.table.request_at(row)
-        num_hits = request.num_hit_blocks or 0
-        num_sound = int(self._is_sound[self.table.block_tables[row, :num_hits]].sum())  # always the first of them
+        is_sound = self._is_sound[self.table.block_tables[row, : request.num_hit_blocks or 0]]
+        # Only up to the first that is not: behind it may be blocks of a request that computed its own copy of it.
+        num_sound = int(np.logical_and.accumulate(is_sound).sum())
         return request.digests.digests[num_sound:]
 
     def _reusable_digests(self, request: Request) -> list[bytes]:
