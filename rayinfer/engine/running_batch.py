@@ -124,10 +124,8 @@ class RunningBatch:
         if table.rows_not_to_store:
             may_store = ~np.isin(rows, list(table.rows_not_to_store))
             rows, has_sampled = rows[may_store], has_sampled[may_store]
-        newly_sound = rows[has_sampled & ~table.is_sound[rows]]
-        for row in newly_sound.tolist():
-            self._is_sound[table.block_tables[row, : table.num_stored_blocks[row]]] = True
-        table.is_sound[newly_sound] = True
+        if table.unproved_rows:
+            self._note_proved(table.unproved_rows.intersection(rows[has_sampled].tolist()))
         num_unstored_tokens = table.num_computed[rows] - table.num_stored_blocks[rows] * self._block_size
         rows = rows[num_unstored_tokens >= self._block_size]
         if not len(rows):
@@ -144,7 +142,7 @@ class RunningBatch:
         digests = _digests_of(writers, indices.tolist(), token_ids)
         parents = table.block_tables[rows, indices - 1].tolist()
         blocks = table.block_tables[rows, indices]
-        self._is_sound[blocks] = table.is_sound[rows]
+        self._is_sound[blocks] = ~np.isin(rows, list(table.unproved_rows)) if table.unproved_rows else True
         self._blocks.store_all(
             blocks.tolist(),
             digests,
@@ -261,6 +259,13 @@ class RunningBatch:
     def _num_spare(self, num_running: int) -> int:
         # Without something to spare the next decode step would send a newcomer away again.
         return self._blocks.num_blocks // 100 + 1 if num_running else 0
+
+    def _note_proved(self, rows: set[int]) -> None:
+        """Take the rows' stored blocks for finite, and those that they are about to store."""
+        table = self.table
+        for row in rows:
+            self._is_sound[table.block_tables[row, : table.num_stored_blocks[row]]] = True
+        table.unproved_rows -= rows
 
     def _suspect_digests(self, row: int) -> list[bytes]:
         """The digests of the blocks that may be why the row's logits are not finite."""
