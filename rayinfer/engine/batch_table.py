@@ -29,7 +29,6 @@ class BatchTable:
         self.num_scheduled = np.zeros(num_rows, np.int64)  # to be computed in the step that is being planned
         self.num_blocks = np.zeros(num_rows, np.int64)
         self.num_stored_blocks = np.zeros(num_rows, np.int64)  # of those, hit-able in the prefix cache
-        self.is_sound = np.zeros(num_rows, np.bool_)  # it has sampled from finite logits since it has the row
         self.turns = np.zeros(num_rows, np.int64)  # grows whenever the row changes hands
         self.is_under_way = np.zeros(num_rows, np.bool_)  # in a step whose tokens are not known yet
         self.last_steps = np.zeros(num_rows, np.int64)  # the latest step that the row was planned in
@@ -48,6 +47,7 @@ class BatchTable:
         self.rows_with_details: set[int] = set()  # log probabilities or a trace
         self.rows_without_answer: set[int] = set()  # only the prompt is scored
         self.rows_not_to_store: set[int] = set()  # they share blocks that turned out to be invalid
+        self.unproved_rows: set[int] = set()  # they have not sampled from finite logits since they were taken
         self.requests: list[Request | None] = [None] * num_rows
         self._free_rows = list(range(num_rows - 1, -1, -1))
         self._active: dict[int, None] = {}  # rows in the order in which they were taken
@@ -119,13 +119,13 @@ class BatchTable:
         self.expected_tokens[row], self.expected_computed[row] = self.num_tokens[row], num_computed
         self.num_blocks[row] = len(request.blocks)
         self.num_stored_blocks[row] = num_stored_blocks
-        self.is_sound[row] = False
         self.last_steps[row] = 0
         self._describe(row, request)
         return row
 
     def _describe(self, row: int, request: Request) -> None:
         assert request.ticket is not None, f"{request.request_id} has no place in the order"
+        self.unproved_rows.add(row)
         self.request_ids[row] = request.request_id
         self.prompt_lens[row] = request.prompt_len
         self.max_total_tokens[row] = request.max_total_tokens
@@ -159,7 +159,7 @@ class BatchTable:
         self.is_under_way[row] = False
         for some_rows in (
             *(self.rows_with_stop_ids, self.rows_with_details, self.rows_without_answer),
-            self.rows_not_to_store,
+            *(self.rows_not_to_store, self.unproved_rows),
         ):
             some_rows.discard(row)
         del self._active[row]

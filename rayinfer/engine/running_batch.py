@@ -124,10 +124,8 @@ class RunningBatch:
         if table.rows_not_to_store:
             may_store = ~np.isin(rows, list(table.rows_not_to_store))
             rows, has_sampled = rows[may_store], has_sampled[may_store]
-        newly_sound = rows[has_sampled & ~table.is_sound[rows]]
-        for row in newly_sound.tolist():
-            self._is_sound[table.block_tables[row, : table.num_stored_blocks[row]]] = True
-        table.is_sound[newly_sound] = True
+        if table.unproved_rows:
+            self._note_proved(table.unproved_rows.intersection(rows[has_sampled].tolist()))
         num_unstored_tokens = table.num_computed[rows] - table.num_stored_blocks[rows] * self._block_size
         rows = rows[num_unstored_tokens >= self._block_size]
         if not len(rows):
@@ -144,7 +142,7 @@ class RunningBatch:
         digests = _digests_of(writers, indices.tolist(), token_ids)
         parents = table.block_tables[rows, indices - 1].tolist()
         blocks = table.block_tables[rows, indices]
-        self._is_sound[blocks] = table.is_sound[rows]
+        self._is_sound[blocks] = ~np.isin(rows, list(table.unproved_rows)) if table.unproved_rows else True
         self._blocks.store_all(
             blocks.tolist(),
             digests,
@@ -262,11 +260,19 @@ class RunningBatch:
         # Without something to spare the next decode step would send a newcomer away again.
         return self._blocks.num_blocks // 100 + 1 if num_running else 0
 
+    def _note_proved(self, rows: set[int]) -> None:
+        """Take the rows' stored blocks for finite, and those that they are about to store."""
+        table = self.table
+        for row in rows:
+            self._is_sound[table.block_tables[row, : table.num_stored_blocks[row]]] = True
+        table.unproved_rows -= rows
+
     def _suspect_digests(self, row: int) -> list[bytes]:
         """The digests of the blocks that may be why the row's logits are not finite."""
         request = self.table.request_at(row)
-        num_hits = request.num_hit_blocks or 0
-        num_sound = int(self._is_sound[self.table.block_tables[row, :num_hits]].sum())  # always the first of them
+        is_sound = self._is_sound[self.table.block_tables[row, : request.num_hit_blocks or 0]]
+        # Only up to the first that is not: behind it may be blocks of a request that computed its own copy of it.
+        num_sound = int(np.logical_and.accumulate(is_sound).sum())
         return request.digests.digests[num_sound:]
 
     def _reusable_digests(self, request: Request) -> list[bytes]:

@@ -241,9 +241,12 @@ class Scheduler:
         table = self._table
         plan, sampled = self._turns.end(plan, sampled)
         table.num_computed[plan.rows] = plan.context_lengths
-        may_store = _has_finite_logits(plan, sampled)
-        self._admission.queue_again(self._batch.store_written_blocks(plan.rows[may_store], plan.samples[may_store]))
-        if sampled.is_invalid.any():
+        rows, has_sampled = plan.rows, plan.samples
+        if has_invalid := bool(sampled.is_invalid.any()):
+            may_store = _has_finite_logits(plan, sampled)
+            rows, has_sampled = rows[may_store], has_sampled[may_store]
+        self._admission.queue_again(self._batch.store_written_blocks(rows, has_sampled))
+        if has_invalid:
             self._batch.forget_written_blocks(plan.rows[plan.samples][sampled.is_invalid])
         note_prefill_chunks(table, plan)
         if sampled.prompt_logprobs is not None:

@@ -7,6 +7,7 @@ where that is cheap.
 import asyncio
 import json
 import re
+from concurrent.futures import Executor
 from itertools import accumulate, count
 from operator import sub
 from typing import Any, NoReturn
@@ -38,11 +39,17 @@ class _UnknownConstant(ValueError):
     """What Python calls a number and JSON does not."""
 
 
-async def read_json_object(request: Request) -> dict[str, Any]:
-    """Read a request's body as one JSON object; raises RequestError when it is anything else."""
+async def read_json_object(request: Request, long_bodies: Executor) -> dict[str, Any]:
+    """Read a request's body as one JSON object; raises RequestError when it is anything else.
+
+    `long_bodies` has one thread: several would take turns with Python's lock, of which the event loop got few.
+    """
     _check_content_headers(request)
     raw = await request.body()
-    body = await asyncio.to_thread(decode_json, raw) if len(raw) > LONG_BODY_BYTES else decode_json(raw)
+    if len(raw) > LONG_BODY_BYTES:
+        body = await asyncio.get_running_loop().run_in_executor(long_bodies, decode_json, raw)
+    else:
+        body = decode_json(raw)
     if not isinstance(body, dict):
         raise RequestError("The request's body must be a JSON object.", code="invalid_json")
     return body

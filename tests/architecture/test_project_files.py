@@ -39,11 +39,12 @@ def _whole(top_level: str) -> str:
 
 def test_every_declared_dependency_is_pinned():
     extras = PYPROJECT["project"]["optional-dependencies"].values()
-    declared = {normalised(line) for lines in (PYPROJECT["project"]["dependencies"], *extras) for line in lines}
+    needed = PYPROJECT["project"]["dependencies"]
+    declared = {normalised(line) for lines in (needed, *extras) for line in lines}
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {normalised(line) for line in lines if re.fullmatch(r"[\w.-]+==[\w.]+", line)}
     assert declared - pinned == {"rayinfer"}
-    assert "accelerate" not in pinned
+    assert "accelerate" not in {normalised(line) for line in needed}  # tests alone have transformers read GGUF files
 
 
 @pytest.mark.parametrize("target", ["check", "test"])

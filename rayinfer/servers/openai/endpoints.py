@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastapi import Request
@@ -40,6 +41,7 @@ class OpenAIEndpoints:
         self._models = models
         self._request_timeout_s = request_timeout_s
         self._traces = traces
+        self._long_bodies = ThreadPoolExecutor(1, thread_name_prefix="long-bodies")
 
     async def list_models(self) -> Response:
         """GET /v1/models."""
@@ -54,11 +56,11 @@ class OpenAIEndpoints:
 
     async def create_chat_completion(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        return self._respond(request, await _prepare(request, self._chat_completion))
+        return self._respond(request, await self._prepare(request, self._chat_completion))
 
     async def create_completion(self, request: Request) -> Response:
         """POST /v1/completions."""
-        return self._respond(request, await _prepare(request, self._completion))
+        return self._respond(request, await self._prepare(request, self._completion))
 
     def _chat_completion(self, raw: dict[str, Any]) -> Generation:
         refuse_unsupported_fields(raw, is_chat=True)
@@ -90,6 +92,15 @@ class OpenAIEndpoints:
             echoed_texts=echoed_texts(body, prompts, model.tokenizer) if body.echo else None,
         )
 
+    async def _prepare(self, request: Request, prepare: Callable[[dict[str, Any]], Generation]) -> Generation:
+        """Check a request and tokenise its prompts, in a thread where that may take more than a few milliseconds.
+
+        Schemas, templates and tokenizers work in proportion to the body; each forbidden word is tokenised three times.
+        """
+        raw = await read_json_object(request, self._long_bodies)
+        is_long = len(await request.body()) > LONG_BODY_BYTES or bool(raw.get("bad_words"))
+        return await asyncio.to_thread(prepare, raw) if is_long else prepare(raw)
+
     def _respond(self, request: Request, generation: Generation) -> Response:
         identity: RequestIdentity = request.state.identity
         if generation.body.request_id:
@@ -111,16 +122,6 @@ class OpenAIEndpoints:
             return StreamedResponse(outputs, ChunkWriter(settings, generation.shape))
         answer = WholeAnswer(settings)
         return WholeResponse(outputs, answer, answer.chat_completion if generation.shape is CHAT else answer.completion)
-
-
-async def _prepare(request: Request, prepare: Callable[[dict[str, Any]], Generation]) -> Generation:
-    """Check a request and tokenise its prompts, in a thread where that may take more than a few milliseconds.
-
-    Schemas, templates and tokenizers work in proportion to the body; each forbidden word is tokenised three times.
-    """
-    raw = await read_json_object(request)
-    is_long = len(await request.body()) > LONG_BODY_BYTES or bool(raw.get("bad_words"))
-    return await asyncio.to_thread(prepare, raw) if is_long else prepare(raw)
 
 
 def _model_card(model: ServedModel) -> dict[str, Any]:

@@ -170,6 +170,24 @@ def test_chunks_that_somebody_has_sampled_from_outlive_a_request_that_fails_behi
         assert driven.ends[f"bad {i}"].num_cached_tokens == 20
 
 
+def test_sound_blocks_behind_the_invalid_one_of_an_aborted_twin_hide_it_from_nobody():
+    driven = drive(budget=8)
+    prompt, answer = PROMPT[:8], expected_tokens(PROMPT[:8], 13)
+    spoilt_once(driven, 15)
+    driven.add("answered", prompt, max_tokens=13)
+    driven.step()
+    driven.add("aborted", [*prompt, *answer[:8]])  # writes what the other one is about to write as its answer
+    driven.step()
+    driven.abort("aborted")
+    driven.run()
+    check(driven, "answered", prompt, 13)
+    for name in ("first", "second"):
+        driven.add(name, [*prompt, *answer])
+        driven.run()
+    assert driven.reasons()["first"] == "error"
+    check(driven, "second", [*prompt, *answer])
+
+
 @pytest.mark.parametrize("aborts", [False, True])
 @pytest.mark.parametrize("seed", [*range(40), 109, 358, 384, 422, 431, 542])
 def test_whichever_steps_are_spoilt_later_requests_get_their_answers(seed, aborts):

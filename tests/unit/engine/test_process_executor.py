@@ -104,22 +104,39 @@ def test_a_rank_that_dies_or_hangs_ends_the_engine_and_all_processes(sent, is_id
         engine.step()
 
 
-# What a rank process does in place of its warm-up; every Python that is started finds this on PYTHONPATH.
-AT_WARM_UP = """
+@pytest.mark.parametrize("killed", [1, 2])
+def test_of_three_ranks_the_one_that_is_killed_in_the_middle_of_steps_is_named(killed, folder):
+    config = engine_config(model=str(folder), pipeline_parallel_size=3, **SETTINGS)
+    before = own_children()
+    engine = build_engine(config, folder)
+    ranks = [child.pid for child in own_children() if child not in before]
+    for name in ("a", "b"):  # so that two steps are under way
+        engine.add_request(GenerationRequest(request_id=name, prompt_token_ids=[5], sampling_params=ENDLESS))
+    for _ in range(4):
+        engine.step()
+    os.kill(ranks[killed - 1], signal.SIGKILL)
+    with pytest.raises(EngineDead, match=rf"rank {killed} is lost: (it has hung up|the line is closed)"):
+        wait_for_the_end(engine, is_idle=False)
+    engine.exit()
+    assert all_gone(ranks)
+
+
+# What a rank process does in place of a method of its own; every Python that is started finds this on PYTHONPATH.
+IN_PLACE = """
 import importlib.util, os, signal, sys
 
 class Finder:
     def find_spec(self, name, path, target=None):
-        if name != "rayinfer.engine.static_runner":
+        if name != "rayinfer.engine.{module}":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         run = spec.loader.exec_module
         def exec_module(module):
             run(module)
-            def warm_up(self):
+            def in_place(*_):
                 {what}
-            module.StaticRunner.warm_up = warm_up
+            module.{method} = in_place
         spec.loader.exec_module = exec_module
         return spec
 
@@ -127,7 +144,19 @@ if "process_executor" in " ".join(sys.orig_argv):
     sys.meta_path.insert(0, Finder())
 """
 FREEZES = "os.kill(os.getpid(), signal.SIGSTOP)"
+DIES = "os.kill(os.getpid(), signal.SIGKILL)"
 FAILS = "raise MemoryError('no room for the static shapes')"
+
+
+@pytest.fixture
+def rank_does(tmp_path, monkeypatch):
+    """Has the rank processes that are started from now on do something in place of a method."""
+
+    def do(what, module, method):
+        (tmp_path / "sitecustomize.py").write_text(IN_PLACE.format(what=what, module=module, method=method))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+
+    return do
 
 
 @pytest.mark.parametrize(
@@ -137,15 +166,40 @@ FAILS = "raise MemoryError('no room for the static shapes')"
         (FAILS, "rank 1 failed: MemoryError: no room for the static shapes"),
     ],
 )
-def test_a_rank_that_is_frozen_or_fails_while_the_engine_warms_up_is_named(what, reason, folder, tmp_path, monkeypatch):
-    (tmp_path / "sitecustomize.py").write_text(AT_WARM_UP.format(what=what))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+def test_a_rank_that_is_frozen_or_fails_while_the_engine_warms_up_is_named(what, reason, folder, rank_does):
+    rank_does(what, "static_runner", "StaticRunner.warm_up")
     shape = {"engine": "static", "max_model_len": 64, "max_num_seqs": 2, "tensor_parallel_size": 2}
     config = engine_config(model=str(folder), dtype="float32", num_threads=1, **shape)
     before = own_children()
     with pytest.raises(EngineDead, match=reason):
         build_engine(config, folder, group_timeout_s=2.0)
     assert own_children() == before
+
+
+# gloo stores where it is, and then waits for where the others are: rank 0 has what it waits for, and connects.
+CAUGHT_START = """
+import sys
+from pathlib import Path
+from rayinfer.config import engine_config
+from rayinfer.engine.assembly import build_engine
+from rayinfer.errors import EngineDead
+config = engine_config(model=sys.argv[1], tensor_parallel_size=2, num_kv_blocks=64, num_threads=1)
+try:
+    build_engine(config, Path(sys.argv[1]))
+except EngineDead as error:
+    print(error, flush=True)
+"""
+
+
+def test_a_process_survives_a_rank_that_is_killed_between_storing_its_address_and_connecting_and_ends(
+    folder, rank_does
+):
+    rank_does(DIES, "rank_store", "RankStore.wait")
+    ended = subprocess.run(
+        [sys.executable, "-c", CAUGHT_START, folder], stdout=subprocess.PIPE, text=True, timeout=SOON_S, check=False
+    )
+    assert "rank 1 is lost: it has hung up" in ended.stdout
+    assert ended.returncode == 0  # though a thread of gloo's still waits for that rank
 
 
 def test_a_rank_whose_process_is_stopped_before_it_comes_is_named(folder):

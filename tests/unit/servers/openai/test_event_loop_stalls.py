@@ -97,6 +97,17 @@ async def test_a_body_of_megabytes_is_read_in_pauses_of_a_few_milliseconds(model
     assert min(stall_s for stall_s, _ in attempts) < ALLOWED_PASS_S
 
 
+async def test_long_bodies_are_read_in_one_thread_however_many_come_at_once(models):
+    content = json.dumps({"messages": [1] * 2**17}).encode()[:-1]
+    transport = httpx.ASGITransport(build_app(models, ServiceMetrics(CollectorRegistry())))
+    before = set(threading.enumerate())
+    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+        posts = [client.post(CHAT, content=content, headers={"content-type": "application/json"}) for _ in range(8)]
+        responses = await asyncio.gather(*posts)
+    assert {response.json()["error"]["code"] for response in responses} == {"invalid_json"}
+    assert len(set(threading.enumerate()) - before) == 1  # more would take turns, and leave the event loop none
+
+
 async def test_a_long_conversation_is_rendered_in_a_thread_and_a_short_one_is_not(client_with_template, template):
     message = {"role": "user", "content": "a"}
     for num_messages in (4000, 4):

@@ -1,0 +1,266 @@
+"""A service from the start of its Ray to Ctrl-C: brought up, announced and watched."""
+
+import contextlib
+import itertools
+import json
+import os
+import shlex
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from rich.console import Console
+
+from rayinfer_deployments.cli.checked_folders import check_folder
+from rayinfer_deployments.cli.terminal import Phases
+from rayinfer_deployments.haproxy_files import LOOPBACK
+from rayinfer_deployments.profiles import Profile
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+    from rayinfer_deployments.app_args import LLMAppArgs
+    from rayinfer_deployments.joined_ray import JoinedRay
+    from rayinfer_deployments.own_ray import OwnRay
+
+APPLICATION = "rayinfer"
+WATCH_S = 1.0
+POLL_S = 0.2
+ALL_ROUTERS_S = 30.0  # for the last router after the first
+CAPACITIES_S = 5.0  # for what is only told to operators
+PRIORITIES_EVERY = 30  # watches
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Service:
+    """What the command line asked for."""
+
+    model: str
+    name: str
+    host: str
+    port: int
+    engines: dict[str, Any]  # how many, as a model's settings
+    routers: int
+    profile: Profile
+    limits: dict[str, Any]
+    ray_address: str | None
+    prioritize_engines: bool
+    options: dict[str, Any]  # of the application: what it does for each request
+    settings: dict[str, Any]  # of the engines
+
+    @property
+    def has_haproxy(self) -> bool:
+        """Whether an HAProxy of the service's own stands before its routers."""
+        return self.profile == Profile.THROUGHPUT and self.ray_address is None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """What is handed to Serve, and what it was made from."""
+
+    args: "LLMAppArgs"
+    application: "Application"
+
+
+def run_service(service: Service, folder: Path, console: Console) -> None:
+    """Bring the service up and stay until it fails or somebody ends it; raises KeyboardInterrupt before it is ready."""
+    from rayinfer_deployments.background_call import BackgroundCall
+    from rayinfer_deployments.own_ray import OwnRay
+    from rayinfer_deployments.process_priority import lower_bystanders
+
+    phases, is_ready = Phases(console), False
+    phases.enter("starting Ray" if service.ray_address is None else "joining Ray")
+    try:
+        with phases:
+            preparing = BackgroundCall(lambda: _prepare(service, folder))  # imports much while Ray's processes come up
+
+            def check() -> None:
+                preparing.raise_if_failed()
+                if service.prioritize_engines and service.ray_address is None:
+                    lower_bystanders(os.getpid())
+
+            cluster = OwnRay(check) if service.ray_address is None else _joined(service.ray_address, check)
+            with cluster, _recorded(service, cluster):
+                prepared = _with_gpus(preparing.result(), phases)
+                missing = _missing_settings(service, cluster)
+                for setting in missing:
+                    phases.note(f"Ray's environment lacks {setting}")
+                with _controlled(service, prepared.args, missing):
+                    _bring_up(service, cluster, prepared, phases)
+                    is_ready = True
+                    _announce(service, console)
+                    _watch(service, cluster)
+    except KeyboardInterrupt:
+        console.print("stopped")
+        if not is_ready:
+            raise
+
+
+def _joined(address: str, check: Callable[[], None]) -> "JoinedRay":
+    from rayinfer_deployments.joined_ray import JoinedRay
+
+    return JoinedRay(address, APPLICATION, check)
+
+
+def _watch(service: Service, cluster: "OwnRay | JoinedRay") -> NoReturn:
+    """Stay until the service fails or somebody ends it; processes that were started anew give way like the old ones."""
+    from rayinfer_deployments.process_priority import lower_helpers
+
+    for second in itertools.count():
+        cluster.check()
+        if service.prioritize_engines and cluster.owns_ray and second % PRIORITIES_EVERY == 0:
+            lower_helpers(os.getpid(), APPLICATION)
+        time.sleep(WATCH_S)
+    raise AssertionError("counting has no end")
+
+
+def _prepare(service: Service, folder: Path) -> Prepared:
+    from rayinfer_deployments.uncollected_imports import no_collection
+
+    with no_collection():
+        from rayinfer_deployments.app_args import llm_app_args
+        from rayinfer_deployments.applications import build_llm_app
+
+    check_folder(folder)
+    listens_itself = service.ray_address is None and not service.has_haproxy
+    listen = {"listen_host": service.host, "listen_port": service.port} if listens_itself else {}
+    model = {"name": service.name, "model": str(folder), **service.engines, **service.settings}
+    args = llm_app_args(
+        {
+            "models": [model],
+            "limits": service.limits,
+            "num_routers": service.routers,
+            **service.options,
+            **listen,
+        }
+    )
+    return Prepared(args=args, application=build_llm_app(args))
+
+
+def _with_gpus(prepared: Prepared, phases: Phases) -> Prepared:
+    """Give each rank of engines with several a GPU of its own, where the cluster that is up now has as many."""
+    from rayinfer_deployments.app_args import with_gpus_for_ranks
+    from rayinfer_deployments.applications import build_llm_app
+    from rayinfer_deployments.own_ray import count_gpus
+
+    num_gpus = count_gpus() if any(model.num_ranks > 1 for model in prepared.args.models) else 0.0
+    if not num_gpus:
+        return prepared
+    args = with_gpus_for_ranks(prepared.args, num_gpus)
+    if args == prepared.args:
+        phases.note(f"Ray has {num_gpus:g} GPUs, too few for a GPU per rank: the ranks compute on CPUs")
+    return Prepared(args=args, application=build_llm_app(args))
+
+
+def _missing_settings(service: Service, cluster: "OwnRay | JoinedRay") -> list[str]:
+    """Say what the environment of a Ray lacks that somebody else has started; each line once, whichever node it is."""
+    from rayinfer_deployments.ray_environment import missing_settings
+
+    throughput = service.profile == Profile.THROUGHPUT
+    found = [missing_settings(node, throughput=throughput) for node in cluster.environments()]
+    return list(dict.fromkeys(line for lines in found for line in lines))
+
+
+def _controlled(service: Service, args: "LLMAppArgs", missing: list[str]) -> AbstractContextManager[object]:
+    """Take other commands' orders."""
+    from rayinfer_deployments.control_socket import ControlSocket
+    from rayinfer_deployments.service_operations import ServiceOperations
+    from rayinfer_deployments.service_record import control_socket_path
+
+    operations = ServiceOperations(APPLICATION, args, missing_settings=missing)
+    return ControlSocket(control_socket_path(service.port), operations.by_name())
+
+
+def _bring_up(service: Service, cluster: "OwnRay | JoinedRay", prepared: Prepared, phases: Phases) -> None:
+    from rayinfer_deployments.cli.start_lines import LOADING, StartLines
+    from rayinfer_deployments.service_startup import deploy, wait_until_ready
+    from rayinfer_deployments.start_reports import StartReports, reports_path
+
+    phases.enter("starting the service")
+    host = LOOPBACK if service.has_haproxy else service.host  # the routers' ports lie behind HAProxy's
+    num_processes = sum(model.most_replicas * model.num_ranks for model in prepared.args.models)
+    lines, has_reports = StartLines(phases, num_processes=num_processes), False
+    with StartReports(reports_path(cluster.address)) as reports:
+        with_proxy = not cluster.owns_ray or service.has_haproxy
+        deploy(prepared.application, APPLICATION, host, service.port, with_proxy=with_proxy)
+
+        def check() -> None:
+            nonlocal has_reports
+            cluster.check()
+            new = reports.new()
+            has_reports = has_reports or bool(new)
+            lines.show(new)
+
+        def tell(reason: str) -> None:
+            phases.enter(LOADING)
+            if not has_reports:  # which say more
+                phases.explain(reason)
+
+        wait_until_ready(APPLICATION, service.host, service.port, check=check, tell=tell)
+        lines.show(reports.new())
+    if service.routers > 1:
+        _wait_for_all_routers(service, cluster)
+    phases.finish()
+
+
+def _wait_for_all_routers(service: Service, cluster: "OwnRay | JoinedRay") -> None:
+    """Wait until each router knows an engine: /ready speaks for the one that answers."""
+    from rayinfer_deployments.control_socket import ask
+    from rayinfer_deployments.service_record import control_socket_path
+
+    latest = time.monotonic() + ALL_ROUTERS_S
+    while time.monotonic() < latest:
+        cluster.check()
+        routers = ask(control_socket_path(service.port), "status", timeout_s=ALL_ROUTERS_S)["routers"]
+        if len(routers) >= service.routers and all(model["ready"] for router in routers for model in router["models"]):
+            return
+        time.sleep(POLL_S)
+
+
+def _recorded(service: Service, cluster: "OwnRay | JoinedRay") -> AbstractContextManager[object]:
+    from rayinfer_deployments.service_record import recorded
+
+    return recorded(
+        host=service.host,
+        port=service.port,
+        models=[service.name],
+        ray_address=cluster.address,
+        owns_ray=cluster.owns_ray,
+        application=APPLICATION,
+    )
+
+
+def _announce(service: Service, console: Console) -> None:
+    from rayinfer_deployments.service_record import service_url
+
+    url = service_url(service.host, service.port)
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    body = json.dumps({"model": service.name, "messages": question, "max_tokens": 32, "temperature": 0})
+    console.print(f"ready: {service.name} at {url}/v1 (Ctrl-C ends it)", markup=False, highlight=False, soft_wrap=True)
+    for line in _described(service):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    command = (
+        f"curl {url}/v1/chat/completions -H {shlex.quote('Content-Type: application/json')} -d {shlex.quote(body)}"
+    )
+    # One line, however narrow the terminal: a wrapped command cannot be pasted.
+    console.print(command, markup=False, highlight=False, soft_wrap=True)
+
+
+def _described(service: Service) -> list[str]:
+    """Ask for the engines' sizes and the defaults of requests; no lines if no router reports them soon."""
+    from rayinfer.errors import RayinferError
+    from rayinfer_deployments.cli.description_lines import capacity_lines, default_lines
+    from rayinfer_deployments.control_socket import ask
+    from rayinfer_deployments.service_record import control_socket_path
+
+    latest = time.monotonic() + CAPACITIES_S
+    with contextlib.suppress(RayinferError):
+        while time.monotonic() < latest:  # Serve's handles learn of a new router a moment later
+            status = ask(control_socket_path(service.port), "status", timeout_s=CAPACITIES_S)
+            if lines := capacity_lines(status):
+                return [*lines, *default_lines(status)]
+            time.sleep(POLL_S)
+    return []
