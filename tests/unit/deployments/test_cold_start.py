@@ -74,6 +74,14 @@ async def test_what_waits_is_written_for_as_long_as_an_engine_is_needed(table, r
     await until(lambda: table.values == {})
 
 
+async def test_what_waits_for_long_is_written_again_and_again_as_another_value(table, router):
+    router.needs_engine = True
+    await until(lambda: table.values)
+    (first,) = table.values.values()
+    await until(lambda: first not in table.values.values())
+    assert total(table) == WAITING
+
+
 async def test_a_router_that_needs_an_engine_to_know_the_model_counts_as_one_that_waits(table, router):
     router.counts, router.needs_engine = NOTHING, True
     await until(lambda: total(table).num_waiting == 1)
