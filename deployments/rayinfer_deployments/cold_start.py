@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
+from urllib.parse import quote
 
 from ray.experimental.internal_kv import (
     _internal_kv_del,
@@ -133,4 +134,5 @@ class Backlogs:
 
 
 def _prefix(application: str, deployment: str) -> str:
-    return f"{application}/{deployment}/"
+    """Write both names so that no slash in one of them makes another deployment's prefix."""
+    return f"{quote(application, safe='')}/{quote(deployment, safe='')}/"

@@ -6,7 +6,7 @@ after another. The file on disk stays as it is, and the next `serve deploy` of i
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ray.serve.context import _get_global_client
@@ -79,17 +79,24 @@ class DeployedConfig:
     def deploy(self, args: LLMAppArgs) -> None:
         """Hand Serve all configs that it has, with this application's changed to other settings; does not wait."""
         client, details = _get_global_client(), read_details()
-        configs = {
-            name: application["deployed_app_config"]
-            for name, application in details["applications"].items()
-            if application.get("deployed_app_config") is not None
-        }  # Serve deletes deployed applications that are left out
-        if self._application not in configs:
-            raise RayinferError(f"application {self._application!r} is not deployed from a file any more")
-        configs[self._application] = changed(configs[self._application], self.args, args)
-        schema = {"applications": list(configs.values()), "target_capacity": details.get("target_capacity")}
+        schema = schema_with(details, self._application, lambda config: changed(config, self.args, args))
         client.deploy_apps(ServeDeploySchema.model_validate(schema))
         self.args = args
+
+
+def schema_with(
+    details: Details, application: str, change: Callable[[Mapping[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
+    """Write what Serve has from files with one application's config changed; Serve deletes what is left out."""
+    configs = {
+        name: known["deployed_app_config"]
+        for name, known in details["applications"].items()
+        if known.get("deployed_app_config") is not None
+    }
+    if application not in configs:
+        raise RayinferError(f"application {application!r} is not deployed from a file any more")
+    configs[application] = change(configs[application])
+    return {"applications": list(configs.values()), "target_capacity": details.get("target_capacity")}
 
 
 def changed(config: Mapping[str, Any], before: LLMAppArgs, after: LLMAppArgs) -> dict[str, Any]:

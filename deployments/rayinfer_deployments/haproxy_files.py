@@ -13,6 +13,7 @@ from rayinfer_deployments.ray_environment import haproxy_settings
 
 LOOPBACK = "127.0.0.1"
 STARTER = Path(__file__).with_name("haproxy_on_loopback.sh")
+SYSTEM_LOG = "/dev/log"  # what logs to an address opens a UDP port of its own, on all interfaces
 FOLDERS = "/tmp"  # the cache folder's path may be longer than a socket's may be
 
 
@@ -24,14 +25,18 @@ def haproxy_files(host: str = LOOPBACK) -> Iterator[dict[str, str]]:
     """
     folder = tempfile.mkdtemp(prefix="rayinfer-", dir=FOLDERS)
     try:
-        yield haproxy_settings(folder, *_free_ports(2)) | loopback_settings(host)
+        yield loopback_settings(host) | haproxy_settings(folder, *_free_ports(2))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def loopback_settings(host: str = LOOPBACK) -> dict[str, str]:
     """Make the settings by which HAProxy opens `host` to its clients and its counters on loopback only."""
-    settings = {"RAY_SERVE_HAPROXY_BINARY_PATH": str(STARTER), "RAYINFER_HAPROXY": _find_haproxy()}
+    settings = {
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(STARTER),
+        "RAYINFER_HAPROXY": _find_haproxy(),
+        "RAY_SERVE_HAPROXY_LOG_TARGET": SYSTEM_LOG,
+    }
     return settings | ({} if host == LOOPBACK else {"RAYINFER_HAPROXY_HOST": host})
 
 

@@ -96,7 +96,7 @@ def _check_token(address: str) -> None:
         return
     try:
         GcsClient(address=canonicalize_bootstrap_address(address))
-    except ConnectionError as error:
+    except (ConnectionError, ValueError) as error:  # the second for what is no address
         raise RayinferError(f"cannot join Ray at {address}: {str(error).splitlines()[0]}") from None
     except AuthenticationError:
         raise RayinferError(f"cannot join Ray at {address}: its token is missing or another; {TOKEN_PLACES}") from None

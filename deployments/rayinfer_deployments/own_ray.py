@@ -8,13 +8,14 @@ import logging
 import os
 import shutil
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
 from types import TracebackType
-from typing import Any
 
 import ray
+from ray._common.utils import get_default_system_temp_dir
 
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.background_call import BackgroundCall
@@ -26,13 +27,15 @@ from rayinfer_deployments.ray_token import ensure_private_token
 POLITE_END_S = 4.0  # for Ray's own shutdown
 FORCED_END_S = 2.0  # from SIGTERM to SIGKILL for whatever that left
 REASON_LIMIT = 300  # characters of what Ray says that are shown
+RAY_FOLDER = "ray"  # within the private one, as Ray opens it to everybody
 VITAL_PROCESSES = ("gcs_server", "raylet")
 
 
 class OwnRay:
     """A Ray that lives in this process's descendants; leaving it ends every one of them.
 
-    Its session folder is deleted then, unless an error ended it, whose reasons may stand in the logs there.
+    Ray lets every user of the machine write into its folders, its sockets' too: here they lie in one that only this
+    user can enter. It is deleted at the end, unless an error brought that about, whose reasons may stand in the logs.
     """
 
     owns_ray = True
@@ -42,28 +45,28 @@ class OwnRay:
         self._check_while_starting = check  # may raise
         self._starting: BackgroundCall[object] | None = None
         self._vital: list[Process] = []
-        self._session: Path | None = None
+        self._folder: Path | None = None
 
     def __enter__(self) -> "OwnRay":
         adopt_orphans()
         ensure_private_token(settings_of_ray())
         try:
-            self._starting = start_ray(address="local", include_dashboard=False)
-            context: Any = self._starting.result(self._check_while_starting)
-            self._session = Path(context.address_info["session_dir"])
+            self._folder = make_private_folder()
+            self._starting = start_ray(
+                address="local", include_dashboard=False, _temp_dir=str(self._folder / RAY_FOLDER)
+            )
+            self._starting.result(self._check_while_starting)
             self.address = ray.get_runtime_context().gcs_address
             self._vital = [process for process in descendants(os.getpid()) if _is_vital(process)]
-        except BaseException:
-            self._end()
+        except BaseException as error:
+            self._end(error)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
-        if self._session is not None and not isinstance(error, Exception):
-            delete_session(self._session)
+        self._end(error)
 
     def environments(self) -> list[dict[str, str]]:
         """Tell of no node: they have this process's environment, which is in order."""
@@ -76,13 +79,15 @@ class OwnRay:
             if not process.is_alive:
                 raise RayinferError(f"Ray is gone: {_program(process)} (pid {process.pid}) has ended")
 
-    def _end(self) -> None:
+    def _end(self, error: BaseException | None) -> None:
         with undisturbed():
             if self._starting is not None and self._starting.is_done:
                 run_for(POLITE_END_S, ray.shutdown)  # of a Ray that is half there it would wait for the other half
             end_descendants(FORCED_END_S)
             if self._starting is not None:
                 self._starting.release()
+            if self._folder is not None and not isinstance(error, Exception):
+                shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def start_ray(**settings: object) -> BackgroundCall[object]:
@@ -104,13 +109,9 @@ def count_gpus() -> float:
     return float(ray.cluster_resources().get("GPU", 0.0))
 
 
-def delete_session(session: Path) -> None:
-    """Delete a Ray's logs and sockets, whose processes have ended, and the link that says it was the latest."""
-    latest = session.parent / "session_latest"
-    with contextlib.suppress(OSError):
-        if latest.is_symlink() and latest.readlink().name == session.name:
-            latest.unlink()
-    shutil.rmtree(session, ignore_errors=True)
+def make_private_folder() -> Path:
+    """Make a folder where Ray would put its own, which only this user can enter."""
+    return Path(tempfile.mkdtemp(prefix="ray-", dir=get_default_system_temp_dir()))
 
 
 @contextlib.contextmanager

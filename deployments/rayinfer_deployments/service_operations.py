@@ -6,25 +6,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ray import serve
-from ray.serve.exceptions import DeploymentUnavailableError
-from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus
 
 from rayinfer.errors import RayinferError
 from rayinfer.routing.limits import RouterLimits, router_limits
 from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
+from rayinfer_deployments.application_replicas import ApplicationReplicas
 from rayinfer_deployments.applications import ROUTER, build_llm_app, engine_deployment_name
 from rayinfer_deployments.control_socket import Operation
 from rayinfer_deployments.engine_numbers import beginning_with, is_number_right, num_wanted, scaled
 from rayinfer_deployments.engine_room import NoRoom, RoomWatch
-from rayinfer_deployments.router import ControlAction, RouterReport
+from rayinfer_deployments.router import ControlAction
 from rayinfer_deployments.service_answers import engines_in, find_engine, have_weights, in_plain_types, is_gone, within
 from rayinfer_deployments.service_startup import failure_of, redeploy
 from rayinfer_deployments.weights_check import check_weights_fit
 
 POLL_S = 0.1
-ANSWER_S = 5.0  # of routers, to one question
-ROUTERS_S = 30.0  # until one of them answers, when they are asked again and again
 CONTROL_S = 120.0  # of engines that give their memory back, or take it
 APPLY_S = 30.0  # until every router has other limits
 FAILED = (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY)
@@ -54,7 +51,7 @@ class ServiceOperations:
         self._original = args.models if original is None else original
         self._missing_settings = list(missing_settings)
         self._changing = asyncio.Lock()
-        self._handles: dict[str, DeploymentHandle] = {}
+        self._replicas = ApplicationReplicas(application)
 
     def by_name(self) -> dict[str, Operation]:
         """List the commands, as the control socket offers them."""
@@ -86,13 +83,13 @@ class ServiceOperations:
                 }
                 for name, deployment in deployments
             ],
-            "routers": [in_plain_types(report) for report in await self._reports()],
+            "routers": [in_plain_types(report) for report in await self._replicas.reports()],
             "missing_settings": self._missing_settings,
         }
 
     async def control(self, action: ControlAction, model: str | None = None, level: int = 1) -> list[str]:
         """Pause, resume, put to sleep or wake the engines of one model or of all; tells the names of the models."""
-        response = self._handle(ROUTER).control_engines.remote(action, model, level)
+        response = self._replicas.handle(ROUTER).control_engines.remote(action, model, level)
         await within(CONTROL_S, response, "the engines")
         return [model] if model is not None else [known.served_name for known in self._args.models]
 
@@ -114,7 +111,7 @@ class ServiceOperations:
         Tells which engines left and which there are now. Streams go on at other engines.
         """
         async with self._changing:
-            before = await self._engines()
+            before = await self._replicas.engines()
             if engine is None:
                 leaving = set(before)
                 await self._replace_engines_of(range(len(self._args.models)))
@@ -131,7 +128,7 @@ class ServiceOperations:
                 else:
                     await self._take_out(engine, index, shrink)
             await self._until(lambda: self._are_replaced(leaving), REPLACE_S, "the engines are not replaced yet")
-            return {"left": sorted(leaving), "engines": sorted(await self._engines())}
+            return {"left": sorted(leaving), "engines": sorted(await self._replicas.engines())}
 
     async def reload(self, source: str, model: str | None = None) -> dict[str, Any]:
         """Give a model other weights, engine by engine; its streams go on at engines that have them.
@@ -143,7 +140,9 @@ class ServiceOperations:
             index = self._index_of(model)
             before = self._args.models[index]
             await asyncio.to_thread(check_weights_fit, before, source)
-            leaving = {engine for engine, name in (await self._engines()).items() if name == before.served_name}
+            leaving = {
+                engine for engine, name in (await self._replicas.engines()).items() if name == before.served_name
+            }
             generation = before.weights_generation + 1
             changes = {
                 "model": source,
@@ -163,9 +162,9 @@ class ServiceOperations:
             overview = await asyncio.to_thread(lambda: serve.status().applications[self._application])
             if overview.status in FAILED:
                 raise RayinferError(failure_of(overview))
-            engines = engines_in(await self._reports())  # none where no router has answered in time
+            engines = engines_in(await self._replicas.reports())  # none where no router has answered in time
             now = {engine for engine, name in engines.items() if name == wanted.served_name}
-            told = await self._of_all(deployment, "weights")
+            told = await self._replicas.of_all(deployment, "weights")
             return have_weights(now, told, wanted.weights_generation) and await self._are_replaced(leaving)
 
         try:
@@ -196,7 +195,7 @@ class ServiceOperations:
             index_of = {known.served_name: index for index, known in enumerate(self._args.models)}
             if model is not None and model not in index_of:
                 raise RayinferError(f"the service has no model {model!r} (it has: {', '.join(index_of)})")
-            chosen, now = list(index_of) if model is None else [model], await self._engines()
+            chosen, now = list(index_of) if model is None else [model], await self._replicas.engines()
             models = list(self._args.models)
             for name in chosen:
                 known, original = models[index_of[name]], self._original[index_of[name]]
@@ -220,12 +219,12 @@ class ServiceOperations:
                     kept[index_of[name]] = beginning_with(kept[index_of[name]], list(now.values()).count(name))
                 await self._deploy(before.model_copy(update={"models": kept}))
                 raise NoRoom(f"{error}; their number stays as it was") from None
-            now = await self._engines()
+            now = await self._replicas.engines()
             return {name: sorted(engine for engine, its in now.items() if its == name) for name in chosen}
 
     async def _have(self, models: Sequence[str]) -> bool:
         """Whether each of these models has as many engines as it should, by the word of every router."""
-        reports = await self._reports()
+        reports = await self._replicas.reports()
         return bool(reports) and all(
             is_number_right(model, len(report.models[model.served_name].engines))
             for report in reports
@@ -235,7 +234,7 @@ class ServiceOperations:
 
     async def _replace_engines_of(self, models: Sequence[int]) -> None:
         """Have Serve build all engines of these models anew: where there is room, each before another leaves."""
-        revision, now = f"replaced at {time.time():.3f}", list((await self._engines()).values())
+        revision, now = f"replaced at {time.time():.3f}", list((await self._replicas.engines()).values())
         replaced = [
             beginning_with(model, now.count(model.served_name)).model_copy(update={"revision": revision})
             if index in models
@@ -251,8 +250,8 @@ class ServiceOperations:
             raise RayinferError(f"how many engines model {model.served_name!r} has follows its load; `rayinfer scale`")
         if shrink and model.num_replicas == 1:
             raise RayinferError(f"{engine} is the only engine of model {model.served_name!r}, which needs one")
-        await self._of_all(ROUTER, "dismiss_engine", engine)
-        if not any(await self._of_all(engine_deployment_name(index, model), "leave", engine)):
+        await self._replicas.of_all(ROUTER, "dismiss_engine", engine)
+        if not any(await self._replicas.of_all(engine_deployment_name(index, model), "leave", engine)):
             raise RayinferError(f"{engine} does not answer; Serve replaces it by itself once it is found dead")
         if shrink:
             # Until it is gone, Serve would choose itself which engine is one too many.
@@ -268,17 +267,8 @@ class ServiceOperations:
         await asyncio.to_thread(self._hand_over, args)
         self._args = args
 
-    async def _engines(self) -> dict[str, str]:
-        """Name the engines that take requests, with the model of each."""
-        latest = time.monotonic() + ROUTERS_S
-        while not (reports := await self._reports()):
-            if time.monotonic() > latest or not await self._is_deployed():
-                raise RayinferError("no router answers; `rayinfer status` tells more")
-            await asyncio.sleep(POLL_S)
-        return engines_in(reports)
-
     async def _are_replaced(self, leaving: set[str]) -> bool:
-        reports = await self._reports()  # none is no answer: a router may be busy, or leave just now
+        reports = await self._replicas.reports()  # none is no answer: a router may be busy, or leave just now
         engines = engines_in(reports)
         numbers = list(engines.values())
         return bool(reports) and (
@@ -288,27 +278,8 @@ class ServiceOperations:
         )
 
     async def _all_follow(self, limits: RouterLimits) -> bool:
-        reports = await self._reports()
+        reports = await self._replicas.reports()
         return len(reports) >= self._args.num_routers and all(report.limits == limits for report in reports)
-
-    async def _reports(self) -> list[RouterReport]:
-        """Ask every router; empty while there is none."""
-        answers = await self._of_all(ROUTER, "report")
-        return [answer for answer in answers if isinstance(answer, RouterReport)]
-
-    async def _of_all(self, deployment: str, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of all replicas; those that cannot answer do not count."""
-        if not await self._is_deployed():
-            return []
-        response = self._handle(deployment).broadcast(method, *arguments)
-        try:
-            answers = await response.results_async(timeout_s=ANSWER_S, return_exceptions=True)
-        except (DeploymentUnavailableError, TimeoutError):
-            return []  # there is no replica, or none that answers
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
-
-    async def _is_deployed(self) -> bool:
-        return self._application in await asyncio.to_thread(lambda: serve.status().applications)
 
     async def _until(self, condition: Callable[[], Awaitable[bool]], timeout_s: float, failure: str) -> None:
         latest = time.monotonic() + timeout_s
@@ -316,8 +287,3 @@ class ServiceOperations:
             if time.monotonic() > latest:
                 raise RayinferError(f"{failure} after {timeout_s:.0f} s; `rayinfer status` tells more")
             await asyncio.sleep(POLL_S)
-
-    def _handle(self, deployment: str) -> DeploymentHandle:
-        if deployment not in self._handles:
-            self._handles[deployment] = serve.get_deployment_handle(deployment, self._application)
-        return self._handles[deployment]

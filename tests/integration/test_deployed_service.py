@@ -102,6 +102,9 @@ def test_an_address_where_no_ray_is_and_a_missing_token_are_told_in_one_line(dep
     nowhere = run_cli("limits", "--address", f"127.0.0.1:{free_port()}", cache=tmp_path)
     assert (nowhere.returncode, nowhere.stderr.count("\n")) == (1, 1)
     assert "cannot join Ray at 127.0.0.1" in nowhere.stderr
+    unclear = run_cli("limits", "--address", "head-node", cache=tmp_path)
+    assert (unclear.returncode, unclear.stderr.count("\n")) == (1, 1)
+    assert "cannot join Ray at head-node" in unclear.stderr
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -21,7 +21,9 @@ with OwnRay():
     session = pathlib.Path(ray._private.worker.global_worker.node.get_session_dir_path())
     programs = [process.title for process in descendants(os.getpid())]
     loaded = ray.get(ray.remote(num_cpus=0)(lambda: sorted({"ray.serve", "torch"} & set(sys.modules))).remote())
-    report = {"token_modes": modes, "session": str(session), "had_session": session.is_dir()}
+    ways = [path.stat() for path in (session / "sockets" / "raylet").parents]
+    keepers = [way.st_uid for way in ways if not way.st_mode & 0o077]
+    report = {"token_modes": modes, "session": str(session), "had_session": session.is_dir(), "keepers": keepers}
     print(json.dumps(report | {"programs": programs, "loaded": loaded}))
 """
 
@@ -50,8 +52,11 @@ def test_the_session_of_an_own_ray_is_deleted_at_its_end(report):
     session = Path(report["session"])
     assert report["had_session"]
     assert session.name.startswith("session_2")
-    assert not session.exists()
-    assert Path(session.parent / "session_latest").resolve() != session
+    assert not session.parent.parent.exists()
+
+
+def test_no_other_user_enters_the_session_of_an_own_ray(report):
+    assert report["keepers"] == [os.getuid()]
 
 
 def test_an_own_ray_has_no_processes_that_a_service_does_not_use(report):

@@ -23,6 +23,8 @@ class MemoryTable:
         self.values.pop(key, None)
 
     def read(self, prefix):
+        if self.fails:
+            raise ConnectionError("the table does not answer")
         self.num_reads += 1
         return {key: value for key, value in self.values.items() if key.startswith(prefix)}
 
@@ -72,6 +74,14 @@ async def test_what_waits_is_written_for_as_long_as_an_engine_is_needed(table, r
     await until(lambda: table.values == {})
 
 
+async def test_what_waits_for_long_is_written_again_and_again_as_another_value(table, router):
+    router.needs_engine = True
+    await until(lambda: table.values)
+    (first,) = table.values.values()
+    await until(lambda: first not in table.values.values())
+    assert total(table) == WAITING
+
+
 async def test_a_router_that_needs_an_engine_to_know_the_model_counts_as_one_that_waits(table, router):
     router.counts, router.needs_engine = NOTHING, True
     await until(lambda: total(table).num_waiting == 1)
@@ -84,6 +94,16 @@ async def test_routers_add_up_and_another_deployments_do_not(table, router):
     await until(lambda: total(table) == WAITING.plus(WAITING))
     await other.end()  # and takes what it wrote with it
     assert total(table) == WAITING
+
+
+async def test_a_name_with_a_slash_is_no_other_applications(table, router):
+    writing = write_backlog(table, "app/engine-0", "engine-0", "r2", lambda: True, lambda: WAITING)
+    async with asyncio.TaskGroup() as tasks:
+        other = tasks.create_task(writing)
+        await until(lambda: len(table.values) == 1)
+        assert total(table) == NOTHING
+        assert Backlogs(table).total("app/engine-0", "engine-0", 0.0) == WAITING
+        other.cancel()
 
 
 async def test_a_table_that_fails_for_a_while_is_asked_again(table, router):
@@ -102,6 +122,19 @@ def test_a_router_that_was_killed_is_forgotten_by_the_readers_clock(table):
     assert table.values == {}
     table.put("app/engine-0/r1", b"[2, 1, 10, 0, 0]")
     assert backlogs.total("app", "engine-0", 1002.0 + FORGET_S).num_waiting == 1
+
+
+def test_a_router_that_writes_on_counts_however_long_it_waits(table):
+    backlogs = Backlogs(table)
+    for number in range(1, 8):
+        table.put("app/engine-0/r1", b"[%d, 3, 400, 0, 0]" % number)
+        assert backlogs.total("app", "engine-0", number * FORGET_S / 2).num_waiting == 3
+
+
+def test_a_table_that_cannot_be_read_says_that_nothing_waits(table):
+    table.put("app/engine-0/r1", b"[1, 3, 400, 0, 0]")
+    table.fails = True
+    assert Backlogs(table).total("app", "engine-0", 0.0) == NOTHING
 
 
 def test_the_table_is_not_read_at_every_decision(table):

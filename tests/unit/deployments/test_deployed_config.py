@@ -4,8 +4,9 @@ import pytest
 
 from rayinfer.errors import ConfigError, RayinferError
 from rayinfer.routing.limits import RouterLimits
+from rayinfer_deployments.applications import engine_deployment_name
 from rayinfer_deployments.config_check import OUR_BUILDER
-from rayinfer_deployments.deployed_config import args_of, changed, find_application, original_args_of
+from rayinfer_deployments.deployed_config import args_of, changed, find_application, original_args_of, schema_with
 
 CONFIG = {
     "name": "a",
@@ -92,3 +93,20 @@ def test_other_bounds_of_a_model_that_follows_its_load_are_refused():
     models = [before.models[0], before.models[1].model_copy(update={"autoscaling": bounds})]
     with pytest.raises(ConfigError, match="within the bounds of its file"):
         changed(CONFIG, before, before.model_copy(update={"models": models}))
+
+
+def test_other_applications_and_the_target_capacity_stay_as_they_are():
+    applications = details(a=OUR_BUILDER, theirs="x:y", program=None) | {"target_capacity": 50.0}
+    schema = schema_with(applications, "a", lambda config: dict(config) | {"new": 1})
+    assert schema == {
+        "applications": [{"import_path": OUR_BUILDER, "new": 1}, {"import_path": "x:y"}],
+        "target_capacity": 50.0,
+    }
+    with pytest.raises(RayinferError, match="not deployed from a file any more"):
+        schema_with(applications, "program", dict)
+
+
+def test_the_number_of_engines_that_follow_their_load_is_not_read_from_a_file():
+    engines = {"name": engine_deployment_name(1, args_of(CONFIG).models[1]), "num_replicas": 7}
+    config = CONFIG | {"deployments": [engines]}
+    assert args_of(config).models[1] == original_args_of(config).models[1]

@@ -161,6 +161,21 @@ async def test_a_router_gets_in_while_silent_clients_take_all_places(monkeypatch
             writer.close()
 
 
+async def test_a_router_that_has_shown_the_key_keeps_its_line_while_silent_clients_come(monkeypatch):
+    monkeypatch.setattr(engine_server, "MAX_UNAUTHENTICATED_LINES", 4)
+    async with engine_of_another_node() as (engine, address), asyncio.timeout(10):
+        outputs = router_to(address).outputs("r")
+        assert (await anext(outputs)).step == 1
+        silent = [await asyncio.open_connection(OTHER_NODE, address.port) for _ in range(12)]
+        for reader, _ in silent[:8]:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        engine.say()
+        assert await anext(outputs) is not None
+        for _, writer in silent:
+            writer.close()
+
+
 async def test_a_client_that_stays_silent_is_hung_up_on(monkeypatch):
     monkeypatch.setattr(engine_server, "HELLO_WITHIN_S", 0.2)
     async with engine_of_another_node() as (_, address):

@@ -70,3 +70,13 @@ def test_only_a_replicas_first_port_on_all_interfaces_is_rays():
     assert not_exposed_by_ray(as_replica) == as_replica[1:]
     assert not_exposed_by_ray([first]) == [first]
     assert not_exposed_by_ray([replace(as_replica[0], address="192.0.2.7")]) != []
+    assert not_exposed_by_ray([replace(as_replica[0], protocol="udp")]) != []
+    another = replace(as_replica[1], process=replace(replica, pid=replica.pid + 1))
+    assert not_exposed_by_ray([as_replica[0], another]) == []
+
+
+def test_a_unix_socket_in_a_file_has_permissions_and_is_not_listed(tmp_path):
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.bind(str(tmp_path / "s"))
+        opened.listen()
+        assert [each for each in own_sockets() if each.protocol == "unix"] == []

@@ -1,5 +1,8 @@
 import os
 
+import pytest
+
+from rayinfer_deployments.haproxy_files import haproxy_files, loopback_settings
 from rayinfer_deployments.ray_environment import (
     RAY_SETTINGS,
     THROUGHPUT_SETTINGS,
@@ -49,3 +52,10 @@ def test_a_process_with_gpus_of_its_own_sees_these_and_one_without_sees_none(mon
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2"
     show_only_gpus([])
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_haproxy_logs_to_no_address_for_which_it_would_open_a_port(host):
+    with haproxy_files(host) as settings:
+        assert settings["RAY_SERVE_HAPROXY_LOG_TARGET"].startswith("/tmp/rayinfer-")
+    assert loopback_settings(host)["RAY_SERVE_HAPROXY_LOG_TARGET"].startswith("/")

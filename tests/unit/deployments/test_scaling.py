@@ -1,10 +1,16 @@
 import pytest
 
 from rayinfer_deployments.app_args import llm_app_args
+from rayinfer_deployments.application_replicas import ApplicationReplicas
 from rayinfer_deployments.engine_room import NoRoom
 from rayinfer_deployments.service_operations import ServiceOperations
 
 AUTOSCALING = {"min_replicas": 0, "max_replicas": 4, "idle_timeout_s": 60}
+
+
+class Engines(ApplicationReplicas):
+    async def engines(self):
+        return {"e1": "a", "e2": "a", "e3": "b"}
 
 
 class FullCluster(ServiceOperations):
@@ -13,14 +19,12 @@ class FullCluster(ServiceOperations):
     def __init__(self):
         models = [{"name": name, "model": f"/{name}", "autoscaling": AUTOSCALING} for name in "abc"]
         super().__init__("app", llm_app_args({"models": models}))
+        self._replicas = Engines("app")
         self.deployed = []
 
     async def _deploy(self, args):
         self.deployed.append(args)
         self._args = args
-
-    async def _engines(self):
-        return {"e1": "a", "e2": "a", "e3": "b"}
 
 
 class Room:

@@ -7,32 +7,45 @@ from rayinfer.outputs import EngineStats
 from rayinfer.protocols import ServiceStatus
 from rayinfer.routing.limits import RouterLimits
 from rayinfer_deployments.app_args import llm_app_args
+from rayinfer_deployments.application_replicas import ApplicationReplicas
 from rayinfer_deployments.router import RouterReport
 from rayinfer_deployments.service_operations import ServiceOperations
 
 
-class SlowRouters(ServiceOperations):
-    """Operations without Serve: the router leaves the questions with these numbers without an answer."""
+class SlowReplicas(ApplicationReplicas):
+    """One router that leaves the questions with these numbers without an answer."""
 
-    def __init__(self, unanswered, is_deployed=True):
-        super().__init__("a", llm_app_args({"models": [{"model": "smollm2-135m"}]}))
-        self.unanswered, self.is_deployed = unanswered, is_deployed
+    def __init__(self, model, unanswered, is_known):
+        super().__init__("a")
+        self.model, self.unanswered, self.is_known = model, unanswered, is_known
         self.engine, self.num_asked = "engine-1", 0
 
-    async def _is_deployed(self):
-        return self.is_deployed
+    async def is_deployed(self):
+        return self.is_known
 
-    async def _of_all(self, deployment, method, *arguments):
+    async def of_all(self, deployment, method, *arguments):
         assert method == "report"
         self.num_asked += 1
         if self.num_asked - 1 in self.unanswered:
             return []
-        (model,) = self._args.models
         status = ServiceStatus(ready=True, engines={self.engine: EngineStats()})
-        return [RouterReport(router="r", limits=RouterLimits(), models={model.served_name: status})]
+        return [RouterReport(router="r", limits=RouterLimits(), models={self.model: status})]
+
+
+class SlowRouters(ServiceOperations):
+    """Operations without Serve."""
+
+    def __init__(self, unanswered, is_deployed=True):
+        args = llm_app_args({"models": [{"model": "smollm2-135m"}]})
+        super().__init__("a", args)
+        self._replicas = SlowReplicas(args.models[0].served_name, unanswered, is_deployed)
+
+    @property
+    def num_asked(self):
+        return self._replicas.num_asked
 
     async def _deploy(self, args):
-        self._args, self.engine = args, "engine-2"
+        self._args, self._replicas.engine = args, "engine-2"
 
 
 @pytest.mark.parametrize("unanswered", [{0}, {1}, {2}, {3}, {0, 1, 3}], ids=str)
