@@ -46,6 +46,7 @@ class BatchTable:
         self.rows_with_stop_ids: set[int] = set()
         self.rows_with_details: set[int] = set()  # log probabilities or a trace
         self.rows_without_answer: set[int] = set()  # only the prompt is scored
+        self.rows_without_numbers: set[int] = set()  # of those, the prompt's scores are not numbers
         self.rows_not_to_store: set[int] = set()  # they share blocks that turned out to be invalid
         self.unproved_rows: set[int] = set()  # they have not sampled from finite logits since they were taken
         self.requests: list[Request | None] = [None] * num_rows
@@ -159,7 +160,7 @@ class BatchTable:
         self.is_under_way[row] = False
         for some_rows in (
             *(self.rows_with_stop_ids, self.rows_with_details, self.rows_without_answer),
-            *(self.rows_not_to_store, self.unproved_rows),
+            *(self.rows_without_numbers, self.rows_not_to_store, self.unproved_rows),
         ):
             some_rows.discard(row)
         del self._active[row]

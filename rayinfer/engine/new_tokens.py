@@ -57,9 +57,15 @@ class NewTokens:
             request = table.request_at(row)
             if table.num_computed[row] < table.num_tokens[row]:
                 continue
+            reason: FinishReason = "error" if row in table.rows_without_numbers else "length"
             prompt_logprobs = request.take_prompt_logprobs()
-            self._end(request, "length")
-            deltas.append(end_without_token(request, "length")._replace(prompt_logprobs=prompt_logprobs))
+            self._end(request, reason)
+            delta = end_without_token(request, reason)
+            if reason == "error":
+                logger.error("request %s: the scores of its prompt are no numbers", request.request_id)
+            else:
+                delta = delta._replace(prompt_logprobs=prompt_logprobs)
+            deltas.append(delta)
         return deltas
 
     def _last_delta(self, request: Request, delta: TokenDelta, reason: FinishReason) -> TokenDelta:

@@ -5,14 +5,14 @@ from collections import deque
 import numpy as np
 
 from rayinfer.engine.admission import Admission, Admitted, order_key
-from rayinfer.engine.batch_table import BatchTable
+from rayinfer.engine.batch_table import BatchTable, indices_of
 from rayinfer.engine.deadlines import Deadlines
 from rayinfer.engine.kv_offload import BlockCopy, KVOffload
 from rayinfer.engine.new_tokens import NewTokens, end_without_token
 from rayinfer.engine.request import Request
 from rayinfer.engine.running_batch import RunningBatch
 from rayinfer.engine.step_deltas import collect_prompt_logprobs, note_prefill_chunks
-from rayinfer.engine.step_plan import BoolArray, EnteredRow, SampledTokens, StepPlan
+from rayinfer.engine.step_plan import BoolArray, EnteredRow, SampledTokens, ScoredTokens, StepPlan
 from rayinfer.engine.step_turns import turns_of
 from rayinfer.engine.waiting_queue import WaitingQueue
 from rayinfer.kv_cache.block_manager import BlockManager
@@ -251,11 +251,20 @@ class Scheduler:
         note_prefill_chunks(table, plan)
         if sampled.prompt_logprobs is not None:
             collect_prompt_logprobs(table, sampled.prompt_logprobs)
+            if np.isnan(sampled.prompt_logprobs.logprobs).any():
+                self._forget_unscorable(sampled.prompt_logprobs)
         deltas = self._new_tokens.hand_out(plan.rows[plan.samples], sampled) if len(sampled.token_ids) else []
         self._totals.generation_tokens_total += len(deltas) - int(np.count_nonzero(sampled.is_invalid))
         if table.rows_without_answer:
             deltas += self._new_tokens.end_scored_prompts(plan.rows)
         return deltas
+
+    def _forget_unscorable(self, scored: ScoredTokens) -> None:
+        """Forget the blocks of requests that sample nothing, whose logits are known by their scores alone."""
+        rows = np.unique(scored.rows[np.isnan(scored.logprobs[:, 0])])
+        rows = rows[indices_of(self._table.rows_without_answer, rows)]
+        self._table.rows_without_numbers.update(rows.tolist())
+        self._batch.forget_written_blocks(rows)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         del self._requests[request.request_id]

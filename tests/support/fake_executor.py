@@ -116,6 +116,8 @@ class FakeExecutor:
         tokens = np.array(answers, np.int64)
         token_ids = np.where(tokens == INVALID, 0, tokens)
         scores = self._score_new_tokens(plan, token_ids), self._score_prompts(plan)
+        if scores[1] is not None:
+            scores[1].logprobs[np.isin(scores[1].rows, plan.rows[is_spoilt])] = np.nan
         for row, token_id in zip(plan.rows[plan.samples].tolist(), token_ids.tolist(), strict=True):
             self._histories[row].append(token_id)
             self._last_tokens[row] = token_id

@@ -1,5 +1,6 @@
 """Blocks of a request that ended without finite logits: nobody hits them afterwards."""
 
+import math
 import random
 
 import pytest
@@ -186,6 +187,19 @@ def test_sound_blocks_behind_the_invalid_one_of_an_aborted_twin_hide_it_from_nob
         driven.run()
     assert driven.reasons()["first"] == "error"
     check(driven, "second", [*prompt, *answer])
+
+
+@OVERLAPS
+def test_a_prompt_that_is_only_scored_ends_in_error_where_its_scores_are_no_numbers(plans_ahead):
+    driven = spoilt_once(drive(budget=8, plans_ahead=plans_ahead), 8)
+    driven.add("bad", PROMPT, max_tokens=0, prompt_logprobs=1)
+    driven.run()
+    assert driven.reasons() == {"bad": "error"}
+    assert "bad" not in driven.prompt_logprobs
+    driven.add("later", PROMPT, max_tokens=0, prompt_logprobs=1)
+    driven.run()
+    assert driven.reasons()["later"] == "length"
+    assert not any(math.isnan(each.logprob) for place in driven.prompt_logprobs["later"][1:] for each in place.values())
 
 
 @pytest.mark.parametrize("aborts", [False, True])
