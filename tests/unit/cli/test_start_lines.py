@@ -1,4 +1,5 @@
 import io
+import re
 
 from rich.console import Console
 
@@ -16,13 +17,13 @@ def report(process, name, seconds=None, num_done=None, num_parts=None):
 
 
 def lines_after(reports, *, num_processes):
-    """What a file gets that is no terminal."""
+    """Return what is written to a file, without the times of the phases, which pass while the test runs."""
     written = io.StringIO()
     with Phases(Console(file=written)) as phases:
         phases.enter("starting the service")
         StartLines(phases, num_processes=num_processes).show(reports)
         phases.finish()
-    return written.getvalue().splitlines()
+    return [re.sub(r"^(  \w.*) \(\d+\.\d s\)$", r"\1", line) for line in written.getvalue().splitlines()]
 
 
 def test_each_step_that_is_over_has_a_line_in_the_phase_of_loading():
@@ -34,10 +35,10 @@ def test_each_step_that_is_over_has_a_line_in_the_phase_of_loading():
         report(FIRST, "warming up", 0.02),  # too short to be read
     ]
     assert lines_after(reports, num_processes=1) == [
-        "  starting the service (0.0 s)",
+        "  starting the service",
         "    importing torch (1.7 s)",
         "    compiling kernels (12.0 s)",
-        f"  {LOADING} (0.0 s)",
+        f"  {LOADING}",
     ]
 
 
@@ -55,7 +56,7 @@ def test_engines_and_their_ranks_are_told_apart_where_there_are_several():
 
 
 def test_without_reports_nothing_changes():
-    assert lines_after([], num_processes=1) == ["  starting the service (0.0 s)"]
+    assert lines_after([], num_processes=1) == ["  starting the service"]
 
 
 def test_a_terminal_shows_the_step_that_lasts_with_its_count():
