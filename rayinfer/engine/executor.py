@@ -1,4 +1,4 @@
-"""Who runs a step: the door between the scheduler's arrays and the model's tensors."""
+"""Executor protocol: runs a StepPlan and returns sampled tokens."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,7 +9,7 @@ from rayinfer.engine.step_plan import SampledTokens, StepPlan
 
 
 class StepHandle(Protocol):
-    """A step under way."""
+    """An in-flight step."""
 
     def result(self) -> SampledTokens:
         """Wait for the step's tokens; raises what the step raised."""

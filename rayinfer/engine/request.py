@@ -13,7 +13,7 @@ from rayinfer.traces.request_trace import RequestTrace
 
 
 class RequestStatus(Enum):
-    """Where a request stands; it moves along `_NEXT` only."""
+    """States of a request; transitions are those in `_NEXT`."""
 
     WAITING = "waiting"  # in the queue, for the first time or preempted
     PARKED = "parked"  # waits for a twin to write the prefix they share
@@ -91,7 +91,7 @@ class Request:
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether log probabilities are still to be told of it."""
+        """Whether log probabilities are still to be returned."""
         return self.params.logprobs is not None or self.prompt_logprobs is not None
 
     @property
@@ -119,7 +119,7 @@ class Request:
         return scored
 
     def entered_row(self, row: int, token_ids: Int32Array) -> EnteredRow:
-        """What the sampler must know when the request has a row, with these tokens."""
+        """Make the sampler's data of the request in its row, with these tokens."""
         return EnteredRow(
             row=row,
             params=self.params,

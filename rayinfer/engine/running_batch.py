@@ -1,4 +1,4 @@
-"""The running requests with their rows and blocks: who takes them here gives them back here."""
+"""The running requests with their rows and blocks, both allocated and freed here."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -114,9 +114,9 @@ class RunningBatch:
         self.table.add_blocks(rows, self._blocks.allocate(len(rows)))
 
     def store_written_blocks(self, rows: Int64Array, has_sampled: BoolArray) -> list[Request]:
-        """Make the rows' newly full blocks hit-able; returns the twins that waited for them.
+        """Make the rows' newly full blocks hit-able; returns the requests that waited for them.
 
-        `has_sampled` tells which of the rows have sampled in this step: what the others wrote may not be finite.
+        `has_sampled` marks the rows that have sampled in this step: what the others wrote may not be finite.
         """
         if not self._caches_prefixes:
             return []
@@ -194,7 +194,7 @@ class RunningBatch:
             self._offload.drop(request)
 
     def leave(self, request: Request) -> list[Request]:
-        """Take row and blocks back; returns the twins that waited for what the request did not get to write."""
+        """Free row and blocks; returns the requests that waited for blocks that this one did not write."""
         row = request.row
         assert row is not None, f"{request.request_id} does not run"
         unwritten = request.digests.digests[int(self.table.num_stored_blocks[row]) :]
@@ -208,20 +208,20 @@ class RunningBatch:
         return self._under_way.settle(repeat(request), unwritten)
 
     def has_lower_priority_than(self, request: Request) -> bool:
-        """Whether anybody runs that matters less by priority alone."""
+        """Whether a request of lower priority runs."""
         return request.priority < max(self._priorities, default=request.priority)
 
     def victim(self) -> Request:
-        """Who gives way when running requests are short of blocks: not the first in the order of all, if others run.
+        """Return the request to preempt when blocks are short: not the first in the order of all, if others run.
 
-        So there is always one that gets on until it is done, and with time everybody comes to be that one.
+        So one request always runs until it is done, and in time every request becomes that one.
         """
         table, rows = self.table, self.table.rows
         first = np.lexsort((table.orders[rows], table.deadlines[rows], table.keys[rows]))[0]
         return self._victim_among(np.delete(rows, first) if len(rows) > 1 else rows)
 
     def victim_for(self, request: Request, prefix: CachedPrefix) -> Request | None:
-        """Who gives way to a waiting request: one that matters less; None if all of those together would not do."""
+        """Return a less important request to preempt for a waiting one; None if preempting all such is not enough."""
         if not self.has_lower_priority_than(request):
             return None
         table, rows = self.table, self.table.rows

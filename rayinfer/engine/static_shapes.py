@@ -1,4 +1,4 @@
-"""The few shapes that the steps of a static engine have, and how a plan is filled up to one of them."""
+"""The few shapes that the steps of a static engine have, and the padding of plans to them."""
 
 from dataclasses import replace
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What a step's tokens mean to each request, made without Python per request where nothing is special."""
+"""Token deltas of a step, one per request, vectorised where a request needs nothing special."""
 
 from itertools import repeat
 
@@ -13,7 +13,7 @@ _NONE = repeat(None)
 
 
 def one_token_deltas(table: BatchTable, rows: Int64Array, token_ids: Int64Array) -> list[TokenDelta]:
-    """A delta for each row's new token, which is not in the table yet, as long as nobody ends or asks for more."""
+    """Make a delta for each row's new token, not in the table yet; no request ends or asks for more."""
     fields = zip(
         table.request_ids[rows].tolist(),
         (table.num_tokens[rows] - table.prompt_lens[rows]).tolist(),

@@ -1,4 +1,4 @@
-"""What one step computes, as compact arrays, and what comes of it."""
+"""A step's input and output as compact arrays."""
 
 from dataclasses import dataclass, field
 

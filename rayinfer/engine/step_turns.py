@@ -1,4 +1,4 @@
-"""Who has a turn in which step, where a step is planned while another is under way."""
+"""Selection of the requests that a step may schedule while earlier steps are still in flight."""
 
 from dataclasses import replace
 
@@ -9,14 +9,14 @@ from rayinfer.engine.step_plan import BoolArray, Int64Array, SampledTokens, Step
 
 
 def turns_of(table: BatchTable, num_plans_at_once: int, *, plans_ahead: bool) -> "StepTurns":
-    """The way in which steps share the running requests out among them."""
+    """Choose the policy: overlap scheduling, one step at a time, or micro-batches."""
     if plans_ahead:
         return TurnsAhead(table)
     return StepTurns(table) if num_plans_at_once == 1 else SharedTurns(table, num_plans_at_once)
 
 
 class StepTurns:
-    """One step at a time: everybody has a turn in each."""
+    """One step at a time: each schedules every running request."""
 
     awaits_tokens = False  # whether something that is planned now goes on from tokens that are not known
 
@@ -43,9 +43,9 @@ class StepTurns:
 
 
 class _StepsUnderWay(StepTurns):
-    """A request may leave while its step is under way, and its row may have another by the time the tokens come.
+    """Several steps in flight: a row may be reused before its step returns.
 
-    Those tokens mean nothing then.
+    Such stale tokens are dropped.
     """
 
     def __init__(self, table: BatchTable) -> None:
@@ -81,9 +81,9 @@ class _StepsUnderWay(StepTurns):
 
 
 class SharedTurns(_StepsUnderWay):
-    """Shares running requests out among steps, so that each is in one of them at a time.
+    """Micro-batches of a pipeline: each running request is in one in-flight step at a time.
 
-    Who waits longest has the next turn, and no step takes more than its share of those who run.
+    The requests that wait longest go first, and no step takes more than its share of them.
     """
 
     def __init__(self, table: BatchTable, num_plans_at_once: int) -> None:
@@ -112,9 +112,9 @@ class SharedTurns(_StepsUnderWay):
 
 
 class TurnsAhead(_StepsUnderWay):
-    """Everybody has a turn in every step, and goes on from tokens of the step before that nobody knows yet.
+    """Overlap scheduling: every step takes all requests, from tokens of the step before that are still in flight.
 
-    Who has its last token by then has no further turn. Who ends for another reason has had one too many: its row is
+    A request with its last token is scheduled no more. One that ends otherwise is in one step too many: its row is
     free or another's when that step's tokens come.
     """
 

@@ -9,7 +9,7 @@ from rayinfer.priority_queue import PriorityQueue
 class WaitingQueue:
     """One PriorityQueue for each size class: requests that need up to 1, 2, 4, 8, ... blocks for the tokens they have.
 
-    Who looks for somebody that fits looks at the head of each class, of which there are few, however many wait.
+    A search for a request that fits looks at the head of each class; classes are few, however many wait.
     """
 
     def __init__(self, *, ageing_s: float, block_size: int) -> None:
