@@ -1,4 +1,4 @@
-"""Where the tokens of one step lie: which request each belongs to and where its keys and values go."""
+"""Attention metadata of one step: positions, slots, sequence bounds and block tables."""
 
 from dataclasses import dataclass
 
