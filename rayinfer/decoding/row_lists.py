@@ -45,7 +45,7 @@ class RowLists:
             self._gathered = None
 
     def lines_with_lists(self, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        """Which lines of a batch of rows have a list."""
+        """Find the lines of a batch of rows that have a list."""
         return np.flatnonzero(self._has_list[rows])
 
     def gather(self, rows: npt.NDArray[np.integer]) -> GatheredLists | None:

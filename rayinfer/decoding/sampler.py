@@ -40,7 +40,7 @@ class Sampled:
 
 
 class _NumbersOfRows(NamedTuple):
-    """What tokens are drawn by: integers in int64, others in float64, [rows] each."""
+    """Sampling settings on the device: integers in int64, others in float64, [rows] each."""
 
     seed: Tensor
     position: Tensor
@@ -248,7 +248,7 @@ class Sampler:
     def _numbers(
         self, settings: RowSettings, positions: RowNumbers, is_typical: npt.NDArray[np.bool_]
     ) -> _NumbersOfRows:
-        """What rows are drawn by, in one copy to the device."""
+        """Copy the settings of rows to the device at once."""
         is_best_taken = settings["is_greedy"] | is_typical
         integers = (settings["seed"], positions, settings["choice"], settings["top_k"], is_best_taken)
         floats = (settings["temperature"], settings["top_p"], settings["min_p"])

@@ -1,4 +1,4 @@
-"""How likely the model found tokens: log probabilities of raw logits, ranks, and the most likely tokens."""
+"""Logprobs of tokens: log probabilities of raw logits, ranks, and the most likely tokens."""
 
 from dataclasses import dataclass
 
