@@ -1,9 +1,9 @@
-"""How fast rotary positions turn: the scalings that stretch a model to longer contexts than it was trained on.
+"""RoPE scaling: rotary frequencies for contexts longer than those of training.
 
 Two of them depend on length: dynamic NTK slows down, and longrope changes its factors, when a sequence grows longer
 than the original context. transformers looks at each forward; here one choice holds for an engine, by the longest
 sequence that its settings allow. So a request's tokens depend neither on the others in its batch, nor on chunks, nor on
-free memory, and cached keys are turned alike whoever reads them. Where all sequences are within the original context,
+free memory, and cached keys are rotated alike for all readers. Where all sequences are within the original context,
 or all are beyond (dynamic NTK: of one length), both ways give the same.
 """
 
@@ -20,7 +20,7 @@ Rope = Mapping[str, Any]  # settings by the names of `rope_parameters` in config
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How each pair of channels turns."""
+    """Frequencies and amplitude of a rotary embedding."""
 
     frequencies: torch.Tensor  # radians per position, [rotary_dim / 2]
     amplitude: float = 1.0  # of cosines and sines; other than 1 it sharpens the attention
