@@ -54,7 +54,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer prompts given as texts or as token ids; the outputs come in the order of the prompts.
 
-        With `trace` each says what happened to it, and when. Raises RequestError (a ValueError) naming the first prompt
+        With `trace` each has the events of its request. Raises RequestError (a ValueError) naming the first prompt
         that cannot be served; then none is.
         """
         self._engine.check_running("generate")  # or it would wait for ever
@@ -164,7 +164,7 @@ class LLM:
         return finished + [answer.whole() for answer in advanced.values()]
 
     def has_unfinished_requests(self) -> bool:
-        """Whether `step` has anything left to do or to say."""
+        """Whether `step` has anything left to compute or return."""
         return bool(self._answers or self._finished_meanwhile)
 
     def abort(self, request_id: str) -> None:
@@ -210,7 +210,7 @@ class LLM:
         return self._engine.description
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the sampling parameters of requests without their own: what the model's generation config says."""
+        """Return the sampling parameters of requests without their own: the model's generation config."""
         return SamplingParams(**self.description.default_sampling_params)
 
     def exit(self) -> None:
