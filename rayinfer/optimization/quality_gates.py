@@ -1,4 +1,4 @@
-"""How much worse than float32 a mode may be, and how much worse it was found to be, model by model."""
+"""Limits on a mode's loss of quality against float32, and the measured loss of each model."""
 
 from collections.abc import Mapping
 from pathlib import Path
