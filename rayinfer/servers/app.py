@@ -41,9 +41,9 @@ def build_app(
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves.
 
-    Requests are traced if there are `traces` to keep them in, which whoever generates shares. A proxy that puts
-    `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`. Whoever
-    `trusts_tenant_header` lets no client in but through a gateway that sets it.
+    Requests are traced if there are `traces` to keep them in, shared with the generators. A proxy that puts
+    `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`. With
+    `trusts_tenant_header`, all clients must come through a gateway that sets it.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False)
     trust_tenant_header(app, trusts_tenant_header)

@@ -16,7 +16,7 @@ ASLEEP, RUNNING = "asleep", "running"
 
 
 def add_engine_control_routes(app: FastAPI, models: Mapping[str, ServedModel]) -> None:
-    """Add the paths; whoever reaches them can stop the service, so an application has them only when told to.
+    """Add the paths; they can stop the service, so an application has them only on demand.
 
     With several models, the query's `model` says which one is meant.
     """

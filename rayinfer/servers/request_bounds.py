@@ -1,4 +1,4 @@
-"""What a request may be at most and how slowly it may come, checked before anything else reads it; as plain ASGI.
+"""Bounds on a request's size and slowness, checked before anything else reads it; as plain ASGI.
 
 It stands before an application of ours as well as in Serve's proxies, so it knows neither metrics nor models.
 """
@@ -67,7 +67,7 @@ class BoundedRequests:
 
 
 class _Exchange:
-    """One request and its answer: once refused, the application hears that the client left, and is not heard."""
+    """One request and its answer: once refused, the application gets a disconnect, and its sends are dropped."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ def _check_head(scope: Scope, bounds: RequestBounds) -> None:
 
 
 def _harmless_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Leave out what Serve would obey or fail at, and clean the request's name, which it copies into logs."""
+    """Leave out what Serve would act on or fail at, and clean the request's name, which it copies into logs."""
     harmless = []
     for name, value in headers:
         if name == REQUEST_ID_HEADER.encode():

@@ -1,4 +1,4 @@
-"""Where in a refused body the value stands for which it was refused; long bodies are not searched."""
+"""Locations of the values for which a body was refused; long bodies are not searched."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ _MARK = object()  # stands where such a value was
 
 
 def place_of_constant(raw: bytes) -> str | None:
-    """Find the first value that Python calls a number and JSON does not."""
+    """Find the first constant that Python's json takes for a number, such as NaN."""
     return _place_of_mark(raw, json.JSONDecoder(parse_constant=lambda _: _MARK))
 
 
