@@ -29,9 +29,9 @@ class Admission:
         self._waiting = waiting
         self._batch = batch
         self._block_size = block_size
-        self._too_large: set[Request] = set()  # found not to fit since somebody last left
+        self._too_large: set[Request] = set()  # found not to fit since a request last left
         self._num_departures = 0  # of the batch, when that was found
-        self._fruitless = (0, 0)  # departures and changes of the queue when nobody could be admitted
+        self._fruitless = (0, 0)  # departures and changes of the queue when none could be admitted
         self.num_preemptions = 0
 
     def add(self, request: Request) -> None:

@@ -28,7 +28,7 @@ def build_engine(
 
     Where the settings ask for several ranks, this process is rank 0. The others are processes of its own, or with a
     `rendezvous` those that join by `run_rank`, with the same settings. `group_timeout_s` is for the former: a rank
-    that says nothing for so long and is stopped is lost; one that is not has GROUP_TIMEOUT_S, if that is longer.
+    that sends nothing for so long and is stopped is lost; one that is not has GROUP_TIMEOUT_S, if that is longer.
     Raises EngineDead when a rank is lost or fails meanwhile.
     """
     if place_of(config, 0).world_size == 1:

@@ -29,7 +29,7 @@ class AsyncEngine:
 
     The engine belongs to the thread: everything reaches it through one queue, between two steps. The thread waits for
     no reader. If a step raises what no single request explains, or fails for a request of the engine's own, too, the
-    engine is dead: `failure` says why, and every `outputs` iterator raises EngineDead.
+    engine is dead: `failure` is the cause, and every `outputs` iterator raises EngineDead.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class AsyncEngine:
         await self._change(Engine.resume)
 
     async def sleep(self, level: int) -> None:
-        """Pause, and give memory back as the level says; raises InvalidParameter or WrongEngineState."""
+        """Pause, and give memory back by level; raises InvalidParameter or WrongEngineState."""
         await self._change(lambda engine: engine.sleep(level))
 
     async def wake(self) -> None:
@@ -196,7 +196,7 @@ class AsyncEngine:
         except queue.Empty:
             self._pulse.beat()
             return True
-        # No delta tells of it: the routers see their outputs end and may go on elsewhere.
+        # No delta reports it: the routers see their outputs end and may continue elsewhere.
         for request_id in self._owners:
             self._engine.abort(request_id)
         self._stats = self._engine.stats

@@ -36,13 +36,13 @@ class BatchTable:
         self.request_ids = np.full(num_rows, "", np.object_)
         self.prompt_lens = np.zeros(num_rows, np.int64)
         self.max_total_tokens = np.zeros(num_rows, np.int64)
-        self.num_cached_tokens = np.zeros(num_rows, np.int64)  # as its client is told
+        self.num_cached_tokens = np.zeros(num_rows, np.int64)  # as reported to its client
         self.checks_eos = np.zeros(num_rows, np.bool_)
         self.priorities = np.zeros(num_rows, np.int64)
         self.deadlines = np.zeros(num_rows, np.float64)
         self.keys = np.zeros(num_rows, np.float64)  # of the tickets, as the orders
         self.orders = np.zeros(num_rows, np.int64)
-        # What few requests want, and no array is to be looked at for while nobody does:
+        # Rows of requests with rare settings, so that no array is searched for them:
         self.rows_with_stop_ids: set[int] = set()
         self.rows_with_details: set[int] = set()  # log probabilities or a trace
         self.rows_without_answer: set[int] = set()  # only the prompt is scored
@@ -246,7 +246,7 @@ class BatchTable:
 
 
 def indices_of(some_rows: set[int], rows: Int64Array) -> list[int]:
-    """Where the rows of a set stand among `rows`."""
+    """Find the indices at which rows of a set stand in `rows`."""
     if not some_rows:
         return []
     indices: list[int] = np.flatnonzero(np.isin(rows, list(some_rows))).tolist()

@@ -1,7 +1,7 @@
 """The connection between rank 0 and one other rank: plans out, results and failures back.
 
-Plain TCP, because what is said must not wait for the other end to ask for it, and because its end tells at once when
-the other process is gone. Lines between ranks of one machine stay on it.
+Plain TCP, because messages must not wait for the other end to ask for them, and because a close shows at once that
+the other process is gone. Connections between ranks of one machine stay on it.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class ControlLine:
         return bool(self._unread) or bool(_wait_for(self._socket, select.POLLIN, 0.0))
 
     def fileno(self) -> int:
-        """The descriptor, for those who wait for several lines; -1 once it is closed."""
+        """The descriptor, to wait for several connections at once; -1 once it is closed."""
         return self._socket.fileno()
 
     def send(self, message: AnyMessage, timeout_s: float) -> None:

@@ -108,7 +108,7 @@ class DecodeGraphs:
         self._logits.clear()
 
     def run(self, plan: StepPlan, settings: RowSettings | None) -> GraphOutputs:
-        """Compute a step that fits; its tokens mean something if `settings` [num_requests] say how they are drawn."""
+        """Compute a step that fits; its tokens are valid if `settings` [num_requests] are given."""
         size = next(size for size in self.sizes if size >= plan.num_requests)
         lines = self._lines[size]
         lines.fill(plan, settings)

@@ -38,7 +38,7 @@ class Engine:
         self._seeds = random.Random(seed)  # for requests that bring none
         self._clock = clock
         self._life = LifeCycle()
-        self.on_plan: Callable[[int], None] = lambda num_tokens: None  # told how many tokens a step is about to compute
+        self.on_plan: Callable[[int], None] = lambda num_tokens: None  # called with the tokens that a step will compute
         self._under_way: deque[tuple[StepPlan, StepHandle]] = deque()  # steps, oldest first
         self._deltas: list[TokenDelta] = []  # of the step under way: they outlast an interruption
 
@@ -52,7 +52,7 @@ class Engine:
     def abort(self, request_id: str) -> TokenDelta | None:
         """End a request and free what it holds; None if unknown or finished and reported."""
         untold = [delta for delta in self._deltas if delta.request_id == request_id]
-        if untold:  # of steps that ended as the engine fell asleep: nobody asks for them any more
+        if untold:  # of steps that ended as the engine fell asleep: no caller asks for them any more
             self._deltas = [delta for delta in self._deltas if delta.request_id != request_id]
         ended = self._scheduler.finish(request_id, "abort")
         if ended is None or not untold:

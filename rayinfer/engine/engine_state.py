@@ -20,7 +20,7 @@ class SleepLevel(IntEnum):
     """Memory that a sleeping engine gives back; Megatron's persist, offload and recompute."""
 
     PERSIST = 0  # nothing
-    OFFLOAD = 1  # the blocks that nobody reads; what running requests have computed waits in the host's memory
+    OFFLOAD = 1  # the blocks without readers; what running requests have computed waits in the host's memory
     RECOMPUTE = 2  # all of it: weights are read from the checkpoint again, and tokens are computed again
 
 

@@ -29,7 +29,7 @@ def step_memory_bytes(model: ModelConfig, num_requests: int, max_context: int) -
     logits = model.vocab_size * 12  # as computed, as kept, and once in float32
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     states = 4 * (8 * model.hidden_size + 4 * heads + 4 * model.intermediate_size)
-    # By name: they bring Triton along, whose import takes part of a second from everyone who has no GPU.
+    # By name: they bring Triton along, whose import takes part of a second, also where there is no GPU.
     attention = importlib.import_module("rayinfer_kernels.gpu.decode_attention")
     splits = attention.splits_bytes(num_requests, model.num_heads, model.num_kv_heads, model.head_dim, max_context)
     sampling = importlib.import_module("rayinfer_kernels.gpu.sampling")

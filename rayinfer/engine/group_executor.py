@@ -34,7 +34,7 @@ from rayinfer.engine.torch_groups import STEP_TIMEOUT_S
 from rayinfer.errors import EngineDead
 
 LOOK_ROUND_S = 0.25  # between two looks at the lines of an idle engine
-END_GRACE_S = 5.0  # for ranks that have been told to end
+END_GRACE_S = 5.0  # for ranks to end on command
 
 
 class GroupExecutor:
@@ -63,7 +63,7 @@ class GroupExecutor:
         self._under_way: deque[StepUnderWay] = deque()
         self._death: EngineDead | None = None
         self._is_over = False
-        self._at_the_end = weakref.finalize(self, end_ranks, END_GRACE_S)  # also when nobody has it any more
+        self._at_the_end = weakref.finalize(self, end_ranks, END_GRACE_S)  # also when it is garbage collected
         lose = weakref.WeakMethod(self._lose)
         group.on_loss = lambda: (it := lose()) and it()
         threading.Thread(target=_keep_company, args=(weakref.ref(self),), name="ranks", daemon=True).start()

@@ -29,7 +29,7 @@ class _SwappedOut:
 class KVOffload:
     """Requests with blocks in the second pool, and the copies that are still to be made.
 
-    Nothing is copied here. The copies wait in `copies`, and whoever makes them keeps their order and makes all of them
+    Nothing is copied here. The copies wait in `copies`, and the engine makes them in this order, and all of them
     before the next step writes anything: a block may be handed on as soon as its copy is noted. Equal blocks of
     several requests are kept once, as in the prefix cache.
     """

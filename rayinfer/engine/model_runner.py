@@ -93,7 +93,7 @@ class ModelRunner:
             return SampledUnderWay(HostCopies(self._no_tokens), 0, prompt_logprobs=prompt_logprobs)
         if inputs.sampled_lines is not None:
             hidden = hidden[inputs.sampled_lines]
-        logits = decoder.logits(hidden)  # by all ranks of the stage together, whoever samples
+        logits = decoder.logits(hidden)  # by all ranks of the stage together, whichever samples
         if not self._stage.samples:
             return FinishedStep(NO_TOKENS)
         return self._sample(plan, logits, inputs.sampled_rows, prompt_logprobs)

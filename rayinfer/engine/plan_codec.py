@@ -23,7 +23,7 @@ class BadMessage(RayinferError):
     """A message from another rank that cannot be decoded."""
 
 
-# Commands of rank 0, in the order in which every rank obeys them
+# Commands of rank 0, in the order in which every rank runs them
 
 
 class RunPlan(msgspec.Struct, tag="plan", array_like=True, frozen=True):

@@ -84,7 +84,7 @@ class RankGroup:
         self._store_values = StoreValues()  # rank 0's
         weakref.finalize(
             self, _let_go, self.beats, self._store_lines, self._store_values
-        )  # at once, where nobody closes it
+        )  # at once, where it is not closed
 
     @classmethod
     def host(cls, place: Place, host: RendezvousHost, others: OtherRanks | None = None) -> "RankGroup":
@@ -189,7 +189,7 @@ class RankGroup:
         self.abort_device_waits()
 
     def abort_device_waits(self) -> None:
-        """End what NCCL waits for, which is not told when another process has gone.
+        """End NCCL's waits, which do not notice when another process has gone.
 
         What is computed then means nothing. torch's watchdog, which sees the abort too, may end this process with
         SIGABRT; TORCH_NCCL_ASYNC_ERROR_HANDLING=2 keeps it from that.

@@ -1,7 +1,7 @@
 """The store through which torch's groups find each other: kept by rank 0, reached over a line to each other rank.
 
-torch's own TCPStore listens at a port where whoever connects may read and change everything. Here nobody gets at it but
-the ranks, which have proved that they know the key; and waits for what a lost rank would have stored end
+torch's own TCPStore listens at a port where any client may read and change everything. Here only ranks can connect,
+which have proved that they know the key; and waits for what a lost rank would have stored end
 when the connection is closed.
 """
 
@@ -53,7 +53,7 @@ class RankStore(Store):
             self.get(key)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Say whether all of these keys are there."""
+        """Return whether all of these keys are there."""
         return all(self._ask(StoreCall("get", key)).value is not None for key in keys)
 
     def add(self, key: str, amount: int) -> int:

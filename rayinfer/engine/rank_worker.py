@@ -39,8 +39,8 @@ def run_rank(
 ) -> None:
     """Run rank `rank` of the engine that rank 0 builds with the same settings; returns when that engine ends.
 
-    Raises EngineDead when rank 0 or the group is lost, and whatever fails here; rank 0 is told of it. `is_stopped`
-    tells, where it can be seen, whether the process of rank 0 was stopped.
+    Raises EngineDead when rank 0 or the group is lost, and whatever fails here; rank 0 gets a report. `is_stopped`
+    returns, where it can be seen, whether the process of rank 0 was stopped.
     """
     group = RankGroup.join(place_of(config, rank), rendezvous, is_stopped)
     (line,) = group.lines

@@ -21,11 +21,11 @@ from rayinfer.tensor_parallel import Place
 
 GROUP_TIMEOUT_S = 30.0  # without a beat of another rank, after which it counts as frozen
 START_TIMEOUT_S = 1800.0  # while ranks are started and read their weights, and whenever they read them again
-HELLO_TIMEOUT_S = 5.0  # for a stranger, who has not shown that it knows the key
+HELLO_TIMEOUT_S = 5.0  # for a peer that has not proved that it has the key
 MAX_STRANGERS = 64  # at once; one more takes the place of the oldest
 MAX_HELLO_BYTES = 4096
 NONCE_BYTES = 16
-LOOK_ROUND_S = 0.2  # between two looks at whether those who are awaited still live
+LOOK_ROUND_S = 0.2  # between two checks that the awaited ranks are alive
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
 
@@ -59,7 +59,7 @@ class Stranger:
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """A connection whose other end knows the key."""
+    """A connection whose other end has proved the key."""
 
     line: ControlLine
     hello: Hello

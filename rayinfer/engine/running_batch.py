@@ -104,7 +104,7 @@ class RunningBatch:
         return self._blocks.num_free
 
     def rows_short_of_a_block(self) -> Int64Array:
-        """Rows whose next token has no block to go to."""
+        """Return the rows whose next token has no block to go to."""
         table, rows = self.table, self.table.rows
         short = rows[table.expected_tokens[rows] > table.num_blocks[rows] * self._block_size]
         return short[table.go_on(short)] if len(short) else short
@@ -228,7 +228,7 @@ class RunningBatch:
         matters_less = self._matters_less(rows, request)
         below, others = rows[matters_less], rows[~matters_less]
         wanted = request.num_blocks_needed(self._block_size) + self._num_spare(len(others))
-        most = self._blocks.num_free + int(table.num_blocks[below].sum())  # if they share none with anybody
+        most = self._blocks.num_free + int(table.num_blocks[below].sum())  # if they share none with others
         if not len(below) or wanted - len(prefix.blocks) > most:
             return None
         held = table.blocks_of(others)
@@ -249,7 +249,7 @@ class RunningBatch:
         return table.request_at(rows[-1])
 
     def _matters_less(self, rows: Int64Array, request: Request) -> BoolArray:
-        # Equal priorities never take each other's place, and who has waited longer keeps what it has.
+        # Equal priorities never take each other's place, and the one that has waited longer keeps what it has.
         assert request.ticket is not None
         less: BoolArray = (self.table.priorities[rows] > request.priority) & (
             self.table.keys[rows] > request.ticket.key

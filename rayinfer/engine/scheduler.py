@@ -158,7 +158,7 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """Choose the next step's tokens; None when there is nothing to compute, or nothing before others are known."""
         if self._turns.awaits_tokens and (self._rows_to_enter_again or self._admission.lacks_blocks):
-            return None  # some may end with what is under way, and nobody gives way with a token that is not known
+            return None  # some may end with steps in flight; never preempt a request whose last token is in flight
         self._enter_interrupted()
         self._admission.grow_decoding_requests()
         self._spread_budget()

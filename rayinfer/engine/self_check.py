@@ -8,7 +8,7 @@ from rayinfer.outputs import TokenDelta
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 
-MAX_STEPS = 3  # while others go first; then they have gained tokens, or nobody can tell
+MAX_STEPS = 3  # while others go first; then they have gained tokens, or it is unclear
 OWN_REQUEST = GenerationRequest(
     request_id="self-check/0",
     prompt_token_ids=[0],

@@ -46,7 +46,7 @@ def add_details(deltas: list[TokenDelta], table: BatchTable, rows: Int64Array, s
         if request.trace is not None and deltas[i].start_pos == request.num_given_outputs:
             request.trace.record("first_token")
         if not request.wants_logprobs:
-            table.rows_with_details.discard(int(rows[i]))  # while it runs, its end alone is still to be told
+            table.rows_with_details.discard(int(rows[i]))  # while it runs, its end alone is still to be reported
 
 
 def collect_prompt_logprobs(table: BatchTable, scored: ScoredTokens) -> None:

@@ -24,17 +24,17 @@ class StepTurns:
         self._table = table
 
     def schedule_one_token_each(self) -> None:
-        """Begin a plan: one token for each running request whose turn it is."""
+        """Begin a plan: one token for each running request that it may take."""
         self._table.num_scheduled[self._table.rows] = 1
 
     def begin(self, plan: StepPlan) -> None:
-        """Note who is in a step."""
+        """Note the requests in a step."""
 
     def call_off(self, plan: StepPlan) -> None:
-        """Let those of a step that was interrupted have their turn again."""
+        """Make the requests of an interrupted step schedulable again."""
 
     def take_back(self, plan: StepPlan) -> StepPlan:
-        """Give up a step that failed, when none is under way; returns what is to be computed of it."""
+        """Give up a failed step, when none is in flight; returns what is to be computed of it."""
         return plan
 
     def end(self, plan: StepPlan, sampled: SampledTokens) -> tuple[StepPlan, SampledTokens]:
@@ -53,16 +53,16 @@ class _StepsUnderWay(StepTurns):
         self._under_way: dict[int, Int64Array] = {}  # by step: the turns of its rows when it was planned
 
     def begin(self, plan: StepPlan) -> None:
-        """Note who is in a step."""
+        """Note the requests in a step."""
         self._under_way[plan.step] = self._table.turns[plan.rows]
 
     def call_off(self, plan: StepPlan) -> None:
-        """Let those of a step that was interrupted have their turn again."""
+        """Make the requests of an interrupted step schedulable again."""
         if plan.step in self._under_way:
             self._end_turns(plan)
 
     def take_back(self, plan: StepPlan) -> StepPlan:
-        """Give up a step that failed, when none is under way; returns what is to be computed of it."""
+        """Give up a failed step, when none is in flight; returns what is to be computed of it."""
         return plan.only(self._end_turns(plan))
 
     def end(self, plan: StepPlan, sampled: SampledTokens) -> tuple[StepPlan, SampledTokens]:
@@ -75,7 +75,7 @@ class _StepsUnderWay(StepTurns):
         return plan.only(is_same), sampled.only(is_same[plan.samples], plan.rows[is_same])
 
     def _end_turns(self, plan: StepPlan) -> BoolArray:
-        """Forget the step; returns which of its rows are still who they were, [num_requests]."""
+        """Forget the step; returns the mask of rows that still have the same request, [num_requests]."""
         is_same: BoolArray = self._table.turns[plan.rows] == self._under_way.pop(plan.step)
         return is_same
 
@@ -91,7 +91,7 @@ class SharedTurns(_StepsUnderWay):
         self._num_plans_at_once = num_plans_at_once
 
     def schedule_one_token_each(self) -> None:
-        """Begin a plan: one token for each running request whose turn it is."""
+        """Begin a plan: one token for each running request that it may take."""
         table, rows = self._table, self._table.rows
         table.num_scheduled[rows] = 0
         share = -(-len(rows) // self._num_plans_at_once)
@@ -100,7 +100,7 @@ class SharedTurns(_StepsUnderWay):
         table.num_scheduled[free[longest_waiting[:share]]] = 1
 
     def begin(self, plan: StepPlan) -> None:
-        """Note who is in a step."""
+        """Note the requests in a step."""
         super().begin(plan)
         self._table.is_under_way[plan.rows] = True
         self._table.last_steps[plan.rows] = plan.step
@@ -129,12 +129,12 @@ class TurnsAhead(_StepsUnderWay):
         self._table.num_scheduled[rows] = self._table.go_on(rows)
 
     def begin(self, plan: StepPlan) -> None:
-        """Note who is in a step, and expect what it brings."""
+        """Note the requests in a step, and expect their tokens."""
         super().begin(plan)
         self._table.expect(plan)
 
     def take_back(self, plan: StepPlan) -> StepPlan:
-        """Give up a step that failed, when none is under way; returns what is to be computed of it."""
+        """Give up a failed step, when none is in flight; returns what is to be computed of it."""
         plan = super().take_back(plan)
         assert plan.continues is not None
         token_ids = plan.token_ids.copy()

@@ -17,7 +17,7 @@ class WaitingQueue:
         self._block_size = block_size
         self._orders = itertools.count()
         self._classes: dict[int, PriorityQueue[Request]] = {}
-        self.num_changes = 0  # grows whenever somebody comes or goes
+        self.num_changes = 0  # grows whenever a request comes or goes
 
     def add(self, request: Request) -> None:
         """Queue a request for the first time, which fixes its place in the order."""
