@@ -67,7 +67,7 @@ class Attempts:
 class Quarantine:
     """Runs suspicious streams one at a time, so that the one at fault is distinguished from the others.
 
-    `has_engine` says whether there is an engine to be tried on, and `wait_for_engine` waits so many seconds for one, or
+    `has_engine` is whether there is an engine to be tried on, and `wait_for_engine` waits some seconds for one, or
     raises NotReady.
     """
 

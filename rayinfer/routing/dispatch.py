@@ -41,7 +41,7 @@ class Dispatcher:
     wrong, reaches no other stream. Clients learn that an engine is gone; which one, and of what it died, is in the
     log. Events of traced requests go into `traces`, from here and from the engines.
 
-    `first_tokens` is for a model whose engines follow the load. Once it is known what that model is, its requests wait
+    `first_tokens` is for a model whose engines follow the load. Once the model's description is known, requests wait
     where there is no engine, new ones too, as many as `most_engines` would let wait: `needs_engine` is what starts one.
     """
 

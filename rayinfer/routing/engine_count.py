@@ -21,8 +21,8 @@ class ModelLoad:
     num_seats: float = 1.0  # requests that one of them may run at once
     cache_usage: float = 0.0  # their caches in use, added up: 1.5 stands for one and a half full ones
     first_tokens: FirstTokenCounts = NOTHING
-    is_whole: bool = True  # whether all of them have told; without that no engine goes
-    is_held: bool = False  # whether somebody has paused them or put them to sleep: then nothing is decided
+    is_whole: bool = True  # whether all of them have reported; else no engine goes
+    is_held: bool = False  # whether they are paused or asleep: then nothing is decided
 
     @property
     def is_idle(self) -> bool:
@@ -63,7 +63,7 @@ class EngineCount:
         if load.num_engines == 0:
             self._start_over()
             return self._settings.bounded(max(target, self._needed_from_none(load.first_tokens)))
-        if load.is_whole:  # of engines that are not heard of nobody knows that they have nothing to do
+        if load.is_whole:  # engines without reports may be busy
             self._note(now_s, target, load)
         wanted = self._settings.bounded(self._needed(now_s, target, load))
         if wanted > target:

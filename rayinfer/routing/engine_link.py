@@ -94,7 +94,7 @@ class EngineLink:
         """
         route = self._routes.get(request_ids[0])
         if route is None:
-            return  # its outputs have told the end already, and the queue knows it
+            return  # its outputs have ended already, and the queue has the end
         try:
             # An engine that is lost may be frozen, and then says nothing until it is ended.
             if not route.handing_over.done():

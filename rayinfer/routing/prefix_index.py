@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-KEEP_S = 600.0  # an engine tells what it removes; this is for what was said while nobody listened
+KEEP_S = 600.0  # engines report what they remove; this is for reports lost while disconnected
 EXPECT_S = 10.0  # how long a prompt that is on its way to an engine counts as being there
 
 

@@ -99,7 +99,7 @@ class Candidate(NamedTuple):
     name: str
     load: EngineLoad
     num_cached_tokens: int  # of the request's prompt
-    num_cached_blocks: int  # of anybody
+    num_cached_blocks: int  # of all requests
 
 
 def choose(candidates: Sequence[Candidate]) -> Candidate:

@@ -22,7 +22,7 @@ class Sending:
         *,
         interval: int = 1,
     ) -> None:
-        self.queue = DeltaQueue(interval)  # one for each attempt: what an engine says of an earlier one reaches nobody
+        self.queue = DeltaQueue(interval)  # one for each attempt: an engine's deltas of an earlier one are dropped
         self._requests = requests
         self._request_ids = [request.request_id for request in requests]  # the engine's names for them
         self._traces = traces

@@ -117,8 +117,8 @@ class StreamState:
     def engine_requests(self, *, epoch: int | None = None) -> list[GenerationRequest]:
         """Make the engine's requests for the choices that are still open, each with its tokens so far.
 
-        Another epoch begins another attempt, whose requests have names of their own: what is said of those before it
-        is an error from now on.
+        Another epoch begins another attempt, whose requests have names of their own: deltas of those before it
+        are an error from now on.
         """
         if epoch is not None and epoch != self._epoch:
             self._epoch = epoch

@@ -101,7 +101,7 @@ class Turns:
         finally:
             if turn.ticket is not None:
                 self._withdraw(turn)
-                self.advance()  # whoever is first now may want less
+                self.advance()  # the one that is first now may want less
 
     def advance(self, engine: str | None = None) -> None:
         """Send requests in order as far as there is room; cheap when none waits.
