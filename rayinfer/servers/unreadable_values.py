@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-MAX_SEARCHED_BYTES = 2**17  # a tenth of a second, in which everybody else waits
+MAX_SEARCHED_BYTES = 2**17  # a tenth of a second, in which other requests wait
 MAX_DIGITS = 4000  # of one number: Python's own limit is a little more
 
 _MARK = object()  # stands where such a value was

@@ -25,7 +25,7 @@ class AnswerSettings:
     logprobs: LogprobWording | None = None  # of the choices' tokens, and of the echoed prompts' too
     prompt_logprobs: LogprobWording | None = None  # whole answers only: beside the choices
     with_token_ids: bool = False
-    with_usage: bool = False  # streams only: a last chunk that tells the usage
+    with_usage: bool = False  # streams only: a last chunk with the usage
     with_usage_in_every_chunk: bool = False
 
     @property

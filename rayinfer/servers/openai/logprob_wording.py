@@ -18,7 +18,7 @@ class LogprobWording:
     """Formatter of one response's logprobs, with the names of tokens."""
 
     tokenizer: Tokenizer
-    num_top: int  # likely tokens told for each place, beside the one that stands there
+    num_top: int  # likely tokens for each place, beside the one that stands there
     as_token_ids: bool = False  # tokens are named token_id:N
 
     def chat(self, token_ids: Sequence[int], places: Places) -> dict[str, Any]:

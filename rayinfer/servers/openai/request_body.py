@@ -28,7 +28,7 @@ def _told(finding: ErrorDetails) -> str:
     """Describe what is wrong with a value, and its kind; texts may be secrets and are not repeated."""
     if finding["type"] in ("missing", "too_long"):  # which say all there is to say
         return finding["msg"]
-    is_no_object = finding["type"] in ("dict_type", "model_type")  # told in Python's words
+    is_no_object = finding["type"] in ("dict_type", "model_type")  # reported in Python's terms
     expected = "Input should be an object" if is_no_object else finding["msg"]
     return f"{expected}, got {_kind(finding['input'])}"
 
