@@ -63,7 +63,7 @@ class RequestOutput:
     prompt: str | None = None
     # Of the prompt's tokens, the first one's being None; in a stream once, with the first output.
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    # `LLM`'s only, of all choices, in order of time, with the last output; a router keeps them for who asks later.
+    # `LLM`'s only, of all choices, in order of time, with the last output; a router keeps them for later queries.
     trace: list[TraceEvent] | None = None
 
 

@@ -41,8 +41,8 @@ class ModelDescription:
     created: int  # seconds since 1970
     kv_blocks_total: int = 0
     block_size: int = 16
-    max_num_seqs: int = 0  # requests that run at the same time; 0: not told
-    max_num_batched_tokens: int = 0  # of one step; 0: not told
+    max_num_seqs: int = 0  # requests that run at the same time; 0: unknown
+    max_num_batched_tokens: int = 0  # of one step; 0: unknown
     max_cudagraph_capture_size: int = 0  # requests in the largest step that runs as a CUDA graph; 0: none does
     eos_token_ids: tuple[int, ...] = ()
     weights_generation: int = 0  # grows when the model gets other weights

@@ -41,7 +41,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # over output
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None  # by token id, added to the logits
     allowed_token_ids: Sequence[int] | None = None  # nothing else is chosen
-    bad_words: Sequence[str] | None = ()  # texts that do not appear; whoever has the tokenizer spells them
+    bad_words: Sequence[str] | None = ()  # texts that do not appear; tokenised by the owner of the tokenizer
     bad_token_sequences: Sequence[Sequence[int]] | None = ()  # the last token of each never follows the others
     seed: int | None = None
     max_tokens: int | None = 16  # None: whatever the context leaves; 0: the prompt is only scored
@@ -51,7 +51,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    logprobs: int | None = None  # how many of the most likely tokens are told beside each chosen one; 0: it alone
+    logprobs: int | None = None  # how many of the most likely tokens are returned beside each chosen one; 0: it alone
     prompt_logprobs: int | None = None  # likewise for the tokens of the prompt
 
     def __post_init__(self) -> None:

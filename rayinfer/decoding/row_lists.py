@@ -63,6 +63,6 @@ class RowLists:
         lines = torch.repeat_interleave(
             copy_to_device(listed, self._device),
             copy_to_device(lengths, self._device),
-            output_size=int(lengths.sum()),  # told, so that the host need not wait for the device's sum
+            output_size=int(lengths.sum()),  # given, so that the host need not wait for the device's sum
         )
         return GatheredLists(listed, lines, tuple(torch.cat(column) for column in zip(*lists, strict=True)))

@@ -36,7 +36,7 @@ class Sampled:
     token_ids: Tensor  # int64 [rows]
     is_invalid: Tensor  # bool [rows]: no token could be chosen, so the token id (0) means nothing
     scored: npt.NDArray[np.int64]  # the lines whose requests asked for log probabilities
-    scores: TokenScores | None  # of their tokens, by the untouched logits; None if nobody asked
+    scores: TokenScores | None  # of their tokens, by the untouched logits; None if none did
 
 
 class _NumbersOfRows(NamedTuple):

@@ -152,6 +152,6 @@ class BlockManager:
             return
         self._stored.forget([block])
         self._free.add_first(block)
-        if holder is not None and not self._readers[holder]:  # using a twin is using its holder
+        if holder is not None and not self._readers[holder]:  # using a duplicate is using its holder
             self._free.remove(holder)
             self._free.add_last(holder)

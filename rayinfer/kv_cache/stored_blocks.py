@@ -39,7 +39,7 @@ class StoredBlocks:
         self._token_ids = np.zeros((num_blocks, block_size), dtype=np.int32)
         self._newest_chain = _NO_CHAIN
         # Dicts are used as ordered sets. A digest that comes and goes between two looks appears in neither, so both
-        # stay smaller than the pool even when nobody looks.
+        # stay smaller than the pool even when they are not read.
         self._newly_stored: dict[bytes, None] = {}
         self._newly_removed: dict[bytes, None] = {}
 
@@ -115,7 +115,7 @@ class StoredBlocks:
         if digest is None:
             return None
         holder = self._holders.get(digest)
-        if holder is None:  # its twin was evicted meanwhile
+        if holder is None:  # its duplicate was evicted meanwhile
             self._hold(block, digest)
             return block
         return holder

@@ -56,7 +56,7 @@ class Matrix(torch.nn.Module):
 
     @property
     def operand(self) -> torch.Tensor | ops.PackedWeight:
-        """What is multiplied by."""
+        """The operand of products."""
         return self.weight if self._packed is None else self._packed
 
 

@@ -19,7 +19,7 @@ class RMSNorm(torch.nn.Module):
 
     @property
     def plain_eps(self) -> float | None:
-        """What is added to the mean square; None for a norm whose scale is 1 + weight."""
+        """The epsilon added to the mean square; None for a norm whose scale is 1 + weight."""
         return None if self._unit_offset else self._eps
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:

@@ -27,7 +27,7 @@ class Rotation:
 
 
 def rotation(head_dim: int, rope: Rope, longest_sequence: int) -> Rotation:
-    """Scale the frequencies of a head's rotated channels as `rope["rope_type"]` says."""
+    """Scale the frequencies of a head's rotated channels by `rope["rope_type"]`."""
     scale = SCALINGS[rope.get("rope_type", "default")]
     return scale(int(head_dim * rope.get("partial_rotary_factor", 1.0)), rope, longest_sequence)
 
@@ -105,7 +105,7 @@ def _base(rope: Rope) -> float:
 
 
 def _factor(rope: Rope) -> float:
-    """How much longer than the original context sequences may be."""
+    """Return the ratio of the longest sequence to the original context."""
     if rope.get("factor"):
         return float(rope["factor"])
     return float(rope["max_position_embeddings"] / rope["original_max_position_embeddings"])

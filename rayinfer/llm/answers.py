@@ -14,7 +14,7 @@ class Answer:
 
     stream: StreamState
     prompt: str | None
-    news: deque[RequestOutput] | None = None  # what a `stream` has yet to yield, whoever did the steps
+    news: deque[RequestOutput] | None = None  # what a `stream` has yet to yield, whichever call did the steps
     trace: RequestTrace | None = None
 
     def apply(self, delta: TokenDelta) -> RequestOutput | None:

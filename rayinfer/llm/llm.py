@@ -159,7 +159,7 @@ class LLM:
     def step(self) -> list[RequestOutput]:
         """Move every scheduled request one step forward; returns those that gained something, each as a whole."""
         finished, self._finished_meanwhile = self._finished_meanwhile, []
-        # Choices advance one by one: a request of several would be told as often.
+        # Choices advance one by one: a request of several would be returned as often.
         advanced = {advance.delta.request_id: advance.answer for advance in self._advance()}
         return finished + [answer.whole() for answer in advanced.values()]
 

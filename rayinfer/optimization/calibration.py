@@ -51,7 +51,7 @@ class _LearningLinear(torch.nn.Module):
 
     @property
     def quantized(self) -> QuantizedWeight:
-        """What was found."""
+        """The quantised weight."""
         assert self._quantized is not None, "the layer has had no turn"
         return self._quantized
 

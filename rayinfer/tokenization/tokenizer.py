@@ -94,7 +94,7 @@ class Tokenizer:
         return self._spellings.target.encode(text, add_special_tokens=False)
 
     def least_num_tokens(self, text: str) -> int:
-        """Return a number of tokens that a text surely has, without tokenising it; 0 where that cannot be said."""
+        """Return a number of tokens that a text surely has, without tokenising it; 0 where that is not known."""
         return 0 if self._longest_token is None else self._longest_token.least_num_tokens(text)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

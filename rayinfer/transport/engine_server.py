@@ -162,7 +162,7 @@ class EngineServer:
                 elif isinstance(frame, AbortFrame):
                     await self._engine.abort(frame.request_ids)
         except EngineDead:
-            await telling  # it tells why
+            await telling  # it sends the cause
         finally:
             telling.cancel()
             await asyncio.wait((telling,))
@@ -179,7 +179,7 @@ class EngineServer:
         except EngineDead as error:
             writer.write(encode_frame(EndFrame(str(error))))
         except OSError:
-            pass  # whoever reads hears of it
+            pass  # the reader gets the error
         finally:
             writer.close()  # and with it ends what is read
 

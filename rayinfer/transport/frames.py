@@ -16,7 +16,7 @@ from rayinfer.protocols import GenerationRequest
 VERSION = 1  # changes with everything that the other end could not read
 LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 1 << 30
-MAX_HELLO_BYTES = 4096  # of somebody who has not shown the key yet
+MAX_HELLO_BYTES = 4096  # of a peer that has not shown the key yet
 
 Frame = TypeVar("Frame")
 

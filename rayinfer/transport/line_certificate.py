@@ -10,7 +10,7 @@ from pathlib import Path
 class LineCertificate:
     """A self-signed certificate, and its key; the key never leaves the engine's process."""
 
-    certificate: str  # PEM, which routers are told through Ray
+    certificate: str  # PEM, which routers get through Ray
     key: bytes = field(repr=False)  # PEM
 
     def server_context(self) -> ssl.SSLContext:
