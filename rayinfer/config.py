@@ -207,7 +207,7 @@ def _in_words(finding: ErrorDetails) -> str:
 
 
 def cache_folder() -> Path:
-    """Where models, compiled kernels and notes on running services are kept."""
+    """Return the folder of models, compiled kernels and notes on running services."""
     if folder := os.environ.get("RAYINFER_CACHE"):
         return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rayinfer"

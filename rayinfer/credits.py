@@ -1,4 +1,4 @@
-"""How much each router may have in flight at an engine: enough to keep it busy, and no more."""
+"""Credits of routers: bounds on what each may have in flight at an engine."""
 
 from rayinfer.outputs import Credits
 from rayinfer.protocols import ModelDescription

@@ -2,7 +2,7 @@
 
 
 class RayinferError(Exception):
-    """Whatever rayinfer raises on purpose."""
+    """The base of all errors that rayinfer raises on purpose."""
 
 
 class ConfigError(RayinferError, ValueError):
@@ -22,7 +22,7 @@ class UnsupportedArchitecture(ModelLoadError):
 
 
 class RequestError(RayinferError, ValueError):
-    """A request that cannot be served as it stands; `param` is the field at fault, `code` a word for programs."""
+    """A request that cannot be served as it stands; `param` is the field at fault, `code` a name for programs."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message, param, code)
@@ -91,11 +91,11 @@ class EngineDead(Unavailable):
 
 
 class EngineLeaving(EngineDead):
-    """The engine that ran the request is about to go, and the request goes on elsewhere."""
+    """The engine that ran the request is draining, and the request continues on another."""
 
 
 class WrongEngineState(RayinferError):
-    """What was asked of an engine does not go with the state it is in; the message names both."""
+    """An operation that an engine's state does not allow; the message names both."""
 
 
 class RequestFailed(RayinferError):

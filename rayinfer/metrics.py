@@ -1,6 +1,6 @@
-"""What the service counts, under the names that vLLM's dashboards know, rendered as Prometheus text.
+"""Prometheus metrics of the service, under the names of vLLM's dashboards.
 
-Counting costs a few additions on the event loop's thread; Prometheus families are built when somebody scrapes.
+Counting costs a few additions on the event loop's thread; Prometheus families are built on each scrape.
 """
 
 import time
@@ -38,7 +38,7 @@ _END_TO_END_S = (
 
 
 class LatencyHistogram:
-    """How often a duration fell into each bucket; several equal observations cost as much as one."""
+    """Histogram of durations; several equal observations cost as much as one."""
 
     __slots__ = ("_bounds", "_counts", "_sum")
 
@@ -147,7 +147,7 @@ class ServiceMetrics:
         self._counts(model).migrations += 1
 
     def set_num_queued(self, model: str, num_queued: int) -> None:
-        """Say how many requests wait in front of all engines."""
+        """Set the number of requests that wait in front of all engines."""
         self._counts(model).num_queued = num_queued
 
     def set_engine_stats(self, model: str, engine: str, stats: EngineStats) -> None:
@@ -167,7 +167,7 @@ class ServiceMetrics:
         return generate_latest(self._registry)
 
     def describe(self) -> Iterable[Metric]:
-        """Tell the registry our names."""
+        """Return the metrics' names for the registry."""
         return self.collect()
 
     def collect(self) -> Iterator[Metric]:

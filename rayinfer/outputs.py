@@ -1,4 +1,4 @@
-"""What comes back up from the engine: token deltas between processes, texts and tokens for callers."""
+"""Outputs of the engine: token deltas between processes, texts and tokens for callers."""
 
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -21,7 +21,7 @@ TraceEventName = Literal[
 
 
 class Logprob(NamedTuple):
-    """How likely the model found a token, before temperature, penalties and every other setting."""
+    """Log probability of a token, before temperature, penalties and every other setting."""
 
     logprob: float  # natural logarithm; -inf where the probability is zero
     rank: int  # 1 is the most likely token of its place
@@ -63,7 +63,7 @@ class RequestOutput:
     prompt: str | None = None
     # Of the prompt's tokens, the first one's being None; in a stream once, with the first output.
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    # `LLM`'s only, of all choices, in order of time, with the last output; a router keeps them for who asks later.
+    # `LLM`'s only, of all choices, in order of time, with the last output; a router keeps them for later queries.
     trace: list[TraceEvent] | None = None
 
 
@@ -82,7 +82,7 @@ class TokenDelta(NamedTuple):
 
 
 class Credits(NamedTuple):
-    """What one router may have in flight at an engine, so that waiting happens in the router; 0: no bound."""
+    """Bounds on what one router may have in flight at an engine, so that requests queue there; 0: no bound."""
 
     num_requests: int = 0
     num_tokens: int = 0  # of prompts and expected answers, which fill the cache
@@ -120,7 +120,7 @@ class EngineStats:
 
 @dataclass(kw_only=True, slots=True)
 class StepMessage:
-    """All that one engine step has to say to one router."""
+    """All results of one engine step for one router."""
 
     epoch: int  # changes when the engine is built anew
     step: int

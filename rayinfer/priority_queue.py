@@ -31,13 +31,13 @@ class Ticket(Generic[T]):
 
     @property
     def place(self) -> tuple[float, float, int]:
-        """What tickets are compared by: the smallest goes first."""
+        """The sort key of tickets: the smallest goes first."""
         return (self.key, self.deadline, self.order)
 
 
 @dataclass(slots=True)
 class _Backlog:
-    """What one tenant has waiting."""
+    """One tenant's waiting requests."""
 
     weight: float
     num_waiting: dict[int, int]  # by priority
@@ -77,7 +77,7 @@ class PriorityQueue(Generic[T]):
     cost / (weight x rate) apart, so those up to H cost at most weight x rate x (H - R) + L: for all tenants and
     priorities together W x rate x k x (H - R) + k x N x L.
     A new tenant (start V, H - V = (priority - p0) x ageing_s) is bounded alike. Costs are those that `charge` has
-    corrected. What is served out of turn by `serve` comes on top, unless it waited before r.
+    corrected. What is served out of order by `serve` comes on top, unless it waited before r.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class PriorityQueue(Generic[T]):
         self._insert(ticket)
 
     def peek(self) -> Ticket[T] | None:
-        """Look at whose turn is next."""
+        """Return the first request, which stays queued."""
         while self._heap:
             ticket = self._waiting.get(self._heap[0][2])
             if ticket is not None:
@@ -181,7 +181,7 @@ class PriorityQueue(Generic[T]):
         return ticket
 
     def serve(self, ticket: Ticket[T]) -> None:
-        """Serve a waiting request, in turn or out of turn."""
+        """Serve a waiting request, in or out of order."""
         if ticket is self.peek():
             self._latest_start = max(self._latest_start, ticket.start)
         if ticket.cost > 0:

@@ -1,4 +1,4 @@
-"""What a server needs from whatever runs the model, and the request that travels down to it."""
+"""Protocols between servers, routers and engines, and the request that is passed down."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelDescription:
-    """What clients may know of a served model."""
+    """Public description of a served model."""
 
     name: str
     max_model_len: int  # tokens of prompt and answer together, as far as the KV pool and the model allow
@@ -41,8 +41,8 @@ class ModelDescription:
     created: int  # seconds since 1970
     kv_blocks_total: int = 0
     block_size: int = 16
-    max_num_seqs: int = 0  # requests that run at the same time; 0: not told
-    max_num_batched_tokens: int = 0  # of one step; 0: not told
+    max_num_seqs: int = 0  # requests that run at the same time; 0: unknown
+    max_num_batched_tokens: int = 0  # of one step; 0: unknown
     max_cudagraph_capture_size: int = 0  # requests in the largest step that runs as a CUDA graph; 0: none does
     eos_token_ids: tuple[int, ...] = ()
     weights_generation: int = 0  # grows when the model gets other weights
@@ -71,7 +71,7 @@ class ModelDescription:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceStatus:
-    """Whether a model can answer now, and if not, why."""
+    """Readiness of a model, and the reason if it is not ready."""
 
     ready: bool
     reason: str = ""
@@ -81,7 +81,7 @@ class ServiceStatus:
 
 
 class TextGenerator(Protocol):
-    """Whatever can answer a GenerationRequest with text."""
+    """A generator of text for GenerationRequests."""
 
     def generate(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
         """Yield deltas until one has `finished`; closing the iterator aborts the request.
@@ -91,15 +91,15 @@ class TextGenerator(Protocol):
         ...
 
     def describe(self) -> ModelDescription:
-        """Say what the model is; raises NotReady while no engine has told."""
+        """Describe the model; raises NotReady while no engine has reported."""
         ...
 
     def status(self) -> ServiceStatus:
-        """Say whether it can answer now."""
+        """Return whether it can answer now."""
         ...
 
     def overload(self) -> Unavailable | None:
-        """Say why it would take no request at all now, whatever it were; None as long as it would take any."""
+        """Return the reason why it would refuse every request now; None as long as it would take any."""
         ...
 
 
@@ -126,7 +126,7 @@ class EngineControl(Protocol):
         ...
 
     async def states(self) -> list[str]:
-        """Tell each engine's state: running, paused or asleep."""
+        """Return each engine's state: running, paused or asleep."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""How the next token is chosen and when generation stops, checked once when it is built."""
+"""Sampling parameters: the choice of tokens and the end of generation, validated when built."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # over output
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None  # by token id, added to the logits
     allowed_token_ids: Sequence[int] | None = None  # nothing else is chosen
-    bad_words: Sequence[str] | None = ()  # texts that do not appear; whoever has the tokenizer spells them
+    bad_words: Sequence[str] | None = ()  # texts that do not appear; tokenised by the owner of the tokenizer
     bad_token_sequences: Sequence[Sequence[int]] | None = ()  # the last token of each never follows the others
     seed: int | None = None
     max_tokens: int | None = 16  # None: whatever the context leaves; 0: the prompt is only scored
@@ -51,7 +51,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    logprobs: int | None = None  # how many of the most likely tokens are told beside each chosen one; 0: it alone
+    logprobs: int | None = None  # how many of the most likely tokens are returned beside each chosen one; 0: it alone
     prompt_logprobs: int | None = None  # likewise for the tokens of the prompt
 
     def __post_init__(self) -> None:
@@ -82,7 +82,7 @@ class SamplingParams:
 
         `never_generated` holds the bad sequences of the model itself, which add to those of the request.
         A token that ends a bad sequence counts as forbidden, even though it is so only after the rest of the sequence:
-        what remains is then allowed whatever the answer says.
+        what remains is then allowed whatever came before.
         """
         if not self.has_token_rules and not self.min_tokens:
             return
@@ -103,7 +103,7 @@ class SamplingParams:
             )
 
     def check_prompt_is_not_scored(self) -> None:
-        """Raise InvalidParameter where something is asked that only models which go on from their prompt can tell."""
+        """Raise InvalidParameter if prompt scores are asked for, which only decoder-only models have."""
         if self.prompt_logprobs is not None:
             raise InvalidParameter("prompt_logprobs must be null: this model does not score prompts", "prompt_logprobs")
         if self.max_tokens == 0:
@@ -191,7 +191,7 @@ class SamplingParams:
         return seeded
 
     def with_bad_words_spelled(self, spell: Callable[[str], Sequence[tuple[int, ...]]]) -> "SamplingParams":
-        """Put the spellings of `bad_words` among `bad_token_sequences`: nothing is left to spell then.
+        """Add the tokens of `bad_words` to `bad_token_sequences`; no bad words are left then.
 
         Raises InvalidParameter for a word of no tokens or of too many.
         """
@@ -212,7 +212,7 @@ class SamplingParams:
 
     @property
     def bad_texts(self) -> tuple[str, ...]:
-        """The bad words that nobody has spelled yet."""
+        """The bad words that are not tokenised yet."""
         return self.bad_words  # type: ignore[return-value]
 
     @property

@@ -1,4 +1,4 @@
-"""Steps of an engine's start, reported as records of a logger: whoever wants to show them adds a handler there."""
+"""Steps of an engine's start, reported as log records: add a handler to show them."""
 
 import logging
 import time
@@ -13,7 +13,7 @@ LOGGER.addHandler(logging.NullHandler())
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartStep:
-    """How far a step is."""
+    """Progress of a step."""
 
     name: str
     num_done: int | None = None  # parts of it, where they are counted

@@ -1,4 +1,4 @@
-"""One model over several ranks: where each of them stands, and what the ranks of a stage tell each other."""
+"""Tensor and pipeline parallelism: coordinates of ranks, and collectives of a stage's ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from rayinfer.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank stands: the layers are cut into stages, and each stage's matrices among its tensor ranks."""
+    """Coordinates of a rank: layers are split into stages, and a stage's matrices among its tensor ranks."""
 
     rank: int = 0  # stage x tensor_parallel_size + tensor_rank
     tensor_parallel_size: int = 1
@@ -23,17 +23,17 @@ class Place:
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def tensor_rank(self) -> int:
-        """Which of its stage's ranks it is."""
+        """Its index among its stage's ranks."""
         return self.rank % self.tensor_parallel_size
 
     @property
     def stage(self) -> int:
-        """Which stage it belongs to."""
+        """The index of its stage."""
         return self.rank // self.tensor_parallel_size
 
     @property
@@ -52,12 +52,12 @@ class TensorGroup(Protocol):
 
     @property
     def rank(self) -> int:
-        """Which of them this one is."""
+        """The index of this rank."""
         ...
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """The number of ranks."""
         ...
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -98,7 +98,7 @@ class Alone:
 class TorchGroup:
     """A process group of torch: gloo on a CPU, NCCL on GPUs.
 
-    Once a rank is gone gloo raises RuntimeError. NCCL says nothing by itself: whoever waits on its GPU waits on until
+    Once a rank is gone gloo raises RuntimeError. NCCL reports nothing by itself: a wait on its GPU lasts until
     the group is aborted, and has then computed rubbish; torch's watchdog may also end the whole process with SIGABRT.
     """
 
@@ -148,7 +148,7 @@ class TorchGroup:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank holds of a model, and whom it computes with."""
+    """A rank's shard of a model: its coordinates, and its group."""
 
     place: Place
     group: TensorGroup
@@ -169,7 +169,7 @@ def split(total: int, num_parts: int, what: str, unit: int = 1) -> list[range]:
     """Cut range(total) into contiguous parts as `even_parts` does, as even as whole units allow.
 
     Where there are fewer units than parts, units are not kept together. Raises ConfigError for more parts than numbers;
-    `what` says what they are.
+    `what` names them.
     """
     if total < num_parts:
         raise ConfigError(f"{num_parts} ranks are too many for {total} {what}")

@@ -1,4 +1,4 @@
-"""Where the tokens of one step lie: which request each belongs to and where its keys and values go."""
+"""Attention metadata of one step: positions, slots, sequence bounds and block tables."""
 
 from dataclasses import dataclass
 
@@ -15,4 +15,4 @@ class AttentionBatch:
     context_lengths: torch.Tensor  # int32 [num_requests], cached tokens, the new ones included
     block_tables: torch.Tensor  # int32 [num_requests, max_blocks]
     rows: torch.Tensor | None = None  # int64 [num_requests], the requests' rows, for models that keep things by row
-    num_decodes: int = 0  # so many of the first requests have one new token each; 0: not told
+    num_decodes: int = 0  # so many of the first requests have one new token each; 0: unknown

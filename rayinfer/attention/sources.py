@@ -1,4 +1,4 @@
-"""Where the sources of an encoder-decoder's requests lie: each row of the batch has blocks of its own for one."""
+"""Cross-attention blocks of an encoder-decoder's sources: fixed ones for each row of the batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class SourceRows:
         return torch.cat(spans).to(device)
 
     def of(self, batch: AttentionBatch) -> SourceBatch:
-        """Say what each token of a step reads."""
+        """Describe the source that each token of a step reads."""
         assert batch.rows is not None, "whoever reads sources must know the rows"
         num_tokens = len(batch.positions)
         rows = torch.repeat_interleave(batch.rows, batch.query_starts.diff(), output_size=num_tokens)

@@ -1,1 +1,1 @@
-"""How the next token is chosen from a row of logits."""
+"""Sampling: the choice of the next token from a row of logits."""

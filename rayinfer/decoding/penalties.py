@@ -14,7 +14,7 @@ _FIRST_CAPACITY = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PenaltyStrengths:
-    """How strongly each of some rows is penalised: float32 [rows] each."""
+    """Penalties of some rows: float32 [rows] each."""
 
     repetition: Tensor
     presence: Tensor
@@ -22,10 +22,10 @@ class PenaltyStrengths:
 
 
 class PenaltyHistory:
-    """Which tokens each penalised request has seen, in slots that are taken and given back.
+    """Tokens that each penalised request has seen, in slots that are taken and given back.
 
     A slot lists the tokens that a penalty may touch, so a step's work grows with the history and not with the
-    vocabulary. The list may hold a token twice or be filled up with strangers: what a token has earned stands in
+    vocabulary. The list may hold a token twice, or unseen ones as padding: a token's penalties stand in
     the two tables by token id, so every entry of the list leads to the same score.
     """
 

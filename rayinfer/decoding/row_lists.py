@@ -45,7 +45,7 @@ class RowLists:
             self._gathered = None
 
     def lines_with_lists(self, rows: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-        """Which lines of a batch of rows have a list."""
+        """Find the lines of a batch of rows that have a list."""
         return np.flatnonzero(self._has_list[rows])
 
     def gather(self, rows: npt.NDArray[np.integer]) -> GatheredLists | None:
@@ -63,6 +63,6 @@ class RowLists:
         lines = torch.repeat_interleave(
             copy_to_device(listed, self._device),
             copy_to_device(lengths, self._device),
-            output_size=int(lengths.sum()),  # told, so that the host need not wait for the device's sum
+            output_size=int(lengths.sum()),  # given, so that the host need not wait for the device's sum
         )
         return GatheredLists(listed, lines, tuple(torch.cat(column) for column in zip(*lists, strict=True)))

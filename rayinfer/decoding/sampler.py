@@ -36,11 +36,11 @@ class Sampled:
     token_ids: Tensor  # int64 [rows]
     is_invalid: Tensor  # bool [rows]: no token could be chosen, so the token id (0) means nothing
     scored: npt.NDArray[np.int64]  # the lines whose requests asked for log probabilities
-    scores: TokenScores | None  # of their tokens, by the untouched logits; None if nobody asked
+    scores: TokenScores | None  # of their tokens, by the untouched logits; None if none did
 
 
 class _NumbersOfRows(NamedTuple):
-    """What tokens are drawn by: integers in int64, others in float64, [rows] each."""
+    """Sampling settings on the device: integers in int64, others in float64, [rows] each."""
 
     seed: Tensor
     position: Tensor
@@ -248,7 +248,7 @@ class Sampler:
     def _numbers(
         self, settings: RowSettings, positions: RowNumbers, is_typical: npt.NDArray[np.bool_]
     ) -> _NumbersOfRows:
-        """What rows are drawn by, in one copy to the device."""
+        """Copy the settings of rows to the device at once."""
         is_best_taken = settings["is_greedy"] | is_typical
         integers = (settings["seed"], positions, settings["choice"], settings["top_k"], is_best_taken)
         floats = (settings["temperature"], settings["top_p"], settings["min_p"])

@@ -28,7 +28,7 @@ ROW = np.dtype(
         ("choice", np.int64),
         ("min_end_position", np.int64),  # the first position where an end token may stand; 0 where none is held back
         ("last_position", np.int64),  # where the request's last token will stand
-        ("num_scored", np.int64),  # tokens whose log probabilities are told: 0, or the chosen one and so many more
+        ("num_scored", np.int64),  # tokens whose log probabilities are returned: 0, or the chosen one and so many more
     ]
 )
 

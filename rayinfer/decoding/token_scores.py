@@ -1,4 +1,4 @@
-"""How likely the model found tokens: log probabilities of raw logits, ranks, and the most likely tokens."""
+"""Logprobs of tokens: log probabilities of raw logits, ranks, and the most likely tokens."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ def _log_sum_exp(logits: Tensor) -> Tensor:
 
 def _rank(logits: Tensor, own: Tensor, token_ids: Tensor) -> Tensor:
     num_above = (logits > own).sum(dim=-1, dtype=torch.int32)
-    if not logits.is_cpu:  # to look who needs it would make the host wait
+    if not logits.is_cpu:  # to look which lines need it would make the host wait
         return num_above + _num_level_before(logits, own, token_ids) + 1
     num_level = (logits >= own).sum(dim=-1, dtype=torch.int32) - num_above
     lines = (num_level > 1).nonzero().squeeze(1)

@@ -1,4 +1,4 @@
-"""Whose turn it is to run, and who has to wait again."""
+"""Admission of waiting requests to the batch, and preemption."""
 
 from dataclasses import dataclass
 
@@ -22,16 +22,16 @@ class Admission:
     """Takes requests from the queue into the batch, and sends running ones back when rows or blocks are short.
 
     A request that does not fit yet lets smaller ones pass, until those have taken as many blocks as it needs itself.
-    From then on whatever becomes free is kept for it: it neither holds the others up at once, nor waits for ever.
+    From then on whatever becomes free is kept for it: it neither blocks the others at once, nor starves.
     """
 
     def __init__(self, waiting: WaitingQueue, batch: RunningBatch, block_size: int) -> None:
         self._waiting = waiting
         self._batch = batch
         self._block_size = block_size
-        self._too_large: set[Request] = set()  # found not to fit since somebody last left
+        self._too_large: set[Request] = set()  # found not to fit since a request last left
         self._num_departures = 0  # of the batch, when that was found
-        self._fruitless = (0, 0)  # departures and changes of the queue when nobody could be admitted
+        self._fruitless = (0, 0)  # departures and changes of the queue when none could be admitted
         self.num_preemptions = 0
 
     def add(self, request: Request) -> None:
@@ -45,11 +45,11 @@ class Admission:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing has changed since nobody could be admitted."""
+        """Whether nothing has changed since no request could be admitted."""
         return self._fruitless == (self._batch.num_departures, self._waiting.num_changes)
 
     def admit_next(self, before: Request | None = None) -> Admitted | None:
-        """Give the next request that fits its row and blocks; None if there is none.
+        """Admit the next request that fits: give it row and blocks; None if none does.
 
         With `before`, only if it matters more than this running request.
         """
@@ -70,7 +70,7 @@ class Admission:
 
     @property
     def lacks_blocks(self) -> bool:
-        """Whether somebody would have to give way so that those who decode can go on."""
+        """Whether a request must be preempted before all decoding ones can continue."""
         return len(self._batch.rows_short_of_a_block()) > self._batch.num_free_blocks
 
     def grow_decoding_requests(self) -> None:
@@ -109,7 +109,7 @@ class Admission:
         request.ticket = None  # it knows the request: the two would wait for the garbage collector
 
     def _next_in_turn(self, before: Request | None) -> Request | None:
-        """The first request that may fit, unless it would pass one that has been passed enough."""
+        """Return the first request that may fit, unless it would overtake one past its limit."""
         if self._num_departures != self._batch.num_departures:
             self._num_departures = self._batch.num_departures
             self._too_large.clear()
@@ -149,7 +149,7 @@ class Admission:
 
 
 def order_key(request: Request) -> tuple[float, float, int]:
-    """What requests are ordered by: the one with the smallest has the first turn."""
+    """Return the sort key of requests: the smallest goes first."""
     ticket: Ticket[Request] | None = request.ticket
     assert ticket is not None, f"{request.request_id} has no place in the order"
     return ticket.place

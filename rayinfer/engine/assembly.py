@@ -1,4 +1,4 @@
-"""Puts an engine together from its settings and a model's folder, on as many ranks as it shall have."""
+"""Builds an engine of one or more ranks from its settings and a model's folder."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -27,8 +27,8 @@ def build_engine(
     """Load the model and give it its cache; `folder` is what `resolve_model` returned.
 
     Where the settings ask for several ranks, this process is rank 0. The others are processes of its own, or with a
-    `rendezvous` whoever comes there by `run_rank`, with the same settings. `group_timeout_s` is for the former: a rank
-    that says nothing for so long and is stopped is lost; one that is not has GROUP_TIMEOUT_S, if that is longer.
+    `rendezvous` those that join by `run_rank`, with the same settings. `group_timeout_s` is for the former: a rank
+    that sends nothing for so long and is stopped is lost; one that is not has GROUP_TIMEOUT_S, if that is longer.
     Raises EngineDead when a rank is lost or fails meanwhile.
     """
     if place_of(config, 0).world_size == 1:
@@ -47,7 +47,7 @@ def build_engine(
 def _gather_ranks(
     config: EngineConfig, folder: Path, host: RendezvousHost | None, timeout_s: float, on_failure: ExitStack
 ) -> tuple[RankGroup, Callable[[float], None]]:
-    """Meet the other ranks; returns their group, and what ends those that were started here."""
+    """Gather the other ranks; returns their group and the handle that ends those started here."""
     if host is not None:
         on_failure.callback(host.close)
         group = RankGroup.host(place_of(config, 0), host)

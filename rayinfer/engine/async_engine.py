@@ -29,7 +29,7 @@ class AsyncEngine:
 
     The engine belongs to the thread: everything reaches it through one queue, between two steps. The thread waits for
     no reader. If a step raises what no single request explains, or fails for a request of the engine's own, too, the
-    engine is dead: `failure` says why, and every `outputs` iterator raises EngineDead.
+    engine is dead: `failure` is the cause, and every `outputs` iterator raises EngineDead.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class AsyncEngine:
         await self._change(Engine.resume)
 
     async def sleep(self, level: int) -> None:
-        """Pause, and give memory back as the level says; raises InvalidParameter or WrongEngineState."""
+        """Pause, and give memory back by level; raises InvalidParameter or WrongEngineState."""
         await self._change(lambda engine: engine.sleep(level))
 
     async def wake(self) -> None:
@@ -99,7 +99,7 @@ class AsyncEngine:
         await self._change(Engine.wake)
 
     async def states(self) -> list[str]:
-        """Tell the one engine's state; raises EngineDead once it is over."""
+        """Return the one engine's state; raises EngineDead once it is over."""
         if self._is_over:
             raise self._death()
         return [self._stats.state]
@@ -117,7 +117,7 @@ class AsyncEngine:
 
     @property
     def seconds_since_last_beat(self) -> float:
-        """How long ago the loop last came round; steps and idle waits both count.
+        """Seconds since the loop's last iteration; steps and idle waits both count.
 
         Nothing while the engine falls asleep or wakes: reading a checkpoint takes as long as at the start.
         """
@@ -125,7 +125,7 @@ class AsyncEngine:
 
     @property
     def longest_silence_s(self) -> float:
-        """How long its loop may take to come round; who takes longer is stuck."""
+        """Longest time that a loop iteration may take before the engine counts as stuck."""
         return self._pulse.limit_s
 
     @property
@@ -139,14 +139,14 @@ class AsyncEngine:
         return self._stats.num_running + self._stats.num_waiting + self._commands.qsize()
 
     async def _next_message(self, router: RouterLine) -> StepMessage | None:
-        """Wait for the thread's next message, but not for long: that it takes its time is news as well."""
+        """Wait a limited time for the thread's next message: a delay is reported as well."""
         try:
             return await router.box.take(SIGN_OF_LIFE_S)
         except TimeoutError:
             return replace(self._message([]), silent_s=self._pulse.silent_s, silent_limit_s=self._pulse.limit_s)
 
     async def _change(self, action: Callable[[Engine], None]) -> None:
-        """Have it done between two steps, and wait for it; who is cancelled before its turn has changed nothing."""
+        """Run the change between two steps and wait for it; cancelled before that, it has no effect."""
         change = Change(action)
         with self._lock:
             if self._is_over:
@@ -186,7 +186,7 @@ class AsyncEngine:
             return deltas
 
     def _obey(self) -> bool:
-        """Carry out what has been asked since the last step; when idle, wait for it, a heartbeat long at most."""
+        """Run the commands queued since the last step; when idle, wait for one, at most a heartbeat."""
         is_idle = not self._engine.can_advance
         try:
             command = self._commands.get(block=is_idle, timeout=self._heartbeat_s if is_idle else None)
@@ -196,7 +196,7 @@ class AsyncEngine:
         except queue.Empty:
             self._pulse.beat()
             return True
-        # No delta tells of it: the routers see their outputs end and may go on elsewhere.
+        # No delta reports it: the routers see their outputs end and may continue elsewhere.
         for request_id in self._owners:
             self._engine.abort(request_id)
         self._stats = self._engine.stats
@@ -239,7 +239,7 @@ class AsyncEngine:
                 change.done.set_result(None)
 
     def _refuse_changes(self) -> None:
-        """Tell those who still wait for their turn; nobody comes after `_is_over`."""
+        """Fail the changes that are still queued; none is added after `_is_over`."""
         while not self._commands.empty():
             command = self._commands.get()
             if isinstance(command, Change) and command.done.set_running_or_notify_cancel():
@@ -254,7 +254,7 @@ class AsyncEngine:
             self._end(list(router.request_ids))
 
     def _publish(self, deltas: list[TokenDelta]) -> None:
-        """Give every router its own deltas and the engine's state."""
+        """Send every router its own deltas and the engine's state."""
         by_router: dict[RouterLine, list[TokenDelta]] = {}
         for delta in deltas:
             by_router.setdefault(self._owners[delta.request_id], []).append(delta)

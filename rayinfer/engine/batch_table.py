@@ -36,13 +36,13 @@ class BatchTable:
         self.request_ids = np.full(num_rows, "", np.object_)
         self.prompt_lens = np.zeros(num_rows, np.int64)
         self.max_total_tokens = np.zeros(num_rows, np.int64)
-        self.num_cached_tokens = np.zeros(num_rows, np.int64)  # as its client is told
+        self.num_cached_tokens = np.zeros(num_rows, np.int64)  # as reported to its client
         self.checks_eos = np.zeros(num_rows, np.bool_)
         self.priorities = np.zeros(num_rows, np.int64)
         self.deadlines = np.zeros(num_rows, np.float64)
         self.keys = np.zeros(num_rows, np.float64)  # of the tickets, as the orders
         self.orders = np.zeros(num_rows, np.int64)
-        # What few requests want, and no array is to be looked at for while nobody does:
+        # Rows of requests with rare settings, so that no array is searched for them:
         self.rows_with_stop_ids: set[int] = set()
         self.rows_with_details: set[int] = set()  # log probabilities or a trace
         self.rows_without_answer: set[int] = set()  # only the prompt is scored
@@ -87,12 +87,12 @@ class BatchTable:
         return list(map(self.requests.__getitem__, rows.tolist()))  # type: ignore[arg-type]
 
     def num_pending(self, request: Request) -> int:
-        """Tokens of a request that are known or under way and in no step yet; 0 if it does not run."""
+        """Tokens of a request that are known or in flight and in no step yet; 0 if not running."""
         row = request.row
         return 0 if row is None else int(self.expected_tokens[row] - self.expected_computed[row])
 
     def go_on(self, rows: Int64Array) -> BoolArray:
-        """Which of the rows' requests have a token for one more step, as far as anybody knows, [num_rows]."""
+        """Mask of the rows whose requests have, as far as known, a token for one more step, [num_rows]."""
         expected = self.expected_tokens[rows]
         is_known = expected == self.num_tokens[rows]
         going_on: BoolArray = expected < self.max_total_tokens[rows]  # else it ends when its last token is here
@@ -104,7 +104,7 @@ class BatchTable:
         return self.requests[row] is not None
 
     def entered_row(self, row: int) -> EnteredRow:
-        """What the sampler must know of the row's request as it is now."""
+        """Return the sampler's data of the row's request as it is now."""
         return self.request_at(row).entered_row(row, self._tokens_at(row))
 
     def take(self, request: Request, *, num_computed: int, num_stored_blocks: int) -> int:
@@ -219,17 +219,17 @@ class BatchTable:
         )
 
     def expect(self, plan: StepPlan) -> None:
-        """Count what a step under way will have computed."""
+        """Count the tokens that an in-flight step computes."""
         self.expected_computed[plan.rows] = plan.context_lengths
         self.expected_tokens[plan.rows[plan.samples]] += 1
 
     def expect_nothing(self) -> None:
-        """No step is under way, although one was that has brought nothing."""
+        """Set the expected counts back to the known ones: no in-flight step will return."""
         rows = self.rows
         self.expected_tokens[rows], self.expected_computed[rows] = self.num_tokens[rows], self.num_computed[rows]
 
     def ends_of(self, rows: Int64Array, token_ids: Int64Array, eos_token_ids: Sequence[int]) -> BoolArray:
-        """Which of the rows' new tokens are end or stop tokens, [num_rows]."""
+        """Mask of the rows whose new tokens are end or stop tokens, [num_rows]."""
         ends = np.zeros(len(rows), np.bool_)
         for eos_token_id in eos_token_ids:  # there are few
             ends |= token_ids == eos_token_id
@@ -246,7 +246,7 @@ class BatchTable:
 
 
 def indices_of(some_rows: set[int], rows: Int64Array) -> list[int]:
-    """Where the rows of a set stand among `rows`."""
+    """Find the indices at which rows of a set stand in `rows`."""
     if not some_rows:
         return []
     indices: list[int] = np.flatnonzero(np.isin(rows, list(some_rows))).tolist()

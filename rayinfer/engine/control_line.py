@@ -1,7 +1,7 @@
-"""The line between rank 0 and one other rank: plans go out on it, and what is to be told comes back.
+"""The connection between rank 0 and one other rank: plans out, results and failures back.
 
-Plain TCP, because what is said must not wait for the other end to ask for it, and because its end tells at once when
-the other process is gone. Lines between ranks of one machine stay on it.
+Plain TCP, because messages must not wait for the other end to ask for them, and because a close shows at once that
+the other process is gone. Connections between ranks of one machine stay on it.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ READ_BYTES = 1 << 16  # one read brings a whole plan, unless it is a long one
 
 
 class LineLost(RayinferError):
-    """The other rank is gone, or has said nothing for too long."""
+    """The other rank is gone, or has sent nothing for too long."""
 
 
 class ControlLine:
@@ -39,23 +39,23 @@ class ControlLine:
 
     @property
     def has_unread(self) -> bool:
-        """Whether something has come that nobody has asked for so far, or the other end has hung up."""
+        """Whether unread data has come, or the other end has closed."""
         if self._socket.fileno() < 0:
             return False
         return bool(self._unread) or bool(_wait_for(self._socket, select.POLLIN, 0.0))
 
     def fileno(self) -> int:
-        """The descriptor, for those who wait for several lines; -1 once it is closed."""
+        """The descriptor, to wait for several connections at once; -1 once it is closed."""
         return self._socket.fileno()
 
     def send(self, message: AnyMessage, timeout_s: float) -> None:
-        """Say something; raises LineLost."""
+        """Send a message; raises LineLost."""
         self.send_bytes(framed(message), timeout_s)
 
     def send_bytes(self, frame: bytes, timeout_s: float) -> None:
-        """Say what `framed` has packed, which may go to several ranks; raises LineLost.
+        """Send what `framed` has packed, which may go to several ranks; raises LineLost.
 
-        What comes meanwhile is read: two ends that have much to say would wait for each other.
+        What comes meanwhile is read: two ends that send much would wait for each other.
         """
         unsent, deadline = memoryview(frame), time.monotonic() + timeout_s
         try:
@@ -75,7 +75,7 @@ class ControlLine:
             raise LineLost(f"the line is closed: {error}") from None
 
     def receive(self, timeout_s: float = math.inf, *, max_bytes: int = MAX_MESSAGE_BYTES) -> AnyMessage:
-        """Wait for what the other end says next; raises LineLost, and BadMessage."""
+        """Wait for the other end's next message; raises LineLost, and BadMessage."""
         deadline = time.monotonic() + timeout_s
         self._read_until(LENGTH_BYTES, deadline, timeout_s)
         end = self._end_of_first(max_bytes)
@@ -99,12 +99,12 @@ class ControlLine:
         return self._take(end)
 
     def hang_up(self) -> None:
-        """End all talk at once; from any thread, and whoever waits at either end hears of it."""
+        """Shut the socket down, from any thread; wakes blocked readers at both ends."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Hang up, and give the socket back."""
+        """Shut down and close the socket."""
         self.hang_up()
         self._socket.close()
 

@@ -1,7 +1,7 @@
 """The cores that an engine's threads keep to.
 
 Threads of a step meet hundreds of times. Where another program keeps one core busy, the system may leave two of them on
-another, and whoever waits there spins through the time slice that the other needs: beside one busy process of their own
+another, where one spins through the time slice that the other needs: beside one busy process of their own
 priority, two pinned threads were measured to be 1.7 times as fast as two free ones.
 """
 
@@ -27,8 +27,8 @@ def usable_cores() -> list[int]:
 def fill_machine(num_threads: int, num_engines: int = 1) -> bool:
     """Whether so many threads of each engine leave no core free, so that it matters which one each is on.
 
-    Where cores are left, the system moves threads to them. Pinning would do harm there: who else runs on the machine,
-    in another container perhaps, might be pinned to the same cores.
+    Where cores are left, the system moves threads to them. Pinning would do harm there: another program on the machine,
+    maybe in a container, might be pinned to the same cores.
     """
     return num_threads > 1 and num_threads * num_engines >= len(usable_cores())
 
@@ -59,7 +59,7 @@ class Cores:
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
         """Pin the team of the calling thread, and itself until it leaves: what it starts later shall run anywhere."""
-        if len(self._cores) != torch.get_num_threads():  # none, or somebody has changed the team
+        if len(self._cores) != torch.get_num_threads():  # none, or the team was changed
             self._thread.has_pinned_team = False
             yield
             return

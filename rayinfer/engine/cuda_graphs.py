@@ -1,4 +1,4 @@
-"""Work on a GPU that is recorded once and launched as one: all that the engine knows of CUDA graphs themselves."""
+"""GPU work that is captured once and launched as one: the engine's wrapper of CUDA graphs."""
 
 import weakref
 from collections.abc import Callable
@@ -50,7 +50,7 @@ class CudaGraphs:
     """Makes graphs that share one pool of memory, of which no two are launched at once.
 
     When all of them are gone the next ones get another pool: torch refuses one that was in use before. One stream
-    serves them all, and nobody else: when a graph goes, torch takes the memory that products have for its stream away
+    serves them alone: when a graph goes, torch takes the memory that products have for its stream away
     from all graphs that were recorded there (pytorch#193402), so these have to go together.
     """
 
@@ -69,7 +69,7 @@ class CudaGraphs:
 
 
 class _Address:
-    """Says where a tensor's memory is, as other libraries hand it to torch."""
+    """The address of a tensor's memory, as other libraries hand it to torch."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         kind = f"<i{tensor.element_size()}"

@@ -1,4 +1,4 @@
-"""Which requests have run out of time."""
+"""Deadlines of requests, ordered by time."""
 
 import heapq
 from collections.abc import Mapping

@@ -41,7 +41,7 @@ class Draw:
 
 
 class GraphOutputs(NamedTuple):
-    """What a graph leaves behind: valid until the next is launched, for they share their memory."""
+    """Outputs of a graph: valid until the next graph is launched, since graphs share memory."""
 
     rows: torch.Tensor  # the step's
     logits: torch.Tensor
@@ -61,7 +61,7 @@ class DecodeGraphs:
 
     A step is filled up to the next size. Its arrays go to the device in one copy, to where the graph of that size reads
     them: no address ever changes while graphs are there. `last_tokens` has a row more than there are requests, which is
-    that of the lines that fill up. With `draw` the graphs choose tokens as well.
+    that of the padding rows. With `draw` the graphs choose tokens as well.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class DecodeGraphs:
         self._logits.clear()
 
     def run(self, plan: StepPlan, settings: RowSettings | None) -> GraphOutputs:
-        """Compute a step that fits; its tokens mean something if `settings` [num_requests] say how they are drawn."""
+        """Compute a step that fits; its tokens are valid if `settings` [num_requests] are given."""
         size = next(size for size in self.sizes if size >= plan.num_requests)
         lines = self._lines[size]
         lines.fill(plan, settings)

@@ -1,4 +1,4 @@
-"""Runs the steps of an encoder-decoder: whoever takes a row has its source read first."""
+"""Runs the steps of an encoder-decoder: a request that takes a row has its source read first."""
 
 from collections.abc import Sequence
 
@@ -30,7 +30,7 @@ class EncoderDecoderRunner(StaticRunner):
         self._max_read_tokens = max_read_tokens
 
     def submit(self, plan: StepPlan) -> StepHandle:
-        """Read the sources of who is new, and compute the step."""
+        """Read the sources of new requests, and compute the step."""
         for readers in self.read_together(plan.entered):
             self._read(readers)
         return super().submit(plan)

@@ -1,4 +1,4 @@
-"""The engine: takes requests, moves all of them forward one step at a time, and says what each of them gained."""
+"""The engine: takes requests, moves all of them forward one step at a time, and returns their new tokens."""
 
 import contextlib
 import logging
@@ -38,7 +38,7 @@ class Engine:
         self._seeds = random.Random(seed)  # for requests that bring none
         self._clock = clock
         self._life = LifeCycle()
-        self.on_plan: Callable[[int], None] = lambda num_tokens: None  # told how many tokens a step is about to compute
+        self.on_plan: Callable[[int], None] = lambda num_tokens: None  # called with the tokens that a step will compute
         self._under_way: deque[tuple[StepPlan, StepHandle]] = deque()  # steps, oldest first
         self._deltas: list[TokenDelta] = []  # of the step under way: they outlast an interruption
 
@@ -50,9 +50,9 @@ class Engine:
         self._scheduler.add(self._accepted(request))
 
     def abort(self, request_id: str) -> TokenDelta | None:
-        """End a request and free what it holds; None if it is unknown or over and told."""
+        """End a request and free what it holds; None if unknown or finished and reported."""
         untold = [delta for delta in self._deltas if delta.request_id == request_id]
-        if untold:  # of steps that ended as the engine fell asleep: nobody asks for them any more
+        if untold:  # of steps that ended as the engine fell asleep: no caller asks for them any more
             self._deltas = [delta for delta in self._deltas if delta.request_id != request_id]
         ended = self._scheduler.finish(request_id, "abort")
         if ended is None or not untold:
@@ -62,7 +62,7 @@ class Engine:
     def step(self) -> list[TokenDelta]:
         """Move every scheduled request one step forward; while paused or asleep, only end those whose time is up.
 
-        Where the executor takes several plans at once, the next one is under way before this one's tokens are here.
+        Where the executor takes several plans at once, the next one is in flight before this one's tokens are here.
         """
         self.check_alive()
         self._end_overdue_requests()
@@ -114,12 +114,12 @@ class Engine:
 
     @property
     def has_unfinished_requests(self) -> bool:
-        """Whether anybody waits or runs, a step is under way, or what one has brought is still to be told."""
+        """Whether requests wait or run, a step is in flight, or its results are yet to be returned."""
         return self._scheduler.num_unfinished > 0 or bool(self._under_way) or bool(self._deltas)
 
     @property
     def can_advance(self) -> bool:
-        """Whether another step would bring anybody forward, or tell what one has brought."""
+        """Whether another step would advance a request, or return results of an earlier one."""
         return (
             bool(self._under_way)
             or bool(self._deltas)
@@ -141,7 +141,7 @@ class Engine:
 
     @property
     def executor(self) -> Executor:
-        """What runs its steps, for those who measure it."""
+        """The executor that runs its steps, for measurements."""
         return self._executor
 
     def take_block_events(self) -> tuple[list[bytes], list[bytes]]:
@@ -186,12 +186,12 @@ class Engine:
         self._run(self._scheduler.with_known_tokens(plan))
 
     def _finish_all(self) -> None:
-        """Take the tokens of all steps under way."""
+        """Take the tokens of all in-flight steps."""
         while self._under_way:
             self._finish_oldest()
 
     def _finish_oldest(self) -> None:
-        """Take the tokens of the oldest step under way, if there is one."""
+        """Take the tokens of the oldest in-flight step, if there is one."""
         if self._under_way:
             plan, step = self._under_way[0]
             self.on_plan(plan.num_tokens)  # it is the one that is waited for

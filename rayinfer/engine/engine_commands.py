@@ -1,4 +1,4 @@
-"""What event loops ask of the thread to which an engine belongs."""
+"""Commands from event loops to the engine's thread."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -33,7 +33,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Do something to the engine as a whole, and tell whoever waits for it."""
+    """An action on the engine as a whole, and the future of its result."""
 
     action: Callable[[Engine], None]
     done: Future[None] = field(default_factory=Future)

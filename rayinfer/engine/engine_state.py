@@ -1,4 +1,4 @@
-"""The life of an engine: it runs, pauses, sleeps, wakes, and dies once."""
+"""The life cycle of an engine: run, pause, sleep, wake, die once."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from rayinfer.errors import EngineDead, InvalidParameter, WrongEngineState
 
 
 class EngineState(StrEnum):
-    """What an engine does with its requests; in every state but the last it takes more and ends those it has."""
+    """Engine states; in each but DEAD it takes requests, and ends those that are aborted or overdue."""
 
     RUNNING = "running"
     PAUSED = "paused"  # no step is planned, and everything stays where it is
@@ -17,10 +17,10 @@ class EngineState(StrEnum):
 
 
 class SleepLevel(IntEnum):
-    """What a sleeping engine gives back of its memory; Megatron's persist, offload and recompute."""
+    """Memory that a sleeping engine gives back; Megatron's persist, offload and recompute."""
 
     PERSIST = 0  # nothing
-    OFFLOAD = 1  # the blocks that nobody reads; what running requests have computed waits in the host's memory
+    OFFLOAD = 1  # the blocks without readers; what running requests have computed waits in the host's memory
     RECOMPUTE = 2  # all of it: weights are read from the checkpoint again, and tokens are computed again
 
 
@@ -32,7 +32,7 @@ def sleep_level(level: int) -> SleepLevel:
 
 
 class LifeCycle:
-    """The one place that knows which state follows which; asking for the state that already is changes nothing.
+    """The transitions between states; a transition to the present state changes nothing.
 
     A sleeping engine wakes as what it was when it fell asleep, so it is neither paused nor resumed meanwhile.
     """

@@ -1,4 +1,4 @@
-"""Who runs a step: the door between the scheduler's arrays and the model's tensors."""
+"""Executor protocol: runs a StepPlan and returns sampled tokens."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,7 +9,7 @@ from rayinfer.engine.step_plan import SampledTokens, StepPlan
 
 
 class StepHandle(Protocol):
-    """A step under way."""
+    """An in-flight step."""
 
     def result(self) -> SampledTokens:
         """Wait for the step's tokens; raises what the step raised."""
@@ -20,7 +20,7 @@ class Executor(Protocol):
     """Runs plans and copies blocks, all in the order in which they are submitted."""
 
     num_plans_at_once: int  # steps that may be under way before the first one's tokens are asked for
-    plans_ahead: bool  # whether a step may go on from tokens of the one before that nobody knows yet
+    plans_ahead: bool  # whether a step may continue from tokens of the one before that are in flight
 
     @property
     def stage_idle_shares(self) -> Sequence[float]:

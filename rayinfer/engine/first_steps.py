@@ -17,8 +17,8 @@ def first_steps(most: int, longest: int, num_rows: int, block_size: int, padding
     """Steps of dummy prompts, from one token to `most`, then steps in which up to `num_rows` requests sample.
 
     Kernels look at sizes only coarsely, so powers of two stand for all. No prompt has more than `longest` tokens:
-    larger steps have several. Keys and values go where `padding` says. All requests take row 0 of the batch, and who
-    enters it afterwards finds nothing of them.
+    larger steps have several. Keys and values go to the block of `padding`. All requests take row 0 of the batch, and a
+    request that enters it later finds nothing of them.
     """
     yield _prompts([1], _GREEDY, block_size, padding)
     for num_tokens in _powers_up_to(most):

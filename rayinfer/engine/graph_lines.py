@@ -1,4 +1,4 @@
-"""What a recorded step reads: a line for each request and for each that fills up, always at the same addresses."""
+"""Static input buffers of captured decode graphs, padded to the graph's batch size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _ALIGNMENT = 64  # bytes
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """What stands in the lines that fill a step up: by default what no kernel reads or writes anything for."""
+    """Values of padding rows: by default such that no kernel reads or writes anything for them."""
 
     slot: int = -1
     context_length: int = 0
@@ -26,14 +26,14 @@ class Padding:
 
     @staticmethod
     def in_block(block: int, block_size: int) -> "Padding":
-        """A token that is written into a block of nobody's, for kernels that must have one."""
+        """Write padding tokens to a scratch block, for kernels that need a valid one."""
         return Padding(slot=block * block_size, context_length=1, block=block)
 
 
 def graph_lines(
     sizes: Sequence[int], *, max_blocks: int, padding: Padding, spare_row: int, device: torch.device
 ) -> dict[int, "GraphLines"]:
-    """The inputs of the graphs of all sizes, largest last: they share one memory, for no two run at once."""
+    """Allocate the inputs of the graphs of all sizes, largest last: they share memory, as no two run at once."""
     most = sizes[-1]
     tables = torch.full((most, max_blocks), padding.block, dtype=torch.int32, device=device)
     memory = torch.zeros(_num_bytes(most), dtype=torch.uint8, device=device)
@@ -41,7 +41,7 @@ def graph_lines(
 
 
 class GraphLines:
-    """The inputs of the graph of one size: where they are filled in on the host, and where it reads them."""
+    """Inputs of the graph of one size: staging buffer on the host, and static buffer on the device."""
 
     def __init__(
         self, size: int, memory: torch.Tensor, tables: torch.Tensor, padding: Padding, *, spare_row: int
@@ -75,11 +75,11 @@ class GraphLines:
         self.inputs = StepInputs(given["token_ids"], batch, given["rows"], given["continues"], given["rows"], None)
 
     def empty(self) -> None:
-        """A step of nobody."""
+        """Fill in a step of padding alone."""
         self._fill_up(0, 1)
 
     def fill(self, plan: StepPlan, settings: RowSettings | None) -> None:
-        """Lay a plan out, and what is asked of the sampler."""
+        """Copy in a plan and its sampling settings."""
         count, width = plan.block_tables.shape
         self._fill_up(count, width)
         self._tables_on_host[:count] = plan.block_tables
@@ -91,7 +91,7 @@ class GraphLines:
             self._fields[name][:count] = _UNTOUCHED[name] if settings is None else settings[name]
 
     def _fill_up(self, count: int, width: int) -> None:
-        """The lines behind so many, and tables of so many blocks."""
+        """Pad the rows behind so many, with tables of so many blocks."""
         padding, fields = self._padding, self._fields
         for name in ("token_ids", "positions", "draw_position", "continues"):
             fields[name][count:] = 0
@@ -103,7 +103,7 @@ class GraphLines:
         self._tables_on_host = np.full((self.size, width), padding.block, np.int32)
 
     def send(self, upload: StepUpload) -> None:
-        """Bring them to where the graph reads them; what is behind the longest table is not looked at."""
+        """Copy them to the device; what is behind the longest table is not read."""
         lines, tables = upload.send([self._on_host, self._tables_on_host])
         self._memory.copy_(lines)
         self._tables[:, : tables.shape[1]].copy_(tables)
@@ -125,7 +125,7 @@ _UNTOUCHED = {"temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0, "seed"
 
 
 def _starts(size: int) -> dict[str, int]:
-    """Where each field begins, in bytes; the last is where all end."""
+    """Offset of each field in bytes, and at last the total size."""
     starts, start = {}, 0
     for name, dtype in _FIELDS.items():
         starts[name] = start

@@ -1,4 +1,4 @@
-"""What recorded steps take of a GPU's memory: estimated on the safe side, before blocks take what is left."""
+"""GPU memory of captured graphs: a conservative estimate, made before blocks take what is left."""
 
 import importlib
 
@@ -13,7 +13,7 @@ _SLACK_BYTES = 64 << 20  # for what lies between the blocks of torch's allocator
 
 
 def graph_memory_bytes(model: ModelConfig, max_capture_size: int, max_blocks: int, block_size: int) -> int:
-    """What all graphs together take: the largest one's tensors, which the others use as well, and what each adds.
+    """Estimate all graphs together: the largest one's tensors, which the others share, and what each adds.
 
     No block table is longer than `max_blocks`.
     """
@@ -25,11 +25,11 @@ def graph_memory_bytes(model: ModelConfig, max_capture_size: int, max_blocks: in
 
 
 def step_memory_bytes(model: ModelConfig, num_requests: int, max_context: int) -> int:
-    """What a step of one token each allocates at once, at most; contexts have up to `max_context` tokens."""
+    """Bound what a step of one token each allocates; contexts have up to `max_context` tokens."""
     logits = model.vocab_size * 12  # as computed, as kept, and once in float32
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     states = 4 * (8 * model.hidden_size + 4 * heads + 4 * model.intermediate_size)
-    # By name: they bring Triton along, whose import takes part of a second from everyone who has no GPU.
+    # By name: they bring Triton along, whose import takes part of a second, also where there is no GPU.
     attention = importlib.import_module("rayinfer_kernels.gpu.decode_attention")
     splits = attention.splits_bytes(num_requests, model.num_heads, model.num_kv_heads, model.head_dim, max_context)
     sampling = importlib.import_module("rayinfer_kernels.gpu.sampling")

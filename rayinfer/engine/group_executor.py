@@ -1,4 +1,4 @@
-"""Rank 0's executor: it tells every command to the other ranks and does its own part of it."""
+"""Rank 0's executor: sends every command to the other ranks and runs its own part of it."""
 
 import contextlib
 import threading
@@ -34,13 +34,13 @@ from rayinfer.engine.torch_groups import STEP_TIMEOUT_S
 from rayinfer.errors import EngineDead
 
 LOOK_ROUND_S = 0.25  # between two looks at the lines of an idle engine
-END_GRACE_S = 5.0  # for ranks that have been told to end
+END_GRACE_S = 5.0  # for ranks to end on command
 
 
 class GroupExecutor:
     """An Executor over several ranks, which live and die together.
 
-    Nothing that fails here is tried again: after a failure nobody knows who has done what. The first one ends the
+    Nothing that fails here is tried again: after a failure the ranks' states are unknown. The first one ends the
     group, and everything afterwards raises EngineDead with its cause. A rank that has gone or is frozen is noticed in a
     step as well as between two.
     """
@@ -63,7 +63,7 @@ class GroupExecutor:
         self._under_way: deque[StepUnderWay] = deque()
         self._death: EngineDead | None = None
         self._is_over = False
-        self._at_the_end = weakref.finalize(self, end_ranks, END_GRACE_S)  # also when nobody has it any more
+        self._at_the_end = weakref.finalize(self, end_ranks, END_GRACE_S)  # also when it is garbage collected
         lose = weakref.WeakMethod(self._lose)
         group.on_loss = lambda: (it := lose()) and it()
         threading.Thread(target=_keep_company, args=(weakref.ref(self),), name="ranks", daemon=True).start()
@@ -196,7 +196,7 @@ class GroupExecutor:
             return step.sampled
 
     def _finish_oldest(self) -> None:
-        """Hear of the oldest step from the first tensor rank of every later stage."""
+        """Receive the oldest step's results from the first tensor rank of every later stage."""
         place = self._group.place
         oldest = self._under_way[0]
         for stage in range(1, place.pipeline_parallel_size):
@@ -227,7 +227,7 @@ class GroupExecutor:
                 raise loss
 
     def _lose(self) -> None:
-        """A rank is frozen. Who waits for it in gloo is freed once its process is gone."""
+        """End all ranks at once: waits in gloo end when the hung rank's process is gone."""
         if self._death is None and not self._is_over:
             self._death = EngineDead(f"a rank of the engine failed: {self._group.loss}")
             self._end_ranks(0.0)
@@ -243,7 +243,7 @@ class GroupExecutor:
 
     @property
     def lines(self) -> list[ControlLine] | None:
-        """The lines to look after; None once the group is over."""
+        """The connections to watch; None once the group is over."""
         return None if self._is_over or self._death is not None else self._group.lines
 
 
@@ -261,7 +261,7 @@ class StepUnderWay:
 
 
 def _keep_company(reference: "weakref.ref[GroupExecutor]") -> None:
-    """The thread: it keeps no executor alive that nobody else has."""
+    """Watch the connections in a thread, with a weak reference to the executor."""
     while (executor := reference()) is not None and (lines := executor.lines) is not None:
         del executor
         has_hung_up = hung_up(lines, LOOK_ROUND_S)

@@ -27,9 +27,9 @@ class _SwappedOut:
 
 
 class KVOffload:
-    """Which requests have blocks in the second pool, and the copies that are still to be made.
+    """Requests with blocks in the second pool, and the copies that are still to be made.
 
-    Nothing is copied here. The copies wait in `copies`, and whoever makes them keeps their order and makes all of them
+    Nothing is copied here. The copies wait in `copies`, and the engine makes them in this order, and all of them
     before the next step writes anything: a block may be handed on as soon as its copy is noted. Equal blocks of
     several requests are kept once, as in the prefix cache.
     """
@@ -46,7 +46,7 @@ class KVOffload:
 
     @property
     def num_used(self) -> int:
-        """Blocks of the second pool that are kept for somebody."""
+        """Blocks of the second pool that are kept for requests."""
         return self._pool.num_used
 
     def holds(self, request: Request) -> bool:
@@ -57,7 +57,7 @@ class KVOffload:
         """Keep the `blocks` of a request's computed `token_ids`, all of them; False if they do not fit.
 
         The first `num_stored_blocks` are those that the prefix cache knows by their digests. They are copied although
-        they may be hit there again: whoever made this request give way takes blocks that nobody reads first.
+        they may be hit there again: the preempting request takes blocks without readers first.
         """
         count = -(-len(token_ids) // self._pool.block_size)
         digests = request.digests.digests[:num_stored_blocks]

@@ -1,4 +1,4 @@
-"""What the ranks of an engine send each other before the first step: proofs of the key, torch's store, and numbers."""
+"""Messages between ranks before the first step: proofs of the key, torch's store, and sizes."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ Purpose = Literal["commands", "beats", "store"]  # of the lines between rank 0 a
 
 
 class Challenge(msgspec.Struct, tag="challenge", array_like=True, frozen=True):
-    """Rank 0's first word on each line: what the other end has to sign."""
+    """Rank 0's first message on each connection: the nonce that the other end has to sign."""
 
     nonce: bytes
 
@@ -45,6 +45,6 @@ class StoreAnswer(msgspec.Struct, tag="store-answer", array_like=True, frozen=Tr
 
 
 class Numbers(msgspec.Struct, tag="numbers", array_like=True, frozen=True):
-    """What a rank has room for, and rank 0's answer: what all of them have."""
+    """A rank's own capacities, or in rank 0's reply those that all ranks have."""
 
     values: list[int]

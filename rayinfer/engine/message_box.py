@@ -23,7 +23,7 @@ class MessageBox:
             self._wake()
 
     def close(self) -> None:
-        """Say that nothing more will come."""
+        """Mark the end of messages."""
         with self._lock:
             self._closed = True
             self._wake()

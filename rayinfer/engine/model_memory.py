@@ -1,4 +1,4 @@
-"""What a model takes of the memory, its weights and its pool of blocks, and how it is given back for a while."""
+"""Memory of a model's weights and block pools, and its release while the engine sleeps."""
 
 import contextlib
 import ctypes
@@ -50,7 +50,7 @@ class ModelMemory:
         self._offload_pool.copy_to(self._pool, offload_blocks, blocks)
 
     def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
-        """Give back what the level says; of the pool's blocks only those in use are ever kept."""
+        """Give back memory by level; of the pool's blocks only those in use are ever kept."""
         if level is SleepLevel.OFFLOAD:
             self._keep_blocks(blocks_in_use)
             self._move_weights(_HOST)

@@ -46,7 +46,7 @@ _CACHE_TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # else the mode
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelPart:
-    """What a rank runs steps with, and what the scheduler must know of its size."""
+    """A rank's executor, and the sizes that the scheduler needs."""
 
     config: SettledConfig  # the settings that it was built with: the same batch sizes on every rank
     executor: InProcessExecutor
@@ -59,7 +59,7 @@ class ModelPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Setting:
-    """What is known before anything is loaded."""
+    """Settings, model and device, resolved before anything is loaded."""
 
     config: SettledConfig
     model: ModelConfig
@@ -96,7 +96,7 @@ def build_part(config: EngineConfig, folder: Path, group: Ranks | None = None) -
 
 
 def num_spare_blocks(config: EngineConfig) -> int:
-    """What fills a static engine's steps up reads and writes the pool's last block."""
+    """Count scratch blocks: a static engine's padding uses the pool's last block."""
     return 1 if config.engine == "static" else 0
 
 
@@ -136,7 +136,7 @@ def _stage(setting: _Setting) -> Stage:
 
 
 def _runner(setting: _Setting, memory: ModelMemory, max_model_len: int, stage: Stage) -> ModelRunner:
-    """What runs the steps; it has run some where kernels are compiled for them, and a static one each shape."""
+    """Build the model runner and warm it up: where kernels need compiling, and a static one in each shape."""
     config, model, device = setting.config, setting.model, setting.device
     decoder, num_rows = memory.decoder, config.num_rows
     assert decoder is not None, "the weights are gone"
@@ -176,7 +176,7 @@ def _has_gpu_kernels(setting: _Setting) -> bool:
 
 
 def _uses_graphs(setting: _Setting) -> bool:
-    """Whether decoding steps are recorded: by such kernels alone, for the reference looks at numbers."""
+    """Whether decoding steps are captured: by such kernels alone, as the reference reads values on the host."""
     return _has_gpu_kernels(setting) and setting.config.max_cudagraph_capture_size > 0
 
 
@@ -239,7 +239,7 @@ def _model_memory(setting: _Setting) -> ModelMemory:
 
 
 def _loader(setting: _Setting, dtype: torch.dtype) -> Callable[[], Decoder]:
-    """What reads the weights, now and after a deep sleep."""
+    """Make the function that loads the weights, now and after a deep sleep."""
     config, share = setting.config, WHOLE if setting.group is None else setting.group.share
     if config.load_format == "dummy":
         if config.quantization is not None:
@@ -257,7 +257,7 @@ def _loader(setting: _Setting, dtype: torch.dtype) -> Callable[[], Decoder]:
 
 
 def _num_blocks(setting: _Setting, shape: BlockShape) -> tuple[int, int]:
-    """Blocks of the pool and of the second one, which all ranks have room for."""
+    """Count the blocks of both pools that all ranks have memory for."""
     config, group = setting.config, setting.group
     num_ranks = 1 if group is None else group.place.world_size
     host_bytes = shape.num_bytes * num_ranks  # ranks share the host's memory: so much takes a block in all of them
@@ -285,7 +285,7 @@ def _max_model_len(setting: _Setting, num_blocks: int) -> int:
 
 
 def _longest_sequence(config: EngineConfig, model: ModelConfig) -> int:
-    """What the model and the settings allow, whatever the pool does."""
+    """Return the limit of the model and the settings, whatever the pool's size."""
     if config.max_model_len is not None and config.max_model_len > model.longest_sequence:
         raise ConfigError(f"max_model_len {config.max_model_len} is above the model's {model.longest_sequence}")
     return config.max_model_len or model.max_position_embeddings

@@ -57,7 +57,7 @@ class ModelRunner:
             self._graphs.drop()
 
     def submit(self, plan: StepPlan) -> StepHandle:
-        """Compute the step now, or on a GPU as soon as the one before is done; raises what can be told of it now."""
+        """Compute the step now, or on a GPU after the one before; raises errors that are known by now."""
         for entered in plan.entered:
             self._enter(entered)
         with torch.inference_mode():
@@ -93,7 +93,7 @@ class ModelRunner:
             return SampledUnderWay(HostCopies(self._no_tokens), 0, prompt_logprobs=prompt_logprobs)
         if inputs.sampled_lines is not None:
             hidden = hidden[inputs.sampled_lines]
-        logits = decoder.logits(hidden)  # by all ranks of the stage together, whoever samples
+        logits = decoder.logits(hidden)  # by all ranks of the stage together, whichever samples
         if not self._stage.samples:
             return FinishedStep(NO_TOKENS)
         return self._sample(plan, logits, inputs.sampled_rows, prompt_logprobs)
@@ -109,7 +109,7 @@ class ModelRunner:
         return self._sample(plan, outputs.logits, outputs.rows, None)
 
     def _logits(self, inputs: StepInputs) -> torch.Tensor:
-        """A step in which everybody has one token and samples."""
+        """Return the logits of a step in which every request has one token and samples."""
         assert self.decoder is not None, "a step without a model"
         return self.decoder.logits(self.decoder.forward(self.last_tokens.fill_in(inputs), inputs.batch))
 

@@ -1,4 +1,4 @@
-"""What becomes of the running requests by a step's tokens: each gains one, and some end with it."""
+"""Output processing of a step: each request gains its new token, and some end with it."""
 
 import logging
 from collections.abc import Callable
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class NewTokens:
-    """Hands tokens out to the rows of a table; `end` lets go of all that a request holds."""
+    """Appends new tokens to the rows of a table; `end` frees all that a request holds."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class NewTokens:
 
 
 def end_without_token(request: Request, reason: FinishReason) -> TokenDelta:
-    """What a request's client is told when it has ended, and no step brought it a last token."""
+    """Make the final delta of a request that ended without a last token."""
     return TokenDelta(
         request.request_id,
         len(request.token_ids) - request.prompt_len,

@@ -1,4 +1,4 @@
-"""Puts an engine of one rank together: all of the model is in this process, and no step has to be told to others."""
+"""Builds an engine of one rank: the whole model in this process, without distributed imports."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline pass on: the running sum of every token of a step, and what an encoder has read."""
+"""Transfers between pipeline stages: hidden states of a step's tokens, and encoder outputs."""
 
 import time
 from collections import deque
@@ -16,7 +16,7 @@ NUM_UNDER_WAY = 2  # steps of which a stage may be ahead of the next one
 class PipelineLink:
     """A rank's neighbours: the same tensor rank in the stage before, in the one after, and across all in the last one.
 
-    A stage goes on as soon as it has passed a step on; only when it is `NUM_UNDER_WAY` ahead does it wait. Raises
+    A stage continues as soon as its send is started; it waits only when `NUM_UNDER_WAY` sends are in flight. Raises
     RuntimeError when a neighbour is gone, or takes longer than the group's timeout.
     """
 
@@ -68,7 +68,7 @@ class PipelineLink:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Which part of a step a rank computes: from tokens or what the stage before made of them, to tokens or not."""
+    """A rank's part of a step: its place, and the link to the other stages where there are any."""
 
     place: Place
     link: PipelineLink | None = None

@@ -1,4 +1,4 @@
-"""Where each rank of an engine stands, what it computes on, and what it must know of the others."""
+"""Coordinates and devices of an engine's ranks, and the protocol of their group."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -24,22 +24,22 @@ class Ranks(Protocol):
         ...
 
     def agree_least(self, values: Sequence[int]) -> list[int]:
-        """Tell all ranks these numbers, and return the least that any of them has told of each."""
+        """Return the elementwise minimum of all ranks' numbers."""
         ...
 
 
 def place_of(config: EngineConfig, rank: int) -> Place:
-    """Where a rank stands among those that the settings ask for."""
+    """Return a rank's coordinates among those that the settings ask for."""
     return Place(rank, config.tensor_parallel_size, config.pipeline_parallel_size)
 
 
 def any_device() -> torch.device:
-    """What an engine of one rank computes on."""
+    """Return the device of an engine of one rank."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def rank_device(place: Place) -> torch.device:
-    """What this rank computes on; ranks that see the same GPUs take one each."""
+    """Return this rank's device; ranks that see the same GPUs take one each."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     num_devices = torch.cuda.device_count()

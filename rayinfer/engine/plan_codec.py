@@ -1,4 +1,4 @@
-"""What the ranks of an engine say to each other between two computations, as MessagePack with raw arrays.
+"""Messages between the ranks of an engine: plans, results and failures, as MessagePack with raw arrays.
 
 Both ends check what they read against the types that are named here; nothing that is read can run as code.
 """
@@ -20,10 +20,10 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 class BadMessage(RayinferError):
-    """Another rank says what nobody can read."""
+    """A message from another rank that cannot be decoded."""
 
 
-# Commands of rank 0, in the order in which every rank obeys them
+# Commands of rank 0, in the order in which every rank runs them
 
 
 class RunPlan(msgspec.Struct, tag="plan", array_like=True, frozen=True):
@@ -64,14 +64,14 @@ class CopyBlocks(msgspec.Struct, tag="copy", array_like=True, frozen=True):
 
 
 class Release(msgspec.Struct, tag="release", array_like=True, frozen=True):
-    """Give memory back, and say so when it is done."""
+    """Give memory back; acknowledged when done."""
 
     level: int
     blocks_in_use: list[int]
 
 
 class Restore(msgspec.Struct, tag="restore", array_like=True, frozen=True):
-    """Take memory again, and say so when it is done."""
+    """Take memory again; acknowledged when done."""
 
     level: int
 
@@ -84,7 +84,7 @@ class End(msgspec.Struct, tag="end", array_like=True, frozen=True):
 
 
 class Beat(msgspec.Struct, tag="beat", array_like=True, frozen=True):
-    """I am there, whatever I compute."""
+    """A heartbeat, whatever the rank computes."""
 
 
 # Answers to rank 0
@@ -115,7 +115,7 @@ class Scored(msgspec.Struct, tag="scored", array_like=True, frozen=True):
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True, frozen=True):
-    """A rank's last word: it ends, and why."""
+    """A rank's final message: the reason why it ends."""
 
     reason: str
     is_consequence: bool = False  # of another rank's end, as far as this one can tell

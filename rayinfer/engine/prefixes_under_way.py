@@ -1,4 +1,4 @@
-"""Prefix blocks that a running request is about to write, and the twins that wait for them."""
+"""In-flight prefix blocks, which a running request is about to write, and the requests that wait for them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,21 +15,21 @@ class _PendingBlock:
 class PrefixesUnderWay:
     """Digests that will be hit-able soon; a request whose next block is among them is parked.
 
-    Not behind a writer of lower priority, whose turn may be long in coming.
+    Not behind a writer of lower priority, which may be scheduled late.
     """
 
     def __init__(self) -> None:
         self._pending: dict[bytes, _PendingBlock] = {}
 
     def announce(self, writer: Request, digests: Sequence[bytes]) -> None:
-        """The writer will compute these blocks; what another of its priority writes already stays the other's."""
+        """Register the blocks' writer; blocks with a writer of the same or higher priority keep it."""
         for digest in digests:
             pending = self._pending.setdefault(digest, _PendingBlock(writer))
             if writer.priority < pending.writer.priority:
                 pending.writer = writer
 
     def is_under_way(self, digest: bytes, request: Request) -> bool:
-        """Whether somebody is about to write the block for whom this request may wait."""
+        """Whether a request that this one may wait for is about to write the block."""
         pending = self._pending.get(digest)
         return pending is not None and pending.writer.priority <= request.priority
 
@@ -39,7 +39,7 @@ class PrefixesUnderWay:
         self._pending[digest].parked.append(request)
 
     def settle(self, writers: Iterable[Request], digests: Iterable[bytes]) -> list[Request]:
-        """Each writer has written its block or gives it up: return who waited and may run now."""
+        """Resolve blocks that are written or given up; returns the waiters that may run now."""
         released: list[Request] = []
         for writer, digest in zip(writers, digests, strict=False):
             pending = self._pending.get(digest)

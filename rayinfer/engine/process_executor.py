@@ -50,7 +50,7 @@ class RankProcesses:
     def check(self) -> None:
         """Raise EngineDead when one of them has ended, or was stopped at every look for the group's timeout.
 
-        It is called every LOOK_ROUND_S. What a rank that has ended had to say is in its log.
+        It is called every LOOK_ROUND_S. The reason why a rank has ended is in its log.
         """
         for rank, process in enumerate(self._processes, start=1):
             if (code := process.poll()) is not None:
@@ -65,7 +65,7 @@ class RankProcesses:
         return process.poll() is not None or is_stopped(process.pid)
 
     def end(self, grace_s: float) -> None:
-        """Wait until they have ended by themselves, as they do when rank 0 hangs up; kill who has not by then."""
+        """Wait until they exit, as they do when rank 0 closes its connections; kill those that have not by then."""
         for process in self._processes:
             with contextlib.suppress(OSError):
                 assert process.stdin is not None
@@ -94,7 +94,7 @@ class RankProcesses:
 
 
 def main() -> None:
-    """Be the rank that the first line of standard input says."""
+    """Run the rank that the first line of standard input names."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to every process: rank 0 decides what it means
     order = json.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()

@@ -1,10 +1,10 @@
-"""What the system tells of a process that does not tell anything itself."""
+"""State of another process, as the operating system reports it."""
 
 from pathlib import Path
 
 
 def is_stopped(process_id: int) -> bool:
-    """Say whether a process was stopped, by a signal or a debugger; it computes nothing until it is continued.
+    """Return whether a process was stopped, by a signal or a debugger; it computes nothing until it is continued.
 
     False where there is no such process, or the system has no /proc.
     """

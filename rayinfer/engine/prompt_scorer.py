@@ -1,4 +1,4 @@
-"""Scores the tokens of prompts whose requests want to know how likely the model found them."""
+"""Scores prompt tokens for requests that ask for prompt logprobs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class _ScoredPart:
 
 
 class PromptScorer:
-    """Knows the prompts that are to be scored, by row; a step without any costs nothing."""
+    """The prompts to be scored, by row; a step without any costs nothing."""
 
     def __init__(self, vocab_size: int) -> None:
         self._slice_lines = max(1, SLICE_BYTES // (4 * vocab_size))
@@ -43,7 +43,7 @@ class PromptScorer:
         return bool(self._prompts) and any(row in self._prompts for row in plan.rows.tolist())
 
     def enter(self, entered: EnteredRow) -> None:
-        """Take note of who takes a row."""
+        """Note the request that takes a row."""
         self._prompts.pop(entered.row, None)
         num_top = entered.params.prompt_logprobs
         if num_top is not None:

@@ -22,12 +22,12 @@ class Pulse:
 
     @property
     def silent_s(self) -> float:
-        """How long ago the loop last came round; 0 while it is excused."""
+        """Seconds since the loop's last iteration; 0 while it is excused."""
         return 0.0 if self._is_excused else self._clock() - self._last_beat
 
     @property
     def limit_s(self) -> float:
-        """How long a silence means that the step will not end any more.
+        """Seconds of silence after which the step counts as stuck.
 
         A step with more tokens than any before may take as much longer: an engine that has only decoded so far, one
         token at a time, is not stuck when it reads its first long prompt.
@@ -37,11 +37,11 @@ class Pulse:
         return max(MIN_LIMIT_S, LIMIT_FACTOR * max(self._longest_step_s, predicted_s))
 
     def beat(self) -> None:
-        """Say that the loop comes round."""
+        """Record an iteration of the loop."""
         self._last_beat = self._clock()
 
     def planned(self, num_tokens: int) -> None:
-        """Say how many tokens the present step computes."""
+        """Record how many tokens the present step computes."""
         self._num_tokens = num_tokens
 
     @contextlib.contextmanager

@@ -1,7 +1,7 @@
-"""Signs of life between the ranks of an engine, from a thread of each.
+"""Heartbeats between the ranks of an engine, from a thread of each.
 
 They come whatever the rank computes, loads or waits for, as long as it gets at Python's lock once in a while: how long
-a step takes says nothing about who lives.
+a step takes does not matter.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class RankBeats:
             line.hang_up()
 
     def _run(self) -> None:
-        """Count our own ticks, not seconds: what kept this thread from running is no other rank's fault."""
+        """Count own ticks, not seconds: delays of this thread must not count against other ranks."""
         silent_ticks = dict.fromkeys(self._lines, 0)
         try:
             while not self._is_over.wait(self._interval_s):

@@ -1,4 +1,4 @@
-"""Which rank failed first, and why: ranks that lose another one fail as well, and often say so sooner."""
+"""Root cause of a group's failure: ranks that lose a peer fail as well, and often report it sooner."""
 
 import contextlib
 import time
@@ -18,7 +18,7 @@ LOOK_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class RankFailure:
-    """How one rank ended."""
+    """The failure of one rank."""
 
     rank: int
     text: str  # names it
@@ -27,7 +27,7 @@ class RankFailure:
 
     @property
     def order(self) -> tuple[bool, bool, float]:
-        """What sorts causes before consequences: own failures by time, then who has gone, then who missed another."""
+        """Sort key, causes first: own failures by time, then vanished ranks, then ranks that lost a peer."""
         return self.is_consequence, self.failed_at is None, self.failed_at or 0.0
 
 
@@ -40,30 +40,30 @@ class RankLost(EngineDead):
 
 
 def lost(rank: int, error: Exception) -> RankLost:
-    """Make the error for a rank whose line has broken."""
+    """Make the error for a rank whose connection has broken."""
     return RankLost(RankFailure(rank, f"rank {rank} is lost: {error}", is_consequence=False))
 
 
 def failed(rank: int, said: Failed) -> RankLost:
-    """Make the error for a rank that has said why it ends."""
+    """Make the error for a rank that has reported why it ends."""
     return RankLost(RankFailure(rank, f"rank {rank} failed: {said.reason}", said.is_consequence, said.failed_at))
 
 
 def say_last_words(line: ControlLine, error: BaseException) -> None:
-    """Tell rank 0 why this rank ends, if it still listens."""
+    """Send rank 0 the reason why this rank ends, if it still listens."""
     with contextlib.suppress(LineLost):
         line.send(Failed(f"{type(error).__name__}: {error}", is_consequence(error), time.time()), TELL_S)
 
 
 def is_consequence(error: BaseException) -> bool:
-    """Say whether an error only tells that another rank has gone."""
+    """Return whether an error only reports that another rank has gone."""
     return isinstance(error, LineLost | EngineDead | dist.DistError) or (
         isinstance(error, RuntimeError) and "gloo" in str(error)  # which names its source files
     )
 
 
 def first_failure(error: BaseException, lines: Sequence[ControlLine], grace_s: float = LAST_WORDS_S) -> RankFailure:
-    """Return what explains a failure that rank 0 has seen: this one, or a better one that another rank tells of.
+    """Return the cause of a failure that rank 0 has seen: this one, or an earlier one that a rank reports.
 
     `lines` are those to rank 1, rank 2 and so on. Unless a cause is found, it is waited for until the grace is over.
     """
@@ -98,7 +98,7 @@ def _seen(error: BaseException) -> RankFailure:
 
 
 def _end_of(rank: int, line: ControlLine) -> RankFailure | None:
-    """Read what a rank has said last; None as long as it goes on."""
+    """Read a rank's final message; None as long as the rank runs."""
     try:
         while line.has_unread:
             if isinstance(said := line.receive(LAST_WORDS_S), Failed):

@@ -1,4 +1,4 @@
-"""The ranks of one engine: how they find each other, what they talk over, and how long they wait for each other."""
+"""The group of an engine's ranks: rendezvous, connections, heartbeats and timeouts."""
 
 import contextlib
 import threading
@@ -33,7 +33,7 @@ from rayinfer.tensor_parallel import Place, Share
 
 
 class OtherRanks(Protocol):
-    """Ranks 1 to n - 1 as whoever started them sees them."""
+    """Ranks 1 to n - 1, as seen by the process that started them."""
 
     def check(self) -> None:
         """Raise EngineDead when one of them will not come to meet the others."""
@@ -51,7 +51,7 @@ class OtherRanks(Protocol):
 class RankGroup:
     """One rank's view of all of them: rank 0 has a line to every other rank, each of those has one to rank 0.
 
-    Groups of torch carry what models exchange; every wait in them ends after STEP_TIMEOUT_S. Who is frozen is noticed
+    Groups of torch carry what models exchange; every wait in them ends after STEP_TIMEOUT_S. A hung rank is noticed
     earlier, from the first moment on: see RankBeats. Then `on_loss` is called, in a thread of its own.
     """
 
@@ -84,7 +84,7 @@ class RankGroup:
         self._store_values = StoreValues()  # rank 0's
         weakref.finalize(
             self, _let_go, self.beats, self._store_lines, self._store_values
-        )  # at once, where nobody closes it
+        )  # at once, where it is not closed
 
     @classmethod
     def host(cls, place: Place, host: RendezvousHost, others: OtherRanks | None = None) -> "RankGroup":
@@ -107,7 +107,7 @@ class RankGroup:
 
     @classmethod
     def join(cls, place: Place, rendezvous: Rendezvous, is_stopped: Callable[[int], bool] | None = None) -> "RankGroup":
-        """Come to rank 0, as any other; raises EngineDead when it is not there. `is_stopped` tells of its process."""
+        """Connect to rank 0, as another rank; raises EngineDead if it is not there. `is_stopped` is of its process."""
         lines = join_rendezvous(place, rendezvous)
         try:
             device = rank_device(place)
@@ -134,7 +134,7 @@ class RankGroup:
         return tensors.seconds if isinstance(tensors, TimedGroup) else 0.0
 
     def agree_least(self, values: Sequence[int]) -> list[int]:
-        """Tell all ranks these numbers, and return the least that any of them has told of each; raises EngineDead."""
+        """Return the elementwise minimum of all ranks' numbers; raises EngineDead."""
         own = list(values)
         try:
             if self.place.rank:
@@ -150,7 +150,7 @@ class RankGroup:
 
     @contextlib.contextmanager
     def explained_failures(self) -> Iterator[None]:
-        """Raise EngineDead with what another rank has said of its end, in place of what this one has seen of it."""
+        """Raise EngineDead with the cause that another rank reports, in place of its symptom here."""
         try:
             yield
             if self.was_aborted:
@@ -171,7 +171,7 @@ class RankGroup:
         return self.loss or cause
 
     def close(self) -> None:
-        """Hang up on everybody; whoever waits for this rank hears of it."""
+        """Close all connections; ranks that wait for this one notice it."""
         _let_go(self.beats, self._store_lines, self._store_values)
         for line in self.lines:
             line.close()
@@ -189,7 +189,7 @@ class RankGroup:
         self.abort_device_waits()
 
     def abort_device_waits(self) -> None:
-        """End what NCCL waits for, which is not told when another process has gone.
+        """End NCCL's waits, which do not notice when another process has gone.
 
         What is computed then means nothing. torch's watchdog, which sees the abort too, may end this process with
         SIGABRT; TORCH_NCCL_ASYNC_ERROR_HANDLING=2 keeps it from that.
@@ -203,7 +203,7 @@ class RankGroup:
     def _meet(self, store: RankStore, own_host: str, key: str) -> None:
         """Build torch's groups, and stop waiting for a rank that is lost meanwhile; raises EngineDead.
 
-        gloo waits for ever for one that has said where it is, and never comes: it is left to wait in a thread.
+        gloo waits for ever for one that has registered, and never connects: it is left to wait in a thread.
         """
         self._store = store
         opening = _Opening(partial(open_groups, self.place, store, self.device, own_host, key))
@@ -258,7 +258,7 @@ class _Opening:
 
 
 def own_cause(error: BaseException) -> str:
-    """Say what this rank has seen."""
+    """Describe the failure as this rank has seen it."""
     return str(error) if isinstance(error, EngineDead) else f"{type(error).__name__}: {error}"
 
 
@@ -270,7 +270,7 @@ def _let_go(beats: RankBeats, store_lines: Sequence[ControlLine], values: StoreV
 
 
 def _lose(reference: "weakref.ref[RankGroup]", rank: int, silent_s: float) -> None:
-    """Called by the thread that beats, which keeps no group alive that nobody else has."""
+    """Report a lost rank, from the heartbeat thread, which holds only a weak reference."""
     if (group := reference()) is not None:
         group.loss = f"rank {rank} is lost: it has said nothing for {silent_s:.3g} s"
         try:

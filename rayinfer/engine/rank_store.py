@@ -1,8 +1,8 @@
 """The store through which torch's groups find each other: kept by rank 0, reached over a line to each other rank.
 
-torch's own TCPStore listens at a port where whoever connects may read and change everything. Here nobody gets at it but
-the ranks, which have proved that they know the key; and whoever waits for what a lost rank would have stored is freed
-when the line is hung up.
+torch's own TCPStore listens at a port where any client may read and change everything. Here only ranks can connect,
+which have proved that they know the key; and waits for what a lost rank would have stored end
+when the connection is closed.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ Ask = Callable[[StoreCall], StoreAnswer]
 
 
 class RankStore(Store):
-    """What torch takes for a store; usable from several threads. It has to live as long as what is built on it."""
+    """A store for torch; usable from several threads. It has to outlive what is built on it."""
 
     def __init__(self, ask: Ask, timeout_s: float) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class RankStore(Store):
             self.get(key)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Say whether all of these keys are there."""
+        """Return whether all of these keys are there."""
         return all(self._ask(StoreCall("get", key)).value is not None for key in keys)
 
     def add(self, key: str, amount: int) -> int:
@@ -80,7 +80,7 @@ class StoreValues:
         self._is_closed = False
 
     def close(self) -> None:
-        """Answer no more: whoever waits for a key in this process waits no longer."""
+        """Serve no more, and end all waits for keys in this process."""
         self._is_closed = True
 
     def answer(self, call: StoreCall) -> StoreAnswer:

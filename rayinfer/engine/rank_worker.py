@@ -1,4 +1,4 @@
-"""What every rank but the first does: it loads its part of the model, and obeys rank 0 until it is told to end."""
+"""Worker of every rank but the first: loads its part of the model, and serves rank 0's commands."""
 
 import time
 from collections.abc import Callable
@@ -37,10 +37,10 @@ def run_rank(
     rank: int,
     is_stopped: Callable[[int], bool] | None = None,
 ) -> None:
-    """Be rank `rank` of the engine that rank 0 builds with the same settings; returns when that engine ends.
+    """Run rank `rank` of the engine that rank 0 builds with the same settings; returns when that engine ends.
 
-    Raises EngineDead when rank 0 or the group is lost, and whatever fails here; rank 0 is told of it. `is_stopped`
-    tells, where it can be seen, whether the process of rank 0 was stopped.
+    Raises EngineDead when rank 0 or the group is lost, and whatever fails here; rank 0 gets a report. `is_stopped`
+    returns, where it can be seen, whether the process of rank 0 was stopped.
     """
     group = RankGroup.join(place_of(config, rank), rendezvous, is_stopped)
     (line,) = group.lines
@@ -72,7 +72,7 @@ class RankWorker:
         self._samples = place.is_last_stage
 
     def obey(self) -> None:
-        """Carry commands out until the last one; raises EngineDead when rank 0 has gone or is frozen."""
+        """Run commands until the last one; raises EngineDead when rank 0 has gone or is hung."""
         while True:
             try:
                 command = self._line.receive()  # ended by the group when rank 0 shows no sign of life

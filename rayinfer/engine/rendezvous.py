@@ -1,4 +1,4 @@
-"""Where the ranks of one engine meet: rank 0 listens, and the others connect and prove that they know the key.
+"""Rendezvous of an engine's ranks: rank 0 listens, the others connect and authenticate with a shared key.
 
 The key itself is never sent: each end signs a nonce of the other's, so that what is overheard opens nothing later.
 """
@@ -21,17 +21,17 @@ from rayinfer.tensor_parallel import Place
 
 GROUP_TIMEOUT_S = 30.0  # without a beat of another rank, after which it counts as frozen
 START_TIMEOUT_S = 1800.0  # while ranks are started and read their weights, and whenever they read them again
-HELLO_TIMEOUT_S = 5.0  # for a stranger, who has not shown that it knows the key
+HELLO_TIMEOUT_S = 5.0  # for a peer that has not proved that it has the key
 MAX_STRANGERS = 64  # at once; one more takes the place of the oldest
 MAX_HELLO_BYTES = 4096
 NONCE_BYTES = 16
-LOOK_ROUND_S = 0.2  # between two looks at whether those who are awaited still live
+LOOK_ROUND_S = 0.2  # between two checks that the awaited ranks are alive
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """Where the ranks of one engine meet rank 0, and the key by which they know each other."""
+    """Rank 0's address, and the key that the ranks of one engine share."""
 
     host: str
     port: int
@@ -41,7 +41,7 @@ class Rendezvous:
 
 @dataclass(frozen=True, slots=True)
 class RankLines:
-    """What one rank is connected with to another."""
+    """The connections of one rank to another."""
 
     commands: ControlLine  # and their answers
     beats: ControlLine
@@ -59,14 +59,14 @@ class Stranger:
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """A connection whose other end knows the key."""
+    """A connection whose other end has proved the key."""
 
     line: ControlLine
     hello: Hello
 
 
 class RendezvousHost:
-    """Where rank 0 listens until all ranks are there."""
+    """Rank 0's listener, open until all ranks are there."""
 
     def __init__(self, host: str, timeout_s: float) -> None:
         # A port of the system's choice, taken once and kept: one that is only looked up may be gone a moment later.
@@ -94,7 +94,7 @@ class RendezvousHost:
             close_all(stranger.line for stranger in self._strangers)
 
     def close(self) -> None:
-        """Listen no more; whoever came in stays."""
+        """Listen no more; connected ranks stay."""
         self._listener.close()
 
     def _await_all(self, world_size: int, check: Callable[[], None]) -> None:
@@ -110,7 +110,7 @@ class RendezvousHost:
             self._greet(world_size, max(0.0, next_look - now))
 
     def _greet(self, world_size: int, timeout_s: float) -> None:
-        """Wait for something to happen, and hear whoever says something; none is waited for longer than others."""
+        """Wait for events: read hellos, close what is overdue, challenge new connections."""
         poller = select.poll()
         for descriptor in (self._listener.fileno(), *(stranger.line.fileno() for stranger in self._strangers)):
             poller.register(descriptor, select.POLLIN)
@@ -170,7 +170,7 @@ def open_rendezvous(host: str = "127.0.0.1", *, timeout_s: float = GROUP_TIMEOUT
 
 
 def join_rendezvous(place: Place, rendezvous: Rendezvous) -> RankLines:
-    """Meet rank 0, as another rank, and wait until all are there; raises EngineDead when rank 0 is not."""
+    """Connect to rank 0, as another rank, and wait until all are there; raises EngineDead when rank 0 is not."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     lines: list[ControlLine] = []
     try:
@@ -202,7 +202,7 @@ def introduce(line: ControlLine, place: Place, rendezvous: Rendezvous, purpose: 
 
 
 def close_all(lines: Iterable[ControlLine]) -> None:
-    """Hang up on all of them."""
+    """Close all of them."""
     for line in lines:
         with contextlib.suppress(OSError):
             line.close()

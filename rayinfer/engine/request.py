@@ -13,10 +13,10 @@ from rayinfer.traces.request_trace import RequestTrace
 
 
 class RequestStatus(Enum):
-    """Where a request stands; it moves along `_NEXT` only."""
+    """States of a request; transitions are those in `_NEXT`."""
 
     WAITING = "waiting"  # in the queue, for the first time or preempted
-    PARKED = "parked"  # waits for a twin to write the prefix they share
+    PARKED = "parked"  # waits for another to write the prefix they share
     RUNNING = "running"  # has a row of the batch and blocks
     FINISHED = "finished"
 
@@ -61,7 +61,7 @@ class Request:
 
     @property
     def trace_events(self) -> list[TraceEvent] | None:
-        """What has happened to it, if it is traced."""
+        """The events so far, if it is traced."""
         return None if self.trace is None else self.trace.in_order()
 
     def move_to(self, status: RequestStatus) -> None:
@@ -91,15 +91,15 @@ class Request:
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether log probabilities are still to be told of it."""
+        """Whether log probabilities are still to be returned."""
         return self.params.logprobs is not None or self.prompt_logprobs is not None
 
     @property
     def num_reusable_tokens(self) -> int:
-        """How many of its first tokens need no computing if their keys and values are there already.
+        """Number of its first tokens that need no computing if their keys and values are there already.
 
         The last token is always computed, since its logits are needed, and so is every one before a token whose log
-        probability is still to be told.
+        probability is still to be returned.
         """
         scored = self.prompt_logprobs
         return len(self.token_ids if scored is None or len(scored) == self.prompt_len else scored) - 1
@@ -119,7 +119,7 @@ class Request:
         return scored
 
     def entered_row(self, row: int, token_ids: Int32Array) -> EnteredRow:
-        """What the sampler must know when the request has a row, with these tokens."""
+        """Make the sampler's data of the request in its row, with these tokens."""
         return EnteredRow(
             row=row,
             params=self.params,

@@ -1,4 +1,4 @@
-"""What an engine demands of a request before it takes it: whatever passes can be computed to its end."""
+"""Validation of requests by the engine: whatever passes can be computed to its end."""
 
 from array import array
 
@@ -13,7 +13,7 @@ MAX_TIMEOUT_S = 10**9
 
 
 def checked_token_ids(request: GenerationRequest, description: ModelDescription) -> Int32Array:
-    """Prompt and output of a request with n == 1; raises RequestError for one that could never finish."""
+    """Check prompt and output of a request with n == 1; raises RequestError for one that could never finish."""
     params, num_outputs = request.sampling_params, len(request.output_token_ids)
     if not request.prompt_token_ids:
         raise InvalidParameter("prompt must not be empty", "prompt")
@@ -32,7 +32,7 @@ def checked_token_ids(request: GenerationRequest, description: ModelDescription)
 
 
 def checked_source(request: GenerationRequest, description: ModelDescription) -> Int32Array:
-    """What an encoder reads for a request; raises RequestError for what it cannot read or tell."""
+    """Check an encoder's source tokens; raises RequestError for what it cannot read or return."""
     num_tokens, limit = len(request.prompt_token_ids), description.max_model_len
     if not num_tokens:
         raise InvalidParameter("prompt must not be empty", "prompt")

@@ -1,4 +1,4 @@
-"""The routers that listen to one engine, and what each of them is granted."""
+"""The routers that listen to one engine, and the credits of each."""
 
 import threading
 import time
@@ -61,7 +61,7 @@ class RouterLines:
             return [self._lines.pop(name) for name in gone]
 
     def close(self) -> None:
-        """Tell all routers, and those that come later, that nothing more will come."""
+        """End the messages of all routers, and of those that connect later."""
         with self._lock:
             self._is_closed = True
             for line in self._lines.values():

@@ -1,4 +1,4 @@
-"""The running requests with their rows and blocks: who takes them here gives them back here."""
+"""The running requests with their rows and blocks, both allocated and freed here."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -104,7 +104,7 @@ class RunningBatch:
         return self._blocks.num_free
 
     def rows_short_of_a_block(self) -> Int64Array:
-        """Rows whose next token has no block to go to."""
+        """Return the rows whose next token has no block to go to."""
         table, rows = self.table, self.table.rows
         short = rows[table.expected_tokens[rows] > table.num_blocks[rows] * self._block_size]
         return short[table.go_on(short)] if len(short) else short
@@ -114,9 +114,9 @@ class RunningBatch:
         self.table.add_blocks(rows, self._blocks.allocate(len(rows)))
 
     def store_written_blocks(self, rows: Int64Array, has_sampled: BoolArray) -> list[Request]:
-        """Make the rows' newly full blocks hit-able; returns the twins that waited for them.
+        """Make the rows' newly full blocks hit-able; returns the requests that waited for them.
 
-        `has_sampled` tells which of the rows have sampled in this step: what the others wrote may not be finite.
+        `has_sampled` marks the rows that have sampled in this step: what the others wrote may not be finite.
         """
         if not self._caches_prefixes:
             return []
@@ -194,7 +194,7 @@ class RunningBatch:
             self._offload.drop(request)
 
     def leave(self, request: Request) -> list[Request]:
-        """Take row and blocks back; returns the twins that waited for what the request did not get to write."""
+        """Free row and blocks; returns the requests that waited for blocks that this one did not write."""
         row = request.row
         assert row is not None, f"{request.request_id} does not run"
         unwritten = request.digests.digests[int(self.table.num_stored_blocks[row]) :]
@@ -208,27 +208,27 @@ class RunningBatch:
         return self._under_way.settle(repeat(request), unwritten)
 
     def has_lower_priority_than(self, request: Request) -> bool:
-        """Whether anybody runs that matters less by priority alone."""
+        """Whether a request of lower priority runs."""
         return request.priority < max(self._priorities, default=request.priority)
 
     def victim(self) -> Request:
-        """Who gives way when running requests are short of blocks: not the first in the order of all, if others run.
+        """Return the request to preempt when blocks are short: not the first in the order of all, if others run.
 
-        So there is always one that gets on until it is done, and with time everybody comes to be that one.
+        So one request always runs until it is done, and in time every request becomes that one.
         """
         table, rows = self.table, self.table.rows
         first = np.lexsort((table.orders[rows], table.deadlines[rows], table.keys[rows]))[0]
         return self._victim_among(np.delete(rows, first) if len(rows) > 1 else rows)
 
     def victim_for(self, request: Request, prefix: CachedPrefix) -> Request | None:
-        """Who gives way to a waiting request: one that matters less; None if all of those together would not do."""
+        """Return a less important request to preempt for a waiting one; None if preempting all such is not enough."""
         if not self.has_lower_priority_than(request):
             return None
         table, rows = self.table, self.table.rows
         matters_less = self._matters_less(rows, request)
         below, others = rows[matters_less], rows[~matters_less]
         wanted = request.num_blocks_needed(self._block_size) + self._num_spare(len(others))
-        most = self._blocks.num_free + int(table.num_blocks[below].sum())  # if they share none with anybody
+        most = self._blocks.num_free + int(table.num_blocks[below].sum())  # if they share none with others
         if not len(below) or wanted - len(prefix.blocks) > most:
             return None
         held = table.blocks_of(others)
@@ -249,7 +249,7 @@ class RunningBatch:
         return table.request_at(rows[-1])
 
     def _matters_less(self, rows: Int64Array, request: Request) -> BoolArray:
-        # Equal priorities never take each other's place, and who has waited longer keeps what it has.
+        # Equal priorities never take each other's place, and the one that has waited longer keeps what it has.
         assert request.ticket is not None
         less: BoolArray = (self.table.priorities[rows] > request.priority) & (
             self.table.keys[rows] > request.ticket.key

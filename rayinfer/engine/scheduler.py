@@ -1,4 +1,4 @@
-"""Decides what each step computes, under one budget of tokens, and who is here meanwhile."""
+"""Decides what each step computes under one token budget, and owns all unfinished requests."""
 
 from collections import deque
 
@@ -27,7 +27,7 @@ class Scheduler:
 
     Decoding requests come first with one token each; what is left of the budget goes to prompts, in chunks. A request
     gets the blocks for all tokens it has when it is admitted, so only decoding can run out of blocks; then the request
-    that matters least gives its blocks back and waits for its turn again.
+    that matters least gives its blocks back and waits again.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Scheduler:
         return self._deadlines.take_overdue(now)
 
     def request_id_at(self, row: int) -> str:
-        """Whose row of the batch it is."""
+        """Return the request id in this batch row."""
         return self._table.request_at(row).request_id
 
     def take_block_events(self) -> BlockEvents:
@@ -158,7 +158,7 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """Choose the next step's tokens; None when there is nothing to compute, or nothing before others are known."""
         if self._turns.awaits_tokens and (self._rows_to_enter_again or self._admission.lacks_blocks):
-            return None  # some may end with what is under way, and nobody gives way with a token that is not known
+            return None  # some may end with steps in flight; never preempt a request whose last token is in flight
         self._enter_interrupted()
         self._admission.grow_decoding_requests()
         self._spread_budget()
@@ -170,12 +170,12 @@ class Scheduler:
         return plan
 
     def enter_again(self, plan: StepPlan) -> None:
-        """Let the executor hear once more, with the next plan, who is in the rows of a plan that was interrupted."""
+        """Send the rows' requests of an interrupted plan once more, with the next plan."""
         self._turns.call_off(plan)
         self._rows_to_enter_again += plan.rows.tolist()
 
     def with_known_tokens(self, plan: StepPlan) -> StepPlan:
-        """A failed step as it is now that all before it is known: without who has left; its parts can be applied."""
+        """Return a failed step without requests that have left, now that all before it is known."""
         return self._turns.take_back(plan)
 
     def _enter_interrupted(self) -> None:
@@ -260,7 +260,7 @@ class Scheduler:
         return deltas
 
     def _forget_unscorable(self, scored: ScoredTokens) -> None:
-        """Forget the blocks of requests that sample nothing, whose logits are known by their scores alone."""
+        """Forget the blocks of requests that sample nothing and whose scores are not finite."""
         rows = np.unique(scored.rows[np.isnan(scored.logprobs[:, 0])])
         rows = rows[indices_of(self._table.rows_without_answer, rows)]
         self._table.rows_without_numbers.update(rows.tolist())

@@ -10,7 +10,7 @@ from rayinfer.outputs import Logprob, TokenLogprobs
 
 
 def logprobs_by_row(scored: ScoredTokens | None, num_top: Callable[[int], int]) -> dict[int, list[TokenLogprobs]]:
-    """The places of each row that has any, in their order; `num_top` says how many likely tokens a row asked for.
+    """Group scores by row, in order of position; `num_top` is how many likely tokens a row asked for.
 
     It is a request's `logprobs` for new tokens and its `prompt_logprobs` for those of the prompt.
     """

@@ -1,4 +1,4 @@
-"""Tells an engine that fails from requests that do: it computes one of its own."""
+"""A self-check that tells a failing engine from failing requests: it computes a request of its own."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from rayinfer.outputs import TokenDelta
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 
-MAX_STEPS = 3  # while others go first; then they have gained tokens, or nobody can tell
+MAX_STEPS = 3  # while others go first; then they have gained tokens, or it is unclear
 OWN_REQUEST = GenerationRequest(
     request_id="self-check/0",
     prompt_token_ids=[0],
@@ -17,7 +17,7 @@ OWN_REQUEST = GenerationRequest(
 
 
 def needs_check(deltas: Sequence[TokenDelta]) -> bool:
-    """Whether requests have failed in a step, and nobody has gained a token."""
+    """Return whether requests have failed in a step, and none has gained a token."""
     # In this order: in most steps the first delta has a token.
     return not any(delta.token_ids for delta in deltas) and any(delta.finish_reason == "error" for delta in deltas)
 

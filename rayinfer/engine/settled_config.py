@@ -36,7 +36,7 @@ def settle(config: EngineConfig, model: ModelConfig, device_type: str, group: Ra
             settings[name] = getattr(defaults, name)
     sizes = [settings["max_num_seqs"], settings["max_num_batched_tokens"]]
     if group is not None:
-        # The least that any rank has told counts, so only rank 0 tells sizes.
+        # The minimum over ranks counts, so only rank 0 gives sizes.
         sizes = group.agree_least(sizes if group.place.rank == 0 else [_NO_LIMIT] * len(sizes))
     settings["max_num_seqs"], settings["max_num_batched_tokens"] = sizes
     has_graphs = device_type == "cuda" and not config.enforce_eager

@@ -1,8 +1,8 @@
-"""How busy the stages of a pipeline are while there is work."""
+"""Utilisation of pipeline stages while there is work."""
 
 
 class StageTimes:
-    """Seconds that each stage has computed, and seconds in which at least one step was under way."""
+    """Seconds that each stage has computed, and seconds in which at least one step was in flight."""
 
     def __init__(self, num_stages: int) -> None:
         self.busy_s = [0.0] * num_stages
@@ -10,18 +10,18 @@ class StageTimes:
         self._loaded_since: float | None = None
 
     def start(self, now: float) -> None:
-        """A step begins."""
+        """Note that a step begins."""
         if self._loaded_since is None:
             self._loaded_since = now
 
     def stop(self, now: float) -> None:
-        """No step is under way any more."""
+        """Note that no step is in flight any more."""
         if self._loaded_since is not None:
             self.loaded_s += now - self._loaded_since
             self._loaded_since = None
 
     def add(self, stage: int, seconds: float) -> None:
-        """A stage has computed its part of a step."""
+        """Note that a stage has computed its part of a step."""
         self.busy_s[stage] += seconds
 
     def idle_shares(self, now: float) -> list[float]:

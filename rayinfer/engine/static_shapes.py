@@ -1,4 +1,4 @@
-"""The few shapes that the steps of a static engine have, and how a plan is filled up to one of them."""
+"""The few shapes that the steps of a static engine have, and the padding of plans to them."""
 
 from dataclasses import replace
 from typing import NamedTuple
@@ -44,7 +44,7 @@ class StaticShapes:
         return (self._decoding, *self._prefilling)
 
     def warm_up_plans(self) -> list[StepPlan]:
-        """One plan of every shape without any request; the first tells the sampler of the row that means nothing."""
+        """Make one plan of every shape without any request; the first enters the scratch row."""
         nobody = EnteredRow(
             row=self._spare_row,
             params=SamplingParams(temperature=0.0),

@@ -1,4 +1,4 @@
-"""What a step's tokens mean to each request, made without Python per request where nothing is special."""
+"""Token deltas of a step, one per request, vectorised where a request needs nothing special."""
 
 from itertools import repeat
 
@@ -13,7 +13,7 @@ _NONE = repeat(None)
 
 
 def one_token_deltas(table: BatchTable, rows: Int64Array, token_ids: Int64Array) -> list[TokenDelta]:
-    """A delta for each row's new token, which is not in the table yet, as long as nobody ends or asks for more."""
+    """Make a delta for each row's new token, not in the table yet; no request ends or asks for more."""
     fields = zip(
         table.request_ids[rows].tolist(),
         (table.num_tokens[rows] - table.prompt_lens[rows]).tolist(),
@@ -46,7 +46,7 @@ def add_details(deltas: list[TokenDelta], table: BatchTable, rows: Int64Array, s
         if request.trace is not None and deltas[i].start_pos == request.num_given_outputs:
             request.trace.record("first_token")
         if not request.wants_logprobs:
-            table.rows_with_details.discard(int(rows[i]))  # while it runs, its end alone is still to be told
+            table.rows_with_details.discard(int(rows[i]))  # while it runs, its end alone is still to be reported
 
 
 def collect_prompt_logprobs(table: BatchTable, scored: ScoredTokens) -> None:

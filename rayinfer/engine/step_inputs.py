@@ -54,7 +54,7 @@ def send_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
 
 
 def num_decodes(query_starts: np.ndarray) -> int:
-    """How many of the first requests have one new token each: the oldest, which decode, come first in a plan."""
+    """Count the leading requests with one new token each: the oldest, which decode, come first in a plan."""
     others = np.flatnonzero(np.diff(query_starts) != 1)
     return int(others[0]) if len(others) else len(query_starts) - 1
 

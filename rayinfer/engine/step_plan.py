@@ -1,4 +1,4 @@
-"""What one step computes, as compact arrays, and what comes of it."""
+"""A step's input and output as compact arrays."""
 
 from dataclasses import dataclass, field
 
@@ -42,7 +42,7 @@ class StepPlan:
     block_tables: Int32Array  # [num_requests, max_blocks]
     samples: BoolArray  # [num_requests], whether the request's last token is followed by a new one
     entered: tuple[EnteredRow, ...] = field(default=())
-    # [num_requests], whether its last token here is the one that its row got when it sampled last, which nobody knew
+    # [num_requests], whether its last token here is the one that its row sampled last, which was still in flight
     # when this was planned; None where all tokens are known. What stands in token_ids instead means nothing.
     continues: BoolArray | None = None
 

@@ -1,4 +1,4 @@
-"""What a step brings, on its way from the device to the host."""
+"""Results of a step in transfer from the device to the host."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class FinishedStep:
 
 
 class HostCopies:
-    """Copies of tensors, in pinned memory where they come from a GPU; nobody waits before they are asked for."""
+    """Copies of tensors, in pinned memory where they come from a GPU; no wait before they are asked for."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._copies: list[torch.Tensor] = []
@@ -86,7 +86,7 @@ class ScoresUnderWay:
 
 @dataclass(frozen=True, slots=True)
 class SampledUnderWay:
-    """The handle of a step whose tokens may still be on their way; only the first `count` of them mean anything."""
+    """The handle of a step whose tokens may be in flight; only the first `count` of them are valid."""
 
     copies: HostCopies  # of the tokens, and of whether they are invalid
     count: int

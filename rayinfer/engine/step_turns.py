@@ -1,4 +1,4 @@
-"""Who has a turn in which step, where a step is planned while another is under way."""
+"""Selection of the requests that a step may schedule while earlier steps are still in flight."""
 
 from dataclasses import replace
 
@@ -9,14 +9,14 @@ from rayinfer.engine.step_plan import BoolArray, Int64Array, SampledTokens, Step
 
 
 def turns_of(table: BatchTable, num_plans_at_once: int, *, plans_ahead: bool) -> "StepTurns":
-    """The way in which steps share the running requests out among them."""
+    """Choose the policy: overlap scheduling, one step at a time, or micro-batches."""
     if plans_ahead:
         return TurnsAhead(table)
     return StepTurns(table) if num_plans_at_once == 1 else SharedTurns(table, num_plans_at_once)
 
 
 class StepTurns:
-    """One step at a time: everybody has a turn in each."""
+    """One step at a time: each schedules every running request."""
 
     awaits_tokens = False  # whether something that is planned now goes on from tokens that are not known
 
@@ -24,17 +24,17 @@ class StepTurns:
         self._table = table
 
     def schedule_one_token_each(self) -> None:
-        """Begin a plan: one token for each running request whose turn it is."""
+        """Begin a plan: one token for each running request that it may take."""
         self._table.num_scheduled[self._table.rows] = 1
 
     def begin(self, plan: StepPlan) -> None:
-        """Note who is in a step."""
+        """Note the requests in a step."""
 
     def call_off(self, plan: StepPlan) -> None:
-        """Let those of a step that was interrupted have their turn again."""
+        """Make the requests of an interrupted step schedulable again."""
 
     def take_back(self, plan: StepPlan) -> StepPlan:
-        """Give up a step that failed, when none is under way; returns what is to be computed of it."""
+        """Give up a failed step, when none is in flight; returns what is to be computed of it."""
         return plan
 
     def end(self, plan: StepPlan, sampled: SampledTokens) -> tuple[StepPlan, SampledTokens]:
@@ -43,9 +43,9 @@ class StepTurns:
 
 
 class _StepsUnderWay(StepTurns):
-    """A request may leave while its step is under way, and its row may have another by the time the tokens come.
+    """Several steps in flight: a row may be reused before its step returns.
 
-    Those tokens mean nothing then.
+    Such stale tokens are dropped.
     """
 
     def __init__(self, table: BatchTable) -> None:
@@ -53,16 +53,16 @@ class _StepsUnderWay(StepTurns):
         self._under_way: dict[int, Int64Array] = {}  # by step: the turns of its rows when it was planned
 
     def begin(self, plan: StepPlan) -> None:
-        """Note who is in a step."""
+        """Note the requests in a step."""
         self._under_way[plan.step] = self._table.turns[plan.rows]
 
     def call_off(self, plan: StepPlan) -> None:
-        """Let those of a step that was interrupted have their turn again."""
+        """Make the requests of an interrupted step schedulable again."""
         if plan.step in self._under_way:
             self._end_turns(plan)
 
     def take_back(self, plan: StepPlan) -> StepPlan:
-        """Give up a step that failed, when none is under way; returns what is to be computed of it."""
+        """Give up a failed step, when none is in flight; returns what is to be computed of it."""
         return plan.only(self._end_turns(plan))
 
     def end(self, plan: StepPlan, sampled: SampledTokens) -> tuple[StepPlan, SampledTokens]:
@@ -75,15 +75,15 @@ class _StepsUnderWay(StepTurns):
         return plan.only(is_same), sampled.only(is_same[plan.samples], plan.rows[is_same])
 
     def _end_turns(self, plan: StepPlan) -> BoolArray:
-        """Forget the step; returns which of its rows are still who they were, [num_requests]."""
+        """Forget the step; returns the mask of rows that still have the same request, [num_requests]."""
         is_same: BoolArray = self._table.turns[plan.rows] == self._under_way.pop(plan.step)
         return is_same
 
 
 class SharedTurns(_StepsUnderWay):
-    """Shares running requests out among steps, so that each is in one of them at a time.
+    """Micro-batches of a pipeline: each running request is in one in-flight step at a time.
 
-    Who waits longest has the next turn, and no step takes more than its share of those who run.
+    The requests that wait longest go first, and no step takes more than its share of them.
     """
 
     def __init__(self, table: BatchTable, num_plans_at_once: int) -> None:
@@ -91,7 +91,7 @@ class SharedTurns(_StepsUnderWay):
         self._num_plans_at_once = num_plans_at_once
 
     def schedule_one_token_each(self) -> None:
-        """Begin a plan: one token for each running request whose turn it is."""
+        """Begin a plan: one token for each running request that it may take."""
         table, rows = self._table, self._table.rows
         table.num_scheduled[rows] = 0
         share = -(-len(rows) // self._num_plans_at_once)
@@ -100,7 +100,7 @@ class SharedTurns(_StepsUnderWay):
         table.num_scheduled[free[longest_waiting[:share]]] = 1
 
     def begin(self, plan: StepPlan) -> None:
-        """Note who is in a step."""
+        """Note the requests in a step."""
         super().begin(plan)
         self._table.is_under_way[plan.rows] = True
         self._table.last_steps[plan.rows] = plan.step
@@ -112,9 +112,9 @@ class SharedTurns(_StepsUnderWay):
 
 
 class TurnsAhead(_StepsUnderWay):
-    """Everybody has a turn in every step, and goes on from tokens of the step before that nobody knows yet.
+    """Overlap scheduling: every step takes all requests, from tokens of the step before that are still in flight.
 
-    Who has its last token by then has no further turn. Who ends for another reason has had one too many: its row is
+    A request with its last token is scheduled no more. One that ends otherwise is in one step too many: its row is
     free or another's when that step's tokens come.
     """
 
@@ -129,12 +129,12 @@ class TurnsAhead(_StepsUnderWay):
         self._table.num_scheduled[rows] = self._table.go_on(rows)
 
     def begin(self, plan: StepPlan) -> None:
-        """Note who is in a step, and expect what it brings."""
+        """Note the requests in a step, and expect their tokens."""
         super().begin(plan)
         self._table.expect(plan)
 
     def take_back(self, plan: StepPlan) -> StepPlan:
-        """Give up a step that failed, when none is under way; returns what is to be computed of it."""
+        """Give up a failed step, when none is in flight; returns what is to be computed of it."""
         plan = super().take_back(plan)
         assert plan.continues is not None
         token_ids = plan.token_ids.copy()

@@ -61,6 +61,6 @@ class _Buffer:
             self._sent.record()
 
     def tensor(self, array: np.ndarray, start: int) -> torch.Tensor:
-        """Where an array lies on the device."""
+        """Return an array's tensor on the device."""
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
         return self._on_device[start : start + array.nbytes].view(dtype).view(array.shape)

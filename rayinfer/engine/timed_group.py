@@ -1,4 +1,4 @@
-"""How long a rank spends in what it does together with others."""
+"""Time that a rank spends in collectives."""
 
 import time
 from collections.abc import Sequence

@@ -58,7 +58,7 @@ def _open(store: Store, rank: int, size: int, device: torch.device, own_host: st
 
 
 def _verify(group: ProcessGroup, device: torch.device, key: str) -> None:
-    """Exchange proofs of the key over gloo's connections: its ports take whoever comes first for a rank."""
+    """Exchange proofs of the key over gloo's connections: its ports take the first client for a rank."""
     if device.type == "cuda":
         return  # NCCL's sockets check a random word of its id, which comes over our lines
     own, others = group.rank(), [rank for rank in range(group.size()) if rank != group.rank()]

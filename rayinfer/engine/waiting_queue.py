@@ -9,7 +9,7 @@ from rayinfer.priority_queue import PriorityQueue
 class WaitingQueue:
     """One PriorityQueue for each size class: requests that need up to 1, 2, 4, 8, ... blocks for the tokens they have.
 
-    Who looks for somebody that fits looks at the head of each class, of which there are few, however many wait.
+    A search for a request that fits looks at the head of each class; classes are few, however many wait.
     """
 
     def __init__(self, *, ageing_s: float, block_size: int) -> None:
@@ -17,7 +17,7 @@ class WaitingQueue:
         self._block_size = block_size
         self._orders = itertools.count()
         self._classes: dict[int, PriorityQueue[Request]] = {}
-        self.num_changes = 0  # grows whenever somebody comes or goes
+        self.num_changes = 0  # grows whenever a request comes or goes
 
     def add(self, request: Request) -> None:
         """Queue a request for the first time, which fixes its place in the order."""

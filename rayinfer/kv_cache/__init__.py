@@ -1,1 +1,1 @@
-"""Where keys and values of past tokens live: block hashes, the block manager, the tensors."""
+"""The paged KV cache: block hashes, the block manager, the tensors."""

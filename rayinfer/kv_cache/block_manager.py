@@ -1,4 +1,4 @@
-"""Who reads which KV block, which blocks are free, and which of them can be hit."""
+"""Reference counts of KV blocks, the free list, and prefix-cache lookup."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ class OutOfBlocks(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedPrefix:
-    """The blocks that already hold a prompt's first tokens; nobody keeps them until they are pinned."""
+    """The blocks that already hold a prompt's first tokens; not kept until they are pinned."""
 
     blocks: list[int]
     num_tokens: int
@@ -95,7 +95,7 @@ class BlockManager:
         """Declare that a full block's keys and values are written: from now on it may be hit.
 
         `parent` is the request's block before this one and must be stored first. When an equal block is stored
-        already, that one goes on being hit and this one counts as its twin. An older block whose own parent is gone
+        already, that one goes on being hit and this one is its duplicate. An older block whose own parent is gone
         can never be hit again and makes way.
         """
         self.store_all([block], [digest], parents=[parent], token_ids=token_ids[np.newaxis], salts=[salt])
@@ -122,7 +122,7 @@ class BlockManager:
                 self._free.add_first(displaced)
 
     def forget(self, digests: Iterable[bytes], blocks: Iterable[int] = ()) -> None:
-        """Let no block be hit under these digests any more, nor any of the `blocks`, whoever reads them.
+        """Let no block be hit under these digests any more, nor any of the `blocks`, even those with readers.
 
         A block that holds the same as another is hit once the other is gone: such blocks must be named too.
         """
@@ -152,6 +152,6 @@ class BlockManager:
             return
         self._stored.forget([block])
         self._free.add_first(block)
-        if holder is not None and not self._readers[holder]:  # using a twin is using its holder
+        if holder is not None and not self._readers[holder]:  # using a duplicate is using its holder
             self._free.remove(holder)
             self._free.add_last(holder)

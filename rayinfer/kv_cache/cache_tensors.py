@@ -12,7 +12,7 @@ _PROCESSOR = torch.device("cpu")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockShape:
-    """What one KV block holds: the keys and values of `block_size` tokens in every layer."""
+    """Shape of one KV block: the keys and values of `block_size` tokens in every layer."""
 
     num_layers: int
     block_size: int
@@ -71,6 +71,6 @@ def allocate_kv_caches(
     pinned: bool = False,
     computed_on: torch.device | None = None,  # by default `device`
 ) -> list[ops.KVCache]:
-    """One pool of blocks per layer."""
+    """Allocate one pool of blocks per layer."""
     size = (num_blocks, block_size, num_kv_heads, head_dim, dtype, device)
     return [ops.allocate_kv_cache(*size, pinned=pinned, computed_on=computed_on) for _ in range(num_layers)]

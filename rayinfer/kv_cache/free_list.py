@@ -1,4 +1,4 @@
-"""Blocks nobody reads, in the order in which they are handed out again."""
+"""Blocks without readers, in the order in which they are allocated again."""
 
 from array import array
 

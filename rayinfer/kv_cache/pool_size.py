@@ -1,4 +1,4 @@
-"""How many blocks the KV pools have: as many as are asked for, or as the memory holds."""
+"""Number of blocks in the KV pools: as many as are asked for, or as the memory holds."""
 
 import os
 from pathlib import Path
@@ -70,7 +70,7 @@ def count_offload_blocks(config: EngineConfig, block_bytes: int) -> int:
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Memory that is free now on the device; the host's files in memory give way to whoever needs it."""
+    """Memory that is free now on the device; the host's page cache counts as free."""
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what loading took for a moment, torch keeps for later
         return torch.cuda.mem_get_info(device)[0]

@@ -1,4 +1,4 @@
-"""Which blocks hold written keys and values, of which tokens, and how a hit is verified."""
+"""Prefix-cache index: blocks with written keys and values, their tokens, and verification of hits."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,7 @@ class StoredBlocks:
     """The map from digest to block, and per block what is needed to verify a hit without trusting the digest.
 
     A chain is a number, never used twice, for the verified content of a block and all blocks before it. A stored block
-    knows its own chain and its parent's. Twins, blocks of equal content, share their chain though only one of them,
+    keeps its own chain and its parent's. Duplicates, blocks of equal content, share their chain; only one of them,
     the holder, is hit. A parent that is evicted takes its chain with it, so what its block id or its digest names
     later never verifies as the parent of the old children.
     """
@@ -39,7 +39,7 @@ class StoredBlocks:
         self._token_ids = np.zeros((num_blocks, block_size), dtype=np.int32)
         self._newest_chain = _NO_CHAIN
         # Dicts are used as ordered sets. A digest that comes and goes between two looks appears in neither, so both
-        # stay smaller than the pool even when nobody looks.
+        # stay smaller than the pool even when they are not read.
         self._newly_stored: dict[bytes, None] = {}
         self._newly_removed: dict[bytes, None] = {}
 
@@ -110,18 +110,18 @@ class StoredBlocks:
         return displaced
 
     def settle(self, block: int) -> int | None:
-        """Return who is hit for the digest of a block that lost its last reader: itself, another, or none."""
+        """Return the block that is hit for the digest of one without readers now: itself, another, or none."""
         digest = self._digests[block]
         if digest is None:
             return None
         holder = self._holders.get(digest)
-        if holder is None:  # its twin was evicted meanwhile
+        if holder is None:  # its duplicate was evicted meanwhile
             self._hold(block, digest)
             return block
         return holder
 
     def forget(self, blocks: Iterable[int]) -> None:
-        """Let go of whatever is known of blocks, before something else is written to them."""
+        """Forget the content of blocks before something else is written to them."""
         known, holders = self._digests, self._holders
         for block in blocks:
             digest = known[block]

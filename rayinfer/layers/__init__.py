@@ -1,1 +1,1 @@
-"""The parts that decoders are made of."""
+"""The layers of decoders and encoders."""

@@ -21,7 +21,7 @@ class StackedLayer(NamedTuple):
 
 
 class DecoderLayer(torch.nn.Module, ABC):
-    """What a decoder stacks."""
+    """Interface of a decoder's layers."""
 
     @abstractmethod
     def forward(

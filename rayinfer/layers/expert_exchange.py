@@ -1,4 +1,4 @@
-"""Brings rows to the experts that they have chosen, on whichever rank those are, and what becomes of them back."""
+"""All-to-all dispatch of rows to their experts' ranks, and return of the outputs."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ class ExpertExchange:
 
     @property
     def experts_here(self) -> range:
-        """Which experts are this rank's."""
+        """The experts of this rank."""
         return self._experts[self._group.rank]
 
     def compute(
@@ -27,8 +27,8 @@ class ExpertExchange:
     ) -> torch.Tensor:
         """Let the experts of all ranks compute rows [num_rows, width] sorted by expert -> the same shape.
 
-        starts [num_experts + 1] says where each expert's rows begin. `experts` computes for those of this rank, and is
-        told the same of them.
+        starts [num_experts + 1] is where each expert's rows begin. `experts` computes for those of this rank, and gets
+        the same of them.
         """
         num_here, size = len(self.experts_here), self._group.size
         counts = starts.diff()

@@ -31,11 +31,11 @@ class Linear(Matrix):
         return summed if self.bias is None else summed + self.bias
 
     def keep_outputs(self, path: str, *rows: range) -> dict[str, Cut]:
-        """Say how parameters are cut where a rank computes some of the outputs; the layer stands at `path`."""
+        """Return how parameters are cut where a rank computes some of the outputs; the layer stands at `path`."""
         return {f"{path}.{kind}": Cut(0, rows) for kind, _ in self.named_parameters(recurse=False)}
 
     def keep_inputs(self, path: str, columns: range, group: TensorGroup) -> dict[str, Cut]:
-        """Say the same where each rank has some of the inputs: then the outputs are summed over the group."""
+        """Return the same where each rank has some of the inputs: then the outputs are summed over the group."""
         self._group = group
         return {f"{path}.weight": Cut(1, (columns,))}
 

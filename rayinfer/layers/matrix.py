@@ -1,4 +1,4 @@
-"""A weight that is multiplied by, in the order that suits the kernels."""
+"""A weight matrix in the GEMM kernels' packed layout."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ class Matrix(torch.nn.Module):
 
     @property
     def packed(self) -> ops.PackedWeight | None:
-        """What the weight was replaced by, if it was."""
+        """The packed weight, once there is one."""
         return self._packed
 
     def pack(self) -> None:
@@ -56,7 +56,7 @@ class Matrix(torch.nn.Module):
 
     @property
     def operand(self) -> torch.Tensor | ops.PackedWeight:
-        """What is multiplied by."""
+        """The operand of products."""
         return self.weight if self._packed is None else self._packed
 
 

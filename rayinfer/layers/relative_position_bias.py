@@ -1,4 +1,4 @@
-"""What T5 adds to attention scores for the distance between two tokens (Raffel et al. 2020)."""
+"""T5's relative position bias: added to attention scores by token distance (Raffel et al. 2020)."""
 
 import math
 from collections.abc import Mapping

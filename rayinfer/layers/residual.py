@@ -1,4 +1,4 @@
-"""The two ways in which a layer's parts add to the running sum: with their norm before them, or behind the sum."""
+"""Residual connections with the norm before the inner part, or behind the sum."""
 
 from abc import ABC, abstractmethod
 from typing import Any

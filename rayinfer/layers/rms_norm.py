@@ -8,7 +8,7 @@ from rayinfer_kernels import ops
 class RMSNorm(torch.nn.Module):
     """Scale each token by its root mean square; with a residual, add to it in place first.
 
-    With `unit_offset` the checkpoint's weight says how far the scale is from 1.
+    With `unit_offset` the scale is 1 plus the checkpoint's weight.
     """
 
     def __init__(self, hidden_size: int, eps: float, *, unit_offset: bool = False) -> None:
@@ -19,7 +19,7 @@ class RMSNorm(torch.nn.Module):
 
     @property
     def plain_eps(self) -> float | None:
-        """What is added to the mean square; None for a norm whose scale is 1 + weight."""
+        """The epsilon added to the mean square; None for a norm whose scale is 1 + weight."""
         return None if self._unit_offset else self._eps
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:

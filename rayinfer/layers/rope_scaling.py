@@ -1,9 +1,9 @@
-"""How fast rotary positions turn: the scalings that stretch a model to longer contexts than it was trained on.
+"""RoPE scaling: rotary frequencies for contexts longer than those of training.
 
 Two of them depend on length: dynamic NTK slows down, and longrope changes its factors, when a sequence grows longer
 than the original context. transformers looks at each forward; here one choice holds for an engine, by the longest
 sequence that its settings allow. So a request's tokens depend neither on the others in its batch, nor on chunks, nor on
-free memory, and cached keys are turned alike whoever reads them. Where all sequences are within the original context,
+free memory, and cached keys are rotated alike for all readers. Where all sequences are within the original context,
 or all are beyond (dynamic NTK: of one length), both ways give the same.
 """
 
@@ -20,14 +20,14 @@ Rope = Mapping[str, Any]  # settings by the names of `rope_parameters` in config
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """How each pair of channels turns."""
+    """Frequencies and amplitude of a rotary embedding."""
 
     frequencies: torch.Tensor  # radians per position, [rotary_dim / 2]
     amplitude: float = 1.0  # of cosines and sines; other than 1 it sharpens the attention
 
 
 def rotation(head_dim: int, rope: Rope, longest_sequence: int) -> Rotation:
-    """Scale the frequencies of a head's rotated channels as `rope["rope_type"]` says."""
+    """Scale the frequencies of a head's rotated channels by `rope["rope_type"]`."""
     scale = SCALINGS[rope.get("rope_type", "default")]
     return scale(int(head_dim * rope.get("partial_rotary_factor", 1.0)), rope, longest_sequence)
 
@@ -105,7 +105,7 @@ def _base(rope: Rope) -> float:
 
 
 def _factor(rope: Rope) -> float:
-    """How much longer than the original context sequences may be."""
+    """Return the ratio of the longest sequence to the original context."""
     if rope.get("factor"):
         return float(rope["factor"])
     return float(rope["max_position_embeddings"] / rope["original_max_position_embeddings"])

@@ -12,7 +12,7 @@ Angles = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, each [num_token
 class RotaryEmbedding:
     """Rotates queries and keys by their positions; cosines and sines of all positions are computed once.
 
-    Only a head's first channels turn where `rope` has a `partial_rotary_factor`.
+    Only a head's first channels are rotated where `rope` has a `partial_rotary_factor`.
     """
 
     def __init__(self, head_dim: int, max_positions: int, rope: Rope) -> None:

@@ -15,7 +15,7 @@ from rayinfer.tensor_parallel import Share
 
 
 class Heads(NamedTuple):
-    """What a step's tokens look for, offer and tell; each [num_tokens, heads of its own, head_dim]."""
+    """Query, key and value of a step's tokens; each [num_tokens, heads of its own, head_dim]."""
 
     query: torch.Tensor
     key: torch.Tensor
@@ -64,7 +64,7 @@ class SelfAttention(torch.nn.Module, Shardable):
 
     @property
     def is_plain(self) -> bool:
-        """Whether positions are told by rotation alone and scores are not capped."""
+        """Whether positions are encoded by rotation alone and scores are not capped."""
         return self._rotary is not None and self._position_bias is None and not self.attention.softcap
 
     def take_share(self, share: Share) -> Mapping[str, Cut]:
@@ -78,7 +78,7 @@ class SelfAttention(torch.nn.Module, Shardable):
         return cuts
 
     def _projected_rows(self, heads: HeadShare) -> list[range]:
-        """Which outputs of `qkv_proj` belong to these heads."""
+        """Return the outputs of `qkv_proj` that belong to these heads."""
         width, keys = self.head_dim, self.num_heads * self.head_dim
         values = keys + self.num_kv_heads * width
         return [

@@ -1,4 +1,4 @@
-"""What a rank keeps of a layer that several ranks share."""
+"""A rank's shard of a layer under tensor parallelism."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -29,14 +29,14 @@ class Shardable(ABC):
 
     @abstractmethod
     def take_share(self, share: Share) -> Mapping[str, Cut]:
-        """Become this rank's part, and say which parameters are cut: their names as seen from this module.
+        """Become this rank's shard, and return the cuts of parameters by name, relative to this module.
 
         Raises ConfigError where there are more ranks than there is to share.
         """
 
 
 class HeadShare(NamedTuple):
-    """Which heads are a rank's."""
+    """The heads of a rank."""
 
     query: range
     key_value: range

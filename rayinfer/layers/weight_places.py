@@ -1,4 +1,4 @@
-"""Which tensor of a checkpoint fills which part of a model."""
+"""The map from a checkpoint's tensors to a model's parameters."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ def weight_places(model: torch.nn.Module) -> dict[str, WeightPlace]:
 
 
 def in_words_of(checkpoint_words: Mapping[str, str], places: Mapping[str, WeightPlace]) -> dict[str, WeightPlace]:
-    """Name the same places as a checkpoint does that has words of its own for parts of our names."""
+    """Rename the places as a checkpoint does that has other words for parts of our names."""
 
     def spelt(name: str) -> str:
         for ours, theirs in checkpoint_words.items():

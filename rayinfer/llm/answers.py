@@ -1,4 +1,4 @@
-"""What an `LLM` keeps of one request while it runs."""
+"""An `LLM`'s state of one request while it runs."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ class Answer:
 
     stream: StreamState
     prompt: str | None
-    news: deque[RequestOutput] | None = None  # what a `stream` has yet to yield, whoever did the steps
+    news: deque[RequestOutput] | None = None  # what a `stream` has yet to yield, whichever call did the steps
     trace: RequestTrace | None = None
 
     def apply(self, delta: TokenDelta) -> RequestOutput | None:
-        """Take what the engine says, and return what the caller may see of it, if anything."""
+        """Apply the engine's delta, and return what the caller may see of it, if anything."""
         output = self.stream.apply(delta)
         if self.trace is not None and output is not None:
             for choice in output.outputs:
@@ -28,7 +28,7 @@ class Answer:
         return output
 
     def take_over_events(self, delta: TokenDelta | None) -> None:
-        """Keep what the end of a traced choice says of its way through the engine."""
+        """Keep the engine's events of a traced choice, which come with its end."""
         if self.trace is not None and delta is not None and delta.trace is not None:
             self.trace.take_over(delta.trace, choice=int(delta.request_id.rpartition("/")[2]))
 
@@ -47,7 +47,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """What one step brought for one answer."""
+    """The delta of one step for one answer."""
 
     answer: Answer
     delta: RequestOutput

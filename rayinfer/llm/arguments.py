@@ -1,4 +1,4 @@
-"""What callers of `LLM` may pass: prompts in several forms, and settings for all of them or for each."""
+"""Arguments of `LLM`: prompts in several forms, and settings for all of them or for each."""
 
 from collections.abc import Mapping, Sequence
 from numbers import Integral

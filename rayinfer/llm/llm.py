@@ -54,7 +54,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer prompts given as texts or as token ids; the outputs come in the order of the prompts.
 
-        With `trace` each says what happened to it, and when. Raises RequestError (a ValueError) naming the first prompt
+        With `trace` each has the events of its request. Raises RequestError (a ValueError) naming the first prompt
         that cannot be served; then none is.
         """
         self._engine.check_running("generate")  # or it would wait for ever
@@ -159,12 +159,12 @@ class LLM:
     def step(self) -> list[RequestOutput]:
         """Move every scheduled request one step forward; returns those that gained something, each as a whole."""
         finished, self._finished_meanwhile = self._finished_meanwhile, []
-        # Choices advance one by one: a request of several would be told as often.
+        # Choices advance one by one: a request of several would be returned as often.
         advanced = {advance.delta.request_id: advance.answer for advance in self._advance()}
         return finished + [answer.whole() for answer in advanced.values()]
 
     def has_unfinished_requests(self) -> bool:
-        """Whether `step` has anything left to do or to say."""
+        """Whether `step` has anything left to compute or return."""
         return bool(self._answers or self._finished_meanwhile)
 
     def abort(self, request_id: str) -> None:
@@ -210,7 +210,7 @@ class LLM:
         return self._engine.description
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return the sampling parameters of requests without their own: what the model's generation config says."""
+        """Return the sampling parameters of requests without their own: the model's generation config."""
         return SamplingParams(**self.description.default_sampling_params)
 
     def exit(self) -> None:

@@ -1,4 +1,4 @@
-"""How far `LLM.generate` is, on standard error."""
+"""The progress bar of `LLM.generate`, on standard error."""
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

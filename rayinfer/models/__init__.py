@@ -1,1 +1,1 @@
-"""Language models: where they come from, how their checkpoints are read, and one file per architecture."""
+"""Language models: their sources, the loading of checkpoints, and one file per architecture."""

@@ -21,7 +21,7 @@ from rayinfer_kernels import ops
 
 
 class CausalDecoder(torch.nn.Module, Shardable):
-    """A Decoder made of the layers it is given; `rotaries` says by which angles each layer turns, if any.
+    """A Decoder made of the layers it is given; `rotaries` has the rotary embedding of each layer, if any.
 
     Architectures override `embed`, `logits` or `known_name` where theirs differ.
     """

@@ -41,11 +41,11 @@ class Checkpoint:
         return frozenset(self._file_of)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Say a tensor's shape without touching its data."""
+        """Return a tensor's shape without touching its data."""
         return self._entry(name).shape
 
     def dtype(self, name: str) -> torch.dtype:
-        """Say a tensor's dtype without touching its data."""
+        """Return a tensor's dtype without touching its data."""
         return TORCH_DTYPES[self._entry(name).dtype]
 
     def tensors(self, names: Iterable[str] | None = None) -> Iterator[tuple[str, torch.Tensor]]:

@@ -8,7 +8,7 @@ RawConfig = Mapping[str, Any]
 
 
 def first_name(raw: RawConfig, *names: str) -> str:
-    """Return the first of a field's spellings that is there and not null; raises KeyError with the first of them."""
+    """Return the first of a field's names that is there and not null; raises KeyError with the first of them."""
     for name in names:
         if raw.get(name) is not None:
             return name

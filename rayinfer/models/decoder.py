@@ -1,4 +1,4 @@
-"""What the engine and the loader need from every decoder."""
+"""Interface of decoders to the engine and the loader."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -20,12 +20,12 @@ class Decoder(Protocol):
 
     @property
     def num_layers_here(self) -> int:
-        """How many layers this rank has: so many KV caches it needs."""
+        """The number of layers on this rank, and of its KV caches."""
         ...
 
     @property
     def num_kv_heads_here(self) -> int:
-        """How many heads of keys and values this rank has in each layer."""
+        """The number of KV heads of this rank in each layer."""
         ...
 
     def take_share(self, share: Share) -> Mapping[str, Cut]:
@@ -33,11 +33,11 @@ class Decoder(Protocol):
         ...
 
     def weight_places(self) -> Mapping[str, WeightPlace]:
-        """Name every tensor that the checkpoint must hold, and say where it goes."""
+        """Name every tensor that the checkpoint must hold, with its place."""
         ...
 
     def known_name(self, tensor_name: str) -> str | None:
-        """Spell a tensor of the checkpoint as `weight_places` does; None for one the model has no use for."""
+        """Rename a tensor of the checkpoint as in `weight_places`; None for one the model has no use for."""
         ...
 
     def prepare(
@@ -46,7 +46,7 @@ class Decoder(Protocol):
         """Compute what does not come from the checkpoint and pack the weights, once they are in.
 
         No position reaches max_positions. `longest_sequence` is what the settings allow, whatever memory does: it
-        decides how some rotary scalings turn, so it must be the same wherever the model's tokens must be.
+        decides some rotary scalings, so it must be the same wherever the model's tokens must be.
         """
         ...
 

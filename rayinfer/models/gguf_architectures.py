@@ -1,4 +1,4 @@
-"""How each GGUF architecture becomes a Hugging Face checkpoint: its configuration, names and tensors (no torch here).
+"""GGUF architectures as Hugging Face checkpoints: configuration, names and tensors (no torch here).
 
 llama.cpp's converter changed some tensors on the way; `restore` undoes that.
 """
@@ -54,7 +54,7 @@ def _as_it_is(source: GgufFile, name: str, tensor: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
-    """How one GGUF architecture becomes a Hugging Face checkpoint."""
+    """The rules that make a Hugging Face checkpoint of one GGUF architecture."""
 
     config: Callable[[GgufFile], dict[str, Any]]
     tensor_names: Mapping[str, str]  # pattern of the GGUF name -> replacement
@@ -143,7 +143,7 @@ def _gemma3_config(source: GgufFile) -> dict[str, Any]:
 
 
 def _gemma3_layer_types(source: GgufFile, *, has_window: bool) -> list[str]:
-    """All layers but every sixth have a window, unless the file says otherwise."""
+    """Return the layers' types: all but every sixth have a window, unless the file differs."""
     pattern = source.get("gemma3.attention.sliding_window_pattern", 6)
     if isinstance(pattern, int):
         pattern = [(index + 1) % pattern != 0 for index in range(_count(source, "block_count"))]

@@ -33,7 +33,7 @@ class GgufFile:
 
     @property
     def matrix_dtype(self) -> str:
-        """Say which safetensors dtype holds the matrices well: their own if they are plain, else "BF16"."""
+        """The safetensors dtype for the matrices: their own if they are plain, else "BF16"."""
         kinds = {tensor.tensor_type.name for tensor in self._tensors.values() if len(tensor.shape) > 1}
         return PLAIN_TYPES.get(kinds.pop(), "BF16") if len(kinds) == 1 else "BF16"
 
@@ -50,7 +50,7 @@ class GgufFile:
         return value
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Say a tensor's shape, outermost extent first as in torch."""
+        """Return a tensor's shape, outermost extent first as in torch."""
         return tuple(int(extent) for extent in reversed(self._tensor(name).shape))
 
     def read(self, name: str) -> npt.NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""Reads from a GGUF file's metadata how positions turn, as `rope_parameters` of config.json (no torch here)."""
+"""Reads RoPE settings from a GGUF file's metadata, as `rope_parameters` of config.json (no torch here)."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def rope_parameters(source: GgufFile) -> dict[str, Any]:
 
 
 def shortest(value: float) -> float:
-    """Return the shortest decimal that rounds to this float32: the 1e-05 that someone once wrote."""
+    """Return the shortest decimal that rounds to this float32, such as 1e-05."""
     return float(str(np.float32(value)))
 
 

@@ -51,7 +51,7 @@ def special_token_id(source: GgufFile, name: str) -> int | None:
 
 
 def adds_token(source: GgufFile, name: str) -> bool:
-    """Say whether encoding puts the "bos" token in front, or the "eos" token behind."""
+    """Return whether encoding puts the "bos" token in front, or the "eos" token behind."""
     is_default = name == "bos" and (
         source.get("tokenizer.ggml.model") == "llama" or source.get("tokenizer.ggml.pre") in LLAMA3_NAMES
     )

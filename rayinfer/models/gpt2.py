@@ -35,7 +35,7 @@ _CAUSAL_MASKS = (".attn.bias", ".attn.masked_bias")
 
 
 class GPT2LMHeadModel(CausalDecoder):
-    """As many heads of keys as of queries, biases everywhere; the head is the embedding unless the config says no."""
+    """As many heads of keys as of queries, biases everywhere; the head is the embedding unless untied."""
 
     def __init__(self, config: ModelConfig) -> None:
         if flag(config.raw, "add_cross_attention"):

@@ -67,7 +67,7 @@ class GPTNeoXForCausalLM(CausalDecoder):
         return in_words_of(_CHECKPOINT_WORDS, super().weight_places())
 
     def known_name(self, tensor_name: str) -> str | None:
-        """Old checkpoints carry causal masks; newer transformers call the head as everybody does."""
+        """Old checkpoints carry causal masks; newer transformers name the head as other families do."""
         if tensor_name.endswith(_CAUSAL_MASKS):
             return None
         if tensor_name in ("lm_head.weight", "embed_out.weight"):
@@ -98,7 +98,7 @@ def _norm(config: ModelConfig) -> LayerNorm:
 
 
 def _rope(config: ModelConfig) -> dict[str, Any]:
-    """Older checkpoints have words of their own for the base and for the share of channels that turn."""
+    """Read the base and the share of rotated channels, which older checkpoints name differently."""
     raw = config.raw
     own_words = {
         "rope_theta": number(raw, "rotary_emb_base", default=10_000.0),

@@ -1,4 +1,4 @@
-"""Fetches a Hugging Face repository through `huggingface_hub`, which knows mirrors, tokens and its own cache.
+"""Fetches a Hugging Face repository through `huggingface_hub`, with its mirrors, tokens and cache.
 
 It is imported when a repository is asked for: that takes a third of a second, which other models need not wait for.
 """
@@ -18,7 +18,7 @@ UNWANTED_FILES = ["*/*", "consolidated*"]  # other formats' folders, and a secon
 
 
 def is_repo_id(name: str) -> bool:
-    """Say whether `name` has the form of a repository id, organisation/name."""
+    """Return whether `name` has the form of a repository id, organisation/name."""
     return REPO_ID.fullmatch(name) is not None
 
 

@@ -23,7 +23,7 @@ _SAID_FOR_ALL_PARTS = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddi
 def language_model_config(raw: RawConfig) -> RawConfig:
     """Return `text_config` where there is one, as in models that read images, too; else all of `raw`.
 
-    What its family takes for granted is filled in. Raises ValueError when `text_config` is no object.
+    The family's defaults are filled in. Raises ValueError when `text_config` is no object.
     """
     part = raw.get("text_config")
     if part is None:

@@ -1,4 +1,4 @@
-"""The layers that Llama and its descendants share, with what sets each of them apart as options."""
+"""The layers that Llama and its descendants share, with their differences as options."""
 
 from collections.abc import Callable, Sequence
 

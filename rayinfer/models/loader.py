@@ -30,7 +30,7 @@ def load_decoder(
 
     The parameters take memory once, in `dtype`; the checkpoint's pages are given back while they are read, and those
     that only other ranks need are not touched. A parameter takes memory when its first tensor is read, and when its
-    last one was `when_filled`, told the decoder and the name, may replace it before others are read. Raises
+    last one was `when_filled`, given the decoder and the name, may replace it before others are read. Raises
     ModelLoadError, one line that names the file or the tensor, and ConfigError where there are too many ranks for the
     model.
     """

@@ -103,7 +103,7 @@ class MarianMTModel(EncoderDecoder):
 
 
 def sinusoids(num_positions: int, width: int) -> torch.Tensor:
-    """Angles that turn slower from channel to channel, [num_positions, width]: all sines, then all cosines."""
+    """Compute angles of falling frequency by channel, [num_positions, width]: all sines, then all cosines."""
     num_sines = (width + 1) // 2
     channels = torch.arange(num_sines, dtype=torch.float64)
     angles = torch.arange(num_positions, dtype=torch.float64)[:, None] / 10000 ** (2 * channels / width)

@@ -39,7 +39,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
 
 
 def is_model_folder(folder: Path) -> bool:
-    """Say whether `folder` holds every file of a model."""
+    """Return whether `folder` holds every file of a model."""
     try:
         check_model_folder(folder)
     except ModelLoadError:

@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says, checked and under one set of names."""
+"""A checkpoint's config.json, validated and under one set of names."""
 
 import json
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ class ModelConfig:
 
     @property
     def longest_sequence(self) -> int:
-        """What the rotary scaling allows when it is asked for; unasked, sequences end at max_position_embeddings."""
+        """The length that rotary scaling allows; by default sequences end at max_position_embeddings."""
         return stretched_length(self.max_position_embeddings, self.rope)
 
 
@@ -107,7 +107,7 @@ def _read_generation_config(folder: Path) -> RawConfig:
 
 
 def _end_token_ids(raw: RawConfig, generation: RawConfig) -> tuple[int, ...]:
-    """generation_config.json decides, as in transformers; chat models often name several there."""
+    """Read the end tokens; generation_config.json goes first, as in transformers."""
     ids = generation.get("eos_token_id")
     ids = raw.get("eos_token_id") if ids is None else ids
     if ids is None:

@@ -1,4 +1,4 @@
-"""What a folder must hold to be a model: configuration, safetensors and tokenizer (no torch here)."""
+"""Validation of model folders: configuration, safetensors and tokenizer (no torch here)."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which architectures there are: the one table from a checkpoint's own word to our class."""
+"""The registry of architectures: a table from a checkpoint's name for its architecture to our class."""
 
 from collections.abc import Callable, Mapping
 

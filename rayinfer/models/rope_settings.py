@@ -1,4 +1,4 @@
-"""Reads how a checkpoint's positions turn, in any of the spellings of config.json."""
+"""Reads a checkpoint's RoPE settings, in either form of config.json."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -27,7 +27,7 @@ _STRETCHING = ("linear", "dynamic", "yarn")
 def read_rope(raw: RawConfig, head_dim: int, *, layer_type: str | None = None) -> dict[str, Any]:
     """Gather the settings of one rotary embedding, those of `layer_type` where the config has one for each.
 
-    Both spellings: `rope_parameters` (transformers 5), and `rope_theta` beside `rope_scaling` (before).
+    Both forms: `rope_parameters` (transformers 5), and `rope_theta` beside `rope_scaling` (before).
     Raises ValueError or KeyError with the name of a wrong field.
     """
     rope: dict[str, Any] = {"rope_theta": 10000.0}

@@ -1,4 +1,4 @@
-"""Makes one rank's part of a decoder that has no weights yet; what is left of each parameter tells the loader."""
+"""Shards a decoder that has no weights yet: cuts it to one rank's part, and reports the cuts to the loader."""
 
 from collections.abc import Collection
 
@@ -41,7 +41,7 @@ def leave_out(model: torch.nn.Module, modules: Collection[torch.nn.Module]) -> N
 
 
 def entry_name(share: Share) -> str:
-    """Tell a rank's part from all others of the same model; nothing for the whole."""
+    """Name a rank's shard in the cache; empty for the whole model."""
     place = share.place
     size = f"{place.tensor_parallel_size}x{place.pipeline_parallel_size}"
     return "" if share.is_whole else f";rank {place.rank} of {size}"

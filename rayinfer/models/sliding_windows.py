@@ -1,4 +1,4 @@
-"""How many of the last tokens each layer sees: a list with an entry per layer, None for all."""
+"""Sliding windows of layers: a list with the size of each layer's, None for full attention."""
 
 from rayinfer.errors import UnsupportedArchitecture
 from rayinfer.models.config_fields import count, flag
@@ -8,14 +8,14 @@ GLOBAL, SLIDING = "full_attention", "sliding_attention"  # the kinds of layers b
 
 
 def same_window_everywhere(config: ModelConfig, *, default: int | None = None) -> list[int | None]:
-    """Mistral's way: one `sliding_window`, null for none, for all layers; `default` where the config does not say."""
+    """Read Mistral's form: one `sliding_window`, null for none, for all layers; `default` where it is absent."""
     named = "sliding_window" in config.raw
     window = default if not named else _window(config)
     return [window] * config.num_layers
 
 
 def windows_by_layer(config: ModelConfig, *, default: int = 4096, default_first: int = 28) -> list[int | None]:
-    """Qwen's way: with `use_sliding_window`, the layers that `layer_types` names, or those from `max_window_layers` on.
+    """Read Qwen's form: with `use_sliding_window`, the layers in `layer_types`, or from `max_window_layers` on.
 
     The defaults are transformers'.
     """

@@ -1,4 +1,4 @@
-"""Where models come from: whatever a user may call a model becomes a folder in one format (no torch here)."""
+"""Model sources: every kind of name resolves to a folder in one format (no torch here)."""
 
 import importlib
 from pathlib import Path
@@ -54,7 +54,7 @@ def _resolve_file(file: Path, cache: Path, *, progress: bool) -> Path:
     folder = cache / "gguf" / f"{file.stem}-{xxhash.xxh3_64_hexdigest(identity.encode())}"
 
     def convert(out: Path) -> None:
-        # By name: it brings numpy along, which nobody needs whose model is there already.
+        # By name: it brings numpy along, which is not needed where the model is there already.
         importlib.import_module("rayinfer.models.gguf_conversion").convert_gguf(file, out, progress=progress)
 
     return build_once(folder, convert)

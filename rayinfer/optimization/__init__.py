@@ -1,1 +1,1 @@
-"""What is done to a loaded model before it runs: fewer bits for its weights, and a place where the result is kept."""
+"""Quantisation and packing of a loaded model before it runs, and a cache of the results."""

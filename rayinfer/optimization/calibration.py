@@ -21,7 +21,7 @@ def calibrate(
     """Quantise the named linear layers with token_ids [num_sequences, length]; the decoder is of no use afterwards.
 
     It comes in float32 as `load_decoder` returns it. It computes every sequence twice in one step: as the model is, and
-    with the layers that are already quantised. A layer is quantised when its turn comes, so each is computed only once.
+    with the layers that are already quantised. Layers are quantised in order, so each is computed only once.
     """
     assert isinstance(decoder, torch.nn.Module)
     learning = {name: _LearningLinear(decoder.get_submodule(name), on_matrix) for name in names}
@@ -51,7 +51,7 @@ class _LearningLinear(torch.nn.Module):
 
     @property
     def quantized(self) -> QuantizedWeight:
-        """What was found."""
+        """The quantised weight."""
         assert self._quantized is not None, "the layer has had no turn"
         return self._quantized
 

@@ -1,4 +1,4 @@
-"""What a checkpoint's files contain, in one number that is worked out once."""
+"""Digest of a checkpoint's content, computed once."""
 
 import json
 import os

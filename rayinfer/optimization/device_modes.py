@@ -1,4 +1,4 @@
-"""Which modes a device has arithmetic for."""
+"""Quantisation modes that a device supports."""
 
 import torch
 

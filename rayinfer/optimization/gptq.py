@@ -55,7 +55,7 @@ def _damped(gram: torch.Tensor) -> torch.Tensor:
 
 
 def _spread_of_errors(gram: torch.Tensor) -> torch.Tensor:
-    """Return the upper Cholesky factor of gram's inverse: row i says how later inputs make up for an error in i."""
+    """Return the upper Cholesky factor of gram's inverse: row i is how later inputs make up for an error in i."""
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(gram.double()))
     spread: torch.Tensor = torch.linalg.cholesky(inverse, upper=True)
     return spread.float()

@@ -1,4 +1,4 @@
-"""Keeps weights as they are multiplied by on the disk, so that a model is packed and quantised once per machine."""
+"""Disk cache of packed weights, so that a model is packed and quantised once per machine."""
 
 import json
 import logging

@@ -44,7 +44,7 @@ def fill_model(model: torch.nn.Module, stored: StoredTensors) -> None:
 
 
 def structure_of(model: torch.nn.Module) -> str:
-    """Spell out what `stored_model` would name, for a model on the meta device."""
+    """Describe what `stored_model` would name, for a model on the meta device."""
     return ";".join(f"{name}{tuple(parameter.shape)}" for name, parameter in model.named_parameters())
 
 

@@ -1,4 +1,4 @@
-"""How far something long is, in one line on standard error, where somebody looks on."""
+"""Progress of a long task, in one line on standard error, where that is a terminal."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""How much worse than float32 a mode may be, and how much worse it was found to be, model by model."""
+"""Limits on a mode's loss of quality against float32, and the measured loss of each model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ MEASURED: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "stories15m": MappingProxyType({"int8": -0.03, "int8-dynamic": 0.36, "int4": 4.37, "int8-kv": -0.02}),
     }
 )
-# What stands for a model that nobody measured: on a CPU the one whose weights were never rounded before.
+# What stands for a model that was not measured: on a CPU the one whose weights were never rounded before.
 STAND_IN, GPU_STAND_IN = "stories15m", "smollm2-135m"
 
 
@@ -35,14 +35,14 @@ def check_quality(
 ) -> None:
     """Raise ConfigError for a mode that was found to lose too much, or was not measured, unless that is allowed.
 
-    `model` is one that was measured, as `measured_model` says, or None.
+    `model` is one that was measured, from `measured_model`, or None.
     """
     if not is_inaccuracy_allowed and (reason := excess(mode, model, measured)) is not None:
         raise ConfigError(reason)
 
 
 def excess(mode: str, model: str | None, measured: Mapping[str, Mapping[str, float]] = MEASURED) -> str | None:
-    """Say why a mode needs `allow_inaccurate_quantization` with this model; None where it does not."""
+    """Return why a mode needs `allow_inaccurate_quantization` with this model; None where it does not."""
     judged = model if model is not None else GPU_STAND_IN if mode in GPU_MODES else STAND_IN
     loss, limit = measured.get(judged, {}).get(mode), QUALITY_LIMITS[mode]
     if loss is None:

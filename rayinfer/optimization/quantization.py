@@ -1,4 +1,4 @@
-"""Which matrices of a decoder get fewer bits, and how many."""
+"""Quantisation of a decoder's matrices."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -130,7 +130,7 @@ def _replace_matrices(
 
 
 def matrix_formats(decoder: torch.nn.Module, quantization: str) -> dict[str, WeightFormat]:
-    """Say for every matrix by name what becomes of it."""
+    """Return the format of every matrix by name."""
     layers = _layer_names(decoder)
     in_layer, at_end = _LAYER_FORMATS[quantization], _END_FORMATS[quantization]
     return {

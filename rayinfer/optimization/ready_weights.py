@@ -1,4 +1,4 @@
-"""Loads a decoder with its weights as they are multiplied by: quantised, packed, from the cache if they are there."""
+"""Loads a decoder with weights ready for the kernels: quantised and packed, from the cache if possible."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

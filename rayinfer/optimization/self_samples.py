@@ -1,4 +1,4 @@
-"""Text that a model writes itself: what it was trained on is not at hand, but shows in what it says (LLM-QAT, 2023)."""
+"""Calibration text that a model writes itself, as its training data are not at hand (LLM-QAT, 2023)."""
 
 from collections.abc import Callable
 

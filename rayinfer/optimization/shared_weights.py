@@ -1,4 +1,4 @@
-"""What a rank needs beside its own part of a checkpoint so that its quantised numbers are those of the whole model."""
+"""Data of other ranks' parts that make a rank's quantised weights equal to those of the whole model."""
 
 from collections.abc import Collection
 from pathlib import Path

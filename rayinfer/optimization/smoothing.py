@@ -1,4 +1,4 @@
-"""Moves what is large in some inputs of a product from the rows to the weight (SmoothQuant, Xiao et al. 2022).
+"""Moves outlier scales of a product's inputs from the rows to the weight (SmoothQuant, Xiao et al. 2022).
 
 A row has one scale, so a few inputs that are always large leave few steps to the others. They are divided by a power of
 two where they come from, the norm or the half of the feed-forward that is gated, and their weights are multiplied by

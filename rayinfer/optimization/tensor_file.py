@@ -19,7 +19,7 @@ BYTES_AT_ONCE = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class StoredTensors:
-    """Named tensors, and `notes` that say what else a reader must know, in words of JSON."""
+    """Named tensors, and `notes`, further metadata in JSON."""
 
     tensors: Mapping[str, torch.Tensor]
     notes: Mapping[str, Any]

@@ -1,1 +1,1 @@
-"""Which engine runs a request, and how its tokens find their way back: pure Python, no torch, no Ray."""
+"""Routing: dispatch of requests to engines, and the return of tokens; pure Python, no torch, no Ray."""

@@ -1,4 +1,4 @@
-"""How much may wait, in all and of each tenant, and when a refused request should come back."""
+"""Admission control: bounds on waiting requests, in all and by tenant, and Retry-After of refusals."""
 
 import math
 import time
@@ -17,7 +17,7 @@ CACHES_THAT_MAY_WAIT = 16  # tokens that may wait for each that the engines' cac
 
 
 def waiting_share(most_engines: int, *, has_engine: bool) -> int:
-    """How many times as much as a queue's limits say may wait: where there is no engine, for all that may come."""
+    """Return the factor on a queue's limits: 1, or without any engine the most that may come."""
     return 1 if has_engine else most_engines
 
 
@@ -34,7 +34,7 @@ class _Waiting:
 class Admission:
     """Counts the requests that wait for their first token, and their tokens, and refuses those above the bounds.
 
-    Where the number of engines follows the load, `first_tokens` hears of every request too. While such a model
+    Where the number of engines follows the load, `first_tokens` records every request too. While such a model
     `is_starting`, as it has no engine, what the `most_engines` that the load may bring could take waits for them.
     """
 
@@ -62,7 +62,7 @@ class Admission:
         return self._all.num_requests
 
     def overload(self) -> QueueFull | None:
-        """Say why no request would be admitted, whatever its size; None as long as there is room."""
+        """Return why no request would be admitted, whatever its size; None while there is room."""
         return self._too_many(self._all, self._most_requests(), "")
 
     def admit(
@@ -86,13 +86,13 @@ class Admission:
         return Ticket(self, tenant, num_tokens, key)
 
     def retry_after_s(self) -> float:
-        """Estimate in whole seconds how long half of those who wait need to get started."""
+        """Estimate in whole seconds how long half of the waiting requests need to start."""
         pace = self._seconds_per_start if self._seconds_per_start is not None else 0.0
         estimate = math.ceil(pace * self._all.num_requests / 2)
         return min(max(float(estimate), MIN_RETRY_AFTER_S), MAX_RETRY_AFTER_S)
 
     def _share(self) -> int:
-        """How many engines' requests may wait."""
+        """Return how many engines' requests may wait."""
         return waiting_share(self._most_engines, has_engine=not self._is_starting())
 
     def _most_requests(self) -> int:
@@ -146,7 +146,7 @@ class Admission:
 
 
 class Ticket:
-    """One request's place among those who wait; given back once, whichever way it ends.
+    """One request's admission slot; freed once, whichever way the request ends.
 
     A request that is admitted and then never begun, as its client was gone, gives it back when it is forgotten.
     """
@@ -156,13 +156,13 @@ class Ticket:
         self._place = (tenant, num_tokens, key)
 
     def start(self) -> None:
-        """The first token came."""
+        """Note that the first token came."""
         if self._admission is not None:
             self._admission._started(*self._place)
             self._admission = None
 
     def leave(self) -> None:
-        """The request ended; does nothing when it had started before."""
+        """Note that the request ended; does nothing when it had started before."""
         if self._admission is not None:
             self._admission._left(*self._place)
             self._admission = None

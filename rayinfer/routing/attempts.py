@@ -1,4 +1,4 @@
-"""What one stream has been through: engines that were lost under it, and what that says of the stream itself."""
+"""Dispatch attempts of one stream: its lost engines, and the quarantine of streams that may crash engines."""
 
 import asyncio
 import contextlib
@@ -65,9 +65,9 @@ class Attempts:
 
 
 class Quarantine:
-    """Lets suspicious streams run one at a time, so that the guilty one can be told from those that were beside it.
+    """Runs suspicious streams one at a time, so that the one at fault is distinguished from the others.
 
-    `has_engine` says whether there is an engine to be tried on, and `wait_for_engine` waits so many seconds for one, or
+    `has_engine` is whether there is an engine to be tried on, and `wait_for_engine` waits some seconds for one, or
     raises NotReady.
     """
 
@@ -80,8 +80,8 @@ class Quarantine:
     async def place(self, patience_s: Callable[[], float]) -> AsyncIterator[None]:
         """Be the only suspicious stream while the block lasts, from a moment on when there is an engine to be tried on.
 
-        Who waits for an engine holds nobody up. Raises NotReady when no engine comes, or the turn does not come, within
-        the patience, which is asked for anew whenever an engine has come.
+        Waiting for an engine blocks no other stream. Raises NotReady when no engine, or no turn, comes within
+        the time of `patience_s`, called anew whenever an engine has come.
         """
         while True:
             await self._wait_for_engine(patience_s())

@@ -1,4 +1,4 @@
-"""How many engines a model may have, and what decides how many it has."""
+"""Autoscaling settings: bounds, objectives and delays for a model's number of engines."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -53,7 +53,7 @@ class AutoscalingSettings(BaseModel):
 
     @property
     def first_replicas(self) -> int:
-        """Engines at the start: even a model that may have none is loaded once, which shows whether it can be."""
+        """Engines at the start: even a model that may have none is loaded once, to check that it can be."""
         return max(1, self.min_replicas) if self.initial_replicas is None else self.initial_replicas
 
     def bounded(self, num_engines: int) -> int:

@@ -1,4 +1,4 @@
-"""Waiting for one thing, but not for longer than it may take."""
+"""Waiting for one future, with a timeout."""
 
 import asyncio
 from typing import TypeVar

@@ -42,7 +42,7 @@ class DeltaQueue:
             self._holding = asyncio.get_running_loop().call_later(self._most_held_s, self._fall_due)
 
     def fail(self, error: Unavailable) -> None:
-        """Let the reader have what is there, and then this error."""
+        """End the queue: the reader gets what is there, and then this error."""
         self._failure = error
         self._wake()
 

@@ -38,10 +38,10 @@ class Dispatcher:
 
     A stream whose engine is lost, or leaves, goes on from its tokens so far on another engine: its client sees nothing
     of it. Text is made in that call, never in the task that listens to an engine: what one stream's text does, however
-    wrong, reaches no other stream. Clients are told that an engine is gone; which one, and of what it died, is in the
-    log. What happens to requests that are traced goes into `traces`, from here and from the engines.
+    wrong, reaches no other stream. Clients learn that an engine is gone; which one, and of what it died, is in the
+    log. Events of traced requests go into `traces`, from here and from the engines.
 
-    `first_tokens` is for a model whose engines follow the load. Once it is known what that model is, its requests wait
+    `first_tokens` is for a model whose engines follow the load. Once the model's description is known, requests wait
     where there is no engine, new ones too, as many as `most_engines` would let wait: `needs_engine` is what starts one.
     """
 
@@ -94,22 +94,22 @@ class Dispatcher:
         metrics.set_num_queued(model_name, 0)
 
     def change_limits(self, limits: RouterLimits) -> None:
-        """Follow other limits from now on; whoever was admitted stays."""
+        """Follow other limits from now on; admitted requests stay."""
         self._admission.limits = limits
         self._turns.change_limits(limits)
 
     async def close(self) -> None:
-        """Let go of every engine, which aborts all that still runs."""
+        """Close the links to all engines, which aborts all that still runs."""
         self._engine_wait_s = 0.0
         self._turns.close()
         await self.engines.close()
 
     def describe(self) -> ModelDescription:
-        """Say what the model is, as the tightest of its engines has it."""
+        """Describe the model, with the limits of its tightest engine."""
         return self.engines.describe()
 
     def status(self) -> ServiceStatus:
-        """Say whether a request could start now, and how every engine is doing."""
+        """Return whether a request could start now, and the stats of every engine."""
         states = {engine.stats.state for engine in self.engines.available()}
         ready = RUNNING in states or (not states and self._may_be_empty and self.engines.is_described)
         return ServiceStatus(
@@ -121,12 +121,12 @@ class Dispatcher:
         )
 
     def overload(self) -> QueueFull | None:
-        """Say why no request would be admitted now; None as long as there is room."""
+        """Return why no request would be admitted now; None as long as there is room."""
         return self._admission.overload()
 
     @property
     def needs_engine(self) -> bool:
-        """Whether there is no engine, and somebody waits for one, or it is not known yet what the model is."""
+        """Whether there is no engine, and a request waits for one or the model is not described yet."""
         wanted = len(self._turns) > 0 or self.engines.is_waited_for or not self.engines.is_described
         return wanted and not self.engines.available()
 
@@ -179,7 +179,7 @@ class Dispatcher:
     async def _attempt(
         self, stream: StreamState, attempts: Attempts, deadline: float | None
     ) -> AsyncIterator["_Attempt"]:
-        """Have an engine go on with the stream while the block lasts; the loss of that engine ends the block.
+        """Run the stream on an engine while the block lasts; the loss of that engine ends the block.
 
         Raises NotReady when there is no engine for a new stream, EngineDead when a stream cannot go on elsewhere. Where
         its time has run out meanwhile, the block gets an attempt without an engine.
@@ -202,7 +202,7 @@ class Dispatcher:
                 sending.undo()
 
     def _patience_s(self, attempts: Attempts, deadline: float | None) -> float:
-        """How long to wait for an engine: who has not waited yet need not, as others may have one for it."""
+        """Return how long to wait for an engine: new streams need not, as other routers may have one."""
         if not self._may_be_empty and not attempts.num_lost and not attempts.has_queued:
             return 0.0
         return self._engine_wait_s if deadline is None else min(self._engine_wait_s, deadline - self._clock())
@@ -300,7 +300,7 @@ class Dispatcher:
 
 
 class _Attempt(NamedTuple):
-    """One engine's turn at a stream."""
+    """One engine's attempt at a stream."""
 
     queue: DeltaQueue
     release: Callable[[Iterable[str]], None]  # of engine requests that need not go on

@@ -1,4 +1,4 @@
-"""How many engines a model should have: the decision alone, from what engines and routers say of their load."""
+"""Autoscaling decision: a model's number of engines, from the load that engines and routers report."""
 
 import math
 from collections import deque
@@ -14,15 +14,15 @@ FORGET_S = 3600.0  # what an engine was seen to hold counts half as much after s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelLoad:
-    """What the engines of one model have to do at one moment, and what waits for them."""
+    """Load of one model's engines at one moment, and of the queue in front of them."""
 
     num_engines: int  # that run; those that start or leave do not count
     num_running: float = 0.0  # requests in their batches
     num_seats: float = 1.0  # requests that one of them may run at once
     cache_usage: float = 0.0  # their caches in use, added up: 1.5 stands for one and a half full ones
     first_tokens: FirstTokenCounts = NOTHING
-    is_whole: bool = True  # whether all of them have told; without that no engine goes
-    is_held: bool = False  # whether somebody has paused them or put them to sleep: then nothing is decided
+    is_whole: bool = True  # whether all of them have reported; else no engine goes
+    is_held: bool = False  # whether they are paused or asleep: then nothing is decided
 
     @property
     def is_idle(self) -> bool:
@@ -37,7 +37,7 @@ class ModelLoad:
 
 
 class EngineCount:
-    """Settles how many engines there should be, each time it is told how the load is.
+    """The target number of engines, decided anew from each report of the load.
 
     More are started once they have been too few for a moment: for the prompts that wait, for the caches and seats in
     use, or for the objective. Fewer are kept once fewer would have held the load, with some slack, all through the
@@ -56,14 +56,14 @@ class EngineCount:
         self._held_at = 0.0
 
     def decide(self, now_s: float, target: int, load: ModelLoad) -> int:
-        """Say how many engines there should be, where `target` are wanted at the moment; `now_s` is of any clock."""
+        """Decide how many engines there should be, where `target` are wanted at present; `now_s` is of any clock."""
         if load.is_held:
             self._start_over()
             return self._settings.bounded(target)
         if load.num_engines == 0:
             self._start_over()
             return self._settings.bounded(max(target, self._needed_from_none(load.first_tokens)))
-        if load.is_whole:  # of engines that are not heard of nobody knows that they have nothing to do
+        if load.is_whole:  # engines without reports may be busy
             self._note(now_s, target, load)
         wanted = self._settings.bounded(self._needed(now_s, target, load))
         if wanted > target:
@@ -96,7 +96,7 @@ class EngineCount:
             self._enough.popleft()
 
     def _needed(self, now_s: float, target: int, load: ModelLoad) -> int:
-        """How many engines the present load takes."""
+        """Return how many engines the present load needs."""
         settings, waiting = self._settings, load.first_tokens
         by_tokens = waiting.waiting_tokens / settings.target_waiting_tokens if waiting.num_waiting > 1 else 0.0
         needed = math.ceil(max(by_tokens, self._engines_in_use(load) / settings.target_usage))
@@ -105,14 +105,14 @@ class EngineCount:
         return needed
 
     def _needed_from_none(self, waiting: FirstTokenCounts) -> int:
-        """How many engines to start where none is, all at once: each takes long to come."""
+        """Return how many engines to start at once where none is: each takes long to start."""
         if not waiting.num_waiting:
             return 0
         by_tokens = waiting.waiting_tokens / self._settings.target_waiting_tokens if waiting.num_waiting > 1 else 0.0
         return max(1, math.ceil(by_tokens))
 
     def _enough_for(self, now_s: float, load: ModelLoad) -> int:
-        """How many engines could hold the present load with slack."""
+        """Return how many engines could hold the present load with slack."""
         settings, waiting = self._settings, load.first_tokens
         if self._misses_objective(load):
             return load.num_engines

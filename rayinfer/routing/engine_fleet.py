@@ -19,7 +19,7 @@ PAUSED = "paused"
 class EngineFleet:
     """The EngineControl of a model: it acts on the engines that there are at the moment, all at once.
 
-    Every engine gets its turn even if another cannot do it, or the caller leaves; the first error is raised at the end.
+    Every engine gets the command even if another fails, or the caller leaves; the first error is raised at the end.
     An engine that joins between `pause` and `resume` is paused, too, unless the others run again: another router may
     have resumed them.
     """
@@ -72,7 +72,7 @@ class EngineFleet:
         await self._have_all(lambda engine: engine.wake())
 
     async def states(self) -> list[str]:
-        """Ask every engine; what they told last may be a heartbeat old."""
+        """Ask every engine; their last reports may be a heartbeat old."""
         states = await asyncio.gather(*(engine.states() for engine in self._known_engines()))
         return [state for of_one in states for state in of_one]
 

@@ -1,4 +1,4 @@
-"""One engine as a router sees it: its line, what is in flight there, and whose tokens come back."""
+"""A router's link to one engine: connection, requests in flight, and routes of their tokens."""
 
 import asyncio
 import contextlib
@@ -22,7 +22,7 @@ LOST_AFTER_S = 10.0  # ... and where its streams could not go on elsewhere
 
 @dataclass(slots=True)
 class _Route:
-    """Where one engine request's tokens go, and what it counts."""
+    """The queue for one engine request's tokens, and its work."""
 
     queue: DeltaQueue
     work: Work
@@ -33,10 +33,10 @@ class _Route:
 class EngineLink:
     """Sends requests to one engine and fans its messages out to the queues of the streams.
 
-    An engine that gives no sign of life, or stays at one step for too long, is lost as well: a process can be frozen.
+    An engine without heartbeats, or at one step for too long, is lost as well: a process can hang.
 
-    `on_message` is told of every message once its tokens are delivered, `on_lost` once and why, when the engine's
-    outputs end, and `on_trace` what the engine says of a traced request, which may be after its stream has ended.
+    `on_message` gets every message once its tokens are delivered, `on_lost` the cause, once, when the engine's
+    outputs end, and `on_trace` the engine's events of a traced request, maybe after its stream has ended.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class EngineLink:
         return len(self._routes)
 
     def send(self, requests: Sequence[GenerationRequest], queue: DeltaQueue, num_cached_tokens: int = 0) -> None:
-        """Send one stream's requests, which share a prompt; returns at once, and `arrival` says how it went."""
+        """Send one stream's requests, which share a prompt; returns at once; `arrival` has the outcome."""
         handing_over = self._start(self._client.submit(requests, self._router_id))
         for number, request in enumerate(requests):
             work = work_of_choice(request, num_cached_tokens=None if number else num_cached_tokens)
@@ -90,11 +90,11 @@ class EngineLink:
     async def arrival(self, request_ids: Sequence[str]) -> None:
         """Wait until the engine has what was sent; raises EngineDead when it cannot be reached.
 
-        Who does not wait to the end has the requests aborted.
+        If the wait is cancelled, the requests are aborted.
         """
         route = self._routes.get(request_ids[0])
         if route is None:
-            return  # its outputs have told the end already, and the queue knows it
+            return  # its outputs have ended already, and the queue has the end
         try:
             # An engine that is lost may be frozen, and then says nothing until it is ended.
             if not route.handing_over.done():
@@ -107,7 +107,7 @@ class EngineLink:
             raise
 
     async def carry_out(self, action: Callable[[EngineControl], Coroutine[Any, Any, None]]) -> None:
-        """Have the engine as a whole do something, to its end even if the caller leaves meanwhile."""
+        """Run an action on the whole engine, to its end even if the caller is cancelled."""
         await asyncio.shield(self._start(action(self._client)))
 
     async def states(self) -> list[str]:
@@ -163,7 +163,7 @@ class EngineLink:
         self._on_lost(self.name, reason)
 
     async def _watch(self) -> None:
-        """Count our own ticks, not seconds: what kept this loop from running is no engine's fault."""
+        """Count own ticks, not seconds: delays of this loop must not count against the engine."""
         while True:
             await asyncio.sleep(TICK_S)
             self._num_silent_ticks += 1

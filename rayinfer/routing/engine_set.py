@@ -1,4 +1,4 @@
-"""The engines of one model that a router knows: who takes requests, who leaves, and who waits for one."""
+"""A router's set of one model's engines: available ones, draining ones, and requests that wait for one."""
 
 import asyncio
 import logging
@@ -22,7 +22,7 @@ RUNNING = "running"  # the one state of an engine in which requests do not just 
 
 
 class Place(NamedTuple):
-    """An engine that was found for a request, and why it."""
+    """The routing decision for a request: an engine, and the reason."""
 
     link: EngineLink
     num_cached_tokens: int  # of its prompt that the engine should have
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 class EngineSet:
-    """Engines come and go at any time; whoever waits for one is woken by each change.
+    """Engines come and go at any time; each change wakes the requests that wait for one.
 
     `on_room` is called whenever an engine may have room that it had not: with its name, or None where it may be any.
     `on_join` is called with each engine that is added, before it gets any request.
@@ -109,7 +109,7 @@ class EngineSet:
                 self._hand_over(link)
 
     def remove(self, name: str, reason: str) -> None:
-        """Forget an engine; the streams that it still ran hear EngineDead."""
+        """Forget an engine; the streams that it still ran get EngineDead."""
         link = self.links.pop(name, None)
         if link is None:
             return
@@ -122,7 +122,7 @@ class EngineSet:
         self._tell_of_change()
 
     async def close(self) -> None:
-        """Let go of every engine, which aborts all that still runs."""
+        """Close the links to all engines, which aborts all that still runs."""
         links = list(self.links.values())
         for link in links:
             self.remove(link.name, "the service is shutting down")
@@ -134,7 +134,7 @@ class EngineSet:
 
     @property
     def is_described(self) -> bool:
-        """Whether it is known what the model is."""
+        """Whether the model's description is known."""
         return self._description is not None
 
     @property
@@ -143,11 +143,11 @@ class EngineSet:
         return self._num_waiting > 0
 
     def not_ready_message(self) -> str:
-        """Say why no engine can take a request."""
+        """Return why no engine can take a request."""
         return f"model {self._model_name!r} cannot answer now: {self._why_not_ready}"
 
     def describe(self) -> ModelDescription:
-        """Say what the model is, as the tightest of its engines has it; raises NotReady without engines."""
+        """Describe the model, with the limits of its tightest engine; raises NotReady without engines."""
         if self._description is None:
             raise NotReady(self.not_ready_message())
         return self._description
@@ -159,7 +159,7 @@ class EngineSet:
 
     @property
     def weights_generation(self) -> int:
-        """Which weights the newest engines have; while engines change over, the others' prefixes never match."""
+        """Weight version of the newest engines; while engines change over, the others' prefixes never match."""
         return self._weights_generation
 
     @property
@@ -215,7 +215,7 @@ class EngineSet:
         return self.prefixes.num_cached(link.name, digests) * link.description.block_size
 
     def _hand_over(self, link: EngineLink) -> None:
-        """Let the streams of an engine that leaves go on elsewhere, if there is such a place."""
+        """Migrate the streams of a draining engine, if there is another one."""
         if self.available():
             link.hand_over(EngineLeaving("the engine that ran the request is leaving"))
 
@@ -230,7 +230,7 @@ class EngineSet:
             self._num_waiting -= 1
 
     def _note_members(self) -> None:
-        """Settle what follows from who is there: every request asks for it."""
+        """Compute what depends on the members once per change: every request needs it."""
         self._available = [link for link in self.links.values() if not link.is_draining]
         if self._available:
             self.lost_last_at = None

@@ -1,4 +1,4 @@
-"""How long first tokens take: counted, so that the counts of several routers can be added up."""
+"""Time to first token against the objective, as counts that can be added up over routers."""
 
 import time
 from collections import deque
@@ -9,7 +9,7 @@ WINDOW_S = 15.0  # how long a first token counts after it came
 
 
 class FirstTokenCounts(NamedTuple):
-    """What is waited for at one moment, and how it went of late."""
+    """Requests without a first token at one moment, and late ones in the recent past."""
 
     num_waiting: int = 0  # requests without a first token
     waiting_tokens: int = 0  # of their prompts
@@ -30,7 +30,7 @@ class _Expected(NamedTuple):
 
 
 class FirstTokens:
-    """Knows which requests have no token yet, and how many of late had theirs after the objective."""
+    """Requests that have no token yet, and a recent count of those that had theirs after the objective."""
 
     def __init__(
         self, objective_s: float, *, window_s: float = WINDOW_S, clock: Callable[[], float] = time.monotonic
@@ -45,7 +45,7 @@ class FirstTokens:
         self._num_late = 0  # of those
 
     def expect(self, num_tokens: int) -> int:
-        """Note a request with a prompt of so many tokens; returns the key by which it is known."""
+        """Note a request with a prompt of so many tokens; returns its key."""
         self._next_key += 1
         self._expected[self._next_key] = _Expected(self._clock(), num_tokens)
         self._waiting_tokens += num_tokens
@@ -56,13 +56,13 @@ class FirstTokens:
         self._note(self._clock(), self._take(key))
 
     def left(self, key: int) -> None:
-        """Note that the request ended without a token, which says nothing unless it had waited too long."""
+        """Note that the request ended without a token, which counts only if it had waited too long."""
         now, expected = self._clock(), self._take(key)
         if now - expected.since_s > self._objective_s:
             self._note(now, expected)
 
     def counts(self) -> FirstTokenCounts:
-        """Tell how it is now."""
+        """Return the present counts."""
         now = self._clock()
         self._forget(now)
         num_late_waiting = 0

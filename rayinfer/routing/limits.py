@@ -1,4 +1,4 @@
-"""What a router lets in, in which order, and how it answers: everything here can be changed while requests run."""
+"""Limits of a router: admission, order and streaming; all can be changed while requests run."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which of the requests that wait share how much of their prompts."""
+"""Waiting requests grouped by shared prefixes of their prompts."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -22,13 +22,13 @@ class PrefixGroups(Generic[T]):
         return len(self._digests)
 
     def add(self, item: T, digests: Sequence[bytes]) -> None:
-        """Note who waits, with the digests of its full blocks."""
+        """Note a waiting request, with the digests of its full blocks."""
         self._digests[item] = [digests[length - 1] for length in COMPARED_LENGTHS if length <= len(digests)]
         for digest in self._digests[item]:
             self._by_digest[digest][item] = None
 
     def remove(self, item: T) -> None:
-        """Forget who waits no more; does nothing if it is unknown."""
+        """Forget a request that waits no more; does nothing if it is unknown."""
         for digest in self._digests.pop(item, ()):
             group = self._by_digest[digest]
             del group[item]
@@ -36,7 +36,7 @@ class PrefixGroups(Generic[T]):
                 del self._by_digest[digest]
 
     def sharing_most(self, digests: Sequence[bytes]) -> Iterable[T]:
-        """Those that share the most blocks with a prompt, in order of arrival; none if nobody shares any."""
+        """Find those that share the most blocks with a prompt, in order of arrival; maybe none."""
         for length in reversed(COMPARED_LENGTHS):
             if length <= len(digests) and (group := self._by_digest.get(digests[length - 1])) is not None:
                 return group

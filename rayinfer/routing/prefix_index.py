@@ -1,9 +1,9 @@
-"""Which engines hold which blocks in their prefix caches, as far as a router has been told."""
+"""A router's index of the blocks in the engines' prefix caches, as reported to it."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-KEEP_S = 600.0  # an engine tells what it removes; this is for what was said while nobody listened
+KEEP_S = 600.0  # engines report what they remove; this is for reports lost while disconnected
 EXPECT_S = 10.0  # how long a prompt that is on its way to an engine counts as being there
 
 
@@ -12,7 +12,7 @@ class PrefixIndex:
 
     Fed by `blocks_stored` and `blocks_removed`. An engine has a block only if it has all before it, as far as this
     index is concerned: so a prompt is looked up in a logarithm of its length, and an answer may be too high where an
-    engine dropped a block from the middle, which costs that prompt time and nobody a wrong token.
+    engine dropped a block from the middle, which costs that prompt time, and never a wrong token.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -21,7 +21,7 @@ class PrefixIndex:
         self._expected: dict[str, _FadingSet] = {}
 
     def add_engine(self, engine: str) -> None:
-        """Know an engine, with an empty cache."""
+        """Add an engine, with an empty cache."""
         self._stored[engine] = _FadingSet(KEEP_S, self._clock)
         self._expected[engine] = _FadingSet(EXPECT_S, self._clock)
 

@@ -1,4 +1,4 @@
-"""What is settled about a request before it waits for an engine."""
+"""Preparation of requests before they wait for an engine."""
 
 import secrets
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from rayinfer.tokenization.tokenizer import Tokenizer
 def prepare(
     request: GenerationRequest, description: ModelDescription, tokenizer: Tokenizer, limits: RouterLimits
 ) -> GenerationRequest:
-    """Check a request against its model and settle what every engine must take for the same.
+    """Check a request against its model, and fix what must be the same on every engine.
 
-    Bad words are spelled, a seed is drawn where the client gave none, so that whatever engine goes on with the stream
+    Bad words are tokenised, a seed is drawn where the client gave none, so that any engine that continues the stream
     makes the same choices, and the priority is no more urgent than the tenant may ask for. Raises RequestError.
     """
     _check_prompt(request, description)

@@ -1,4 +1,4 @@
-"""Which of several engines takes the next request, and whether it has room for it."""
+"""Choice of the engine for the next request, and the check of its credits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ MAX_LEAD = 2  # ... and so many requests more
 
 
 class Work(NamedTuple):
-    """What one request, or several together, mean to an engine."""
+    """Work that one request, or several together, are for an engine."""
 
     priority: int
     num_requests: int
@@ -24,7 +24,7 @@ class Work(NamedTuple):
 
 @dataclass(slots=True)
 class EngineLoad:
-    """What this router has in flight at one engine, by priority."""
+    """This router's load on one engine, by priority."""
 
     num_requests: int = 0
     num_tokens: int = 0
@@ -46,7 +46,7 @@ class EngineLoad:
         self._count(work.priority, -work.num_requests, -work.num_tokens, -prefill)
 
     def is_full(self, priority: int, credits: Credits) -> bool:
-        """Whether not even the least work of this priority has room, which is cheaper to say than `has_room`."""
+        """Whether not even the least work of this priority has room; cheaper than `has_room`."""
         granted = credits.num_requests
         if not granted or self.num_requests < granted:
             return False
@@ -59,7 +59,7 @@ class EngineLoad:
         return 0 < num_requests >= granted
 
     def has_room(self, work: Work, credits: Credits) -> bool:
-        """Whether work may be sent now: who matters less does not stand in its way, for the engine lets it pass.
+        """Whether work may be sent now: lower priorities do not count, as the engine puts them behind it.
 
         Work that is larger than half of the credits has room where half of them is left: it need not wait for an empty
         engine, and those behind it not for it.
@@ -99,7 +99,7 @@ class Candidate(NamedTuple):
     name: str
     load: EngineLoad
     num_cached_tokens: int  # of the request's prompt
-    num_cached_blocks: int  # of anybody
+    num_cached_blocks: int  # of all requests
 
 
 def choose(candidates: Sequence[Candidate]) -> Candidate:
@@ -107,7 +107,7 @@ def choose(candidates: Sequence[Candidate]) -> Candidate:
 
     That is the one with the fewest tokens of prompts to compute, this request's included, as far as they are not
     cached; tokens in flight count a little. No prefix, however long, draws requests to an engine that has many more
-    of them than another. Among equals, the one with the emptier cache, then the one whose turn it is.
+    of them than another. Among equals, the one with the emptier cache, then the one chosen least recently.
     """
     if len(candidates) == 1:
         return candidates[0]
@@ -123,7 +123,7 @@ def _delay(candidate: Candidate) -> tuple[float, int, int]:
 
 
 def work_of(request: GenerationRequest, *, priority: int | None = None) -> Work:
-    """Estimate what a client's request, with all its choices, means to an engine."""
+    """Estimate the work of a client's request, with all its choices."""
     num_prompt, choices = len(request.prompt_token_ids), request.sampling_params.n
     return Work(
         request.priority if priority is None else priority,
@@ -134,7 +134,7 @@ def work_of(request: GenerationRequest, *, priority: int | None = None) -> Work:
 
 
 def work_of_choice(request: GenerationRequest, *, num_cached_tokens: int | None) -> Work:
-    """Estimate what one choice means to an engine; None stands for one whose prompt another choice computes."""
+    """Estimate the work of one choice; None stands for one whose prompt another choice computes."""
     num_prompt = 0 if num_cached_tokens is None else len(request.prompt_token_ids) - num_cached_tokens
     num_outputs = len(request.output_token_ids)
     num_held = num_prompt + max(_expected_output(request), num_outputs)

@@ -1,4 +1,4 @@
-"""One attempt's requests on their way to an engine."""
+"""One dispatch attempt of a stream's requests to an engine."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from rayinfer.traces.kept_traces import KeptTraces
 
 
 class Sending:
-    """Remembers where the requests went, so that they can be taken back, and notes in their trace why there."""
+    """Records the engine that the requests went to, so that they can be cancelled, and traces the reason."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class Sending:
         *,
         interval: int = 1,
     ) -> None:
-        self.queue = DeltaQueue(interval)  # one for each attempt: what an engine says of an earlier one reaches nobody
+        self.queue = DeltaQueue(interval)  # one for each attempt: an engine's deltas of an earlier one are dropped
         self._requests = requests
         self._request_ids = [request.request_id for request in requests]  # the engine's names for them
         self._traces = traces
@@ -33,7 +33,7 @@ class Sending:
 
     @property
     def link(self) -> EngineLink:
-        """The line by which they went."""
+        """The link by which they were sent."""
         assert self._place is not None
         return self._place.link
 

@@ -1,4 +1,4 @@
-"""One client request on its way back up: engine tokens in, the client's text out, each choice ended exactly once."""
+"""State of one client request: engine tokens in, the client's text out, each choice ended exactly once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -53,11 +53,11 @@ class _Choice:
 
 
 class StreamState:
-    """What a router or `LLM` owns of one client request: n engine requests, their tokens so far and their texts.
+    """A router's or `LLM`'s state of one client request: n engine requests, their tokens so far and their texts.
 
     Tokens that are known already are dropped, so a stream can continue on another engine from `engine_requests()`.
     The choices share one prompt, so the first alone asks for the prompt's log probabilities; nothing is given out
-    before they are there. Only who `keeps_outputs` can have the `whole` of them again.
+    before they are there. `whole` needs `keeps_outputs`.
     """
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, *, keeps_outputs: bool = True) -> None:
@@ -117,8 +117,8 @@ class StreamState:
     def engine_requests(self, *, epoch: int | None = None) -> list[GenerationRequest]:
         """Make the engine's requests for the choices that are still open, each with its tokens so far.
 
-        Another epoch begins another attempt, whose requests have names of their own: what is said of those before it
-        is an error from now on.
+        Another epoch begins another attempt, whose requests have names of their own: deltas of those before it
+        are an error from now on.
         """
         if epoch is not None and epoch != self._epoch:
             self._epoch = epoch
@@ -157,7 +157,7 @@ class StreamState:
         return merged
 
     def apply(self, delta: TokenDelta) -> RequestOutput | None:
-        """Take what an engine says about one choice, and return what the client may see of it, if anything."""
+        """Apply an engine's delta of one choice, and return what the client may see of it, if anything."""
         choice = self._choices_by_name.get(delta.request_id) or self._choice_of(delta.request_id)
         if choice.finish_reason is not None:
             return None
@@ -228,7 +228,7 @@ class StreamState:
         ]
 
     def _add_text(self, choice: _Choice, token_ids: Sequence[int], delta: TokenDelta) -> TextDelta:
-        """Make text of new tokens; the token that stopped the engine counts, but says nothing unless it is asked to."""
+        """Make text of new tokens; the token that stopped the engine counts, but has no text unless asked for."""
         is_last = delta.finish_reason is not None
         if not token_ids or not self._is_silent(token_ids[-1], delta):
             return choice.text.append(token_ids, is_last=is_last)

@@ -7,9 +7,9 @@ from rayinfer.outputs import FinishReason, RequestOutput
 
 
 class StreamTimers:
-    """Tells the metrics when a request's tokens came and how each of its choices ended, exactly once each.
+    """Records in the metrics when a request's tokens came and how each of its choices ended, exactly once each.
 
-    `on_end` hears of each end too.
+    `on_end` is called at each end too.
     """
 
     def __init__(

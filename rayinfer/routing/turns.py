@@ -1,4 +1,4 @@
-"""Whose turn is next: the one queue in front of all engines of a model."""
+"""The router's dispatch queue: priority, then weighted fair sharing among tenants."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ SMOOTHING = 0.5  # weight of the latest window
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Turn:
-    """One client request that wants an engine."""
+    """A queued client request."""
 
     work: Work
     tenant: str
@@ -35,7 +35,7 @@ class Turn:
 
     @property
     def digests(self) -> Sequence[bytes]:
-        """The prompt's blocks, hashed when somebody asks: one engine with room takes it whatever it says."""
+        """Digests of the prompt's blocks, hashed on first use: a single engine with room needs none."""
         if self._digests is None:
             self._digests = self.make_digests()
         return self._digests
@@ -49,10 +49,10 @@ class Turn:
 class Turns:
     """Sends requests on as long as an engine has room, and keeps the others in order.
 
-    Nobody waits while there is room. Once somebody does, the first in the order goes as soon as any engine has room,
+    No request waits while there is room. Once one does, the first in the order goes as soon as any engine has room,
     and some of those follow it that share the longest prefix with it and matter as much: the engine computes that
-    prefix once, while it still has it. Places in the order are fixed at arrival, so whoever goes early with others is
-    not there to go later on: shares of tenants stay what they are.
+    prefix once, while it still has it. Places in the order are fixed at arrival, so a request that goes early
+    does not go again later: shares of tenants stay what they are.
 
     The queue's clock is work, not time: it counts tokens served, so that shares do not depend on any estimate. Only
     what a level of priority is worth, which is given in seconds, is turned into tokens by the pace of late.
@@ -84,7 +84,7 @@ class Turns:
         return len(self._queue)
 
     def change_limits(self, limits: RouterLimits) -> None:
-        """Order those who come from now on by other limits."""
+        """Order the requests that come from now on by other limits."""
         self._limits = limits
         self._queue.change(ageing_s=limits.ageing_s * self._pace.rate)
 
@@ -101,10 +101,10 @@ class Turns:
         finally:
             if turn.ticket is not None:
                 self._withdraw(turn)
-                self.advance()  # whoever is first now may want less
+                self.advance()  # the one that is first now may want less
 
     def advance(self, engine: str | None = None) -> None:
-        """Send those whose turn it is as far as there is room; cheap when nobody waits.
+        """Send requests in order as far as there is room; cheap when none waits.
 
         `engine` is the only one whose room has changed since the last time, None stands for any.
         """
@@ -174,7 +174,7 @@ class Turns:
         return None if ticket is None else ticket.item
 
     def _companion(self, first: Turn) -> Turn | None:
-        """Find who may follow the latest leader out of turn; nobody passes those who matter more."""
+        """Find a request that may follow the latest leader out of order; higher priorities are never overtaken."""
         leader = self._leader
         if leader is None or not self._groups or self._num_companions >= MAX_COMPANIONS:
             return None
@@ -191,7 +191,7 @@ class Turns:
             self._num_companions += 1
 
     def _withdraw(self, turn: Turn) -> None:
-        """Take a request out of the queue that has had nothing."""
+        """Take a request without service out of the queue."""
         self._leave(turn)
         self.charge(turn.tenant, turn.work.priority, -turn.work.num_tokens)
 
@@ -236,7 +236,7 @@ class Turns:
 
 
 class _Pace:
-    """Tokens served per second while somebody waits."""
+    """Tokens served per second while requests wait."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

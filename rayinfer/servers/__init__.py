@@ -1,1 +1,1 @@
-"""What clients talk to: HTTP protocols over whatever implements `rayinfer.protocols`; no torch, no Ray, no engine."""
+"""HTTP servers over implementations of `rayinfer.protocols`; no torch, no Ray, no engine."""

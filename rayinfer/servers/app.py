@@ -41,9 +41,9 @@ def build_app(
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves.
 
-    Requests are traced if there are `traces` to keep them in, which whoever generates shares. A proxy that puts
-    `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`. Whoever
-    `trusts_tenant_header` lets no client in but through a gateway that sets it.
+    Requests are traced if there are `traces` to keep them in, shared with the generators. A proxy that puts
+    `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`. With
+    `trusts_tenant_header`, all clients must come through a gateway that sets it.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False)
     trust_tenant_header(app, trusts_tenant_header)
@@ -84,22 +84,22 @@ def _add_error_handlers(app: FastAPI, metrics: ServiceMetrics) -> None:
 
 def _add_service_routes(app: FastAPI, models: Mapping[str, ServedModel], metrics: ServiceMetrics) -> None:
     async def health() -> Response:
-        """Say that the process lives."""
+        """Report that the process is alive."""
         return Response()
 
     async def ready() -> Response:
-        """Say whether every model can answer, and if not, why."""
+        """Report whether every model can answer, and if not, why."""
         reasons = _reasons_not_ready(models)
         if not reasons:
             return json_response(b'{"ready": true}')
         return json_response(json.dumps({"ready": False, "reasons": reasons}).encode(), 503, {"Retry-After": "1"})
 
     async def render_metrics() -> Response:
-        """Tell the metrics as Prometheus text."""
+        """Return the metrics as Prometheus text."""
         return Response(metrics.render(), headers={"Content-Type": service_metrics.CONTENT_TYPE})
 
     async def version() -> Response:
-        """Tell the version."""
+        """Return the version."""
         return json_response(json.dumps({"version": installed_version("rayinfer")}).encode())
 
     routes = {"/health": health, "/ping": health, "/ready": ready, "/metrics": render_metrics, "/version": version}

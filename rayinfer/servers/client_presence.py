@@ -1,4 +1,4 @@
-"""Work that is done only as long as somebody waits for it."""
+"""Work that is cancelled when its client disconnects."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,7 +8,7 @@ from starlette.types import Receive
 
 
 async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
-    """Do `work`, but cancel it when the client leaves; says whether it was completed.
+    """Do `work`, but cancel it when the client leaves; returns whether it was completed.
 
     The request's body must have been read. When this returns or is cancelled, `work` has ended, its cleanup included.
     """

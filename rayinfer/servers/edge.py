@@ -24,7 +24,7 @@ class RequestIdentity:
     received_s: float = field(default_factory=time.time)  # since 1970
 
     def rename(self, wanted: str) -> None:
-        """Take the client's word for it, as far as its characters are harmless."""
+        """Take the client's name, as far as its characters are harmless."""
         if cleaned := cleaned_name(wanted):
             self.name = cleaned
 

@@ -16,9 +16,9 @@ ASLEEP, RUNNING = "asleep", "running"
 
 
 def add_engine_control_routes(app: FastAPI, models: Mapping[str, ServedModel]) -> None:
-    """Add the paths; whoever reaches them can stop the service, so an application has them only when told to.
+    """Add the paths; they can stop the service, so an application has them only on demand.
 
-    With several models, the query's `model` says which one is meant.
+    With several models, the query's `model` names the one that is meant.
     """
 
     async def pause(request: Request) -> Response:
@@ -33,7 +33,7 @@ def add_engine_control_routes(app: FastAPI, models: Mapping[str, ServedModel]) -
         return json_response(b'{"status": "resumed"}')
 
     async def sleep(request: Request) -> Response:
-        """POST /sleep?level=: 0 gives no memory back, 1 what the host can keep or nobody needs, 2 all of it."""
+        """POST /sleep?level=: 0 gives no memory back, 1 what the host can keep or is unused, 2 all of it."""
         await _control(models, request).sleep(_level(request))
         return Response()
 

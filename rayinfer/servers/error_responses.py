@@ -36,7 +36,7 @@ class UnsupportedContentType(RequestError):
 
 @dataclass(frozen=True, slots=True)
 class ErrorKind:
-    """What one class of errors looks like from outside."""
+    """The public form of one class of errors."""
 
     status: int
     type: str
@@ -66,7 +66,7 @@ ERROR_KINDS: Mapping[type[BaseException], ErrorKind] = {
 
 
 def error_kind(error: BaseException) -> ErrorKind:
-    """Find the nearest class that has an outside."""
+    """Find the nearest class that has a public form."""
     return next(ERROR_KINDS[cls] for cls in type(error).__mro__ if cls in ERROR_KINDS)
 
 

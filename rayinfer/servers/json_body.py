@@ -1,6 +1,6 @@
 """The one reader of JSON from clients: strict, in linear time, and shallow before anything walks it recursively.
 
-Of two members with one name the later counts, as everywhere in Python. What a reader refuses is told with its place
+Of two members with one name the later counts, as everywhere in Python. A refused value is reported with its place
 where that is cheap.
 """
 
@@ -36,13 +36,13 @@ _TWO_IF_OPENING = bytes(2 if byte in b"[{" else 0 for byte in range(256))
 
 
 class _UnknownConstant(ValueError):
-    """What Python calls a number and JSON does not."""
+    """A constant that Python's json takes for a number, such as NaN."""
 
 
 async def read_json_object(request: Request, long_bodies: Executor) -> dict[str, Any]:
     """Read a request's body as one JSON object; raises RequestError when it is anything else.
 
-    `long_bodies` has one thread: several would take turns with Python's lock, of which the event loop got few.
+    `long_bodies` has one thread: several would contend for Python's lock and starve the event loop.
     """
     _check_content_headers(request)
     raw = await request.body()
@@ -56,7 +56,7 @@ async def read_json_object(request: Request, long_bodies: Executor) -> dict[str,
 
 
 def decode_json(raw: bytes) -> Any:
-    """Read one JSON value; raises RequestError that says what cannot be read, and where if that is cheap."""
+    """Read one JSON value; raises RequestError that names what cannot be read, and where if that is cheap."""
     text = _decode_text(raw)
     _check_shape(raw)
     body = _load(raw, text)

@@ -13,8 +13,8 @@ from rayinfer.servers.served_model import ServedModel
 class LoadShedding:
     """ASGI middleware that answers requests for `paths` itself while every model's queue is full.
 
-    Nothing of such a request is read, so that a burst of them is answered sooner than it comes and holds up nobody's
-    tokens; what else may be wrong with it is not told. As long as one model has room, the models decide.
+    Nothing of such a request is read, so that a burst of them is answered sooner than it comes and delays no other
+    tokens; other faults of it are not reported. As long as one model has room, the models decide.
     """
 
     def __init__(

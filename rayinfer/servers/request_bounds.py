@@ -1,4 +1,4 @@
-"""What a request may be at most and how slowly it may come, checked before anything else reads it; as plain ASGI.
+"""Bounds on a request's size and slowness, checked before anything else reads it; as plain ASGI.
 
 It stands before an application of ours as well as in Serve's proxies, so it knows neither metrics nor models.
 """
@@ -15,12 +15,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rayinfer.errors import HeadersTooLarge, RequestError, RequestTooLarge, RequestTooSlow
 from rayinfer.servers.error_responses import error_response
 
-DEFAULT_MAX_BODY_BYTES = 4 * 2**20  # JSON is read in one go, while everybody else's tokens wait
+DEFAULT_MAX_BODY_BYTES = 4 * 2**20  # JSON is read in one go, while other requests' tokens wait
 MAX_BODY_BYTES = 64 * 2**20  # whatever an application allows: Serve's proxies hold bodies in memory
 MAX_REQUEST_ID_CHARS = 128
 REQUEST_ID_HEADER = "x-request-id"
 
-# Serve's proxy obeys them: a client could keep engines at work after it has left, or end the operator's time limit.
+# Serve's proxy acts on them: a client could keep engines at work after it has left, or end the operator's time limit.
 ORDERS_TO_SERVE = (b"x-request-disconnect-disabled", b"x-request-timeout-seconds")
 # Serve's proxy decodes them and fails with 500 where they are no UTF-8; also with dashes for underscores.
 DECODED_BY_SERVE = (b"serve_multiplexed_model_id", b"x_session_id", b"traceparent", b"tracestate")
@@ -67,7 +67,7 @@ class BoundedRequests:
 
 
 class _Exchange:
-    """One request and its answer: once refused, the application hears that the client left, and is not heard."""
+    """One request and its answer: once refused, the application gets a disconnect, and its sends are dropped."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ def _check_head(scope: Scope, bounds: RequestBounds) -> None:
 
 
 def _harmless_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Leave out what Serve would obey or fail at, and clean the request's name, which it copies into logs."""
+    """Leave out what Serve would act on or fail at, and clean the request's name, which it copies into logs."""
     harmless = []
     for name, value in headers:
         if name == REQUEST_ID_HEADER.encode():

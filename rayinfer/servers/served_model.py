@@ -1,4 +1,4 @@
-"""A model as the servers see it, and how a client's word for it is looked up."""
+"""A served model, and lookup by model name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

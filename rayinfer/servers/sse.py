@@ -1,4 +1,4 @@
-"""Server-sent events: how they are framed, and the headers that keep proxies from holding them back."""
+"""Server-sent events: framing, and the headers that keep proxies from buffering them."""
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients skip

@@ -1,4 +1,4 @@
-"""Whose request it is."""
+"""The tenant of a request."""
 
 import re
 
@@ -12,12 +12,12 @@ _TENANT = re.compile(rf"[A-Za-z0-9._:@/-]{{1,{MAX_TENANT_CHARS}}}")
 
 
 def trust_tenant_header(app: FastAPI, is_trusted: bool) -> None:
-    """Let requests say whose they are; only for services that nobody reaches but through a gateway that says it."""
+    """Trust the tenant header of requests; only for services that are behind a gateway that sets it."""
     app.state.trusts_tenant_header = is_trusted
 
 
 def tenant_of(request: Request) -> str:
-    """Find whose request it is, "" if nobody's in particular; raises InvalidParameter for a name that is none.
+    """Return a request's tenant, "" for none; raises InvalidParameter for a malformed name.
 
     Tenants have shares of their own and share no cached prefix, so a name is taken as it is or not at all.
     """

@@ -17,10 +17,10 @@ SWITCHED_OFF = "Traces are not kept here: the service runs with trace_requests=f
 
 
 def add_trace_routes(app: FastAPI, traces: KeptTraces | None) -> None:
-    """Add the path to an application; None stands for a service that keeps no traces, and the path says so."""
+    """Add the path to an application; None stands for a service that keeps no traces, and the path answers so."""
 
     async def read_trace(request: Request, request_id: str) -> Response:
-        """Tell what happened to the tenant's requests of this id or name, the latest first."""
+        """Return the traces of the tenant's requests of this id or name, the latest first."""
         if traces is None:
             raise TraceNotFound(SWITCHED_OFF, "trace_requests", "traces_switched_off")
         tenant = tenant_of(request)

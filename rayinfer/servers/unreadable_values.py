@@ -1,18 +1,18 @@
-"""Where in a refused body the value stands for which it was refused; long bodies are not searched."""
+"""Locations of the values for which a body was refused; long bodies are not searched."""
 
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-MAX_SEARCHED_BYTES = 2**17  # a tenth of a second, in which everybody else waits
+MAX_SEARCHED_BYTES = 2**17  # a tenth of a second, in which other requests wait
 MAX_DIGITS = 4000  # of one number: Python's own limit is a little more
 
 _MARK = object()  # stands where such a value was
 
 
 def place_of_constant(raw: bytes) -> str | None:
-    """Find the first value that Python calls a number and JSON does not."""
+    """Find the first constant that Python's json takes for a number, such as NaN."""
     return _place_of_mark(raw, json.JSONDecoder(parse_constant=lambda _: _MARK))
 
 

@@ -1,4 +1,4 @@
-"""From a text that must not appear to the token sequences that spell it."""
+"""Bad words to token sequences."""
 
 from collections.abc import Callable
 
@@ -9,9 +9,9 @@ Speller = Callable[[str], list[tuple[int, ...]]]
 
 
 def speller(tokenizer: Tokenizer) -> Speller:
-    """Make what spells a word as it stands alone, behind a space and behind a new line.
+    """Make a function that tokenises a word alone, behind a space and behind a new line.
 
-    A model could still spell it in a way of its own, by smaller tokens.
+    A model could still generate it by other, smaller tokens.
     """
 
     def spell(word: str) -> list[tuple[int, ...]]:

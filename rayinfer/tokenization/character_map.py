@@ -24,7 +24,7 @@ class CharacterMap:
         self._replacements = data[4 + num_bytes :]
 
     def normalise(self, text: str) -> str:
-        """Return the text as the model knows it."""
+        """Return the normalised text."""
         data, out, at = text.encode(), bytearray(), 0
         while at < len(data):
             match = self._longest_match(data, at)

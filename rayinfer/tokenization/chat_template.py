@@ -106,7 +106,7 @@ class ChatTemplate:
 
 @functools.cache
 def renderer() -> Callable[..., Any]:
-    """Import transformers' renderer, which takes a second or more: whoever cannot wait then calls this before."""
+    """Import transformers' renderer, which takes a second or more: call this ahead where that matters."""
     rendering: Callable[..., Any] = importlib.import_module(
         "transformers.utils.chat_template_utils"
     ).render_jinja_template
@@ -114,7 +114,7 @@ def renderer() -> Callable[..., Any]:
 
 
 def wants_parts(template: str) -> bool:
-    """Say whether a template reads contents only as lists of parts: it loops over them and nowhere tests for strings.
+    """Return whether a template reads contents only as lists of parts: it loops over them and never tests for strings.
 
     Raises jinja2.TemplateSyntaxError.
     """
@@ -126,7 +126,7 @@ def wants_parts(template: str) -> bool:
 
 
 def _is_content(node: nodes.Node, names: frozenset[str]) -> bool:
-    """Say whether an expression is `x.content`, `x["content"]` or one of the names given to it, filtered or not."""
+    """Return whether an expression is `x.content`, `x["content"]` or one of the names given to it, filtered or not."""
     if isinstance(node, nodes.Filter) and node.node is not None:
         return _is_content(node.node, names)
     if isinstance(node, nodes.Name):
@@ -196,7 +196,7 @@ def _templates_in_settings(setting: object, source: Path) -> dict[str, str]:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """Lets the parser know transformers' `{% generation %}` blocks."""
+    """A parser extension for transformers' `{% generation %}` blocks."""
 
     tags = {"generation"}  # noqa: RUF012 (as Jinja declares it)
 

@@ -13,7 +13,7 @@ BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 class Detokenized(NamedTuple):
-    """What one more token adds to the text.
+    """Text that one more token adds.
 
     Uncertain text may turn into replacement characters when the run of byte tokens it comes from proves broken. A
     certain answer confirms the uncertain text before it, or, when it `retracts`, takes that text's place.
@@ -41,7 +41,7 @@ class Detokenizer(Protocol):
 
 
 class DecoderTables:
-    """How one tokenizer's ids become text, looked up once per id and shared by all of its sequences."""
+    """One tokenizer's table from ids to text, looked up once per id and shared by all of its sequences."""
 
     def __init__(self, backend: Backend, special_ids: frozenset[int]) -> None:
         self._backend = backend
@@ -99,11 +99,11 @@ class DecoderTables:
             return piece
 
     def knows(self, token_id: int) -> bool:
-        """Say whether an id is a token; models often have room for more ids than their tokenizers."""
+        """Return whether an id is a token; models often have more ids than their tokenizers."""
         return self._backend.id_to_token(token_id) is not None
 
     def utf8_of(self, token_id: int) -> bytes | None:
-        """Return the bytes that a token adds behind others; None where its neighbours decide what it says."""
+        """Return the bytes that a token adds behind others; None where its neighbours decide its text."""
         if self._is_byte_level:
             return self.token_bytes(token_id)
         byte = self.byte_of(token_id)
@@ -126,7 +126,7 @@ class DecoderTables:
 
 
 class ByteLevelDetokenizer:
-    """Every token is some bytes; the text is what they say in UTF-8."""
+    """Detokenizer of byte-level tokens: the text is their bytes, decoded from UTF-8."""
 
     def __init__(self, tables: DecoderTables, skipped: frozenset[int]) -> None:
         self._tables = tables
@@ -145,7 +145,7 @@ class ByteLevelDetokenizer:
 
 
 class PieceDetokenizer:
-    """Every token is a piece of text that depends on others only by being the first.
+    """Detokenizer of tokens whose text depends on others only by being the first.
 
     Tokens like <0x0A> are the exception: the decoder takes an unbroken run of them as a whole, and when the run is not
     valid UTF-8 every byte in it becomes a replacement character. So the text of a run is uncertain until it ends.
@@ -204,7 +204,7 @@ class PieceDetokenizer:
 
 
 class WindowDetokenizer:
-    """For decoders of any other make: what a few tokens say beyond what they said without the newest ones."""
+    """Detokenizer for any other decoder: the text of a window of tokens, less that without the newest ones."""
 
     def __init__(self, tables: DecoderTables, skipped: frozenset[int], context: Sequence[int]) -> None:
         self._tables = tables
@@ -245,7 +245,7 @@ def decoder_steps(backend: Backend) -> list[dict[str, Any]]:
 
 
 def is_piecewise(steps: Sequence[Mapping[str, Any]]) -> bool:
-    """Say whether a token's text depends on its neighbours by nothing but being first or being in a run of bytes."""
+    """Return whether a token's text depends on its neighbours by nothing but being first or being in a run of bytes."""
     kinds = [step["type"] for step in steps]
     fused = kinds.index("Fuse") if "Fuse" in kinds else len(kinds)
     if "ByteFallback" in kinds[: max(fused - 1, 0)]:

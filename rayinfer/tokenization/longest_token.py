@@ -1,4 +1,4 @@
-"""How much text one token can stand for at most, where a tokenizer's make sets a limit at all."""
+"""Longest text of a single token, where the kind of tokenizer sets a limit."""
 
 import json
 import math
@@ -73,7 +73,7 @@ def _keeps_all_text(pre_tokenizer: Mapping[str, Any]) -> bool:
 
 
 def _unspelled(model: Mapping[str, Any], steps: list[Mapping[str, Any]]) -> str | None:
-    """List the characters that text spelled byte by byte may lose; None when it is not spelled so or may lose more."""
+    """List the characters that byte-wise tokenization may lose; None when it is not byte-wise or may lose more."""
     if model["type"] != "BPE":
         return None
     if not any(step["type"] == "ByteLevel" for step in steps):

@@ -1,4 +1,4 @@
-"""How Marian models spell texts: SentencePiece cuts them, and one vocabulary in a JSON file numbers the pieces."""
+"""Marian's tokenization: SentencePiece cuts texts, and one vocabulary in a JSON file numbers the pieces."""
 
 import json
 import re
@@ -20,7 +20,7 @@ _LANGUAGE_CODE = re.compile(">>.*?<<", re.DOTALL)
 class MarianSpelling:
     """Cuts a text into the pieces of its language, and looks these up in the vocabulary of both languages.
 
-    A stretch that these pieces do not spell is looked up as a whole, too: the other language may have it.
+    A stretch that these pieces do not cover is looked up as a whole, too: the other language may have it.
     """
 
     def __init__(self, model: SentencePieceModel, vocabulary: Mapping[str, int], special: Mapping[str, str]) -> None:
@@ -50,19 +50,19 @@ class MarianSpelling:
 
 
 class MarianSpellings(NamedTuple):
-    """How the texts that are read are spelled, and those that are written."""
+    """The tokenizers of the source language and of the target language."""
 
     source: MarianSpelling
     target: MarianSpelling
 
 
 def is_marian_folder(folder: Path) -> bool:
-    """Say whether a model's folder has Marian's files instead of a tokenizer.json."""
+    """Return whether a model's folder has Marian's files instead of a tokenizer.json."""
     return not (folder / "tokenizer.json").is_file() and (folder / SOURCE_MODEL).is_file()
 
 
 def read_marian_spellings(folder: Path, vocabulary: Mapping[str, int], special: Mapping[str, str]) -> MarianSpellings:
-    """Read how texts are spelled; `special` names all of MARIAN_SPECIAL_TOKENS."""
+    """Read both tokenizers; `special` names all of MARIAN_SPECIAL_TOKENS."""
     source, target = (read_sentencepiece_model(folder / name) for name in (SOURCE_MODEL, TARGET_MODEL))
     if missing := [token for token in special.values() if token not in vocabulary]:
         raise ModelLoadError(f"{folder / VOCABULARY}: lacks {', '.join(missing)}")
@@ -82,7 +82,7 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
 
 
 def answer_backend(vocabulary: Mapping[str, int], special: Mapping[str, str]) -> Backend:
-    """Build what turns ids into text: tokens one after the other, with marks for blanks."""
+    """Build the backend that decodes ids: tokens one after the other, with marks for blanks."""
     backend = Backend(models.WordLevel(dict(vocabulary), unk_token=special["unk_token"]))
     backend.decoder = decoders.Metaspace()
     backend.add_special_tokens(sorted(set(special.values())))

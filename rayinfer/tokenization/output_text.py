@@ -20,8 +20,8 @@ class OutputText:
     """Makes the text of one choice; all deltas together are what decoding all of its tokens at once gives.
 
     The text is a function of the token ids alone: how they are cut into appends changes nothing. It ends at the first
-    token with which the text so far holds a stop string; that token is the last one that counts. What SentencePiece
-    tokenizers say first depends on whether text stands before it: the prompt decides.
+    token with which the text so far holds a stop string; that token is the last one that counts. The first text of
+    SentencePiece tokenizers depends on whether text stands before it: the prompt decides.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class OutputText:
         return TextDelta(self._release(), len(token_ids))
 
     def _take(self, new: Detokenized) -> StopMatch | None:
-        """Add what one token says, and look for a stop string that it completes."""
+        """Add one token's text, and look for a stop string that it completes."""
         if new.is_certain and self._uncertain:
             self._settle(new.retracts)
         if not new.text:

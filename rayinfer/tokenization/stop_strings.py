@@ -22,7 +22,7 @@ class _Pattern:
         self._borders = [0]
 
     def advance(self, character: str) -> bool:
-        """Take one character, and say whether it completes the string."""
+        """Take one character, and return whether it completes the string."""
         string, matched, borders = self.string, self.num_matched, self._borders
         while matched and string[matched] != character:
             matched = borders[matched - 1]

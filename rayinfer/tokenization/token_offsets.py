@@ -1,4 +1,4 @@
-"""Where each token's text begins in the text that the tokens make up."""
+"""Character offsets of tokens in their text."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""How a single token is written down: its text, or its bytes where they are no whole characters."""
+"""Single tokens as text, or as bytes where they are no whole characters."""
 
 from typing import NamedTuple
 
@@ -17,14 +17,14 @@ class SpelledToken(NamedTuple):
 
 
 class TokenSpelling:
-    """Spells the tokens of one tokenizer, each of them once."""
+    """The texts of one tokenizer's tokens, each made once."""
 
     def __init__(self, tables: DecoderTables) -> None:
         self._tables = tables
         self._known: dict[int, SpelledToken] = {}
 
     def spell(self, token_id: int) -> SpelledToken:
-        """Write a token down."""
+        """Return a token's text."""
         spelled = self._known.get(token_id)
         if spelled is None:
             spelled = self._known[token_id] = self._spell(token_id)

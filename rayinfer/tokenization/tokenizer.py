@@ -28,7 +28,7 @@ SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_
 class Tokenizer:
     """One model's tokenizer; it gives the ids that transformers gives for the same folder.
 
-    With `spellings` these spell texts, and the backend only reads what is spelled. An answer that begins anew is a text
+    With `spellings` these encode texts, and the backend only decodes. An answer that begins anew is a text
     of its own, not what follows a prompt: a translation.
     """
 
@@ -94,11 +94,11 @@ class Tokenizer:
         return self._spellings.target.encode(text, add_special_tokens=False)
 
     def least_num_tokens(self, text: str) -> int:
-        """Return a number of tokens that a text surely has, without tokenising it; 0 where that cannot be said."""
+        """Return a number of tokens that a text surely has, without tokenising it; 0 where that is not known."""
         return 0 if self._longest_token is None else self._longest_token.least_num_tokens(text)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Turn token ids into text; ids that are no tokens say nothing."""
+        """Turn token ids into text; ids that are no tokens have no text."""
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def detokenizer(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
@@ -107,7 +107,7 @@ class Tokenizer:
         return self._tables.start(context, skip_special_tokens=skip_special_tokens)
 
     def spell(self, token_id: int) -> SpelledToken:
-        """Write a single token down as it reads behind others, special ones included."""
+        """Return a single token's text as it reads behind others, special ones included."""
         return self._spelling.spell(token_id)
 
     @property
@@ -117,7 +117,7 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids of the tokens that say nothing when special tokens are skipped."""
+        """Ids of the tokens without text when special tokens are skipped."""
         return self._special_ids
 
     @property
@@ -181,7 +181,7 @@ def _read_backend(path: Path) -> Backend:
 
 
 def _add_tokens(backend: Backend, settings: Mapping[str, Any]) -> None:
-    """Add the tokens that only tokenizer_config.json knows, and make the named ones special."""
+    """Add the tokens that only tokenizer_config.json has, and make the named ones special."""
     by_id = settings.get("added_tokens_decoder") or {}
     known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
     listed = [_added_token(by_id[key]) for key in sorted(by_id, key=int)]

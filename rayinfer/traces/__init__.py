@@ -1,1 +1,1 @@
-"""What happened to requests: gathered while they run, and by a router kept for a while after."""
+"""Request traces: recorded while requests run, and kept by a router for a while after."""

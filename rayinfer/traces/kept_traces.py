@@ -30,7 +30,7 @@ class KeptTrace:
 
 
 class KeptTraces:
-    """Bounded in number and size: whatever is too much makes the traces go first that have been quiet longest.
+    """Store bounded in number and size: above the bounds, the traces quiet for longest are dropped.
 
     Names are the clients' own choice, so several requests may share one: `find` returns all of them. Names of
     different tenants have nothing to do with each other.
@@ -98,7 +98,7 @@ class KeptTraces:
             self._note_change(kept)
 
     def take_over(self, request_id: str, choice: int, events: Iterable[TraceEvent]) -> None:
-        """Add what an engine says of a choice, which may be after the client has its answer."""
+        """Add an engine's events of a choice, which may come after the client has its answer."""
         if (found := self._by_request_id.get(request_id)) is not None:
             kept, prompt = found
             kept.trace.take_over(events, prompt=prompt, choice=choice)

@@ -1,4 +1,4 @@
-"""The events of one request, gathered from everybody who has a part in it."""
+"""The events of one request, gathered from router and engines."""
 
 import time
 from collections.abc import Iterable
@@ -9,9 +9,9 @@ MAX_EVENTS = 4096  # of one request: one with many prompts or choices must not f
 
 
 class RequestTrace:
-    """Puts the events of a request's prompts and choices together; their `details` say to which each belongs.
+    """The merged events of a request's prompts and choices; `details` name those that each belongs to.
 
-    Only whoever makes the text knows how a choice ended, for the engine sees a stop string as an abort: so "finished"
+    Only the owner of the text knows how a choice ended, for the engine sees a stop string as an abort: so "finished"
     is recorded here, once for each choice, and not taken from the engine.
     """
 
@@ -31,7 +31,7 @@ class RequestTrace:
         self.record("finished", **place, reason=reason, output_tokens=output_tokens)
 
     def take_over(self, events: Iterable[TraceEvent], **place: int) -> None:
-        """Add what an engine says of one choice."""
+        """Add an engine's events of one choice."""
         for event in events:
             if event.name != "finished":
                 self._add(event._replace(details={**place, **event.details}))

@@ -1,1 +1,1 @@
-"""The line between a router and an engine in another process: requests one way, a message per step the other."""
+"""The connection of a router to an engine in another process: requests out, a message per step back."""

@@ -1,4 +1,4 @@
-"""The router's end of the line to an engine in another process."""
+"""The router's end of the connection to an engine in another process."""
 
 import asyncio
 import ssl
@@ -29,13 +29,13 @@ Line = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class EngineConnection:
-    """What an EngineClient is for requests and tokens; one router's, and opened by the first who needs it.
+    """One router's client of an engine for requests and tokens; connects on first use.
 
-    A line that has ended stays so: EngineDead everywhere.
+    A closed connection stays so: EngineDead everywhere.
     """
 
     def __init__(self, find: Callable[[], Awaitable[TransportAddress]], *, tls: ssl.SSLContext | None = None) -> None:
-        """Take what tells where the engine listens, which may raise EngineDead; `tls` is for engines without a
+        """Take the function that finds the engine's address, which may raise EngineDead; `tls` is for engines without a
         certificate of their own."""
         self._find = find
         self._tls = tls
@@ -43,7 +43,7 @@ class EngineConnection:
         self._has_ended = False
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
-        """Hand requests over, which needs no answer: who hears of no loss may take it that they are there."""
+        """Send requests, without acknowledgement: unless a loss is reported, they have arrived."""
         self._say(await self._open(router_id), SubmitFrame(list(requests)))
 
     async def abort(self, request_ids: Sequence[str]) -> None:
@@ -52,7 +52,7 @@ class EngineConnection:
             self._say(await asyncio.shield(self._opening), AbortFrame(list(request_ids)))
 
     async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
-        """Yield this router's messages; closing it hangs up, which aborts this router's requests."""
+        """Yield this router's messages; closing it disconnects, which aborts this router's requests."""
         try:
             reader, _ = await self._open(router_id)
             async for frame in read_frames(reader, FromEngine):
@@ -68,7 +68,7 @@ class EngineConnection:
         raise EngineDead("the engine's process is gone: it has hung up")
 
     def _hang_up(self) -> None:
-        """End the line, also one that is only about to be there."""
+        """Close the connection, also one that is still being opened."""
         self._has_ended = True
         if self._opening is not None:
             self._opening.add_done_callback(_close_line)

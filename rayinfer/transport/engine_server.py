@@ -1,4 +1,4 @@
-"""The engine's end of the line: listens for routers, takes their requests and sends them what each step says."""
+"""The engine's end of the connection: takes routers' requests and sends them each step's results."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ KEY_BYTES = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransportAddress:
-    """Where an engine listens, and what opens its door."""
+    """An engine's address, and the key and certificate to connect with."""
 
     host: str
     port: int
@@ -49,7 +49,7 @@ class TransportAddress:
 
 
 class EngineServer:
-    """Lets routers at one engine of this process; who does not know its key hears nothing and changes nothing.
+    """Server of one engine for routers; peers without its key receive nothing and change nothing.
 
     The line is plain unless it is given `tls`, which both ends know, or a certificate of the engine's own.
     A router that goes, in whatever way, has its requests aborted at once, as closing `outputs` does.
@@ -76,7 +76,7 @@ class EngineServer:
         return TransportAddress(host=host, port=port, key=self._key, certificate=self.certificate)
 
     async def close(self, grace_s: float = 0.0) -> None:
-        """Hang up, once routers have heard the last word of an engine that has ended, but within the grace."""
+        """Close, once routers have received the final message of an engine that has ended, but within the grace."""
         if self._accepting is not None:
             self._accepting.cancel()
             await asyncio.wait((self._accepting,))
@@ -148,7 +148,7 @@ class EngineServer:
         return hello
 
     async def _keep_up(self, hello: HelloFrame, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Do what the router asks until it goes, and tell it meanwhile what the engine says."""
+        """Serve the router's requests until it disconnects, and send it the engine's messages."""
         if hello.version != VERSION:
             writer.write(encode_frame(EndFrame(f"it speaks version {VERSION} of the line, not {hello.version}")))
             return
@@ -162,7 +162,7 @@ class EngineServer:
                 elif isinstance(frame, AbortFrame):
                     await self._engine.abort(frame.request_ids)
         except EngineDead:
-            await telling  # it tells why
+            await telling  # it sends the cause
         finally:
             telling.cancel()
             await asyncio.wait((telling,))
@@ -179,7 +179,7 @@ class EngineServer:
         except EngineDead as error:
             writer.write(encode_frame(EndFrame(str(error))))
         except OSError:
-            pass  # whoever reads hears of it
+            pass  # the reader gets the error
         finally:
             writer.close()  # and with it ends what is read
 
@@ -191,7 +191,7 @@ def _this_task() -> asyncio.Task[None]:
 
 
 def _notice_silence(writer: asyncio.StreamWriter) -> None:
-    """Have the system end a connection whose other machine has vanished: an idle engine says something every second."""
+    """Have the system end a connection whose other machine has vanished: idle engines send a message every second."""
     connection = writer.get_extra_info("socket")
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1e3 * GONE_AFTER_S))

@@ -1,4 +1,4 @@
-"""What is said on the line: four bytes of length, and a MessagePack value of one of these kinds.
+"""Frames of the connection: four bytes of length, and a MessagePack value of one of these kinds.
 
 Both ends check what they read against the types that are named here; nothing that is read can run as code.
 """
@@ -16,17 +16,17 @@ from rayinfer.protocols import GenerationRequest
 VERSION = 1  # changes with everything that the other end could not read
 LENGTH_BYTES = 4
 MAX_FRAME_BYTES = 1 << 30
-MAX_HELLO_BYTES = 4096  # of somebody who has not shown the key yet
+MAX_HELLO_BYTES = 4096  # of a peer that has not shown the key yet
 
 Frame = TypeVar("Frame")
 
 
 class BadFrame(RayinferError):
-    """The other end says what nobody can read."""
+    """A frame that cannot be decoded."""
 
 
 class HelloFrame(msgspec.Struct, tag="hello", array_like=True, frozen=True):
-    """A router's first word."""
+    """A router's first frame."""
 
     version: int
     key: bytes
@@ -46,13 +46,13 @@ class AbortFrame(msgspec.Struct, tag="abort", array_like=True, frozen=True):
 
 
 class StepFrame(msgspec.Struct, tag="step", array_like=True, frozen=True):
-    """What one engine step has to say to the router."""
+    """The results of one engine step for the router."""
 
     message: StepMessage
 
 
 class EndFrame(msgspec.Struct, tag="end", array_like=True, frozen=True):
-    """The engine's last word; empty when it was told to end."""
+    """The engine's final frame; empty after an orderly shutdown."""
 
     reason: str
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineCertificate:
-    """A certificate that vouches for itself, and its key; the key never leaves the engine's process."""
+    """A self-signed certificate, and its key; the key never leaves the engine's process."""
 
-    certificate: str  # PEM, which routers are told through Ray
+    certificate: str  # PEM, which routers get through Ray
     key: bytes = field(repr=False)  # PEM
 
     def server_context(self) -> ssl.SSLContext:
-        """Make what an engine listens with."""
+        """Make the TLS context of an engine's listener."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         with tempfile.TemporaryDirectory() as folder:  # which only this user can enter; ssl reads files alone
@@ -25,7 +25,7 @@ class LineCertificate:
 
 
 def client_context(certificate: str) -> ssl.SSLContext:
-    """Make what a router connects with to the one engine that has this certificate."""
+    """Make a router's TLS context, which trusts this one certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # it names no address: nothing but this certificate is trusted

@@ -1,4 +1,4 @@
-"""How a certificate for an engine's line is made; imported only where one is needed, as the package takes time."""
+"""Self-signed certificates of engines; imported only where one is needed, as the package takes time."""
 
 import datetime
 

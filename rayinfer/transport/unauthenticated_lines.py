@@ -6,7 +6,7 @@ import asyncio
 class UnauthenticatedLines:
     """Bounds their number: where there is no room, the oldest is ended.
 
-    A router shows its key within milliseconds, so whoever has waited longest is the least likely to be one.
+    A router shows its key within milliseconds, so the peer that has waited longest is the least likely to be one.
     """
 
     def __init__(self, max_lines: int) -> None:

@@ -133,3 +133,26 @@ def test_a_name_that_says_nothing_is_caught(sources_of):
         "rayinfer.request_handler",
         "rayinfer.utils",
     ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""What a step computes."""\n',
+        '"""\nWhose row it is."""\n',
+        'class Place:\n    """Where a rank stands."""\n',
+        'def f():\n    class Inner:\n        """How one rank ended."""\n',
+    ],
+)
+def test_a_docstring_that_begins_with_a_question_word_is_caught(sources_of, text):
+    complaints = rules.question_docstrings(sources_of({"rayinfer/llm.py": text}))
+    assert len(complaints) == 1
+    assert "rayinfer.llm" in complaints[0]
+
+
+def test_noun_phrases_and_docstrings_of_functions_are_no_questions(sources_of):
+    text = (
+        '"""Whatsoever; a step\'s results: what it returns."""\n'
+        'class Engine:\n    is_alive = True\n\n    def lives(self):\n        """Whether it lives."""\n'
+    )
+    assert rules.question_docstrings(sources_of({"rayinfer/llm.py": text})) == []

@@ -33,6 +33,11 @@ def test_file_names_say_what_is_in_them(sources):
     assert rules.empty_names(sources) == []
 
 
+def test_docstrings_of_modules_and_classes_begin_with_a_noun():
+    folders = {name: ROOT / name for name in ("rayinfer", "deployments", "kernels", "tests")}
+    assert rules.question_docstrings(find_sources(folders)) == []
+
+
 def test_workshop_folders_are_not_packages():
     # `kernels` is the name of a published package: a folder of that name with an __init__.py would stand in its place.
     marked = [

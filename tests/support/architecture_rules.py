@@ -1,6 +1,7 @@
 """The architecture's rules: each takes sources and returns one sentence per violation."""
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import architecture_floors as house
@@ -10,6 +11,7 @@ OWN_PACKAGES = ("rayinfer", "rayinfer_kernels", "rayinfer_deployments")
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 EMPTY_WORDS = {"utils", "util", "helpers", "helper", "common", "base", "manager", "handler"}
 FIELD_WORDS = {"block_manager"}
+QUESTION = re.compile(r"(Who|Whom|What|Whose|How|Where|Which|When|Why|Whether)\b", re.IGNORECASE)
 
 
 def misplaced_modules(sources: Iterable[Source]) -> list[str]:
@@ -104,6 +106,16 @@ def empty_names(sources: Iterable[Source]) -> list[str]:
         for source in sources
         if (stem := source.module.rpartition(".")[2]) not in FIELD_WORDS
         and (words := EMPTY_WORDS.intersection(stem.split("_")))
+    ]
+
+
+def question_docstrings(sources: Iterable[Source]) -> list[str]:
+    """A module's or class's docstring is a noun phrase: it begins with no question word."""
+    return [
+        f"{source.at(node.body[0].lineno)} begins its docstring with {found.group()!r}: begin with a noun"
+        for source in sources
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Module | ast.ClassDef) and (found := QUESTION.match(ast.get_docstring(node) or ""))
     ]
 
 

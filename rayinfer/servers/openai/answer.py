@@ -1,4 +1,4 @@
-"""What whole and streamed answers share: who they are, what they count, and when a choice's end is a failure."""
+"""Fields, usage and failure check shared by whole and streamed responses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from rayinfer.tokenization.token_offsets import TokenOffsets
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerSettings:
-    """What is fixed for one answer before its first token."""
+    """Settings of one response, fixed before its first token."""
 
     id: str
     created: int  # seconds since 1970
@@ -25,7 +25,7 @@ class AnswerSettings:
     logprobs: LogprobWording | None = None  # of the choices' tokens, and of the echoed prompts' too
     prompt_logprobs: LogprobWording | None = None  # whole answers only: beside the choices
     with_token_ids: bool = False
-    with_usage: bool = False  # streams only: a last chunk that tells the usage
+    with_usage: bool = False  # streams only: a last chunk with the usage
     with_usage_in_every_chunk: bool = False
 
     @property
@@ -41,7 +41,7 @@ class AnswerSettings:
 
 
 class Tally:
-    """Counts an answer's tokens and remembers which of its choices have ended."""
+    """Usage counter of a response, and the set of its choices that have ended."""
 
     def __init__(self, settings: AnswerSettings) -> None:
         self._num_prompt_tokens = sum(map(len, settings.prompts))
@@ -66,7 +66,7 @@ class Tally:
             raise RequestFailed(f"the outputs ended before the choices {sorted(self._unfinished)}")
 
     def usage(self) -> dict[str, Any]:
-        """The tokens so far, in OpenAI's words; each prompt counts once however many choices it has."""
+        """Return OpenAI's `usage` so far; each prompt counts once however many choices it has."""
         return {
             "prompt_tokens": self._num_prompt_tokens,
             "completion_tokens": self._num_completion_tokens,

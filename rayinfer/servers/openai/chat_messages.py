@@ -9,7 +9,7 @@ from rayinfer.tokenization.chat_template import RESERVED_NAMES
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Turn every message into what templates expect; raises InvalidParameter for what they could not say."""
+    """Turn every message into what templates expect; raises InvalidParameter for what they do not support."""
     if not messages:
         raise InvalidParameter("messages must hold at least one message", "messages")
     num_parts = sum(len(message.content) for message in messages if isinstance(message.content, list))

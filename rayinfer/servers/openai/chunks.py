@@ -16,7 +16,7 @@ from rayinfer.servers.openai.prompt_outputs import PromptOutput
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChunkShape:
-    """How one endpoint words a chunk's choice, around the text."""
+    """JSON of a chunk's choice around its text, by endpoint."""
 
     object: str
     before_text: bytes
@@ -84,7 +84,7 @@ class ChunkWriter:
         return b"".join(pieces)
 
     def ending(self) -> bytes:
-        """Tell the usage if it was asked for, and that this was all; raises RequestFailed when it was not."""
+        """Encode the usage if it was asked for, and the end; raises RequestFailed when choices have not ended."""
         self._tally.check_is_complete()
         if not self._settings.with_usage:
             return sse.DONE

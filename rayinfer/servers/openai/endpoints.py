@@ -1,4 +1,4 @@
-"""What each of OpenAI's paths does."""
+"""Endpoints of OpenAI's paths."""
 
 import asyncio
 import json

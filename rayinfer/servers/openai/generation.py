@@ -1,4 +1,4 @@
-"""One checked request: what is to be generated, and what its answer has to tell."""
+"""One validated request: prompts and parameters, and the form of its response."""
 
 import time
 import uuid
@@ -42,7 +42,7 @@ class Generation:
         ]
 
     def answer_settings(self, name: str) -> AnswerSettings:
-        """Say what the answer to the request of this name tells."""
+        """Return the settings of the response to the request of this name."""
         options = self.body.stream_options
         with_usage = bool(options and options.include_usage)
         return AnswerSettings(

@@ -85,7 +85,7 @@ class StreamedResponse(Response):
 
     @asynccontextmanager
     async def _kept_alive(self, send: Send) -> AsyncIterator[None]:
-        """Send comments during long silences, beside whoever sends the events, while the block lasts."""
+        """Send comments during long silences, beside the events, while the block lasts."""
         task = asyncio.create_task(self._send_comments(send))
         try:
             yield

@@ -1,4 +1,4 @@
-"""Log probabilities in the words of OpenAI's answers, and those of prompts in vLLM's."""
+"""Formats logprobs (OpenAI) and prompt logprobs (vLLM)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ Places = Sequence[TokenLogprobs | None]  # None where there are none: before a p
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogprobWording:
-    """What one answer tells of its tokens' log probabilities, and how it names the tokens."""
+    """Formatter of one response's logprobs, with the names of tokens."""
 
     tokenizer: Tokenizer
-    num_top: int  # likely tokens told for each place, beside the one that stands there
+    num_top: int  # likely tokens for each place, beside the one that stands there
     as_token_ids: bool = False  # tokens are named token_id:N
 
     def chat(self, token_ids: Sequence[int], places: Places) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class LogprobWording:
         }
 
     def _told(self, place: TokenLogprobs) -> Iterator[tuple[int, Logprob]]:
-        """The token that stands there and the `num_top` likeliest ones; the engine may have been asked for more."""
+        """Yield the chosen token and the `num_top` likeliest ones; the engine may have returned more."""
         for index, (token_id, logprob) in enumerate(place.items()):
             if index == 0 or logprob.rank <= self.num_top:
                 yield token_id, logprob

@@ -17,7 +17,7 @@ _MAX_OUTPUTS_AHEAD = 64  # a client that reads slowly holds up its own prompts, 
 
 @dataclass(frozen=True, slots=True)
 class PromptOutput:
-    """What is new for one of the prompts."""
+    """New output of one of the prompts."""
 
     prompt: int
     output: RequestOutput

@@ -62,7 +62,7 @@ def completion_prompts(
 
 
 def echoed_texts(body: CompletionBody, prompts: Sequence[list[int]], tokenizer: Tokenizer) -> list[str]:
-    """Give the texts that answers begin with: texts as the client wrote them, token ids as they read."""
+    """Return the texts that answers begin with: texts as the client wrote them, token ids as they read."""
     skips = body.skip_special_tokens is not False
     return [
         prompt if isinstance(prompt, str) else tokenizer.decode(token_ids, skip_special_tokens=skips)

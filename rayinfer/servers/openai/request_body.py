@@ -25,10 +25,10 @@ def check_schema(schema: type[Schema], body: dict[str, Any]) -> Schema:
 
 
 def _told(finding: ErrorDetails) -> str:
-    """Say what is wrong with a value, and of what kind it is; texts may be secrets and are not repeated."""
+    """Describe what is wrong with a value, and its kind; texts may be secrets and are not repeated."""
     if finding["type"] in ("missing", "too_long"):  # which say all there is to say
         return finding["msg"]
-    is_no_object = finding["type"] in ("dict_type", "model_type")  # told in Python's words
+    is_no_object = finding["type"] in ("dict_type", "model_type")  # reported in Python's terms
     expected = "Input should be an object" if is_no_object else finding["msg"]
     return f"{expected}, got {_kind(finding['input'])}"
 

@@ -1,4 +1,4 @@
-"""Which path leads to which endpoint, with the aliases that clients use, and what the schema says of their bodies."""
+"""Routes of OpenAI's endpoints, with the aliases that clients use, and the schemas of their bodies."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""From a body's fields to SamplingParams, with every complaint in the words that the client used."""
+"""From a body's fields to SamplingParams; errors name the fields that the client used."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -39,14 +39,14 @@ class _Strict(BaseModel):
 
 
 class StreamOptions(_Strict):
-    """What a stream tells besides the text."""
+    """Options of a stream."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
 class GenerationBody(_Strict):
-    """What completions and chat completions have in common; null means the default everywhere."""
+    """Fields of both completions and chat completions; null means the default everywhere."""
 
     model: str | None = None
     max_tokens: int | None = None
@@ -105,7 +105,7 @@ class CompletionBody(GenerationBody):
 
 
 class ChatMessage(_Strict):
-    """One turn of a conversation; what else a message holds goes to the chat template as it is."""
+    """One message of a conversation; further fields go to the chat template as they are."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 

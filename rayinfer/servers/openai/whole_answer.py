@@ -49,12 +49,12 @@ class WholeAnswer:
 
     @property
     def is_long(self) -> bool:
-        """Whether it takes so long to write that nobody else should wait for it."""
+        """Whether it takes so long to encode that other requests should not wait for it."""
         num_places = sum(len(choice.logprobs) for choice in self._choices)
         return num_places + sum(map(len, self._prompt_logprobs.values())) > MANY_PLACES
 
     def chat_completion(self) -> dict[str, Any]:
-        """The answer as /v1/chat/completions words it; raises RequestFailed when a choice has not ended."""
+        """Return the body for /v1/chat/completions; raises RequestFailed when a choice has not ended."""
         self._tally.check_is_complete()
         wording = self._settings.logprobs
         choices = [
@@ -74,7 +74,7 @@ class WholeAnswer:
         return body
 
     def completion(self) -> dict[str, Any]:
-        """The answer as /v1/completions words it; raises RequestFailed when a choice has not ended."""
+        """Return the body for /v1/completions; raises RequestFailed when a choice has not ended."""
         self._tally.check_is_complete()
         choices = [self._completion_choice(index, choice) for index, choice in enumerate(self._choices)]
         return self._body("text_completion", choices)
