@@ -1,4 +1,4 @@
-"""`rayinfer bench router`: what stands between engines and clients, measured with engines that have no model."""
+"""`rayinfer bench router`: the control plane between engines and clients, with engines that have no model."""
 
 import contextlib
 import multiprocessing
@@ -92,7 +92,7 @@ def _measure_decisions(
 
 
 def _measure_in_own_process(profile: Profile, settings: dict[str, object], tell: Tell) -> "ServiceCost":
-    """Ray reads its settings when it is imported, so every profile needs a process that has not done that yet."""
+    """Measure a profile in a new process: Ray reads its settings when it is imported."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_measure_service, args=(there, profile, settings))

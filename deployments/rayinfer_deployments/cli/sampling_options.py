@@ -1,4 +1,4 @@
-"""The options that say how an answer is drawn, the same for every command that asks for one."""
+"""Sampling options, the same for every command that generates text."""
 
 import functools
 import inspect

@@ -1,4 +1,4 @@
-"""`rayinfer serve`: a model behind an OpenAI-compatible port, up in seconds and gone without a trace."""
+"""`rayinfer serve`: a model behind an OpenAI-compatible port, until Ctrl-C."""
 
 import contextlib
 from pathlib import Path
