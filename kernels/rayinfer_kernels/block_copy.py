@@ -1,4 +1,4 @@
-"""Copies whole blocks between two pools, on one device or on two."""
+"""Copies of whole blocks between two pools, on one device or on two."""
 
 from collections.abc import Iterator
 from typing import NamedTuple

@@ -9,7 +9,7 @@ from rayinfer_kernels.paired_cache import allocate_paired_cache, paired_block_by
 
 
 class KVCache(Protocol):
-    """What both layouts have in common, `PairedKVCache` of processors and `PagedKVCache` of GPUs."""
+    """Common interface of both cache layouts, `PairedKVCache` of CPUs and `PagedKVCache` of GPUs."""
 
     @property
     def key(self) -> torch.Tensor:

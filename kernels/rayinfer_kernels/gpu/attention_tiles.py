@@ -1,4 +1,4 @@
-"""What the attention kernels have in common: reading tiles of the paged cache, and the running softmax over them."""
+"""Code shared by the attention kernels: loads of tiles of the paged cache, and online softmax over them."""
 
 from typing import Any
 

@@ -210,7 +210,7 @@ def _fetch_tile(
     HEAD_DIM: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Have the L2 cache load the keys and values of a tile, while the kernel that makes the query still runs."""
+    """Prefetch the keys and values of a tile into the L2 cache, while the kernel that makes the query still runs."""
     LINE: tl.constexpr = 128 // (key_cache.dtype.element_ty.primitive_bitwidth // 8)  # numbers in a line of the cache
     LINES: tl.constexpr = triton.next_power_of_2((HEAD_DIM + LINE - 1) // LINE)
     tokens = tl.minimum(begin + tl.arange(0, TILE), end - 1)
@@ -223,7 +223,7 @@ def _fetch_tile(
 
 @triton.jit
 def _prefetch(places):
-    """Have the L2 cache load the lines at these addresses; nobody waits for it."""
+    """Prefetch the lines at these addresses into the L2 cache, without waiting."""
     tl.inline_asm_elementwise(
         "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
         "=r,l",

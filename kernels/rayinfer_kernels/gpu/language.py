@@ -17,7 +17,7 @@ try:
 except ImportError:
 
     class _Absent:
-        """Stands where Triton would: decorates kernels and answers for names in annotations."""
+        """Stub of Triton where it is not installed: decorates kernels and has every name of annotations."""
 
         def __getattr__(self, name: str) -> "_Absent":
             if name.startswith("__"):
@@ -64,7 +64,7 @@ def next_power_of_2(number: int) -> int:
 
 
 def supports_pdl(device: torch.device) -> bool:
-    """Whether kernels on this device can be launched before the one before them has ended.
+    """Return whether kernels on this device can be launched before the previous one has ended.
 
     With programmatic dependent launch (PDL, compute capability 9.0) a kernel whose `PDL` is true calls
     `gdc_launch_dependents` first, which lets the next kernel start as soon as there is room, loads what no kernel of

@@ -72,7 +72,7 @@ def in_cache_type(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def largest_number(cache: PagedKVCache) -> int:
-    """Where a cache of eight bits saturates; 0 for a cache of the model's type."""
+    """Return the largest number of an eight-bit cache; 0 for a cache of the model's type."""
     dtype = cache.key.dtype
     return int(torch.finfo(dtype).max) if dtype is torch.float8_e4m3fn else 0
 

@@ -1,4 +1,4 @@
-"""What happens between the product that makes queries, keys and values and attention, in one launch."""
+"""Fused kernel between the QKV projection and attention: head norms, rotary embedding and the write to the cache."""
 
 import torch
 
