@@ -1,4 +1,4 @@
-"""What the engine's control plane costs without a model: planning and applying steps, adding requests, memory."""
+"""Control-plane overhead of the engine without a model: planning and applying steps, adding requests, memory."""
 
 import random
 import statistics
@@ -131,7 +131,7 @@ class _ControlPlane:
         computed = time.perf_counter()
         deltas = self.scheduler.apply(plan, tokens)
         applied = time.perf_counter()
-        del deltas  # whoever takes them lets them go
+        del deltas  # consumers drop them, too
         return planned - started, applied - computed
 
 

@@ -1,4 +1,4 @@
-"""transformers' continuous batching as a contender: the one place that runs its modelling code, and only to compare."""
+"""transformers' continuous batching as a contender: the only use of its modelling code, for comparison."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The work that is measured: prompts of random token ids and answer lengths, the same everywhere for the same seed."""
+"""Benchmark workloads: prompts of random token ids and answer lengths, the same everywhere for the same seed."""
 
 import random
 from dataclasses import dataclass

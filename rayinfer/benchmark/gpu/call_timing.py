@@ -1,4 +1,4 @@
-"""How long a kernel takes, when nothing that it reads is in the processor's caches and nothing waits for the host."""
+"""Kernel timing with cold caches and without host overhead."""
 
 import statistics
 import time

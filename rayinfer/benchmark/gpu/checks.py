@@ -1,4 +1,4 @@
-"""Whether the engine computes what it should: the same model by plain torch in float32 on the host, token by token."""
+"""Correctness check of the engine: the same model in plain torch, in float32 on the host, token by token."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 
 
 def run_checks(folder: Path, dtype: str, *, tiny: bool) -> list[Check]:
-    """Hold a model of two real layers against the reference, with CUDA graphs and without."""
+    """Compare a model of two real layers with the reference, with CUDA graphs and without."""
     shape = tiny_shape("Qwen3-0.6B") if tiny else SHAPES["Qwen3-0.6B"]
     shape = {**shape, "num_hidden_layers": 2, "vocab_size": 512 if tiny else 2048}
     checkpoint = _write_checkpoint(shape, folder / "checked")

@@ -1,4 +1,4 @@
-"""Runs an engine on a workload without a server, and times what comes out of it."""
+"""Timed runs of an engine on a workload, without a server."""
 
 import itertools
 import time

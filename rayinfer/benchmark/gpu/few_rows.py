@@ -1,4 +1,4 @@
-"""Products of few rows alone: our kernel beside torch's, both as shares of what a plain copy moves."""
+"""Skinny GEMM benchmark: our kernel beside torch's, both as shares of a plain copy's bandwidth."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ class ProductShape(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ProductSweep:
-    """What is measured: every matrix of some models' layers, and their heads."""
+    """Measured shapes: every matrix of some models' layers, and their heads."""
 
     matrices: Sequence[tuple[int, int]]  # outputs, inputs
     rows: Sequence[int] = (1, 2, 4)

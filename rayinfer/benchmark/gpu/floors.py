@@ -1,4 +1,4 @@
-"""The least time that a card needs for a workload: bytes over bandwidth, operations over their rate.
+"""Roofline times of workloads on a GPU: bytes over bandwidth, operations over their rate.
 
 Matrix products read their weights or compute, whichever takes longer, and overlap perfectly; attention reads the cache
 behind them. Nothing else takes any time. So these are floors and no forecasts.
@@ -15,7 +15,7 @@ FP8_BYTES = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardLimits:
-    """What one card does at best, as measured on it."""
+    """Measured peak rates of one GPU."""
 
     copy_bytes_per_s: float  # read and written together
     matmul_flops_per_s: float  # in bfloat16

@@ -1,4 +1,4 @@
-"""Measures each workload: opens the engine that it needs, runs it, and sets its floor beside it."""
+"""Measurement of each workload: opens its engine, runs it, and adds its roofline time."""
 
 import random
 import statistics

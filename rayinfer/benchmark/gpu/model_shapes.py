@@ -59,7 +59,7 @@ _TINY = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSize:
-    """What a step has to read and to multiply."""
+    """Parameter counts and attention shape of a model."""
 
     body_parameters: int  # of all layers
     head_parameters: int

@@ -1,4 +1,4 @@
-"""What was measured, beside the floor and the goal."""
+"""Measurements, with roofline times and goals."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,7 +71,7 @@ def new_row(work: Work) -> Row:
 
 
 def judge(row: Row, rows: list[Row]) -> None:
-    """Say whether the first goal was reached."""
+    """Record whether the first goal was reached."""
     work = next(work for work in WORKS if work.name == row.name)
     if work.done is None or row.error:
         return

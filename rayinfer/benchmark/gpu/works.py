@@ -1,4 +1,4 @@
-"""What is measured, and what counts as done: workloads, models, goals."""
+"""Workloads of the GPU benchmark, with their models and goals."""
 
 import random
 from collections.abc import Sequence

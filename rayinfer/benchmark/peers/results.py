@@ -1,4 +1,4 @@
-"""What was measured, kept work by work, so that a long comparison can be taken in parts."""
+"""Results of a comparison, saved per workload, so that a long one can be run in parts."""
 
 import json
 import statistics
@@ -12,7 +12,7 @@ from rayinfer.benchmark.peers.contender import Contender, Figures
 
 @dataclass(kw_only=True, slots=True)
 class Outcome:
-    """How one contender did at one work: every run of every figure."""
+    """Results of one contender on one workload: every run of every figure."""
 
     weight_bits: int
     version: str = ""

@@ -1,4 +1,4 @@
-"""What everyone is asked to do, and how its figures are called."""
+"""Workloads of the comparison, and the names of their figures."""
 
 import statistics
 from collections.abc import Callable

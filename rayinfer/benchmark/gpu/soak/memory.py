@@ -20,7 +20,7 @@ class MemoryReading:
 
     elapsed_s: float
     allocated_bytes: int  # by torch's tensors, on the device
-    device_used_bytes: int  # by everybody on the device
+    device_used_bytes: int  # by all processes on the device
     host_resident_bytes: int
 
     def leaks_against(self, before: "MemoryReading") -> list[str]:
