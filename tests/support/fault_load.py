@@ -37,7 +37,7 @@ def request_body(number: int, *, max_tokens: int = 64, is_mixed: bool = True, **
 
 @dataclass
 class Answer:
-    """What one client got."""
+    """Response that one client received."""
 
     body: dict[str, Any]
     number: int | None = None  # by which its answer is known

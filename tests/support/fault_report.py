@@ -1,4 +1,4 @@
-"""What became of each fault: one row each, in one table at the end of a run."""
+"""Results of fault tests: one row per fault, in one table at the end of a run."""
 
 import json
 from collections.abc import Mapping, Sequence

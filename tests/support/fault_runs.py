@@ -1,4 +1,4 @@
-"""What tests of faults have in common: put a service under load, break it, see whether all is well again."""
+"""Steps shared by fault tests: load on a service, fault injection, and the recovery check."""
 
 import contextlib
 import os

@@ -101,7 +101,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Remains:
-    """What is left of requests whose clients are gone."""
+    """Resources still held by requests whose clients are gone."""
 
     kv_blocks: int  # with readers, in engines
     running: int  # requests in engines' batches

@@ -1,4 +1,4 @@
-"""Which files have tests for GPUs, told by their text: to import the others may take more than such a machine has."""
+"""Selection of files with GPU tests by their text: imports of the others may need packages that are missing."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a group of processes holds of a machine, and what of it is there when they have gone."""
+"""Resources of a process group, and those left behind after its end."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -29,7 +29,7 @@ AnyLLM: TypeAlias = "LLM | EngineStreams"
 
 
 class Run(NamedTuple):
-    """What everybody got, by name, and the engine's counters afterwards."""
+    """Outputs of all requests, by name, and the engine's counters afterwards."""
 
     outputs: dict[str, RequestOutput]
     stats: EngineStats

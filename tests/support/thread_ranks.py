@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 
 
 class Table:
-    """Where each rank lays down what it has, and takes up what the others have once all have done so."""
+    """Shared table for an all-gather between ranks that are threads."""
 
     def __init__(self, size: int) -> None:
         self._places: list[Any] = [None] * size

@@ -1,4 +1,4 @@
-"""How ranks meet: by a key, each once, and not for ever."""
+"""Rendezvous of a rank group: authenticated by a key, each rank once, with a timeout."""
 
 import gc
 import socket

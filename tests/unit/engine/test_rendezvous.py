@@ -1,4 +1,4 @@
-"""Who gets in where ranks meet: those that know the key, each once, however many strangers come first."""
+"""Authentication at the rendezvous: ranks with the key, each once, however many other connections come first."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""Why an answer has ended, above all with the last token that it may have: from `generate` and from `stream`."""
+"""Finish reasons of `generate` and `stream`, above all at the last allowed token."""
 
 import pytest
 

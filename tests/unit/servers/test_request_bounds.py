@@ -41,7 +41,7 @@ class Application:
 
 @dataclass
 class Answer:
-    """What came back."""
+    """HTTP response of the application under test."""
 
     status: int
     headers: dict[bytes, bytes]

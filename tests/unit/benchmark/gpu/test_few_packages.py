@@ -1,4 +1,4 @@
-"""What a machine needs on which a GPU is measured or tested: few packages, and above all no Ray."""
+"""Packages that a machine needs for GPU benchmarks and tests: few, and no Ray."""
 
 import json
 
