@@ -17,7 +17,7 @@ POLL_INTERVAL_S = 0.5  # of the fallback
 
 
 class AddressedRequestRouter(RequestRouter):  # type: ignore[misc] # Ray is untyped to mypy here
-    """Chooses among replicas like any other, and publishes the engine of every replica in Serve's updates."""
+    """Request router of Serve that publishes the engine of every replica in Serve's updates."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

@@ -165,7 +165,7 @@ class LLMAppArgs(BaseModel):
 def with_gpus_for_ranks(args: LLMAppArgs, num_gpus: float) -> LLMAppArgs:
     """Set a GPU aside for each rank of the engines that have several, as far as `num_gpus` reach for all of a model's.
 
-    Models that say themselves how many they want are left as they are.
+    Models that set their own number are left as they are.
     """
     models = []
     for model in args.models:

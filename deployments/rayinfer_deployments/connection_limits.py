@@ -45,7 +45,7 @@ class ConnectionTable(Generic[AnyConnection]):
     """The connections of a port by address and phase, the oldest of each first.
 
     Where there are too many, the oldest idle one is closed, and with none idle the oldest whose request is incomplete.
-    Answers under way are never cut: where nothing else is left, the newcomer is refused.
+    Responses in flight are never cut: where nothing else is left, the new connection is refused.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:

@@ -22,7 +22,7 @@ FOLDERS = "/tmp"  # the cache folder's path may be longer than a socket's may be
 def haproxy_files(host: str = LOOPBACK) -> Iterator[dict[str, str]]:
     """Make the folder, private to this user; yields the settings that name it, and removes it at the end.
 
-    HAProxy listens on `host` then, whereas Serve is to be told `LOOPBACK`.
+    HAProxy listens on `host` then, whereas Serve must be given `LOOPBACK`.
     """
     folder = tempfile.mkdtemp(prefix="rayinfer-", dir=FOLDERS)
     try:

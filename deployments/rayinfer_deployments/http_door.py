@@ -53,7 +53,7 @@ class HttpDoor:
         """Accept no new connection, let open ones finish within the grace period, and close the others.
 
         No request is lost on the way: whoever has connected is answered, and a connection that waits for its client's
-        next request is closed only after the client was asked to let go of it, and has sent nothing for a while.
+        next request is closed only after the client was asked to close it, and has sent nothing for a while.
         """
         if self._server.started:
             await self._stop_listening()

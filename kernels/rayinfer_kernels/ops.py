@@ -87,7 +87,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Ten
 def gated_linear(
     x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None, activation: Gate
 ) -> torch.Tensor:
-    """activation(gate) * up, the two halves of x W^T + bias: x [num_tokens, in_features] -> [num_tokens, out_features].
+    """Return activation(gate) * up of x W^T + bias: x [num_tokens, in_features] -> [num_tokens, out_features].
 
     The rows of W are those of the gate, then as many of the other (Shazeer 2020).
     """
@@ -237,5 +237,5 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """The approximation of `gelu` by a hyperbolic tangent, from the same paper."""
+    """Approximate `gelu` by a hyperbolic tangent, as in the same paper."""
     return implementation_for(x).gelu_tanh(x)

@@ -34,28 +34,28 @@ class PairedKVCache:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that a block consists of; the first axis of each counts the blocks."""
+        """Return all tensors of the cache; the first axis of each counts the blocks."""
         numbers = (self.key, self.value)
         return numbers if self.scales is None else (*numbers, self.scales.key, self.scales.value)
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in the pool."""
+        """Return the number of blocks in the pool."""
         return self.key.shape[0]
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads that have keys and values of their own."""
+        """Return the number of key-value heads."""
         return self.key.shape[1]
 
     @property
     def block_size(self) -> int:
-        """Tokens in one block."""
+        """Return the number of tokens in one block."""
         return self.key.shape[3]
 
     @property
     def padded_dim(self) -> int:
-        """Channels of a head as it is stored."""
+        """Return the number of channels of a head as it is stored."""
         return self.value.shape[3]
 
     def put(self, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
@@ -101,7 +101,7 @@ def allocate_paired_cache(
 
 
 def paired_block_bytes(block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes that one block of one layer takes."""
+    """Return the bytes of one block of one layer."""
     scale_bytes = torch.float32.itemsize if dtype is torch.int8 else 0
     return 2 * block_size * num_kv_heads * (_padded(head_dim) * dtype.itemsize + scale_bytes)
 

@@ -55,7 +55,7 @@ class Contender(Protocol):
     name: str
 
     def answer(self, workload: Workload, *, show_progress: bool) -> list[int]:
-        """Answer every prompt and say how many tokens each answer has."""
+        """Answer every prompt; returns the number of tokens of each answer."""
         ...
 
 
@@ -68,7 +68,7 @@ class OwnEngine:
         self._llm = llm
 
     def answer(self, workload: Workload, *, show_progress: bool) -> list[int]:
-        """Answer every prompt and say how many tokens each answer has."""
+        """Answer every prompt; returns the number of tokens of each answer."""
         params = [
             SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in workload.output_lengths
         ]

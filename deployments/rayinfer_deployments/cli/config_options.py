@@ -1,4 +1,4 @@
-"""Turns EngineConfig's fields into command-line options, so that a new field is a new flag of every command."""
+"""Command-line options made from EngineConfig's fields, so that a new field is a new flag of every command."""
 
 import functools
 import inspect

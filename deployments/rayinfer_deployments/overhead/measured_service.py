@@ -63,7 +63,7 @@ class _Load:
 
     @property
     def tok_s(self) -> float:
-        """Tokens a second, of all streams."""
+        """Return the tokens per second of all streams."""
         return self.report.out_tok_s
 
 

@@ -59,7 +59,7 @@ def dot_dtype(dtype: torch.dtype) -> Any:
 
 
 def next_power_of_2(number: int) -> int:
-    """The smallest power of two that is not below a positive number: the lengths of Triton's ranges."""
+    """Return the smallest power of two that is not below a positive number: the lengths of Triton's ranges."""
     return 1 << (number - 1).bit_length()
 
 

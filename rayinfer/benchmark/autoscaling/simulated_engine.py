@@ -32,7 +32,7 @@ class SimulatedRequest:
 
     @property
     def num_to_compute(self) -> int:
-        """Tokens that an engine has to compute before it can go on with the answer."""
+        """Return the number of tokens to compute before the answer can continue."""
         return self.traced.prompt_tokens + self.num_output
 
 

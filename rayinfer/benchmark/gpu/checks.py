@@ -123,7 +123,7 @@ def _compare_scores(
 
 @torch.inference_mode()
 def _reference_logprobs(checkpoint: Path, token_ids: list[int]) -> torch.Tensor:
-    """Log probabilities of all tokens but the first, computed at once on the host."""
+    """Compute the log probabilities of all tokens but the first, at once on the host."""
     decoder = load_decoder(checkpoint, torch.float32, _HOST)
     config, num_tokens = decoder.config, len(token_ids)
     num_blocks = -(-num_tokens // BLOCK_SIZE)

@@ -53,7 +53,7 @@ class DecodeRow:
 
 
 def decode_shapes(sweep: DecodeSweep) -> list[DecodeShape]:
-    """All combinations of a sweep whose caches fit."""
+    """Return all combinations of a sweep whose caches fit."""
     shapes = itertools.starmap(DecodeShape, itertools.product(sweep.groups, sweep.contexts, sweep.batches))
     return [shape for shape in shapes if _cache_bytes(sweep, shape) <= sweep.max_pool_bytes]
 

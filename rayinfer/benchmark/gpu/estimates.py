@@ -34,12 +34,12 @@ def estimates(works: Sequence[Work], scale: Scale, limits: CardLimits, num_check
 
 
 def shape_of(work: Work, scale: Scale) -> Mapping[str, Any]:
-    """The shape of a work's model."""
+    """Return the shape of a work's model."""
     return tiny_shape(work.model) if scale.is_tiny else SHAPES[work.model]
 
 
 def floor_of(work: Work, scale: Scale, limits: CardLimits) -> Floor:
-    """The floors of a work's model with its cache."""
+    """Return the floors of a work's model with its cache."""
     kv_bytes = FP8_BYTES if work.kv_cache_dtype == "fp8" else FLOAT_BYTES
     return Floor(limits=limits, size=model_size(shape_of(work, scale)), kv_bytes=kv_bytes)
 

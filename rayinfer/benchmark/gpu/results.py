@@ -66,7 +66,7 @@ class GpuReport:
 
 
 def new_row(work: Work) -> Row:
-    """A row without figures."""
+    """Return a row without figures."""
     return Row(name=work.name, model=work.model, about=work.about, goal=_goal(work))
 
 

@@ -21,12 +21,12 @@ class Deadline:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since it was made."""
+        """Return the seconds since its construction."""
         return self._clock() - self._started
 
     @property
     def remaining_s(self) -> float:
-        """Seconds that are left; below zero when it has passed."""
+        """Return the seconds left; below zero when it has passed."""
         return self.limit_s - self.elapsed_s
 
     def check(self) -> None:
@@ -46,7 +46,7 @@ class Estimate:
 
     @property
     def least_s(self) -> float:
-        """Seconds for a single run."""
+        """Return the seconds for a single run."""
         return self.open_s + self.run_s
 
 

@@ -21,7 +21,7 @@ class Outcome:
     concession: str | None = None  # why `allow_inaccurate_quantization` was set for it
 
     def median(self, figure: str) -> float | None:
-        """The figure that counts; None without a run."""
+        """Return the median of a figure's runs; None without a run."""
         return statistics.median(self.runs[figure]) if self.runs.get(figure) else None
 
 
@@ -40,7 +40,7 @@ class Section:
     missing: dict[str, str] = field(default_factory=dict)  # label: why
 
     def outcome_of(self, contender: Contender) -> Outcome:
-        """The contender's outcome, made where there is none yet."""
+        """Return the contender's outcome, adding one where there is none yet."""
         made = Outcome(weight_bits=contender.weight_bits, concession=contender.concession)
         return self.outcomes.setdefault(contender.label, made)
 

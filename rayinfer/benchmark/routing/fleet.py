@@ -127,7 +127,7 @@ class Fleet:
         self._steps.times_s.clear()
 
     def p95_step_s(self) -> float:
-        """The time within which 95 of 100 steps ended."""
+        """Return the time within which 95 of 100 steps ended."""
         ordered = sorted(self._steps.times_s)
         return ordered[int(0.95 * (len(ordered) - 1))]
 

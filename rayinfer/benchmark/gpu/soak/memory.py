@@ -24,7 +24,7 @@ class MemoryReading:
     host_resident_bytes: int
 
     def leaks_against(self, before: "MemoryReading") -> list[str]:
-        """Say what has grown beyond what libraries explain."""
+        """List memory that has grown beyond the allowance for libraries."""
         limits = {
             "allocated_bytes": ALLOCATED_SLACK_BYTES,
             "device_used_bytes": DEVICE_SLACK_BYTES,
