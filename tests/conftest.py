@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class ByFile(LoadScopeScheduling):
-    """Keeps on one worker what shares an expensive fixture: the tests of a file, and of some folders.
+    """Scheduler that keeps tests sharing an expensive fixture on one worker: those of a file, and of some folders.
 
     Engines on a GPU compile and record longer than a fixture takes: tests of such a file are shared out one by one.
     """

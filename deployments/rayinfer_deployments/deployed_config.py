@@ -77,7 +77,7 @@ class DeployedConfig:
         self.args = args_of(config)
 
     def deploy(self, args: LLMAppArgs) -> None:
-        """Hand Serve all configs that it has, with this application's changed to other settings; does not wait."""
+        """Deploy Serve's present configs again, with this application's settings changed; does not wait."""
         client, details = _get_global_client(), read_details()
         schema = schema_with(details, self._application, lambda config: changed(config, self.args, args))
         client.deploy_apps(ServeDeploySchema.model_validate(schema))

@@ -86,7 +86,7 @@ class HttpConnection(HttpToolsProtocol):
         self._note_phase()
 
     def on_headers_complete(self) -> None:
-        """Hand a request over to the application."""
+        """Start the application on a request."""
         self._num_pending_bytes = 0
         self._is_in_head = False
         super().on_headers_complete()

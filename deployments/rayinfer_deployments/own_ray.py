@@ -127,7 +127,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def run_for(seconds: float, action: Callable[[], object]) -> None:
-    """Let a clean-up run for so long at most: a Ray that is half gone would keep it waiting for minutes."""
+    """Run a clean-up with a time limit: a Ray that is half gone would block it for minutes."""
 
     def run() -> None:
         with contextlib.suppress(Exception):

@@ -4,7 +4,7 @@ import logging
 
 
 def log_beside_serve() -> None:
-    """Let the library's loggers pass their records to Serve's.
+    """Pass the records of the library's loggers on to Serve's.
 
     A replica of Serve turns whatever comes through `sys.stderr` into records of no importance, which the service does
     not keep: Python's default for loggers that are not set up would lose every error.

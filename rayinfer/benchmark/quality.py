@@ -121,7 +121,7 @@ def run_quality(
 
 
 def predict(plan: QualityPlan, settings: Mapping[str, Any], build: BuildEngine = build_one_rank_engine) -> Predictions:
-    """Have an engine of these settings predict every token of the texts from those before it."""
+    """Predict every token of the texts from those before it, with an engine of these settings."""
     defaults = {"allow_inaccurate_quantization": True, "enable_prefix_caching": False}
     engine = build(engine_config(model=plan.model, **{**defaults, **settings}), plan.folder)
     try:

@@ -45,7 +45,7 @@ class FaultRow:
 
 
 class FaultReport:
-    """Judges rows and keeps them."""
+    """Table of a run's faults, which checks every row."""
 
     def __init__(self) -> None:
         self.rows: list[FaultRow] = []

@@ -1,4 +1,4 @@
-"""Finds the first token in which two answers differ, and says how close the decision was."""
+"""Comparison of two answers: the first token that differs, and the margin of that choice."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Runs a model over ranks and stages without an engine, beside the whole model."""
+"""Runs of a model over ranks and stages without an engine, beside the whole model."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -21,7 +21,7 @@ class Table:
         self.barrier = threading.Barrier(size)
 
     def exchange(self, rank: int, thing: Any) -> list[Any]:
-        """Give a thing and get everybody's."""
+        """Contribute an object and return those of all ranks."""
         self._places[rank] = thing
         self.barrier.wait(TIMEOUT_S)
         things = list(self._places)

@@ -17,7 +17,7 @@ SETTINGS_PARAMETER = "engine_settings"
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option per engine setting; it receives those that were given as `engine_settings`.
+    """Add one option per engine setting to a command, which receives the given ones as `engine_settings`.
 
     A setting of which the command has a parameter of its own is left to it.
     """

@@ -121,7 +121,7 @@ async def tenant_shares(
     lengths: tuple[int, int] = (32, 32),
     **settings: Any,
 ) -> Shares:
-    """Let two tenants ask for more than there is, one of them with a larger weight, and count what each gets."""
+    """Overload the engines with two tenants, one of larger weight, and count the tokens of each."""
     limits = RouterLimits(tenants={"large": TenantLimits(weight=weight)})
     async with open_fleet(folder, NUM_ENGINES, limits, max_num_seqs=2, **settings) as fleet:
         draw, tokens, started = random.Random(2), Counter(large=0, small=0), time.perf_counter()

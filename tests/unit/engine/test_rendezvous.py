@@ -124,7 +124,7 @@ def test_no_rank_comes_in_twice(host, accepting):
 
 
 class Eavesdropper:
-    """Stands between a rank and rank 0, and notes all that either says."""
+    """Proxy between a rank and rank 0 that records the data of both."""
 
     def __init__(self, host):
         self.heard = bytearray()

@@ -50,7 +50,7 @@ class Ledger:
         self._end(request_id, "abort" if delta is None else delta.finish_reason or "abort")
 
     def apply(self, delta: TokenDelta) -> None:
-        """Note what a step has brought for one request, and check it."""
+        """Record and check a step's output of one request."""
         state = self._open.get(delta.request_id)
         if state is None:
             self.report(f"{delta.request_id}: {len(delta.token_ids)} tokens for a request that is over")
