@@ -374,7 +374,7 @@ def drive(
 
 
 def expected_tokens(prompt: Sequence[int], num_tokens: int, answer: Answer = mixed_answer) -> list[int]:
-    """What a request alone would get."""
+    """Return the tokens that a request alone would get."""
     context = list(prompt)
     for _ in range(num_tokens):
         context.append(answer(context))

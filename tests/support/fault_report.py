@@ -40,7 +40,7 @@ class FaultRow:
 
     @property
     def num_harmed(self) -> int:
-        """What should be nothing: requests that got no answer or a wrong one, and what was left behind."""
+        """Return what should be nothing: requests that got no answer or a wrong one, and what was left behind."""
         return self.failed + self.wrong + self.hung + self.leaked
 
 

@@ -35,7 +35,7 @@ class Run(NamedTuple):
     stats: EngineStats
 
     def num_events(self, name: str) -> int:
-        """How often something happened to requests that were traced."""
+        """Return how often something happened to requests that were traced."""
         return sum(event.name == name for output in self.outputs.values() for event in output.trace or ())
 
 

@@ -49,7 +49,7 @@ def router(
     runs: Annotated[int, typer.Option(min=1, help="runs with all streams; the median counts")] = 3,
     output: Annotated[Path, typer.Option(help="folder for the JSON file and the tables")] = RESULTS,
 ) -> None:
-    """What the router costs: a routing decision, time to the first token, processor time for each token."""
+    """Router overhead: cost of a routing decision, added time to the first token, processor time per token."""
     interrupt_on_signals()
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -49,7 +49,7 @@ IS_INTERPRETED: bool = HAS_TRITON and bool(triton.knobs.runtime.interpret)
 
 
 def dot_dtype(dtype: torch.dtype) -> Any:
-    """What to cast both operands of `tl.dot` to, in a model of this type: float32 in the interpreter, else the type.
+    """Return the type of both operands of `tl.dot` in a model of this type: float32 in the interpreter, else the type.
 
     It is a Triton type: pass it as a constexpr. Give `tl.dot` input_precision="ieee", or float32 becomes tf32.
     """

@@ -16,7 +16,7 @@ def report(process, name, seconds=None, num_done=None, num_parts=None):
 
 
 def lines_after(reports, *, num_processes):
-    """What a file gets that is no terminal."""
+    """Return the output to a file that is not a terminal."""
     written = io.StringIO()
     with Phases(Console(file=written)) as phases:
         phases.enter("starting the service")

@@ -48,7 +48,7 @@ def host():
 
 
 def in_threads(*actions):
-    """What each of them returns, all at the same time; raises what one of them raised."""
+    """Return what each of them returns, all at the same time; raises what one of them raised."""
     results, errors = [None] * len(actions), []
 
     def run(index, action):

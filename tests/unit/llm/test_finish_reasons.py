@@ -30,7 +30,7 @@ def varied(llm):
 
 @pytest.fixture(scope="module")
 def token_ids(llm, varied):
-    """What the model answers when nothing ends it but its length."""
+    """Return what the model answers when nothing ends it but its length."""
     (output,) = llm.generate([PROMPT], _greedy(LENGTH, **varied), use_tqdm=False)
     token_ids = output.outputs[0].token_ids
     assert len(set(token_ids)) == LENGTH
