@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the C++ kernels are kept, so that all tests together compile them once, workers side by side included."""
+    """Return the cache folder of the C++ kernels, which all tests and parallel workers share, to compile them once."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # the workers have it in common
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class ByFile(LoadScopeScheduling):
-    """Keeps on one worker what shares an expensive fixture: the tests of a file, and of some folders.
+    """Scheduler that keeps tests sharing an expensive fixture on one worker: those of a file, and of some folders.
 
     Engines on a GPU compile and record longer than a fixture takes: tests of such a file are shared out one by one.
     """

@@ -1,4 +1,4 @@
-"""The processes that Ray has given actors, also those that cannot say anything themselves yet."""
+"""Processes of Ray actors, including actors that are still starting and answer no calls yet."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class ActorProcess:
 
 
 def process_of(actor: ActorHandle) -> ActorProcess | None:
-    """Ask Ray for an actor's process; None when it has none so far, or Ray cannot say. It may take long."""
+    """Ask Ray for an actor's process; None when it has none yet, or Ray cannot find it. It may take long."""
     try:
         entry = actors(actor._actor_id.hex())
     except RayError:

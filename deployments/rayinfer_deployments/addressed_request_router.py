@@ -1,4 +1,4 @@
-"""Tells a process which engines a deployment has; the one file that touches Serve's alpha routing API.
+"""Engine discovery over Serve's replica updates; the one file that uses Serve's alpha routing API.
 
 Serve pickles this module by value, so it keeps no state of its own.
 """
@@ -17,7 +17,7 @@ POLL_INTERVAL_S = 0.5  # of the fallback
 
 
 class AddressedRequestRouter(RequestRouter):  # type: ignore[misc] # Ray is untyped to mypy here
-    """Chooses among replicas like any other, and publishes the engine of every replica that Serve tells it of."""
+    """Request router of Serve that publishes the engine of every replica in Serve's updates."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None

@@ -1,4 +1,4 @@
-"""What `build_llm_app` takes: the models to serve and the router's limits, checked before anything is started."""
+"""Arguments of `build_llm_app`: the models to serve and the router's limits, checked before anything is started."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -18,7 +18,7 @@ ENGINE_NUM_CPUS = 0.5  # that Ray sets aside for an engine: it takes what the ma
 
 
 class ModelArgs(EngineConfig):
-    """One model: its engine's settings, and how many engines there are, or between which bounds."""
+    """One model: its engine's settings, and the number of its engines or the bounds of that number."""
 
     name: str = Field("", description="what clients call the model; default: the last part of `model` for a path")
     tokenizer: str = Field(
@@ -55,7 +55,7 @@ class ModelArgs(EngineConfig):
 
     @property
     def served_name(self) -> str:
-        """What clients call the model."""
+        """Return the model's name in the API."""
         if self.name:
             return self.name
         is_path = self.model.startswith((".", "/", "~"))
@@ -63,22 +63,22 @@ class ModelArgs(EngineConfig):
 
     @property
     def tokenizer_source(self) -> str:
-        """Where the tokenizer and the chat template come from."""
+        """Return the source of the tokenizer and the chat template."""
         return self.tokenizer or self.model
 
     @property
     def num_ranks(self) -> int:
-        """How many processes each engine has."""
+        """Return the number of processes of each engine."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def num_cpus_per_rank(self) -> float:
-        """CPUs that Ray sets aside for each of them."""
+        """Return the CPUs that Ray reserves for each of them."""
         return round(ENGINE_NUM_CPUS / self.num_ranks, 4) if self.num_cpus is None else self.num_cpus
 
     @property
     def surge(self) -> int:
-        """How many engines there may be beyond `num_replicas` while they are replaced, in percent of it."""
+        """Return the percentage of engines allowed beyond `num_replicas` while they are replaced."""
         if self.surge_percent is not None:
             return self.surge_percent
         # Two or more stand in for each other; a GPU that is free for a moment only is rare.
@@ -86,7 +86,7 @@ class ModelArgs(EngineConfig):
 
     @property
     def most_replicas(self) -> int:
-        """How many engines there may come to be."""
+        """Return the greatest possible number of engines."""
         return self.num_replicas if self.autoscaling is None else self.autoscaling.max_replicas
 
     @model_validator(mode="after")
@@ -104,7 +104,7 @@ class ModelArgs(EngineConfig):
         return self
 
     def engine_config(self) -> EngineConfig:
-        """Take out what concerns the engine alone."""
+        """Return the engine's settings."""
         return EngineConfig(**{name: getattr(self, name) for name in EngineConfig.model_fields})
 
 
@@ -150,7 +150,7 @@ class LLMAppArgs(BaseModel):
     router_num_cpus: float = Field(0.1, ge=0, description="CPUs that Ray sets aside for the router's process")
 
     def connection_limits(self) -> ConnectionLimits:
-        """Take out what concerns the routers' own port alone."""
+        """Return the connection limits of the routers' own port."""
         return ConnectionLimits(**{field.name: getattr(self, field.name) for field in fields(ConnectionLimits)})
 
     @model_validator(mode="after")
@@ -165,7 +165,7 @@ class LLMAppArgs(BaseModel):
 def with_gpus_for_ranks(args: LLMAppArgs, num_gpus: float) -> LLMAppArgs:
     """Set a GPU aside for each rank of the engines that have several, as far as `num_gpus` reach for all of a model's.
 
-    Models that say themselves how many they want are left as they are.
+    Models that set their own number are left as they are.
     """
     models = []
     for model in args.models:

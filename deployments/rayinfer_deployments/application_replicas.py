@@ -1,4 +1,4 @@
-"""The replicas of one application's deployments, as operators ask them: routers, and what stands for engines."""
+"""Calls by operators to the replicas of one application's deployments: routers and engine replicas."""
 
 import asyncio
 import time
@@ -19,14 +19,14 @@ ROUTERS_S = 30.0  # until one of them answers, when they are asked again and aga
 
 
 class ApplicationReplicas:
-    """Asks them all; those that do not answer in time do not count."""
+    """Client of all replicas of an application; those that do not answer in time are ignored."""
 
     def __init__(self, application: str) -> None:
         self._application = application
         self._handles: dict[str, DeploymentHandle] = {}
 
     async def engines(self) -> dict[str, str]:
-        """Name the engines that take requests, with the model of each."""
+        """List the engines that accept requests, with the model of each."""
         latest = time.monotonic() + ROUTERS_S
         while not (reports := await self.reports()):
             if time.monotonic() > latest or not await self.is_deployed():
@@ -40,7 +40,7 @@ class ApplicationReplicas:
         return [answer for answer in answers if isinstance(answer, RouterReport)]
 
     async def of_all(self, deployment: str, method: str, *arguments: Any) -> list[Any]:
-        """Call a method of all replicas; those that cannot answer do not count."""
+        """Call a method of all replicas; those that do not answer are ignored."""
         if not await self.is_deployed():
             return []
         response = self.handle(deployment).broadcast(method, *arguments)
@@ -51,11 +51,11 @@ class ApplicationReplicas:
         return [answer for answer in answers if not isinstance(answer, BaseException)]
 
     async def is_deployed(self) -> bool:
-        """Say whether Serve knows the application."""
+        """Return whether Serve knows the application."""
         return self._application in await asyncio.to_thread(lambda: serve.status().applications)
 
     def handle(self, deployment: str) -> DeploymentHandle:
-        """Find what calls a deployment's replicas."""
+        """Return the handle of a deployment."""
         if deployment not in self._handles:
             self._handles[deployment] = serve.get_deployment_handle(deployment, self._application)
         return self._handles[deployment]

@@ -1,4 +1,4 @@
-"""Wires the Serve applications: which deployments there are, what each one gets, and what Serve has to know of them."""
+"""Construction of the Serve applications: their deployments, and the arguments and options of each."""
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ def build_llm_app(args: LLMAppArgs) -> Application:
 
 
 def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
-    """Serve models on engines of any make, which announce themselves as `EngineReplica` does."""
+    """Serve models on engines of any kind that publish their addresses as `EngineReplica` does."""
     num_processes = sum(model.most_replicas * model.num_ranks for model in args.models)
     models = [
         RouterModel(
@@ -89,7 +89,7 @@ def engine_deployment_name(index: int, model: ModelArgs) -> str:
 
 
 def _router_settings(args: LLMAppArgs) -> dict[str, Any]:
-    """Collect what a router is made from: all else can change while it runs, or is another deployment's affair."""
+    """Collect the settings that a router is built from; the others can change while it runs, or are not its own."""
     settings = args.model_dump(mode="json", exclude={"models", "limits", "num_routers"})
     models = [[model.served_name, model.tokenizer_source, model.drain_timeout_s] for model in args.models]
     # A router keeps the bound of its queue where others allow more engines, rather than give way to another router.
@@ -98,7 +98,7 @@ def _router_settings(args: LLMAppArgs) -> dict[str, Any]:
 
 
 def _router_scaling(model: ModelArgs) -> RouterScaling | None:
-    """Take out what routers have to know where the number of engines follows the load."""
+    """Return the routers' settings of a model whose number of engines follows the load."""
     if model.autoscaling is None:
         return None
     return RouterScaling(
@@ -109,14 +109,14 @@ def _router_scaling(model: ModelArgs) -> RouterScaling | None:
 
 
 def number_of_engines(model: ModelArgs) -> dict[str, Any]:
-    """Say to Serve how many replicas an engine deployment has."""
+    """Return Serve's options for the number of replicas of an engine deployment."""
     if model.autoscaling is None:
         return {"num_replicas": model.num_replicas}
     return {"autoscaling_config": serve_autoscaling(model.autoscaling)}
 
 
 def _version(settings: dict[str, Any]) -> str:
-    """Name what replicas are made from.
+    """Compute the version of a deployment from the settings that its replicas are built from.
 
     Serve keeps the replicas of a deployment whose version has not changed, where it would otherwise replace all of them
     at every deployment. It offers the option to itself only; `serve deploy` makes a version of the whole configuration.
@@ -157,7 +157,7 @@ def _engine_deployment(index: int, model: ModelArgs, num_processes: int) -> Appl
 
 
 def _bundles(model: ModelArgs) -> list[dict[str, float]]:
-    """One for each rank; the first one has room for the replica, which always starts on the node of what it owns."""
+    """Return one bundle per rank; the first also holds the replica, which must start on the node of its actors."""
     gpus = {"GPU": model.num_gpus} if model.num_gpus else {}
     first = {"CPU": REPLICA_NUM_CPUS + model.num_cpus_per_rank} | gpus
     other = {"CPU": max(model.num_cpus_per_rank, LEAST_NUM_CPUS)} | gpus

@@ -1,4 +1,4 @@
-"""What Serve needs to know for the number of a model's engines to follow their load.
+"""Autoscaling policy for Serve: the number of a model's engines follows engine metrics and router queues.
 
 Serve pickles this module by value for its controller, so it keeps no state of its own.
 """
@@ -27,14 +27,14 @@ IS_RUNNING = "is_running"
 
 
 class EngineMetricsPolicy:
-    """Serve asks it ten times a second, in its controller."""
+    """Custom autoscaling policy, which Serve's controller calls ten times a second."""
 
     def __init__(self, **settings: Any) -> None:
         self._count = EngineCount(AutoscalingSettings(**settings))
         self._backlogs = Backlogs(RayTable())
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """Say how many engines there should be."""
+        """Return the number of engines that there should be."""
         reports, num_engines = latest_reports(context), context.current_num_replicas
         backlog = NOTHING if num_engines else self._backlog(context)
         load = load_of(reports, num_engines, backlog)
@@ -45,7 +45,7 @@ class EngineMetricsPolicy:
 
 
 def serve_autoscaling(settings: AutoscalingSettings) -> AutoscalingConfig:
-    """Make the setting of an engine deployment; delays are the decision's own, Serve adds none."""
+    """Make the autoscaling setting of an engine deployment; delays are the policy's own, Serve adds none."""
     policy = AutoscalingPolicy(policy_function=EngineMetricsPolicy, policy_kwargs=settings.model_dump(mode="json"))
     with warnings.catch_warnings():
         # Ray 2.60 names environment variables in place of the interval, but reads them nowhere.
@@ -64,7 +64,7 @@ def serve_autoscaling(settings: AutoscalingSettings) -> AutoscalingConfig:
 
 
 def engine_report(stats: EngineStats, num_seats: int, of_routers: FirstTokenCounts) -> dict[str, float]:
-    """Write what one engine's replica reports: how its engine is, and what all routers have told it."""
+    """Write the report of one engine's replica: the engine's state, and the routers' queues as last reported to it."""
     of_engine = {
         NUM_SEATS: num_seats,
         NUM_RUNNING: stats.num_running,
@@ -75,7 +75,7 @@ def engine_report(stats: EngineStats, num_seats: int, of_routers: FirstTokenCoun
 
 
 def latest_reports(context: AutoscalingContext) -> list[dict[str, float]]:
-    """Put together what each running replica has reported last, unless that was long ago."""
+    """Collect the latest report of each running replica, without those that are too old."""
     reports: dict[Any, dict[str, float]] = {}
     for name, series_by_replica in (context.raw_metrics or {}).items():
         for replica, series in series_by_replica.items():
@@ -85,9 +85,9 @@ def latest_reports(context: AutoscalingContext) -> list[dict[str, float]]:
 
 
 def load_of(reports: Iterable[dict[str, float]], num_engines: int, backlog: FirstTokenCounts = NOTHING) -> ModelLoad:
-    """Add up reports. Every router tells all replicas the same, so the most that one of them knows is the whole.
+    """Add up reports. Every router sends all replicas the same counts, so the greatest sum is complete.
 
-    Without a report the `backlog` is what routers say where there is no engine.
+    Without a report the `backlog` is what routers report where there is no engine.
     """
     known = list(reports)
     if not known or not num_engines:

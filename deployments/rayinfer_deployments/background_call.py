@@ -1,4 +1,4 @@
-"""A call in a thread of its own, so that the main thread hears signals while the call sits in native code."""
+"""A call in a thread of its own, so that the main thread can handle signals while the call runs native code."""
 
 import threading
 from collections.abc import Callable
@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 
 
 class BackgroundCall(Generic[Result]):
-    """Runs one function at once; neither waiting for it nor the end of the process hangs on its thread."""
+    """One function running in a daemon thread, which neither a waiter nor the end of the process has to join."""
 
     def __init__(self, function: Callable[[], Result]) -> None:
         self._function = function
@@ -22,17 +22,17 @@ class BackgroundCall(Generic[Result]):
 
     @property
     def is_done(self) -> bool:
-        """Whether the function has returned or raised."""
+        """Return whether the function has returned or raised."""
         return self._is_done.is_set()
 
     def result(self, check: Callable[[], None] = lambda: None) -> Result:
-        """Wait for what the function returns, or raise what it raises; `check` is called meanwhile and may raise."""
+        """Return the function's result or raise its error; `check` is called meanwhile and may raise."""
         while not self._is_done.wait(POLL_S):
             check()
         return self._outcome()
 
     def raise_if_failed(self) -> None:
-        """Raise what the function has raised; does nothing while it runs."""
+        """Raise the function's error; do nothing while it runs."""
         if self.is_done:
             self._outcome()
 

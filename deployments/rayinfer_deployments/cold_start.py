@@ -1,4 +1,4 @@
-"""How a model without engines gets some: routers write what waits into Ray's table, where Serve's controller reads it.
+"""Scale from zero: routers write their queue lengths into Ray's internal KV, which Serve's controller reads.
 
 A call that waits for a replica would bring one, whatever waits: Serve then asks no policy before that one runs.
 """
@@ -31,7 +31,7 @@ logger = logging.getLogger("ray.serve")
 
 
 class Table(Protocol):
-    """Where routers write and Serve's controller reads."""
+    """Key-value table that routers write and Serve's controller reads."""
 
     def put(self, key: str, value: bytes) -> None:
         """Write a value, over another if there is one."""
@@ -40,11 +40,11 @@ class Table(Protocol):
         """Take a value out, if there is one."""
 
     def read(self, prefix: str) -> dict[str, bytes]:
-        """Read all values whose keys begin so."""
+        """Read all values whose keys begin with `prefix`."""
 
 
 class RayTable:
-    """Ray's own table of keys and values, which every process of a cluster reaches."""
+    """Ray's internal key-value store, which every process of a cluster reaches."""
 
     def put(self, key: str, value: bytes) -> None:
         """See Table."""
@@ -71,7 +71,7 @@ async def write_backlog(
     needs_engine: Callable[[], bool],
     counts: Callable[[], FirstTokenCounts],
 ) -> None:
-    """Keep what waits in a router in the table for as long as it needs an engine, until cancelled."""
+    """Keep a router's queue length in the table for as long as it needs an engine, until cancelled."""
     key, number, written_s = f"{_prefix(application, deployment)}{router}", 0, float("-inf")
     try:
         while True:
@@ -95,7 +95,7 @@ async def write_backlog(
 
 
 class Backlogs:
-    """What waits in a deployment's routers, as they have written it; a router that ends is forgotten.
+    """Queue lengths of a deployment's routers, as they have written them; a router that ends is forgotten.
 
     Whether a value is of late is judged by the reader's clock: by when it was first seen. Routers number theirs.
     """
@@ -106,7 +106,7 @@ class Backlogs:
         self._read_s = float("-inf")
 
     def total(self, application: str, deployment: str, now_s: float) -> FirstTokenCounts:
-        """Add up what the routers have written of late."""
+        """Add up what the routers have written recently."""
         if now_s >= self._read_s + READ_INTERVAL_S:
             self._read_s = now_s
             self._note(self._read(_prefix(application, deployment)), now_s)
@@ -134,5 +134,5 @@ class Backlogs:
 
 
 def _prefix(application: str, deployment: str) -> str:
-    """Write both names so that no slash in one of them makes another deployment's prefix."""
+    """Escape both names so that no slash in one of them makes another deployment's prefix."""
     return f"{quote(application, safe='')}/{quote(deployment, safe='')}/"

@@ -1,4 +1,4 @@
-"""Checks files for `serve deploy` strictly: Serve itself drops names that it does not know without a word."""
+"""Strict checks of config files for `serve deploy`: Serve itself silently ignores unknown names."""
 
 import types
 from collections.abc import Iterator, Mapping
@@ -41,7 +41,7 @@ def mistakes_in(file: Path) -> list[str]:
 
 
 def is_our_builder(import_path: str) -> bool:
-    """Say whether a config's import_path names our function; Serve takes a dot for the colon."""
+    """Return whether a config's import_path names our function; Serve accepts a dot for the colon."""
     return import_path.replace(":", ".") == OUR_BUILDER.replace(":", ".")
 
 
@@ -72,7 +72,7 @@ def _mistakes_in_user_config(deployment: Mapping[str, Any], place: str) -> Itera
 
 
 def _unknown_keys(config: Mapping[str, Any], schema: type[BaseModel], place: str) -> Iterator[str]:
-    """Walk a config beside its schema, down to where the schema leaves the content to somebody else."""
+    """List keys of a config that its schema lacks, down to where the schema leaves the content open."""
     fields = {field.alias or name: field for name, field in schema.model_fields.items()} | schema.model_fields
     for key, value in config.items():
         if key not in fields:

@@ -1,4 +1,4 @@
-"""Limits on a port's connections: in all, per address, idle ones, and those with a request that is not complete."""
+"""Limits on a port's connections: in total, per address, idle, and with an incomplete request."""
 
 import resource
 import sys
@@ -24,7 +24,7 @@ DEFAULT_CONNECTION_LIMITS = ConnectionLimits()
 
 
 class Phase(Enum):
-    """How far a connection's request is."""
+    """State of a connection's request."""
 
     IDLE = auto()
     RECEIVING = auto()
@@ -35,7 +35,7 @@ class Connection(Protocol):
     """A connection as the table needs it."""
 
     def evict(self) -> None:
-        """Close the connection, which is not answering anything."""
+        """Close the connection, which is sending no response."""
 
 
 AnyConnection = TypeVar("AnyConnection", bound=Connection)
@@ -45,7 +45,7 @@ class ConnectionTable(Generic[AnyConnection]):
     """The connections of a port by address and phase, the oldest of each first.
 
     Where there are too many, the oldest idle one is closed, and with none idle the oldest whose request is incomplete.
-    Answers under way are never cut: where nothing else is left, the newcomer is refused.
+    Responses in flight are never cut: where nothing else is left, the new connection is refused.
     """
 
     def __init__(self, limits: ConnectionLimits) -> None:
@@ -58,9 +58,9 @@ class ConnectionTable(Generic[AnyConnection]):
         self._num_of_address: dict[str, int] = {}
 
     def add(self, connection: AnyConnection, address: str) -> bool:
-        """Take a new, idle connection in; returns whether there is room for it.
+        """Add a new, idle connection; returns whether it is within the limits.
 
-        One without room counts until it is removed like any other.
+        A refused one counts until it is removed, like any other.
         """
         self._addresses[connection] = address
         self._num_of_address[address] = self._num_of_address.get(address, 0) + 1
@@ -83,7 +83,7 @@ class ConnectionTable(Generic[AnyConnection]):
                 self._of_address.pop(address, None)
 
     def enter(self, connection: AnyConnection, phase: Phase) -> None:
-        """Note a connection's phase; one that stays in its phase keeps its age."""
+        """Record a connection's phase; one that stays in its phase keeps its age."""
         if self._phases.get(connection) is phase or connection not in self._addresses:
             return
         self._leave_phase(connection)

@@ -1,4 +1,4 @@
-"""How commands reach a running service: a Unix socket beside its record, which only its user can open.
+"""Control socket of a running service: a Unix socket beside its record, which only its user can open.
 
 One line of JSON goes in and one comes out. The service's own process answers, which is part of the Ray cluster already:
 a command need not join that, which takes seconds, and no HTTP path has to be opened to clients. Where no such process
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class ControlSocket:
-    """Answers commands in an event loop and a thread of its own, while its block lasts."""
+    """Server of operators' commands in an event loop and a thread of its own, while its block lasts."""
 
     def __init__(self, path: Path, operations: Mapping[str, Operation]) -> None:
         self._path = path
@@ -65,7 +65,7 @@ class ControlSocket:
 
 
 async def carry_out(operations: Mapping[str, Operation], name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Carry out a command; returns what `answer_in` understands, and raises nothing."""
+    """Run a command; returns what `answer_in` parses, and raises nothing."""
     operation = operations.get(name)
     if operation is None:
         return {"error": f"this service knows no command {name!r}"}
@@ -79,14 +79,14 @@ async def carry_out(operations: Mapping[str, Operation], name: str, arguments: M
 
 
 def answer_in(outcome: Mapping[str, Any]) -> Any:
-    """Take the answer out of a command's outcome; raises RayinferError where the service refused."""
+    """Return the answer in a command's outcome; raises RayinferError where the service refused."""
     if "error" in outcome:
         raise RayinferError(outcome["error"])
     return outcome["answer"]
 
 
 def ask(path: Path, operation: str, *, timeout_s: float, **arguments: Any) -> Any:
-    """Have a running service carry out a command; raises RayinferError when it refuses, or does not answer in time."""
+    """Send a command to a running service; raises RayinferError when it refuses, or does not answer in time."""
     line = json.dumps({"operation": operation, "arguments": arguments}).encode() + b"\n"
     try:
         with _short_path(path) as address, socket.socket(socket.AF_UNIX) as connection:
@@ -110,7 +110,7 @@ def _listen(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     with _short_path(path) as address:
         listener.bind(address)
-    path.chmod(0o600)  # nobody can connect before this process listens
+    path.chmod(0o600)  # no client can connect before this process listens
     listener.listen()
     return listener
 

@@ -77,7 +77,7 @@ class DeployedConfig:
         self.args = args_of(config)
 
     def deploy(self, args: LLMAppArgs) -> None:
-        """Hand Serve all configs that it has, with this application's changed to other settings; does not wait."""
+        """Deploy Serve's present configs again, with this application's settings changed; does not wait."""
         client, details = _get_global_client(), read_details()
         schema = schema_with(details, self._application, lambda config: changed(config, self.args, args))
         client.deploy_apps(ServeDeploySchema.model_validate(schema))
@@ -100,7 +100,7 @@ def schema_with(
 
 
 def changed(config: Mapping[str, Any], before: LLMAppArgs, after: LLMAppArgs) -> dict[str, Any]:
-    """Put what differs between two settings into an application's config.
+    """Write the differences between two settings into an application's config.
 
     Raises ConfigError for other bounds of a model that follows its load: that would replace every process.
     """
@@ -126,7 +126,7 @@ def _changed_settings(old: ModelArgs, wanted: ModelArgs) -> dict[str, Any]:
 
 
 def _override(config: dict[str, Any], deployment: str) -> dict[str, Any]:
-    """Find what a config says of a deployment, or begin to say something."""
+    """Find a config's entry for a deployment, or add an empty one."""
     overrides: list[dict[str, Any]] = config.setdefault("deployments", [])
     for override in overrides:
         if override["name"] == deployment:
@@ -136,7 +136,7 @@ def _override(config: dict[str, Any], deployment: str) -> dict[str, Any]:
 
 
 def _why_not_ours(application: Mapping[str, Any]) -> str | None:
-    """Say why an application's settings cannot be read and changed; None where they can."""
+    """Return why an application's settings cannot be read and changed; None where they can."""
     config = application.get("deployed_app_config")
     if config is None:
         return "a program has deployed it, as `rayinfer serve` does, and that program alone can change it"

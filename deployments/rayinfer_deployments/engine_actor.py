@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineReport:
-    """How an engine is at one moment."""
+    """Statistics and liveness of an engine at one moment."""
 
     stats: EngineStats
     silent_s: float  # how long ago its loop last came round
@@ -51,12 +51,12 @@ class EngineReport:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether the engine has been at one step for longer than any should take."""
+        """Return whether the engine has been in one step for longer than any should take."""
         return self.silent_s > self.silent_limit_s
 
 
 class EngineActor:
-    """Builds an engine, keeps it running and lets routers at it.
+    """Ray actor around one engine: builds it, runs its loop and serves routers.
 
     Made a Ray actor by its replica, which owns it: when the replica's process ends, so does this one.
     """
@@ -71,7 +71,7 @@ class EngineActor:
         self._address: TransportAddress | None = None
 
     async def open_group(self) -> "Rendezvous":
-        """Open the place where the engine's other ranks meet this one, its first."""
+        """Open the rendezvous, at which the engine's other ranks connect to this one, its first."""
         see_own_gpus()
         with self._reported_steps():
             host: RendezvousHost = await _in_own_thread(lambda: _building().open_group())
@@ -95,7 +95,7 @@ class EngineActor:
         return self._engine.description
 
     async def line(self) -> TransportAddress:
-        """Tell routers where they are listened to; tokens do not come through Ray."""
+        """Return the address at which the engine listens for routers; tokens do not pass through Ray."""
         if self._address is None:
             raise EngineDead("the engine has not started")
         return self._address
@@ -105,27 +105,27 @@ class EngineActor:
         await self._started.pause()
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Resume after `pause`."""
         await self._started.resume()
 
     async def sleep(self, level: int) -> None:
-        """Pause and give memory back."""
+        """Pause and free memory."""
         await self._started.sleep(level)
 
     async def wake(self) -> None:
-        """Take the memory again."""
+        """Allocate the memory again."""
         await self._started.wake()
 
     async def states(self) -> list[str]:
-        """Tell the engine's state."""
+        """Return the engine's state."""
         return await self._started.states()
 
     async def describe(self) -> ModelDescription:
-        """Say what the model is."""
+        """Return the model's description."""
         return self._started.description
 
     async def report(self) -> EngineReport:
-        """Tell how the engine is; raises EngineDead with the reason when its loop has ended."""
+        """Return an EngineReport; raises EngineDead with the reason when the engine's loop has ended."""
         engine = self._started
         if not engine.is_alive:
             raise EngineDead(f"the engine's loop has ended: {engine.failure!r}")
@@ -134,20 +134,20 @@ class EngineActor:
         )
 
     async def stats(self) -> EngineStats:
-        """Tell the engine's counters."""
+        """Return the engine's counters."""
         return self._started.stats
 
     async def drain(self) -> None:
-        """Return once no request is left; how long that may take is the caller's affair."""
+        """Return once no request is left; the caller sets the timeout."""
         while self._started.is_alive and self._started.num_unfinished:  # noqa: ASYNC110 - the engine has no event for it
             await asyncio.sleep(DRAIN_INTERVAL_S)
 
     async def ping(self) -> int:
-        """Answer with the process id."""
+        """Return the process id."""
         return os.getpid()
 
     async def shutdown(self) -> None:
-        """End the engine's loop, and hang up once the routers have heard its last word; what still runs is aborted."""
+        """End the engine's loop, aborting running requests; close connections after the final messages to routers."""
         if self._engine is not None:
             await self._engine.shutdown()
         if self._server is not None:
@@ -170,7 +170,7 @@ class EngineActor:
         return engine
 
     async def _warm_up(self) -> None:
-        """Run a prompt of one token through the whole engine, so that the first client waits for no first time."""
+        """Run a prompt of one token through the whole engine, so that the first client pays for no first use."""
         params = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
         request = GenerationRequest(request_id="warm-up/0", prompt_token_ids=[0], sampling_params=params)
         engine = self._started
@@ -182,7 +182,7 @@ class EngineActor:
 
 
 def see_own_gpus() -> None:
-    """Let a rank see the GPUs that Ray has set aside for it, and no other; without any, it computes on the CPU.
+    """Make only the GPUs that Ray has reserved for a rank visible to it; without any, it computes on the CPU.
 
     Then each rank's first GPU is its own: ranks that take a GPU of all there are would take the same one.
     """

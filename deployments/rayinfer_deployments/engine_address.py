@@ -1,4 +1,4 @@
-"""Which engines a process has been told of: where the observer of Serve's replicas meets those who want to know.
+"""Process-wide registry of engine addresses, between the observer of Serve's replicas and its subscribers.
 
 Serve builds the observer itself, from a pickled copy of its class and without arguments of ours, so the two can only
 meet in a place that belongs to the whole process. This is that place, and nothing else is kept here.
@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineAddress:
-    """Where a replica's engine actor is found."""
+    """Address of a replica's engine actor."""
 
     actor_name: str
     namespace: str
@@ -66,12 +66,12 @@ _BOARD = _Board()
 
 
 def publish_engines(app_name: str, deployment_name: str, engines: Engines) -> None:
-    """Tell this process's subscribers which engines a deployment has now."""
+    """Publish a deployment's present engines to this process's subscribers."""
     _BOARD.publish(f"{app_name}#{deployment_name}", engines)
 
 
 def subscribe_to_engines(app_name: str, deployment_name: str, reader: Callable[[Engines], None]) -> Callable[[], None]:
-    """Have `reader` called, from whichever thread, with the engines now and after every change; returns the way out."""
+    """Call `reader`, from any thread, with the engines now and after every change; returns the unsubscribe function."""
     deployment = f"{app_name}#{deployment_name}"
     _BOARD.subscribe(deployment, reader)
     return lambda: _BOARD.unsubscribe(deployment, reader)

@@ -1,4 +1,4 @@
-"""From settings to an engine ready to start; importing this loads torch, so only an engine's own process does."""
+"""Construction of engines from settings; importing this loads torch, so only an engine's own process does."""
 
 import gc
 
@@ -12,7 +12,7 @@ from rayinfer.models.sources import resolve_model
 
 
 def open_group() -> RendezvousHost:
-    """Open the place where an engine's ranks meet; they share a node."""
+    """Open the rendezvous of an engine's ranks, which share a node."""
     return open_rendezvous("127.0.0.1")
 
 

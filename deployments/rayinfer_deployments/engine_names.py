@@ -1,4 +1,4 @@
-"""How the actors of engines are called, from which their places are read."""
+"""Names of engine actors, which encode the engine and the rank."""
 
 from dataclasses import dataclass
 
@@ -8,17 +8,17 @@ RANK_MARK = "-rank-"  # then which, of the processes beyond an engine's first, w
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankName:
-    """Which rank of which engine an actor is."""
+    """Engine and rank in an actor's name."""
 
     engine: str
     rank: int
 
     @staticmethod
     def of(actor_name: str) -> "RankName":
-        """Take an actor's name apart."""
+        """Parse an actor's name."""
         engine, _, rank = actor_name.partition(RANK_MARK)
         return RankName(engine=engine, rank=int(rank or 0))
 
     def __str__(self) -> str:
-        """Give the actor's name."""
+        """Return the actor's name."""
         return f"{self.engine}{RANK_MARK}{self.rank}" if self.rank else self.engine

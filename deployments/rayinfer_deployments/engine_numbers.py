@@ -1,11 +1,11 @@
-"""How many engines a model is told to have while its service runs."""
+"""Replica counts of a running service's models."""
 
 from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
 from rayinfer_deployments.applications import ROUTER, engine_deployment_name
 
 
 def scaled(model: ModelArgs, original: ModelArgs, num_engines: int | None, num_now: int) -> ModelArgs:
-    """Settle how many engines a model has; None restores what was asked for at the start."""
+    """Set a model's number of engines; None restores the settings from the start of the service."""
     if num_engines is None:
         settled = {"num_replicas": original.num_replicas, "autoscaling": original.autoscaling}
         return beginning_with(model.model_copy(update=settled), num_now)
@@ -16,7 +16,7 @@ def scaled(model: ModelArgs, original: ModelArgs, num_engines: int | None, num_n
 
 
 def beginning_with(model: ModelArgs, num_now: int) -> ModelArgs:
-    """Have Serve begin with the engines that there are: where the settings change it forgets how many that were."""
+    """Set Serve's initial replicas to the present number: it forgets that number where the settings change."""
     if model.autoscaling is None:
         return model
     initial = max(1, model.autoscaling.bounded(num_now))
@@ -25,7 +25,7 @@ def beginning_with(model: ModelArgs, num_now: int) -> ModelArgs:
 
 
 def num_wanted(args: LLMAppArgs, deployment: str) -> int | str | None:
-    """Say how many replicas a deployment should have; as text where there are bounds only."""
+    """Return the number of replicas that a deployment should have; as text where there are bounds only."""
     if deployment == ROUTER:
         return args.num_routers
     for index, model in enumerate(args.models):
@@ -36,7 +36,7 @@ def num_wanted(args: LLMAppArgs, deployment: str) -> int | str | None:
 
 
 def is_number_right(model: ModelArgs, num_engines: int) -> bool:
-    """Whether a model may have so many engines now."""
+    """Return whether the settings allow a model this number of engines."""
     if model.autoscaling is None:
         return num_engines == model.num_replicas
     return model.autoscaling.min_replicas <= num_engines <= model.autoscaling.max_replicas

@@ -1,4 +1,4 @@
-"""The Serve replica behind one engine: starts it, watches it, reports it and drains it; no token passes through."""
+"""The Serve replica behind one engine: starts, monitors, reports and drains it; no token passes through."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ logger = logging.getLogger("ray.serve")
 
 
 class EngineReplica:
-    """Owns the processes of one engine from their start to their end."""
+    """Owner of the processes of one engine from their start to their end."""
 
     async def __init__(  # type: ignore[misc] # Serve awaits it
         self, config: EngineConfig, num_processes: int, resources: EngineResources, drain_timeout_s: float
@@ -64,29 +64,29 @@ class EngineReplica:
             self._watching.append(loop.create_task(self._watch_group()))
 
     def record_replica_metadata(self) -> dict[str, object]:
-        """Tell routers where the engine is found."""
+        """Publish the engine's address to routers."""
         return self._address.to_metadata()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Tell Serve how busy the engine is, and what waits in the routers."""
+        """Report the engine's load and the routers' queues to Serve."""
         return engine_report(self._stats, self._num_seats, self._router_loads.total())
 
     async def note_router_load(self, router: str, counts: tuple[int, ...]) -> None:
-        """Take note of what waits in a router, as FirstTokenCounts."""
+        """Record a router's queue, as FirstTokenCounts."""
         self._router_loads.note(router, FirstTokenCounts(*counts))
 
     async def weights(self) -> tuple[str, int]:
-        """Tell which generation of weights the engine has, after its name."""
+        """Return the engine's name and the generation of its weights."""
         return self._address.actor_name, self._weights_generation
 
     async def leave(self, engine: str) -> bool:
-        """Have Serve build another replica instead of this one, if it is this one's engine; tells whether it is."""
+        """Fail health checks from now on if `engine` is this replica's: Serve replaces it; returns whether it is."""
         is_meant = engine == self._address.actor_name
         self._is_leaving |= is_meant
         return is_meant
 
     async def check_health(self) -> None:
-        """Raise when the engine is gone, was told to go or is silent for too long; Serve then builds a new one."""
+        """Raise when the engine is dead, leaving, or silent for too long; Serve then starts a new one."""
         if self._is_leaving:
             # Serve offers no way to name the replica that shall go, but ends those that call themselves unhealthy.
             raise EngineLeaving(f"engine {self._address.actor_name} was told to leave")
@@ -97,7 +97,7 @@ class EngineReplica:
             raise EngineDead(f"the engine's loop has not come round for {silent_s:.0f} s")
 
     async def __del__(self) -> None:
-        """Let the engine finish what it has, as long as the grace lasts, and end its processes."""
+        """Drain the engine within the grace period, and end its processes."""
         if not hasattr(self, "_watching"):
             return  # it never started, and __init__ has cleaned up
         for watching in self._watching:
@@ -111,7 +111,7 @@ class EngineReplica:
             self._group.kill()
 
     async def _watch(self) -> None:
-        """Ask the engine for its counters twice a second; its death shows at once, its silence in `check_health`."""
+        """Poll the engine's counters twice a second; a dead engine shows at once, a silent one in `check_health`."""
         while self._failure is None:
             try:
                 async with asyncio.timeout(ANSWER_WITHIN_S):
@@ -128,7 +128,7 @@ class EngineReplica:
             await asyncio.sleep(WATCH_INTERVAL_S)
 
     async def _watch_group(self) -> None:
-        """End every process of the engine as soon as one beyond the first is lost: without it the others only wait."""
+        """Kill every process of the engine as soon as a rank beyond the first is lost: the others would only wait."""
         loss = await self._group.first_loss()
         self._failure = self._failure or loss
         logger.error(loss)
@@ -136,13 +136,13 @@ class EngineReplica:
 
 
 def _processes_on_node(num_processes: int, num_ranks: int) -> int:
-    """How many engine processes share a node's cores, with the service's spread evenly and no engine divided."""
+    """Compute how many engine processes share a node's cores, with engines spread evenly and none split."""
     num_nodes = max(1, sum(bool(node["Alive"]) for node in ray.nodes()))
     return max(num_ranks, -(-num_processes // num_nodes))
 
 
 def _start_failure(error: BaseException, model: str) -> Exception:
-    """Make the error that an operator sees: a model that cannot be loaded is said in one line."""
+    """Make the error that an operator sees: one line for a model that cannot be loaded."""
     cause = cause_of(error)
     if isinstance(cause, RayinferError):
         return cause

@@ -1,4 +1,4 @@
-"""Whether Ray finds room for the engines that Serve wants to start."""
+"""Watch for engines that Ray cannot place for want of CPUs or GPUs."""
 
 import asyncio
 import time
@@ -22,7 +22,7 @@ class NoRoom(RayinferError):
 
 
 class RoomWatch:
-    """Looks at what the engines of some deployments wait for while their number is being changed."""
+    """Watcher of unplaced engines while the replica counts of some deployments are being changed."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class RoomWatch:
         self._looked_s = 0.0
 
     async def check(self) -> None:
-        """Raise NoRoom once some engine has waited for room for too long, and nobody is about to leave any."""
+        """Raise NoRoom once an engine has waited for resources for too long and no other is about to free any."""
         now = time.monotonic()
         if now - self._looked_s < LOOK_INTERVAL_S:
             return
@@ -56,13 +56,13 @@ class RoomWatch:
             raise NoRoom(f"there is no room for {count}: no node has {', '.join(sorted(set(waiting)))} free")
 
     def _waiting(self) -> list[str]:
-        """Say for each engine that finds no room what it takes."""
+        """Return the resources that each unplaced engine needs."""
         waiting = waiting_for_room(self._application, self._deployments, self._table())
         return waiting if waiting and not self._is_anybody_leaving(self._application) else []
 
 
 def waiting_for_room(application: str, deployments: Collection[str], table: Table) -> list[str]:
-    """Find the engines of these deployments that Ray cannot place, and say for each what it takes on one node."""
+    """List the engines of these deployments that Ray cannot place, with the resources that each needs on one node."""
     names = tuple(f"SERVE_REPLICA::{application}#{deployment}#" for deployment in deployments)
     return [
         _total(group["bundles"].values())

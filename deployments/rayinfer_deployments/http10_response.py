@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Http10Response:
-    """Sends one response through uvicorn's cycle, which chunks every body whose length it does not know.
+    """Sender of one response through uvicorn's cycle, which chunks every body of unknown length.
 
     The cycle closes the connection behind it, as it does for every HTTP/1.0 request.
     """

@@ -1,4 +1,4 @@
-"""One client's connection to the router's own port: uvicorn's, which waits for a client for ever, with limits."""
+"""Client connection to the router's own port: uvicorn's, with timeouts and size limits."""
 
 import asyncio
 from http import HTTPStatus
@@ -17,11 +17,11 @@ MAX_HEAD_BYTES = 2 * 32 * 2**10  # held in memory until they are parsed; the exa
 
 
 class HttpConnection(HttpToolsProtocol):
-    """Closes when the client takes too long for a request's head, or leaves one unfinished that was answered already.
+    """Connection that closes on a slow request head, and on an unfinished request that has its response already.
 
-    While the application reads a body or answers, time is the application's matter. Who is still sending when the last
-    answer is there is heard for a while, unread: the system throws away what a client has not read yet of an answer
-    when more comes for a socket that is closed.
+    While the application reads a body or answers, it sets the time limits. A client that is still sending after
+    the last response is read for a while, and its data dropped: when more arrives at a closed socket, the kernel
+    discards the unread part of a response.
     """
 
     head_timeout_s = HEAD_TIMEOUT_S
@@ -67,13 +67,13 @@ class HttpConnection(HttpToolsProtocol):
             self._await_client()  # before its request is whole, uvicorn waits for as long as bytes come
 
     def pause_writing(self) -> None:
-        """Wait for a client that does not read, but not for ever."""
+        """Wait for a client that does not read, for a limited time."""
         super().pause_writing()
         if self._stalling is None:
             self._stalling = self.loop.call_later(self.stalled_s, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on writing."""
+        """Resume writing."""
         super().resume_writing()
         if self._stalling is not None:
             self._stalling.cancel()
@@ -86,7 +86,7 @@ class HttpConnection(HttpToolsProtocol):
         self._note_phase()
 
     def on_headers_complete(self) -> None:
-        """Hand a request over to the application."""
+        """Start the application on a request."""
         self._num_pending_bytes = 0
         self._is_in_head = False
         super().on_headers_complete()
@@ -111,30 +111,30 @@ class HttpConnection(HttpToolsProtocol):
         self._note_phase()
 
     def on_response_complete(self) -> None:
-        """Go on to the next request; what is left of this one may not take for ever either."""
+        """Start the next request; the rest of this one's body has a time limit as well."""
         super().on_response_complete()
         if self._is_mid_message and not self._is_answering:
             self._await_client()
         self._note_phase()
 
     def evict(self) -> None:
-        """Close the connection at once: others need its place."""
+        """Close the connection at once, to free its slot for another."""
         self._is_evicted = True
         self.transport.close()
 
     def end(self) -> None:
-        """Close behind the last answer: at once if the client has said all of its request, else after a while."""
+        """Close behind the last answer: at once if the whole request was received, else after a delay."""
         if self._is_mid_message:
             self._linger()
         else:
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, in words of our own."""
+        """Answer input that is not HTTP, with our own error message."""
         self._refuse(RequestError("The request is not valid HTTP.", code="invalid_http"))
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Say nothing: clients may ask for other protocols as often as they like."""
+        """Log nothing: clients may ask for other protocols as often as they like."""
 
     @property
     def _is_answering(self) -> bool:
@@ -183,7 +183,7 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.close()
 
     def _linger(self) -> None:
-        """Say that no more comes, and let go of the connection when the client does, or after a while."""
+        """Shut down the sending side, and close the connection when the client does, or after a delay."""
         self._is_lingering = True
         self._note_phase()
         if self.transport.can_write_eof():
@@ -193,7 +193,7 @@ class HttpConnection(HttpToolsProtocol):
 
 
 class _AnswerTransport:
-    """What an answer is written to; when it is the last of its connection, that says how to close."""
+    """Response transport, whose `close` ends the connection as HttpConnection does: behind what was written."""
 
     def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection

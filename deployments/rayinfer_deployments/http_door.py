@@ -1,4 +1,4 @@
-"""The router's own HTTP server: on one machine tokens need not pass through another process on their way out."""
+"""The router's own HTTP server: on one machine tokens need not pass through a proxy process."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ LAST_ANSWER = (b"connection", b"close")
 
 
 class HttpDoor:
-    """Listens on an address and serves an application there, in the running event loop."""
+    """HTTP server of an application on one address, in the running event loop."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class HttpDoor:
         limits: ConnectionLimits = DEFAULT_CONNECTION_LIMITS,
         connection: type[HttpConnection] = HttpConnection,
     ) -> None:
-        """Take the address; raises RayinferError when another process has it."""
+        """Bind the address; raises RayinferError when another process has it."""
         # A router that replaces another shares the port with it until that one is gone.
         self._socket = _listen(host, port)
         self._config = uvicorn.Config(
@@ -50,10 +50,10 @@ class HttpDoor:
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listener]))
 
     async def close(self, grace_s: float) -> None:
-        """Take no new connection, let those that are open finish within the grace, and end the others.
+        """Accept no new connection, let open ones finish within the grace period, and close the others.
 
         No request is lost on the way: whoever has connected is answered, and a connection that waits for its client's
-        next request is closed only after the client was asked to let go of it, and has sent nothing for a while.
+        next request is closed only after the client was asked to close it, and has sent nothing for a while.
         """
         if self._server.started:
             await self._stop_listening()
@@ -68,7 +68,7 @@ class HttpDoor:
         self._socket.close()
 
     async def _stop_listening(self) -> None:
-        """Leave the port to others; connections that the kernel has already given to this listener are taken first."""
+        """Close the listener; connections that the kernel has already queued for it are accepted first."""
         for listener in self._server.servers:
             listener.close()
         self._socket.setblocking(False)
@@ -87,7 +87,7 @@ class HttpDoor:
         )
 
     def _let_go_of_clients(self) -> None:
-        """Have every answer from now on be its connection's last."""
+        """Close every connection after its next answer."""
         self._config.encoded_headers = [*self._config.encoded_headers, LAST_ANSWER]
         state = self._server.server_state
         state.default_headers = [*state.default_headers, LAST_ANSWER]

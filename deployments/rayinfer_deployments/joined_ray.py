@@ -1,4 +1,4 @@
-"""A Ray that was there before a service, and stays."""
+"""An existing Ray cluster that a service attaches to and leaves running."""
 
 import socket
 from collections.abc import Callable
@@ -21,7 +21,7 @@ TOKEN_PLACES = "copy the cluster's ~/.ray/auth_token here, or name it with RAY_A
 
 
 class JoinedRay:
-    """A Ray that somebody else started; only what we put into it is taken out again."""
+    """A Ray cluster started outside rayinfer; at the end only our application is removed from it."""
 
     owns_ray = False
 
@@ -57,9 +57,9 @@ class JoinedRay:
 
 
 def join_ray(address: str, check: Callable[[], None] = lambda: None) -> str:
-    """Make this process part of a Ray; returns where its table (GCS) is reached. `check` is called meanwhile.
+    """Connect this process to a Ray cluster; returns its GCS address. `check` is called meanwhile.
 
-    Raises RayinferError where nobody listens, and where Ray refuses: without its token, for one.
+    Raises RayinferError where nothing listens, and where Ray refuses: without its token, for one.
     """
     _check_reachable(address)
     _check_token(address)
@@ -89,7 +89,7 @@ def _ray_settings() -> dict[str, str]:
 
 
 def _check_token(address: str) -> None:
-    """Raise RayinferError where Ray wants a token that this process has not: Ray itself would try on, or abort."""
+    """Raise RayinferError where Ray requires a token that this process lacks: Ray itself would retry, or abort."""
     if lacks_token():
         raise RayinferError(f"cannot join Ray at {address}: RAY_AUTH_MODE is token, but there is none; {TOKEN_PLACES}")
     if address.startswith("ray://"):
@@ -103,7 +103,7 @@ def _check_token(address: str) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise RayinferError when nobody listens there: Ray itself would go on trying for minutes."""
+    """Raise RayinferError when nothing listens there: Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
         return  # auto, which Ray looks up

@@ -51,7 +51,7 @@ class DeployedService:
         self._runner = asyncio.Runner()
 
     def ask(self, operation: str, *, timeout_s: float, **arguments: Any) -> Any:
-        """Carry out a command; raises RayinferError when it is refused, or takes too long."""
+        """Run a command; raises RayinferError when it is refused, or takes too long."""
 
         async def carried_out() -> dict[str, Any]:
             try:
@@ -63,7 +63,7 @@ class DeployedService:
         return answer_in(self._runner.run(carried_out()))
 
     def describe(self) -> dict[str, Any]:
-        """Say where the service is and since when; no process of its own stands for it."""
+        """Return the service's address and start time; it has no process of its own."""
         return {
             "url": self.url,
             "port": self.port,
@@ -74,12 +74,12 @@ class DeployedService:
         }
 
     def close(self) -> None:
-        """End the loop in which commands were carried out."""
+        """End the event loop that ran the commands."""
         self._runner.close()
 
 
 class JoinedService:
-    """A deployed service for the time of a block, in which this process is part of its Ray."""
+    """A deployed service whose Ray this process joins for the time of a block."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class JoinedService:
 
 
 def readiness_in(report: Mapping[str, Any]) -> dict[str, str]:
-    """List why a service is not ready, by the word of its routers and of Serve's proxies; nothing where it is.
+    """List why a service is not ready, as its routers and Serve's proxies report; nothing where it is.
 
     Serve's port may be another machine's, and its proxies' address one that only that machine reaches.
     """

@@ -1,7 +1,7 @@
-"""TLS for the lines between routers and engines.
+"""TLS for the connections between routers and engines.
 
-Where Ray itself speaks TLS they have the same certificates, on both ends. Elsewhere a line that other machines reach
-has a certificate of the engine's own, which routers are told through Ray; on loopback it is plain.
+Where Ray itself uses TLS they have the same certificates, on both ends. Elsewhere a connection beyond loopback has a
+certificate of the engine's own, which is sent to routers through Ray; on loopback it is plain.
 """
 
 import importlib
@@ -17,14 +17,14 @@ SELF_SIGNED = "rayinfer.transport.self_signed"  # imported once it is needed, wh
 
 
 def make_engine_server(engine: EngineClient, host: str) -> EngineServer:
-    """Make what listens for routers on one of this machine's addresses."""
+    """Make the server that listens for routers on one of this machine's addresses."""
     tls = line_server_tls()
     certificate = None if tls is not None or is_loopback(host) else _make_certificate()
     return EngineServer(engine, tls=tls, certificate=certificate)
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether an address is reached from this machine alone."""
+    """Return whether an address is reached from this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -32,12 +32,12 @@ def is_loopback(host: str) -> bool:
 
 
 def line_server_tls() -> ssl.SSLContext | None:
-    """Make what an engine listens with; None where Ray speaks plainly, too."""
+    """Make the TLS context of an engine's listener; None where Ray uses no TLS."""
     return _context(ssl.PROTOCOL_TLS_SERVER)
 
 
 def line_client_tls() -> ssl.SSLContext | None:
-    """Make what a router connects with; None where Ray speaks plainly, too."""
+    """Make the TLS context of a router's connections; None where Ray uses no TLS."""
     return _context(ssl.PROTOCOL_TLS_CLIENT)
 
 

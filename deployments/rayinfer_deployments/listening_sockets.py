@@ -1,4 +1,4 @@
-"""The sockets at which processes of this machine listen, as Linux tells in /proc, and which of them leave loopback."""
+"""Listening sockets of this machine's processes, read from /proc, and those among them beyond loopback."""
 
 import ipaddress
 import socket
@@ -27,7 +27,7 @@ class ListeningSocket:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Return whether only this machine reaches it."""
         if self.protocol == "unix":
             return True
         address = ipaddress.ip_address(self.address)
@@ -58,7 +58,7 @@ EXPOSED_SOCKETS = (
 
 
 def listening_sockets(processes: Iterable[Process]) -> list[ListeningSocket]:
-    """List where these processes listen: TCP, UDP and abstract Unix sockets; those in files have permissions.
+    """List these processes' listening sockets: TCP, UDP and abstract Unix ones; those in files have permissions.
 
     A process that ends meanwhile, or belongs to another user, has none.
     """
@@ -109,7 +109,7 @@ class _BoundSocket(NamedTuple):
 
 
 def _bound_sockets() -> Iterator[_BoundSocket]:
-    """Yield what waits for other processes in this network namespace."""
+    """Yield the sockets of this network namespace that other processes can connect to."""
     for protocol, state in STATES.items():
         with suppress(FileNotFoundError):  # a system without IPv6
             for line in Path(f"/proc/net/{protocol}").read_text().splitlines()[1:]:

@@ -1,4 +1,4 @@
-"""How engines' replicas, which Serve asks, come to know what waits in the routers, which it does not."""
+"""Reports of router queues to engine replicas, whose metrics Serve's autoscaler reads."""
 
 import asyncio
 import logging
@@ -18,18 +18,18 @@ logger = logging.getLogger("ray.serve")
 
 
 class RouterLoads:
-    """A replica's knowledge of the routers: each tells every replica, for any of them may go."""
+    """A replica's record of the routers' queues: each router reports to every replica, since any may end."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._told: dict[str, tuple[float, FirstTokenCounts]] = {}  # by router, with the time
 
     def note(self, router: str, counts: FirstTokenCounts) -> None:
-        """Take what a router tells."""
+        """Record a router's report."""
         self._told[router] = (self._clock(), counts)
 
     def total(self) -> FirstTokenCounts:
-        """Add up what the routers have told lately."""
+        """Add up the routers' recent reports."""
         oldest_s, total = self._clock() - FORGET_S, NOTHING
         self._told = {router: told for router, told in self._told.items() if told[0] >= oldest_s}
         for _, counts in self._told.values():
@@ -38,7 +38,7 @@ class RouterLoads:
 
 
 async def tell_replicas(handle: DeploymentHandle, router: str, counts: Callable[[], FirstTokenCounts]) -> None:
-    """Tell all of a model's replicas once a second what waits in this router, until cancelled."""
+    """Report this router's queue to all of a model's replicas once a second, until cancelled."""
     while True:
         try:
             response = handle.broadcast("note_router_load", router, tuple(counts()))

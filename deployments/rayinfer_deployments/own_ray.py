@@ -1,4 +1,4 @@
-"""A Ray of a service's own, which ends with it.
+"""A Ray cluster that a service starts for itself and ends with it.
 
 Serve is not imported here: that takes a second, in which Ray can come up.
 """
@@ -27,12 +27,12 @@ from rayinfer_deployments.ray_token import ensure_private_token
 POLITE_END_S = 4.0  # for Ray's own shutdown
 FORCED_END_S = 2.0  # from SIGTERM to SIGKILL for whatever that left
 REASON_LIMIT = 300  # characters of what Ray says that are shown
-RAY_FOLDER = "ray"  # within the private one, as Ray opens it to everybody
+RAY_FOLDER = "ray"  # within the private one, as Ray opens it to all users
 VITAL_PROCESSES = ("gcs_server", "raylet")
 
 
 class OwnRay:
-    """A Ray that lives in this process's descendants; leaving it ends every one of them.
+    """A Ray cluster among this process's descendants; leaving the block ends every one of them.
 
     Ray lets every user of the machine write into its folders, its sockets' too: here they lie in one that only this
     user can enter. It is deleted at the end, unless an error brought that about, whose reasons may stand in the logs.
@@ -69,7 +69,7 @@ class OwnRay:
         self._end(error)
 
     def environments(self) -> list[dict[str, str]]:
-        """Tell of no node: they have this process's environment, which is in order."""
+        """Return no node: all have this process's environment, which is correct."""
         return []
 
     def check(self) -> None:
@@ -91,7 +91,7 @@ class OwnRay:
 
 
 def start_ray(**settings: object) -> BackgroundCall[object]:
-    """Start or join Ray beside the main thread: there it would hear no signal for long, and Ray would answer them."""
+    """Start or join Ray beside the main thread: in it Ray would block signals for long, or handle them itself."""
 
     def start() -> object:
         try:
@@ -105,12 +105,12 @@ def start_ray(**settings: object) -> BackgroundCall[object]:
 
 
 def count_gpus() -> float:
-    """Tell how many GPUs the Ray has that this process is part of."""
+    """Return the number of GPUs of the Ray that this process is part of."""
     return float(ray.cluster_resources().get("GPU", 0.0))
 
 
 def make_private_folder() -> Path:
-    """Make a folder where Ray would put its own, which only this user can enter."""
+    """Make a folder, private to this user, where Ray would put its own."""
     return Path(tempfile.mkdtemp(prefix="ray-", dir=get_default_system_temp_dir()))
 
 
@@ -127,7 +127,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def run_for(seconds: float, action: Callable[[], object]) -> None:
-    """Let a clean-up run for so long at most: a Ray that is half gone would keep it waiting for minutes."""
+    """Run a clean-up with a time limit: a Ray that is half gone would block it for minutes."""
 
     def run() -> None:
         with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""Whether a port can be listened on."""
+"""Check for a free port."""
 
 import socket
 

@@ -1,4 +1,7 @@
-"""Which processes give way to the engines: on few cores, who stops one of an engine's threads stops all of them."""
+"""CPU priority of Ray's and Serve's background processes below the engines'.
+
+On few cores a process that stops one of an engine's threads stops all of them.
+"""
 
 import contextlib
 import os
@@ -23,12 +26,12 @@ HELPERS = (
 
 
 def lower_bystanders(pid: int) -> None:
-    """Let those that process `pid` started itself wait that no start depends on; may be called often."""
+    """Lower the priority of Ray's background children of `pid` that start-up does not need; may be called often."""
     _lower(children(pid), BYSTANDERS)
 
 
 def lower_helpers(pid: int, application: str) -> None:
-    """Let every process below `pid` wait through which no token passes."""
+    """Lower the priority of every process below `pid` through which no token passes."""
     _lower(descendants(pid), [title.format(application=application) for title in HELPERS])
 
 
@@ -40,7 +43,7 @@ def _lower(processes: Iterable[Process], titles: Iterable[str]) -> None:
 
 
 def _lower_threads(pid: int) -> None:
-    """Lower a process; on Linux each of its threads has a priority of its own, and new ones take their maker's."""
+    """Lower a process; on Linux each of its threads has a priority of its own, and new ones inherit their creator's."""
     with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
         if os.getpriority(os.PRIO_PROCESS, pid) == LOWEST:
             return

@@ -1,4 +1,4 @@
-"""The processes that a process started, as Linux tells in /proc, and how to end them for certain."""
+"""Descendants of a process, read from /proc, and their reliable termination."""
 
 import contextlib
 import ctypes
@@ -24,7 +24,7 @@ class Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether this very process still runs (a zombie does not)."""
+        """Return whether this very process still runs (a zombie does not)."""
         now = read_process(self.pid)
         return now is not None and now.start_ticks == self.start_ticks
 
@@ -70,7 +70,7 @@ def descendants(pid: int) -> list[Process]:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose own parent dies, so that none can slip away."""
+    """Make this process the parent of descendants whose own parent dies, so that none can escape."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "cannot become the reaper of orphaned processes")
 
@@ -104,6 +104,6 @@ def send_signal(processes: Iterable[Process], number: signal.Signals) -> None:
 
 
 def _fields(stat: str) -> list[str]:
-    """What /proc/PID/stat says from its third field on, the state."""
+    """Return the fields of /proc/PID/stat from the third on, the state."""
     # The command's name stands in parentheses and may hold anything, parentheses and spaces too.
     return stat[stat.rindex(")") + 2 :].split()

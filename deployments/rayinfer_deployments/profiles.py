@@ -1,15 +1,15 @@
-"""What a service is tuned for; `ray_environment.py` has what Ray needs for it."""
+"""Tuning profiles of a service; `ray_environment.py` has Ray's settings for each."""
 
 from enum import StrEnum
 
 
 class Profile(StrEnum):
-    """What Serve's settings and the routers' are good for."""
+    """Objective that Serve's and the routers' settings are tuned for."""
 
     LATENCY = "latency"
     THROUGHPUT = "throughput"
 
     @property
     def limits(self) -> dict[str, int]:
-        """The routers' settings where the operator gives none."""
+        """Return the routers' default settings."""
         return {"stream_interval": 4} if self is Profile.THROUGHPUT else {}

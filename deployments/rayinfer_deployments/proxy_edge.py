@@ -1,4 +1,4 @@
-"""What Serve's own HTTP proxies run before anything of Serve's: the bounds that our own port has."""
+"""Middlewares of Serve's HTTP proxies: the request bounds of the router's own port."""
 
 from starlette.middleware import Middleware
 
@@ -6,7 +6,7 @@ from rayinfer.servers.request_bounds import MAX_BODY_BYTES, BoundedRequests, Req
 
 
 def proxy_middlewares() -> list[Middleware]:
-    """Name the middlewares; Serve calls this in each proxy, as RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH says.
+    """Return the middlewares; Serve calls this in each proxy, through RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH.
 
     Applications have limits of their own for bodies, which are lower.
     """

@@ -1,4 +1,4 @@
-"""A router's end of the line to an engine actor."""
+"""A router's client of an engine actor."""
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
@@ -19,7 +19,7 @@ from rayinfer_deployments.line_tls import line_client_tls
 
 
 class RayEngineClient:
-    """Implements EngineClient: questions and orders through a Ray actor handle, requests and tokens over a line.
+    """EngineClient of an actor: control calls through its Ray handle, requests and tokens over a connection.
 
     Ray's streaming generators cost a millisecond per message, which comes once per step. A lost actor shows as
     EngineDead everywhere.
@@ -38,22 +38,22 @@ class RayEngineClient:
             raise EngineDead(f"no engine is running under the name {address.actor_name}") from None
 
     async def describe(self) -> ModelDescription:
-        """Say what the engine's model is."""
+        """Return the description of the engine's model."""
         with _lost_actor_is_dead_engine():
             description: ModelDescription = await self._actor.describe.remote()
         return description
 
     async def is_stuck(self) -> bool:
-        """Say whether the engine has been at one step for too long; raises EngineDead when its loop has ended."""
+        """Return whether the engine has been in one step for too long; raises EngineDead when its loop has ended."""
         report: EngineReport = await _answer(self._actor.report.remote())
         return report.is_stuck
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
-        """Hand requests over."""
+        """Send requests to the engine."""
         await self._line.submit(requests, router_id)
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests; unknown ids are ignored."""
+        """Abort requests; unknown ids are ignored."""
         await self._line.abort(request_ids)
 
     async def pause(self) -> None:
@@ -61,19 +61,19 @@ class RayEngineClient:
         await _answer(self._actor.pause.remote())
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Resume after `pause`."""
         await _answer(self._actor.resume.remote())
 
     async def sleep(self, level: int) -> None:
-        """Pause and give memory back."""
+        """Pause and free memory."""
         await _answer(self._actor.sleep.remote(level))
 
     async def wake(self) -> None:
-        """Take the memory again."""
+        """Allocate the memory again."""
         await _answer(self._actor.wake.remote())
 
     async def states(self) -> list[str]:
-        """Tell the engine's state."""
+        """Return the engine's state."""
         states: list[str] = await _answer(self._actor.states.remote())
         return states
 
@@ -88,7 +88,7 @@ class RayEngineClient:
 
 
 async def _answer(call: Awaitable[Any]) -> Any:
-    """Wait for a call; what the engine raises there is raised here, without Ray's account of where."""
+    """Await a call; the engine's exception is raised here, without Ray's traceback."""
     try:
         with _lost_actor_is_dead_engine():
             return await call

@@ -1,4 +1,4 @@
-"""The settings that Ray and Ray Serve take from the environment only, in one place."""
+"""Settings that Ray and Ray Serve read from the environment only, in one place."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -78,19 +78,19 @@ def haproxy_settings(folder: str, metrics_port: int, stats_port: int) -> dict[st
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{folder}/server-state",
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics_port),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats_port),
-        # A socket that nobody reads: what Serve would have it log to is a UDP port, for which it opens one of its own.
+        # A socket without a reader: what Serve would have it log to is a UDP port, for which it opens one of its own.
         "RAY_SERVE_HAPROXY_LOG_TARGET": f"{folder}/log.sock",
     }
 
 
 def cluster_settings(*, throughput: bool) -> dict[str, str]:
-    """List what the environment of a cluster should have that somebody else starts, on every node."""
+    """List the settings that an existing cluster's environment should have, on every node."""
     auth = {"RAY_AUTH_MODE": OWN_RAY_SETTINGS["RAY_AUTH_MODE"]}
     return auth | RAY_SETTINGS | (THROUGHPUT_SETTINGS if throughput else {})
 
 
 def missing_settings(environment: Mapping[str, str], *, throughput: bool) -> list[str]:
-    """Say in a line each which of those settings an environment lacks; another value is somebody's choice."""
+    """List, one line each, the settings that an environment lacks; other values are taken as chosen."""
     wanted = cluster_settings(throughput=throughput)
     missing = [name for name in wanted if name not in environment and name not in OWN_OUTPUT]
     return [f"{name}={wanted[name]}" + (f": {WITHOUT[name]}" if name in WITHOUT else "") for name in missing]
@@ -138,7 +138,7 @@ def settings_of_ray() -> dict[str, str]:
 
 
 def show_only_gpus(ids: Sequence[str]) -> None:
-    """Let CUDA see these GPUs alone, in this order; call it before CUDA is used.
+    """Make only these GPUs visible to CUDA, in this order; call it before CUDA is used.
 
     Ray does the same for a process that has asked for some, unless RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES is set,
     but shows all GPUs to one that has asked for none.
@@ -147,11 +147,11 @@ def show_only_gpus(ids: Sequence[str]) -> None:
 
 
 def lacks_token() -> bool:
-    """Say whether Ray would end this process for want of a token."""
+    """Return whether Ray would end this process for want of a token."""
     return os.environ.get("RAY_AUTH_MODE", "").lower() == "token" and not _has_token()
 
 
 def _has_token() -> bool:
-    """Say whether Ray would find a token where it looks for one."""
+    """Return whether Ray would find a token where it looks for one."""
     named = any(name in os.environ for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
     return named or default_token_path().exists()

@@ -1,15 +1,15 @@
-"""What an error that Ray raises was about."""
+"""Causes of errors that Ray raises."""
 
 from ray.exceptions import RayTaskError
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Tell what was raised in the other process, or what Ray itself says of that process."""
+    """Return the exception raised in the other process, or Ray's own error about that process."""
     return error.cause if isinstance(error, RayTaskError) else error
 
 
 def cause_in_one_line(error: BaseException) -> str:
-    """Name an error's cause and quote the last line that it says."""
+    """Return the type and the last line of an error's cause."""
     cause = cause_of(error)
     lines = str(cause).strip().splitlines()
     return f"{type(cause).__name__}: {lines[-1] if lines else ''}"

@@ -1,4 +1,4 @@
-"""The processes of a Ray of our own: without those that a service on one machine has no use for.
+"""A head node without the Ray processes that a service on one machine has no use for.
 
 `ray.init` has no setting for them, only `ray start` has (`--no-monitor`, `--include-log-monitor`). So its class of
 nodes gives way to one that leaves them out while Ray is started. Under a Ray whose class has other methods they are
@@ -13,7 +13,7 @@ from ray._private.node import Node
 
 
 class ServiceNode(Node):  # type: ignore[misc]  # Ray is untyped to mypy here
-    """A head node without autoscaler, dashboard server and what brings workers' output to a terminal."""
+    """A head node without autoscaler, dashboard server and log monitor."""
 
     def start_monitor(self) -> None:
         """Start no autoscaler: there is one node."""
@@ -29,7 +29,7 @@ class ServiceNode(Node):  # type: ignore[misc]  # Ray is untyped to mypy here
 
 @contextlib.contextmanager
 def only_needed_processes() -> Iterator[None]:
-    """Have `ray.init` start a ServiceNode."""
+    """Make `ray.init` start a ServiceNode."""
     usual = ray._private.node.Node
     ray._private.node.Node = ServiceNode
     try:

@@ -1,4 +1,4 @@
-"""Ray's token file: whoever reads it can run programs on this user's Rays, so only the user may."""
+"""Permissions of Ray's token file: a reader of it can run programs on this user's Rays, so only the user may."""
 
 import logging
 import os
@@ -24,7 +24,7 @@ def default_token_path(home: Path | None = None) -> Path:
 def ensure_private_token(environment: Mapping[str, str], home: Path | None = None) -> None:
     """Make Ray's default token file and its folder private, and draw the token where there is none.
 
-    Call it before Ray starts, which would write the file for everybody to read. A token that the environment names
+    Call it before Ray starts, which would write the file readable by all users. A token that the environment names
     is its owner's matter. A file of another user is left as it is, with a warning.
     """
     if not _uses_default_token(environment):

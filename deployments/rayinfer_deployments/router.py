@@ -42,7 +42,7 @@ logger = logging.getLogger("ray.serve")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterScaling:
-    """What a router has to know of a model whose engines follow the load."""
+    """Router settings of a model whose number of engines follows the load."""
 
     ttft_objective_s: float
     cold_start_timeout_s: float  # how long requests wait where there is no engine
@@ -51,7 +51,7 @@ class RouterScaling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterModel:
-    """A model as the router needs it."""
+    """A model that the router serves: its name, tokenizer source and engine deployment."""
 
     name: str
     source: str  # whatever `resolve_model` understands
@@ -61,7 +61,7 @@ class RouterModel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterReport:
-    """How a router is at one moment."""
+    """Limits of a router and state of its models at one moment."""
 
     router: str  # its replica's name
     limits: RouterLimits
@@ -70,7 +70,7 @@ class RouterReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListenAddress:
-    """Where a router listens itself instead of behind Serve's proxy."""
+    """Address of a router's own HTTP server, in place of Serve's proxy."""
 
     host: str
     port: int
@@ -78,7 +78,7 @@ class ListenAddress:
 
 @serve.ingress()
 class Router:
-    """Serve builds the HTTP application in the replica, after `__init__`: nothing of it is ever pickled."""
+    """Ingress deployment; Serve builds its HTTP application in the replica, after `__init__`: it is never pickled."""
 
     async def __init__(  # type: ignore[misc] # Serve awaits it
         self,
@@ -119,9 +119,9 @@ class Router:
             self._door = HttpDoor(app, listen_on.host, listen_on.port, limits=connection_limits)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """Follow other limits at once, with streams open; bad ones are an error in the log, and change nothing.
+        """Apply other limits at once, with streams open; invalid ones are logged as an error and change nothing.
 
-        Serve ends replicas that refuse theirs, and with them all streams: a slip of the pen is not worth that.
+        Serve ends replicas that refuse theirs, and with them all streams: a typing error is not worth that.
         """
         try:
             self._limits = limits = router_limits(user_config)
@@ -132,7 +132,7 @@ class Router:
             dispatcher.change_limits(limits)
 
     async def report(self) -> RouterReport:
-        """Tell how this router and the engines that it knows are, for operators."""
+        """Return the state of this router and of its engines, for operators."""
         return RouterReport(
             router=self._router_id,
             limits=self._limits,
@@ -140,7 +140,7 @@ class Router:
         )
 
     async def control_engines(self, action: ControlAction, model: str | None, level: int) -> None:
-        """Pause, resume, put to sleep or wake the engines of one model or of all; every model gets its turn.
+        """Pause, resume, put to sleep or wake the engines of one model or of all; an error does not stop the others.
 
         Raises UnknownModel, NotReady or WrongEngineState, the first of them at the end.
         """
@@ -152,7 +152,7 @@ class Router:
                 raise error
 
     async def dismiss_engine(self, engine: str) -> bool:
-        """Let an engine's streams go on at the others, and give it nothing more; tells whether it was known."""
+        """Migrate an engine's streams and send it no more requests; returns whether it was known."""
         return any(roster.dismiss(engine) for roster in self._rosters)  # names are unique: one roster at most knows it
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -171,7 +171,7 @@ class Router:
         )
 
     async def __del__(self) -> None:
-        """Let go of the engines; Serve has waited for the requests before, but for those that came by the own door."""
+        """Disconnect from the engines; Serve has drained requests before, except those on the router's own port."""
         if (door := getattr(self, "_door", None)) is not None:
             await door.close(self._drain_timeout_s)
         for task in self._following:
@@ -219,12 +219,12 @@ class Router:
         )
 
     def _follow(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something done until the router ends."""
+        """Run a coroutine until the router ends."""
         self._following.append(asyncio.get_running_loop().create_task(work))
 
 
 def _registry_of(router_id: str) -> CollectorRegistry:
-    """Make a registry whose pages say which router they are from: several share an address."""
+    """Make a registry whose metrics name their router: several share an address."""
     registry = CollectorRegistry()
     Gauge("rayinfer_router_info", "The router that answered", ["router"], registry=registry).labels(router_id).set(1)
     return registry

@@ -1,4 +1,4 @@
-"""How answers of a running service's replicas are waited for, and how they are told."""
+"""Calls to a running service's replicas: waiting for answers, and their form in JSON."""
 
 import asyncio
 from collections.abc import Iterable, Sequence, Set
@@ -29,15 +29,15 @@ def find_engine(name: str, engines: dict[str, str]) -> str:
 
 
 def have_weights(engines: Set[str], told: Iterable[tuple[str, int]], generation: int) -> bool:
-    """Say whether there are engines and each of them has these weights, by its replica's word.
+    """Return whether there are engines and each of them has these weights, as its replica reports.
 
-    One that Serve has added meanwhile counts as well, and who says nothing has not got them.
+    One that Serve has added meanwhile counts as well, and one without a report does not have them.
     """
     return bool(engines) and engines <= {engine for engine, its in told if its == generation}
 
 
 async def is_gone(engine: str) -> bool:
-    """Say whether an engine's actor has ended."""
+    """Return whether an engine's actor has ended."""
     try:
         await asyncio.to_thread(ray.get_actor, engine, "serve")
     except ValueError:
@@ -46,7 +46,7 @@ async def is_gone(engine: str) -> bool:
 
 
 async def within(timeout_s: float, response: Any, whose: str) -> Any:
-    """Wait for an answer of a replica; raises RayinferError with what went wrong there."""
+    """Await a replica's answer; raises RayinferError with the cause of a failure there."""
     try:
         async with asyncio.timeout(timeout_s):
             return await response
@@ -66,7 +66,7 @@ def _default_sampling_params(model: ServiceStatus) -> list[dict[str, Any]]:
 
 
 def in_plain_types(report: RouterReport) -> dict[str, Any]:
-    """Put a router's report into what JSON can carry."""
+    """Convert a router's report to JSON types."""
     return {
         "name": report.router,
         "models": [

@@ -1,4 +1,4 @@
-"""Which processes serve a service, what each is for, and how much it has to do: from Ray's actor table and /metrics."""
+"""Processes of a service with the role and load of each, from Ray's actor table and /metrics."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class ServiceProcess:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Actor:
-    """A living actor, as Ray's table has it."""
+    """A living actor in Ray's actor table."""
 
     pid: int
     class_name: str
@@ -126,7 +126,7 @@ def loads_in(report: Mapping[str, Any]) -> dict[str, int]:
 
 
 def read_loads(base_url: str) -> dict[str, int]:
-    """Read from /metrics how many requests each engine, and the router, has; empty while the service is silent."""
+    """Read the number of requests of each engine and of the router from /metrics; empty without an answer."""
     try:
         text = httpx.get(f"{base_url}/metrics", timeout=2.0, trust_env=False).raise_for_status().text
     except httpx.HTTPError:

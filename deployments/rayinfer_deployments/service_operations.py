@@ -1,4 +1,4 @@
-"""What operators do to a service that runs: look at it, stop and start its engines, take one out, change its limits."""
+"""Operators' commands for a running service: status, engine control, drain, reload, scale and limits."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ REPLACE_S = 600.0  # until an engine is loaded in another's place
 
 
 class ServiceOperations:
-    """Carries out commands for one application; one change at a time.
+    """Commands on one application; one change at a time.
 
     `deploy` hands Serve other settings; by default as the process does that has deployed the application. `original`
     are the models to which `scale auto` goes back.
@@ -54,7 +54,7 @@ class ServiceOperations:
         self._replicas = ApplicationReplicas(application)
 
     def by_name(self) -> dict[str, Operation]:
-        """List the commands, as the control socket offers them."""
+        """Return the commands by their names on the control socket."""
         return {
             "status": self.status,
             "control": self.control,
@@ -66,7 +66,7 @@ class ServiceOperations:
         }
 
     async def status(self) -> dict[str, Any]:
-        """Tell how Serve's deployments, the routers and the engines are."""
+        """Return the state of Serve's deployments, the routers and the engines."""
         applications = await asyncio.to_thread(lambda: serve.status().applications)
         overview = applications.get(self._application)
         deployments = [] if overview is None else overview.deployments.items()
@@ -88,17 +88,17 @@ class ServiceOperations:
         }
 
     async def control(self, action: ControlAction, model: str | None = None, level: int = 1) -> list[str]:
-        """Pause, resume, put to sleep or wake the engines of one model or of all; tells the names of the models."""
+        """Pause, resume, put to sleep or wake the engines of one model or of all; returns the names of the models."""
         response = self._replicas.handle(ROUTER).control_engines.remote(action, model, level)
         await within(CONTROL_S, response, "the engines")
         return [model] if model is not None else [known.served_name for known in self._args.models]
 
     async def limits(self) -> dict[str, Any]:
-        """Tell the routers' limits."""
+        """Return the routers' limits."""
         return self._args.limits.model_dump(mode="json")
 
     async def change_limits(self, limits: dict[str, Any]) -> dict[str, Any]:
-        """Have all routers follow other limits, later ones too; raises ConfigError for bad limits."""
+        """Apply other limits in all routers, later ones too; raises ConfigError for invalid limits."""
         async with self._changing:
             wanted = router_limits(limits)
             await self._deploy(self._args.model_copy(update={"limits": wanted}))
@@ -108,7 +108,7 @@ class ServiceOperations:
     async def drain(self, engine: str | None = None, shrink: bool = False) -> dict[str, Any]:
         """Replace one engine, or with None all of them; with `shrink` its model has one engine fewer afterwards.
 
-        Tells which engines left and which there are now. Streams go on at other engines.
+        Returns which engines left and which there are now. Streams migrate to other engines.
         """
         async with self._changing:
             before = await self._replicas.engines()
@@ -131,7 +131,7 @@ class ServiceOperations:
             return {"left": sorted(leaving), "engines": sorted(await self._replicas.engines())}
 
     async def reload(self, source: str, model: str | None = None) -> dict[str, Any]:
-        """Give a model other weights, engine by engine; its streams go on at engines that have them.
+        """Load other weights into a model, engine by engine; its streams migrate to engines that have them.
 
         `source` is a checkpoint as `resolve_model` understands it, with the same tokens and room for as long sequences.
         Raises RayinferError when it does not fit or cannot be loaded; then the engines have the weights they had.
@@ -154,7 +154,7 @@ class ServiceOperations:
             return {"model": before.served_name, "source": source, "weights_generation": generation}
 
     async def _replace_or_go_back(self, index: int, wanted: ModelArgs, leaving: set[str]) -> None:
-        """Have Serve build engines in place of those, one at least; if none comes up, have it keep the old ones."""
+        """Replace those engines by at least one new one; if none starts, restore the settings of the old ones."""
         before, deployment = self._args.models[index], engine_deployment_name(index, wanted)
         await self._deploy_model(index, beginning_with(wanted, len(leaving)))
 
@@ -186,9 +186,9 @@ class ServiceOperations:
     async def scale(
         self, num_engines: int | None, model: str | None = None, waits_for_nodes: bool = False
     ) -> dict[str, list[str]]:
-        """Give one model, or all, so many engines, or with None as many as the service was started with.
+        """Set the number of engines of one model, or of all; None restores the settings from the service's start.
 
-        Returns once they are there, and tells the engines of each model. Streams of engines that go continue at others.
+        Returns the engines of each model once they are there. Streams of removed engines migrate to others.
         Raises NoRoom when some find no room, and takes the change back, unless it is to wait for nodes.
         """
         async with self._changing:
@@ -223,7 +223,7 @@ class ServiceOperations:
             return {name: sorted(engine for engine, its in now.items() if its == name) for name in chosen}
 
     async def _have(self, models: Sequence[str]) -> bool:
-        """Whether each of these models has as many engines as it should, by the word of every router."""
+        """Return whether each of these models has as many engines as it should, by every router's report."""
         reports = await self._replicas.reports()
         return bool(reports) and all(
             is_number_right(model, len(report.models[model.served_name].engines))
@@ -233,7 +233,7 @@ class ServiceOperations:
         )
 
     async def _replace_engines_of(self, models: Sequence[int]) -> None:
-        """Have Serve build all engines of these models anew: where there is room, each before another leaves."""
+        """Replace all engines of these models; where resources suffice, a new one starts before an old one leaves."""
         revision, now = f"replaced at {time.time():.3f}", list((await self._replicas.engines()).values())
         replaced = [
             beginning_with(model, now.count(model.served_name)).model_copy(update={"revision": revision})
@@ -244,7 +244,7 @@ class ServiceOperations:
         await self._deploy(self._args.model_copy(update={"models": replaced}))
 
     async def _take_out(self, engine: str, index: int, shrink: bool) -> None:
-        """Have one of several engines leave: its streams first, then its process."""
+        """Remove one of several engines: its streams first, then its process."""
         model = self._args.models[index]
         if shrink and model.autoscaling is not None:
             raise RayinferError(f"how many engines model {model.served_name!r} has follows its load; `rayinfer scale`")
@@ -263,7 +263,7 @@ class ServiceOperations:
         await self._deploy(self._args.model_copy(update={"models": models}))
 
     async def _deploy(self, args: LLMAppArgs) -> None:
-        """Hand Serve the application anew: it replaces what is made from other settings, and nothing else."""
+        """Deploy the application again: Serve replaces what was built from other settings, and nothing else."""
         await asyncio.to_thread(self._hand_over, args)
         self._args = args
 

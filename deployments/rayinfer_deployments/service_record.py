@@ -1,4 +1,4 @@
-"""What is known of a running service: a file for each port in the cache folder, which other commands read."""
+"""Records of running services: a file for each port in the cache folder, which other commands read."""
 
 import contextlib
 import json
@@ -28,40 +28,40 @@ class ServiceRecord:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process that wrote the record still runs."""
+        """Return whether the process that wrote the record still runs."""
         process = read_process(self.pid)
         return process is not None and process.start_ticks == self.start_ticks
 
     @property
     def age_s(self) -> float:
-        """Seconds since that process was started."""
+        """Return the seconds since that process was started."""
         up_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         return up_s - self.start_ticks / os.sysconf("SC_CLK_TCK")
 
     @property
     def control_socket(self) -> Path:
-        """Where the process takes commands."""
+        """Return the path of the process's control socket."""
         return control_socket_path(self.port)
 
     @property
     def base_url(self) -> str:
-        """Where the service answers, seen from this machine."""
+        """Return the service's URL, seen from this machine."""
         return service_url(self.host, self.port)
 
 
 def service_url(host: str, port: int) -> str:
-    """Write the address under which a server bound to `host` is reached from its own machine."""
+    """Return the URL at which a server bound to `host` is reached from its own machine."""
     reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
 def record_folder() -> Path:
-    """Where the records lie."""
+    """Return the folder of the records."""
     return cache_folder() / "services"
 
 
 def control_socket_path(port: int) -> Path:
-    """Where the service on a port takes commands."""
+    """Return the path of the control socket of the service on a port."""
     return record_folder() / f"{port}.sock"
 
 

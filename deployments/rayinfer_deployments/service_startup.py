@@ -1,4 +1,4 @@
-"""Brings an application up behind a port of this machine, and says how far it is until it can answer."""
+"""Deployment of an application behind a port of this machine, with progress until it is ready."""
 
 import logging
 import re
@@ -25,11 +25,11 @@ FAILURE = re.compile(
 
 
 class ServiceFailed(RayinferError):
-    """The service did not come up; the message says why in one line."""
+    """The service did not start; the message gives the reason in one line."""
 
 
 def deploy(application: serve.Application, name: str, host: str, port: int, *, with_proxy: bool) -> None:
-    """Hand Serve the application, with its HTTP proxy on the address if asked for; does not wait until it is ready."""
+    """Deploy the application, with Serve's HTTP proxy on the address if asked for; does not wait until it is ready."""
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     location = None if with_proxy else ProxyLocation.Disabled
     serve.start(location, http_options=HTTPOptions(host=host, port=port), logging_config=LOGGING)
@@ -37,13 +37,13 @@ def deploy(application: serve.Application, name: str, host: str, port: int, *, w
 
 
 def redeploy(application: serve.Application, name: str, route_prefix: str = "/") -> None:
-    """Hand a running Serve the application, instead of the one of that name that it may have; does not wait."""
+    """Deploy the application to a running Serve, replacing one of the same name; does not wait."""
     target = serve.RunTarget(application, name=name, route_prefix=route_prefix, logging_config=LOGGING)
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 
 def wait_until_ready(name: str, host: str, port: int, check: Callable[[], None], tell: Callable[[str], None]) -> None:
-    """Return once `/ready` says so; `tell` hears what is still missing, `check` may raise.
+    """Return once `/ready` answers 200; `tell` is called with what is still missing, `check` may raise.
 
     Raises ServiceFailed when Serve gives the application up.
     """
@@ -69,7 +69,7 @@ def wait_until_ready(name: str, host: str, port: int, check: Callable[[], None],
 
 
 def failure_of(overview: ApplicationStatusOverview) -> str:
-    """Find the sentence that matters in Serve's account: the last line of the innermost traceback."""
+    """Find the cause in Serve's status message: the last line of the innermost traceback."""
     messages = [deployment.message for deployment in overview.deployments.values() if deployment.message]
     lines = [line.strip() for line in "\n".join([overview.message, *messages]).splitlines() if line.strip()]
     failures = [line for line in lines if FAILURE.match(line)]
@@ -85,7 +85,7 @@ def _ask(client: httpx.Client) -> httpx.Response | None:
 
 
 def _reason(answer: httpx.Response) -> str | None:
-    """Read what `/ready` still misses; None when Serve's proxy answered, which knows no application yet."""
+    """Read what `/ready` reports as missing; None when Serve's proxy answered, which knows no application yet."""
     try:
         reasons = answer.json()["reasons"]
     except (ValueError, LookupError, TypeError):

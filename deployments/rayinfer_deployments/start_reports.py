@@ -1,4 +1,4 @@
-"""What engines do while a service starts, written to a file that the command reads which waits for them.
+"""Start-up progress of engines, written to a file that the waiting command reads.
 
 The file lies beside the service's record, under the address of the Ray that both are part of. It is there only while
 the command waits: an engine that finds none, on another machine or later, reports nothing.
@@ -19,7 +19,7 @@ from rayinfer_deployments.service_record import record_folder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartReport:
-    """How far a process of an engine is with one step."""
+    """Progress of one engine process in one start-up step."""
 
     process: str  # its name as an actor
     step: StartStep
@@ -32,7 +32,7 @@ def reports_path(ray_address: str) -> Path:
 
 @contextlib.contextmanager
 def written_steps(path: Path, process: str) -> Iterator[None]:
-    """Write this process's steps to the file, if it is there; never fails for it."""
+    """Write this process's steps to the file, if it is there; errors of the file are ignored."""
     try:
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
     except OSError:

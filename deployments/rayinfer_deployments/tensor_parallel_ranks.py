@@ -1,4 +1,4 @@
-"""The processes of one engine: the first one schedules, each other one holds a further part of the model.
+"""Processes of one engine: rank 0 schedules, every other rank holds a further part of the model.
 
 They live and die together: what is left of a group that has lost one can compute nothing, so all of it is ended, and
 Serve has another built. Nothing passes through Ray while they compute; see `rayinfer/engine/README.md`.
@@ -42,7 +42,7 @@ OWN_ERROR, PROCESS_DIED, CONSEQUENCE = range(3)  # what ranks end with, the best
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineResources:
-    """How many processes an engine has, and what Ray sets aside for each."""
+    """Number of processes of an engine, and the resources that Ray reserves for each."""
 
     num_ranks: int = 1
     num_cpus: float
@@ -50,7 +50,7 @@ class EngineResources:
 
 
 class RankActor:
-    """A process that computes one rank's part of every step; made a Ray actor by the replica, which owns it."""
+    """A rank's worker process; the replica makes it a Ray actor, which it owns."""
 
     def __init__(self, config: EngineConfig, num_processes_on_node: int, rank: int) -> None:
         see_own_gpus()
@@ -68,12 +68,12 @@ class RankActor:
             building.run_engine_rank(self._config, self._num_processes_on_node, rendezvous, self._rank)
 
     def ping(self) -> int:
-        """Answer with the process id, beside a step as well."""
+        """Return the process id, during a step as well."""
         return os.getpid()
 
 
 class EngineGroup:
-    """A replica's hold on all processes of its engine."""
+    """A replica's handle of all processes of its engine."""
 
     def __init__(
         self,
@@ -95,11 +95,11 @@ class EngineGroup:
 
     @property
     def has_others(self) -> bool:
-        """Whether there is more than the first rank."""
+        """Return whether there is more than the first rank."""
         return bool(self._others)
 
     async def start(self) -> ModelDescription:
-        """Have all load their parts and take a step together, and return what the engine says of itself.
+        """Load all ranks' parts, run a first step together, and return the engine's description.
 
         Raises Ray's error of the one that explains a failure, and EngineDead when one of several has died or falls
         silent meanwhile; the others then wait for it until they are killed.
@@ -127,7 +127,7 @@ class EngineGroup:
         raise self._first_reason(calls)
 
     async def first_loss(self) -> str:
-        """Return once a rank beyond the first has ended or fallen silent, with which one and why.
+        """Return the rank and the reason once a rank beyond the first has ended or stopped answering.
 
         Where several have ended it is the one that explains the others.
         """
@@ -159,7 +159,7 @@ class EngineGroup:
         return f"rank {rank} of engine {self._name} has died: {cause_in_one_line(error)}"
 
     def _first_reason(self, calls: Sequence[asyncio.Future[Any]]) -> BaseException:
-        """Choose the error that says what was wrong; `calls` are those of rank 0, rank 1 and so on."""
+        """Choose the error that names the cause; `calls` are those of rank 0, rank 1 and so on."""
         ended = {rank: call.exception() for rank, call in enumerate(calls) if call.done()}
         rank = min(ended, key=lambda rank: _reason_order(calls[rank]))
         error = ended[rank]
@@ -168,7 +168,7 @@ class EngineGroup:
         return error
 
     async def _silence_of(self, rank: int) -> str:
-        """Count our own ticks, not seconds: what kept this loop from running is no rank's fault.
+        """Count missed pings in ticks of this loop, not seconds: a delay of the loop itself is not a rank's fault.
 
         A rank that answers nothing may be busy with something that holds Python's lock, and lives: unless its process
         is stopped it has as long as ranks give each other.
@@ -228,7 +228,7 @@ def _begun(call: Awaitable[Any]) -> asyncio.Future[Any]:
 
 
 def _reason_order(call: asyncio.Future[Any]) -> int:
-    """Say how much a rank's end explains: its own error most, and a lost connection only that another one has gone."""
+    """Order failures by how much they explain: a rank's own error most, a lost connection least."""
     error = call.exception()
     if error is None or isinstance(cause_of(error), EngineDead):
         return CONSEQUENCE

@@ -1,4 +1,4 @@
-"""Which weights a running service may change over to: streams that are open must be able to go on with them."""
+"""Compatibility check of weights for `reload`: open streams must be able to continue with them."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ TOKENIZER_FILES = ("tokenizer.json", *MARIAN_FILES)
 
 
 def check_weights_fit(model: ModelArgs, source: str) -> None:
-    """Raise ConfigError, or ModelLoadError, unless the model can change over to the weights of `source` as it runs.
+    """Raise ConfigError, or ModelLoadError, unless the running model can switch to the weights of `source`.
 
     Their tokens must be the same, as streams go on from tokens, and no sequence that fits now may be too long.
     """

@@ -1,4 +1,4 @@
-"""Imports of a Ray's first workers, made while Ray itself still comes up.
+"""Imports of a Ray's first workers, made while Ray itself still starts.
 
 Ray starts a worker per core ahead of any work, and each worker imports what `RAY_preload_python_modules` names as soon
 as it is connected. The first of them become Serve's controller and the first engine's replica, which need Serve.
@@ -19,7 +19,7 @@ SERVE_MODULES = ("ray.serve._private.controller", "rayinfer_deployments.engine_r
 
 
 def modules_to_import(environment: Mapping[str, str], num_cores: int) -> tuple[str, ...]:
-    """Name what a worker with this environment should import now."""
+    """Return the modules that a worker with this environment should import now."""
     is_ahead = set(environment.get("RAY_JOB_ID", "")) == {NO_JOB}
     return SERVE_MODULES if is_ahead and num_cores <= MOST_CORES else ()
 

@@ -1,4 +1,4 @@
-"""Fast tensor operations behind one door, `ops`, each with a plain-torch reference."""
+"""Tensor operations with one public interface, `ops`, each with a plain-torch reference."""
 
 from rayinfer_kernels.selection import (
     CpuKernelsStatus,

@@ -1,4 +1,4 @@
-"""Copies whole blocks between two pools, on one device or on two."""
+"""Copies of whole blocks between two pools, on one device or on two."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -26,7 +26,7 @@ def copy_blocks(source: KVCache, target: KVCache, source_blocks: torch.Tensor, t
 
 
 def _indexable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory; torch cannot index floats of eight bits on every device."""
+    """View eight-bit floats as bytes, since torch cannot index them on every device."""
     return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 

@@ -1,4 +1,4 @@
-"""What an implementation of the operations must offer; the torch reference documents each."""
+"""Protocol of an implementation of the operations; the torch reference documents each."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -11,7 +11,7 @@ from rayinfer_kernels.packed_weight import PackedWeight
 
 
 class RowMax(NamedTuple):
-    """The greatest number of each row, float32 [num_rows], and where the first of them stands, int64 [num_rows]."""
+    """Maximum of each row, float32 [num_rows], and the index of its first occurrence, int64 [num_rows]."""
 
     values: torch.Tensor
     indices: torch.Tensor
@@ -25,15 +25,15 @@ class SampledRows(NamedTuple):
 
 
 class Implementation(Protocol):
-    """All operations, for the devices and types it is chosen for."""
+    """All operations, for the devices and types that an implementation is selected for."""
 
     def pack(self, weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | None:
-        """Bring the weight of one or several linear layers into the order that products read, if that is worth it."""
+        """Pack the weight of one or several linear layers into the GEMM kernels' layout, if that is worth it."""
 
     def layer_stack(
         self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape
     ) -> LayerStack | None:
-        """Make one operation of a decoder's layers, if that is worth it."""
+        """Fuse a decoder's layers into one operation, if that is worth it."""
 
     def packed_rows(self, weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Take rows of a packed weight, [num_rows, in_features]; no index is checked."""
@@ -62,7 +62,7 @@ class Implementation(Protocol):
         """Find the greatest number of each row."""
 
     def uniform(self, seeds: torch.Tensor, positions: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
-        """One random number per row."""
+        """Draw one random number per row."""
 
     def sample_rows(
         self,
@@ -77,7 +77,7 @@ class Implementation(Protocol):
         """Choose a token for each row."""
 
     def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
-        """Put keys and values into the cache."""
+        """Write keys and values to the cache."""
 
     def paged_attention(
         self,

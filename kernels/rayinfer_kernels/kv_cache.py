@@ -9,31 +9,31 @@ from rayinfer_kernels.paired_cache import allocate_paired_cache, paired_block_by
 
 
 class KVCache(Protocol):
-    """What both layouts have in common, `PairedKVCache` of processors and `PagedKVCache` of GPUs."""
+    """Common interface of both cache layouts, `PairedKVCache` of CPUs and `PagedKVCache` of GPUs."""
 
     @property
     def key(self) -> torch.Tensor:
-        """The keys; the first axis counts the blocks."""
+        """Return the keys; the first axis counts the blocks."""
 
     @property
     def value(self) -> torch.Tensor:
-        """The values; the first axis counts the blocks."""
+        """Return the values; the first axis counts the blocks."""
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that a block consists of; the first axis of each counts the blocks."""
+        """Return all tensors of the cache; the first axis of each counts the blocks."""
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in the pool."""
+        """Return the number of blocks in the pool."""
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads that have keys and values of their own."""
+        """Return the number of key-value heads."""
 
     @property
     def block_size(self) -> int:
-        """Tokens in one block."""
+        """Return the number of tokens in one block."""
 
     def put(self, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
         """Store key and value [num_tokens, num_kv_heads, head_dim] at `slots` [num_tokens], by torch alone."""
@@ -70,7 +70,7 @@ def allocate_kv_cache(
 def kv_block_bytes(
     block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, computed_on: torch.device | None = None
 ) -> int:
-    """Bytes that one block of one layer takes, by default of one that a processor computes with."""
+    """Return the bytes of one block of one layer, by default in the CPU's layout."""
     block_bytes = paged_block_bytes if computed_on is not None and _is_paged(computed_on) else paired_block_bytes
     return block_bytes(block_size, num_kv_heads, head_dim, dtype)
 

@@ -1,4 +1,4 @@
-"""All layers of a decoder as one operation: what it is told of the model and of a step."""
+"""All layers of a decoder as one operation, and its arguments."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,13 +33,13 @@ class LayerWeights:
 
     @property
     def linears(self) -> tuple[PackedLinear, ...]:
-        """Its four products in their order."""
+        """Return its four linear layers in their order."""
         return self.qkv, self.output, self.gate_up, self.down
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackShape:
-    """What the layers have in common; one `eps` for all norms."""
+    """Shape that all layers share; one `eps` for all norms."""
 
     hidden_size: int
     num_heads: int
@@ -51,35 +51,35 @@ class StackShape:
 
 
 class StepTensors(Protocol):
-    """Where the tokens of a step lie, as `ops.paged_attention` and `ops.write_kv` say it."""
+    """Positions, slots and block tables of a step's tokens, as in `ops.paged_attention` and `ops.write_kv`."""
 
     @property
     def positions(self) -> torch.Tensor:
-        """Each token's place in its request: [num_tokens]."""
+        """Each token's position in its request: [num_tokens]."""
 
     @property
     def slots(self) -> torch.Tensor:
-        """Where its key and value go: [num_tokens]."""
+        """Slot of each token's key and value: [num_tokens]."""
 
     @property
     def query_starts(self) -> torch.Tensor:
-        """Where each request's tokens begin: [num_requests + 1]."""
+        """Cumulative numbers of each request's new tokens: [num_requests + 1]."""
 
     @property
     def context_lengths(self) -> torch.Tensor:
-        """How many tokens each request has then: [num_requests]."""
+        """Number of each request's tokens, the new ones included: [num_requests]."""
 
     @property
     def block_tables(self) -> torch.Tensor:
-        """Where they lie: [num_requests, max_blocks]."""
+        """Blocks of each request: [num_requests, max_blocks]."""
 
     @property
     def num_decodes(self) -> int:
-        """How many of the first requests have one new token each, as far as the host knows."""
+        """Number of leading requests with one new token each, as far as the host knows."""
 
 
 class LayerStack(Protocol):
-    """Layers that run as one; it holds on to their weights and caches."""
+    """Layers that run as one operation, with references to their weights and caches."""
 
     def bind(self, kv_caches: Sequence[KVCache], cos: torch.Tensor, sin: torch.Tensor) -> None:
         """Give each layer its pool of blocks, and all the rotary tables [max_positions, rotary_dim]."""

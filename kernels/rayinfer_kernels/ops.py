@@ -1,4 +1,4 @@
-"""The one door to the kernels: every operation by name, run by the best implementation for the tensors at hand."""
+"""Public interface of the kernels: every operation by name, run by the best implementation for its tensors."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -58,7 +58,7 @@ Gate = Literal["silu", "gelu_tanh"]
 
 
 def pack_weight(weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | None:
-    """Bring a weight into the order in which products read it fastest; None: keep it.
+    """Pack a weight into the GEMM kernels' layout; None: keep it.
 
     A weight [out_features, in_features] is for `linear`, or for `gated_linear` if it `is_gated`, [num_groups,
     out_features, in_features] for `grouped_linear`.
@@ -69,7 +69,7 @@ def pack_weight(weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | 
 
 
 def layer_stack(layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape) -> LayerStack | None:
-    """Make one operation of all layers of a decoder and its last norm; None: run them one by one.
+    """Fuse all layers of a decoder and its last norm into one operation; None: run them one by one.
 
     On processors sums between the layers stay in float32, and results do not depend on the rest of the batch; on GPUs
     they are what the layers give one by one.
@@ -78,7 +78,7 @@ def layer_stack(layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: 
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x W^T + bias: x [num_tokens, in_features] -> [num_tokens, out_features]."""
+    """Compute x W^T + bias: x [num_tokens, in_features] -> [num_tokens, out_features]."""
     if isinstance(weight, PackedWeight):
         return implementation_for(x).packed_linear(x, weight, bias)
     return implementation_for(x).linear(x, weight, bias)
@@ -87,7 +87,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Ten
 def gated_linear(
     x: torch.Tensor, weight: torch.Tensor | PackedWeight, bias: torch.Tensor | None, activation: Gate
 ) -> torch.Tensor:
-    """activation(gate) * up, the two halves of x W^T + bias: x [num_tokens, in_features] -> [num_tokens, out_features].
+    """Return activation(gate) * up of x W^T + bias: x [num_tokens, in_features] -> [num_tokens, out_features].
 
     The rows of W are those of the gate, then as many of the other (Shazeer 2020).
     """
@@ -119,7 +119,7 @@ def combine_rows(rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tenso
 def embedding(
     indices: torch.Tensor, weight: torch.Tensor | PackedWeight, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Rows of `weight`, a quantised one's as `dtype`: indices [num_tokens] -> [num_tokens, in_features]."""
+    """Gather rows of `weight`, a quantised one's as `dtype`: indices [num_tokens] -> [num_tokens, in_features]."""
     if isinstance(weight, PackedWeight):
         dtype = dtype or weight.panels.dtype
         return implementation_of(weight.panels.device, dtype).packed_rows(weight, indices, dtype)
@@ -127,7 +127,7 @@ def embedding(
 
 
 def row_max(rows: torch.Tensor) -> RowMax:
-    """The greatest number of each of `rows` [num_rows, width] and the first place where it stands, on the same device.
+    """Compute the maximum of each of `rows` [num_rows, width] and its first index, on the same device.
 
     The value is NaN where some number of the row is.
     """
@@ -135,7 +135,7 @@ def row_max(rows: torch.Tensor) -> RowMax:
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
-    """One number in [0, 1) per row, as float64, that depends on the row's seed, position and choice alone.
+    """Draw one number in [0, 1) per row, as float64, that depends on the row's seed, position and choice alone.
 
     All are int64 [num_rows]; a seed is the bit pattern of its 64 bits.
     """
@@ -164,7 +164,7 @@ def sample_rows(
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
-    """Put key and value [num_tokens, num_kv_heads, head_dim] at `slots` [num_tokens] (block x block_size + offset)."""
+    """Write key, value [num_tokens, num_kv_heads, head_dim] to `slots` [num_tokens] (block x block_size + offset)."""
     implementation_for(key).write_kv(key, value, kv_cache, slots)
 
 
@@ -237,5 +237,5 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """The approximation of `gelu` by a hyperbolic tangent, from the same paper."""
+    """Approximate `gelu` by a hyperbolic tangent, as in the same paper."""
     return implementation_for(x).gelu_tanh(x)

@@ -1,4 +1,4 @@
-"""A matrix in the order in which the CPU's matrix product reads it."""
+"""A matrix in the layout of the CPU's GEMM kernels."""
 
 import ctypes
 import enum
@@ -17,7 +17,7 @@ LAYOUT_VERSION = 1  # packed weights are kept on the disk: raise it when what th
 
 
 class WeightFormat(enum.IntEnum):
-    """How a packed weight keeps its numbers; cpu/weight.h has the same list."""
+    """Number format of a packed weight; cpu/weight.h has the same list."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -78,7 +78,7 @@ class PackedWeight:
         self._point()
 
     def move(self, moved: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Exchange its tensors for copies elsewhere, as `moved` makes them: whoever holds this goes on with those."""
+        """Replace its tensors by copies elsewhere, made by `moved`; all references to this object see the copies."""
         self.panels = moved(self.panels)
         self.scales = None if self.scales is None else moved(self.scales)
         self.sums = None if self.sums is None else moved(self.sums)

@@ -1,4 +1,4 @@
-"""One layer's keys and values as processors read them: in pairs of numbers that one instruction multiplies."""
+"""KV cache of one layer for CPUs: numbers in pairs that one instruction multiplies (VNNI layout)."""
 
 import contextlib
 import math
@@ -14,7 +14,7 @@ HEAD_DIM_MULTIPLE = 16
 
 @dataclass(frozen=True, slots=True)
 class KVScales:
-    """What the numbers of each token and head are to be multiplied by: [num_blocks, num_kv_heads, block_size] each."""
+    """Scale factors of keys and values, per token and head: [num_blocks, num_kv_heads, block_size] each."""
 
     key: torch.Tensor
     value: torch.Tensor
@@ -34,28 +34,28 @@ class PairedKVCache:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that a block consists of; the first axis of each counts the blocks."""
+        """Return all tensors of the cache; the first axis of each counts the blocks."""
         numbers = (self.key, self.value)
         return numbers if self.scales is None else (*numbers, self.scales.key, self.scales.value)
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in the pool."""
+        """Return the number of blocks in the pool."""
         return self.key.shape[0]
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads that have keys and values of their own."""
+        """Return the number of key-value heads."""
         return self.key.shape[1]
 
     @property
     def block_size(self) -> int:
-        """Tokens in one block."""
+        """Return the number of tokens in one block."""
         return self.key.shape[3]
 
     @property
     def padded_dim(self) -> int:
-        """Channels of a head as it is stored."""
+        """Return the number of channels of a head as it is stored."""
         return self.value.shape[3]
 
     def put(self, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
@@ -101,13 +101,13 @@ def allocate_paired_cache(
 
 
 def paired_block_bytes(block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes that one block of one layer takes."""
+    """Return the bytes of one block of one layer."""
     scale_bytes = torch.float32.itemsize if dtype is torch.int8 else 0
     return 2 * block_size * num_kv_heads * (_padded(head_dim) * dtype.itemsize + scale_bytes)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On a CPU the system's own zero pages: a block takes memory, and time, only once something is written to it.
+    """Allocate zeros; on a CPU from the system's zero pages, so that a block takes memory only once written to.
 
     In huge pages, where the system has them: blocks are read in any order, and looking up a page each time costs more
     than a tenth of attention's time.
@@ -123,7 +123,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def _in_eight_bits(heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round [num_tokens, num_kv_heads, head_dim] to int8, and say by which scales [num_tokens, num_kv_heads]."""
+    """Round [num_tokens, num_kv_heads, head_dim] to int8; also returns the scales [num_tokens, num_kv_heads]."""
     heads = heads.float()
     scales = heads.abs().amax(-1) / 127
     return (heads / scales.where(scales > 0, 1.0)[..., None]).round().to(torch.int8), scales

@@ -1,4 +1,4 @@
-"""Which implementation runs an operation: chosen once per process by `configure`, looked up by device and type."""
+"""Selection of implementations: made once per process by `configure`, looked up by device and type."""
 
 import ctypes
 import importlib
@@ -21,7 +21,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CpuKernelsStatus:
-    """Whether the compiled kernels run here, and the library's path or what stands in their way."""
+    """Status of the compiled kernels, with the library's path or the reason that they are not in use."""
 
     is_active: bool
     detail: str
@@ -44,7 +44,7 @@ def configure(
     compiler: str = "g++",
     tell: Callable[[int, int], None] = lambda num_done, num_sources: None,
 ) -> None:
-    """Compile and load the CPU kernels, or take them from `cache_dir`; None keeps to the torch reference.
+    """Compile the CPU kernels, or load them from `cache_dir`; None selects the torch reference.
 
     `isa` is the compiler's name of an instruction set (its -march), by default this machine's own. Where the kernels
     cannot be built, the reference runs instead, a warning says why, and so does `cpu_kernels_status`. While they are
@@ -72,22 +72,22 @@ def configure(
 
 
 def configure_gpu() -> bool:
-    """Let the Triton kernels run on this process's GPU, and say whether they do: without either torch does."""
+    """Select the Triton kernels on this process's GPU; returns whether they run: without Triton or a GPU torch does."""
     if not torch.cuda.is_available():
         return False
-    # By name: it brings Triton along, whose import takes part of a second from everyone who has no GPU.
+    # By name: it brings Triton along, whose import would take part of a second without a GPU, too.
     kernels = importlib.import_module("rayinfer_kernels.gpu.kernels").GpuKernels()
     _selection.table.update({("cuda", dtype): kernels for dtype in kernels.DTYPES})
     return bool(kernels.DTYPES)
 
 
 def cpu_kernels_status() -> CpuKernelsStatus:
-    """What the last `configure` of this process came to."""
+    """Return the result of this process's last `configure`."""
     return _selection.status
 
 
 def pin_team(cores: Sequence[int] | None) -> None:
-    """Keep each thread of the caller's team on the core with its number, but for the caller itself: it pins itself.
+    """Pin each thread of the caller's OpenMP team to the core with its number, except the caller, which pins itself.
 
     There is one core for each of torch's threads; None sets them free again. Without compiled kernels, and on other
     systems than Linux, nothing happens.
@@ -98,15 +98,15 @@ def pin_team(cores: Sequence[int] | None) -> None:
 
 
 def implementation_for(tensor: torch.Tensor) -> Implementation:
-    """The best that this process has for tensors like this one."""
+    """Return this process's best implementation for tensors like this one."""
     return implementation_of(tensor.device, tensor.dtype)
 
 
 def implementation_of(device: torch.device, dtype: torch.dtype) -> Implementation:
-    """The best that this process has for a device and a model's type."""
+    """Return this process's best implementation for a device and a model's type."""
     return _selection.table.get((device.type, dtype), reference)
 
 
 def is_batch_invariant(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a row's results here are the same bits in any batch: the compiled kernels sum in one order."""
+    """Return whether a row's results are the same bits in any batch: the compiled kernels sum in one order."""
     return device.type == "cpu" and (device.type, dtype) in _selection.table

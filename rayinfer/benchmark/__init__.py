@@ -1,1 +1,1 @@
-"""Measurements anyone can repeat: the engine offline, a peer on the same work, any OpenAI-compatible server."""
+"""Reproducible benchmarks: the engine offline, a peer on the same workload, any OpenAI-compatible server."""

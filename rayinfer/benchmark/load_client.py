@@ -23,7 +23,7 @@ ERROR_TEXT_LIMIT = 200  # characters of a server's error that are kept
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadPlan:
-    """Which load to put on which server."""
+    """Server, workload and arrival process of a load test."""
 
     base_url: str  # with or without /v1
     model: str
@@ -46,13 +46,13 @@ class LoadPlan:
 
     @property
     def completions_url(self) -> str:
-        """Where completions are posted."""
+        """Return the URL of the completions endpoint."""
         return self.base_url.rstrip("/").removesuffix("/v1") + "/v1/completions"
 
 
 @dataclass(kw_only=True, slots=True)
 class Answer:
-    """What one request saw; times are in seconds."""
+    """Measurements of one request; times are in seconds."""
 
     first_token_s: float | None = None
     end_to_end_s: float | None = None
@@ -107,7 +107,7 @@ class ServingReport:
 async def run_load(
     plan: LoadPlan, on_answer: Callable[[], None] = lambda: None, on_start: Callable[[], None] = lambda: None
 ) -> ServingReport:
-    """Send the plan's requests and summarise what their clients saw.
+    """Send the plan's requests and summarise their measurements.
 
     One request goes first, alone and uncounted, and then `on_start` is called. Raises RayinferError when even that one
     fails.
@@ -201,7 +201,7 @@ async def _read_stream(response: aiohttp.ClientResponse, answer: Answer, started
 
 
 def _brings_token(choice: dict[str, Any]) -> bool:
-    """A chunk of its own that only tells how the answer ended is no token."""
+    """Return whether a chunk carries a token; one with only the finish reason does not."""
     return bool(choice.get("text")) or choice.get("finish_reason") is None
 
 

@@ -23,7 +23,7 @@ WARM_UP = {"num_requests": 8, "input_len": (16, 32), "output_len": (16, 32), "se
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Throughput:
-    """How fast one contender did the work; the rates belong to the median run."""
+    """Throughput of one contender; the rates belong to the median run."""
 
     name: str
     runs: list[float]  # seconds, in the order they were run
@@ -50,12 +50,12 @@ class OfflineReport:
 
 
 class Contender(Protocol):
-    """Whatever can answer a workload greedily, each answer as long as asked for."""
+    """An engine that answers a workload greedily, each answer as long as asked for."""
 
     name: str
 
     def answer(self, workload: Workload, *, show_progress: bool) -> list[int]:
-        """Answer every prompt and say how many tokens each answer has."""
+        """Answer every prompt; returns the number of tokens of each answer."""
         ...
 
 
@@ -68,7 +68,7 @@ class OwnEngine:
         self._llm = llm
 
     def answer(self, workload: Workload, *, show_progress: bool) -> list[int]:
-        """Answer every prompt and say how many tokens each answer has."""
+        """Answer every prompt; returns the number of tokens of each answer."""
         params = [
             SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in workload.output_lengths
         ]

@@ -1,4 +1,4 @@
-"""What several ranks cost an engine: telling them what to do, summing what they compute, waiting for each other."""
+"""Overhead of tensor and pipeline parallelism: plan broadcast, all-reduce, and waits between ranks."""
 
 import json
 import statistics
@@ -40,7 +40,7 @@ _ECHO = "import sys; sys.path[:] = sys.argv[1:]; from rayinfer.benchmark.paralle
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ControlTimes:
-    """Microseconds from a plan to its tokens between two processes that compute nothing."""
+    """Microseconds from plan to tokens between two processes that compute nothing."""
 
     num_requests: int
     median_us: float
@@ -129,7 +129,7 @@ def print_parallel_report(report: ParallelReport, console: Console) -> None:
 
 
 def echo_plans() -> None:
-    """Be rank 1 of the two that compute nothing."""
+    """Run rank 1 of the two that compute nothing."""
     rendezvous = Rendezvous(*json.loads(sys.stdin.readline()))
     place = Place(1, 1, 2)
     group = RankGroup.join(place, rendezvous)

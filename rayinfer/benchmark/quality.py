@@ -1,4 +1,4 @@
-"""What fewer bits cost a model: perplexity and choices of each mode beside float32's, on the same real text."""
+"""Accuracy of quantisation: perplexity and top-1 agreement of each mode with float32, on the same real text."""
 
 import math
 import statistics
@@ -40,7 +40,7 @@ REFERENCE = "float32"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QualityPlan:
-    """Which model is measured in which modes on which texts, each a list of token ids."""
+    """Model, modes and texts of a measurement; each text is a list of token ids."""
 
     model: str
     folder: Path  # what `resolve_model` returned for it
@@ -58,7 +58,7 @@ class QualityPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModeQuality:
-    """How well one mode predicts the texts; percentages are of float32's."""
+    """Accuracy of one mode on the texts; percentages are of float32's."""
 
     mode: str
     perplexity: float
@@ -69,7 +69,7 @@ class ModeQuality:
 
     @property
     def is_above_limit(self) -> bool:
-        """Whether the mode loses more than it may."""
+        """Return whether the mode's loss exceeds its limit."""
         return self.limit_percent is not None and self.above_float32_percent > self.limit_percent
 
 
@@ -89,7 +89,7 @@ class QualityReport:
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """For each token that was predicted, how likely it was found and which one was found likeliest."""
+    """Log probability of each predicted token, and the most likely token at its position."""
 
     logprobs: list[float]
     choices: list[int]
@@ -121,7 +121,7 @@ def run_quality(
 
 
 def predict(plan: QualityPlan, settings: Mapping[str, Any], build: BuildEngine = build_one_rank_engine) -> Predictions:
-    """Have an engine of these settings predict every token of the texts from those before it."""
+    """Predict every token of the texts from those before it, with an engine of these settings."""
     defaults = {"allow_inaccurate_quantization": True, "enable_prefix_caching": False}
     engine = build(engine_config(model=plan.model, **{**defaults, **settings}), plan.folder)
     try:

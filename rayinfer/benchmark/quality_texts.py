@@ -36,14 +36,14 @@ def quality_texts(folder: Path, file: Path | None, *, length: int, max_tokens: i
 
 
 def describe_weights(source: str, folder: Path) -> str:
-    """Say what the numbers of a checkpoint that came from `source` have been through: some were rounded before."""
+    """Describe the number format of a checkpoint from `source`, including earlier rounding."""
     if source.endswith(".gguf") or (folder / "model.gguf").is_file():
         return f"dequantised from {Path(source).name if source.endswith('.gguf') else 'model.gguf'}, not the original"
     return f"{read_model_config(folder).dtype}, as they came"
 
 
 def python_documentation() -> list[str]:
-    """Return what `help("topics")` knows, a document per topic."""
+    """Return the texts of `help("topics")`, a document per topic."""
     return [topics[name] for name in sorted(topics)]
 
 

@@ -1,4 +1,4 @@
-"""How results are summarised and kept: percentiles, the machine they were taken on, JSON."""
+"""Summaries of results: percentiles, the machine they were measured on, JSON."""
 
 import json
 import os
@@ -27,7 +27,7 @@ class Percentiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environment:
-    """What a figure depends on besides the code under test."""
+    """Versions and machine that a figure depends on besides the code under test."""
 
     versions: dict[str, str]
     commit: str | None  # None outside a git checkout; ends in "+" when files differ from it

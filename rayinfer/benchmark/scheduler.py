@@ -1,4 +1,4 @@
-"""What the engine's control plane costs without a model: planning and applying steps, adding requests, memory."""
+"""Control-plane overhead of the engine without a model: planning and applying steps, adding requests, memory."""
 
 import random
 import statistics
@@ -131,7 +131,7 @@ class _ControlPlane:
         computed = time.perf_counter()
         deltas = self.scheduler.apply(plan, tokens)
         applied = time.perf_counter()
-        del deltas  # whoever takes them lets them go
+        del deltas  # consumers drop them, too
         return planned - started, applied - computed
 
 
@@ -181,7 +181,7 @@ def _step_times(num_running: int, num_queued: int, seconds: list[tuple[float, fl
 
 
 def _busy_plane(num_running: int, num_queued: int, num_steps: int, seed: int) -> _ControlPlane:
-    """Let all of them run, over a pool whose free blocks still hold what others have left there."""
+    """Build a control plane with running requests, whose pool's free blocks still hold prefixes of earlier ones."""
     longest = PROMPT_LENGTHS[1] + num_steps + 2
     num_blocks = num_running * -(-longest // BLOCK_SIZE) * 5 // 4
     plane = _control_plane(num_running, num_blocks, num_running * PROMPT_LENGTHS[1], longest + BLOCK_SIZE)

@@ -1,4 +1,4 @@
-"""How results are shown: tables for a terminal."""
+"""Tables of results for a terminal."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""transformers' continuous batching as a contender: the one place that runs its modelling code, and only to compare."""
+"""transformers' continuous batching as a contender: the only use of its modelling code, for comparison."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ class TransformersPeer:
         self._batching = batching
 
     def answer(self, workload: Workload, *, show_progress: bool) -> list[int]:
-        """Answer every prompt and say how many tokens each answer has."""
+        """Answer every prompt; returns the number of tokens of each answer."""
         numbers = {
             self._batching.add_request(prompt, max_new_tokens=length): number
             for number, (prompt, length) in enumerate(zip(workload.prompts, workload.output_lengths, strict=True))

@@ -1,4 +1,4 @@
-"""The work that is measured: prompts of random token ids and answer lengths, the same everywhere for the same seed."""
+"""Benchmark workloads: prompts of random token ids and answer lengths, the same everywhere for the same seed."""
 
 import random
 from dataclasses import dataclass
@@ -31,17 +31,17 @@ class Workload:
 
     @property
     def num_requests(self) -> int:
-        """How many prompts there are."""
+        """Return the number of prompts."""
         return len(self.prompts)
 
     @property
     def num_prompt_tokens(self) -> int:
-        """The prompts' tokens together."""
+        """Return the number of prompt tokens."""
         return sum(map(len, self.prompts))
 
     @property
     def num_output_tokens(self) -> int:
-        """The answers' tokens together."""
+        """Return the number of output tokens."""
         return sum(self.output_lengths)
 
 

@@ -79,5 +79,5 @@ def expected(_pair: FaultyService, model: FaultModel) -> dict[int | None, Answer
 
 @pytest.fixture(scope="session")
 def prefill_s(_pair: FaultyService, expected: dict[int | None, Answer]) -> float:
-    """How long one engine takes to compute again what half of the load's streams had."""
+    """Return how long one engine takes to compute again what half of the load's streams had."""
     return prefill_time(_pair)

@@ -99,7 +99,7 @@ def test_f23_clients_that_leave_in_the_queue_in_their_prompt_and_between_choices
 
 
 def has_all_blocks(service) -> bool:
-    """Whether a request gets nearly all KV blocks that there are, whatever the engine counts as in use."""
+    """Return whether a request gets nearly all KV blocks that there are, whatever the engine counts as in use."""
     num_tokens = (int(service.metric("rayinfer_kv_blocks_total")) - 2) * BLOCK_SIZE
     body = request_body(0, max_tokens=1) | {"prompt": [5 + i % 200 for i in range(num_tokens)]}
     return ask_all(service.url, [body], within_s=240.0)[0].verdict(None) == "exact"
@@ -208,7 +208,7 @@ def test_f25_requests_whose_time_is_up(host, model, report, without):
 
 
 def is_told_of_the_time(answer) -> bool:
-    """Whether it is a 504, or a stream that says so and that it is over."""
+    """Return whether it is a 504, or a stream that ends with that error."""
     if answer.body["stream"]:
         return answer.is_complete and answer.error is not None and answer.error["code"] == "timeout"
     return answer.status == 504

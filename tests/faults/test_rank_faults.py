@@ -50,7 +50,7 @@ def answers_of(service):
 
 @pytest.fixture
 def recompute_s(groups):
-    """How long one engine takes to compute again what half of the load's streams had."""
+    """Return how long one engine takes to compute again what half of the load's streams had."""
     return prefill_time(groups)
 
 

@@ -40,7 +40,7 @@ SAMPLING_SETTINGS: tuple[dict[str, Any], ...] = (
 
 
 class CaseRun(NamedTuple):
-    """What our engine answered to every request of a case, by the request's name, and its counters afterwards."""
+    """Our engine's outputs of a case, by the request's name, and its counters afterwards."""
 
     case: str
     outputs: dict[str, RequestOutput]

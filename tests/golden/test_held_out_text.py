@@ -1,4 +1,4 @@
-"""What an embedded model is judged on is not what its numbers were chosen with."""
+"""Separation of the evaluation texts of quantised models from the calibration texts."""
 
 import pytest
 import torch

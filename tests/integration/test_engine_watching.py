@@ -1,4 +1,4 @@
-"""Whether a process learns of engines: from Serve's own messages, and by asking where those tell nothing."""
+"""Engine discovery: by Serve's long poll, and by polling replicas where that brings no addresses."""
 
 import pytest
 from ray import serve

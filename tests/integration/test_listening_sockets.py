@@ -1,4 +1,4 @@
-"""What a service leaves open beyond loopback: what Ray is known to, and nothing else, in every profile."""
+"""Listening sockets of a service beyond loopback: only those that Ray is known to open, in every profile."""
 
 import json
 import os

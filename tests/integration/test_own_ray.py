@@ -30,7 +30,7 @@ with OwnRay():
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
-    """What a Ray of a service's own shows, in a home folder without anything of Ray's."""
+    """Return what a Ray of a service's own shows, in a home folder without anything of Ray's."""
     home = tmp_path_factory.mktemp("home")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     found = subprocess.run(

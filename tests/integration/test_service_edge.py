@@ -1,4 +1,4 @@
-"""What Serve's HTTP proxy lets through to us: nothing with which a client could give Serve orders, or fill it up."""
+"""Hardening of Serve's HTTP proxy: clients can neither control Serve by headers nor exhaust it."""
 
 import asyncio
 from urllib.parse import urlsplit

@@ -92,7 +92,7 @@ def test_all_engines_pause_and_go_on_at_an_operators_word(operated):
 
 
 def told(service):
-    """What /ready says; the routers take turns, and the one that acted knows it first."""
+    """Return the answer of /ready; routers alternate, and the one that acted knows the change first."""
     reasons = [service.http.get("/ready").json().get("reasons", {}) for _ in range(4)]
     return reasons[0] if all(other == reasons[0] for other in reasons) else None
 

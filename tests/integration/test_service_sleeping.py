@@ -19,7 +19,7 @@ def awake(service):
 
 
 def told(service):
-    """What /ready says of the model, if anything."""
+    """Return the reason in /ready's answer for the model, if any."""
     return service.http.get("/ready").json().get("reasons", {}).get("other", "")
 
 

@@ -1,4 +1,4 @@
-"""What C++ would follow into memory of others is an error before it gets there, and nothing is misread."""
+"""Validation of arguments for the C++ kernels: out-of-bounds accesses are errors before the call."""
 
 from functools import partial
 

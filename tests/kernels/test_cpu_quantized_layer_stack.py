@@ -25,7 +25,7 @@ def format(request) -> WeightFormat:
 
 
 def errors(kernels, model: RandomStack) -> torch.Tensor:
-    """How far every number of a few steps is off; they are about as large as 1."""
+    """Return how far every number of a few steps is off; they are about as large as 1."""
     stack, found = model.packed(kernels), []
     for spans in SPANS:
         step = make_step(spans)

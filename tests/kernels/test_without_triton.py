@@ -1,4 +1,4 @@
-"""Where Triton is not installed everything imports, and only launching a kernel fails."""
+"""Imports without Triton installed: only launching a kernel fails."""
 
 import subprocess
 import sys

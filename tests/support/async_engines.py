@@ -1,4 +1,4 @@
-"""Runs an AsyncEngine on a fake executor and reads a router's messages."""
+"""AsyncEngine on a fake executor, and a reader of a router's messages."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -45,7 +45,7 @@ async def running(
 async def collect(
     engine: AsyncEngine, router_id: str, until: int
 ) -> tuple[dict[str, list[int]], dict[str, FinishReason]]:
-    """Read a router's messages until so many of its requests have ended: everybody's tokens, and their ends."""
+    """Read a router's messages until so many requests have ended; returns each one's tokens and finish reason."""
     tokens: dict[str, list[int]] = {}
     ends: dict[str, FinishReason] = {}
     async with asyncio.timeout(PATIENCE_S), aclosing(engine.outputs(router_id)) as messages:  # type: ignore[type-var]

@@ -62,7 +62,7 @@ def make_batch(
     *,
     cache_dtype: torch.dtype | None = None,  # None: as the queries
 ) -> Batch:
-    """Random keys, values and queries; blocks that belong to nobody, and the tails of last blocks, are full of NaN."""
+    """Random keys, values and queries; unused blocks, and the tails of last blocks, are full of NaN."""
     generator = torch.Generator().manual_seed(seed)
     counts = [-(-length // shape.block_size) for length in context_lengths]
     num_blocks = sum(counts) + 3

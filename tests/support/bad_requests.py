@@ -27,7 +27,7 @@ class BadRequest:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came back."""
+    """HTTP response to a bad request."""
 
     status: int
     body: bytes

@@ -1,4 +1,4 @@
-"""Carries the embedded model in pieces to a machine without a network, and joins and converts them there.
+"""Transfer of the embedded model in pieces to a machine without a network, where they are joined and converted.
 
     python tests/support/carried_model.py split FOLDER          # FOLDER/part1, part2, ...: a piece each
     python tests/support/carried_model.py join FOLDER MODEL     # MODEL becomes a model folder

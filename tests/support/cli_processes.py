@@ -1,4 +1,4 @@
-"""Runs the `rayinfer` command in a process of its own, as a user would, and watches what it starts."""
+"""The `rayinfer` command in a process of its own, and the processes that it starts."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ START_S = 120.0  # other work may share the machine
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on."""
+    """Find a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -123,7 +123,7 @@ def serving(*arguments: object, cache: Path) -> Iterator[ServeCommand]:
 
 
 def processes_with(setting: str) -> list[Process]:
-    """List the machine's processes in whose environment NAME=VALUE stands, whoever their parents are by now."""
+    """List the machine's processes in whose environment NAME=VALUE stands, whatever their parents are by now."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Runs a decoder over a small paged cache without an engine, for comparison with transformers."""
+"""Runs of a decoder over a small paged cache without an engine, for comparison with transformers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class GreedyTokens:
 
 
 class DecoderRun:
-    """Holds a decoder with its cache; every sequence gets blocks that lie scattered in the pool."""
+    """A decoder with its cache; every sequence gets blocks that lie scattered in the pool."""
 
     def __init__(
         self,

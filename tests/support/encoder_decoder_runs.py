@@ -69,7 +69,7 @@ def _save(
 
 
 class EncoderDecoderRun(DecoderRun):
-    """Holds an encoder-decoder with its caches; a sequence's number is its row."""
+    """An encoder-decoder with its caches; a sequence's number is its row."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What an engine answers to a few greedy requests, for comparison with another one."""
+"""An engine's answers to a few greedy requests, for comparison with another engine."""
 
 from collections.abc import Callable
 from itertools import cycle

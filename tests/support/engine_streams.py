@@ -68,7 +68,7 @@ class EngineStreams:
         return finished
 
     def has_unfinished_requests(self) -> bool:
-        """Whether `step` has anything left to do."""
+        """Return whether `step` has anything left to do."""
         return bool(self._streams)
 
     @property

@@ -9,7 +9,7 @@ from rayinfer.protocols import GenerationRequest, ModelDescription
 
 
 class FakeEngineClient:
-    """Remembers what it was asked and says what it is told to say."""
+    """Engine client that records its calls and sends scripted messages."""
 
     def __init__(self, *, max_model_len: int = 100) -> None:
         self.description = ModelDescription(

@@ -51,7 +51,7 @@ class FinishedStep:
 
 
 class FakeExecutor:
-    """Answers each request with `answer(all its tokens)`; `failure(all its tokens)` may give an error to raise."""
+    """Executor whose next token is `answer(all tokens so far)`; `failure(all tokens so far)` may return an error."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class FakeExecutor:
         return score(places, num_top, VOCAB_SIZE)
 
     def _token_ids(self, plan: StepPlan) -> Int32Array:
-        """The step's tokens, those that nobody knew when it was planned included."""
+        """Return the step's tokens, including those that were not known when it was planned."""
         token_ids = plan.token_ids.copy()
         if plan.continues is not None:
             _claim(self.plans_ahead, "a token is taken for known")
@@ -319,11 +319,11 @@ class Driven:
         assert self.engine.stats.num_running == self.engine.stats.num_waiting == 0
 
     def running(self) -> set[str]:
-        """Who had tokens in the latest plan."""
+        """Return the requests with tokens in the latest plan."""
         return self.executor.names[-1]
 
     def reasons(self) -> dict[str, str | None]:
-        """How everybody ended."""
+        """Return each request's finish reason."""
         return {request_id: delta.finish_reason for request_id, delta in self.ends.items()}
 
 
@@ -374,7 +374,7 @@ def drive(
 
 
 def expected_tokens(prompt: Sequence[int], num_tokens: int, answer: Answer = mixed_answer) -> list[int]:
-    """What a request alone would get."""
+    """Return the tokens that a request alone would get."""
     context = list(prompt)
     for _ in range(num_tokens):
         context.append(answer(context))

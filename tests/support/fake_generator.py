@@ -19,7 +19,7 @@ def scored(token_id: int, num_top: int) -> TokenLogprobs:
 
 @dataclass(kw_only=True)
 class FakeGenerator:
-    """Answers every request with the same pieces of text; token ids count up from 10 within each choice.
+    """Generator that answers every request with the same text; token ids count up from 10 within each choice.
 
     Piece k of every choice travels in output k; the last output carries the finish reason as well. Log probabilities
     are those of `scored`. A request for no tokens gets none.

@@ -9,7 +9,7 @@ from rayinfer_kernels import ops
 
 
 class FakeGraph:
-    """Counts its replays."""
+    """CUDA graph that counts its replays."""
 
     def __init__(self) -> None:
         self.num_replays = 0

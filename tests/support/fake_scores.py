@@ -36,7 +36,7 @@ def score(places: Sequence[ScoredPlace], num_top: int, vocab_size: int) -> Score
 
 
 def expected_logprobs(context: Sequence[int], token_id: int, num_top: int, vocab_size: int) -> TokenLogprobs:
-    """What a client should read of a token behind this context."""
+    """Return what a client should read of a token behind this context."""
     place = {token_id: _own(context, token_id)}
     for rank, (likely, logprob) in enumerate(
         zip(_likely(context, num_top, vocab_size), _falling(num_top), strict=True), 1

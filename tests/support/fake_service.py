@@ -73,7 +73,7 @@ class Service:
         client.say(client.delta(request_id, self.tokenizer.encode(text), finish_reason))
 
     def trace(self, request_id="a"):
-        """What is known of a request by now, without the prompt's number."""
+        """Return what is known of a request by now, without the prompt's number."""
         (kept,) = self.traces.find(request_id)
         return [(event.name, event.details | {"prompt": None}) for event in kept.trace.in_order()][1:]
 

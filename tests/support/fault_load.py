@@ -1,4 +1,4 @@
-"""Clients of a service that is being broken: they count what they sent and what became of it, and trust nobody else."""
+"""Clients of a service under faults, which count their requests and outcomes themselves."""
 
 import asyncio
 import itertools
@@ -29,7 +29,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 def request_body(number: int, *, max_tokens: int = 64, is_mixed: bool = True, **fields: Any) -> dict[str, Any]:
-    """A request that is the same for everybody who says its number: of one kind after the other, or greedy."""
+    """Return the request of a number, always the same: of one kind after the other, or greedy."""
     kind = KINDS[number % len(KINDS)] if is_mixed else KINDS[0]
     prompt = f"Story {number}: once upon a time"
     return {"model": SERVED_NAME, "prompt": prompt, "max_tokens": max_tokens, "ignore_eos": True, **kind, **fields}
@@ -37,7 +37,7 @@ def request_body(number: int, *, max_tokens: int = 64, is_mixed: bool = True, **
 
 @dataclass
 class Answer:
-    """What one client got."""
+    """Response that one client received."""
 
     body: dict[str, Any]
     number: int | None = None  # by which its answer is known
@@ -226,7 +226,7 @@ class Load:
 
     @property
     def struck_gap_s(self) -> float | None:
-        """The longest time without a piece of those streams that the fault struck; None if nobody said when."""
+        """Return the longest gap in the streams that the fault struck; None if its time is not known."""
         if self.struck_s is None:
             return None
         return max((answer.gap_at_s(self.struck_s) for answer in self.answers), default=0.0)

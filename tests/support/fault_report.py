@@ -1,4 +1,4 @@
-"""What became of each fault: one row each, in one table at the end of a run."""
+"""Results of fault tests: one row per fault, in one table at the end of a run."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -40,12 +40,12 @@ class FaultRow:
 
     @property
     def num_harmed(self) -> int:
-        """What should be nothing: requests that got no answer or a wrong one, and what was left behind."""
+        """Return what should be nothing: requests that got no answer or a wrong one, and what was left behind."""
         return self.failed + self.wrong + self.hung + self.leaked
 
 
 class FaultReport:
-    """Judges rows and keeps them."""
+    """Table of a run's faults, which checks every row."""
 
     def __init__(self) -> None:
         self.rows: list[FaultRow] = []

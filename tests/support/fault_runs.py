@@ -1,4 +1,4 @@
-"""What tests of faults have in common: put a service under load, break it, see whether all is well again."""
+"""Steps shared by fault tests: load on a service, fault injection, and the recovery check."""
 
 import contextlib
 import os
@@ -72,7 +72,7 @@ def count_leaks(service: FaultyService, row: FaultRow) -> Remains:
 
 
 def judge(report: FaultReport, row: FaultRow, service: FaultyService, without: str = "", **allowed: Any) -> None:
-    """Close a row: with its protection on nobody may be harmed, and without it somebody has to be."""
+    """Close a row: with its protection on no request may be harmed, and without it at least one must be."""
     row.without = without
     if without:
         is_refused = row.refused > 0 and not allowed.get("may_refuse")

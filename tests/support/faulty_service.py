@@ -101,7 +101,7 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class Remains:
-    """What is left of requests whose clients are gone."""
+    """Resources still held by requests whose clients are gone."""
 
     kv_blocks: int  # with readers, in engines
     running: int  # requests in engines' batches
@@ -136,7 +136,7 @@ class FaultyService(ServiceClient):
         wait_until(self.is_whole, START_S)
 
     def is_whole(self) -> bool:
-        """Whether it is ready with all its engines."""
+        """Return whether it is ready with all its engines."""
         with contextlib.suppress(httpx.TransportError):
             return self.is_ready() and len(self.engine_names()) == self.num_engines
         return False
@@ -147,7 +147,7 @@ class FaultyService(ServiceClient):
         self.num_engine_processes = self.num_engines * self.num_ranks
 
     def is_answering(self) -> bool:
-        """Whether a new connection gets through to it."""
+        """Return whether a new connection gets through to it."""
         try:
             return httpx.get(f"{self.url}/health", timeout=2.0, trust_env=False).status_code == 200
         except httpx.TransportError:
@@ -213,7 +213,7 @@ class FaultyService(ServiceClient):
         return int(owner)
 
     def status(self) -> dict[str, Any]:
-        """What Serve says of it."""
+        """Return Serve's status of it."""
         return dict(self.host.ask("status", self.name))
 
     def put_switch(self, name: str, text: str = "") -> None:
@@ -276,7 +276,7 @@ class FaultyService(ServiceClient):
         return len(self._client_ports())
 
     def has_client(self, port: int) -> bool:
-        """Whether a client with this port has an open connection."""
+        """Return whether a client with this port has an open connection."""
         return port in self._client_ports()
 
     def _client_ports(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Runs Python where only some packages are installed: a folder of links to them, and to what they need themselves."""
+"""Python with only some packages installed: a folder of links to them and to their dependencies."""
 
 import os
 import re

@@ -25,7 +25,7 @@ class GlooRank:
         self._groups: dict[str, TensorGroup] = {}
 
     def share(self, num_stages: int = 1) -> Share:
-        """What this rank holds where all of them are so many stages, each of as many tensor ranks."""
+        """Return what this rank holds where all of them are so many stages, each of as many tensor ranks."""
         place = Place(self.rank, self.size // num_stages, num_stages)
         if place.tensor_parallel_size == 1:
             return Share(place, Alone())

@@ -1,4 +1,4 @@
-"""Finds the first token in which two answers differ, and says how close the decision was."""
+"""Comparison of two answers: the first token that differs, and the margin of that choice."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -186,7 +186,7 @@ def sampled_difference(
 
 
 def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Where two lists part, which may be the end of the shorter one; None if they are equal."""
+    """Return where two lists part, which may be the end of the shorter one; None if they are equal."""
     for position, (left, right) in enumerate(zip(one, other, strict=False)):
         if left != right:
             return position

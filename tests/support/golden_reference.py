@@ -1,4 +1,4 @@
-"""What transformers generates, and how close each of its decisions was."""
+"""Tokens that transformers generates, and the margin of each choice."""
 
 import contextlib
 from collections.abc import Iterator, Sequence

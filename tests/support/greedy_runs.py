@@ -1,4 +1,4 @@
-"""Runs greedy requests on an engine of one rank, which loads few packages, and keeps tokens and log probabilities."""
+"""Greedy runs on an engine of one rank, which loads few packages, with tokens and log probabilities."""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""What a group of processes holds of a machine, and what of it is there when they have gone."""
+"""Resources of a process group, and those left behind after its end."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,7 +9,7 @@ from rayinfer_deployments.process_tree import Process, read_process
 
 
 class GroupRemains:
-    """Notes processes, the ports that they listen on and their shared memory, while they are alive."""
+    """Record of processes, their listening ports and their shared memory, taken while they are alive."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._processes: list[Process] = [process for pid in pids if (process := read_process(pid))]

@@ -123,7 +123,7 @@ def compile_all(dtype: torch.dtype, cache_dtype: torch.dtype, group: int, head_d
 
 
 def compile_rows(dtype: torch.dtype, width: int, vocab_size: int) -> None:
-    """What goes over rows: norms, gates, experts, eight bits and sampling."""
+    """Compile the kernels over rows: norms, gates, experts, eight bits and sampling."""
     x, weight = torch.zeros(16, width, dtype=dtype), torch.zeros(width, dtype=dtype)
     rms_norm(x, weight, 1e-6)
     rms_norm(x.view(16, -1, 16), weight[:16], 1e-6, unit_offset=True)

@@ -65,13 +65,13 @@ def _rank(place: TokenLogprobs, token_id: int) -> int | None:
 
 
 def _has_near_tie(place: TokenLogprobs, token_id: int) -> bool:
-    """Whether another token is as likely but for a rounding, so that the two may stand in each other's place."""
+    """Return whether another token is as likely but for a rounding, so that the two may stand in each other's place."""
     return any(
         other != token_id and abs(known.logprob - place[token_id].logprob) <= NEAR for other, known in place.items()
     )
 
 
 def _is_one_apart(expected: TokenLogprobs, got: TokenLogprobs, token_id: int) -> bool:
-    """Whether a token has changed places with one of which nothing is told, so that they may well be equally likely."""
+    """Return whether a token has changed places with one without a logprob, so that they may be equally likely."""
     ranks = [_rank(expected, token_id) or 0, _rank(got, token_id) or 0]
     return min(ranks) >= len(expected) and abs(ranks[0] - ranks[1]) == 1

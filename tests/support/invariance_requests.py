@@ -59,7 +59,7 @@ def mixed_requests() -> list[MixedRequest]:
 
 
 def _params(number: int, **settings: Any) -> SamplingParams:
-    """What most requests have unless they say otherwise: a seed of their own, 24 tokens and their log probabilities."""
+    """Make the default parameters of the requests: a seed of their own, 24 tokens and their log probabilities."""
     return SamplingParams(**{"seed": number, "max_tokens": 24, "logprobs": 2} | settings)
 
 

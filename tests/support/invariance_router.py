@@ -1,4 +1,4 @@
-"""Gives the mixed requests to a router over engines in threads of their own."""
+"""Runs of the mixed requests through a router over engines in threads of their own."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable

@@ -1,4 +1,4 @@
-"""Gives the mixed requests to an engine in the ways that requests may come and run."""
+"""Runs of the mixed requests on an engine, with all ways of arrival and scheduling."""
 
 import itertools
 import random
@@ -29,13 +29,13 @@ AnyLLM: TypeAlias = "LLM | EngineStreams"
 
 
 class Run(NamedTuple):
-    """What everybody got, by name, and the engine's counters afterwards."""
+    """Outputs of all requests, by name, and the engine's counters afterwards."""
 
     outputs: dict[str, RequestOutput]
     stats: EngineStats
 
     def num_events(self, name: str) -> int:
-        """How often something happened to requests that were traced."""
+        """Return how often something happened to requests that were traced."""
         return sum(event.name == name for output in self.outputs.values() for event in output.trace or ())
 
 
@@ -87,7 +87,7 @@ def run_shuffled(llm: AnyLLM, requests: Sequence[MixedRequest], *, seed: int, tr
 
 
 def run_moving(folder: Path, requests: Iterable[MixedRequest], *, steps_each: int, **settings: Any) -> Run:
-    """Take everybody from one engine to another again and again, with the tokens that they have by then."""
+    """Migrate all requests between two engines again and again, with the tokens that they have by then."""
     tokenizer = Tokenizer.from_folder(folder)
     streams = {request.name: _stream(request, tokenizer) for request in requests}
     engines = itertools.cycle([build_mixed_engine(folder, settings) for _ in range(2)])

@@ -132,7 +132,7 @@ class RandomStack:
         )
 
     def expected(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        """What the layers make of x, in float32."""
+        """Return what the layers make of x, in float32."""
         sums = x.float()
         for weights, window, cache in zip(self.layers, self.case.windows, self.plain_caches, strict=True):
             sums = sums + self._attend(weights, window, cache, sums, step)

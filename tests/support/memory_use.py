@@ -1,4 +1,4 @@
-"""What torch asks of the host's memory while something runs."""
+"""Host memory that torch allocates during an action."""
 
 import itertools
 from collections.abc import Callable

@@ -24,7 +24,7 @@ def _go_on() -> None:
 
 
 class NotingExecutor:
-    """Notes what it is told; in the last stage each row's token is its number.
+    """Executor that records its plans; in the last stage each row's token is its number.
 
     `before_step`, and `before_move` where memory is given back or taken, may wait or fail.
     """

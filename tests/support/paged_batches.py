@@ -26,7 +26,7 @@ class PagedBatch:
     scale: float
 
     def expected(self, window: int | None = None, softcap: float | None = None) -> torch.Tensor:
-        """What the reference gives, in float32 throughout."""
+        """Return what the reference gives, in float32 throughout."""
         lengths = (self.query_starts, self.context_lengths)
         batch = (self.query.float(), self.cache, self.block_tables, *lengths, self.scale)
         return reference.paged_attention(*batch, window, softcap)

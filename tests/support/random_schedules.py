@@ -22,7 +22,7 @@ HOST = "127.0.0.1"
 
 
 class Client:
-    """Reads one answer to its end, which it notes."""
+    """Client of one answer, which records its end."""
 
     def __init__(self, dispatcher, number, n, max_tokens, subject, **settings):
         prompt = [ord(letter) for letter in f"{subject * 20} {number}"]

@@ -1,4 +1,4 @@
-"""Stands where a replica stands, without Serve: it lies in a placement group and owns an engine's rank actors."""
+"""Stand-in for a replica, without Serve: it lies in a placement group and owns an engine's rank actors."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ WITHIN_S = 300.0  # on a machine that has much else to do
 
 
 class GroupOwner:
-    """Has one engine after the other compute."""
+    """Owner of rank actors, of one engine after the other."""
 
     async def deltas_of(self, config: EngineConfig, number: int, requests: list[GenerationRequest]) -> list[TokenDelta]:
         """Build the engine's actors, give them all requests, and end them."""

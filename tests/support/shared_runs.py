@@ -1,4 +1,4 @@
-"""Runs a model over ranks and stages without an engine, beside the whole model."""
+"""Runs of a model over ranks and stages without an engine, beside the whole model."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +41,7 @@ def answer_of(
     dtype: torch.dtype = torch.float32,
     load: ShareLoader = load_share,
 ) -> Answer:
-    """What this tensor rank computes, of all stages one after the other."""
+    """Return what this tensor rank computes, of all stages one after the other."""
     group = group or Alone()
     places = [Place(stage * group.size + group.rank, group.size, num_stages) for stage in range(num_stages)]
 
@@ -55,7 +55,7 @@ def answer_of(
 
 
 def answer_of_stage(folder: Path, rank: GlooRank, num_stages: int, dtype: torch.dtype = torch.float32) -> Answer:
-    """What this rank computes, which is in one of the stages, and what it hears from the last one."""
+    """Return the output of this rank, which is in one of the stages, and the data received from the last one."""
 
     def load_stage(folder: Path, dtype: torch.dtype) -> Decoder:
         share = rank.share(num_stages)

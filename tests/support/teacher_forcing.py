@@ -27,7 +27,7 @@ class GreedyAnswer(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What differs from transformers, a line each, and how much was compared."""
+    """Differences from transformers, a line each, and the numbers of tokens compared."""
 
     differences: list[str]
     num_tokens: int

@@ -14,14 +14,14 @@ Result = TypeVar("Result")
 
 
 class Table:
-    """Where each rank lays down what it has, and takes up what the others have once all have done so."""
+    """Shared table for an all-gather between ranks that are threads."""
 
     def __init__(self, size: int) -> None:
         self._places: list[Any] = [None] * size
         self.barrier = threading.Barrier(size)
 
     def exchange(self, rank: int, thing: Any) -> list[Any]:
-        """Give a thing and get everybody's."""
+        """Contribute an object and return those of all ranks."""
         self._places[rank] = thing
         self.barrier.wait(TIMEOUT_S)
         things = list(self._places)

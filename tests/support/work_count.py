@@ -1,4 +1,4 @@
-"""How much work an action is, in a measure that a busy machine does not change."""
+"""Work of an action, in executed bytecodes, which a busy machine does not change."""
 
 import gc
 import sys

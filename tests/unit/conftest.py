@@ -1,4 +1,4 @@
-"""What tests of several rooms need."""
+"""Fixtures shared by unit tests of several packages."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How much service others receive before a waiting request: the bound that PriorityQueue's docstring proves."""
+"""Bound on the service of others before a waiting request, as proven in PriorityQueue's docstring."""
 
 from dataclasses import dataclass
 

@@ -221,7 +221,7 @@ def test_a_tenants_urgent_request_does_not_queue_behind_its_own_patient_ones():
 
 
 def spread_against_plain(num_levels, num_waiting, num_served):
-    """Who is served while one tenant keeps requests waiting at each of several priorities, the other at one."""
+    """Return the tenants served while one keeps requests waiting at each of several priorities, the other at one."""
     queue = PriorityQueue(rate=1.0, ageing_s=0.5)
 
     def push(tenant, priority):

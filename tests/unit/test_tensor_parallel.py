@@ -1,4 +1,4 @@
-"""Where ranks stand, what each of them gets, and what they tell each other over gloo."""
+"""Rank coordinates, shards of each rank, and collectives over gloo."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""`rayinfer bench autoscaling`: what the choice of the number of engines is worth, simulated over request traces."""
+"""`rayinfer bench autoscaling`: comparison of autoscaling policies, simulated over request traces."""
 
 import shlex
 import sys
@@ -39,7 +39,7 @@ def autoscaling(
     speed: Annotated[float, typer.Option(min=0.01, help="how much faster than in the trace the requests come")] = 1.0,
     output: Annotated[Path, typer.Option(help="folder for the JSON file, the table and the picture")] = RESULTS,
 ) -> None:
-    """Requests lost, engine-hours and first tokens in time: engine metrics against ongoing requests."""
+    """Lost requests, engine-hours and TTFT attainment: scaling by engine metrics against by ongoing requests."""
     from rayinfer.benchmark.autoscaling.plot import svg
     from rayinfer.benchmark.autoscaling.report import (
         print_autoscaling_report,

@@ -1,4 +1,4 @@
-"""`rayinfer bench gpu`: how close the engine comes to what the GPU allows."""
+"""`rayinfer bench gpu`: the engine's speed relative to the GPU's roofline."""
 
 from pathlib import Path
 from typing import Annotated
@@ -22,7 +22,7 @@ def gpu(
         float | None, typer.Option(help="what does not fit is left out  [default: 8, or 2 with --quick]")
     ] = None,
 ) -> None:
-    """The card's limits, and workloads beside their floors, with random weights in the shapes of real models."""
+    """The GPU's limits, and workloads beside their roofline times, with random weights in the shapes of real models."""
     from rayinfer.benchmark.gpu.suite import run_gpu_benchmark
 
     names = [name.strip() for name in only.split(",") if name.strip()]

@@ -1,4 +1,4 @@
-"""`rayinfer bench parallel`: what several ranks cost an engine."""
+"""`rayinfer bench parallel`: the overhead of tensor and pipeline parallelism."""
 
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""`rayinfer bench peers`: ours and every peer that is installed, in turn, on the same work."""
+"""`rayinfer bench peers`: rayinfer and every installed peer, interleaved, on the same workloads."""
 
 import shlex
 import sys

@@ -1,4 +1,4 @@
-"""`rayinfer bench quality`: what fewer bits cost a model."""
+"""`rayinfer bench quality`: the accuracy loss of quantisation."""
 
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""`rayinfer bench router`: what stands between engines and clients, measured with engines that have no model."""
+"""`rayinfer bench router`: the control plane between engines and clients, with engines that have no model."""
 
 import contextlib
 import multiprocessing
@@ -49,7 +49,7 @@ def router(
     runs: Annotated[int, typer.Option(min=1, help="runs with all streams; the median counts")] = 3,
     output: Annotated[Path, typer.Option(help="folder for the JSON file and the tables")] = RESULTS,
 ) -> None:
-    """What the router costs: a routing decision, time to the first token, processor time for each token."""
+    """Router overhead: cost of a routing decision, added time to the first token, processor time per token."""
     interrupt_on_signals()
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -92,7 +92,7 @@ def _measure_decisions(
 
 
 def _measure_in_own_process(profile: Profile, settings: dict[str, object], tell: Tell) -> "ServiceCost":
-    """Ray reads its settings when it is imported, so every profile needs a process that has not done that yet."""
+    """Measure a profile in a new process: Ray reads its settings when it is imported."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_measure_service, args=(there, profile, settings))

@@ -1,4 +1,4 @@
-"""`rayinfer bench routing`: what the router's order and its choice of engines are worth."""
+"""`rayinfer bench routing`: the effect of the router's priorities, fair sharing and prefix routing."""
 
 from pathlib import Path
 from typing import Annotated, Any

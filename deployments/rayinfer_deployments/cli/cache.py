@@ -1,4 +1,4 @@
-"""`rayinfer cache`: the packed weights in the cache folder, which are bounded, and their deletion."""
+"""`rayinfer cache`: the packed weights in the cache folder, and their deletion."""
 
 import json
 import time

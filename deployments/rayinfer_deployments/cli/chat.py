@@ -46,7 +46,7 @@ def chat(
 
 
 def converse(opened: AbstractContextManager[Talker], system: str | None, console: Console) -> None:
-    """Read questions and write answers until the reader leaves; a failed answer is forgotten with its question."""
+    """Read questions and write answers until the user quits; a failed answer is dropped with its question."""
     start = [{"role": "system", "content": system}] if system else []
     with opened as talk:
         conversation = list(start)
@@ -68,7 +68,7 @@ def converse(opened: AbstractContextManager[Talker], system: str | None, console
 
 @contextmanager
 def local_talker(model: str, sampling: dict[str, Any], engine_settings: dict[str, Any]) -> Iterator[Talker]:
-    """Talk to an engine in this process."""
+    """Chat with an engine in this process."""
     from rayinfer.llm import LLM
     from rayinfer.sampling_params import SamplingParams
 
@@ -85,7 +85,7 @@ def local_talker(model: str, sampling: dict[str, Any], engine_settings: dict[str
 
 @contextmanager
 def remote_talker(base_url: str, model: str | None, api_key: str | None, sampling: dict[str, Any]) -> Iterator[Talker]:
-    """Talk to an OpenAI-compatible service."""
+    """Chat with an OpenAI-compatible service."""
     import httpx
 
     url = base_url.rstrip("/").removesuffix("/v1") + "/v1"

@@ -13,7 +13,7 @@ from rayinfer_deployments.profiles import Profile
 def check_config(
     files: Annotated[list[Path], typer.Argument(help="files for `serve deploy`")],
 ) -> None:
-    """Check Serve config files: names that nobody knows are errors, at every level."""
+    """Check Serve config files: unknown names are errors, at every level."""
     from rayinfer_deployments.config_check import mistakes_in
 
     mistakes = [f"{file}: {mistake}" for file in files for mistake in mistakes_in(file)]
@@ -31,7 +31,7 @@ def environment(
         bool, typer.Option("--one-machine", help="keep Ray's ports on loopback: no other node can join")
     ] = False,
 ) -> None:
-    """Print the settings that Ray needs in its environment, on every node, where you start it yourself."""
+    """Print the environment variables that Ray needs on every node of a cluster that you start yourself."""
     import shlex
 
     from rayinfer_deployments.haproxy_files import loopback_settings

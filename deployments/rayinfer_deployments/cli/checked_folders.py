@@ -1,4 +1,4 @@
-"""Model folders are checked once: what has been found good is found good again without a look, until a file changes."""
+"""Cache of model folder checks: a valid folder is not checked again until a file changes."""
 
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -39,7 +39,7 @@ def _check(folder: Path) -> None:
 
 
 def _identity(folder: Path) -> str:
-    """Name this state of the folder, as this version of rayinfer sees it."""
+    """Return a key of the folder's state, for this version of rayinfer."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     states = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return xxhash.xxh3_128_hexdigest(repr((installed_version("rayinfer"), states)).encode())

@@ -1,4 +1,4 @@
-"""Turns EngineConfig's fields into command-line options, so that a new field is a new flag of every command."""
+"""Command-line options made from EngineConfig's fields, so that a new field is a new flag of every command."""
 
 import functools
 import inspect
@@ -17,7 +17,7 @@ SETTINGS_PARAMETER = "engine_settings"
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command one option per engine setting; it receives those that were given as `engine_settings`.
+    """Add one option per engine setting to a command, which receives the given ones as `engine_settings`.
 
     A setting of which the command has a parameter of its own is left to it.
     """

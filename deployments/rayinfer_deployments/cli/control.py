@@ -1,4 +1,4 @@
-"""What operators do to the engines of a running service: `pause`, `resume`, `sleep`, `wake`, `drain`, `reload`."""
+"""Commands on the engines of a running service: `pause`, `resume`, `sleep`, `wake`, `drain`, `reload`."""
 
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -18,13 +18,13 @@ Model = Annotated[str | None, typer.Option(help="only this model's engines (defa
 
 @in_one_line
 def pause(port: Port = None, model: Model = None, address: Address = None, application: Application = None) -> None:
-    """Stop the engines where they are; requests stay, and new ones wait."""
+    """Pause the engines: running requests keep their state, and new ones queue."""
     _control(_Where(port, address, application), "pause", model)
 
 
 @in_one_line
 def resume(port: Port = None, model: Model = None, address: Address = None, application: Application = None) -> None:
-    """Let paused engines go on."""
+    """Resume paused engines."""
     _control(_Where(port, address, application), "resume", model)
 
 
@@ -36,13 +36,13 @@ def sleep(
     address: Address = None,
     application: Application = None,
 ) -> None:
-    """Pause the engines and have them give memory back; requests stay, and new ones wait."""
+    """Pause the engines and free their memory: requests are kept, and new ones queue."""
     _control(_Where(port, address, application), "sleep", model, level=level)
 
 
 @in_one_line
 def wake(port: Port = None, model: Model = None, address: Address = None, application: Application = None) -> None:
-    """Have sleeping engines take their memory again and go on."""
+    """Allocate the memory of sleeping engines again and resume them."""
     _control(_Where(port, address, application), "wake", model)
 
 
@@ -55,7 +55,7 @@ def drain(
     address: Address = None,
     application: Application = None,
 ) -> None:
-    """Take an engine out: its streams go on at others at once, and a new one is built in its place."""
+    """Replace an engine: its streams migrate to others at once, and a new one is started in its place."""
     if (engine is None) != every:
         raise ConfigError("say which engine shall go, or --all")
     if every and shrink:
@@ -73,7 +73,7 @@ def reload(
     address: Address = None,
     application: Application = None,
 ) -> None:
-    """Give a model other weights, engine by engine: no request fails, and streams go on with them."""
+    """Load other weights into a model, engine by engine: no request fails, and streams continue with them."""
     from rayinfer.models.sources import resolve_model
     from rayinfer_deployments.cli.checked_folders import check_folder
 
@@ -95,7 +95,7 @@ def _ask(where: "_Where", operation: str, timeout_s: float, **arguments: Any) ->
 
 
 class _Where(NamedTuple):
-    """The options that say which service a command is for."""
+    """Options that select the service of a command."""
 
     port: int | None
     address: str | None

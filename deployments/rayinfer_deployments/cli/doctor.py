@@ -1,4 +1,4 @@
-"""`rayinfer doctor`: what this machine has, what it lacks, and the command that mends it."""
+"""`rayinfer doctor`: checks of this machine, with the command that fixes each problem."""
 
 import json
 from dataclasses import asdict

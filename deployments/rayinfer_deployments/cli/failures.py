@@ -1,4 +1,4 @@
-"""How a command ends when something goes wrong: one line for people, an exit code for scripts."""
+"""Failure of a command: one line on stderr for people, an exit code for scripts."""
 
 import functools
 import logging
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def in_one_line(command: Callable[..., None]) -> Callable[..., None]:
-    """Make a command report our own errors, and Ctrl-C, in one line; `rayinfer --debug` shows where they came from."""
+    """Make a command report our own errors, and Ctrl-C, in one line; `rayinfer --debug` shows tracebacks."""
 
     @functools.wraps(command)
     def reporting(*arguments: Any, **options: Any) -> None:
@@ -55,7 +55,7 @@ def leave_at_once(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def interrupt_on_signals() -> None:
-    """Let SIGTERM and a closed terminal end a command like Ctrl-C does, even where a shell has SIGINT ignored."""
+    """Make SIGTERM and a closed terminal end a command like Ctrl-C does, even where a shell has SIGINT ignored."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         signal.alarm(0)  # set by Ray's handler, which runs before ours: it would abort the process after three seconds
@@ -68,5 +68,5 @@ def interrupt_on_signals() -> None:
 
 
 def one_line(error: Exception) -> str:
-    """Write an error without line breaks; one without a message gives its name."""
+    """Format an error without line breaks; one without a message gives its type's name."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""What `rayinfer doctor` says of one thing that it has looked at."""
+"""Result of one check of `rayinfer doctor`."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,7 +8,7 @@ Verdict = Literal["ok", "advice", "missing"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One thing looked at."""
+    """Verdict of one check, with what was found and its remedy."""
 
     name: str
     verdict: Verdict  # missing: nothing works without it

@@ -1,4 +1,4 @@
-"""`rayinfer limits`: what the routers of a running service let in and in which order, shown and changed."""
+"""`rayinfer limits`: admission limits and priorities of a running service's routers, shown and changed."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +22,7 @@ def limits(
     address: Address = None,
     application: Application = None,
 ) -> None:
-    """Show the limits, after changing them if asked to; streams that are open go on."""
+    """Show the limits, after changing them if asked to; open streams continue."""
     import yaml
 
     with chosen_service(port, address, application) as service:
@@ -48,7 +48,7 @@ def mapping_in(file: Path) -> dict[str, Any]:
 
 
 def _set(settings: dict[str, Any], change: str) -> None:
-    """Put one value into nested settings; `NAME=` takes a name out."""
+    """Set one value in nested settings; `NAME=` removes a name."""
     import yaml
 
     path, sign, text = change.partition("=")

@@ -1,4 +1,4 @@
-"""What serving a model needs of a machine, looked up piece by piece."""
+"""Checks of a machine's fitness to serve a model, one function each."""
 
 import os
 import platform
@@ -29,7 +29,7 @@ COMPILER = "g++"  # what the kernels are built with
 
 
 def check_machine() -> list[Finding]:
-    """Look at everything, in the order in which one would mend it."""
+    """Run all checks, in the order in which problems should be fixed."""
     return [
         check_python(sys.version_info[:2]),
         check_package("torch", _describe_torch),
@@ -50,7 +50,7 @@ def check_machine() -> list[Finding]:
 
 
 def check_python(present: tuple[int, ...]) -> Finding:
-    """Look at the interpreter."""
+    """Check the interpreter."""
     found = f"{platform.python_version()}, {len(os.sched_getaffinity(0))} CPUs"
     if present >= (3, 11):
         return Finding(name="Python", verdict="ok", found=found)
@@ -58,7 +58,7 @@ def check_python(present: tuple[int, ...]) -> Finding:
 
 
 def check_package(name: str, describe: Callable[[], str] | None = None) -> Finding:
-    """Look whether a package is installed and, when something is to be told of it, whether it can be imported."""
+    """Check that a package is installed and, where its details are reported, that it can be imported."""
     install = f"{sys.executable} -m pip install"
     try:
         installed = version(name)
@@ -84,7 +84,7 @@ def _describe_ray() -> str:
 
 
 def check_compiler(find: Callable[[str], str | None]) -> Finding:
-    """Look for the C++ compiler that builds the CPU kernels on first use."""
+    """Check for the C++ compiler that builds the CPU kernels on first use."""
     if path := find(COMPILER):
         return Finding(name="C++ compiler", verdict="ok", found=f"{path} {_first_line(path, '-dumpfullversion')}")
     remedy = f"sudo apt-get install {COMPILER} (or your distribution's package of it)"
@@ -92,7 +92,7 @@ def check_compiler(find: Callable[[str], str | None]) -> Finding:
 
 
 def check_gpu(find: Callable[[str], str | None]) -> Finding:
-    """Look for a GPU, and for a torch that can use it."""
+    """Check for a GPU, and for a torch that can use it."""
     path = find("nvidia-smi")
     gpu = _first_line(path, "--query-gpu=name,memory.total", "--format=csv,noheader") if path else ""
     if not gpu:
@@ -108,7 +108,7 @@ def check_gpu(find: Callable[[str], str | None]) -> Finding:
 
 
 def check_engine_defaults(device_type: str) -> Finding:
-    """Look which settings an engine on this device has where they are not given."""
+    """Report the default engine settings on this device."""
     from rayinfer.engine.device_defaults import device_defaults
 
     defaults = device_defaults(device_type)
@@ -122,7 +122,7 @@ def check_engine_defaults(device_type: str) -> Finding:
 
 
 def _device_type() -> str:
-    """What an engine of this machine computes on; without torch it is taken for a CPU."""
+    """Return the device type of this machine's engines; a CPU without torch."""
     try:
         import torch
     except (ImportError, OSError):
@@ -131,7 +131,7 @@ def _device_type() -> str:
 
 
 def check_memory(available_gib: float) -> Finding:
-    """Look at the memory that is free."""
+    """Check the free memory."""
     found = f"{available_gib:.1f} GiB free"
     if available_gib < NEEDED_MEMORY_GIB:
         remedy = f"free {NEEDED_MEMORY_GIB - available_gib:.1f} GiB"
@@ -142,7 +142,7 @@ def check_memory(available_gib: float) -> Finding:
 
 
 def check_shared_memory(folder: Path) -> Finding:
-    """Look at the shared memory, which Ray keeps its objects in."""
+    """Check the shared memory, which Ray keeps its objects in."""
     if not folder.is_dir():
         return Finding(name="shared memory", verdict="advice", found="none", remedy=f"mount a tmpfs on {folder}")
     free_gib = shutil.disk_usage(folder).free / GIB
@@ -153,7 +153,7 @@ def check_shared_memory(folder: Path) -> Finding:
 
 
 def check_open_files(limit: int) -> Finding:
-    """Look how many files and sockets a process may have open."""
+    """Check the limit of open files and sockets of a process."""
     if limit == resource.RLIM_INFINITY or limit >= ADVISED_OPEN_FILES:
         found = "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
         return Finding(name="open files", verdict="ok", found=found)
@@ -161,7 +161,7 @@ def check_open_files(limit: int) -> Finding:
 
 
 def check_ray_token(environment: Mapping[str, str], home: Path | None = None) -> Finding:
-    """Look whether other users can read the token with which programs run on this user's Rays."""
+    """Check that other users cannot read the token with which programs run on this user's Rays."""
     exposed = exposed_token_paths(environment, home)
     if not exposed:
         return Finding(name="Ray's token", verdict="ok", found="other users cannot read it")
@@ -171,7 +171,7 @@ def check_ray_token(environment: Mapping[str, str], home: Path | None = None) ->
 
 
 def check_cache(folder: Path) -> Finding:
-    """Look whether the cache folder can be written and has room."""
+    """Check that the cache folder can be written and has free space."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not os.access(existing, os.W_OK):
         found, remedy = f"{folder} cannot be written", "set RAYINFER_CACHE to a folder that can"
@@ -185,7 +185,7 @@ def check_cache(folder: Path) -> Finding:
 
 
 def check_default_model(cache: Path) -> Finding:
-    """Look which models are cached, the default one among them."""
+    """Check which models are cached, the default one among them."""
     models = cache / "models"
     names = sorted(path.parent.name for path in models.glob("*/*/config.json"))
     found = ", ".join(names) or "none"
@@ -196,7 +196,7 @@ def check_default_model(cache: Path) -> Finding:
 
 
 def check_packed_weights(cache: Path) -> Finding:
-    """Look how much the weights take that are kept as they are multiplied by."""
+    """Report the size of the packed weights in the cache folder."""
     folder, limit = cache / "packed", packed_cache_bytes()
     entries = list_entries(folder)
     num_bytes = sum(entry.num_bytes for entry in entries)

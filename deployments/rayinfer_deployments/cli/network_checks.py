@@ -1,4 +1,4 @@
-"""What the services of this user leave open to other machines, for `rayinfer doctor`."""
+"""Check of ports that this user's services open to other machines, for `rayinfer doctor`."""
 
 from collections.abc import Sequence
 from pathlib import PurePath
@@ -13,7 +13,7 @@ SHOWN = 5
 
 
 def check_open_ports(services: Sequence[ServiceRecord]) -> Finding:
-    """Look which ports of running services other machines reach; a Ray that is joined is not the service's own."""
+    """Check which ports of running services other machines reach; a Ray that was joined is left out."""
     opened = [listening for service in services for listening in _unintended(service)]
     if opened:
         ports = ", ".join(_described(each) for each in opened[:SHOWN])
@@ -35,7 +35,7 @@ def _described(listening: ListeningSocket) -> str:
 
 
 def _unintended(service: ServiceRecord) -> list[ListeningSocket]:
-    """List the sockets that neither the operator has asked for nor Ray is known to open."""
+    """List the sockets that the operator has not asked for and Ray is not known to open."""
     process = read_process(service.pid)
     if process is None:
         return []

@@ -1,4 +1,4 @@
-"""`rayinfer ps`: the processes of the services on this machine, and what each is for."""
+"""`rayinfer ps`: the processes of the services on this machine, with their roles."""
 
 import json
 from dataclasses import asdict

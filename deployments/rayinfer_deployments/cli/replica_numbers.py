@@ -1,4 +1,4 @@
-"""How many engines a command line asks for: a number, or bounds between which it follows the load."""
+"""Replica counts on the command line: a number of engines, or bounds for autoscaling."""
 
 from pathlib import Path
 from typing import Any

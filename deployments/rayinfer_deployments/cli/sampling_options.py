@@ -1,4 +1,4 @@
-"""The options that say how an answer is drawn, the same for every command that asks for one."""
+"""Sampling options, the same for every command that generates text."""
 
 import functools
 import inspect
@@ -34,7 +34,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def with_sampling_options(**defaults: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command an option per setting; it receives those that are given or have a default as `sampling`.
+    """Add an option per setting to a command, which receives those given or with a default as `sampling`.
 
     The others are left out, for a service of another make may not know all of them.
     """

@@ -1,4 +1,4 @@
-"""`rayinfer scale`: how many engines a running service has."""
+"""`rayinfer scale`: the number of engines of a running service."""
 
 from typing import Annotated
 
@@ -23,7 +23,7 @@ def scale(
     address: Address = None,
     application: Application = None,
 ) -> None:
-    """Give every model so many engines, no more and no fewer; streams of those that go continue at others."""
+    """Set the number of each model's engines; streams of removed engines migrate to the others."""
     number = _number_in(engines)
     with chosen_service(port, address, application) as service:
         if wait:

@@ -1,4 +1,4 @@
-"""`rayinfer serve`: a model behind an OpenAI-compatible port, up in seconds and gone without a trace."""
+"""`rayinfer serve`: a model behind an OpenAI-compatible port, until Ctrl-C."""
 
 import contextlib
 from pathlib import Path
@@ -123,6 +123,6 @@ def _start(service: Service) -> None:
 
 
 def _served_name(model: str) -> str:
-    """A folder or file is served under its last name, anything else under the name it was asked for."""
+    """Return the model's default name: a folder's name, a file's stem, else the model as asked for."""
     path = Path(model).expanduser()
     return path.resolve().stem if path.is_file() else path.resolve().name if path.is_dir() else model

@@ -1,4 +1,4 @@
-"""Which service a command is for: one on record on this machine, or one that is deployed on a Ray."""
+"""Selection of a command's service: one on record on this machine, or one that is deployed on a Ray cluster."""
 
 import contextlib
 from collections.abc import Iterator
@@ -25,15 +25,15 @@ Application = Annotated[
 
 
 class OperatedService(Protocol):
-    """A service that carries out commands."""
+    """Service that runs operators' commands."""
 
     def ask(self, operation: str, *, timeout_s: float, **arguments: Any) -> Any:
-        """Have a command carried out; raises RayinferError when the service refuses, or does not answer in time."""
+        """Run a command on the service; raises RayinferError when the service refuses, or does not answer in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedService:
-    """A service of `rayinfer serve`, whose own process carries out commands."""
+    """A service of `rayinfer serve`, whose own process runs commands."""
 
     record: "ServiceRecord"
 
@@ -60,7 +60,7 @@ def chosen_service(port: int | None, address: str | None, application: str | Non
 
 
 def ray_to_join(port: int | None, address: str | None, application: str | None) -> str | None:
-    """Say on which Ray the service is deployed; None where it is on record, or where nothing points to a Ray."""
+    """Return the address of the service's Ray; None where it is on record, or where nothing names a Ray."""
     from rayinfer_deployments.ray_environment import started_ray_address
     from rayinfer_deployments.service_record import find_services
 
@@ -75,7 +75,7 @@ def ray_to_join(port: int | None, address: str | None, application: str | None) 
 
 @contextlib.contextmanager
 def joined(address: str, application: str | None, *, looks_at_settings: bool = False) -> Iterator["DeployedService"]:
-    """Be part of a Ray while the block lasts, with a service that is deployed there."""
+    """Join a Ray while the block lasts, and yield the service that is deployed there."""
     from rayinfer_deployments.ray_environment import set_ray_settings
 
     set_ray_settings(owns_ray=False)  # before anything imports Ray, which reads the environment

@@ -1,4 +1,4 @@
-"""A service from the start of its Ray to Ctrl-C: brought up, announced and watched."""
+"""Life of a service from the start of its Ray to Ctrl-C: start, announcement and monitoring."""
 
 import contextlib
 import itertools
@@ -36,7 +36,7 @@ PRIORITIES_EVERY = 30  # watches
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Service:
-    """What the command line asked for."""
+    """Arguments of `rayinfer serve`."""
 
     model: str
     name: str
@@ -53,20 +53,20 @@ class Service:
 
     @property
     def has_haproxy(self) -> bool:
-        """Whether an HAProxy of the service's own stands before its routers."""
+        """Return whether the service has an HAProxy of its own in front of its routers."""
         return self.profile == Profile.THROUGHPUT and self.ray_address is None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """What is handed to Serve, and what it was made from."""
+    """Serve application, and the arguments that it was built from."""
 
     args: "LLMAppArgs"
     application: "Application"
 
 
 def run_service(service: Service, folder: Path, console: Console) -> None:
-    """Bring the service up and stay until it fails or somebody ends it; raises KeyboardInterrupt before it is ready."""
+    """Start the service and run until it fails or is interrupted; raises KeyboardInterrupt before it is ready."""
     from rayinfer_deployments.background_call import BackgroundCall
     from rayinfer_deployments.own_ray import OwnRay
     from rayinfer_deployments.process_priority import lower_bystanders
@@ -106,7 +106,7 @@ def _joined(address: str, check: Callable[[], None]) -> "JoinedRay":
 
 
 def _watch(service: Service, cluster: "OwnRay | JoinedRay") -> NoReturn:
-    """Stay until the service fails or somebody ends it; processes that were started anew give way like the old ones."""
+    """Wait until the service fails or is interrupted; lower the priority of restarted background processes again."""
     from rayinfer_deployments.process_priority import lower_helpers
 
     for second in itertools.count():
@@ -141,7 +141,7 @@ def _prepare(service: Service, folder: Path) -> Prepared:
 
 
 def _with_gpus(prepared: Prepared, phases: Phases) -> Prepared:
-    """Give each rank of engines with several a GPU of its own, where the cluster that is up now has as many."""
+    """Reserve a GPU for each rank of engines with several, where the running cluster has as many."""
     from rayinfer_deployments.app_args import with_gpus_for_ranks
     from rayinfer_deployments.applications import build_llm_app
     from rayinfer_deployments.own_ray import count_gpus
@@ -156,7 +156,7 @@ def _with_gpus(prepared: Prepared, phases: Phases) -> Prepared:
 
 
 def _missing_settings(service: Service, cluster: "OwnRay | JoinedRay") -> list[str]:
-    """Say what the environment of a Ray lacks that somebody else has started; each line once, whichever node it is."""
+    """List the settings that the environment of a joined Ray lacks; each line once, whatever the node."""
     from rayinfer_deployments.ray_environment import missing_settings
 
     throughput = service.profile == Profile.THROUGHPUT
@@ -165,7 +165,7 @@ def _missing_settings(service: Service, cluster: "OwnRay | JoinedRay") -> list[s
 
 
 def _controlled(service: Service, args: "LLMAppArgs", missing: list[str]) -> AbstractContextManager[object]:
-    """Take other commands' orders."""
+    """Serve other commands on the control socket."""
     from rayinfer_deployments.control_socket import ControlSocket
     from rayinfer_deployments.service_operations import ServiceOperations
     from rayinfer_deployments.service_record import control_socket_path
@@ -207,7 +207,7 @@ def _bring_up(service: Service, cluster: "OwnRay | JoinedRay", prepared: Prepare
 
 
 def _wait_for_all_routers(service: Service, cluster: "OwnRay | JoinedRay") -> None:
-    """Wait until each router knows an engine: /ready speaks for the one that answers."""
+    """Wait until each router knows an engine: /ready covers only the router that answers."""
     from rayinfer_deployments.control_socket import ask
     from rayinfer_deployments.service_record import control_socket_path
 
@@ -250,7 +250,7 @@ def _announce(service: Service, console: Console) -> None:
 
 
 def _described(service: Service) -> list[str]:
-    """Ask for the engines' sizes and the defaults of requests; no lines if no router reports them soon."""
+    """Query the engines' sizes and the defaults of requests; no lines if no router reports them soon."""
     from rayinfer.errors import RayinferError
     from rayinfer_deployments.cli.description_lines import capacity_lines, default_lines
     from rayinfer_deployments.control_socket import ask

@@ -1,4 +1,4 @@
-"""Lines that show what the engines of a service do while it starts."""
+"""Terminal lines of the engines' progress while a service starts."""
 
 from rayinfer_deployments.cli.terminal import Phases
 from rayinfer_deployments.engine_names import RankName
@@ -9,7 +9,7 @@ LOADING = "loading the model and warming it up"
 
 
 class StartLines:
-    """Shows engines' reports in the phase of loading: the present step beside it, each that is over in a line."""
+    """Display of engines' reports in the loading phase: the present step beside it, each finished one in a line."""
 
     def __init__(self, phases: Phases, *, num_processes: int) -> None:
         self._phases = phases

@@ -1,4 +1,4 @@
-"""`rayinfer status`: how a service is, down to its engines, and why it is not ready if it is not."""
+"""`rayinfer status`: the state of a service and its engines, and the reason if it is not ready."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +25,7 @@ def status(
     address: Address = None,
     application: Application = None,
 ) -> None:
-    """Tell how services are; the exit code is 0 if all are ready, else 1."""
+    """Show the state of services; exit code 0 if all are ready, else 1."""
     from rayinfer_deployments.service_record import find_services
 
     if (ray_address := ray_to_join(port, address, application)) is not None:
@@ -41,7 +41,7 @@ def status(
 
 
 def _look_at(record: "ServiceRecord") -> dict[str, Any]:
-    """Ask clients' door and operators' door; each may be shut."""
+    """Query the HTTP port and the control socket; either may be closed."""
     from rayinfer_deployments.control_socket import ask
 
     ready, reasons = _readiness(record.base_url)

@@ -1,4 +1,4 @@
-"""What a command shows while others in its process would also like to write: progress for people, silence from Ray."""
+"""Terminal output of a command: its progress is shown, while output of Ray and native code goes to a log file."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from rich.text import Text
 
 
 class QuietTerminal:
-    """Sends whatever the process writes, C++ included, to a log file, and keeps the terminal for `console`."""
+    """Redirection of the process's output, C++ included, to a log file; the terminal is left to `console`."""
 
     def __init__(self, log_file: Path) -> None:
         self.log_file = log_file
@@ -40,7 +40,7 @@ class QuietTerminal:
 
 
 class Phases:
-    """A start-up's phases: the present one turns on a terminal, each that is over leaves a line with its seconds."""
+    """Phases of a start-up: the present one has a spinner, each finished one leaves a line with its seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -68,28 +68,28 @@ class Phases:
         self.stop()
 
     def explain(self, detail: str) -> None:
-        """Show beside the present phase what it waits for; the empty string takes that away."""
+        """Show beside the present phase what it waits for; the empty string clears it."""
         if self._status is not None:
             self.shown = f"{self._name} ({detail})" if detail else f"{self._name} ..."
             self._status.update(Text(self.shown))
 
     def detail(self, line: str) -> None:
-        """Leave a line for a part of the present phase that is over."""
+        """Print a line for a finished part of the present phase."""
         self._console.print(f"    {line}", markup=False, highlight=False, soft_wrap=True)
 
     def note(self, line: str) -> None:
-        """Leave a line for people above the present phase."""
+        """Print a line above the present phase."""
         self._console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def finish(self) -> None:
-        """End the present phase and note how long it took."""
+        """End the present phase and print its duration."""
         name, seconds = self._name, time.monotonic() - self._started
         self.stop()
         if name:
             self._console.print(f"  {name} ({seconds:.1f} s)", markup=False, highlight=False)
 
     def stop(self) -> None:
-        """Take the present phase from the screen without calling it done."""
+        """Remove the present phase from the screen without marking it finished."""
         if self._status is not None:
             self._status.stop()
         self._status, self._name = None, ""

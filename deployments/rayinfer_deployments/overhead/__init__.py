@@ -1,1 +1,1 @@
-"""The way between engines and clients, deployed and measured with engines that have no model."""
+"""Benchmark of the control plane between engines and clients, deployed with engines that have no model."""

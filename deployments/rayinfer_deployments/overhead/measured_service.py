@@ -1,4 +1,4 @@
-"""A service of its own, measured from outside: what clients wait for, and what its processes take."""
+"""Measurement of a deployed service from outside: clients' latencies, and processor time of its processes."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServicePlan:
-    """What to measure."""
+    """Settings of one measurement."""
 
     model: str  # whose tokenizer makes the text
     with_proxy: bool  # whether clients come through Serve's proxies
@@ -56,14 +56,14 @@ class ServicePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    """One load, and what the processes took meanwhile."""
+    """Result of one load, and the processor time of each process meanwhile."""
 
     report: ServingReport
     shares: Mapping[int, float]  # of a core, by process
 
     @property
     def tok_s(self) -> float:
-        """Tokens a second, of all streams."""
+        """Return the tokens per second of all streams."""
         return self.report.out_tok_s
 
 
@@ -169,7 +169,7 @@ class _Service:
 
 
 def _find_roles(ray_address: str) -> dict[int, str]:
-    """Tell what each process below this one is for."""
+    """Return the role of each process below this one."""
     known = {process.pid: process.role for process in identify(read_actors(ray_address), APPLICATION, {})}
     roles: dict[int, str] = {}
     for process in descendants(os.getpid()):

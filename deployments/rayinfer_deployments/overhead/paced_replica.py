@@ -24,7 +24,7 @@ NUM_CPUS = 0.05  # of the replica and of the engine
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """What engines say, and when."""
+    """Output tokens and token interval of engines without a model."""
 
     description: ModelDescription
     token_ids: Sequence[int]
@@ -37,22 +37,22 @@ class Pace:
 
 
 class PacedActor(NeverStopped):
-    """A process with such an engine, for whoever talks to an engine's actor."""
+    """Actor process of such an engine, with the interface of EngineActor."""
 
     def __init__(self, pace: Pace) -> None:
         self._engine = pace.engine()
         self._address: TransportAddress | None = None
 
     async def describe(self) -> ModelDescription:
-        """Say what the model is."""
+        """Return the model's description."""
         return self._engine.description
 
     async def report(self) -> EngineReport:
-        """Say that it is at no step: they take no time."""
+        """Return a report without a step under way: steps take no time."""
         return EngineReport(stats=self._engine.stats, silent_s=0.0, silent_limit_s=math.inf)
 
     async def line(self) -> TransportAddress:
-        """Tell where routers are listened to."""
+        """Return the address at which the engine listens for routers."""
         if self._address is None:
             host = ray.util.get_node_ip_address()
             self._address = await make_engine_server(self._engine, host).start(host)
@@ -60,7 +60,7 @@ class PacedActor(NeverStopped):
 
 
 class PacedReplica:
-    """The Serve replica that owns such a process and tells routers where it is."""
+    """Serve replica that owns such a process and publishes its address to routers."""
 
     async def __init__(self, pace: Pace) -> None:  # type: ignore[misc] # Serve awaits it
         self._address = EngineAddress(
@@ -81,7 +81,7 @@ class PacedReplica:
         await self._actor.describe.remote()
 
     def record_replica_metadata(self) -> dict[str, object]:
-        """Tell routers where the engine is found."""
+        """Publish the engine's address to routers."""
         return self._address.to_metadata()
 
     def __del__(self) -> None:
@@ -90,7 +90,7 @@ class PacedReplica:
 
 
 def paced_engines(pace: Pace) -> Callable[[int, ModelArgs, int], Application]:
-    """Make what `build_llm_app` makes a model's engines with."""
+    """Make the factory of engine deployments for `build_app_over`."""
 
     def make_engines(index: int, model: ModelArgs, num_engines: int) -> Application:
         return (

@@ -1,4 +1,4 @@
-"""What is passed to C++, which reads and writes whatever it is told to: checked before, so that mistakes are errors."""
+"""Validation of arguments for the C++ kernels, which check no bounds: a bad argument is an error before the call."""
 
 import ctypes
 from ctypes import c_int32, c_int64, c_void_p
@@ -11,7 +11,7 @@ from rayinfer_kernels.paired_cache import PairedKVCache
 
 
 class IndexChecks:
-    """Refuses indices that lead out of what they point into (index_checks.cpp)."""
+    """Bounds checks of index tensors (index_checks.cpp)."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._are_within = library["rayinfer_are_within"]
@@ -47,7 +47,7 @@ class IndexChecks:
         cache: KVCache,
         window: int,
     ) -> None:
-        """Refuse a step that reads what is not there; its tensors are of int32, in one piece each."""
+        """Reject a step that reads out of bounds; its tensors are of int32 and contiguous."""
         num_requests = len(context_lengths)
         check_shape("query_starts", query_starts, num_requests + 1)
         if block_tables.dim() != 2 or len(block_tables) != num_requests:
@@ -65,7 +65,7 @@ class IndexChecks:
 
 
 def check_shape(name: str, tensor: torch.Tensor, *shape: int) -> None:
-    """Refuse a tensor of another shape."""
+    """Reject a tensor of another shape."""
     if tensor.shape != shape:
         raise ValueError(f"{name} has to be {shape}, got {tuple(tensor.shape)}")
 
@@ -85,7 +85,7 @@ def vector(name: str, x: torch.Tensor, width: int, dtype: torch.dtype) -> torch.
 
 
 def check_weight(weight: PackedWeight, in_features: int, dtype: torch.dtype) -> None:
-    """Refuse a weight that rows of so many numbers of this type cannot be multiplied by."""
+    """Reject a weight of other inputs than rows of this width and type have."""
     if in_features != weight.in_features:
         raise ValueError(f"{in_features} inputs for a weight of {weight.in_features}")
     if not weight.format.is_quantized and weight.panels.dtype != dtype:
@@ -93,7 +93,7 @@ def check_weight(weight: PackedWeight, in_features: int, dtype: torch.dtype) -> 
 
 
 def bias_arguments(bias: torch.Tensor | None, num_heads: int) -> tuple[int | None, int]:
-    """Of a position bias: its place and its number of distances."""
+    """Return the pointer of a position bias and its number of distances."""
     if bias is None:
         return None, 0
     # It is added to scores of float32, whatever the queries are.
@@ -107,7 +107,7 @@ def bias_arguments(bias: torch.Tensor | None, num_heads: int) -> tuple[int | Non
 
 
 def check_cache(cache: KVCache, head_dim: int, dtype: torch.dtype) -> PairedKVCache:
-    """Refuse a cache of other heads, and one that is laid out for a GPU."""
+    """Reject a cache of other heads, and one that is laid out for a GPU."""
     if not isinstance(cache, PairedKVCache):
         raise TypeError(f"a processor reads a PairedKVCache, not a {type(cache).__name__}")
     if cache.scales is None and cache.key.dtype != dtype:
@@ -118,7 +118,7 @@ def check_cache(cache: KVCache, head_dim: int, dtype: torch.dtype) -> PairedKVCa
 
 
 def check_attention(cache: KVCache, num_heads: int, window: int | None) -> None:
-    """Refuse what the kernel cannot cut into vectors of tokens and groups of heads."""
+    """Reject shapes that the kernel cannot cut into vectors of tokens and groups of heads."""
     if cache.block_size % 8:
         raise ValueError(f"blocks have to hold a multiple of 8 tokens, not {cache.block_size}")
     if num_heads % cache.num_kv_heads or not num_heads:
@@ -128,7 +128,7 @@ def check_attention(cache: KVCache, num_heads: int, window: int | None) -> None:
 
 
 def check_rotation(cos: torch.Tensor, sin: torch.Tensor, num_rows: int, width: int, dtype: torch.dtype) -> None:
-    """Refuse angles of other rows, and a width that does not split in halves."""
+    """Reject rotary tables of other rows, and a width that does not split in halves."""
     if width % 2:
         raise ValueError(f"{width} channels cannot turn in pairs")
     for name, table in (("cos", cos), ("sin", sin)):
@@ -138,7 +138,7 @@ def check_rotation(cos: torch.Tensor, sin: torch.Tensor, num_rows: int, width: i
 
 
 def cache_arguments(cache: PairedKVCache) -> tuple[int | None, ...]:
-    """Where a cache's tensors lie, and their sizes."""
+    """Return the pointers of a cache's tensors, and their sizes."""
     scales: tuple[int | None, int | None] = (None, None)
     if cache.scales is not None:
         scales = (cache.scales.key.data_ptr(), cache.scales.value.data_ptr())

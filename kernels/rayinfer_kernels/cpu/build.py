@@ -1,4 +1,4 @@
-"""Compiles the C++ kernels once and keeps the library in a cache folder."""
+"""Compilation of the C++ kernels on first use; the library is kept in a cache folder."""
 
 import ctypes
 import hashlib
@@ -42,22 +42,22 @@ class KernelBuildFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CompilerSettings:
-    """Which compiler, and for which instruction set."""
+    """Compiler, instruction set and extra flags of a build."""
 
     compiler: str
     isa: str
     extra_flags: tuple[str, ...] = ()
 
     def compile_command(self, source: Path, output: Path) -> list[str]:
-        """What compiles one source."""
+        """Return the command that compiles one source."""
         return [self.compiler, *self._flags(), "-c", str(source), "-o", str(output)]
 
     def link_command(self, objects: list[Path], output: Path) -> list[str]:
-        """What makes a library of all compiled sources."""
+        """Return the command that links all compiled sources to a library."""
         return [self.compiler, *self._flags(), "-shared", *map(str, objects), "-o", str(output)]
 
     def features(self) -> set[str]:
-        """The compiler's names of the instructions that it would use."""
+        """Return the compiler's names of the CPU features that it would use."""
         lines = _run([self.compiler, self._isa_flag(), "-dM", "-E", "-x", "c++", os.devnull]).splitlines()
         return {name for line in lines if (name := line.split()[1]).startswith(FEATURES)}
 
@@ -69,7 +69,7 @@ class CompilerSettings:
         return [*flags, *self.extra_flags, self._isa_flag()]
 
     def fingerprint(self) -> str:
-        """Equal for interchangeable libraries: same sources, flags, compiler and processor features."""
+        """Compute a hash of sources, flags, compiler and processor features, equal for interchangeable libraries."""
         version = _run([self.compiler, "--version"])
         digest = hashlib.sha256(" ".join([*self._flags(), version, platform.machine(), _cpu_features()]).encode())
         for path in sorted([*SOURCE_FOLDER.glob("*.cpp"), *SOURCE_FOLDER.glob("*.h")]):
@@ -79,7 +79,7 @@ class CompilerSettings:
 
 @dataclass(frozen=True, slots=True)
 class CpuLibrary:
-    """The loaded kernels and where they lie."""
+    """The loaded kernels and the path of their library."""
 
     handle: ctypes.CDLL
     path: Path
@@ -118,7 +118,7 @@ def _check_that_it_runs_here(settings: CompilerSettings) -> None:
 def _compile(path: Path, settings: CompilerSettings, tell: Callable[[int, int], None]) -> None:
     # A build that dies leaves a temporary folder, never a file that looks complete: the digest is written last.
     prefix = f".{path.stem}-"
-    for leftover in path.parent.glob(f"{prefix}*"):  # nobody builds there any more: the lock is ours
+    for leftover in path.parent.glob(f"{prefix}*"):  # left by dead builds: this process holds the lock
         shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=prefix) as folder:
         library, digest = Path(folder) / path.name, Path(folder) / "digest"

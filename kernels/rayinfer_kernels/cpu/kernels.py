@@ -1,4 +1,4 @@
-"""The C++ kernels as operations on tensors: checks what must be contiguous and passes plain pointers."""
+"""The C++ kernels as operations on tensors: contiguity is checked, and plain pointers are passed."""
 
 import ctypes
 from collections.abc import Callable, Sequence

@@ -47,7 +47,7 @@ def _change_rows(x: torch.Tensor, activation: str, *, is_gate: bool) -> torch.Te
 
 @triton.jit
 def activated(x, activation: tl.constexpr):
-    """The activation of `x`, in float32."""
+    """Return the activation of `x`, in float32."""
     if activation == "gelu":
         return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
     if activation == "gelu_tanh":

@@ -1,4 +1,4 @@
-"""What the attention kernels have in common: reading tiles of the paged cache, and the running softmax over them."""
+"""Code shared by the attention kernels: loads of tiles of the paged cache, and online softmax over them."""
 
 from typing import Any
 
@@ -143,14 +143,14 @@ def _halves_of_pairs(pair):
 
 
 def dot_type(model_dtype: torch.dtype, cache: PagedKVCache) -> Any:
-    """What products are taken in: the model's type, or float16 for keys of eight bits, which it holds exactly."""
+    """Return the type of products: the model's, or float16 for keys of eight bits, which it holds exactly."""
     if cache.key.dtype is torch.float8_e4m3fn and model_dtype is torch.bfloat16:
         return dot_dtype(torch.float16)
     return dot_dtype(model_dtype)
 
 
 def score_factors(scale: float, softcap: float | None) -> tuple[float, float]:
-    """What scores are multiplied by and capped at, in powers of two: softmax(x) is made of 2 ** (x * log2(e)).
+    """Return the scale and the cap of scores, in powers of two: softmax(x) is made of 2 ** (x * log2(e)).
 
     softcap * tanh(x * scale / softcap) is softcap - 2 * softcap / (1 + exp(2 * x * scale / softcap)): the first factor
     is what stands in that exponent, the second the cap.

@@ -94,13 +94,13 @@ def decode_attention(
 
 
 def splits_bytes(num_requests: int, num_heads: int, num_kv_heads: int, head_dim: int, max_context: int) -> int:
-    """Memory that `decode_attention` takes beside its result, whatever the contexts are, up to `max_context` tokens."""
+    """Return the memory that `decode_attention` takes beside its result, for contexts up to `max_context` tokens."""
     num_splits = num_splits_for(num_requests, num_kv_heads, max_context)
     return 0 if num_splits == 1 else 4 * num_requests * num_heads * num_splits * (head_dim + 2)
 
 
 def _new_partial_results(query: torch.Tensor, num_splits: int, num_kv_heads: int) -> tuple[torch.Tensor, ...]:
-    """Memory for each split's weighted values, its greatest score and sum of weights; and counters of ended splits."""
+    """Allocate each split's weighted values, greatest score and sum of weights; and counters of ended splits."""
     num_requests, num_heads, head_dim = query.shape
     num_splits = 0 if num_splits == 1 else num_splits
     parts = torch.empty((num_requests, num_heads, num_splits, head_dim), dtype=torch.float32, device=query.device)
@@ -110,7 +110,7 @@ def _new_partial_results(query: torch.Tensor, num_splits: int, num_kv_heads: int
 
 @triton.jit
 def _split_length(context, window, num_splits, min_tokens, TILE: tl.constexpr):
-    """The first token of the first tile that is seen, and how many tokens each split has from there on.
+    """Return the first token of the first tile that is seen, and how many tokens each split has from there on.
 
     All splits but the last have whole tiles and no fewer tokens than min_tokens: a short context leaves some empty.
     """
@@ -210,7 +210,7 @@ def _fetch_tile(
     HEAD_DIM: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Have the L2 cache load the keys and values of a tile, while the kernel that makes the query still runs."""
+    """Prefetch the keys and values of a tile into the L2 cache, while the kernel that makes the query still runs."""
     LINE: tl.constexpr = 128 // (key_cache.dtype.element_ty.primitive_bitwidth // 8)  # numbers in a line of the cache
     LINES: tl.constexpr = triton.next_power_of_2((HEAD_DIM + LINE - 1) // LINE)
     tokens = tl.minimum(begin + tl.arange(0, TILE), end - 1)
@@ -223,7 +223,7 @@ def _fetch_tile(
 
 @triton.jit
 def _prefetch(places):
-    """Have the L2 cache load the lines at these addresses; nobody waits for it."""
+    """Prefetch the lines at these addresses into the L2 cache, without waiting."""
     tl.inline_asm_elementwise(
         "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
         "=r,l",

@@ -1,8 +1,7 @@
-"""Products of a few rows with a matrix: the matrix is read once, as fast as memory gives it, and nothing else is.
+"""Skinny GEMM: products of a few rows with a matrix, which is read once, at the speed of memory.
 
-One request's step is nothing but such products, and what lies between them costs more launches than work. So the norm
-before a product, the gate behind it and the sum that it is added to are parts of it. There are no tensor cores in it:
-up to four rows, they would have nothing to do.
+One request's step is nothing but such products. The norm before a product, the gate behind it and the residual sum are
+fused into it, since launches would dominate. No tensor cores are used: for up to four rows they gain nothing.
 """
 
 from typing import NamedTuple
@@ -32,7 +31,7 @@ class Norm(NamedTuple):
 
 
 def are_few_rows(x: torch.Tensor) -> bool:
-    """Whether rows [num_rows, in_features] are few, and of a type whose last digits may depend on that."""
+    """Return whether rows [num_rows, in_features] are few, and of a type whose last digits may depend on that."""
     return x.dim() == 2 and len(x) <= MAX_FEW_ROWS and x.dtype.itemsize == 2
 
 

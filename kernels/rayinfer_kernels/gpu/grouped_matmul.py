@@ -1,4 +1,4 @@
-"""Products of groups of rows, each with a matrix of its own, and weighted sums of the results: mixtures of experts."""
+"""Grouped GEMM and weighted combination of its rows, for mixtures of experts."""
 
 import torch
 

@@ -17,7 +17,7 @@ try:
 except ImportError:
 
     class _Absent:
-        """Stands where Triton would: decorates kernels and answers for names in annotations."""
+        """Stub of Triton where it is not installed: decorates kernels and has every name of annotations."""
 
         def __getattr__(self, name: str) -> "_Absent":
             if name.startswith("__"):
@@ -49,7 +49,7 @@ IS_INTERPRETED: bool = HAS_TRITON and bool(triton.knobs.runtime.interpret)
 
 
 def dot_dtype(dtype: torch.dtype) -> Any:
-    """What to cast both operands of `tl.dot` to, in a model of this type: float32 in the interpreter, else the type.
+    """Return the type of both operands of `tl.dot` in a model of this type: float32 in the interpreter, else the type.
 
     It is a Triton type: pass it as a constexpr. Give `tl.dot` input_precision="ieee", or float32 becomes tf32.
     """
@@ -59,12 +59,12 @@ def dot_dtype(dtype: torch.dtype) -> Any:
 
 
 def next_power_of_2(number: int) -> int:
-    """The smallest power of two that is not below a positive number: the lengths of Triton's ranges."""
+    """Return the smallest power of two that is not below a positive number: the lengths of Triton's ranges."""
     return 1 << (number - 1).bit_length()
 
 
 def supports_pdl(device: torch.device) -> bool:
-    """Whether kernels on this device can be launched before the one before them has ended.
+    """Return whether kernels on this device can be launched before the previous one has ended.
 
     With programmatic dependent launch (PDL, compute capability 9.0) a kernel whose `PDL` is true calls
     `gdc_launch_dependents` first, which lets the next kernel start as soon as there is room, loads what no kernel of

@@ -1,4 +1,4 @@
-"""All layers of a decoder, in as few launches as there are things that must wait for each other."""
+"""All layers of a decoder, in as few launches as their data dependencies allow."""
 
 from collections.abc import Sequence
 

@@ -20,27 +20,27 @@ class PagedKVCache:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All that a block consists of; the first axis of each counts the blocks."""
+        """Return all tensors of the cache; the first axis of each counts the blocks."""
         return self.key, self.value
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in the pool."""
+        """Return the number of blocks in the pool."""
         return self.key.shape[0]
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads that have keys and values of their own."""
+        """Return the number of key-value heads."""
         return self.key.shape[1]
 
     @property
     def block_size(self) -> int:
-        """Tokens in one block."""
+        """Return the number of tokens in one block."""
         return self.key.shape[2]
 
     @property
     def head_dim(self) -> int:
-        """Channels of a head."""
+        """Return the number of channels of a head."""
         return self.key.shape[3]
 
     def put(self, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
@@ -53,13 +53,13 @@ class PagedKVCache:
             _indexable(stored).transpose(1, 2)[block, offset] = _indexable(rounded)
 
     def take(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of whole blocks [num_blocks] in float32: [num_kv_heads, num_tokens, head_dim] each."""
+        """Return the keys and values of whole blocks [num_blocks] in float32: [num_kv_heads, num_tokens, head_dim]."""
         key, value = (_indexable(stored)[blocks].view(stored.dtype).float() for stored in self.tensors)
         return key.transpose(0, 1).flatten(1, 2), value.transpose(0, 1).flatten(1, 2)
 
 
 def _indexable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory; torch cannot index floats of eight bits on every device."""
+    """View eight-bit floats as bytes, since torch cannot index them on every device."""
     return tensor.view(torch.uint8) if tensor.dtype is torch.float8_e4m3fn else tensor
 
 
@@ -72,7 +72,7 @@ def in_cache_type(numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def largest_number(cache: PagedKVCache) -> int:
-    """Where a cache of eight bits saturates; 0 for a cache of the model's type."""
+    """Return the largest number of an eight-bit cache; 0 for a cache of the model's type."""
     dtype = cache.key.dtype
     return int(torch.finfo(dtype).max) if dtype is torch.float8_e4m3fn else 0
 
@@ -96,5 +96,5 @@ def allocate_paged_cache(
 
 
 def paged_block_bytes(block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    """Bytes that one block of one layer takes."""
+    """Return the bytes of one block of one layer."""
     return 2 * block_size * num_kv_heads * head_dim * dtype.itemsize

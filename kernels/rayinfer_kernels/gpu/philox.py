@@ -1,4 +1,4 @@
-"""The numbers that tokens are drawn by, for all rows at once; reference/philox.py says what they are."""
+"""Philox random numbers of the sampler, for all rows at once; defined in reference/philox.py."""
 
 import torch
 

@@ -69,7 +69,7 @@ def prefill_attention(
 
 @triton.jit
 def _queries_of(tile, query_starts, num_requests, TILE_QUERIES: tl.constexpr):
-    """The request of a tile, the tile's first row of the query and the one behind the request's last.
+    """Return the request of a tile, the tile's first row of the query and the one behind the request's last.
 
     Request i's first tile is starts[i] // TILE_QUERIES + i: there are enough behind one another for every request.
     """

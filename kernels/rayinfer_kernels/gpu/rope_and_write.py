@@ -1,4 +1,4 @@
-"""What happens between the product that makes queries, keys and values and attention, in one launch."""
+"""Fused kernel between the QKV projection and attention: head norms, rotary embedding and the write to the cache."""
 
 import torch
 
@@ -176,7 +176,7 @@ def _turned_head(
     HALF_WIDTH: tl.constexpr,
     REST_WIDTH: tl.constexpr,
 ):
-    """The two halves that turn, each [ROWS, HALF_WIDTH], and the rest [ROWS, REST_WIDTH], all in float32."""
+    """Return the rotated halves, [ROWS, HALF_WIDTH] each, and the rest [ROWS, REST_WIDTH], all in float32."""
     half, rest_channel = tl.arange(0, HALF_WIDTH)[None, :], 2 * HALF + tl.arange(0, REST_WIDTH)[None, :]
     is_half, is_rest = is_row[:, None] & (half < HALF), is_row[:, None] & (rest_channel < HEAD_DIM)
     first = tl.load(row[:, None] + half, mask=is_half, other=0.0).to(tl.float32)

@@ -1,4 +1,4 @@
-"""From float32 to a smaller type inside a kernel, rounded to the nearest, ties to even, as torch does it."""
+"""Rounding from float32 to a smaller type inside a kernel: to the nearest, ties to even, as torch does it."""
 
 from rayinfer_kernels.gpu.language import IS_INTERPRETED, tl, triton
 

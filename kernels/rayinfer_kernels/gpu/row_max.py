@@ -35,7 +35,7 @@ def _row_max_kernel(rows, values, indices, row_stride, width: tl.constexpr, bloc
 
 @triton.jit
 def best_of(values, ids):
-    """The greatest value, NaN if there is one, and the least id of those that have it."""
+    """Return the greatest value, NaN if there is one, and the least id of those that have it."""
     is_nan = values != values
     has_nan = tl.max(is_nan.to(tl.int32), 0) != 0
     highest = tl.max(tl.where(is_nan, float("-inf"), values), 0)
@@ -45,7 +45,7 @@ def best_of(values, ids):
 
 @triton.jit
 def best_of_places(scores, first, last, width, block: tl.constexpr):
-    """The greatest number in float32 at each place of a block, NaN if there is one, and its first id.
+    """Return the greatest number in float32 at each place of a block, NaN if there is one, and its first id.
 
     Each place looks through the row by itself, so that many loads are on their way at once.
     """

@@ -99,19 +99,19 @@ def sample_rows(
 
 
 def sampling_bytes(num_rows: int, vocab_size: int) -> int:
-    """Memory that `sample_rows` takes beside its results."""
+    """Return the memory that `sample_rows` takes beside its results."""
     return sum(each.nbytes for each in _buffers(num_rows, vocab_size, torch.float32).values())
 
 
 def _grid_of_parts(num_rows: int, width: int) -> tuple[tuple[int, int], int]:
-    """Rows and the parts of each, and of how many blocks a part consists."""
+    """Return the numbers of rows, of parts of each row, and of blocks in a part."""
     num_blocks = -(-width // SAMPLING_BLOCK)
     blocks_per_part = -(-num_blocks // row_parts_for(num_rows, num_blocks))
     return (num_rows, -(-num_blocks // blocks_per_part)), blocks_per_part
 
 
 def _buffers(num_rows: int, width: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Shapes and types, without memory, of what the launches leave to those after them."""
+    """Return the shapes and types, without memory, of the buffers passed between launches."""
     grid, _ = _grid_of_parts(num_rows, width)
     num_maxima = max(1, SAMPLING_BLOCK // next_power_of_2(grid[1]))
     capacity = min(MAX_CANDIDATES, width)

@@ -16,7 +16,7 @@ _CUT_MARGIN = tl.constexpr(2.0**-20)  # so that dividing by the temperature ties
 
 @triton.jit
 def find_cut(maxima, best, temperature, top_k, top_p, has_top_k, least_maxima, most_maxima):
-    """Score from which on tokens become candidates, found by bisection among the `maxima` of parts of the row.
+    """Return the lowest score of candidates, found by bisection among the `maxima` of parts of the row.
 
     With top-k: one that at least top_k of the maxima reach. Without: one below which little of the maxima's mass lies,
     and that between `least_maxima` and `most_maxima` of them reach. If no score does, one so low that it has no weight.

@@ -36,7 +36,7 @@ def choose_place(
     block: tl.constexpr,
     num_blocks: tl.constexpr,
 ):
-    """The place in `scores` of the chosen token, and whether tokens that are not there can change nothing.
+    """Return the place in `scores` of the chosen token, and whether tokens that are not there can change nothing.
 
     These have scaled scores up to `highest_other` (an ordered number), and the mass `others` together.
     """
@@ -75,7 +75,7 @@ def pivots_between(low, high):
 
 @triton.jit
 def kth_best(scores, width, temperature, top_k, low, highest, block: tl.constexpr):
-    """The k-th best scaled score as an ordered number, or `low` if that is greater."""
+    """Return the k-th best scaled score as an ordered number, or `low` if that is greater."""
     high = ordered(highest)
     while low < high:
         pivots = pivots_between(low, high)
@@ -151,7 +151,7 @@ def place_of_tied(scores, width, temperature, threshold, rank, block: tl.constex
 
 @triton.jit
 def kept_weights(scores, start, width, temperature, lowest, first_tied, highest, min_p, block: tl.constexpr):
-    """A block of weights in float64, 0 for tokens that cannot be drawn."""
+    """Return a block of weights in float64, 0 for tokens that cannot be drawn."""
     scaled = scaled_at(scores, start, width, temperature, block)
     keys = ordered(scaled)
     is_kept = (keys > lowest) | ((keys == lowest) & (start + tl.arange(0, block) >= first_tied))
@@ -173,7 +173,7 @@ def draw(
     block: tl.constexpr,
     num_blocks: tl.constexpr,
 ):
-    """The first place whose weight, with those of all before it, exceeds `uniform` times the sum of all.
+    """Return the first place whose weight, with those of all before it, exceeds `uniform` times the sum of all.
 
     `masses` [num_blocks] are the sums of blocks; only the block in which that place lies is looked at.
     """

@@ -12,14 +12,14 @@ _IS_INTERPRETED = tl.constexpr(IS_INTERPRETED)
 
 @triton.jit
 def ordered(x):
-    """An integer per number of float32 that is not NaN, in the order of the numbers; both zeros are one."""
+    """Return an integer per number of float32 that is not NaN, in the order of the numbers; both zeros are one."""
     bits = x.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, -2147483648 - bits, bits)
 
 
 @triton.jit
 def number_of(key):
-    """The number that `ordered` made this integer of."""
+    """Return the number that `ordered` made this integer of."""
     return tl.where(key < 0, -2147483648 - key, key).to(tl.float32, bitcast=True)
 
 
@@ -61,13 +61,13 @@ def quotient(x, divisor, inverse):
 
 @triton.jit
 def load_scores(scores, start, width, block: tl.constexpr):
-    """A block of scores, -inf behind the row."""
+    """Return a block of scores, -inf behind the row."""
     within = start + tl.arange(0, block)
     return tl.load(scores + within, mask=within < width, other=float("-inf"))
 
 
 @triton.jit
 def scaled_at(scores, start, width, temperature, block: tl.constexpr):
-    """A block of scores over the temperature, -inf behind the row."""
+    """Return a block of scores over the temperature, -inf behind the row."""
     x = load_scores(scores, start, width, block).to(tl.float32)
     return quotient(x, temperature, tl.div_rn(1.0, temperature))

@@ -1,4 +1,4 @@
-"""Every number that was chosen for speed: tiles, warps, pipeline depths, splits. None changes a result's meaning.
+"""All performance parameters of the kernels: tiles, warps, pipeline depths, splits. None changes a result's meaning.
 
 They were chosen for Hopper (132 multiprocessors, 228 KiB of shared memory each): those of decode attention, rotation,
 products of few rows and sampling by measuring on an H100, the others by counting bytes and registers. Each distinct set
@@ -37,7 +37,7 @@ MAX_ROW_PARTS = 32  # that a row is cut into where rows are few
 
 @dataclass(frozen=True, slots=True)
 class AttentionTuning:
-    """How one attention program works."""
+    """Tile sizes, warps and pipeline stages of an attention program."""
 
     num_rows: int  # of queries: tokens x heads of a group
     tile_tokens: int  # keys and values that are loaded at once
@@ -48,7 +48,7 @@ class AttentionTuning:
 
 @dataclass(frozen=True, slots=True)
 class RowsTuning:
-    """How a program works that goes through rows of heads."""
+    """Tile size and warps of a program over rows of heads."""
 
     num_rows: int  # tokens of one head
     num_warps: int
@@ -56,7 +56,7 @@ class RowsTuning:
 
 @dataclass(frozen=True, slots=True)
 class ProductTuning:
-    """How one program of a matrix product works."""
+    """Tile sizes, warps and pipeline stages of a matrix product's program."""
 
     num_rows: int  # of its tile of results
     num_columns: int
@@ -68,7 +68,7 @@ class ProductTuning:
 def decode_tuning(
     group: int, head_dim: int, cache_bytes: int, model_bytes: int, block_size: int, num_programs: int | None = None
 ) -> AttentionTuning:
-    """For one token of each request; `num_programs`, how many there are without splits, is None for any batch.
+    """Tune for one token of each request; `num_programs`, the number without splits, is None for any batch.
 
     Even one query head is multiplied by tensor cores, padded to their 16 rows: for bfloat16 that takes a quarter of the
     instructions that plain products and sums take, and few enough to keep up with memory.
@@ -88,7 +88,7 @@ def decode_tuning(
 
 
 def prefill_tuning(head_dim: int, model_bytes: int, max_query: int, group: int) -> AttentionTuning:
-    """For chunks of prompts, alone or beside decoding requests; few rows where no request has many tokens."""
+    """Tune for chunks of prompts, alone or beside decoding requests; few rows where no request has many tokens."""
     width = next_power_of_2(head_dim)
     if model_bytes == 4:  # without tensor cores; registers are short
         return AttentionTuning(max(16, next_power_of_2(group)), 16, num_warps=4 if width <= 128 else 8, num_stages=2)
@@ -101,7 +101,7 @@ def prefill_tuning(head_dim: int, model_bytes: int, max_query: int, group: int) 
 
 
 def num_splits_for(num_requests: int, num_kv_heads: int, max_context: int) -> int:
-    """Into how many parts to cut each context: a power of two that fills the processor and leaves no part too long.
+    """Return the number of splits of each context: a power of two that fills the GPU and leaves no split too long.
 
     It looks at shapes only, so that a captured graph's grid holds for every step of its batch size; so it must suit the
     usual batch, in which few contexts are as long as tables allow, and do for the one long context in it.
@@ -116,7 +116,7 @@ def num_splits_for(num_requests: int, num_kv_heads: int, max_context: int) -> in
 
 
 def least_split(num_requests: int, num_kv_heads: int) -> int:
-    """How many tokens a part has at least: the more, the more programs the batch alone gives the processor.
+    """Return the fewest tokens of a split: the more, the more programs the batch alone gives the GPU.
 
     Every part waits for its first tokens before it computes any, and leaves sums that are read again.
     """
@@ -126,12 +126,12 @@ def least_split(num_requests: int, num_kv_heads: int) -> int:
 
 
 def combined_at_once(group: int, head_dim: int) -> int:
-    """How many splits of a group of heads are loaded together to be combined: up to 32 numbers a thread."""
+    """Return how many splits of a group of heads are loaded together to be combined: up to 32 numbers a thread."""
     return max(1, min(MAX_SPLITS, 4096 // (next_power_of_2(group) * next_power_of_2(head_dim))))
 
 
 def rope_tuning(num_tokens: int) -> RowsTuning:
-    """Few tokens a program while there are few, so that all multiprocessors have some; many for long prompts."""
+    """Tune RoPE: few tokens a program while there are few, so that all multiprocessors have some; else many."""
     if num_tokens == 1:
         return RowsTuning(num_rows=1, num_warps=1)
     if num_tokens <= 128:
@@ -142,17 +142,17 @@ def rope_tuning(num_tokens: int) -> RowsTuning:
 
 
 def row_parts_for(num_rows: int, num_blocks: int) -> int:
-    """Into how many parts to cut rows of logits at most, so that each multiprocessor has two of them."""
+    """Return the most parts of a row of logits, such that each multiprocessor has two of them."""
     return max(1, min(num_blocks, MAX_ROW_PARTS, 2 * NUM_MULTIPROCESSORS // num_rows))
 
 
 def row_warps(block: int) -> int:
-    """Warps for a program that holds `block` columns of a row: about eight numbers a thread."""
+    """Return the warps of a program that holds `block` columns of a row: about eight numbers a thread."""
     return min(max(block // 256, 1), 16)
 
 
 def grouped_tuning(num_rows: int, num_groups: int, model_bytes: int) -> ProductTuning:
-    """For rows spread over groups: small tiles where weights are what is read, large ones where rows are many."""
+    """Tune a grouped GEMM: small tiles where reading weights dominates, large ones where rows are many."""
     if model_bytes == 4:
         return ProductTuning(16, 64, 32, num_warps=4, num_stages=2)
     rows_per_group = num_rows / num_groups
@@ -164,7 +164,7 @@ def grouped_tuning(num_rows: int, num_groups: int, model_bytes: int) -> ProductT
 
 
 def few_rows_tuning(num_rows: int, num_results: int, in_features: int, *, is_gated: bool) -> ProductTuning:
-    """For one, two or four rows and a matrix: each thread loads eight neighbouring numbers of each of some columns.
+    """Tune for one, two or four rows and a matrix: each thread loads eight neighbouring numbers of some columns.
 
     What counts is a whole layer, in which the next kernels load their weights while this one ends: so few programs that
     all of them run at once are better there than those that are fastest alone.

@@ -1,4 +1,4 @@
-"""The shortest correct torch for every operation: the truth that faster kernels are tested against."""
+"""Reference implementation of every operation in plain torch, which faster kernels are tested against."""
 
 from rayinfer_kernels.reference.attention import paged_attention, write_kv
 from rayinfer_kernels.reference.elementwise import (

@@ -53,7 +53,7 @@ def gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    """The approximation of `gelu` by a hyperbolic tangent, from the same paper."""
+    """Approximate `gelu` by a hyperbolic tangent, as in the same paper."""
     return F.gelu(x, approximate="tanh")
 
 

@@ -1,4 +1,4 @@
-"""Linear layers that have rows of one input each, and weighted sums of their outputs."""
+"""Grouped GEMM, each group of rows with its own weight, and weighted combination of the output rows."""
 
 import itertools
 

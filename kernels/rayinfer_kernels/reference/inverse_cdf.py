@@ -1,4 +1,4 @@
-"""From scores to weights, and where the cumulated weights pass a share of their sum."""
+"""Softmax weights of scores, and the index at which their cumulative sum passes a share of the total."""
 
 import torch
 from torch import Tensor

@@ -8,5 +8,5 @@ from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
 
 
 def layer_stack(layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape) -> LayerStack | None:
-    """Torch runs them one by one, from the single operations of this folder."""
+    """Return None: torch runs the layers one by one, by the single operations of this folder."""
     return None

@@ -1,4 +1,4 @@
-"""Which tokens may be drawn: top-k and top-p, by the rules of transformers' TopKLogitsWarper and TopPLogitsWarper.
+"""Top-k and top-p truncation, by the rules of transformers' TopKLogitsWarper and TopPLogitsWarper.
 
 Both work in place on float32 scores [rows, whole blocks] that the temperature has scaled already.
 """

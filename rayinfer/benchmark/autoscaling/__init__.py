@@ -1,1 +1,1 @@
-"""What the choice of the number of engines is worth, simulated over request traces."""
+"""Comparison of autoscaling policies, simulated over request traces."""

@@ -1,4 +1,4 @@
-"""What may settle the number of engines in a simulation: our own decision, Serve's plain one, or none at all."""
+"""Autoscaling policies of a simulation: by engine metrics, by Serve's ongoing requests, and a fixed number."""
 
 import math
 from collections import deque
@@ -10,7 +10,7 @@ from rayinfer.routing.engine_count import EngineCount, ModelLoad
 
 
 class CountingPolicy(Protocol):
-    """Says how many engines there should be."""
+    """Policy that decides the number of engines."""
 
     def decide(self, now_s: float, target: int, load: ModelLoad, num_ongoing: int) -> int:
         """See EngineCount.decide; `num_ongoing` are the requests that have not ended."""
@@ -19,7 +19,7 @@ class CountingPolicy(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FixedCount:
-    """As many engines all the time."""
+    """Constant number of engines."""
 
     num_engines: int
 
@@ -29,7 +29,7 @@ class FixedCount:
 
 
 class ByEngineMetrics:
-    """The decision that a service uses."""
+    """The policy that services use."""
 
     def __init__(self, settings: AutoscalingSettings) -> None:
         self._count = EngineCount(settings)

@@ -1,4 +1,4 @@
-"""Several policies over several traces, held against each other: as JSON, Markdown, a table and a picture."""
+"""Comparison of policies over several traces: as JSON, Markdown, a table and a picture."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ TAIL_S = 300.0  # after the last request
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyOutcome:
-    """What one policy made of one trace."""
+    """Result of one policy on one trace."""
 
     trace: str
     policy: str
@@ -47,7 +47,7 @@ class PolicyOutcome:
     engines: str  # held: "0:1 35:2" stands for one, and two from the 35th second on
 
     def counts(self) -> list[int]:
-        """The engines held, second by second."""
+        """Return the engines held, second by second."""
         changes = [tuple(map(int, change.split(":"))) for change in self.engines.split()]
         ends = [second for second, _ in changes[1:]] + [self.seconds]
         return [count for (second, count), end in zip(changes, ends, strict=True) for _ in range(second, end)]

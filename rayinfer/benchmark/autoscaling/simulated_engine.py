@@ -1,4 +1,4 @@
-"""An engine as far as its pace is concerned: continuous batching with prompts in chunks, a step at a time."""
+"""Performance model of an engine: continuous batching with chunked prefill, a step at a time."""
 
 import heapq
 from collections import deque
@@ -10,7 +10,7 @@ from rayinfer.benchmark.autoscaling.trace import TracedRequest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnginePace:
-    """How fast an engine is and how much it holds."""
+    """Speed and capacity of an engine."""
 
     step_s: float = 0.025  # of any step, however little it computes
     prompt_token_s: float = 0.0002  # more for each token of prompts
@@ -23,7 +23,7 @@ class EnginePace:
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """A request on its way; where its engine leaves, it is computed again with the tokens that it has."""
+    """A request in flight; where its engine is removed, it is computed again with the tokens that it has."""
 
     traced: TracedRequest
     num_output: int = 0  # tokens it has
@@ -32,7 +32,7 @@ class SimulatedRequest:
 
     @property
     def num_to_compute(self) -> int:
-        """Tokens that an engine has to compute before it can go on with the answer."""
+        """Return the number of tokens to compute before the answer can continue."""
         return self.traced.prompt_tokens + self.num_output
 
 
@@ -43,7 +43,7 @@ class _Running(NamedTuple):
 
 
 class SimulatedEngine:
-    """Takes requests while it has room and moves all of them by steps."""
+    """Engine that accepts requests up to its capacity and advances all of them by steps."""
 
     def __init__(self, pace: EnginePace, ready_s: float) -> None:
         self.ready_s = ready_s
@@ -60,16 +60,16 @@ class SimulatedEngine:
 
     @property
     def num_requests(self) -> int:
-        """Requests that it has been given and has not finished."""
+        """Return the number of unfinished requests."""
         return len(self._prompts) + len(self._running) + len(self._starting)
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens of prompts that it has not computed."""
+        """Return the number of prompt tokens that are not computed."""
         return self._waiting_tokens
 
     def has_room(self) -> bool:
-        """Whether it takes a request now: seats, cache, and few prompts before it."""
+        """Return whether it accepts a request now: seats, cache, and few prompts before it."""
         pace = self._pace
         return (
             self.num_requests < pace.num_seats
@@ -78,7 +78,7 @@ class SimulatedEngine:
         )
 
     def take(self, request: SimulatedRequest, now_s: float) -> None:
-        """Take a request; an idle engine begins a step at once."""
+        """Add a request; an idle engine begins a step at once."""
         self._prompts.append(request)
         self._waiting_tokens += request.num_to_compute
         if self.step_ends_s is None:
@@ -101,7 +101,7 @@ class SimulatedEngine:
         return started
 
     def give_up(self) -> list[SimulatedRequest]:
-        """Hand over all requests with the tokens that they have; the engine goes."""
+        """Return all requests with the tokens that they have, as the engine is removed."""
         for running in self._running:
             running.request.num_output = running.request.traced.output_tokens - (running.last_step - self._num_steps)
         left = [running.request for running in sorted(self._running, key=lambda it: it.order)]

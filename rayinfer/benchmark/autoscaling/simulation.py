@@ -1,4 +1,4 @@
-"""Replays a trace against engines that come and go as a policy decides."""
+"""Replay of a trace against engines that a policy starts and stops."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ PATIENCE_S = 60.0  # a client that has no token by then is gone
 
 @dataclass(kw_only=True, slots=True)
 class Replay:
-    """What became of the requests, and what it took."""
+    """Outcome of a replay: requests by their end, TTFTs, and engine time."""
 
     num_requests: int = 0
     num_refused: int = 0  # by a full queue
@@ -32,15 +32,15 @@ class Replay:
 
     @property
     def num_lost(self) -> int:
-        """Requests that had no answer."""
+        """Return the number of requests without an answer."""
         return self.num_refused + self.num_given_up
 
     def attainment(self, objective_s: float) -> float:
-        """The share of all requests that had their first token in time."""
+        """Return the share of all requests that had their first token in time."""
         return sum(waited <= objective_s for waited in self.first_token_s) / max(1, self.num_requests)
 
     def quantile_s(self, share: float) -> float:
-        """The time within which this share of the answered requests had their first token."""
+        """Return the TTFT within which this share of the answered requests had their first token."""
         waited = sorted(self.first_token_s)
         return waited[min(len(waited) - 1, int(share * len(waited)))] if waited else 0.0
 
@@ -81,7 +81,7 @@ class Simulation:
         return self._replay
 
     def _advance(self) -> None:
-        """Go on to whatever is next: an arrival, the end of a step, a decision."""
+        """Process the next event: an arrival, the end of a step, a decision."""
         engine = min(self._engines, key=_step_end, default=None)
         step_s = float("inf") if engine is None else _step_end(engine)
         arrival_s = self._arrivals[0].arrival_s if self._arrivals else float("inf")
@@ -150,7 +150,7 @@ class Simulation:
             self._replay.num_stopped += 1
 
     def _let_impatient_go(self) -> None:
-        """Take out of the queue whoever has waited too long; the engines finish what they have."""
+        """Remove requests from the queue that have waited too long; the engines finish theirs."""
         oldest_s = self._now_s - PATIENCE_S
         while self._queue and self._queue[0].traced.arrival_s < oldest_s:
             _, key = self._unstarted.pop(id(self._queue.popleft()))

@@ -1,4 +1,4 @@
-"""Requests as they came to a service: when, and how long their prompts and answers were."""
+"""Request traces of services: arrival times, and lengths of prompts and answers."""
 
 import csv
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def read_trace(file: Path, *, speed: float = 1.0) -> list[TracedRequest]:
 
 
 def with_pauses(requests: Sequence[TracedRequest], *, every_s: float, pause_s: float) -> list[TracedRequest]:
-    """Let nobody come for `pause_s` after each `every_s` of a trace."""
+    """Insert pauses of `pause_s` without arrivals after each `every_s` of a trace."""
     return [
         request._replace(arrival_s=request.arrival_s + pause_s * (request.arrival_s // every_s)) for request in requests
     ]

@@ -1,1 +1,1 @@
-"""How close the engine comes to what a GPU allows: `python -m rayinfer.benchmark.gpu`, or `rayinfer bench gpu`."""
+"""Benchmark of the engine against a GPU's roofline: `python -m rayinfer.benchmark.gpu`, or `rayinfer bench gpu`."""

@@ -1,4 +1,4 @@
-"""How long a kernel takes, when nothing that it reads is in the processor's caches and nothing waits for the host."""
+"""Kernel timing with cold caches and without host overhead."""
 
 import statistics
 import time
@@ -10,7 +10,7 @@ COLD_BYTES = 512 << 20  # so much is read before anything is read again, more th
 
 
 def seconds_per_call(calls: Sequence[Callable[[], object]], device: torch.device, num_repeats: int) -> float:
-    """The median over repeats of all calls one after the other; on a GPU a graph of them, so that nothing waits."""
+    """Return the median over repeats of all calls one after the other; on a GPU in one graph, so that nothing waits."""
     if device.type != "cuda":
         return statistics.median(_host_seconds(calls) for _ in range(num_repeats)) / len(calls)
     for call in calls:  # compiles what is not yet

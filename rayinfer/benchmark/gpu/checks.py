@@ -1,4 +1,4 @@
-"""Whether the engine computes what it should: the same model by plain torch in float32 on the host, token by token."""
+"""Correctness check of the engine: the same model in plain torch, in float32 on the host, token by token."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 
 
 def run_checks(folder: Path, dtype: str, *, tiny: bool) -> list[Check]:
-    """Hold a model of two real layers against the reference, with CUDA graphs and without."""
+    """Compare a model of two real layers with the reference, with CUDA graphs and without."""
     shape = tiny_shape("Qwen3-0.6B") if tiny else SHAPES["Qwen3-0.6B"]
     shape = {**shape, "num_hidden_layers": 2, "vocab_size": 512 if tiny else 2048}
     checkpoint = _write_checkpoint(shape, folder / "checked")
@@ -123,7 +123,7 @@ def _compare_scores(
 
 @torch.inference_mode()
 def _reference_logprobs(checkpoint: Path, token_ids: list[int]) -> torch.Tensor:
-    """Log probabilities of all tokens but the first, computed at once on the host."""
+    """Compute the log probabilities of all tokens but the first, at once on the host."""
     decoder = load_decoder(checkpoint, torch.float32, _HOST)
     config, num_tokens = decoder.config, len(token_ids)
     num_blocks = -(-num_tokens // BLOCK_SIZE)

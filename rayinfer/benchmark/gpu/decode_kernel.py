@@ -1,4 +1,4 @@
-"""Decode attention alone: how fast it reads the cache, as a share of what a plain copy moves on the same device."""
+"""Bandwidth of the decode attention kernel, as a share of a plain copy's on the same device."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from rayinfer_kernels.gpu.tuning import num_splits_for
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSweep:
-    """What is measured: all combinations of groups, contexts and batches whose caches fit in `max_pool_bytes`."""
+    """Measured shapes: all combinations of groups, contexts and batches whose caches fit in `max_pool_bytes`."""
 
     groups: Sequence[int] = (2, 4, 5, 8)  # query heads of a key-value head
     contexts: Sequence[int] = (128, 512, 1024, 4096, 16384)
@@ -53,7 +53,7 @@ class DecodeRow:
 
 
 def decode_shapes(sweep: DecodeSweep) -> list[DecodeShape]:
-    """All combinations of a sweep whose caches fit."""
+    """Return all combinations of a sweep whose caches fit."""
     shapes = itertools.starmap(DecodeShape, itertools.product(sweep.groups, sweep.contexts, sweep.batches))
     return [shape for shape in shapes if _cache_bytes(sweep, shape) <= sweep.max_pool_bytes]
 

@@ -1,4 +1,4 @@
-"""Runs an engine on a workload without a server, and times what comes out of it."""
+"""Timed runs of an engine on a workload, without a server."""
 
 import itertools
 import time
@@ -85,7 +85,7 @@ def warm_up(engine: Engine, deadline: Deadline) -> LoadedEngine:
 
 
 def offline_seconds(loaded: LoadedEngine, workload: Workload) -> float:
-    """Seconds for all of a workload that is there at once; raises RuntimeError for answers of another length."""
+    """Return the seconds for a workload submitted at once; raises RuntimeError for answers of another length."""
     loaded.add(workload, temperature=NANO_TEMPERATURE)
     started = time.perf_counter()
     num_tokens = loaded.drain()
@@ -96,7 +96,7 @@ def offline_seconds(loaded: LoadedEngine, workload: Workload) -> float:
 
 
 def token_seconds(loaded: LoadedEngine, workload: Workload) -> list[float]:
-    """Seconds between one stream's tokens, the first one's wait left out."""
+    """Return the seconds between one stream's tokens, without the time to the first one."""
     loaded.add(workload)
     times = []
     while loaded.engine.has_unfinished_requests:
@@ -108,7 +108,7 @@ def token_seconds(loaded: LoadedEngine, workload: Workload) -> list[float]:
 def interference_seconds(
     loaded: LoadedEngine, *, num_streams: int, prompt_len: int, every_s: float, for_s: float
 ) -> list[float]:
-    """Seconds between tokens of streams that decode all the while, with a long prompt coming now and then."""
+    """Return the seconds between tokens of decoding streams, with a long prompt arriving now and then."""
     longest = loaded.engine.description.max_model_len - 64
     prompts = [even_workload(1, prompt_len, 1, seed=number) for number in range(int(for_s / every_s) + 1)]
     steady = set(loaded.add(even_workload(num_streams, 32, longest)))

@@ -1,4 +1,4 @@
-"""What each work is expected to take before anything is known of it but the card's limits: rather too much."""
+"""Conservative time estimates of each workload, from the GPU's limits alone."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from rayinfer.benchmark.gpu.works import Work, nano_workload
 CHECKS = "checks"  # the first work of all
 CHECK_S = 25.0  # three engines of two layers, and the reference on the host
 OPEN_S = 12.0  # an engine: weights, blocks, recorded steps, the first requests; and the profile of its steps
-COMPILE_S = 20.0  # Triton, for a model or a cache that nobody had before
+COMPILE_S = 20.0  # Triton, for a model or a cache that no workload had before
 WEIGHT_BYTES_PER_S = 4e9  # of random numbers
 KERNEL_SHAPE_S = 0.5
 PRODUCT_S = 2.0  # most are compiled first
@@ -34,12 +34,12 @@ def estimates(works: Sequence[Work], scale: Scale, limits: CardLimits, num_check
 
 
 def shape_of(work: Work, scale: Scale) -> Mapping[str, Any]:
-    """The shape of a work's model."""
+    """Return the shape of a work's model."""
     return tiny_shape(work.model) if scale.is_tiny else SHAPES[work.model]
 
 
 def floor_of(work: Work, scale: Scale, limits: CardLimits) -> Floor:
-    """The floors of a work's model with its cache."""
+    """Return the floors of a work's model with its cache."""
     kv_bytes = FP8_BYTES if work.kv_cache_dtype == "fp8" else FLOAT_BYTES
     return Floor(limits=limits, size=model_size(shape_of(work, scale)), kv_bytes=kv_bytes)
 

@@ -1,4 +1,4 @@
-"""Products of few rows alone: our kernel beside torch's, both as shares of what a plain copy moves."""
+"""Skinny GEMM benchmark: our kernel beside torch's, both as shares of a plain copy's bandwidth."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ class ProductShape(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class ProductSweep:
-    """What is measured: every matrix of some models' layers, and their heads."""
+    """Measured shapes: every matrix of some models' layers, and their heads."""
 
     matrices: Sequence[tuple[int, int]]  # outputs, inputs
     rows: Sequence[int] = (1, 2, 4)
@@ -47,7 +47,7 @@ class ProductRow:
 
 
 def matrices_of(shape: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Outputs and inputs of a model's products: queries, keys and values; output; gate and up; down; head."""
+    """List outputs and inputs of a model's products: queries, keys and values; output; gate and up; down; head."""
     hidden, feed_forward = shape["hidden_size"], shape["intermediate_size"]
     head_dim = shape.get("head_dim", hidden // shape["num_attention_heads"])
     queries, keys = (head_dim * shape[name] for name in ("num_attention_heads", "num_key_value_heads"))
@@ -66,7 +66,7 @@ ALL_PRODUCTS = ProductSweep(
 
 
 def product_shapes(sweep: ProductSweep) -> list[ProductShape]:
-    """All products of a sweep."""
+    """Return all products of a sweep."""
     return [ProductShape(*matrix, rows) for matrix, rows in itertools.product(sweep.matrices, sweep.rows)]
 
 

@@ -1,4 +1,4 @@
-"""The least time that a card needs for a workload: bytes over bandwidth, operations over their rate.
+"""Roofline times of workloads on a GPU: bytes over bandwidth, operations over their rate.
 
 Matrix products read their weights or compute, whichever takes longer, and overlap perfectly; attention reads the cache
 behind them. Nothing else takes any time. So these are floors and no forecasts.
@@ -15,7 +15,7 @@ FP8_BYTES = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CardLimits:
-    """What one card does at best, as measured on it."""
+    """Measured peak rates of one GPU."""
 
     copy_bytes_per_s: float  # read and written together
     matmul_flops_per_s: float  # in bfloat16
@@ -31,11 +31,11 @@ class Floor:
     weight_bytes: int = FLOAT_BYTES  # of the layers; the head stays as it is
 
     def decode_step_s(self, contexts: Sequence[int]) -> float:
-        """One token each for requests that have so many cached tokens."""
+        """Return the floor of one decoding step of requests with these numbers of cached tokens."""
         return self._decode_s(len(contexts), sum(contexts))
 
     def prefill_s(self, prompt_lengths: Sequence[int]) -> float:
-        """All of these prompts, in steps so large that weights are read for nothing."""
+        """Return the floor of prefilling these prompts, in steps so large that reading weights costs nothing."""
         size, num_tokens = self.size, sum(prompt_lengths)
         products = 2 * size.body_parameters * num_tokens / self._product_rate
         heads = 2 * size.head_parameters * len(prompt_lengths) / self.limits.matmul_flops_per_s
@@ -44,7 +44,7 @@ class Floor:
         return products + heads + attention
 
     def offline_s(self, prompt_lengths: Sequence[int], output_lengths: Sequence[int]) -> float:
-        """All prompts first, then all requests token by token until the longest answer is done."""
+        """Return the floor of prefilling all prompts first, then decoding until the longest answer ends."""
         steps = decode_steps(prompt_lengths, output_lengths)
         return self.prefill_s(prompt_lengths) + sum(self._decode_s(batch, context) for batch, context in steps)
 

@@ -1,4 +1,4 @@
-"""What the card itself does: how fast it copies, and how fast it multiplies."""
+"""Peak rates of the GPU: copy bandwidth and matrix product throughput."""
 
 import statistics
 import time
@@ -36,7 +36,7 @@ def _matmul_s(size: int, device: torch.device) -> float:
 
 
 def median_s(run: Callable[[], object], device: torch.device, num_runs: int = RUNS) -> float:
-    """Seconds that the device takes for one run, timed by its own events where it has them."""
+    """Return the median seconds of one run, timed by the device's own events where it has them."""
     for _ in range(WARM_UP_RUNS):
         run()
     return statistics.median(_timed(run, device) for _ in range(num_runs))
@@ -56,5 +56,5 @@ def _timed(run: Callable[[], object], device: torch.device) -> float:
 
 
 def describe_card(device: torch.device) -> str:
-    """Name it."""
+    """Return the card's name."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU: no figure of a GPU"

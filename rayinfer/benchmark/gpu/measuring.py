@@ -1,4 +1,4 @@
-"""Measures each workload: opens the engine that it needs, runs it, and sets its floor beside it."""
+"""Measurement of each workload: opens its engine, runs it, and adds its roofline time."""
 
 import random
 import statistics
@@ -31,7 +31,7 @@ KV_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
 
 
 class Measuring:
-    """Fills rows in; `folder` keeps the shapes of models."""
+    """Measurement of rows; `folder` keeps the shapes of models."""
 
     def __init__(self, limits: CardLimits, scale: Scale, folder: Path, device: torch.device) -> None:
         self._limits, self._scale, self._folder, self._device = limits, scale, folder, device

@@ -59,7 +59,7 @@ _TINY = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSize:
-    """What a step has to read and to multiply."""
+    """Parameter counts and attention shape of a model."""
 
     body_parameters: int  # of all layers
     head_parameters: int
@@ -70,12 +70,12 @@ class ModelSize:
 
     @property
     def kv_numbers_per_token(self) -> int:
-        """Keys and values of one token in all layers."""
+        """Return the count of numbers in one token's keys and values, in all layers."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
 
 def tiny_shape(name: str) -> Mapping[str, Any]:
-    """The same architecture, so small that any machine runs it."""
+    """Return the same architecture, so small that any machine runs it."""
     return {**SHAPES[name], **_TINY}
 
 

@@ -1,4 +1,4 @@
-"""Shows and keeps what was measured: tables, JSON, a picture."""
+"""Output of the measurements: tables, JSON, a picture."""
 
 from html import escape
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What was measured, beside the floor and the goal."""
+"""Measurements, with roofline times and goals."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,12 +66,12 @@ class GpuReport:
 
 
 def new_row(work: Work) -> Row:
-    """A row without figures."""
+    """Return a row without figures."""
     return Row(name=work.name, model=work.model, about=work.about, goal=_goal(work))
 
 
 def judge(row: Row, rows: list[Row]) -> None:
-    """Say whether the first goal was reached."""
+    """Record whether the first goal was reached."""
     work = next(work for work in WORKS if work.name == row.name)
     if work.done is None or row.error:
         return

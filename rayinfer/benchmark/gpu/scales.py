@@ -1,4 +1,4 @@
-"""How much of each work is run: all of it, a part for a quick look, or so little that any machine does it."""
+"""Sizes of the workloads: full, a part for a quick run, or tiny for any machine."""
 
 from dataclasses import dataclass, field, replace
 

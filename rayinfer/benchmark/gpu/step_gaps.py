@@ -1,4 +1,4 @@
-"""How long a GPU has nothing to do between two decoding steps."""
+"""GPU idle time between two decoding steps."""
 
 import itertools
 import statistics
@@ -37,7 +37,7 @@ def profile_steps(engine: Engine, num_steps: int) -> list[Busy]:
 
 
 def step_gap_us(busy: Sequence[Busy], num_steps: int) -> float | None:
-    """The median pause of the GPU from one step to the next; None where steps cannot be told apart.
+    """Compute the GPU's median pause from one step to the next; None where steps cannot be separated.
 
     A step ends between two things that follow each other once a step, and there the pause is longest.
     """

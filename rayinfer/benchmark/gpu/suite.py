@@ -1,4 +1,4 @@
-"""All workloads one after the other, the most telling first, each kept as soon as it is measured."""
+"""All workloads one after the other, the most important first, each saved as soon as it is measured."""
 
 import gc
 import tempfile
@@ -79,7 +79,7 @@ def _chosen(only: Collection[str], is_quick: bool) -> Sequence[Work]:
 
 
 def _check(folder: Path, report: GpuReport, timetable: Timetable, say: Callable[[str], None]) -> None:
-    """Hold the engine against the reference, type by type as far as there is time."""
+    """Compare the engine with the reference, type by type as far as there is time."""
     try:
         work_time = timetable.begin(CHECKS)
         for number in work_time.runs():

@@ -1,4 +1,4 @@
-"""Which works still fit into the time of a run, and how often each of them may be repeated."""
+"""Time budget of a run: the workloads that still fit, and their repeats."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ class OutOfTime(Exception):
 
 
 class Deadline:
-    """Counts `limit_s` seconds down from where it is made; `clock` is one that never goes back."""
+    """Countdown of `limit_s` seconds from its construction; `clock` is monotonic."""
 
     def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.limit_s = limit_s
@@ -21,12 +21,12 @@ class Deadline:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since it was made."""
+        """Return the seconds since its construction."""
         return self._clock() - self._started
 
     @property
     def remaining_s(self) -> float:
-        """Seconds that are left; below zero when it has passed."""
+        """Return the seconds left; below zero when it has passed."""
         return self.limit_s - self.elapsed_s
 
     def check(self) -> None:
@@ -37,7 +37,7 @@ class Deadline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """What a work is expected to take, rather too much than too little."""
+    """Conservative time estimate of a workload."""
 
     open_s: float  # before its first run: an engine, compiling, recording, warming up
     run_s: float
@@ -46,12 +46,12 @@ class Estimate:
 
     @property
     def least_s(self) -> float:
-        """Seconds for a single run."""
+        """Return the seconds for a single run."""
         return self.open_s + self.run_s
 
 
 class Timetable:
-    """Shares a run's time out among works, which are named in the order of their importance.
+    """Distribution of a run's time over workloads, in the order of their importance.
 
     A work begins when there is time for one run of it, and is repeated as long as those behind it keep time for one run
     each. What works took so far in relation to their estimates is expected of the others as well.
@@ -63,7 +63,7 @@ class Timetable:
         self._estimated_s = self._taken_s = 0.0
 
     def begin(self, name: str) -> "WorkTime":
-        """Give a work its turn; raises OutOfTime where one run of it does not fit any more."""
+        """Begin a work; raises OutOfTime where one run of it does not fit any more."""
         estimate = self._waiting.pop(name)
         needed_s, left_s = self.pace * estimate.least_s, self.deadline.remaining_s
         if needed_s > left_s:
@@ -72,17 +72,17 @@ class Timetable:
 
     @property
     def pace(self) -> float:
-        """How long works take, as a multiple of their estimates."""
+        """Return the time of works as a multiple of their estimates."""
         return min(SLOWEST, max(FASTEST, self._taken_s / self._estimated_s)) if self._estimated_s else 1.0
 
     def note(self, estimated_s: float, taken_s: float) -> None:
-        """Learn what part of a work took."""
+        """Record the time of a part of a work."""
         self._estimated_s += estimated_s
         self._taken_s += taken_s
 
     @property
     def spare_s(self) -> float:
-        """What is left when every work that waits, and that fits, has had a single run."""
+        """Return the time left when every waiting work that fits has had a single run."""
         left_s = self.deadline.remaining_s
         for estimate in self._waiting.values():
             needed_s = self.pace * estimate.least_s
@@ -91,7 +91,7 @@ class Timetable:
 
 
 class WorkTime:
-    """One work's time, from its turn on."""
+    """Time of one work, from its `begin` on."""
 
     def __init__(self, timetable: Timetable, estimate: Estimate) -> None:
         self.deadline = timetable.deadline
@@ -116,6 +116,6 @@ class WorkTime:
 
     @property
     def shortfall(self) -> str:
-        """How many runs were made of those wanted, where some of them did not fit; else nothing."""
+        """Return how many of the wanted runs were made, where some did not fit; else the empty string."""
         wanted = self._estimate.num_runs
         return "" if self._num_runs in (0, wanted) else f"{self._num_runs} of {wanted} {self._estimate.run_name}"

@@ -1,4 +1,4 @@
-"""What is measured, and what counts as done: workloads, models, goals."""
+"""Workloads of the GPU benchmark, with their models and goals."""
 
 import random
 from collections.abc import Sequence
@@ -101,7 +101,7 @@ WORKS: Sequence[Work] = (
 
 
 def nano_workload(num_requests: int = NANO_REQUESTS, longest: int = NANO_LENGTHS[1]) -> Workload:
-    """The requests of nano-vllm's bench.py, also mini-sglang's: 142,827 tokens in and 133,966 out, by default.
+    """Return the requests of nano-vllm's bench.py, also mini-sglang's: 142,827 tokens in and 133,966 out, by default.
 
     The order of the draws is part of the definition.
     """
@@ -113,7 +113,7 @@ def nano_workload(num_requests: int = NANO_REQUESTS, longest: int = NANO_LENGTHS
 
 
 def even_workload(num_requests: int, input_len: int, output_len: int, seed: int = 0) -> Workload:
-    """Requests of one length each, of random tokens."""
+    """Draw requests of one length each, of random tokens."""
     draw = random.Random(seed)
     prompts = [[draw.randint(0, NANO_VOCABULARY) for _ in range(input_len)] for _ in range(num_requests)]
     return Workload(prompts=prompts, output_lengths=[output_len] * num_requests)

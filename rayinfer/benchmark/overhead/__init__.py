@@ -1,1 +1,1 @@
-"""What the way between engines and clients costs: decisions, messages, text, HTTP; without a model."""
+"""Control-plane overhead between engines and clients: decisions, messages, text, HTTP; without a model."""

@@ -32,7 +32,7 @@ class NeverStopped:
         """Do nothing."""
 
     async def states(self) -> list[str]:
-        """Say that it runs."""
+        """Return that it is running."""
         return ["running"]
 
 
@@ -44,7 +44,7 @@ class _Stream:
 
 
 class PacedEngine(NeverStopped):
-    """An EngineClient whose steps cost nothing, so that all that is left to measure is what stands before it.
+    """An EngineClient whose steps cost nothing, so that only the layers in front of it are measured.
 
     As with a real engine a step makes one message for each router, with one token for every stream.
     """
@@ -64,7 +64,7 @@ class PacedEngine(NeverStopped):
 
     @property
     def stats(self) -> EngineStats:
-        """What it runs, and how much it takes."""
+        """Return its running requests and its capacity."""
         return EngineStats(
             num_running=len(self._streams),
             kv_blocks_total=self.description.kv_blocks_total,
@@ -73,7 +73,7 @@ class PacedEngine(NeverStopped):
         )
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
-        """Take requests and say their first tokens at once."""
+        """Accept requests and send their first tokens at once."""
         for request in requests:
             num_known = len(request.output_token_ids)
             end = max(num_known + 1, request.sampling_params.max_tokens or ENDLESS)
@@ -83,12 +83,12 @@ class PacedEngine(NeverStopped):
             self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """Forget requests; unknown ids are ignored."""
+        """Drop requests; unknown ids are ignored."""
         for request_id in request_ids:
             self._streams.pop(request_id, None)
 
     async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
-        """Yield one message per step, and signs of life."""
+        """Yield one message per step, and heartbeats."""
         box = self._boxes.setdefault(router_id, MessageBox())
         try:
             while True:
@@ -142,7 +142,7 @@ def paced_description(name: str, tokenizer: Tokenizer) -> ModelDescription:
 
 
 def telling_token_ids(tokenizer: Tokenizer) -> list[int]:
-    """List tokens that each say something on their own, so that each makes a chunk."""
+    """List tokens that each decode to text on their own, so that each makes a chunk."""
     plain = (token_id for token_id in range(tokenizer.vocab_size) if token_id not in tokenizer.special_ids)
     telling = (token_id for token_id in plain if (text := tokenizer.decode([token_id])) and text.isascii())
     return list(itertools.islice(telling, NUM_TOKEN_IDS))

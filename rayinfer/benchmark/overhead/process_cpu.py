@@ -1,4 +1,4 @@
-"""How much processor time processes have taken, as Linux counts it, and what of it a piece of work explains."""
+"""Processor time of processes, read from /proc, and its share per token of a load."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ def parse_cpu_seconds(stat: str) -> float:
 
 
 def cpu_share(before: CpuSeconds, after: CpuSeconds, seconds: float) -> dict[int, float]:
-    """Say what share of one core each process has taken that was there at both times."""
+    """Compute the share of one core of each process that was there at both times."""
     return {pid: (after[pid] - before[pid]) / seconds for pid in before.keys() & after.keys()}
 
 

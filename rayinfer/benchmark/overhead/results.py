@@ -1,4 +1,4 @@
-"""What `rayinfer bench router` found out, as JSON, Markdown and tables."""
+"""Results of `rayinfer bench router`, as JSON, Markdown and tables."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ ROLE_HEADS = ("profile", "process", "µs/token", "idle, % of a core")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoleCost:
-    """What the processes of one role take."""
+    """Processor time of the processes of one role."""
 
     role: str
     is_between: bool  # engine and socket
@@ -37,7 +37,7 @@ class RoleCost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServiceCost:
-    """What the way between engines and clients costs in one profile of the service."""
+    """Control-plane overhead between engines and clients in one profile of the service."""
 
     profile: str
     num_streams: int
@@ -54,7 +54,7 @@ class ServiceCost:
 
     @property
     def engine_us_per_token(self) -> float:
-        """What the engine's process takes to say its tokens."""
+        """Return the engine process's time to send its tokens."""
         return sum(cost.us_per_token for cost in self.roles if cost.role == "engine")
 
 

@@ -1,4 +1,4 @@
-"""What it costs a router to decide on one request, by how many wait and how many engines there are."""
+"""Cost of a routing decision, by queue length and number of engines."""
 
 import asyncio
 import itertools
@@ -48,12 +48,12 @@ class DecisionCost:
 def measure_decisions(
     tokenizer: Tokenizer, num_waiting: int, num_engines: int, num_decisions: int, seed: int = 0
 ) -> DecisionCost:
-    """Keep so many requests waiting, let one come and one go at a time, and take the time of both."""
+    """Keep the queue at a constant length, with one arrival and one departure at a time, and time both."""
     return asyncio.run(_measure(tokenizer, num_waiting, num_engines, num_decisions, seed))
 
 
 class _ScriptedEngine(NeverStopped):
-    """Takes requests and says what it is told to."""
+    """Engine client that accepts requests and sends scripted messages."""
 
     def __init__(self, on_submit: Callable[[], None]) -> None:
         self.running: list[str] = []
@@ -86,7 +86,7 @@ class _ScriptedEngine(NeverStopped):
 
 
 class _Crowd:
-    """A dispatcher over scripted engines, and the clients that ask it."""
+    """A dispatcher over scripted engines, and its clients."""
 
     def __init__(self, tokenizer: Tokenizer, num_waiting: int, num_engines: int, seed: int) -> None:
         self.dispatcher = Dispatcher(
@@ -121,13 +121,13 @@ class _Crowd:
         )
 
     def come(self, request: GenerationRequest) -> None:
-        """Let a client ask."""
+        """Start a client's request."""
         task = asyncio.get_running_loop().create_task(_drain(self.dispatcher.generate(request)))
         self._clients.add(task)
         task.add_done_callback(self._clients.discard)
 
     async def until_submitted(self, num_submitted: int) -> None:
-        """Wait until so many requests have come to an engine; asks for no turn of the loop that the router does not."""
+        """Wait until this many requests are submitted to engines, without event loop turns of its own."""
         while self.num_submitted < num_submitted:
             self._submission = asyncio.get_running_loop().create_future()
             await self._submission
@@ -184,7 +184,7 @@ async def _measure(
 
 
 async def _decide(crowd: _Crowd, number: int) -> _Decision:
-    """Time one arrival, and one request's turn if it is not at once its own; then make room for the next."""
+    """Time one arrival, and one dispatch from the queue if there is one; then free a slot for the next."""
     request, before, num_all = crowd.next_request(), crowd.num_submitted, crowd.dispatcher.status().num_waiting
     started_s = _thread_s()
     crowd.come(request)

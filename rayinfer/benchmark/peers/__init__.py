@@ -1,1 +1,1 @@
-"""rayinfer beside what a user would pick instead: the same work, the same cores, in turn, in one run."""
+"""Comparison of rayinfer with its alternatives: the same workloads and cores, interleaved in one run."""

@@ -1,4 +1,4 @@
-"""The whole comparison: finds who is there, lets them take turns, and writes the report after every work."""
+"""The whole comparison: installed systems, interleaved runs, and a report after every workload."""
 
 import datetime
 import tempfile
@@ -24,7 +24,7 @@ from rayinfer.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What to compare, how often, and where to write it."""
+    """Workloads, rounds and output folder of a comparison."""
 
     works: tuple[str, ...]
     rounds: int
@@ -49,21 +49,21 @@ class Report:
 
     @property
     def json_file(self) -> Path:
-        """Every run of everybody."""
+        """Return the file of all runs."""
         return self._stem.parent / f"{self._stem.name}.json"
 
     @property
     def markdown_file(self) -> Path:
-        """The tables."""
+        """Return the file of the tables."""
         return self._stem.parent / f"{self._stem.name}.md"
 
     @property
     def svg_file(self) -> Path:
-        """The picture."""
+        """Return the file of the picture."""
         return self._stem.parent / f"{self._stem.name}.svg"
 
     def put(self, *sections: Section) -> None:
-        """Take new sections in and write everything."""
+        """Add new sections and write all files."""
         found = self.sections | {section.work: section for section in sections}
         self.sections = {work: found[work] for work in WORKS if work in found}
         write_sections(self.sections, self.json_file)
@@ -72,7 +72,7 @@ class Report:
 
 
 def find_contenders(setup: Setup, own_modes: tuple[str, ...]) -> list[Contender | Missing]:
-    """Look for everybody, ourselves first."""
+    """Find all contenders, our own modes first."""
     return [
         *own_contenders(setup, own_modes),
         *vllm_contenders(setup),
@@ -88,7 +88,7 @@ def run_comparison(
     tell: Tell,
     read_memory: Callable[[int], float] = memory_read_gb_s,
 ) -> Report:
-    """Measure everybody at every work of the plan, and write the report after each work."""
+    """Measure all contenders on every workload of the plan, and write the report after each."""
     contenders = [one for one in found if isinstance(one, Contender)]
     missing = {one.label: one.reason for one in found if isinstance(one, Missing)}
     for label, reason in missing.items():

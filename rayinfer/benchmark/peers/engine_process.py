@@ -1,4 +1,4 @@
-"""An engine under its own interpreter, kept running between its turns and stopped while others have theirs."""
+"""An engine under its own interpreter, kept alive between its runs and stopped while others are measured."""
 
 import contextlib
 import json
@@ -47,7 +47,7 @@ class EngineProcess:
         os.killpg(self._process.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let them go on."""
+        """Resume the engine's processes."""
         os.killpg(self._process.pid, signal.SIGCONT)
 
     def _seconds_for(self, workload: Workload) -> float:
@@ -121,7 +121,7 @@ def started_process(arguments: list[str], log: Path, *, has_pipes: bool = False)
 
 
 def last_line(log: Path) -> str:
-    """Find what a program said last, in case it says why it ended."""
+    """Return the last line of a program's output, which may name the reason of its end."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return f"{lines[-1][:300] if lines else 'it said nothing'} ({log})"
 

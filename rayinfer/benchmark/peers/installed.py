@@ -1,4 +1,4 @@
-"""Looks for peers: a program in the peers' folder or where the user says, and what version it is."""
+"""Search for peers, in the peers' folder or at the user's path, and their versions."""
 
 import subprocess
 from pathlib import Path

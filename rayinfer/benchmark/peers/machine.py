@@ -1,4 +1,4 @@
-"""What the machine gives at this very minute: cores, instructions, and how fast memory can be read."""
+"""Present capacity of the machine: usable cores, instruction sets, and memory read bandwidth."""
 
 import os
 import time
@@ -9,17 +9,17 @@ import numpy as np
 
 BUFFER_BYTES = 512 * 2**20  # far more than any cache holds
 PASSES = 3
-# Of the flags, those that decide which kernels anybody can run.
+# Of the flags, those that decide which kernels a program can run.
 TELLING_FLAGS = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")
 
 
 def usable_cpus() -> tuple[int, ...]:
-    """The processors that this process may use."""
+    """Return the processors that this process may use."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
 def cpu_flags() -> frozenset[str]:
-    """The processor's instruction sets, as Linux names them; empty where it does not say."""
+    """Return the processor's instruction sets, as Linux names them; empty where they are not listed."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -65,7 +65,7 @@ def _contender(setup: Setup, mode: str) -> Contender | Missing:
 
 
 def _concession(setup: Setup, mode: _Mode) -> str | None:
-    """Say what keeps the mode from running with this model unless inaccuracy is allowed."""
+    """Return why the mode does not run with this model unless inaccuracy is allowed."""
     modes = [mode.settings.get("quantization")]
     if "kv_cache_dtype" in mode.settings:
         modes.append(f"{mode.settings['kv_cache_dtype']}-kv")

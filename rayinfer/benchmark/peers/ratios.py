@@ -1,4 +1,4 @@
-"""Ours over each of those whose weights are as wide."""
+"""Ratios of our figures to those of each peer whose weights have the same width."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What was measured, kept work by work, so that a long comparison can be taken in parts."""
+"""Results of a comparison, saved per workload, so that a long one can be run in parts."""
 
 import json
 import statistics
@@ -12,7 +12,7 @@ from rayinfer.benchmark.peers.contender import Contender, Figures
 
 @dataclass(kw_only=True, slots=True)
 class Outcome:
-    """How one contender did at one work: every run of every figure."""
+    """Results of one contender on one workload: every run of every figure."""
 
     weight_bits: int
     version: str = ""
@@ -21,7 +21,7 @@ class Outcome:
     concession: str | None = None  # why `allow_inaccurate_quantization` was set for it
 
     def median(self, figure: str) -> float | None:
-        """The figure that counts; None without a run."""
+        """Return the median of a figure's runs; None without a run."""
         return statistics.median(self.runs[figure]) if self.runs.get(figure) else None
 
 
@@ -40,7 +40,7 @@ class Section:
     missing: dict[str, str] = field(default_factory=dict)  # label: why
 
     def outcome_of(self, contender: Contender) -> Outcome:
-        """The contender's outcome, made where there is none yet."""
+        """Return the contender's outcome, adding one where there is none yet."""
         made = Outcome(weight_bits=contender.weight_bits, concession=contender.concession)
         return self.outcomes.setdefault(contender.label, made)
 

@@ -1,4 +1,4 @@
-"""A server of any make: started, waited for, loaded with closed-loop streams, and ended."""
+"""A server process of any system: start, readiness, closed-loop load, and end."""
 
 import asyncio
 import contextlib

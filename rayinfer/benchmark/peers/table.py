@@ -1,4 +1,4 @@
-"""The comparison as Markdown: every figure, the ratios that matter, and who was missing."""
+"""The comparison as Markdown: all figures, the important ratios, and missing contenders."""
 
 from collections.abc import Mapping, Sequence
 

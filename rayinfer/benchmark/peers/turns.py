@@ -1,4 +1,4 @@
-"""The order of a comparison: everybody once, then everybody again; who fails is out, and the others go on."""
+"""Round-robin order of a comparison; a contender that fails is left out, and the others continue."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ def take_turns(
     read_memory: ReadMemory,
     tell: Tell,
 ) -> None:
-    """Measure every contender `section.rounds` times, A B C A B C; a failure ends only its own contender's turns."""
+    """Measure every contender `section.rounds` times, A B C A B C; a failure ends only its own contender's runs."""
     for number in range(section.rounds):
         section.memory_read_gb_s.append(round(read_memory(), 1))
         for contender in contenders:
@@ -40,7 +40,7 @@ def take_turns(
 
 
 class EngineHall:
-    """The contenders' engines, opened once for all works and at rest except in their turn."""
+    """Pool of the contenders' engines, opened once for all workloads and paused except while measured."""
 
     def __init__(self, logs: Path, tell: Tell) -> None:
         self._logs = logs
@@ -72,7 +72,7 @@ class EngineHall:
                 self._engines[contender.label] = engine
 
     def those_for(self, work: str, contenders: Sequence[Contender], section: Section) -> list[Contender]:
-        """Who can do the work; who did not start is noted in the section as failed."""
+        """Return the contenders that support the work; those that did not start are recorded as failed."""
         able = []
         for contender in contenders:
             if failure := self._failures.get(contender.label):
@@ -83,7 +83,7 @@ class EngineHall:
         return able
 
     def measure(self, work: str, contender: Contender) -> Figures:
-        """Let one engine do the work while the others rest."""
+        """Measure one engine on the work while the others are paused."""
         engine = self._engines[contender.label]
         engine.resume()
         try:

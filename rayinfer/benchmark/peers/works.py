@@ -1,4 +1,4 @@
-"""What everyone is asked to do, and how its figures are called."""
+"""Workloads of the comparison, and the names of their figures."""
 
 import statistics
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def measure_engine(work: str, seconds_for: Timer, vocab_size: int) -> Figures:
 
 
 def warm_up_workload(vocab_size: int) -> Workload:
-    """A few short requests before anything counts."""
+    """Draw a few short requests for warm-up."""
     return offline_workload(8, (16, 32), (16, 32), vocab_size, seed=9)
 
 

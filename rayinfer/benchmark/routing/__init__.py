@@ -1,1 +1,1 @@
-"""What the router's order and its choice of engines are worth, on real engines."""
+"""Effect of the router's priorities, fair sharing and prefix routing, on real engines."""

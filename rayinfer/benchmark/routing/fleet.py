@@ -27,7 +27,7 @@ from rayinfer.tokenization.tokenizer import Tokenizer
 
 @dataclass(kw_only=True, slots=True)
 class Answer:
-    """What a client got, and when."""
+    """Response of one request, with its times."""
 
     token_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0
@@ -44,7 +44,7 @@ class Answer:
 
 
 class FirstToken(NamedTuple):
-    """Where and when a request had its first token."""
+    """Engine and step of a request's first token."""
 
     engine: int
     step: int  # of that engine, counted from 1
@@ -52,7 +52,7 @@ class FirstToken(NamedTuple):
 
 
 class StepWatch:
-    """Notes, from outside the engines, how long their steps take and in which a request gets its first token."""
+    """Observer of engines' step times, and of the step of each request's first token."""
 
     def __init__(self) -> None:
         self.times_s: list[float] = []
@@ -60,7 +60,7 @@ class StepWatch:
         self.first_tokens: dict[str, FirstToken] = {}
 
     def watch(self, engine: Engine) -> Engine:
-        """Put itself between an engine and its loop."""
+        """Wrap an engine's `step` and `add_request` to record them."""
         step, add_request, number = engine.step, engine.add_request, len(self.counts)
         self.counts.append(0)
         arrivals: dict[str, int] = {}
@@ -118,7 +118,7 @@ class Fleet:
         return statistics.fmean(self._steps.counts)
 
     async def reach(self, num_steps: float) -> None:
-        """Wait until the engines have come so far; they must have work."""
+        """Wait until the engines have begun this many steps; they must have work."""
         while self.num_steps < num_steps:  # noqa: ASYNC110
             await asyncio.sleep(0.0005)
 
@@ -127,7 +127,7 @@ class Fleet:
         self._steps.times_s.clear()
 
     def p95_step_s(self) -> float:
-        """The time within which 95 of 100 steps ended."""
+        """Return the time within which 95 of 100 steps ended."""
         ordered = sorted(self._steps.times_s)
         return ordered[int(0.95 * (len(ordered) - 1))]
 
@@ -153,7 +153,7 @@ async def open_fleet(folder: Path, num_engines: int, limits: RouterLimits, **set
 
 
 async def _hear_from_all(router: Dispatcher) -> None:
-    """Wait for every engine's credits: before they are known there is no bound."""
+    """Wait for every engine's credits: before they are known, dispatch is unbounded."""
     async with asyncio.timeout(30):
         while not all(link.stats.credits.num_requests for link in router.engines.links.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)

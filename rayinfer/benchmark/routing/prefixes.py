@@ -1,4 +1,4 @@
-"""What routing and grouping by prefix are worth, in prompt tokens that need not be computed again."""
+"""Effect of routing and grouping by prefix, in prompt tokens that need not be computed again."""
 
 import asyncio
 import random
@@ -33,7 +33,7 @@ async def conversation_hits(
 ) -> Hits:
     """Lead conversations over two engines, each of which can hold half of all that is said in the end.
 
-    A router chooses the engine by prefix and load, or by load alone; or nobody does, and each turn goes to either. Each
+    A router chooses the engine by prefix and load, or by load alone; or each turn goes to a random engine. Each
     turn's prompt repeats all turns before it; those that were written out are whole blocks but for the end.
     """
     length = num_turns * (QUESTION_LEN + ANSWER_LEN)
@@ -49,7 +49,7 @@ async def conversation_hits(
         hits = Hits(cached_tokens=0, cacheable_tokens=0)
         for _ in range(num_turns):
             order = draw.sample(range(num_conversations), num_conversations)
-            for start in range(0, num_conversations, 4):  # four people talk at a time
+            for start in range(0, num_conversations, 4):  # four conversations at a time
                 turns = [_turn(choice.choice(fleets), histories[number], draw) for number in order[start : start + 4]]
                 for cached, cacheable in await asyncio.gather(*turns):
                     hits = Hits(

@@ -1,4 +1,4 @@
-"""What priority is worth: an urgent request among many patient ones, and what the patient ones keep."""
+"""Effect of priorities: TTFT of urgent requests among many of low priority, and the share that those keep."""
 
 import asyncio
 import random
@@ -25,12 +25,12 @@ class UrgentArrival:
     num_patient: int
     urgent_s: float
     worst_urgent_s: float
-    first_come_s: float  # the same arrival with the priority of those who wait
+    first_come_s: float  # the same arrival with the priority of the waiting requests
     alone_s: float  # on an idle service
     p95_step_s: float
     worst_steps: int  # steps of the engine from the arrival there until the first token, of the worst arrival
     worst_steps_in_all: int  # likewise, from when it was sent
-    first_come_steps: int  # likewise, with the priority of those who wait
+    first_come_steps: int  # likewise, with the priority of the waiting requests
 
     @property
     def limit_s(self) -> float:
@@ -53,7 +53,7 @@ class Shares:
 async def urgent_arrivals(
     folder: Path, *, num_patient: int = 50, num_arrivals: int = 5, lengths: tuple[int, int] = (64, 48), **settings: Any
 ) -> UrgentArrival:
-    """Let urgent requests arrive, one after the other, while patient ones keep every row of every engine taken."""
+    """Measure urgent arrivals, one after the other, while low-priority requests occupy every row of every engine."""
     async with open_fleet(folder, NUM_ENGINES, RouterLimits(), max_num_seqs=NUM_ROWS, **settings) as fleet:
         draw = random.Random(0)
         alone = [(await _one(fleet, draw, lengths, URGENT)).ttft_s for _ in range(3)]
@@ -83,7 +83,7 @@ async def urgent_arrivals(
 async def patient_share(
     folder: Path, *, num_steps: int = 1000, lengths: tuple[int, int] = (64, 48), **settings: Any
 ) -> Shares:
-    """Take 90 % of the engines' rows by urgent requests that arrive at random, and count what patient ones still get.
+    """Load 90 % of the engines' rows with urgent random arrivals, and count the tokens of low-priority requests.
 
     The clock is the engines' steps: the load is what it should be however fast the machine is just now.
     """
@@ -121,7 +121,7 @@ async def tenant_shares(
     lengths: tuple[int, int] = (32, 32),
     **settings: Any,
 ) -> Shares:
-    """Let two tenants ask for more than there is, one of them with a larger weight, and count what each gets."""
+    """Overload the engines with two tenants, one of larger weight, and count the tokens of each."""
     limits = RouterLimits(tenants={"large": TenantLimits(weight=weight)})
     async with open_fleet(folder, NUM_ENGINES, limits, max_num_seqs=2, **settings) as fleet:
         draw, tokens, started = random.Random(2), Counter(large=0, small=0), time.perf_counter()

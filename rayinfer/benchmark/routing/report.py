@@ -1,4 +1,4 @@
-"""Everything about routing in one run, with what it is held against."""
+"""All routing measurements in one run, with their bounds."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ WEIGHT = 3.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingReport:
-    """What order and choice are worth on one model."""
+    """Routing measurements on one model."""
 
     model: str
     urgent: UrgentArrival

@@ -1,4 +1,4 @@
-"""What a GPU's benchmark says of products of few rows, on shapes that take no time."""
+"""Skinny GEMM benchmark of the GPU, on tiny shapes."""
 
 import pytest
 import torch

@@ -55,7 +55,7 @@ def expected(qkv, num_heads, num_kv_heads, head_dim, tables, positions, norms, u
 
 
 def check_cache(cache, before, key, value, slots):
-    """What has a slot is there, rounded to the cache's type, and nothing else has changed."""
+    """Check that tokens with slots are in the cache, rounded to its type, and that nothing else has changed."""
     wanted = PagedKVCache(*(tensor.float() for tensor in before))
     wanted.put(key, value, slots)
     unit = 1e-5 if cache.key.dtype is F32 else torch.finfo(cache.key.dtype).eps

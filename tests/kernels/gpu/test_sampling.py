@@ -25,7 +25,7 @@ def small_blocks(device, monkeypatch):
 
 
 def choose(device, logits, **settings):
-    """What kernel and reference choose."""
+    """Return what kernel and reference choose."""
     columns = {
         "temperature": torch.float32,
         "top_k": torch.int32,

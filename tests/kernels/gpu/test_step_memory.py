@@ -1,4 +1,4 @@
-"""What is kept free for a recorded step, against what it really allocates."""
+"""Memory reserved for a captured step, against its real allocations."""
 
 from collections.abc import Callable
 

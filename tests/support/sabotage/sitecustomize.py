@@ -1,4 +1,4 @@
-"""Breaks a service under test from outside: every Python that finds this folder on PYTHONPATH loads this file first.
+"""Fault injection from outside a service: every Python with this folder on PYTHONPATH loads this file first.
 
 A switch is a file in the folder that TEST_SWITCHES names, and may be put there and taken away while the service runs.
 Without switches everything runs as it was written. Switches called `no-...` take a protection away, the others make
@@ -277,7 +277,7 @@ POISONED = threading.Event()
 
 
 class BrokenLoader(importlib.abc.Loader):
-    """Loads a module and breaks it before anybody has seen it whole."""
+    """Module loader that breaks a module before its first use."""
 
     def __init__(self, loader, patch):
         self._loader = loader
@@ -292,7 +292,7 @@ class BrokenLoader(importlib.abc.Loader):
 
 
 class BreakingFinder(importlib.abc.MetaPathFinder):
-    """Finds the modules to be broken where everybody else would."""
+    """Finder of the modules to be broken, by the standard search."""
 
     def find_spec(self, name, path, target=None):
         if name not in PATCHES:

@@ -10,7 +10,7 @@ from tiny_models import make_tiny_llama
 
 
 class Completions(BaseHTTPRequestHandler):
-    """Answers every request with one chunk and the usage that was asked for."""
+    """Server that answers every request with one chunk and the usage that was asked for."""
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -11,7 +11,7 @@ from rayinfer_deployments.service_record import control_socket_path, recorded
 
 
 class Routers:
-    """Keeps limits as a service does."""
+    """Fake service that stores limits."""
 
     def __init__(self):
         self.kept = {"max_waiting_requests": 256, "tenants": {"alice": {"weight": 1.0}}}

@@ -17,7 +17,7 @@ def report(process, name, seconds=None, num_done=None, num_parts=None):
 
 
 def lines_after(reports, *, num_processes):
-    """Return what is written to a file, without the times of the phases, which pass while the test runs."""
+    """Return the output to a file, without the times of the phases, which pass while the test runs."""
     written = io.StringIO()
     with Phases(Console(file=written)) as phases:
         phases.enter("starting the service")

@@ -1,4 +1,4 @@
-"""What a replica knows of its engine: by the engine's own word, as the settings may leave it to the engine's device."""
+"""Engine facts that a replica reports: the engine's own, as settings may depend on its device."""
 
 import asyncio
 from types import SimpleNamespace

@@ -77,7 +77,7 @@ async def port() -> AsyncIterator[int]:
 
 
 class Client(asyncio.Protocol):
-    """Keeps what it hears, until the service closes the connection."""
+    """Client that keeps all received data, until the service closes the connection."""
 
     def __init__(self) -> None:
         self.heard = b""

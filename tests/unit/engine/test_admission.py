@@ -1,4 +1,4 @@
-"""Whose turn it is: who passes a request that does not fit, for how long, and that nobody waits for ever."""
+"""Order of admission: requests that overtake one that does not fit, for a limited time, without starvation."""
 
 import gc
 from itertools import takewhile

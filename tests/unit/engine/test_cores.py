@@ -26,7 +26,7 @@ sys.stdin.read()
 
 
 def affinities_of_the_team(num_threads: int) -> list[set[int]]:
-    """Where each thread of the calling thread's team may run, asked by the threads themselves."""
+    """Return where each thread of the calling thread's team may run, asked by the threads themselves."""
     gomp, found = ctypes.CDLL("libgomp.so.1"), {}
 
     def ask(_: object) -> None:

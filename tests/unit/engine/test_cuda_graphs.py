@@ -23,7 +23,7 @@ def test_graphs_that_come_after_all_others_are_gone_have_another_pool(monkeypatc
 
 
 class NotedCuda:
-    """What happens on which stream, in its order; `current` is where the engine's steps run."""
+    """Fake of torch.cuda that records calls by stream, in order; `current` is the stream of the engine's steps."""
 
     def __init__(self, monkeypatch):
         self.notes, self.current = [], NotedStream(self, "steps")

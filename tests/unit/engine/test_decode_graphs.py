@@ -1,4 +1,4 @@
-"""Which graph a step gets, what it is filled up with, and where it all lies."""
+"""Decode graphs: choice by batch size, padding, and static input buffers."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What the engine refuses, how it ends requests whose time is up, and whom a failing step takes down."""
+"""Engine: rejected requests, deadlines, and the requests that a failing step ends."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which state of an engine follows which, and what happens when giving memory back or taking it again fails."""
+"""State transitions of an engine, and failures while memory is freed or allocated again."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What is computed before the first request."""
+"""Warm-up steps before the first request."""
 
 import pytest
 

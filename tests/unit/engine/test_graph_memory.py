@@ -1,4 +1,4 @@
-"""What is kept free for all graphs together; tests/kernels/gpu/test_step_memory.py measures what one step takes."""
+"""Memory reserved for all graphs together; tests/kernels/gpu/test_step_memory.py measures one step."""
 
 from typing import Any
 

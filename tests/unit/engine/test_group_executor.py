@@ -25,7 +25,7 @@ def until(is_so, timeout_s=SOON_S):
 
 
 def death_of(executor):
-    """What the executor says it died of, once it is dead."""
+    """Return the executor's reason of death, once it is dead."""
 
     def is_dead():
         try:

@@ -29,7 +29,7 @@ class Weights(torch.nn.Module):
             cache.key[block], cache.value[block] = number + layer, -number - layer
 
     def read(self, block):
-        """What is in a block, which holds the same number everywhere in a layer, or nothing."""
+        """Return what is in a block, which holds the same number everywhere in a layer, or nothing."""
         number = self.caches[0].key[block].flatten()[0].item()
         for layer, cache in enumerate(self.caches):
             wanted = number + layer if number else 0.0

@@ -1,4 +1,4 @@
-"""What ranks tell each other comes out as it went in, and nothing else is believed."""
+"""Round trips of the messages between ranks, and rejection of invalid ones."""
 
 from dataclasses import fields
 

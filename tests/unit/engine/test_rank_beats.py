@@ -1,4 +1,4 @@
-"""Who beats lives; who does not is lost, sooner if its process is known to be stopped."""
+"""Heartbeats of ranks: a silent rank is lost, sooner if its process is known to be stopped."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""How ranks meet: by a key, each once, and not for ever."""
+"""Rendezvous of a rank group: authenticated by a key, each rank once, with a timeout."""
 
 import gc
 import socket
@@ -48,7 +48,7 @@ def host():
 
 
 def in_threads(*actions):
-    """What each of them returns, all at the same time; raises what one of them raised."""
+    """Return what each of them returns, all at the same time; raises what one of them raised."""
     results, errors = [None] * len(actions), []
 
     def run(index, action):

@@ -1,4 +1,4 @@
-"""Who gets in where ranks meet: those that know the key, each once, however many strangers come first."""
+"""Authentication at the rendezvous: ranks with the key, each once, however many other connections come first."""
 
 import socket
 import threading
@@ -124,7 +124,7 @@ def test_no_rank_comes_in_twice(host, accepting):
 
 
 class Eavesdropper:
-    """Stands between a rank and rank 0, and notes all that either says."""
+    """Proxy between a rank and rank 0 that records the data of both."""
 
     def __init__(self, host):
         self.heard = bytearray()

@@ -1,4 +1,4 @@
-"""What is kept free of KV blocks on a GPU; tests/kernels/gpu/test_step_memory.py measures what a step takes."""
+"""Memory kept free of KV blocks on a GPU; tests/kernels/gpu/test_step_memory.py measures a step."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Who gives way when rows or blocks are short, and how it comes back."""
+"""Preemption when rows or blocks run out, and resumption."""
 
 from dataclasses import dataclass
 

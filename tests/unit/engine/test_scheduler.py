@@ -1,4 +1,4 @@
-"""Who computes what in a step: budget, order of admission, chunks, prefix hits, and ends."""
+"""Step scheduling: token budget, order of admission, chunked prefill, prefix hits, and finish reasons."""
 
 import numpy as np
 import pytest

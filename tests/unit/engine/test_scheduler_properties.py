@@ -68,7 +68,7 @@ def sizes(draw):
 
 
 def wanted_tokens(submission, max_model_len):
-    """What the request would get alone, and how it would end."""
+    """Return what the request would get alone, and how it would end."""
     tokens, context = [], list(submission.prompt)
     while True:
         if failure(context):

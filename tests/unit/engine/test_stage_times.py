@@ -1,4 +1,4 @@
-"""How idle a pipeline's stages are, while steps are under way as well."""
+"""Idle time of pipeline stages, also while steps are in flight."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What comes with the tokens: log probabilities of new tokens and of prompts, whatever happens on the way."""
+"""Logprobs and prompt logprobs in deltas, with preemptions, chunks and aborts on the way."""
 
 import pytest
 

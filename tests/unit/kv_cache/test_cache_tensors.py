@@ -21,7 +21,7 @@ def filled(num_blocks, shape=SHAPE):
 
 
 def contents(pool):
-    """What each block holds, by layer; all of a block holds the same."""
+    """Return what each block holds, by layer; all of a block holds the same."""
     for cache in pool.caches:
         assert (cache.key.flatten(1) == cache.key.flatten(1)[:, :1]).all()
         assert (cache.value.flatten(1) == cache.key.flatten(1)[:, :1]).all()

@@ -1,4 +1,4 @@
-"""What may be hit: digests are given by hand here, so that different contents can claim the same one."""
+"""Prefix hits on stored blocks; digests are given by hand, so that different contents can claim the same one."""
 
 import numpy as np
 import pytest

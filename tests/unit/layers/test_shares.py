@@ -1,4 +1,4 @@
-"""Which heads and channels a rank has, and which part of a checkpoint's tensor fills its part of a parameter."""
+"""Sharding of heads and channels over ranks, and the slices of a checkpoint's tensors in each shard."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""What callers of `LLM` may pass as prompts."""
+"""Prompt arguments of `LLM`."""
 
 import numpy as np
 import pytest

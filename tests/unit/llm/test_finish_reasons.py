@@ -1,4 +1,4 @@
-"""Why an answer has ended, above all with the last token that it may have: from `generate` and from `stream`."""
+"""Finish reasons of `generate` and `stream`, above all at the last allowed token."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def varied(llm):
 
 @pytest.fixture(scope="module")
 def token_ids(llm, varied):
-    """What the model answers when nothing ends it but its length."""
+    """Return what the model answers when nothing ends it but its length."""
     (output,) = llm.generate([PROMPT], _greedy(LENGTH, **varied), use_tqdm=False)
     token_ids = output.outputs[0].token_ids
     assert len(set(token_ids)) == LENGTH

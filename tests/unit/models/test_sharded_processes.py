@@ -21,7 +21,7 @@ def dtype_of(name: str) -> torch.dtype:
 
 
 def answers_of_rank(rank: GlooRank, folders: dict[str, Path], stages: tuple[int, ...]) -> dict[tuple[str, int], Answer]:
-    """What one rank computes for every model in so many stages."""
+    """Return what one rank computes for every model in so many stages."""
     return {
         (name, num_stages): answer_of_stage(folder, rank, num_stages, dtype_of(name))
         for name, folder in folders.items()

@@ -16,7 +16,7 @@ caller = contextvars.ContextVar("caller", default="nobody")
 
 
 class ClientThatKnowsItsCaller(FakeEngineClient):
-    """Notes in whose context it was called."""
+    """Engine client that records the context of its calls."""
 
     def __init__(self):
         super().__init__()

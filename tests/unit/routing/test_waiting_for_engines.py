@@ -1,4 +1,4 @@
-"""Where the number of engines follows the load there may be none: then requests wait for the first."""
+"""Scale from zero: requests wait for the first engine."""
 
 import asyncio
 

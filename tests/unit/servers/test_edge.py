@@ -19,7 +19,7 @@ async def chunks(size: int, count: int, sent: list[int]) -> AsyncIterator[bytes]
 
 
 class EchoLength:
-    """Reads the whole body and answers with its length."""
+    """Application that reads the whole body and answers with its length."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         length, more = 0, True

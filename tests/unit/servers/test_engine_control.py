@@ -1,4 +1,4 @@
-"""The operators' paths: what they do, what they refuse, and that they are closed unless they are opened."""
+"""Operators' HTTP paths: effects, rejections, and absence unless enabled."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ GETS = ("/is_sleeping", "/is_paused")
 
 
 class Fleet(FakeEngineClient):
-    """Tells what several engines would."""
+    """Fake fleet of several engines."""
 
     states_told = None
 

@@ -18,7 +18,7 @@ CEILING_S = 10.0
 
 @dataclass
 class Application:
-    """Reads a whole body, says how long it was, and remembers what it saw."""
+    """Application that reads a whole body, answers with its length, and records its requests."""
 
     headers: dict[bytes, bytes] | None = None
     received: list[str] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Application:
 
 @dataclass
 class Answer:
-    """What came back."""
+    """HTTP response of the application under test."""
 
     status: int
     headers: dict[bytes, bytes]

@@ -24,7 +24,7 @@ def sequences(tokenizer, *words, **settings):
 
 
 def avoids(banned, token_ids):
-    """Whether no banned sequence stands anywhere among the tokens."""
+    """Return whether no banned sequence stands anywhere among the tokens."""
     return not any(
         token_ids[start : start + len(sequence)] == list(sequence)
         for sequence in banned

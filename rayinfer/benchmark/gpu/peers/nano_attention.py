@@ -13,7 +13,7 @@ ALLOWED_DIFFERENCE = 0.03  # between two kernels in bfloat16
 def prompt_attention(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, lengths: Sequence[int]
 ) -> torch.Tensor:
-    """Causal attention of packed prompts, one call each, so that nothing is padded."""
+    """Compute causal attention of packed prompts, one call each, so that nothing is padded."""
     parts = []
     packed = (torch.split(each, list(lengths)) for each in (queries, keys, values))
     for prompt in zip(*packed, strict=True):
@@ -26,7 +26,7 @@ def prompt_attention(
 def sdpa_decode(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor, context: int
 ) -> torch.Tensor:
-    """Attention of one token a request over its slot's first `context` tokens, with a mask of lengths.
+    """Compute attention of one token a request over its slot's first `context` tokens, with a mask of lengths.
 
     The heads that share a key-value head are its queries: no key is repeated, and the mask allows SDPA's fused kernels.
     """
@@ -46,7 +46,7 @@ def sdpa_decode(
 def flash_decode(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """Attention of one token a request by torch's own flash kernel, which reads exactly what a request has."""
+    """Compute attention of one token a request by torch's flash kernel, which reads exactly the request's tokens."""
     batch, max_len = queries.shape[0], keys.shape[1]
     counts = torch.arange(batch + 1, device=queries.device, dtype=torch.int32)
     out = torch.ops.aten._flash_attention_forward(
@@ -66,7 +66,7 @@ def flash_decode(
 
 
 def decode_kernels(device: torch.device, dtype: torch.dtype) -> list[DecodeKernel]:
-    """The kernels that run here, in CUDA graphs as well."""
+    """Return the kernels that run here, in CUDA graphs as well."""
     return ["flash", "sdpa"] if device.type == "cuda" and _flash_is_right(device, dtype) else ["sdpa"]
 
 

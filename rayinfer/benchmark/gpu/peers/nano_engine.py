@@ -25,7 +25,7 @@ class NanoRun:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all answers."""
+        """Return the number of tokens of all answers."""
         return sum(map(len, self.answers))
 
 
@@ -36,7 +36,7 @@ class _Recorded:
 
 
 class NanoEngine:
-    """Runs a model; requests occupy the first slots without gaps, so that a batch is a slice of the cache."""
+    """Minimal engine; requests occupy the first slots without gaps, so that a batch is a slice of the cache."""
 
     def __init__(self, model: NanoModel, num_slots: int, max_len: int, kernel: DecodeKernel) -> None:
         self._model, self._kernel, self._max_len = model, kernel, max_len

@@ -73,7 +73,7 @@ def _stream(scale: Scale) -> Workload:
 
 
 def _num_slots(workload: Workload, scale: Scale, model: NanoModel, max_len: int) -> int:
-    """How many requests fit into the memory at once."""
+    """Return the number of requests that fit into the memory at once."""
     num_slots = min(scale.max_num_seqs, workload.num_requests)
     if model.device.type != "cuda":
         return num_slots

@@ -1,4 +1,4 @@
-"""One participant's part: every workload of its job, its rows written as soon as they are measured."""
+"""One participant's run: every workload of its job, with each row written as soon as it is measured."""
 
 import sys
 import tempfile

@@ -27,7 +27,7 @@ class PeerJob:
 
     @property
     def works(self) -> list[Work]:
-        """The workloads, in the order of the benchmark."""
+        """Return the workloads, in the order of the benchmark."""
         return [work for work in WORKS if work.name in self.work_names]
 
     @property

@@ -11,7 +11,7 @@ STREAMS = {work.name for work in WORKS if work.kind == "stream"}
 
 
 def peer_lines(report: PeerReport) -> list[str]:
-    """All rows by workload, their settings below, and the versions."""
+    """Return all rows by workload, their settings below, and the versions."""
     measured = sorted((row for row in report.rows if row.workload), key=lambda row: row.workload)
     lines = [
         "# The engine and other implementations on one card",

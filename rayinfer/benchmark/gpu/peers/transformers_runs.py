@@ -214,7 +214,7 @@ class TokenClock:
 
     @property
     def token_seconds(self) -> float:
-        """The median time between two tokens; the first one's wait is left out."""
+        """Return the median time between two tokens; the first one's wait is left out."""
         return statistics.median(later - earlier for earlier, later in itertools.pairwise(self.times[1:]))
 
 

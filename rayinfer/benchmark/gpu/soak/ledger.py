@@ -21,7 +21,7 @@ class _Open:
 
 
 class Ledger:
-    """Keeps the books of all requests that an engine has taken."""
+    """Records of all requests that an engine has accepted."""
 
     def __init__(self, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         self._vocab_size = vocab_size
@@ -35,7 +35,7 @@ class Ledger:
 
     @property
     def open_ids(self) -> list[str]:
-        """Requests that are not over."""
+        """Return the ids of unfinished requests."""
         return list(self._open)
 
     def submit(self, request: GenerationRequest) -> None:
@@ -44,13 +44,13 @@ class Ledger:
         self._open[request.request_id] = _Open(request)
 
     def abort(self, request_id: str, delta: TokenDelta | None) -> None:
-        """Note what the engine returned for an abort; the request may have ended by itself, which was not yet told."""
+        """Record the engine's result of an abort; the request may have ended by itself, not yet reported."""
         if delta is None or delta.finish_reason is None:
             self.report(f"{request_id}: aborted, and the engine returned {delta}")
         self._end(request_id, "abort" if delta is None else delta.finish_reason or "abort")
 
     def apply(self, delta: TokenDelta) -> None:
-        """Note what a step has brought for one request, and check it."""
+        """Record and check a step's output of one request."""
         state = self._open.get(delta.request_id)
         if state is None:
             self.report(f"{delta.request_id}: {len(delta.token_ids)} tokens for a request that is over")

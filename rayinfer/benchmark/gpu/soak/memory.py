@@ -20,11 +20,11 @@ class MemoryReading:
 
     elapsed_s: float
     allocated_bytes: int  # by torch's tensors, on the device
-    device_used_bytes: int  # by everybody on the device
+    device_used_bytes: int  # by all processes on the device
     host_resident_bytes: int
 
     def leaks_against(self, before: "MemoryReading") -> list[str]:
-        """Say what has grown beyond what libraries explain."""
+        """List memory that has grown beyond the allowance for libraries."""
         limits = {
             "allocated_bytes": ALLOCATED_SLACK_BYTES,
             "device_used_bytes": DEVICE_SLACK_BYTES,

@@ -1,4 +1,4 @@
-"""The load itself: arrivals in bursts, aborts, pauses and sleep, then a drain, again and again."""
+"""Random load in rounds: arrivals in bursts, aborts, pauses and sleep, then a drain."""
 
 import random
 import time
@@ -22,7 +22,7 @@ INTERRUPTIONS = ("pause", "sleep 0", "sleep 1", "sleep 2")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoakReport:
-    """What came of a run; it has passed if there are no problems."""
+    """Result of a run, which has passed if there are no problems."""
 
     card: str
     model: str

@@ -19,7 +19,7 @@ from rayinfer.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoakScale:
-    """How large the model and its engine are; the pool is so small that requests are preempted."""
+    """Sizes of the model and its engine; the pool is so small that requests are preempted."""
 
     is_tiny: bool
     settings: Mapping[str, Any]

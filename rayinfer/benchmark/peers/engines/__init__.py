@@ -1,1 +1,1 @@
-"""What runs in a process of its own, under the interpreter of what is measured: started as files, never imported."""
+"""Scripts that run in the measured system's own interpreter: started as files, never imported."""

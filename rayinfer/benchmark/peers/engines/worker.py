@@ -1,4 +1,4 @@
-"""Keeps one engine in a process of its own: work comes in as lines of JSON, seconds go out.
+"""Process of one engine under test: reads workloads as lines of JSON, writes seconds.
 
 `worker.py ADAPTER SETTINGS` runs under the engine's own interpreter, where rayinfer may be missing: it imports the
 standard library alone. ADAPTER is a file with DISTRIBUTION, the package whose version counts, and

@@ -1,4 +1,4 @@
-"""What works are expected to take on the card that the goals are for."""
+"""Time estimates of the workloads on the GPU that the goals are for."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a machine needs on which a GPU is measured or tested: few packages, and above all no Ray."""
+"""Packages that a machine needs for GPU benchmarks and tests: few, and no Ray."""
 
 import json
 
@@ -31,7 +31,7 @@ sys.exit(pytest.main(["-m", "gpu", "--collect-only", "-q", *sys.argv[1:]]))
 
 @pytest.fixture
 def site(tmp_path):
-    """Where the packages are."""
+    """Return the folder of the packages."""
     folder = tmp_path / "site-packages"
     folder.mkdir()
     return folder

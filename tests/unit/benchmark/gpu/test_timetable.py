@@ -1,4 +1,4 @@
-"""How a run's time is shared out, by a clock that moves when it is told to."""
+"""Time budget of a run, with a fake clock."""
 
 import pytest
 

@@ -23,7 +23,7 @@ NUM_ATTEMPTS = 3  # the machine may stall too
 
 
 class RecordingTemplate:
-    """Notes in which threads it renders."""
+    """Chat template that records the threads in which it renders."""
 
     def __init__(self) -> None:
         self.threads: list[threading.Thread] = []
