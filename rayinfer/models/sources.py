@@ -7,7 +7,8 @@ import xxhash
 
 from rayinfer.config import cache_folder
 from rayinfer.errors import ModelLoadError, ModelNotFound
-from rayinfer.models.embedded_models import EMBEDDED_MODELS, fetch_embedded_model
+from rayinfer.models.embedded_download import fetch_embedded_model
+from rayinfer.models.embedded_models import EMBEDDED_MODELS
 from rayinfer.models.hub import fetch_repository, is_repo_id
 from rayinfer.models.model_cache import CONVERSION_VERSION, build_once
 from rayinfer.models.model_folder import check_model_folder

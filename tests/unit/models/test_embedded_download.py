@@ -8,7 +8,8 @@ from tokenizers import Tokenizer
 
 from rayinfer.errors import ModelLoadError, ModelNotFound
 from rayinfer.models.checkpoint import Checkpoint
-from rayinfer.models.embedded_models import EmbeddedModel, fetch_embedded_model
+from rayinfer.models.embedded_download import fetch_embedded_model
+from rayinfer.models.embedded_models import EmbeddedModel
 from rayinfer.models.model_folder import check_model_folder
 from rayinfer.models.sources import resolve_model
 from tiny_gguf import write_tiny_gguf
