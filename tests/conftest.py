@@ -18,6 +18,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # Ray would otherwise try to report its use.
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
+# A call of Ray's without ray.init fails instead of starting a cluster in the test process.
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
+
 # Kernels for GPUs are run by Triton's interpreter, unless there is a GPU. Triton asks when it is imported.
 if not NUM_GPUS:
     os.environ["TRITON_INTERPRET"] = "1"

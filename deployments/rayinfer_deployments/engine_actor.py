@@ -160,6 +160,8 @@ class EngineActor:
         return self._engine
 
     def _reported_steps(self) -> AbstractContextManager[None]:
+        if not ray.is_initialized():  # asking for its context would start a cluster
+            return contextlib.nullcontext()
         context = ray.get_runtime_context()
         return written_steps(reports_path(context.gcs_address), context.get_actor_name() or "")
 
