@@ -22,7 +22,7 @@ class EngineConfig(BaseModel):
     """One engine's settings; `LLM`'s keywords, the CLI's flags and `build_llm_app`'s arguments are made from it.
 
     Settings that follow the device are None unless given: the engine's process fills them in, see
-    `engine/settled_config.py`. Raises ConfigError when built through `engine_config`.
+    `engine/worker/resolved_config.py`. Raises ConfigError when built through `engine_config`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())

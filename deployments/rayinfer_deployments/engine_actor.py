@@ -29,8 +29,8 @@ from rayinfer_deployments.start_reports import reports_path, written_steps
 from rayinfer_deployments.uncollected_imports import no_collection
 
 if TYPE_CHECKING:
-    from rayinfer.engine.async_engine import AsyncEngine
-    from rayinfer.engine.rendezvous import Rendezvous, RendezvousHost
+    from rayinfer.engine.loop.async_engine import AsyncEngine
+    from rayinfer.engine.ranks.rendezvous import Rendezvous, RendezvousHost
 
 ENGINE_BUILDING = "rayinfer_deployments.engine_building"
 CONTROL_ROUTER = "engine-actor"  # under this name the engine's own process asks for the warm-up

@@ -3,11 +3,11 @@
 import gc
 
 from rayinfer.config import EngineConfig
-from rayinfer.engine.assembly import build_engine
-from rayinfer.engine.async_engine import AsyncEngine
-from rayinfer.engine.cores import fill_machine, usable_cores
-from rayinfer.engine.rank_worker import run_rank
-from rayinfer.engine.rendezvous import Rendezvous, RendezvousHost, open_rendezvous
+from rayinfer.engine.build import build_engine
+from rayinfer.engine.distributed.rank_worker import run_rank
+from rayinfer.engine.loop.async_engine import AsyncEngine
+from rayinfer.engine.ranks.rendezvous import Rendezvous, RendezvousHost, open_rendezvous
+from rayinfer.engine.worker.cores import fill_machine, usable_cores
 from rayinfer.models.sources import resolve_model
 
 

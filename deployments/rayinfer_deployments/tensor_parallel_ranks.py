@@ -18,7 +18,7 @@ from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayinfer.config import EngineConfig
-from rayinfer.engine.process_state import is_stopped
+from rayinfer.engine.distributed.process_state import is_stopped
 from rayinfer.errors import EngineDead
 from rayinfer.protocols import ModelDescription
 from rayinfer_deployments.actor_processes import ActorProcess, process_of
@@ -29,7 +29,7 @@ from rayinfer_deployments.ray_failures import cause_in_one_line, cause_of
 from rayinfer_deployments.start_reports import reports_path, written_steps
 
 if TYPE_CHECKING:
-    from rayinfer.engine.rendezvous import Rendezvous
+    from rayinfer.engine.ranks.rendezvous import Rendezvous
 
 TICK_S = 0.25  # between two looks at a rank
 SILENT_TICKS = 7  # without an answer, after which it counts that its process is stopped: as quick as routers are

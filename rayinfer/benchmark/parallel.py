@@ -17,16 +17,15 @@ from rich.table import Table
 
 from rayinfer.benchmark.report import Environment, describe_environment, format_figure
 from rayinfer.config import engine_config
-from rayinfer.engine.assembly import build_engine
-from rayinfer.engine.engine import Engine
-from rayinfer.engine.engine_state import SleepLevel
-from rayinfer.engine.group_executor import GroupExecutor
-from rayinfer.engine.kv_offload import BlockCopy
-from rayinfer.engine.rank_group import RankGroup
-from rayinfer.engine.rank_worker import RankWorker
-from rayinfer.engine.rendezvous import Rendezvous, open_rendezvous
-from rayinfer.engine.step_plan import SampledTokens, StepPlan
-from rayinfer.engine.step_results import FinishedStep
+from rayinfer.engine.build import build_engine
+from rayinfer.engine.distributed.group_executor import GroupExecutor
+from rayinfer.engine.distributed.rank_worker import RankWorker
+from rayinfer.engine.loop.engine import Engine
+from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
+from rayinfer.engine.plan.step_plan import SampledTokens, StepPlan
+from rayinfer.engine.ranks.rank_group import RankGroup
+from rayinfer.engine.ranks.rendezvous import Rendezvous, open_rendezvous
+from rayinfer.engine.worker.step_results import FinishedStep
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tensor_parallel import Place

@@ -10,8 +10,8 @@ from typing import Any
 
 from rayinfer.benchmark.report import Environment, describe_environment
 from rayinfer.config import EngineConfig, engine_config
-from rayinfer.engine.engine import Engine
-from rayinfer.engine.one_rank_assembly import build_one_rank_engine
+from rayinfer.engine.build_single_rank import build_one_rank_engine
+from rayinfer.engine.loop.engine import Engine
 from rayinfer.errors import ConfigError
 from rayinfer.optimization.quality_gates import QUALITY_LIMITS
 from rayinfer.outputs import TokenLogprobs

@@ -12,11 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from rayinfer.benchmark.report import Environment, describe_environment, format_figure
-from rayinfer.engine.engine import Engine
-from rayinfer.engine.engine_state import SleepLevel
-from rayinfer.engine.kv_offload import BlockCopy
-from rayinfer.engine.scheduler import Scheduler
-from rayinfer.engine.step_plan import SampledTokens, StepPlan
+from rayinfer.engine.loop.engine import Engine
+from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
+from rayinfer.engine.plan.step_plan import SampledTokens, StepPlan
+from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.sampling_params import SamplingParams

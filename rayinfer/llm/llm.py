@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rayinfer.config import DEFAULT_MODEL, engine_config
-from rayinfer.engine.assembly import build_engine
+from rayinfer.engine.build import build_engine
 from rayinfer.errors import EngineDead, InvalidParameter, RequestError
 from rayinfer.llm.answers import Advance, Answer
 from rayinfer.llm.arguments import Message, Prompt, as_prompts, check_request, checked_token_ids, spread

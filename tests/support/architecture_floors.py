@@ -1,6 +1,7 @@
 """The floors of the house, as data: a room may import itself and what lies below it."""
 
-# From the ground up. A room is a package or a module by its dotted name; it covers everything beneath that name.
+# From the ground up. A room is a package or a module by its dotted name; it covers everything beneath that name, but
+# for the rooms within it that are listed too.
 FLOORS: tuple[tuple[str, ...], ...] = (
     (
         "rayinfer_kernels",
@@ -28,6 +29,10 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.routing",
         "rayinfer.transport",
     ),
+    ("rayinfer.engine.plan",),
+    ("rayinfer.engine.scheduling", "rayinfer.engine.ranks"),
+    ("rayinfer.engine.worker",),
+    ("rayinfer.engine.loop", "rayinfer.engine.distributed"),
     ("rayinfer.engine", "rayinfer.predictors"),
     ("rayinfer.llm",),
     ("rayinfer.jobs", "rayinfer.benchmark"),

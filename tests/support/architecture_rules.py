@@ -146,7 +146,8 @@ def _target_module(found: Import, modules: set[str]) -> str:
 
 
 def _rooms_of(module: str) -> list[str]:
-    return [room for floor in house.FLOORS for room in floor if is_within(module, room)]
+    rooms = [room for floor in house.FLOORS for room in floor if is_within(module, room)]
+    return [room for room in rooms if not any(other != room and is_within(other, room) for other in rooms)]
 
 
 def _floor_of(room: str) -> int:

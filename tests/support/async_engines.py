@@ -6,7 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from fake_executor import FakeExecutor, drive
-from rayinfer.engine.async_engine import AsyncEngine
+from rayinfer.engine.loop.async_engine import AsyncEngine
 from rayinfer.outputs import FinishReason
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from rayinfer.config import EngineConfig, engine_config
-from rayinfer.engine.engine import Engine
-from rayinfer.engine.one_rank_assembly import build_one_rank_engine
+from rayinfer.engine.build_single_rank import build_one_rank_engine
+from rayinfer.engine.loop.engine import Engine
 from rayinfer.models.model_config import read_model_config
 from rayinfer.outputs import TokenDelta
 from rayinfer.protocols import GenerationRequest

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from rayinfer.engine.engine import Engine
+from rayinfer.engine.loop.engine import Engine
 from rayinfer.outputs import EngineStats, RequestOutput, TraceEvent
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.stream_state import StreamState

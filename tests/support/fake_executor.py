@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fake_scores import ScoredPlace, score
-from rayinfer.engine.engine import Engine
-from rayinfer.engine.engine_state import SleepLevel
-from rayinfer.engine.kv_offload import BlockCopy, KVOffload
-from rayinfer.engine.scheduler import Scheduler
-from rayinfer.engine.step_plan import EnteredRow, Int32Array, Int64Array, SampledTokens, ScoredTokens, StepPlan
+from rayinfer.engine.loop.engine import Engine
+from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
+from rayinfer.engine.plan.step_plan import EnteredRow, Int32Array, Int64Array, SampledTokens, ScoredTokens, StepPlan
+from rayinfer.engine.scheduling.kv_offload import KVOffload
+from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.errors import EngineDead
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.outputs import TokenDelta, TokenLogprobs

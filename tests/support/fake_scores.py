@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayinfer.engine.step_plan import ScoredTokens
+from rayinfer.engine.plan.step_plan import ScoredTokens
 from rayinfer.outputs import Logprob, TokenLogprobs
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rayinfer.engine.engine import Engine
+from rayinfer.engine.loop.engine import Engine
 from rayinfer.outputs import TokenDelta
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from invariance_requests import MixedRequest
 from invariance_runs import Run, build_mixed_engine, on_the_wire
-from rayinfer.engine.async_engine import AsyncEngine
+from rayinfer.engine.loop.async_engine import AsyncEngine
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import CompletionOutput, RequestOutput
 from rayinfer.routing.dispatch import Dispatcher

@@ -11,8 +11,8 @@ import rayinfer
 from engine_streams import EngineStreams
 from invariance_requests import CONTEXT, MixedRequest
 from rayinfer.config import engine_config
-from rayinfer.engine.engine import Engine
-from rayinfer.engine.one_rank_assembly import build_one_rank_engine
+from rayinfer.engine.build_single_rank import build_one_rank_engine
+from rayinfer.engine.loop.engine import Engine
 from rayinfer.outputs import EngineStats, RequestOutput
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.stream_state import StreamState

@@ -7,7 +7,7 @@ from torch.distributed import ProcessGroup
 
 from decoder_runs import CPU
 from rayinfer.attention.batch import AttentionBatch
-from rayinfer.engine.pipeline_link import PipelineLink
+from rayinfer.engine.ranks.pipeline_link import PipelineLink
 from rayinfer.layers.shares import Cut
 from rayinfer.layers.weight_places import WeightPlace
 from rayinfer.models.decoder import Decoder

@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from rayinfer.engine.engine_state import SleepLevel
-from rayinfer.engine.group_executor import GroupExecutor
-from rayinfer.engine.kv_offload import BlockCopy
-from rayinfer.engine.rank_group import RankGroup
-from rayinfer.engine.rank_worker import RankWorker
-from rayinfer.engine.rendezvous import open_rendezvous
-from rayinfer.engine.step_plan import SampledTokens, StepPlan
-from rayinfer.engine.step_results import NO_TOKENS, FinishedStep
+from rayinfer.engine.distributed.group_executor import GroupExecutor
+from rayinfer.engine.distributed.rank_worker import RankWorker
+from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
+from rayinfer.engine.plan.step_plan import SampledTokens, StepPlan
+from rayinfer.engine.ranks.rank_group import RankGroup
+from rayinfer.engine.ranks.rendezvous import open_rendezvous
+from rayinfer.engine.worker.step_results import NO_TOKENS, FinishedStep
 from rayinfer.tensor_parallel import Place
 
 Wait = Callable[[], object]

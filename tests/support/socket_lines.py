@@ -2,7 +2,7 @@
 
 import socket
 
-from rayinfer.engine.control_line import ControlLine
+from rayinfer.engine.ranks.control_connection import ControlLine
 
 
 def pair_of_lines() -> tuple[ControlLine, ControlLine]:

@@ -40,7 +40,7 @@ def quality(
     from rayinfer.benchmark.quality_table import print_quality_report
     from rayinfer.benchmark.quality_texts import describe_weights, quality_texts
     from rayinfer.benchmark.report import write_json
-    from rayinfer.engine.assembly import build_engine
+    from rayinfer.engine.build import build_engine
     from rayinfer.models.embedded_models import EMBEDDED_MODELS
     from rayinfer.models.sources import resolve_model
 

@@ -109,7 +109,7 @@ def check_gpu(find: Callable[[str], str | None]) -> Finding:
 
 def check_engine_defaults(device_type: str) -> Finding:
     """Report the default engine settings on this device."""
-    from rayinfer.engine.device_defaults import device_defaults
+    from rayinfer.engine.worker.device_defaults import device_defaults
 
     defaults = device_defaults(device_type)
     fraction, graph_size = defaults.memory_fraction, defaults.max_cudagraph_capture_size

@@ -12,7 +12,7 @@ from rayinfer.benchmark.gpu import engine_runs
 from rayinfer.benchmark.gpu.model_shapes import SHAPES, tiny_shape, write_shape
 from rayinfer.benchmark.gpu.results import Check
 from rayinfer.benchmark.gpu.works import even_workload
-from rayinfer.engine.engine import Engine
+from rayinfer.engine.loop.engine import Engine
 from rayinfer.kv_cache.cache_tensors import allocate_kv_caches
 from rayinfer.models.loader import load_decoder
 from rayinfer.models.random_weights import random_decoder

@@ -11,8 +11,8 @@ from rayinfer.benchmark.gpu.timetable import Deadline
 from rayinfer.benchmark.gpu.works import NANO_TEMPERATURE, even_workload
 from rayinfer.benchmark.workloads import Workload
 from rayinfer.config import engine_config
-from rayinfer.engine.engine import Engine
-from rayinfer.engine.one_rank_assembly import build_one_rank_engine
+from rayinfer.engine.build_single_rank import build_one_rank_engine
+from rayinfer.engine.loop.engine import Engine
 from rayinfer.outputs import TokenDelta
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams

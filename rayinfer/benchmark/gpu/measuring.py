@@ -21,7 +21,7 @@ from rayinfer.benchmark.gpu.scales import Scale
 from rayinfer.benchmark.gpu.step_gaps import profile_steps, step_gap_us
 from rayinfer.benchmark.gpu.timetable import WorkTime
 from rayinfer.benchmark.gpu.works import Work, even_workload, nano_workload
-from rayinfer.engine.engine import Engine
+from rayinfer.engine.loop.engine import Engine
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
 
 GAP_BATCH = 64  # requests that decode while the GPU's pauses are measured

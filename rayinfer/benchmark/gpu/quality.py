@@ -11,7 +11,7 @@ from rayinfer.benchmark.gpu.limits import describe_card
 from rayinfer.benchmark.quality import QualityPlan, markdown, run_quality, write_markdown
 from rayinfer.benchmark.quality_texts import describe_weights, quality_texts
 from rayinfer.benchmark.report import write_json
-from rayinfer.engine.places import any_device
+from rayinfer.engine.ranks.rank_coordinates import any_device
 from rayinfer.errors import RayinferError
 
 GPU_MODES = ("bfloat16", "fp8", "fp8-kv", "fp8+fp8-kv")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch.autograd.profiler_util import DeviceType  # type: ignore[attr-defined]
 
-from rayinfer.engine.engine import Engine
+from rayinfer.engine.loop.engine import Engine
 
 
 class Busy(NamedTuple):

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
-from rayinfer.engine.message_box import MessageBox
+from rayinfer.engine.loop.output_queue import MessageBox
 from rayinfer.outputs import Credits, EngineStats, StepMessage, TokenDelta
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.tokenization.tokenizer import Tokenizer

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from prometheus_client import CollectorRegistry
 
 from rayinfer.config import EngineConfig
-from rayinfer.engine.assembly import build_engine
-from rayinfer.engine.async_engine import AsyncEngine
-from rayinfer.engine.engine import Engine
+from rayinfer.engine.build import build_engine
+from rayinfer.engine.loop.async_engine import AsyncEngine
+from rayinfer.engine.loop.engine import Engine
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import TokenDelta
 from rayinfer.protocols import GenerationRequest

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from layer_stacks import BLOCK_SIZE, RandomStack, StackCase, Step, make_step
 from memory_use import memory_use_of
-from rayinfer.engine.activation_memory import activation_memory_bytes
-from rayinfer.engine.graph_memory import step_memory_bytes
+from rayinfer.engine.worker.graphs.decode_graphs import step_memory_bytes
+from rayinfer.engine.worker.reserved_memory import activation_memory_bytes
 from rayinfer.models.model_config import ModelConfig
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
 from rayinfer_kernels.gpu.sampling import sample_rows

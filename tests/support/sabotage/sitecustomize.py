@@ -257,12 +257,12 @@ def break_roster(module):
 
 
 PATCHES = {
-    "rayinfer.engine.in_process_executor": break_steps,
-    "rayinfer.engine.engine": break_engine,
-    "rayinfer.engine.admission": break_preemption,
-    "rayinfer.engine.scheduler": break_aborts,
-    "rayinfer.engine.request_checks": break_length_check,
-    "rayinfer.engine.deadlines": break_engine_deadlines,
+    "rayinfer.engine.worker.in_process_executor": break_steps,
+    "rayinfer.engine.loop.engine": break_engine,
+    "rayinfer.engine.scheduling.admission": break_preemption,
+    "rayinfer.engine.scheduling.scheduler": break_aborts,
+    "rayinfer.engine.scheduling.request_checks": break_length_check,
+    "rayinfer.engine.scheduling.deadlines": break_engine_deadlines,
     "rayinfer_deployments.tensor_parallel_ranks": break_rank_watch,
     "rayinfer_deployments.engine_roster": break_roster,
     "rayinfer.routing.attempts": break_attempts,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine_answers import answers_of, assert_alike, config_of
-from rayinfer.engine.one_rank_assembly import build_one_rank_engine
+from rayinfer.engine.build_single_rank import build_one_rank_engine
 from rayinfer.layers.matrix import Matrix
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams

@@ -11,7 +11,7 @@ from engine_answers import answers_of, assert_alike
 from invariance_comparison import differences
 from invariance_requests import make_mixed_model, mixed_requests
 from invariance_runs import ROOMY, open_llm, run, run_alone
-from rayinfer.engine.assembly import build_engine
+from rayinfer.engine.build import build_engine
 from tiny_architectures import DECODERS, ENCODER_DECODERS
 
 SETTINGS = {"dtype": "float32", "num_kv_blocks": 64}
@@ -53,7 +53,7 @@ ENDLESS = """
 import pathlib, psutil, sys
 from rayinfer import SamplingParams
 from rayinfer.config import engine_config
-from rayinfer.engine.assembly import build_engine
+from rayinfer.engine.build import build_engine
 from rayinfer.errors import EngineDead
 from rayinfer.protocols import GenerationRequest
 

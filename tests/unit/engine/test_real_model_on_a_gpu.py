@@ -12,7 +12,7 @@ import pytest
 from golden_prompts import GOLDEN_PROMPTS
 from greedy_runs import greedy_answers
 from rayinfer.config import engine_config
-from rayinfer.engine.one_rank_assembly import build_one_rank_engine
+from rayinfer.engine.build_single_rank import build_one_rank_engine
 from rayinfer.tokenization.tokenizer import Tokenizer
 from teacher_forcing import ReferenceModel, compare
 from tiny_models import make_tiny_llama

@@ -6,7 +6,7 @@ import torch
 from memory_use import memory_use_of
 from rayinfer import LLM, SamplingParams
 from rayinfer.config import engine_config
-from rayinfer.engine.assembly import build_engine
+from rayinfer.engine.build import build_engine
 from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.pool_size import count_static_blocks
 from rayinfer.protocols import GenerationRequest

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from rayinfer.engine.engine import Engine
+from rayinfer.engine.loop.engine import Engine
 
 ALLOCATED_SLACK_BYTES = 16 << 20  # workspaces that libraries take when they need them first
 DEVICE_SLACK_BYTES = 128 << 20  # the allocator takes memory in pieces of a few MiB, and other processes come and go

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from rayinfer.benchmark.gpu.soak.ledger import Ledger
 from rayinfer.benchmark.gpu.soak.memory import MemoryReading, read_memory, settle
 from rayinfer.benchmark.gpu.soak.random_requests import REFUSED_SHARE, RandomRequests
-from rayinfer.engine.engine import Engine
+from rayinfer.engine.loop.engine import Engine
 from rayinfer.errors import RequestError
 
 NUM_ROUNDS = 5  # each ends with a drain and a reading of the memory; the first one warms up

@@ -13,7 +13,7 @@ from rayinfer.benchmark.gpu.limits import describe_card
 from rayinfer.benchmark.gpu.model_shapes import SHAPES, tiny_shape, write_shape
 from rayinfer.benchmark.gpu.soak.memory import WORKSPACE_BYTES, read_memory
 from rayinfer.benchmark.gpu.soak.random_load import RandomLoad, SoakReport
-from rayinfer.engine.places import any_device
+from rayinfer.engine.ranks.rank_coordinates import any_device
 from rayinfer.errors import ConfigError
 
 

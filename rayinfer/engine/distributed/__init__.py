@@ -1,0 +1,1 @@
+"""Executors of engines with several ranks."""

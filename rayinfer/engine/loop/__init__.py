@@ -1,0 +1,1 @@
+"""Engine loop: synchronous engine, its thread, its life cycle and its output queues."""

@@ -1,0 +1,285 @@
+"""An engine with a thread of its own: requests go in from an event loop, one message per step comes back."""
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+
+from rayinfer.engine.loop.engine import Engine
+from rayinfer.engine.loop.engine_commands import Abort, Change, Command, Forget, Stop, Submit
+from rayinfer.engine.loop.router_subscriptions import RouterLine, RouterLines
+from rayinfer.engine.loop.self_check import check_itself, needs_check
+from rayinfer.engine.loop.step_watchdog import Pulse
+from rayinfer.errors import EngineDead, RequestError, WrongEngineState
+from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
+from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.traces.request_trace import RequestTrace
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.5
+SIGN_OF_LIFE_S = 0.75  # after so long without a message; a little more than a heartbeat, which is one
+LISTEN_WITHIN_S = 60.0  # a router that submits and does not listen by then is gone, and its requests with it
+
+
+class AsyncEngine:
+    """The EngineClient of an engine in this process.
+
+    The engine belongs to the thread: everything reaches it through one queue, between two steps. The thread waits for
+    no reader. If a step raises what no single request explains, or fails for a request of the engine's own, too, the
+    engine is dead: `failure` is the cause, and every `outputs` iterator raises EngineDead.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        epoch: int = 0,
+        heartbeat_s: float = HEARTBEAT_S,
+        listen_within_s: float = LISTEN_WITHIN_S,
+    ) -> None:
+        self.description: ModelDescription = engine.description
+        self.failure: BaseException | None = None
+        self._engine = engine
+        self._epoch = epoch
+        self._heartbeat_s = heartbeat_s
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._routers = RouterLines(self.description, listen_within_s)
+        self._is_over = False
+        self._lock = threading.Lock()  # no command that waits for an answer comes after _is_over
+        self._owners: dict[str, RouterLine] = {}  # by request id; the thread's own
+        self._stats = engine.stats
+        self._pulse = Pulse()
+        engine.on_plan = self._pulse.planned
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the loop."""
+        self._thread.start()
+
+    async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
+        """Queue requests for the next step; one that the engine refuses ends with "error"."""
+        router = self._routers.open(router_id)
+        if self._is_over:
+            raise self._death()
+        self._commands.put(Submit(list(requests), router))
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """End requests before the next step; unknown ids are ignored."""
+        self._commands.put(Abort(list(request_ids)))
+
+    async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
+        """Yield this router's messages; closing the iterator aborts all of the router's requests."""
+        router = self._routers.open(router_id, listens=True)
+        try:
+            while (message := await self._next_message(router)) is not None:
+                yield message
+            if self.failure is not None:
+                raise self._death()
+        finally:
+            self._routers.leave(router_id, router)
+            self._commands.put(Forget(router))
+
+    async def pause(self) -> None:
+        """Plan no further step; requests stay, and more are taken. Raises WrongEngineState while asleep."""
+        await self._change(Engine.pause)
+
+    async def resume(self) -> None:
+        """Go on after `pause`. Raises WrongEngineState while asleep."""
+        await self._change(Engine.resume)
+
+    async def sleep(self, level: int) -> None:
+        """Pause, and give memory back by level; raises InvalidParameter or WrongEngineState."""
+        await self._change(lambda engine: engine.sleep(level))
+
+    async def wake(self) -> None:
+        """Take the memory again and go on as before; raises EngineDead when it cannot be had."""
+        await self._change(Engine.wake)
+
+    async def states(self) -> list[str]:
+        """Return the one engine's state; raises EngineDead once it is over."""
+        if self._is_over:
+            raise self._death()
+        return [self._stats.state]
+
+    async def shutdown(self) -> None:
+        """End every `outputs`, abort what still runs, stop the loop and give the engine's memory back."""
+        self._commands.put(Stop())
+        if self._thread.is_alive():
+            await asyncio.to_thread(self._thread.join)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the loop runs."""
+        return self._thread.is_alive()
+
+    @property
+    def seconds_since_last_beat(self) -> float:
+        """Seconds since the loop's last iteration; steps and idle waits both count.
+
+        Nothing while the engine falls asleep or wakes: reading a checkpoint takes as long as at the start.
+        """
+        return self._pulse.silent_s
+
+    @property
+    def longest_silence_s(self) -> float:
+        """Longest time that a loop iteration may take before the engine counts as stuck."""
+        return self._pulse.limit_s
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counters and gauges after the latest step."""
+        return self._stats
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that wait or run."""
+        return self._stats.num_running + self._stats.num_waiting + self._commands.qsize()
+
+    async def _next_message(self, router: RouterLine) -> StepMessage | None:
+        """Wait a limited time for the thread's next message: a delay is reported as well."""
+        try:
+            return await router.box.take(SIGN_OF_LIFE_S)
+        except TimeoutError:
+            return replace(self._message([]), silent_s=self._pulse.silent_s, silent_limit_s=self._pulse.limit_s)
+
+    async def _change(self, action: Callable[[Engine], None]) -> None:
+        """Run the change between two steps and wait for it; cancelled before that, it has no effect."""
+        change = Change(action)
+        with self._lock:
+            if self._is_over:
+                raise self._death()
+            self._commands.put(change)
+        await asyncio.wrap_future(change.done)
+
+    def _death(self) -> EngineDead:
+        if isinstance(self.failure, EngineDead):
+            return EngineDead(str(self.failure))
+        cause = "it was shut down" if self.failure is None else type(self.failure).__name__
+        return EngineDead(f"the engine ended: {cause}")
+
+    # From here on: the engine's thread
+
+    def _run(self) -> None:
+        try:
+            while self._obey():
+                self._engine.check_alive()
+                self._publish(self._step() if self._engine.has_unfinished_requests else [])
+                self._end_unheard_routers()
+        except BaseException as error:
+            logger.exception("the engine loop ends")
+            self.failure = error
+        finally:
+            with self._lock:
+                self._is_over = True
+            self._routers.close()
+            self._refuse_changes()
+            self._engine.exit()
+
+    def _step(self) -> list[TokenDelta]:
+        with self._pulse.step():
+            deltas = self._engine.step()
+            if needs_check(deltas):
+                deltas += check_itself(self._engine)
+            return deltas
+
+    def _obey(self) -> bool:
+        """Run the commands queued since the last step; when idle, wait for one, at most a heartbeat."""
+        is_idle = not self._engine.can_advance
+        try:
+            command = self._commands.get(block=is_idle, timeout=self._heartbeat_s if is_idle else None)
+            while not isinstance(command, Stop):
+                self._carry_out(command)
+                command = self._commands.get_nowait()
+        except queue.Empty:
+            self._pulse.beat()
+            return True
+        # No delta reports it: the routers see their outputs end and may continue elsewhere.
+        for request_id in self._owners:
+            self._engine.abort(request_id)
+        self._stats = self._engine.stats
+        return False
+
+    def _carry_out(self, command: Submit | Abort | Forget | Change) -> None:
+        if isinstance(command, Submit):
+            for request in command.requests:
+                self._add(request, command.router)
+        elif isinstance(command, Abort):
+            self._end(command.request_ids)
+        elif isinstance(command, Change):
+            self._make(command)
+        else:
+            self._end(list(command.router.request_ids))
+
+    def _add(self, request: GenerationRequest, router: RouterLine) -> None:
+        try:
+            self._engine.add_request(request)
+        except RequestError as error:
+            logger.warning("request %s refused: %s", request.request_id, error)
+            router.box.put(self._message([_refusal(request)]))
+            return
+        router.request_ids.add(request.request_id)
+        self._owners[request.request_id] = router
+
+    def _make(self, change: Change) -> None:
+        if not change.done.set_running_or_notify_cancel():
+            return
+        with self._pulse.excused():
+            try:
+                change.action(self._engine)
+            except (RequestError, WrongEngineState) as error:
+                change.done.set_exception(error)
+            except BaseException as error:
+                change.done.set_exception(error)
+                raise
+            else:
+                self._stats = self._engine.stats
+                change.done.set_result(None)
+
+    def _refuse_changes(self) -> None:
+        """Fail the changes that are still queued; none is added after `_is_over`."""
+        while not self._commands.empty():
+            command = self._commands.get()
+            if isinstance(command, Change) and command.done.set_running_or_notify_cancel():
+                command.done.set_exception(self._death())
+
+    def _end(self, request_ids: Sequence[str]) -> None:
+        aborted = (self._engine.abort(request_id) for request_id in request_ids)
+        self._publish([delta for delta in aborted if delta is not None])
+
+    def _end_unheard_routers(self) -> None:
+        for router in self._routers.take_unheard():
+            self._end(list(router.request_ids))
+
+    def _publish(self, deltas: list[TokenDelta]) -> None:
+        """Send every router its own deltas and the engine's state."""
+        by_router: dict[RouterLine, list[TokenDelta]] = {}
+        for delta in deltas:
+            by_router.setdefault(self._owners[delta.request_id], []).append(delta)
+            if delta.finish_reason is not None:
+                self._owners.pop(delta.request_id).request_ids.discard(delta.request_id)
+        self._stats = self._engine.stats
+        stored, removed = self._engine.take_block_events()
+        for router in self._routers.in_use():
+            router.box.put(self._message(by_router.get(router, []), stored, removed))
+
+    def _message(
+        self, deltas: list[TokenDelta], stored: Sequence[bytes] = (), removed: Sequence[bytes] = ()
+    ) -> StepMessage:
+        return StepMessage(
+            epoch=self._epoch,
+            step=self._stats.num_steps_total,
+            deltas=deltas,
+            stats=replace(self._stats, credits=self._routers.credits),
+            blocks_stored=list(stored),
+            blocks_removed=list(removed),
+        )
+
+
+def _refusal(request: GenerationRequest) -> TokenDelta:
+    trace = RequestTrace()
+    trace.record("finished", reason="error", output_tokens=0)
+    events = trace.in_order() if request.trace else None
+    return TokenDelta(request.request_id, 0, [], finish_reason="error", trace=events)

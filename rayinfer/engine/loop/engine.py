@@ -1,0 +1,268 @@
+"""The engine: takes requests, moves all of them forward one step at a time, and returns their new tokens."""
+
+import contextlib
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+from rayinfer.engine.loop.engine_state import LifeCycle
+from rayinfer.engine.plan.executor import Executor, StepHandle
+from rayinfer.engine.plan.executor_commands import SleepLevel, sleep_level
+from rayinfer.engine.plan.step_plan import Int32Array, StepPlan
+from rayinfer.engine.scheduling.request import Request, new_request
+from rayinfer.engine.scheduling.request_checks import checked_token_ids
+from rayinfer.engine.scheduling.scheduler import Scheduler
+from rayinfer.errors import EngineDead, InvalidParameter
+from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
+from rayinfer.protocols import GenerationRequest, ModelDescription
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Synchronous and single-threaded; `AsyncEngine` runs it in a thread of its own."""
+
+    def __init__(
+        self,
+        *,
+        description: ModelDescription,
+        scheduler: Scheduler,
+        executor: Executor,
+        seed: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.description = description
+        self._scheduler = scheduler
+        self._executor = executor
+        self._seeds = random.Random(seed)  # for requests that bring none
+        self._clock = clock
+        self._life = LifeCycle()
+        self.on_plan: Callable[[int], None] = lambda num_tokens: None  # called with the tokens that a step will compute
+        self._under_way: deque[tuple[StepPlan, StepHandle]] = deque()  # steps, oldest first
+        self._deltas: list[TokenDelta] = []  # of the step under way: they outlast an interruption
+
+    def add_request(self, request: GenerationRequest) -> None:
+        """Queue a request with n == 1, in any state but dead; raises RequestError for one that could never finish."""
+        self._life.check_alive()
+        if self._scheduler.knows(request.request_id):
+            raise InvalidParameter(f"request_id {request.request_id!r} is in use", "request_id")
+        self._scheduler.add(self._accepted(request))
+
+    def abort(self, request_id: str) -> TokenDelta | None:
+        """End a request and free what it holds; None if unknown or finished and reported."""
+        untold = [delta for delta in self._deltas if delta.request_id == request_id]
+        if untold:  # of steps that ended as the engine fell asleep: no caller asks for them any more
+            self._deltas = [delta for delta in self._deltas if delta.request_id != request_id]
+        ended = self._scheduler.finish(request_id, "abort")
+        if ended is None or not untold:
+            return ended or (untold[-1] if untold else None)
+        return ended._replace(start_pos=untold[0].start_pos)
+
+    def step(self) -> list[TokenDelta]:
+        """Move every scheduled request one step forward; while paused or asleep, only end those whose time is up.
+
+        Where the executor takes several plans at once, the next one is in flight before this one's tokens are here.
+        """
+        self.check_alive()
+        self._end_overdue_requests()
+        with self._dying_with_executor():
+            while self._can_plan and (plan := self._scheduler.plan()) is not None:
+                self.on_plan(plan.num_tokens)
+                try:
+                    self._copy_blocks()
+                    self._start(plan)
+                except BaseException:
+                    self._scheduler.enter_again(plan)
+                    raise
+                if not self._under_way:  # it is done
+                    break
+            self._finish_oldest()
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def check_alive(self) -> None:
+        """Raise EngineDead when nothing can be computed any more."""
+        self._life.check_alive()
+        with self._dying_with_executor():
+            self._executor.check()
+
+    # Between two steps
+
+    def pause(self) -> None:
+        """Plan no further step: requests stay, more are taken, aborts and deadlines still end them."""
+        self._life.pause()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._life.resume()
+
+    def sleep(self, level: int = SleepLevel.OFFLOAD) -> None:
+        """Pause and give memory back, as SleepLevel has it; raises InvalidParameter, WrongEngineState or EngineDead."""
+        level = sleep_level(level)
+        with self._dying_with_executor():
+            self._finish_all()
+        self._life.sleep(level, self._give_memory_back)
+
+    def wake(self) -> None:
+        """Take the memory again, and go on unless the engine was paused; if there is none, the engine is dead."""
+        self._life.wake(self._executor.restore)
+
+    def check_running(self, wanted: str) -> None:
+        """Raise WrongEngineState, or EngineDead, unless steps bring requests forward."""
+        self._life.check_running(wanted)
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """Whether requests wait or run, a step is in flight, or its results are yet to be returned."""
+        return self._scheduler.num_unfinished > 0 or bool(self._under_way) or bool(self._deltas)
+
+    @property
+    def can_advance(self) -> bool:
+        """Whether another step would advance a request, or return results of an earlier one."""
+        return (
+            bool(self._under_way)
+            or bool(self._deltas)
+            or (self._life.is_running and self._scheduler.num_unfinished > 0)
+        )
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        """Requests that wait or run."""
+        return self._scheduler.num_unfinished
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counters and gauges as they are now."""
+        stats = self._scheduler.stats
+        stats.state = self._life.state.value
+        stats.stage_idle_shares = list(self._executor.stage_idle_shares)
+        return stats
+
+    @property
+    def executor(self) -> Executor:
+        """The executor that runs its steps, for measurements."""
+        return self._executor
+
+    def take_block_events(self) -> tuple[list[bytes], list[bytes]]:
+        """Digests that entered and left the prefix cache since the last call."""
+        events = self._scheduler.take_block_events()
+        return events.stored, events.removed
+
+    def exit(self) -> None:
+        """Give everything back."""
+        self._executor.shutdown()
+
+    def _accepted(self, request: GenerationRequest, source_token_ids: Int32Array | None = None) -> Request:
+        return new_request(
+            request,
+            checked_token_ids(request, self.description),
+            source_token_ids=source_token_ids,
+            seed=self._seeds.getrandbits(64),
+            max_model_len=self.description.max_model_len,
+            block_size=self.description.block_size,
+            eos_token_ids=self.description.eos_token_ids,
+            now=self._clock(),
+            weights_generation=self.description.weights_generation,
+        )
+
+    @property
+    def _can_plan(self) -> bool:
+        return self._life.is_running and len(self._under_way) < self._executor.num_plans_at_once
+
+    def _start(self, plan: StepPlan) -> None:
+        if self._executor.num_plans_at_once == 1:
+            self._run(plan)
+            return
+        try:
+            self._under_way.append((plan, self._executor.submit(plan)))
+        except Exception as error:
+            if not _may_be_one_request(error):
+                raise
+            logger.info("step %d failed beside another and is computed again: %s", plan.step, error)
+        else:
+            return
+        self._finish_all()
+        self._run(self._scheduler.with_known_tokens(plan))
+
+    def _finish_all(self) -> None:
+        """Take the tokens of all in-flight steps."""
+        while self._under_way:
+            self._finish_oldest()
+
+    def _finish_oldest(self) -> None:
+        """Take the tokens of the oldest in-flight step, if there is one."""
+        if self._under_way:
+            plan, step = self._under_way[0]
+            self.on_plan(plan.num_tokens)  # it is the one that is waited for
+            sampled = step.result()
+            self._under_way.popleft()
+            self._deltas += self._scheduler.apply(plan, sampled)
+
+    @contextlib.contextmanager
+    def _dying_with_executor(self) -> Iterator[None]:
+        try:
+            yield
+        except EngineDead as error:
+            self._under_way.clear()
+            self._life.die(error)
+            raise
+
+    def _run(self, plan: StepPlan) -> None:
+        """Compute the plan; if it fails, compute its halves, until the request at fault is alone and ends with "error".
+
+        Nothing needs undoing: a failed step has written only to slots that the retry writes again.
+        """
+        if not plan.num_requests:  # all of them have left
+            return
+        failure: Exception | None = None
+        try:
+            sampled = self._executor.submit(plan).result()
+        except Exception as error:
+            if not _may_be_one_request(error):
+                raise
+            failure = error
+        if failure is None:
+            self._deltas += self._scheduler.apply(plan, sampled)
+        elif plan.num_requests > 1:
+            middle = plan.num_requests // 2
+            self._run(plan.part(0, middle))
+            self._run(plan.part(middle, plan.num_requests))
+        else:
+            request_id = self._scheduler.request_id_at(int(plan.rows[0]))
+            logger.error("request %s failed in step %d", request_id, plan.step, exc_info=failure)
+            self._finish(request_id, "error")
+
+    def _copy_blocks(self) -> None:
+        """Make the copies that the scheduler has noted, in their order, and each until it is done."""
+        copies = self._scheduler.block_copies
+        while copies:
+            self._executor.copy_blocks(copies[0])
+            copies.popleft()
+
+    def _give_memory_back(self, level: SleepLevel) -> None:
+        if level is SleepLevel.RECOMPUTE:
+            self._scheduler.drop_computed()
+        elif level is SleepLevel.OFFLOAD:
+            self._copy_blocks()
+            self._scheduler.forget_cached_prefixes()
+        self._executor.release(level, self._scheduler.blocks_in_use)
+
+    def _end_overdue_requests(self) -> None:
+        for request_id in self._scheduler.take_overdue(self._clock()):
+            self._finish(request_id, "timeout")
+
+    def _finish(self, request_id: str, reason: FinishReason) -> None:
+        delta = self._scheduler.finish(request_id, reason)
+        if delta is not None:
+            self._deltas.append(delta)
+
+
+def _may_be_one_request(error: Exception) -> bool:
+    # A device error or a lack of memory says nothing about a request, and the state after it cannot be trusted.
+    return (
+        not isinstance(error, MemoryError | EngineDead)
+        and "CUDA error" not in str(error)
+        and "out of memory" not in str(error)
+    )

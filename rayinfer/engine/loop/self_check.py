@@ -1,0 +1,41 @@
+"""A self-check that tells a failing engine from failing requests: it computes a request of its own."""
+
+from collections.abc import Sequence
+
+from rayinfer.engine.loop.engine import Engine
+from rayinfer.errors import EngineDead
+from rayinfer.outputs import TokenDelta
+from rayinfer.protocols import GenerationRequest
+from rayinfer.sampling_params import SamplingParams
+
+MAX_STEPS = 3  # while others go first; then they have gained tokens, or it is unclear
+OWN_REQUEST = GenerationRequest(
+    request_id="self-check/0",
+    prompt_token_ids=[0],
+    sampling_params=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
+)
+
+
+def needs_check(deltas: Sequence[TokenDelta]) -> bool:
+    """Return whether requests have failed in a step, and none has gained a token."""
+    # In this order: in most steps the first delta has a token.
+    return not any(delta.token_ids for delta in deltas) and any(delta.finish_reason == "error" for delta in deltas)
+
+
+def check_itself(engine: Engine) -> list[TokenDelta]:
+    """Compute a prompt of one token, beside all that runs; returns what the others gained meanwhile.
+
+    Raises EngineDead when that fails, too: then the failed requests may be computed elsewhere.
+    """
+    engine.add_request(OWN_REQUEST)
+    others: list[TokenDelta] = []
+    for _ in range(MAX_STEPS):
+        deltas = engine.step()
+        others += [delta for delta in deltas if delta.request_id != OWN_REQUEST.request_id]
+        ends = [delta.finish_reason for delta in deltas if delta.request_id == OWN_REQUEST.request_id]
+        if "error" in ends:
+            raise EngineDead("its steps fail, whatever they compute")
+        if ends or any(delta.token_ids for delta in others):
+            break
+    engine.abort(OWN_REQUEST.request_id)
+    return others

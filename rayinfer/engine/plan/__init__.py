@@ -1,0 +1,1 @@
+"""Plans of steps and their results, as they cross from the scheduler to the workers."""

@@ -1,0 +1,1 @@
+"""Groups of ranks: rendezvous, control connections, heartbeats, and transfers between stages."""

@@ -1,0 +1,1 @@
+"""Scheduler: admission, preemption, running requests and output processing."""

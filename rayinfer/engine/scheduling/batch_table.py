@@ -1,0 +1,253 @@
+"""The running requests as rows of preallocated arrays, so that a step costs no Python per request."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from rayinfer.engine.plan.step_plan import BoolArray, EnteredRow, Int32Array, Int64Array, StepPlan
+from rayinfer.engine.scheduling.request import Request
+
+
+class BatchTable:
+    """Counters, tokens and block tables of the running requests; a row belongs to one request at a time."""
+
+    def __init__(self, num_rows: int, max_model_len: int, block_size: int, *, plans_ahead: bool = False) -> None:
+        self.num_rows = num_rows
+        self._plans_ahead = plans_ahead
+        self._block_size = block_size
+        max_blocks = -(-max_model_len // block_size)
+        self.token_ids = np.empty((num_rows, max_blocks * block_size), np.int32)
+        self.tokens_in_blocks = self.token_ids.reshape(num_rows, max_blocks, block_size)
+        self.block_tables = np.zeros((num_rows, max_blocks), np.int32)
+        self.num_tokens = np.zeros(num_rows, np.int64)  # known: prompt and output
+        self.num_computed = np.zeros(num_rows, np.int64)  # whose keys and values are in the cache
+        # Both as they will be when the steps under way are done. Where requests are in one step at a time they are
+        # looked at between two steps only: there they are the same arrays.
+        self.expected_tokens = np.zeros(num_rows, np.int64) if plans_ahead else self.num_tokens
+        self.expected_computed = np.zeros(num_rows, np.int64) if plans_ahead else self.num_computed
+        self.num_scheduled = np.zeros(num_rows, np.int64)  # to be computed in the step that is being planned
+        self.num_blocks = np.zeros(num_rows, np.int64)
+        self.num_stored_blocks = np.zeros(num_rows, np.int64)  # of those, hit-able in the prefix cache
+        self.turns = np.zeros(num_rows, np.int64)  # grows whenever the row changes hands
+        self.is_under_way = np.zeros(num_rows, np.bool_)  # in a step whose tokens are not known yet
+        self.last_steps = np.zeros(num_rows, np.int64)  # the latest step that the row was planned in
+        # What the row's request has brought along:
+        self.request_ids = np.full(num_rows, "", np.object_)
+        self.prompt_lens = np.zeros(num_rows, np.int64)
+        self.max_total_tokens = np.zeros(num_rows, np.int64)
+        self.num_cached_tokens = np.zeros(num_rows, np.int64)  # as reported to its client
+        self.checks_eos = np.zeros(num_rows, np.bool_)
+        self.priorities = np.zeros(num_rows, np.int64)
+        self.deadlines = np.zeros(num_rows, np.float64)
+        self.keys = np.zeros(num_rows, np.float64)  # of the tickets, as the orders
+        self.orders = np.zeros(num_rows, np.int64)
+        # Rows of requests with rare settings, so that no array is searched for them:
+        self.rows_with_stop_ids: set[int] = set()
+        self.rows_with_details: set[int] = set()  # log probabilities or a trace
+        self.rows_without_answer: set[int] = set()  # only the prompt is scored
+        self.rows_without_numbers: set[int] = set()  # of those, the prompt's scores are not numbers
+        self.rows_not_to_store: set[int] = set()  # they share blocks that turned out to be invalid
+        self.unproved_rows: set[int] = set()  # they have not sampled from finite logits since they were taken
+        self.requests: list[Request | None] = [None] * num_rows
+        self._free_rows = list(range(num_rows - 1, -1, -1))
+        self._active: dict[int, None] = {}  # rows in the order in which they were taken
+        self._active_rows: Int64Array | None = None
+
+    def __len__(self) -> int:
+        return len(self._active)
+
+    @property
+    def has_free_row(self) -> bool:
+        """Whether one more request can run."""
+        return bool(self._free_rows)
+
+    @property
+    def rows(self) -> Int64Array:
+        """The taken rows, oldest first."""
+        if self._active_rows is None:
+            self._active_rows = np.fromiter(self._active, np.int64, len(self._active))
+        return self._active_rows
+
+    @property
+    def scheduled_rows(self) -> Int64Array:
+        """The taken rows that have tokens in the step that is being planned, oldest first."""
+        rows = self.rows
+        is_scheduled = self.num_scheduled[rows] > 0
+        return rows if is_scheduled.all() else rows[is_scheduled]
+
+    def request_at(self, row: int) -> Request:
+        """The request that has the row."""
+        request = self.requests[row]
+        assert request is not None, f"row {row} is free"
+        return request
+
+    def requests_at(self, rows: Int64Array) -> list[Request]:
+        """The requests that have these rows."""
+        return list(map(self.requests.__getitem__, rows.tolist()))  # type: ignore[arg-type]
+
+    def num_pending(self, request: Request) -> int:
+        """Tokens of a request that are known or in flight and in no step yet; 0 if not running."""
+        row = request.row
+        return 0 if row is None else int(self.expected_tokens[row] - self.expected_computed[row])
+
+    def go_on(self, rows: Int64Array) -> BoolArray:
+        """Mask of the rows whose requests have, as far as known, a token for one more step, [num_rows]."""
+        expected = self.expected_tokens[rows]
+        is_known = expected == self.num_tokens[rows]
+        going_on: BoolArray = expected < self.max_total_tokens[rows]  # else it ends when its last token is here
+        going_on |= is_known & (self.expected_computed[rows] < expected)
+        return going_on
+
+    def is_taken(self, row: int) -> bool:
+        """Whether a request has the row."""
+        return self.requests[row] is not None
+
+    def entered_row(self, row: int) -> EnteredRow:
+        """Return the sampler's data of the row's request as it is now."""
+        return self.request_at(row).entered_row(row, self._tokens_at(row))
+
+    def take(self, request: Request, *, num_computed: int, num_stored_blocks: int) -> int:
+        """Give the request a row and copy its tokens and blocks in."""
+        row = self._free_rows.pop()
+        self._active[row] = None
+        self._active_rows = None
+        self.requests[row] = request
+        self.token_ids[row, : len(request.token_ids)] = request.token_ids
+        self.block_tables[row, : len(request.blocks)] = request.blocks
+        self.num_tokens[row] = len(request.token_ids)
+        self.num_computed[row] = num_computed
+        self.expected_tokens[row], self.expected_computed[row] = self.num_tokens[row], num_computed
+        self.num_blocks[row] = len(request.blocks)
+        self.num_stored_blocks[row] = num_stored_blocks
+        self.last_steps[row] = 0
+        self._describe(row, request)
+        return row
+
+    def _describe(self, row: int, request: Request) -> None:
+        assert request.ticket is not None, f"{request.request_id} has no place in the order"
+        self.unproved_rows.add(row)
+        self.request_ids[row] = request.request_id
+        self.prompt_lens[row] = request.prompt_len
+        self.max_total_tokens[row] = request.max_total_tokens
+        self.num_cached_tokens[row] = request.num_cached_tokens or 0
+        self.checks_eos[row] = not request.params.ignore_eos
+        self.priorities[row] = request.priority
+        self.deadlines[row] = math.inf if request.deadline is None else request.deadline
+        self.keys[row] = request.ticket.key
+        self.orders[row] = request.ticket.order
+        if request.params.stop_ids:
+            self.rows_with_stop_ids.add(row)
+        if request.wants_details:
+            self.rows_with_details.add(row)
+        if request.only_scores_prompt:
+            self.rows_without_answer.add(row)
+
+    def add_blocks(self, rows: Int64Array, blocks: list[int]) -> None:
+        """Append a block to each of the rows' tables."""
+        self.block_tables[rows, self.num_blocks[rows]] = blocks
+        self.num_blocks[rows] += 1
+
+    def release(self, row: int) -> Request:
+        """Free the row and hand its tokens and blocks back to its request."""
+        request = self.request_at(row)
+        request.token_ids = self._tokens_at(row)
+        request.blocks = self.block_tables[row, : self.num_blocks[row]].tolist()
+        self.requests[row] = None
+        self.request_ids[row] = ""
+        self.num_scheduled[row] = 0
+        self.turns[row] += 1
+        self.is_under_way[row] = False
+        for some_rows in (
+            *(self.rows_with_stop_ids, self.rows_with_details, self.rows_without_answer),
+            *(self.rows_without_numbers, self.rows_not_to_store, self.unproved_rows),
+        ):
+            some_rows.discard(row)
+        del self._active[row]
+        self._active_rows = None
+        self._free_rows.append(row)
+        return request
+
+    def blocks_of(self, rows: Int64Array) -> Int32Array:
+        """Every block of these rows, once: several may read the same."""
+        width = int(self.num_blocks[rows].max(initial=0))
+        is_taken = np.arange(width) < self.num_blocks[rows][:, np.newaxis]
+        blocks: Int32Array = np.unique(self.block_tables[rows, :width][is_taken])
+        return blocks
+
+    def _tokens_at(self, row: int) -> Int32Array:
+        tokens: Int32Array = self.token_ids[row, : self.num_tokens[row]].copy()
+        return tokens
+
+    def assemble(self, *, step: int, entered: tuple[EnteredRow, ...]) -> StepPlan:
+        """Gather the scheduled tokens of all taken rows that have any into one plan."""
+        rows, num_tokens = self.scheduled_rows, int(self.num_scheduled.sum())
+        computed = self.expected_computed[rows]
+        if num_tokens == len(rows):  # a token each, as in most steps
+            token_rows, positions = rows, computed
+            context_lengths = computed + 1
+            query_starts = np.arange(len(rows) + 1, dtype=np.int32)
+        else:
+            counts = self.num_scheduled[rows]
+            query_starts = np.zeros(len(rows) + 1, np.int32)
+            counts.cumsum(out=query_starts[1:])
+            token_rows = np.repeat(rows, counts)
+            positions = np.arange(num_tokens) + np.repeat(computed - query_starts[:-1], counts)
+            context_lengths = computed + counts
+        block_indices = positions // self._block_size
+        offsets = positions - block_indices * self._block_size  # a quarter of what divmod takes
+        max_blocks = -(-int(context_lengths.max()) // self._block_size)
+        samples = context_lengths == self.expected_tokens[rows]
+        if self.rows_without_answer:
+            samples[indices_of(self.rows_without_answer, rows)] = False
+        token_ids = self.token_ids[token_rows, positions]
+        continues = context_lengths > self.num_tokens[rows] if self._plans_ahead else None
+        if continues is not None:
+            token_ids[query_starts[1:][continues] - 1] = 0
+        return StepPlan(
+            step=step,
+            rows=rows,
+            token_ids=token_ids,
+            positions=positions,
+            slots=self.block_tables[token_rows, block_indices] * np.int64(self._block_size) + offsets,
+            query_starts=query_starts,
+            context_lengths=context_lengths.astype(np.int32),
+            block_tables=self.block_tables[rows, :max_blocks],
+            samples=samples,
+            entered=entered,
+            continues=continues,
+        )
+
+    def expect(self, plan: StepPlan) -> None:
+        """Count the tokens that an in-flight step computes."""
+        self.expected_computed[plan.rows] = plan.context_lengths
+        self.expected_tokens[plan.rows[plan.samples]] += 1
+
+    def expect_nothing(self) -> None:
+        """Set the expected counts back to the known ones: no in-flight step will return."""
+        rows = self.rows
+        self.expected_tokens[rows], self.expected_computed[rows] = self.num_tokens[rows], self.num_computed[rows]
+
+    def ends_of(self, rows: Int64Array, token_ids: Int64Array, eos_token_ids: Sequence[int]) -> BoolArray:
+        """Mask of the rows whose new tokens are end or stop tokens, [num_rows]."""
+        ends = np.zeros(len(rows), np.bool_)
+        for eos_token_id in eos_token_ids:  # there are few
+            ends |= token_ids == eos_token_id
+        ends &= self.checks_eos[rows]
+        for i in indices_of(self.rows_with_stop_ids, rows):
+            ends[i] |= int(token_ids[i]) in self.request_at(rows[i]).params.stop_ids
+        return ends
+
+    def append(self, rows: Int64Array, token_ids: Int64Array) -> None:
+        """Add one new token to each of the rows."""
+        num_tokens = self.num_tokens[rows]
+        self.token_ids[rows, num_tokens] = token_ids
+        self.num_tokens[rows] = num_tokens + 1
+
+
+def indices_of(some_rows: set[int], rows: Int64Array) -> list[int]:
+    """Find the indices at which rows of a set stand in `rows`."""
+    if not some_rows:
+        return []
+    indices: list[int] = np.flatnonzero(np.isin(rows, list(some_rows))).tolist()
+    return indices

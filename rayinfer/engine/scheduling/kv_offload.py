@@ -1,0 +1,124 @@
+"""The second pool of blocks, in host memory: what preempted requests had computed waits there for their return."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rayinfer.engine.plan.executor_commands import BlockCopy
+from rayinfer.engine.plan.step_plan import Int32Array
+from rayinfer.engine.scheduling.request import Request
+from rayinfer.kv_cache.block_manager import BlockManager
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _SwappedOut:
+    blocks: list[int]  # of the second pool
+    num_tokens: int
+    digests: Sequence[bytes]  # of the request's full blocks
+
+
+class KVOffload:
+    """Requests with blocks in the second pool, and the copies that are still to be made.
+
+    Nothing is copied here. The copies wait in `copies`, and the engine makes them in this order, and all of them
+    before the next step writes anything: a block may be handed on as soon as its copy is noted. Equal blocks of
+    several requests are kept once, as in the prefix cache.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
+        self.copies: deque[BlockCopy] = deque()
+        self._pool = BlockManager(num_blocks, block_size, enable_prefix_caching=enable_prefix_caching)
+        self._swapped_out: dict[str, _SwappedOut] = {}
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks in the second pool."""
+        return self._pool.num_blocks
+
+    @property
+    def num_used(self) -> int:
+        """Blocks of the second pool that are kept for requests."""
+        return self._pool.num_used
+
+    def holds(self, request: Request) -> bool:
+        """Whether the request has something to come back to."""
+        return request.request_id in self._swapped_out
+
+    def swap_out(self, request: Request, token_ids: Int32Array, blocks: Sequence[int], num_stored_blocks: int) -> bool:
+        """Keep the `blocks` of a request's computed `token_ids`, all of them; False if they do not fit.
+
+        The first `num_stored_blocks` are those that the prefix cache knows by their digests. They are copied although
+        they may be hit there again: the preempting request takes blocks without readers first.
+        """
+        count = -(-len(token_ids) // self._pool.block_size)
+        digests = request.digests.digests[:num_stored_blocks]
+        kept = self._pool.find_cached_prefix(digests, token_ids, request.salt).blocks
+        num_kept = len(kept)
+        self._pool.pin(kept)
+        if not count or count - num_kept > self._pool.num_free:
+            self._pool.free(kept)
+            return False
+        kept += self._pool.allocate(count - num_kept)
+        self._swapped_out[request.request_id] = _SwappedOut(
+            blocks=kept, num_tokens=len(token_ids), digests=request.digests.digests
+        )
+        self._note("out", blocks[num_kept:count], kept[num_kept:])
+        self._store(request, token_ids, kept[: len(digests)], num_kept)
+        if request.trace is not None:
+            request.trace.record("swapped_out", tokens=len(token_ids), copied_blocks=count - num_kept)
+        return True
+
+    def swap_in(self, request: Request, blocks: Sequence[int], num_cached_blocks: int) -> int:
+        """Copy what was kept of the request into its new blocks, behind those found in the prefix cache.
+
+        Returns how many of its tokens need no computing then.
+        """
+        num_cached_tokens = num_cached_blocks * self._pool.block_size
+        kept = self._swapped_out.pop(request.request_id, None)
+        if kept is None:
+            return num_cached_tokens
+        self._note("in", kept.blocks[num_cached_blocks:], blocks[num_cached_blocks : len(kept.blocks)])
+        self._pool.free(kept.blocks)
+        if request.trace is not None:
+            num_copied = max(len(kept.blocks) - num_cached_blocks, 0)
+            request.trace.record("swapped_in", tokens=kept.num_tokens, copied_blocks=num_copied)
+        return max(num_cached_tokens, kept.num_tokens)
+
+    def drop(self, request: Request) -> None:
+        """Free what is kept of a request that will not come back."""
+        kept = self._swapped_out.pop(request.request_id, None)
+        if kept is not None:
+            self._pool.free(kept.blocks)
+
+    def forget(self, digests: set[bytes]) -> None:
+        """Drop what has blocks of these digests, and let none of them be shared: what they hold is not valid."""
+        for request_id, kept in list(self._swapped_out.items()):
+            if not digests.isdisjoint(kept.digests):
+                self._pool.free(self._swapped_out.pop(request_id).blocks)
+        self._pool.forget(digests)
+
+    def drop_all(self) -> None:
+        """Forget everything: the memory of the pools is given back."""
+        for kept in self._swapped_out.values():
+            self._pool.free(kept.blocks)
+        self._swapped_out.clear()
+        self._pool.reset_prefix_cache()
+        self.copies.clear()
+
+    def _note(
+        self, direction: Literal["out", "in"], source_blocks: Sequence[int], target_blocks: Sequence[int]
+    ) -> None:
+        if source_blocks:
+            self.copies.append(BlockCopy(direction=direction, source_blocks=source_blocks, target_blocks=target_blocks))
+
+    def _store(self, request: Request, token_ids: Int32Array, blocks: list[int], first: int) -> None:
+        size = self._pool.block_size
+        for index in range(first, len(blocks)):
+            self._pool.store(
+                blocks[index],
+                request.digests.digests[index],
+                parent=blocks[index - 1] if index else None,
+                token_ids=token_ids[index * size : (index + 1) * size],
+                salt=request.salt,
+            )

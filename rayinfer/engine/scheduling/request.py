@@ -1,0 +1,171 @@
+"""One request inside the engine and its life cycle."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from rayinfer.engine.plan.step_plan import EnteredRow, Int32Array
+from rayinfer.kv_cache.block_hash import PrefixDigests, prefix_salt
+from rayinfer.outputs import FinishReason, TokenLogprobs, TraceEvent
+from rayinfer.priority_queue import Ticket
+from rayinfer.protocols import GenerationRequest
+from rayinfer.sampling_params import SamplingParams
+from rayinfer.traces.request_trace import RequestTrace
+
+
+class RequestStatus(Enum):
+    """States of a request; transitions are those in `_NEXT`."""
+
+    WAITING = "waiting"  # in the queue, for the first time or preempted
+    PARKED = "parked"  # waits for another to write the prefix they share
+    RUNNING = "running"  # has a row of the batch and blocks
+    FINISHED = "finished"
+
+
+_NEXT = {
+    RequestStatus.WAITING: {RequestStatus.PARKED, RequestStatus.RUNNING, RequestStatus.FINISHED},
+    RequestStatus.PARKED: {RequestStatus.WAITING, RequestStatus.FINISHED},
+    RequestStatus.RUNNING: {RequestStatus.WAITING, RequestStatus.FINISHED},
+    RequestStatus.FINISHED: set(),
+}
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Request:
+    """A request's own state; while it runs, its counters, tokens and blocks live in its row of the batch table."""
+
+    request_id: str
+    prompt_len: int  # of the client's prompt: kept through preemptions
+    token_ids: Int32Array  # prompt and output known so far; stale while it runs
+    num_given_outputs: int = 0  # tokens of the answer that it came with
+    max_total_tokens: int  # prompt and output together end here
+    source_token_ids: Int32Array | None = None  # of an encoder-decoder's request: its prompt is what begins answers
+    params: SamplingParams
+    seed: int
+    choice: int = 0
+    priority: int = 0
+    salt: bytes = b""
+    end_token_ids: tuple[int, ...] = ()  # eos unless ignored, and the request's own stop ids
+    arrival: float = 0.0
+    deadline: float | None = None
+    digests: PrefixDigests
+    status: RequestStatus = RequestStatus.WAITING
+    ticket: Ticket["Request"] | None = None
+    row: int | None = None
+    blocks: list[int] = field(default_factory=list)  # stale while it runs
+    num_cached_tokens: int | None = None  # found in the prefix cache when it first ran
+    num_hit_blocks: int | None = None  # the fewest that it found there whenever it came to run
+    num_blocks_lent: int = 0  # taken by requests that passed this one because it did not fit
+    finish_reason: FinishReason | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # as far as known; None if unwanted or handed out
+    trace: RequestTrace | None = None
+
+    @property
+    def trace_events(self) -> list[TraceEvent] | None:
+        """The events so far, if it is traced."""
+        return None if self.trace is None else self.trace.in_order()
+
+    def move_to(self, status: RequestStatus) -> None:
+        """Take the next step of the life cycle."""
+        assert status in _NEXT[self.status], f"{self.request_id}: {self.status.value} -> {status.value}"
+        self.status = status
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether its one terminal event has happened."""
+        return self.status is RequestStatus.FINISHED
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt as its client counts them."""
+        return self.prompt_len if self.source_token_ids is None else len(self.source_token_ids)
+
+    @property
+    def only_scores_prompt(self) -> bool:
+        """Whether no token follows the prompt."""
+        return self.params.max_tokens == 0
+
+    @property
+    def wants_details(self) -> bool:
+        """Whether its tokens come with more than themselves."""
+        return self.wants_logprobs or self.trace is not None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether log probabilities are still to be returned."""
+        return self.params.logprobs is not None or self.prompt_logprobs is not None
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """Number of its first tokens that need no computing if their keys and values are there already.
+
+        The last token is always computed, since its logits are needed, and so is every one before a token whose log
+        probability is still to be returned.
+        """
+        scored = self.prompt_logprobs
+        return len(self.token_ids if scored is None or len(scored) == self.prompt_len else scored) - 1
+
+    def num_blocks_needed(self, block_size: int) -> int:
+        """Blocks that hold the tokens it has."""
+        return -(-len(self.token_ids) // block_size)
+
+    def note_hit_blocks(self, num_blocks: int) -> None:
+        """Note how many of its first blocks others have written; after a preemption some may be its own."""
+        self.num_hit_blocks = num_blocks if self.num_hit_blocks is None else min(self.num_hit_blocks, num_blocks)
+
+    def take_prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
+        """Hand out the prompt's log probabilities when all of it is computed; None if unwanted, and afterwards."""
+        scored, self.prompt_logprobs = self.prompt_logprobs, None
+        assert scored is None or len(scored) == self.prompt_len, f"{self.request_id}: {len(scored)} places are scored"
+        return scored
+
+    def entered_row(self, row: int, token_ids: Int32Array) -> EnteredRow:
+        """Make the sampler's data of the request in its row, with these tokens."""
+        return EnteredRow(
+            row=row,
+            params=self.params,
+            seed=self.seed,
+            choice=self.choice,
+            prompt_token_ids=token_ids[: self.prompt_len],
+            output_token_ids=token_ids[self.prompt_len :],
+            end_token_ids=self.end_token_ids,
+            last_position=self.max_total_tokens - 1,
+            source_token_ids=self.source_token_ids,
+        )
+
+
+def new_request(
+    request: GenerationRequest,
+    token_ids: Int32Array,
+    *,
+    seed: int,
+    max_model_len: int,
+    block_size: int,
+    eos_token_ids: tuple[int, ...],
+    now: float,
+    weights_generation: int = 0,
+    source_token_ids: Int32Array | None = None,
+) -> Request:
+    """Turn what came over the wire into the engine's own state; `token_ids` are its checked prompt and output."""
+    params = request.sampling_params
+    prompt_len = len(request.prompt_token_ids)
+    limit = max_model_len if params.max_tokens is None else min(max_model_len, prompt_len + params.max_tokens)
+    salt = prefix_salt(request.tenant, request.cache_salt, request.adapter, weights_generation)
+    return Request(
+        request_id=request.request_id,
+        prompt_len=prompt_len,
+        token_ids=token_ids,
+        num_given_outputs=len(request.output_token_ids),
+        source_token_ids=source_token_ids,
+        max_total_tokens=limit,
+        params=params,
+        seed=seed if params.seed is None else params.seed,
+        choice=request.choice,
+        priority=request.priority,
+        salt=salt,
+        end_token_ids=(() if params.ignore_eos else eos_token_ids) + params.stop_ids,
+        arrival=now,
+        deadline=None if request.timeout_s is None else now + request.timeout_s,
+        digests=PrefixDigests(block_size, salt),
+        prompt_logprobs=None if params.prompt_logprobs is None else [None],
+        trace=RequestTrace() if request.trace else None,
+    )

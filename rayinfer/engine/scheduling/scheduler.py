@@ -1,0 +1,284 @@
+"""Decides what each step computes under one token budget, and owns all unfinished requests."""
+
+from collections import deque
+
+import numpy as np
+
+from rayinfer.engine.plan.executor_commands import BlockCopy
+from rayinfer.engine.plan.step_plan import BoolArray, EnteredRow, SampledTokens, ScoredTokens, StepPlan
+from rayinfer.engine.scheduling.admission import Admission, Admitted, order_key
+from rayinfer.engine.scheduling.batch_table import BatchTable, indices_of
+from rayinfer.engine.scheduling.deadlines import Deadlines
+from rayinfer.engine.scheduling.inflight_steps import turns_of
+from rayinfer.engine.scheduling.kv_offload import KVOffload
+from rayinfer.engine.scheduling.output_processor import NewTokens, end_without_token
+from rayinfer.engine.scheduling.request import Request
+from rayinfer.engine.scheduling.running_batch import RunningBatch
+from rayinfer.engine.scheduling.step_deltas import collect_prompt_logprobs, note_prefill_chunks
+from rayinfer.engine.scheduling.waiting_queue import WaitingQueue
+from rayinfer.kv_cache.block_manager import BlockManager
+from rayinfer.kv_cache.stored_blocks import BlockEvents
+from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
+
+AGEING_S = 10.0  # one level of priority counts as having arrived this much earlier
+
+
+class Scheduler:
+    """Continuous batching with chunked prefill, priorities, and preemption by swapping or recomputing.
+
+    Decoding requests come first with one token each; what is left of the budget goes to prompts, in chunks. A request
+    gets the blocks for all tokens it has when it is admitted, so only decoding can run out of blocks; then the request
+    that matters least gives its blocks back and waits again.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        block_manager: BlockManager,
+        eos_token_ids: tuple[int, ...] = (),
+        forced_end_token_id: int | None = None,
+        enable_prefix_caching: bool = True,
+        offload: KVOffload | None = None,
+        num_plans_at_once: int = 1,
+        plans_ahead: bool = False,
+    ) -> None:
+        block_size = block_manager.block_size
+        # No more rows than tokens in a step: every decoding request has its token in every step.
+        num_rows = min(max_num_seqs, max_num_batched_tokens)
+        self._table = BatchTable(num_rows, max_model_len, block_size, plans_ahead=plans_ahead)
+        self._batch = RunningBatch(
+            self._table, block_manager, enable_prefix_caching=enable_prefix_caching, offload=offload
+        )
+        waiting = WaitingQueue(ageing_s=AGEING_S, block_size=block_size)
+        self._admission = Admission(waiting, self._batch, block_size)
+        self._requests: dict[str, Request] = {}
+        self._deadlines = Deadlines(self._requests)
+        self._blocks = block_manager
+        self._offload = offload
+        self._budget = max_num_batched_tokens
+        self._new_tokens = NewTokens(
+            self._table, eos_token_ids=eos_token_ids, forced_end_token_id=forced_end_token_id, end=self._end
+        )
+        self._turns = turns_of(self._table, num_plans_at_once, plans_ahead=plans_ahead)
+        self._entered: list[EnteredRow] = []
+        self._rows_to_enter_again: list[int] = []
+        self._prefilling: dict[Request, None] = {}  # an ordered set, which some have left since it was last looked at
+        self._totals = EngineStats(kv_blocks_total=block_manager.num_blocks)
+
+    # What comes from outside
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        assert request.request_id not in self._requests, f"{request.request_id} is known already"
+        self._requests[request.request_id] = request
+        self._admission.add(request)
+        self._deadlines.add(request)
+        if request.trace is not None:
+            request.trace.record("queued", prompt_tokens=request.num_prompt_tokens, priority=request.priority)
+
+    def finish(self, request_id: str, reason: FinishReason) -> TokenDelta | None:
+        """End a request wherever it stands and free what it holds; None if it is unknown or over."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        self._end(request, reason)
+        return end_without_token(request, reason)
+
+    def knows(self, request_id: str) -> bool:
+        """Whether the request is here and not over."""
+        return request_id in self._requests
+
+    def take_overdue(self, now: float) -> list[str]:
+        """Return, once, the requests that are not over although their time is."""
+        return self._deadlines.take_overdue(now)
+
+    def request_id_at(self, row: int) -> str:
+        """Return the request id in this batch row."""
+        return self._table.request_at(row).request_id
+
+    def take_block_events(self) -> BlockEvents:
+        """Digests that entered and left the prefix cache since the last call."""
+        return self._blocks.take_events()
+
+    # Between steps, when memory is given back
+
+    @property
+    def block_copies(self) -> deque[BlockCopy]:
+        """The copies between the two pools to be made before the next plan is computed, in this order."""
+        return deque() if self._offload is None else self._offload.copies
+
+    @property
+    def blocks_in_use(self) -> list[int]:
+        """The blocks of running requests; once `forget_cached_prefixes` is done, the others need hold nothing."""
+        blocks: list[int] = self._table.blocks_of(self._table.rows).tolist()
+        return blocks
+
+    def forget_cached_prefixes(self) -> None:
+        """Let nothing be hit in blocks that no running request reads."""
+        self._blocks.reset_prefix_cache()
+
+    def drop_computed(self) -> None:
+        """Send every running request back to the queue and forget all blocks, those of the second pool too."""
+        for row in self._table.rows.tolist():
+            self._admission.preempt(self._table.request_at(row), may_swap=False)
+        if self._offload is not None:
+            self._offload.drop_all()
+        self._blocks.reset_prefix_cache()
+
+    # What there is
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests that wait or run."""
+        return len(self._requests)
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counters and gauges as they are now."""
+        totals = self._totals
+        return EngineStats(
+            num_running=len(self._table),
+            num_waiting=len(self._requests) - len(self._table),
+            kv_blocks_used=self._blocks.num_used,
+            kv_blocks_total=self._blocks.num_blocks,
+            kv_offload_blocks_used=0 if self._offload is None else self._offload.num_used,
+            kv_offload_blocks_total=0 if self._offload is None else self._offload.num_blocks,
+            prompt_tokens_total=totals.prompt_tokens_total,
+            generation_tokens_total=totals.generation_tokens_total,
+            cached_prompt_tokens_total=totals.cached_prompt_tokens_total,
+            num_preemptions_total=self._admission.num_preemptions,
+            num_steps_total=totals.num_steps_total,
+            requests_finished_total=dict(totals.requests_finished_total),
+        )
+
+    # A step is planned
+
+    def plan(self) -> StepPlan | None:
+        """Choose the next step's tokens; None when there is nothing to compute, or nothing before others are known."""
+        if self._turns.awaits_tokens and (self._rows_to_enter_again or self._admission.lacks_blocks):
+            return None  # some may end with steps in flight; never preempt a request whose last token is in flight
+        self._enter_interrupted()
+        self._admission.grow_decoding_requests()
+        self._spread_budget()
+        if not self._table.num_scheduled.any():
+            return None
+        self._totals.num_steps_total += 1
+        plan = self._table.assemble(step=self._totals.num_steps_total, entered=self._take_entered())
+        self._turns.begin(plan)
+        return plan
+
+    def enter_again(self, plan: StepPlan) -> None:
+        """Send the rows' requests of an interrupted plan once more, with the next plan."""
+        self._turns.call_off(plan)
+        self._rows_to_enter_again += plan.rows.tolist()
+
+    def with_known_tokens(self, plan: StepPlan) -> StepPlan:
+        """Return a failed step without requests that have left, now that all before it is known."""
+        return self._turns.take_back(plan)
+
+    def _enter_interrupted(self) -> None:
+        if self._rows_to_enter_again:
+            self._table.expect_nothing()
+            rows = [row for row in self._rows_to_enter_again if self._table.is_taken(row)]
+            self._entered += map(self._table.entered_row, rows)
+            self._rows_to_enter_again.clear()
+
+    def _take_entered(self) -> tuple[EnteredRow, ...]:
+        # Some may have been sent away again while the step was planned.
+        entered = tuple(entered for entered in self._entered if self._table.is_taken(entered.row))
+        self._entered.clear()
+        return entered
+
+    def _spread_budget(self) -> None:
+        """Set what each request computes: first one token for all that run, then prompts and arrivals by importance."""
+        table = self._table
+        self._turns.schedule_one_token_each()
+        self._prefilling = {request: None for request in self._prefilling if table.num_pending(request) > 1}
+        for request in sorted(self._prefilling, key=order_key):
+            self._admit(before=request)
+            # An arrival may have taken its place, and with several steps at once it need not be its turn.
+            if request.row is not None and table.num_scheduled[request.row]:
+                num_more = min(table.num_pending(request) - 1, self._num_tokens_left)
+                table.num_scheduled[request.row] += num_more
+        self._admit()
+
+    @property
+    def _num_tokens_left(self) -> int:
+        return self._budget - int(self._table.num_scheduled.sum())
+
+    def _admit(self, before: Request | None = None) -> None:
+        """Let waiting requests in while there are tokens for them; with `before`, those that matter more than it."""
+        if self._admission.is_idle:
+            return
+        # Without a free row an arrival comes in, if at all, with the tokens of the request that it replaces.
+        while self._num_tokens_left or not self._table.has_free_row:
+            admitted = self._admission.admit_next(before)
+            if admitted is None:
+                return
+            self._enter(admitted)
+
+    def _enter(self, admitted: Admitted) -> None:
+        request = admitted.request
+        row = request.row
+        assert row is not None
+        num_pending = len(request.token_ids) - admitted.num_computed
+        self._table.num_scheduled[row] = min(num_pending, self._num_tokens_left)
+        self._prefilling[request] = None
+        self._entered.append(request.entered_row(row, request.token_ids))
+        if admitted.is_first_time:
+            self._totals.prompt_tokens_total += request.num_prompt_tokens
+            self._totals.cached_prompt_tokens_total += request.num_cached_tokens or 0
+
+    # A step's tokens are in
+
+    def apply(self, plan: StepPlan, sampled: SampledTokens) -> list[TokenDelta]:
+        """Move the plan's requests forward and end those that are done; returns what each of them gained.
+
+        Requests that have left since the step was planned get nothing.
+        """
+        table = self._table
+        plan, sampled = self._turns.end(plan, sampled)
+        table.num_computed[plan.rows] = plan.context_lengths
+        rows, has_sampled = plan.rows, plan.samples
+        if has_invalid := bool(sampled.is_invalid.any()):
+            may_store = _has_finite_logits(plan, sampled)
+            rows, has_sampled = rows[may_store], has_sampled[may_store]
+        self._admission.queue_again(self._batch.store_written_blocks(rows, has_sampled))
+        if has_invalid:
+            self._batch.forget_written_blocks(plan.rows[plan.samples][sampled.is_invalid])
+        note_prefill_chunks(table, plan)
+        if sampled.prompt_logprobs is not None:
+            collect_prompt_logprobs(table, sampled.prompt_logprobs)
+            if np.isnan(sampled.prompt_logprobs.logprobs).any():
+                self._forget_unscorable(sampled.prompt_logprobs)
+        deltas = self._new_tokens.hand_out(plan.rows[plan.samples], sampled) if len(sampled.token_ids) else []
+        self._totals.generation_tokens_total += len(deltas) - int(np.count_nonzero(sampled.is_invalid))
+        if table.rows_without_answer:
+            deltas += self._new_tokens.end_scored_prompts(plan.rows)
+        return deltas
+
+    def _forget_unscorable(self, scored: ScoredTokens) -> None:
+        """Forget the blocks of requests that sample nothing and whose scores are not finite."""
+        rows = np.unique(scored.rows[np.isnan(scored.logprobs[:, 0])])
+        rows = rows[indices_of(self._table.rows_without_answer, rows)]
+        self._table.rows_without_numbers.update(rows.tolist())
+        self._batch.forget_written_blocks(rows)
+
+    def _end(self, request: Request, reason: FinishReason) -> None:
+        del self._requests[request.request_id]
+        self._admission.end(request)
+        request.finish_reason = reason
+        finished = self._totals.requests_finished_total
+        finished[reason] = finished.get(reason, 0) + 1
+        if request.trace is not None:
+            request.trace.record("finished", reason=reason, output_tokens=len(request.token_ids) - request.prompt_len)
+
+
+def _has_finite_logits(plan: StepPlan, sampled: SampledTokens) -> BoolArray:
+    """Return which of the plan's rows may store what they wrote: those without logits too, until one has them."""
+    is_finite = np.ones(plan.num_requests, np.bool_)
+    is_finite[plan.samples] = ~sampled.is_invalid
+    return is_finite

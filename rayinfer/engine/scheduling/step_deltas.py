@@ -1,0 +1,98 @@
+"""Token deltas of a step, one per request, vectorised where a request needs nothing special."""
+
+from collections.abc import Callable
+from itertools import pairwise, repeat
+
+import numpy as np
+
+from rayinfer.engine.plan.step_plan import Int64Array, SampledTokens, ScoredTokens, StepPlan
+from rayinfer.engine.scheduling.batch_table import BatchTable, indices_of
+from rayinfer.outputs import Logprob, TokenDelta, TokenLogprobs
+
+_NONE = repeat(None)
+
+
+def one_token_deltas(table: BatchTable, rows: Int64Array, token_ids: Int64Array) -> list[TokenDelta]:
+    """Make a delta for each row's new token, not in the table yet; no request ends or asks for more."""
+    fields = zip(
+        table.request_ids[rows].tolist(),
+        (table.num_tokens[rows] - table.prompt_lens[rows]).tolist(),
+        token_ids[:, np.newaxis].tolist(),
+        _NONE,  # logprobs
+        _NONE,  # finish_reason
+        _NONE,  # stop_reason
+        table.num_cached_tokens[rows].tolist(),
+        _NONE,  # prompt_logprobs
+        _NONE,  # trace
+        strict=False,
+    )
+    # TokenDelta's own constructor is Python, and takes twice as long.
+    return list(map(tuple.__new__, repeat(TokenDelta), fields))
+
+
+def add_details(deltas: list[TokenDelta], table: BatchTable, rows: Int64Array, sampled: SampledTokens) -> None:
+    """Add log probabilities to the deltas of requests that asked for them, and note first tokens in traces."""
+    indices = indices_of(table.rows_with_details, rows)
+    if not indices:
+        return
+    logprobs = logprobs_by_row(sampled.logprobs, lambda row: table.request_at(row).params.logprobs or 0)
+    for i in indices:
+        if sampled.is_invalid[i]:
+            continue
+        request = table.request_at(rows[i])
+        deltas[i] = deltas[i]._replace(
+            logprobs=logprobs.get(int(rows[i])), prompt_logprobs=request.take_prompt_logprobs()
+        )
+        if request.trace is not None and deltas[i].start_pos == request.num_given_outputs:
+            request.trace.record("first_token")
+        if not request.wants_logprobs:
+            table.rows_with_details.discard(int(rows[i]))  # while it runs, its end alone is still to be reported
+
+
+def collect_prompt_logprobs(table: BatchTable, scored: ScoredTokens) -> None:
+    """Add what a step has scored of prompts; places that are known are passed over: they were computed twice."""
+    by_row = logprobs_by_row(scored, lambda row: table.request_at(row).params.prompt_logprobs or 0)
+    rows, firsts = np.unique(scored.rows, return_index=True)
+    for row, position in zip(rows.tolist(), scored.positions[firsts].tolist(), strict=True):
+        known = table.request_at(row).prompt_logprobs
+        if known is not None:
+            assert position <= len(known), f"row {row}: place {position} is scored, {len(known)} is next"
+            known += by_row[row][len(known) - position :]
+
+
+def note_prefill_chunks(table: BatchTable, plan: StepPlan) -> None:
+    """Note in the traces which part of a prompt, or of what is computed again, the step has computed."""
+    for i in indices_of(table.rows_with_details, plan.rows):
+        request = table.request_at(plan.rows[i])
+        # While it runs, its own tokens are those that it has entered with.
+        if request.trace is not None and (start := int(plan.positions[plan.query_starts[i]])) < len(request.token_ids):
+            request.trace.record("prefill_chunk", start=start, end=int(plan.context_lengths[i]))
+
+
+def logprobs_by_row(scored: ScoredTokens | None, num_top: Callable[[int], int]) -> dict[int, list[TokenLogprobs]]:
+    """Group scores by row, in order of position; `num_top` is how many likely tokens a row asked for.
+
+    It is a request's `logprobs` for new tokens and its `prompt_logprobs` for those of the prompt.
+    """
+    if scored is None or not len(scored.rows):
+        return {}
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(scored.rows)) + 1, [len(scored.rows)])).tolist()
+    logprobs: dict[int, list[TokenLogprobs]] = {}
+    for start, end in pairwise(starts):
+        row = int(scored.rows[start])
+        width = 1 + num_top(row)
+        places = zip(
+            scored.token_ids[start:end, :width].tolist(),
+            scored.logprobs[start:end, :width].tolist(),
+            scored.ranks[start:end].tolist(),
+            strict=True,
+        )
+        logprobs[row] = [_place(*place) for place in places]
+    return logprobs
+
+
+def _place(token_ids: list[int], logprobs: list[float], rank: int) -> TokenLogprobs:
+    place = {token_ids[0]: Logprob(logprobs[0], rank)}
+    for index in range(1, len(token_ids)):
+        place.setdefault(token_ids[index], Logprob(logprobs[index], index))
+    return place

@@ -1,0 +1,1 @@
+"""Worker of one rank: weights, KV blocks, and the model runners that execute steps."""

@@ -1,0 +1,76 @@
+"""Runs the steps of an encoder-decoder: a request that takes a row has its source read first."""
+
+from collections.abc import Sequence
+
+import torch
+
+from rayinfer.decoding.sampler import Sampler
+from rayinfer.engine.plan.executor import StepHandle
+from rayinfer.engine.plan.step_plan import EnteredRow, Int32Array, StepPlan
+from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, Stage
+from rayinfer.engine.worker.static_runner import StaticRunner, StaticShapes
+from rayinfer.models.encoder_decoder import EncoderDecoder
+
+
+class EncoderDecoderRunner(StaticRunner):
+    """A StaticRunner that also reads sources, at most `max_read_tokens` at once unless a single one is longer."""
+
+    def __init__(
+        self,
+        decoder: EncoderDecoder,
+        sampler: Sampler,
+        device: torch.device,
+        shapes: StaticShapes,
+        stage: Stage = ONLY_STAGE,
+        *,
+        max_read_tokens: int,
+    ) -> None:
+        super().__init__(decoder, sampler, device, shapes, stage)
+        self._max_read_tokens = max_read_tokens
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """Read the sources of new requests, and compute the step."""
+        for readers in self.read_together(plan.entered):
+            self._read(readers)
+        return super().submit(plan)
+
+    def read_together(self, entered: Sequence[EnteredRow]) -> list[list[EnteredRow]]:
+        """Group requests, in their order, into those whose sources are read at once."""
+        groups: list[list[EnteredRow]] = []
+        num_tokens = 0
+        for reader in entered:
+            num_more = len(_source_of(reader))
+            if not groups or num_tokens + num_more > self._max_read_tokens:
+                groups.append([])
+                num_tokens = 0
+            groups[-1].append(reader)
+            num_tokens += num_more
+        return groups
+
+    @torch.inference_mode()
+    def _read(self, readers: Sequence[EnteredRow]) -> None:
+        assert isinstance(self.decoder, EncoderDecoder), "a source without a model that reads"
+        sources = [torch.from_numpy(_source_of(reader)).to(self._device) for reader in readers]
+        self.decoder.keep_sources(
+            [reader.row for reader in readers],
+            [len(source) for source in sources],
+            self._encoded(self.decoder, sources),
+        )
+
+    def _encoded(self, decoder: EncoderDecoder, sources: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Compute this stage's part, and return what the last stage has made of it: [num_tokens, hidden_size]."""
+        place, link = self._stage.place, self._stage.link
+        if link is None:
+            return decoder.encode(sources)
+        num_tokens = sum(map(len, sources))
+        hidden = decoder.encode(sources, None if place.is_first_stage else link.receive(num_tokens))
+        if place.is_last_stage:
+            link.give_back(hidden)
+            return hidden
+        link.pass_on(hidden)
+        return link.receive_from_last(num_tokens)
+
+
+def _source_of(reader: EnteredRow) -> Int32Array:
+    assert reader.source_token_ids is not None, "a request without a source"
+    return reader.source_token_ids

@@ -1,0 +1,61 @@
+"""Runs the model in this process, in the caller's thread."""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+from rayinfer.engine.plan.executor import StepHandle
+from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
+from rayinfer.engine.plan.step_plan import StepPlan
+from rayinfer.engine.worker.cores import Cores
+from rayinfer.engine.worker.model_memory import ModelMemory
+from rayinfer.engine.worker.model_runner import ModelRunner
+
+
+class InProcessExecutor:
+    """An Executor: a model runner, and the memory of the model that it runs."""
+
+    stage_idle_shares: Sequence[float] = ()
+
+    def __init__(
+        self, runner: ModelRunner, memory: ModelMemory, cores: Cores | None = None, *, plans_ahead: bool = False
+    ) -> None:
+        self.plans_ahead = plans_ahead
+        self.num_plans_at_once = 2 if plans_ahead else 1
+        self._runner = runner
+        self._memory = memory
+        self._cores = cores
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """Start the step; on a CPU it is done then."""
+        with self._cores.hold() if self._cores is not None else nullcontext():
+            return self._runner.submit(plan)
+
+    def copy_blocks(self, copy: BlockCopy) -> None:
+        """Copy now, or on a GPU in its turn among the steps."""
+        move = self._memory.copy_out if copy.direction == "out" else self._memory.copy_in
+        move(copy.source_blocks, copy.target_blocks)
+
+    def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
+        """Give memory back."""
+        if level is not SleepLevel.PERSIST:
+            self._runner.drop_graphs()
+        if level is SleepLevel.RECOMPUTE:
+            self._runner.decoder = None  # or it would hold on to the weights
+        self._memory.release(level, blocks_in_use)
+
+    def restore(self, level: SleepLevel) -> None:
+        """Take it again."""
+        self._memory.restore(level)
+        self._runner.decoder = self._memory.decoder
+        if level is not SleepLevel.PERSIST:
+            self._runner.record_again()
+
+    def check(self) -> None:
+        """Nothing happens: it lives as long as this process."""
+
+    def shutdown(self) -> None:
+        """Let go of the weights and the cache."""
+        self._runner.decoder = None
+        self._memory.drop()
+        if self._cores is not None:
+            self._cores.release()

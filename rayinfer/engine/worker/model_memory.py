@@ -1,0 +1,115 @@
+"""Memory of a model's weights and block pools, and its release while the engine sleeps."""
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Sequence
+
+import torch
+
+from rayinfer.engine.plan.executor_commands import SleepLevel
+from rayinfer.kv_cache.cache_tensors import BlockPool, BlockShape
+from rayinfer.models.decoder import Decoder
+
+_HOST = torch.device("cpu")
+
+
+class ModelMemory:
+    """A loaded decoder and its blocks; `load` reads the decoder again, ready for its blocks, from where it came.
+
+    Between `release` and `restore` nothing can be computed and no block copied.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        load: Callable[[], Decoder],
+        shape: BlockShape,
+        *,
+        num_blocks: int,
+        num_offload_blocks: int = 0,
+        device: torch.device = _HOST,
+    ) -> None:
+        self.decoder: Decoder | None = decoder
+        self._load = load
+        self._shape = shape
+        self.num_blocks = num_blocks
+        self.num_offload_blocks = num_offload_blocks
+        self._device = device
+        self._pool = self._new_pool()
+        self._offload_pool = self._new_offload_pool()
+        self._kept_blocks: Sequence[int] = ()  # which of the pool's blocks are in `_kept`, while they are
+        self._kept: BlockPool | None = None
+        decoder.bind_kv_caches(self._pool.caches)
+
+    def copy_out(self, blocks: Sequence[int], offload_blocks: Sequence[int]) -> None:
+        """Copy blocks of the model's pool into the second pool."""
+        self._pool.copy_to(self._offload_pool, blocks, offload_blocks)
+
+    def copy_in(self, offload_blocks: Sequence[int], blocks: Sequence[int]) -> None:
+        """Copy blocks of the second pool into the model's."""
+        self._offload_pool.copy_to(self._pool, offload_blocks, blocks)
+
+    def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
+        """Give back memory by level; of the pool's blocks only those in use are ever kept."""
+        if level is SleepLevel.OFFLOAD:
+            self._keep_blocks(blocks_in_use)
+            self._move_weights(_HOST)
+        elif level is SleepLevel.RECOMPUTE:
+            self.decoder = None
+            self._pool, self._offload_pool = self._no_pool(), self._no_pool()
+        if level is not SleepLevel.PERSIST:
+            _return_free_memory(self._device)
+
+    def restore(self, level: SleepLevel) -> None:
+        """Take again what `release` of this level gave back; raises ModelLoadError when the checkpoint is gone."""
+        if level is SleepLevel.PERSIST:
+            return
+        if level is SleepLevel.OFFLOAD:
+            self._move_weights(self._device)
+        else:
+            self.decoder = self._load()
+            self._offload_pool = self._new_offload_pool()
+        self._pool = self._new_pool()
+        if self._kept is not None:
+            self._kept.move_to(self._pool, range(len(self._kept_blocks)), self._kept_blocks)
+            self._kept, self._kept_blocks = None, ()
+        self._loaded.bind_kv_caches(self._pool.caches)
+
+    def drop(self) -> None:
+        """Let go of everything for good."""
+        self.decoder = self._kept = None
+        self._pool, self._offload_pool = self._no_pool(), self._no_pool()
+        if self._device.type == "cuda":  # or the next engine of this process would find too little that is free
+            _return_free_memory(self._device)
+
+    @property
+    def _loaded(self) -> Decoder:
+        assert self.decoder is not None, "the weights were given back"
+        return self.decoder
+
+    def _keep_blocks(self, blocks: Sequence[int]) -> None:
+        self._kept, self._kept_blocks = BlockPool(self._shape, len(blocks), _HOST), blocks
+        self._loaded.bind_kv_caches(self._no_pool().caches)  # or it would hold on to the memory
+        self._pool.move_to(self._kept, blocks, range(len(blocks)))
+
+    def _move_weights(self, device: torch.device) -> None:
+        decoder = self._loaded
+        assert isinstance(decoder, torch.nn.Module)
+        decoder.to(device)
+
+    def _new_pool(self) -> BlockPool:
+        return BlockPool(self._shape, self.num_blocks, self._device)
+
+    def _new_offload_pool(self) -> BlockPool:
+        return BlockPool(self._shape, self.num_offload_blocks, _HOST, pinned=self._device.type == "cuda")
+
+    def _no_pool(self) -> BlockPool:
+        return BlockPool(self._shape, 0, _HOST)
+
+
+def _return_free_memory(device: torch.device) -> None:
+    """Hand what was freed on to the system; both allocators would keep it for later."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    with contextlib.suppress(AttributeError):  # not every C library has it
+        ctypes.CDLL(None).malloc_trim(0)

@@ -1,0 +1,139 @@
+"""Runs one step of the model in this process: arrays in, sampled tokens out.
+
+Nothing here waits for a GPU: `submit` leaves it with its work, and the step's handle waits for the tokens.
+"""
+
+import numpy as np
+import torch
+
+from rayinfer.decoding.sampler import Sampler
+from rayinfer.engine.plan.executor import StepHandle
+from rayinfer.engine.plan.step_plan import EnteredRow, StepPlan
+from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, Stage
+from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs
+from rayinfer.engine.worker.prompt_scorer import PromptScorer
+from rayinfer.engine.worker.step_inputs import LastTokens, StepInputs, send_plan
+from rayinfer.engine.worker.step_results import NO_TOKENS, FinishedStep, HostCopies, SampledUnderWay, ScoresUnderWay
+from rayinfer.engine.worker.step_upload import StepUpload
+from rayinfer.models.decoder import Decoder
+
+
+class ModelRunner:
+    """Computes one step after the other in the caller's thread; `decoder` is None while its memory is given back.
+
+    Where a model has several ranks, each computes its stage's part, and all but one return no tokens.
+    """
+
+    def __init__(self, decoder: Decoder, sampler: Sampler, device: torch.device, stage: Stage = ONLY_STAGE) -> None:
+        self.decoder: Decoder | None = decoder
+        self._sampler = sampler
+        self._prompt_scorer = PromptScorer(sampler.vocab_size)
+        self._device = device
+        self._upload = StepUpload(device)
+        self._graphs: DecodeGraphs | None = None
+        self.last_tokens = LastTokens(sampler.num_rows + 1, device)  # one more for what fills steps up
+        self._no_tokens = [torch.zeros(0, dtype=dtype) for dtype in (torch.int64, torch.bool)]
+        self._stage = stage
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that its sampler has."""
+        return self._sampler.num_rows
+
+    def record(self, graphs: DecodeGraphs) -> None:
+        """Have decoding steps run as graphs from here on; the model's caches must be bound."""
+        self._graphs = graphs
+        self.record_again()
+
+    def record_again(self) -> None:
+        """Take up graphs where there were some."""
+        if self._graphs is not None:
+            with torch.inference_mode():
+                self._graphs.capture(self._logits)
+
+    def drop_graphs(self) -> None:
+        """Give them up until they are recorded again: weights or caches are about to move."""
+        if self._graphs is not None:
+            self._graphs.drop()
+
+    def submit(self, plan: StepPlan) -> StepHandle:
+        """Compute the step now, or on a GPU after the one before; raises errors that are known by now."""
+        for entered in plan.entered:
+            self._enter(entered)
+        with torch.inference_mode():
+            return self._run(plan)
+
+    def _enter(self, entered: EnteredRow) -> None:
+        if self._stage.place.is_last_stage:
+            self._prompt_scorer.enter(entered)
+        if self._stage.samples:
+            self._sampler.enter(
+                entered.row,
+                entered.params,
+                seed=entered.seed,
+                choice=entered.choice,
+                prompt_token_ids=entered.prompt_token_ids,
+                output_token_ids=entered.output_token_ids,
+                end_token_ids=entered.end_token_ids,
+                last_position=entered.last_position,
+            )
+
+    def _run(self, plan: StepPlan) -> StepHandle:
+        decoder = self.decoder
+        assert decoder is not None, "a step without a model"
+        if self._graphs is not None and self._graphs.fit(plan) and not self._prompt_scorer.scores(plan):
+            return self._replay(self._graphs, plan)
+        inputs = send_plan(plan, self._upload)
+        hidden = self._hidden(decoder, plan, inputs)
+        if not self._stage.place.is_last_stage:
+            return FinishedStep(NO_TOKENS)
+        # Before sampling, for what fails here is tried again, and a sampler must not remember a token twice.
+        prompt_logprobs = self._prompt_scorer.score(plan, hidden, decoder.logits)
+        if not plan.samples.any():
+            return SampledUnderWay(HostCopies(self._no_tokens), 0, prompt_logprobs=prompt_logprobs)
+        if inputs.sampled_lines is not None:
+            hidden = hidden[inputs.sampled_lines]
+        logits = decoder.logits(hidden)  # by all ranks of the stage together, whichever samples
+        if not self._stage.samples:
+            return FinishedStep(NO_TOKENS)
+        return self._sample(plan, logits, inputs.sampled_rows, prompt_logprobs)
+
+    def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> SampledUnderWay:
+        """Compute a step by its graph, and what the graph cannot know of after it."""
+        settings = None
+        if graphs.draw is not None:
+            settings = self._sampler.settings_of_draws(plan.rows, plan.context_lengths)
+        outputs = graphs.run(plan, settings)
+        if settings is not None:
+            return SampledUnderWay(outputs.tokens.copies(), plan.num_requests)
+        return self._sample(plan, outputs.logits, outputs.rows, None)
+
+    def _logits(self, inputs: StepInputs) -> torch.Tensor:
+        """Return the logits of a step in which every request has one token and samples."""
+        assert self.decoder is not None, "a step without a model"
+        return self.decoder.logits(self.decoder.forward(self.last_tokens.fill_in(inputs), inputs.batch))
+
+    def _sample(
+        self, plan: StepPlan, logits: torch.Tensor, sampled_rows: torch.Tensor, prompt_logprobs: ScoresUnderWay | None
+    ) -> SampledUnderWay:
+        rows, positions = plan.rows[plan.samples], plan.context_lengths[plan.samples].astype(np.int64)
+        sampled = self._sampler.sample(logits, rows, positions)
+        self.last_tokens.keep(sampled_rows, sampled.token_ids)
+        logprobs = None
+        if sampled.scores is not None:
+            logprobs = ScoresUnderWay(rows[sampled.scored], positions[sampled.scored], [sampled.scores])
+        return SampledUnderWay(
+            HostCopies([sampled.token_ids, sampled.is_invalid]), len(rows), logprobs, prompt_logprobs
+        )
+
+    def _hidden(self, decoder: Decoder, plan: StepPlan, inputs: StepInputs) -> torch.Tensor:
+        """Compute this stage's layers: [num_tokens, hidden_size], which the next stage, if any, has been sent."""
+        place, link = self._stage.place, self._stage.link
+        token_ids = self.last_tokens.fill_in(inputs)
+        if link is None:
+            return decoder.forward(token_ids, inputs.batch)
+        received = None if place.is_first_stage else link.receive(plan.num_tokens)
+        hidden = decoder.forward(token_ids, inputs.batch, received)
+        if not place.is_last_stage:
+            link.pass_on(hidden)
+        return hidden

@@ -1,0 +1,88 @@
+"""Scores prompt tokens for requests that ask for prompt logprobs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rayinfer.decoding.device_copy import copy_to_device
+from rayinfer.decoding.token_scores import score_tokens
+from rayinfer.engine.plan.step_plan import EnteredRow, Int32Array, Int64Array, StepPlan
+from rayinfer.engine.worker.step_results import ScoresUnderWay
+
+SLICE_BYTES = 16 * 2**20  # of logits in float32; scoring needs about three times as much for a moment
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    token_ids: Int32Array
+    num_top: int
+
+
+@dataclass(frozen=True, slots=True)
+class _ScoredPart:
+    """The tokens of one prompt that a step can score: each by the hidden state of the token before it."""
+
+    row: int
+    num_top: int
+    first_line: int  # of the step's hidden states
+    first_position: int
+    token_ids: Int32Array
+
+
+class PromptScorer:
+    """The prompts to be scored, by row; a step without any costs nothing."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._slice_lines = max(1, SLICE_BYTES // (4 * vocab_size))
+        self._prompts: dict[int, _Prompt] = {}
+
+    def scores(self, plan: StepPlan) -> bool:
+        """Whether the step may have something to score."""
+        return bool(self._prompts) and any(row in self._prompts for row in plan.rows.tolist())
+
+    def enter(self, entered: EnteredRow) -> None:
+        """Note the request that takes a row."""
+        self._prompts.pop(entered.row, None)
+        num_top = entered.params.prompt_logprobs
+        if num_top is not None:
+            self._prompts[entered.row] = _Prompt(entered.prompt_token_ids, num_top)
+
+    def score(
+        self, plan: StepPlan, hidden: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor]
+    ) -> ScoresUnderWay | None:
+        """Score what the step has computed of these prompts; `hidden` [num_tokens, hidden_size] are its last states.
+
+        A chunk's last token scores the one after it, which only the next chunk computes. Logits are made of a slice
+        of states at a time, so that memory stays bounded however long the prompts are.
+        """
+        parts = self._parts(plan) if self._prompts else []
+        if not parts:
+            return None
+        token_ids = np.concatenate([part.token_ids for part in parts]).astype(np.int64)
+        lines = _ranges(parts, lambda part: part.first_line)
+        num_top = max(part.num_top for part in parts)
+        scores = []
+        for start in range(0, len(lines), self._slice_lines):
+            chosen = slice(start, start + self._slice_lines)
+            logits = logits_of(hidden[copy_to_device(lines[chosen], hidden.device)])
+            scores.append(score_tokens(logits, copy_to_device(token_ids[chosen], hidden.device), num_top))
+        rows = np.repeat([part.row for part in parts], [len(part.token_ids) for part in parts])
+        return ScoresUnderWay(rows, _ranges(parts, lambda part: part.first_position), scores)
+
+    def _parts(self, plan: StepPlan) -> list[_ScoredPart]:
+        parts = []
+        for index in np.flatnonzero(np.isin(plan.rows, list(self._prompts))).tolist():
+            row, start, end = int(plan.rows[index]), int(plan.query_starts[index]), int(plan.query_starts[index + 1])
+            prompt, first = self._prompts[row], int(plan.positions[start]) + 1
+            token_ids = prompt.token_ids[first : first + end - start]
+            if len(token_ids):
+                parts.append(_ScoredPart(row, prompt.num_top, start, first, token_ids))
+            else:  # the step that computed the last of them is over: this one would have repeated it, had it failed
+                del self._prompts[row]
+        return parts
+
+
+def _ranges(parts: list[_ScoredPart], first: Callable[[_ScoredPart], int]) -> Int64Array:
+    return np.concatenate([np.arange(first(part), first(part) + len(part.token_ids)) for part in parts])

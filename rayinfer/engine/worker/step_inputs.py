@@ -1,0 +1,82 @@
+"""A plan as the tensors that a model computes with."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rayinfer.attention.batch import AttentionBatch
+from rayinfer.engine.plan.step_plan import StepPlan
+from rayinfer.engine.worker.step_upload import StepUpload
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """One step on the device."""
+
+    token_ids: torch.Tensor  # int32 [num_tokens]
+    batch: AttentionBatch
+    rows: torch.Tensor  # int64 [num_requests]
+    continues: torch.Tensor | None  # bool [num_requests], as in the plan; None if all tokens are known
+    sampled_rows: torch.Tensor  # int64, of those that sample, in the plan's order
+    sampled_lines: torch.Tensor | None  # int64, where the last tokens of these stand; None if all tokens are such
+
+
+def send_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
+    """Bring a plan to the device."""
+    arrays: list[np.ndarray] = [
+        plan.token_ids,
+        plan.positions,
+        plan.slots,
+        plan.query_starts,
+        plan.context_lengths,
+        plan.block_tables,
+    ]
+    arrays.append(plan.rows)
+    continues = plan.continues if plan.continues is not None and plan.continues.any() else None
+    if continues is not None:
+        arrays.append(continues)
+    sampling = np.flatnonzero(plan.samples)
+    all_sample = len(sampling) == plan.num_tokens  # each request has one token then
+    if not all_sample:
+        arrays += [plan.rows[sampling], plan.query_starts[1:][sampling].astype(np.int64) - 1]
+    token_ids, positions, slots, query_starts, context_lengths, block_tables, rows, *others = upload.send(arrays)
+    return StepInputs(
+        token_ids=token_ids,
+        batch=AttentionBatch(
+            positions, slots, query_starts, context_lengths, block_tables, rows, num_decodes(plan.query_starts)
+        ),
+        rows=rows,
+        continues=None if continues is None else others[0],
+        sampled_rows=rows if all_sample else others[-2],
+        sampled_lines=None if all_sample else others[-1],
+    )
+
+
+def num_decodes(query_starts: np.ndarray) -> int:
+    """Count the leading requests with one new token each: the oldest, which decode, come first in a plan."""
+    others = np.flatnonzero(np.diff(query_starts) != 1)
+    return int(others[0]) if len(others) else len(query_starts) - 1
+
+
+class LastTokens:
+    """The token that each row got when it sampled last, kept on the device."""
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        self.by_row = torch.zeros(num_rows, dtype=torch.int64, device=device)
+
+    def keep(self, rows: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Note the rows' new tokens, int64 [number of rows] each."""
+        self.by_row[rows] = token_ids
+
+    def fill_in(self, inputs: StepInputs) -> torch.Tensor:
+        """The step's tokens, int32 [num_tokens], all of them."""
+        if inputs.continues is None:
+            return inputs.token_ids
+        newest = self.by_row[inputs.rows].to(inputs.token_ids.dtype)
+        if len(inputs.rows) == len(inputs.token_ids):
+            return torch.where(inputs.continues, newest, inputs.token_ids)
+        lasts = inputs.batch.query_starts[1:].long() - 1
+        token_ids = inputs.token_ids.clone()
+        token_ids[lasts] = torch.where(inputs.continues, newest, token_ids[lasts])
+        return token_ids

@@ -1,0 +1,104 @@
+"""Results of a step in transfer from the device to the host."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from rayinfer.decoding.token_scores import TokenScores
+from rayinfer.engine.plan.step_plan import Int64Array, SampledTokens, ScoredTokens
+
+NO_TOKENS = SampledTokens(np.empty(0, np.int64), np.empty(0, np.bool_))
+
+
+class FinishedStep:
+    """The handle of a step whose tokens are here."""
+
+    def __init__(self, sampled: SampledTokens) -> None:
+        self._sampled = sampled
+
+    def result(self) -> SampledTokens:
+        """The step's tokens."""
+        return self._sampled
+
+
+class HostCopies:
+    """Copies of tensors, in pinned memory where they come from a GPU; no wait before they are asked for."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._copies: list[torch.Tensor] = []
+        self._event: torch.cuda.Event | None = None
+        for tensor in tensors:
+            is_on_gpu = tensor.device.type == "cuda"
+            copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_on_gpu)
+            self._copies.append(copy.copy_(tensor, non_blocking=is_on_gpu))
+        if tensors and tensors[0].device.type == "cuda":
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record()
+
+    def arrays(self) -> list[np.ndarray]:
+        """Wait for them."""
+        if self._event is not None:
+            self._event.synchronize()
+        return [copy.numpy() for copy in self._copies]
+
+
+class TokenMemory:
+    """A device's memory for the tokens of so many rows, and for whether they are invalid: one copy brings both."""
+
+    def __init__(self, num_rows: int, device: torch.device) -> None:
+        self._memory = torch.zeros(9 * num_rows, dtype=torch.uint8, device=device)
+        self.token_ids = self._memory[: 8 * num_rows].view(torch.int64)
+        self.is_invalid = self._memory[8 * num_rows :].view(torch.bool)
+
+    def copies(self) -> "HostCopies":
+        """Copies of the tokens, and of whether they are invalid, of all rows."""
+        return _TokenCopies([self._memory])
+
+
+class _TokenCopies(HostCopies):
+    def arrays(self) -> list[np.ndarray]:
+        (memory,) = super().arrays()
+        num_rows = len(memory) // 9
+        return [memory[: 8 * num_rows].view(np.int64), memory[8 * num_rows :].view(np.bool_)]
+
+
+class ScoresUnderWay:
+    """The scores of consecutive tokens, of as many columns each, with the rows and positions of all of them."""
+
+    def __init__(self, rows: Int64Array, positions: Int64Array, scores: Sequence[TokenScores]) -> None:
+        self._rows, self._positions = rows, positions
+        columns = ([part.token_ids for part in scores], [part.logprobs for part in scores])
+        self._copies = HostCopies([*map(torch.cat, columns), torch.cat([part.ranks for part in scores])])
+
+    def result(self) -> ScoredTokens:
+        """Wait for them."""
+        token_ids, logprobs, ranks = self._copies.arrays()
+        return ScoredTokens(
+            rows=self._rows,
+            positions=self._positions,
+            token_ids=token_ids.astype(np.int32),
+            logprobs=logprobs,
+            ranks=ranks.astype(np.int32, copy=False),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SampledUnderWay:
+    """The handle of a step whose tokens may be in flight; only the first `count` of them are valid."""
+
+    copies: HostCopies  # of the tokens, and of whether they are invalid
+    count: int
+    logprobs: ScoresUnderWay | None = None
+    prompt_logprobs: ScoresUnderWay | None = None
+
+    def result(self) -> SampledTokens:
+        """Wait for the step's tokens."""
+        token_ids, is_invalid = self.copies.arrays()
+        return SampledTokens(
+            token_ids[: self.count],
+            is_invalid[: self.count],
+            None if self.logprobs is None else self.logprobs.result(),
+            None if self.prompt_logprobs is None else self.prompt_logprobs.result(),
+        )

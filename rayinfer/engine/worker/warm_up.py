@@ -1,0 +1,62 @@
+"""Warm-up steps of a GPU engine, so that no kernel is compiled while a request is served."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from rayinfer.engine.plan.step_plan import EnteredRow, StepPlan
+from rayinfer.engine.worker.graphs.graph_input_buffers import Padding
+from rayinfer.sampling_params import SamplingParams
+
+_GREEDY = SamplingParams(temperature=0.0)
+_DRAWN = SamplingParams(temperature=0.8, top_p=0.9, top_k=20, min_p=0.01)
+_PENALISED = SamplingParams(temperature=0.8, top_p=0.9, presence_penalty=0.1)  # its logits are adjusted in float32
+
+
+def first_steps(most: int, longest: int, num_rows: int, block_size: int, padding: Padding) -> Iterator[StepPlan]:
+    """Steps of dummy prompts, from one token to `most`, then steps in which up to `num_rows` requests sample.
+
+    Kernels look at sizes only coarsely, so powers of two stand for all. No prompt has more than `longest` tokens:
+    larger steps have several. Keys and values go to the block of `padding`. All requests take row 0 of the batch, and a
+    request that enters it later finds nothing of them.
+    """
+    yield _prompts([1], _GREEDY, block_size, padding)
+    for num_tokens in _powers_up_to(most):
+        lengths = np.diff(np.append(np.arange(0, num_tokens, longest), num_tokens)).tolist()
+        yield _prompts(lengths, _DRAWN, block_size, padding)
+    for count in _powers_up_to(min(num_rows, most)):
+        for params in (_DRAWN, _PENALISED):
+            yield _prompts([1] * count, params, block_size, padding, all_sample=True)
+
+
+def _powers_up_to(most: int) -> list[int]:
+    """The powers of two below a number, and the number."""
+    return [*(1 << power for power in range((most - 1).bit_length())), most]
+
+
+def _prompts(
+    lengths: list[int], params: SamplingParams, block_size: int, padding: Padding, *, all_sample: bool = False
+) -> StepPlan:
+    """Prompts of these lengths side by side; the last one samples, or all of them do."""
+    entered = EnteredRow(
+        row=0,
+        params=params,
+        seed=0,
+        choice=0,
+        prompt_token_ids=np.zeros(max(lengths), np.int32),
+        output_token_ids=np.zeros(0, np.int32),
+        end_token_ids=(),
+    )
+    count, num_tokens = len(lengths), sum(lengths)
+    return StepPlan(
+        step=0,
+        rows=np.zeros(count, np.int64),
+        token_ids=np.zeros(num_tokens, np.int32),
+        positions=np.concatenate([np.arange(length) for length in lengths]),
+        slots=np.full(num_tokens, padding.slot, np.int64),
+        query_starts=np.append(0, np.cumsum(lengths)).astype(np.int32),
+        context_lengths=np.array(lengths, np.int32),
+        block_tables=np.full((count, -(-max(lengths) // block_size)), padding.block, np.int32),
+        samples=np.full(count, True) if all_sample else np.arange(count) == count - 1,
+        entered=(entered,),
+    )

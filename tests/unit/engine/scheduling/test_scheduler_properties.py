@@ -1,0 +1,215 @@
+"""Random scripts of submissions, aborts, rests, time and failures over small pools: what holds whatever happens."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from fake_executor import EOS, INVALID, VOCAB_SIZE, drive, expected_tokens, mixed_answer, numbers
+from fake_scores import expected_logprobs
+from rayinfer.engine.loop.engine_state import EngineState
+
+POISON, WORTHLESS = 95, 96  # as a prompt's first token: its steps fail, its logits are invalid
+
+
+def answer(context):
+    if context[0] == WORTHLESS and len(context) % 5 == 0:
+        return INVALID
+    token_id = mixed_answer(context)
+    return EOS if token_id % 16 == 0 else token_id
+
+
+def failure(context):
+    return RuntimeError("poison") if context[0] == POISON and len(context) % 3 == 0 else None
+
+
+@dataclass(frozen=True)
+class Submission:
+    prompt: tuple[int, ...]
+    max_tokens: int | None
+    priority: int
+    timeout_s: float | None
+    tenant: str
+    ignore_eos: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
+
+
+@st.composite
+def submissions(draw):
+    # Few beginnings, so that prefixes are shared; prompts end at and around block borders, and some are very long.
+    first = draw(st.sampled_from([3, 3, 3, 4, 5, POISON, WORTHLESS]))
+    shared, tail = draw(st.integers(0, 24) | st.integers(24, 120)), draw(st.integers(0, 6))
+    wishes = st.sampled_from([None, None, None, None, 0, 2])
+    return Submission(
+        (first, *numbers(shared), *numbers(tail, draw(st.integers(0, 3)))),
+        draw(st.none() | st.integers(0, 12)),
+        draw(st.sampled_from([0, 0, 0, 1, -1, 10])),
+        draw(st.sampled_from([None, None, None, 0.0, 0.5, 5.0])),
+        draw(st.sampled_from(["", "", "other"])),
+        draw(st.booleans()),
+        draw(wishes),
+        draw(wishes),
+    )
+
+
+@st.composite
+def sizes(draw):
+    return {
+        "block_size": draw(st.sampled_from([1, 2, 4, 8])),
+        "num_blocks": draw(st.integers(2, 16)),
+        "max_num_seqs": draw(st.integers(1, 6)),
+        "budget": draw(st.sampled_from([1, 2, 3, 7, 16, 64])),
+        "caching": draw(st.sampled_from([True, True, True, False])),
+        "num_offload_blocks": draw(st.sampled_from([0, 0, 3, 16])),
+    }
+
+
+def wanted_tokens(submission, max_model_len):
+    """Return what the request would get alone, and how it would end."""
+    tokens, context = [], list(submission.prompt)
+    while True:
+        if failure(context):
+            return tokens, "error"
+        if submission.max_tokens == 0:
+            return tokens, "length"
+        token_id = answer(context)
+        if token_id == INVALID:
+            return tokens, "error"
+        tokens.append(token_id)
+        context.append(token_id)
+        if token_id == EOS and not submission.ignore_eos:
+            return tokens, "stop"
+        if len(tokens) == submission.max_tokens or len(context) == max_model_len:
+            return tokens, "length"
+
+
+def wanted_logprobs(context, num_top, first):
+    return [expected_logprobs(context[:i], context[i], num_top, VOCAB_SIZE) for i in range(first, len(context))]
+
+
+class Scripts(RuleBasedStateMachine):
+    """One engine and whatever is asked of it; afterwards everybody has ended as if alone."""
+
+    num_plans_at_once = 1
+    plans_ahead = False
+
+    @initialize(size=sizes())
+    def build(self, size):
+        steps = {"num_plans_at_once": self.num_plans_at_once, "plans_ahead": self.plans_ahead}
+        self.driven = drive(answer=answer, failure=failure, **steps, **size)
+        self.submitted = {}
+
+    @rule(submission=submissions())
+    def submit(self, submission):
+        self.queue(submission)
+
+    def queue(self, submission):
+        driven, request_id = self.driven, f"r{len(self.submitted)}"
+        longest = driven.engine.description.max_model_len - 1
+        submission = Submission(submission.prompt[:longest], *list(vars(submission).values())[1:])
+        driven.add(request_id, **vars(submission), stop_token_ids=() if submission.ignore_eos else (EOS,))
+        self.submitted[request_id] = submission
+
+    @rule(number=st.integers(0, 12))
+    def abort(self, number):
+        self.driven.abort(f"r{number}")
+
+    @rule(count=st.integers(1, 8), seconds=st.sampled_from([0.0, 0.1, 1.0]))
+    def step(self, count, seconds):
+        self.driven.clock.now += seconds
+        for _ in range(count):
+            self.driven.step()  # whose checks include the budget
+
+    @rule(level=st.sampled_from([None, None, 0, 1, 2]))
+    def rest(self, level):
+        self.change(level)
+
+    def change(self, level):
+        engine = self.driven.engine
+        if engine.stats.state == EngineState.ASLEEP:
+            engine.wake()
+        elif level is None:
+            engine.pause()
+        else:
+            engine.sleep(level)
+
+    @rule()
+    def go_on(self):
+        self.driven.engine.wake()
+        self.driven.engine.resume()
+
+    @invariant()
+    def nobody_is_counted_twice_or_lost(self):
+        stats = self.driven.engine.stats
+        num_untold = sum(delta.finish_reason is not None for delta in self.driven.engine._deltas)  # known since a sleep
+        assert stats.num_running + stats.num_waiting + len(self.driven.ends) + num_untold == len(self.submitted)
+
+    def teardown(self):
+        if not hasattr(self, "driven"):
+            return
+        self.go_on()
+        self.driven.run(max_steps=3000)  # nobody waits for ever, and all blocks come back
+        assert self.driven.ends.keys() == self.submitted.keys()
+        assert sum(self.driven.engine.stats.requests_finished_total.values()) == len(self.submitted)
+        batch = self.driven.scheduler._batch
+        assert not batch._priorities
+        assert not batch._under_way._pending
+        assert not batch.table.rows_with_details | batch.table.rows_with_stop_ids | batch.table.rows_without_answer
+        for request_id, submission in self.submitted.items():
+            self.check_end(request_id, submission)
+
+    def check_end(self, request_id, submission):
+        driven = self.driven
+        wanted, wanted_reason = wanted_tokens(submission, driven.engine.description.max_model_len)
+        got, reason = driven.tokens[request_id], driven.ends[request_id].finish_reason
+        # A poisoned chunk may fail before the prompt is whole: its end is an error, sooner than alone.
+        if reason in ("abort", "timeout") or submission.prompt[0] == POISON:
+            assert got == wanted[: len(got)]
+        else:
+            assert (got, reason) == (wanted, wanted_reason)
+        told = driven.logprobs.get(request_id, [])
+        if submission.logprobs is None:
+            assert told == []
+        else:
+            assert told == wanted_logprobs([*submission.prompt, *got], submission.logprobs, len(submission.prompt))
+        told_of_prompt = driven.prompt_logprobs.get(request_id)
+        if submission.prompt_logprobs is None or not (got or reason == "length"):
+            assert told_of_prompt is None
+        else:
+            assert told_of_prompt == [None, *wanted_logprobs(submission.prompt, submission.prompt_logprobs, 1)]
+
+
+class ScriptsOfTwoStepsAtOnce(Scripts):
+    """The same where a step is planned while another is under way; no step fails there but for good."""
+
+    num_plans_at_once = 2
+
+    @rule(submission=submissions().filter(lambda submission: submission.prompt[0] != POISON))
+    def submit(self, submission):
+        self.queue(submission)
+
+
+class ScriptsPlannedAhead(Scripts):
+    """The same where each step goes on from tokens of the one before that are not known yet."""
+
+    plans_ahead = True
+
+
+@pytest.mark.parametrize(
+    ("scripts", "count"), [(Scripts, 1000), (ScriptsOfTwoStepsAtOnce, 300), (ScriptsPlannedAhead, 300)]
+)
+def test_whatever_happens_everybody_ends_once_with_the_right_tokens_and_all_blocks_come_back(scripts, count):
+    run_state_machine_as_test(
+        scripts,
+        settings=settings(
+            max_examples=count, stateful_step_count=16, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
+
+
+def test_the_reference_of_these_scripts_is_the_executors_answer():
+    submission = Submission(tuple(numbers(5)), 6, 0, None, "", True, None, None)
+    assert wanted_tokens(submission, 100) == (expected_tokens(numbers(5), 6, answer), "length")

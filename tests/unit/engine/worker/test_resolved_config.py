@@ -1,0 +1,131 @@
+"""Settings that follow the device: what they become on each kind, on every rank, and what is given stays."""
+
+import inspect
+import logging
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from rayinfer.config import EngineConfig, engine_config
+from rayinfer.credits import credits_of_each
+from rayinfer.engine.build import build_engine
+from rayinfer.engine.worker.device_defaults import CPU, CUDA
+from rayinfer.engine.worker.resolved_config import settle
+from rayinfer.kv_cache.pool_size import CPU_POOL_BYTES, count_kv_blocks
+from rayinfer.models.model_config import read_model_config
+from rayinfer.outputs import Credits
+from rayinfer.tensor_parallel import Place
+from tiny_models import make_tiny_llama
+
+SIZES = ("max_num_seqs", "max_num_batched_tokens", "memory_fraction", "max_cudagraph_capture_size")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_tiny_llama(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return read_model_config(folder)
+
+
+def sizes_of(config):
+    return tuple(getattr(config, name) for name in SIZES)
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "sizes"),
+    [
+        ("cpu", {}, (64, 512, None, 0)),
+        ("cuda", {}, (256, 8192, 0.9, 256)),
+        ("cpu", {"engine": "static"}, (64, 512, None, 0)),
+        ("cuda", {"engine": "static"}, (64, 2048, None, 64)),
+        ("cuda", {"enforce_eager": True}, (256, 8192, 0.9, 0)),
+        ("cuda", {"max_num_seqs": 1000}, (1000, 8192, 0.9, 512)),
+        ("cuda", {"max_num_seqs": 8, "memory_fraction": 0.5}, (8, 8192, 0.5, 8)),
+        ("cuda", {"max_cudagraph_capture_size": 32}, (256, 8192, 0.9, 32)),
+        ("cuda", {"max_num_batched_tokens": 100}, (256, 100, 0.9, 100)),
+        ("cpu", {"max_num_seqs": 7, "max_num_batched_tokens": 99, "memory_fraction": 0.1}, (7, 99, 0.1, 0)),
+    ],
+)
+def test_what_is_not_given_follows_the_device(device, settings, sizes, model):
+    settled = settle(engine_config(**settings), model, device)
+    assert sizes_of(settled) == sizes
+    assert settled.num_rows == min(sizes[:2])
+    assert settle(settled, model, device) == settled
+
+
+def test_settling_leaves_all_other_settings_alone(model):
+    config = engine_config(model="m", block_size=32, seed=9, num_kv_blocks=5, kv_cache_dtype="fp8")
+    settled = settle(config, model, "cuda")
+    assert settled.model_dump(exclude=set(SIZES)) == config.model_dump(exclude=set(SIZES))
+
+
+def test_the_descriptions_of_the_settings_name_the_defaults():
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        text = f"(default by device: {getattr(CPU, name):,} on a CPU, {getattr(CUDA, name):,} on a GPU)"
+        assert text in EngineConfig.model_fields[name].description
+    fraction = f"(default by device: {CPU_POOL_BYTES >> 30} GiB in all on a CPU, {CUDA.memory_fraction} on a GPU)"
+    assert fraction in EngineConfig.model_fields["memory_fraction"].description
+    graphs = EngineConfig.model_fields["max_cudagraph_capture_size"].description
+    assert f"max_num_seqs, at most {CUDA.max_cudagraph_capture_size}, on a GPU" in graphs
+
+
+def test_every_default_by_device_belongs_to_a_setting_that_may_be_left_out():
+    names = set(inspect.signature(type(CPU)).parameters)
+    assert names == set(SIZES)
+    assert all(EngineConfig.model_fields[name].default is None for name in names)
+
+
+class FakeGroup:
+    """One rank of some, of which the others have told these numbers."""
+
+    def __init__(self, rank, of_others):
+        self.place = Place(rank, 2, 1)
+        self.of_others = of_others
+        self.told = []
+
+    def agree_least(self, values):
+        self.told.append(list(values))
+        return [min(pair) for pair in zip(values, self.of_others, strict=True)]
+
+
+def test_all_ranks_have_the_batch_sizes_of_rank_0s_device(model):
+    config = engine_config(tensor_parallel_size=2)
+    others = FakeGroup(0, [1 << 62, 1 << 62])
+    assert sizes_of(settle(config, model, "cuda", others)) == (256, 8192, 0.9, 256)
+    first = FakeGroup(1, others.told[0])
+    assert sizes_of(settle(config, model, "cpu", first)) == (256, 8192, None, 0)  # its memory is its own
+    first = FakeGroup(1, [64, 512])
+    assert sizes_of(settle(config, model, "cuda", first)) == (64, 512, 0.9, 64)
+    assert min(first.told[0]) > 8192  # a rank that is not the first lowers nothing
+
+
+def test_an_engine_reports_the_sizes_it_was_built_with_and_grants_credits_by_them(folder, caplog):
+    caplog.set_level(logging.INFO, "rayinfer.engine")
+    engine = build_engine(engine_config(model=str(folder), num_kv_blocks=100), folder)
+    description = engine.description
+    device = CUDA if torch.cuda.is_available() else CPU
+    assert description.max_num_seqs == device.max_num_seqs
+    assert description.max_num_batched_tokens == device.max_num_batched_tokens
+    expected = Credits(device.max_num_seqs * 9 // 8, 1600, 2 * device.max_num_batched_tokens)
+    assert credits_of_each(description, 1) == expected
+    assert f"engine for {folder}: {description.capacity}" in caplog.messages
+    engine.exit()
+
+
+def test_a_gpus_pool_is_a_share_of_what_steps_leave(model, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (11 << 30, 80 << 30))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    config, cuda = settle(engine_config(), model, "cuda"), torch.device("cuda")
+    assert count_kv_blocks(config, 1 << 20, cuda, reserved_bytes=1 << 30) == 9 << 10
+    assert count_kv_blocks(settle(engine_config(), model, "cpu"), 1 << 20, torch.device("cpu")) == 2 << 10
+
+
+def test_encoder_decoders_have_the_sizes_of_a_static_engine():
+    model = SimpleNamespace(answers=object())
+    settled = settle(engine_config(), model, "cuda")
+    assert (settled.engine, settled.enable_prefix_caching) == ("static", False)
+    assert sizes_of(settled) == (64, 2048, None, 64)

@@ -1,0 +1,93 @@
+"""The arrays of a step on the device: laid out in one copy, and with the tokens that only the device knows."""
+
+import numpy as np
+import pytest
+import torch
+
+from rayinfer.engine.plan.step_plan import StepPlan
+from rayinfer.engine.worker.step_inputs import LastTokens, num_decodes, send_plan
+from rayinfer.engine.worker.step_upload import StepUpload
+
+CPU = torch.device("cpu")
+
+
+def plan(counts, samples, continues=None):
+    num_tokens = sum(counts)
+    return StepPlan(
+        step=1,
+        rows=np.arange(len(counts))[::-1].copy(),
+        token_ids=np.arange(100, 100 + num_tokens, dtype=np.int32),
+        positions=np.arange(num_tokens),
+        slots=np.arange(num_tokens) + 7,
+        query_starts=np.cumsum([0, *counts]).astype(np.int32),
+        context_lengths=np.array(counts, np.int32),
+        block_tables=np.arange(3 * len(counts), dtype=np.int32).reshape(-1, 3),
+        samples=np.array(samples),
+        continues=None if continues is None else np.array(continues),
+    )
+
+
+def test_arrays_arrive_with_their_shapes_and_types_whatever_their_strides():
+    arrays = [
+        np.arange(5, dtype=np.int32),
+        np.arange(12, dtype=np.int64).reshape(3, 4)[:, ::2],
+        np.array([True, False]),
+        np.zeros((0, 4), np.float32),
+        np.arange(3, dtype=np.float64),
+    ]
+    for array, tensor in zip(arrays, StepUpload(CPU).send(arrays), strict=True):
+        assert torch.from_numpy(array.copy()).dtype == tensor.dtype
+        assert tensor.numpy().tolist() == array.tolist()
+        assert tensor.shape == array.shape
+
+
+def test_a_step_under_way_is_not_overwritten_by_the_next_one():
+    upload = StepUpload(CPU)
+    first = upload.send([np.full(4, 1)])[0]
+    second = upload.send([np.full(4, 2)])[0]
+    assert (first.tolist(), second.tolist()) == ([1] * 4, [2] * 4)
+    upload.send([np.full(4, 3)])
+    assert second.tolist() == [2] * 4
+
+
+def test_memory_grows_with_a_step_and_is_kept_for_smaller_ones():
+    upload = StepUpload(CPU, num_buffers=1)
+    addresses = []
+    for size in (10, 100_000, 10, 100_000):
+        (tensor,) = upload.send([np.arange(size)])
+        assert tensor.tolist() == list(range(size))
+        addresses.append(tensor.data_ptr())
+    assert len(set(addresses)) == 2
+    assert len(set(addresses[1:])) == 1
+
+
+def test_a_decoding_step_samples_every_line():
+    inputs = send_plan(plan([1, 1, 1], [True] * 3), StepUpload(CPU))
+    assert inputs.sampled_lines is None
+    assert inputs.sampled_rows.tolist() == [2, 1, 0]
+    assert inputs.batch.block_tables.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+
+
+def test_of_prompts_the_last_tokens_are_sampled():
+    inputs = send_plan(plan([3, 2, 1], [True, False, True]), StepUpload(CPU))
+    assert inputs.sampled_rows.tolist() == [2, 0]
+    assert inputs.sampled_lines.tolist() == [2, 5]
+
+
+def test_a_row_goes_on_from_the_token_that_it_got_last():
+    last = LastTokens(4, CPU)
+    last.keep(torch.tensor([0, 1, 2]), torch.tensor([50, 51, 52]))
+    last.keep(torch.tensor([1]), torch.tensor([61]))
+    step = send_plan(plan([1, 1, 1], [True] * 3, [True, True, False]), StepUpload(CPU))
+    assert last.fill_in(step).tolist() == [52, 61, 102]
+    mixed = send_plan(plan([3, 1, 2], [True] * 3, [False, True, False]), StepUpload(CPU))
+    assert last.fill_in(mixed).tolist() == [100, 101, 102, 61, 104, 105]
+    known = send_plan(plan([1, 1], [True] * 2, [False, False]), StepUpload(CPU))
+    assert last.fill_in(known).tolist() == [100, 101]
+
+
+@pytest.mark.parametrize(
+    ("query_starts", "count"), [([0], 0), ([0, 1, 2, 3], 3), ([0, 5, 6], 0), ([0, 1, 2, 9], 2), ([0, 1, 4, 5], 1)]
+)
+def test_the_first_requests_that_decode_are_counted(query_starts, count):
+    assert num_decodes(np.array(query_starts, np.int32)) == count
