@@ -11,12 +11,12 @@ from ray import serve
 from ray.serve import Application
 
 from rayinfer import __version__
-from rayinfer_deployments.addressed_request_router import addressed_routing
 from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
-from rayinfer_deployments.autoscaling import serve_autoscaling
-from rayinfer_deployments.engine_replica import EngineReplica
-from rayinfer_deployments.router import ListenAddress, Router, RouterModel, RouterScaling
-from rayinfer_deployments.tensor_parallel_ranks import EngineResources
+from rayinfer_deployments.discovery.addressed_request_router import addressed_routing
+from rayinfer_deployments.discovery.autoscaling import serve_autoscaling
+from rayinfer_deployments.engine.engine_ranks import EngineResources
+from rayinfer_deployments.engine.engine_replica import EngineReplica
+from rayinfer_deployments.router.router import ListenAddress, Router, RouterModel, RouterScaling
 
 ROUTER = "router"
 REPLICA_NUM_CPUS = 0.05  # it only watches

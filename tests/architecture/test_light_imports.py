@@ -57,7 +57,7 @@ def test_finding_a_model_that_is_there_loads_neither_numpy_nor_gguf(tmp_path):
 
 # As if there were a GPU, for what is chosen does not depend on which one.
 CONFIGURE = """
-import rayinfer.llm.llm, rayinfer_deployments.engine_building, rayinfer_kernels, sys, torch
+import rayinfer.llm.llm, rayinfer_deployments.engine.engine_building, rayinfer_kernels, sys, torch
 seen = ["triton" in sys.modules]
 torch.cuda.is_available = lambda: {has_gpu}
 seen.append(rayinfer_kernels.configure_gpu())

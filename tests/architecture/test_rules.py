@@ -96,12 +96,12 @@ def test_an_import_inside_a_function_is_caught_except_in_the_command_line(source
             "rayinfer/llm.py": late,
             "rayinfer/__init__.py": late,
             "rayinfer_deployments/cli.py": late,
-            "rayinfer_deployments/router.py": late,
+            "rayinfer_deployments/router/router.py": late,
         }
     )
     assert [complaint.split()[0] for complaint in rules.late_imports(sources)] == [
         "rayinfer.llm",
-        "rayinfer_deployments.router",
+        "rayinfer_deployments.router.router",
     ]
 
 

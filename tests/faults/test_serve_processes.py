@@ -12,7 +12,7 @@ from service_client import wait_until
 
 PROXY_OUTAGE_S = 5.0
 CONTROLLER_OUTAGE_S = 6.0  # beyond the 3 s that requests wait for an engine
-SLOW_NOTICE = {  # Serve's own defaults, which `ray_environment.py` replaces
+SLOW_NOTICE = {  # Serve's own defaults, which `cluster/ray_environment.py` replaces
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "10",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "10",
 }

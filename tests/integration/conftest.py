@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from rayinfer_deployments.ray_environment import set_ray_settings
+from rayinfer_deployments.cluster.ray_environment import set_ray_settings
 
 set_ray_settings(owns_ray=True)  # before anything imports ray, which reads the environment
 
@@ -18,7 +18,7 @@ from ray import serve  # noqa: E402
 
 from rayinfer_deployments.app_args import llm_app_args  # noqa: E402
 from rayinfer_deployments.applications import build_llm_app  # noqa: E402
-from rayinfer_deployments.service_startup import LOGGING  # noqa: E402
+from rayinfer_deployments.operations.service_startup import LOGGING  # noqa: E402
 from service_client import ServiceClient, wait_until  # noqa: E402
 from tiny_models import make_tiny_llama  # noqa: E402
 

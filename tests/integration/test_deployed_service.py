@@ -12,8 +12,8 @@ from ray.serve.schema import ServeDeploySchema
 from cli_processes import free_port, run_cli
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.config_check import OUR_BUILDER
-from rayinfer_deployments.deployed_config import read_details
-from rayinfer_deployments.joined_service import DeployedService, readiness_in
+from rayinfer_deployments.operations.attached_service import DeployedService, readiness_in
+from rayinfer_deployments.operations.deployed_config import read_details
 from service_client import ServiceClient, wait_until
 from service_load import engine_names, router_pids
 

@@ -3,8 +3,8 @@
 import pytest
 from ray import serve
 
-from rayinfer_deployments.addressed_request_router import addressed_routing, watch_engines
-from rayinfer_deployments.engine_address import EngineAddress, subscribe_to_engines
+from rayinfer_deployments.discovery.addressed_request_router import addressed_routing, watch_engines
+from rayinfer_deployments.discovery.engine_address import EngineAddress, subscribe_to_engines
 from service_client import wait_until
 
 ADDRESS = EngineAddress(actor_name="engine-x", namespace="serve", epoch=1)

@@ -10,13 +10,13 @@ import pytest
 
 import rayinfer_deployments
 from cli_processes import COMMAND, free_port, serving
-from rayinfer_deployments.listening_sockets import (
+from rayinfer_deployments.cluster.listening_sockets import (
     EXPOSED_SOCKETS,
     beyond_loopback,
     listening_sockets,
     not_exposed_by_ray,
 )
-from rayinfer_deployments.process_tree import descendants, read_process
+from rayinfer_deployments.cluster.process_tree import descendants, read_process
 from tiny_models import make_tiny_llama
 from token_probe import call_all, with_token
 

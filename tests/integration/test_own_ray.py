@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from rayinfer_deployments.worker_imports import MOST_CORES
+from rayinfer_deployments.cluster.worker_imports import MOST_CORES
 
 START_RAY = """
 import json, os, pathlib, sys
-from rayinfer_deployments.ray_environment import set_ray_settings
+from rayinfer_deployments.cluster.ray_environment import set_ray_settings
 set_ray_settings(owns_ray=True)
 import ray
-from rayinfer_deployments.own_ray import OwnRay
-from rayinfer_deployments.process_tree import descendants
+from rayinfer_deployments.cluster.managed_cluster import OwnRay
+from rayinfer_deployments.cluster.process_tree import descendants
 with OwnRay():
     token = pathlib.Path.home() / ".ray" / "auth_token"
     modes = [path.stat().st_mode & 0o777 for path in (token.parent, token)]

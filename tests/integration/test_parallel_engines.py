@@ -3,8 +3,8 @@
 import pytest
 import ray
 
-from rayinfer_deployments.process_tree import descendants
-from rayinfer_deployments.service_inventory import identify, read_actors
+from rayinfer_deployments.cluster.process_tree import descendants
+from rayinfer_deployments.operations.process_listing import identify, read_actors
 
 REQUESTS = [
     {"prompt": "Once upon a time", "max_tokens": 48},

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from rayinfer_deployments.app_args import llm_app_args
-from rayinfer_deployments.engine_room import NoRoom
-from rayinfer_deployments.service_operations import ServiceOperations
+from rayinfer_deployments.operations.placement_watcher import NoRoom
+from rayinfer_deployments.operations.service_operations import ServiceOperations
 from service_client import wait_until
 from service_load import engine_names
 

@@ -12,8 +12,8 @@ from cli_processes import free_port
 from rayinfer.errors import ConfigError, RayinferError
 from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.applications import build_llm_app
-from rayinfer_deployments.engine_replica import SERVE_NAMESPACE
-from rayinfer_deployments.service_operations import ServiceOperations
+from rayinfer_deployments.engine.engine_replica import SERVE_NAMESPACE
+from rayinfer_deployments.operations.service_operations import ServiceOperations
 from service_client import wait_until
 from service_load import NUM_CLIENTS, Load, engine_names, router_pids
 

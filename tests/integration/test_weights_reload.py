@@ -7,7 +7,7 @@ import pytest
 
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.app_args import llm_app_args
-from rayinfer_deployments.service_operations import ServiceOperations
+from rayinfer_deployments.operations.service_operations import ServiceOperations
 from service_client import wait_until
 from service_load import Load, engine_names, router_pids
 

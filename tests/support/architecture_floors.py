@@ -36,6 +36,15 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("rayinfer.engine", "rayinfer.predictors"),
     ("rayinfer.llm",),
     ("rayinfer.jobs", "rayinfer.benchmark"),
+    ("rayinfer_deployments.cluster",),
+    ("rayinfer_deployments.discovery",),
+    ("rayinfer_deployments.engine", "rayinfer_deployments.router"),
+    ("rayinfer_deployments.app_args",),
+    ("rayinfer_deployments.applications",),
+    ("rayinfer_deployments.config_check",),
+    ("rayinfer_deployments.operations",),
+    ("rayinfer_deployments.overhead",),
+    ("rayinfer_deployments.cli",),
     ("rayinfer_deployments",),
 )
 
@@ -68,7 +77,7 @@ TORCH_FREE_MODULES = (
     "rayinfer.protocols",
     "rayinfer.models.sources",
     "rayinfer.kv_cache.block_hash",
-    "rayinfer_deployments.router",
+    "rayinfer_deployments.router.router",
 )
 
 # The command line starts fast: a subcommand imports its room when it runs. A prefix: cli, cli_serve, cli.serve.
@@ -80,7 +89,7 @@ FOREIGN_ROOM = "rayinfer.benchmark.peers.engines"
 # module: why it may read or set environment variables.
 ENVIRONMENT_MODULES: dict[str, str] = {
     "rayinfer.config": "the one reader of the environment",
-    "rayinfer_deployments.ray_environment": "Ray takes some settings from the environment of the processes it starts",
+    "rayinfer_deployments.cluster.ray_environment": "settings that Ray takes from the environment only",
 }
 
 MAX_FILE_LINES = 400

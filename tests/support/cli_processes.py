@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from rayinfer_deployments.process_tree import Process, descendants, read_process
+from rayinfer_deployments.cluster.process_tree import Process, descendants, read_process
 
 COMMAND = [sys.executable, "-c", "from rayinfer_deployments.cli import main; main()"]
 START_S = 120.0  # other work may share the machine

@@ -15,8 +15,8 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
-from rayinfer_deployments.own_ray import OwnRay
-from rayinfer_deployments.service_startup import wait_until_ready
+from rayinfer_deployments.cluster.managed_cluster import OwnRay
+from rayinfer_deployments.operations.service_startup import wait_until_ready
 
 NUM_CPUS = 0.1  # of each engine, for a machine with two cores
 APPLICATION = "rayinfer"

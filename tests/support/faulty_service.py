@@ -19,7 +19,7 @@ import psutil
 from cli_processes import free_port
 from fault_models import SERVED_NAME, FaultModel
 from rayinfer.metrics import ROUTER
-from rayinfer_deployments.process_tree import read_process
+from rayinfer_deployments.cluster.process_tree import read_process
 from service_client import ServiceClient, wait_until
 
 SUPPORT = Path(__file__).parent

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 
-from rayinfer_deployments.process_tree import Process, read_process
+from rayinfer_deployments.cluster.process_tree import Process, read_process
 
 
 class GroupRemains:

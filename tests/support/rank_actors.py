@@ -17,10 +17,10 @@ from rayinfer.config import EngineConfig
 from rayinfer.errors import EngineDead
 from rayinfer.outputs import TokenDelta
 from rayinfer.protocols import GenerationRequest
-from rayinfer_deployments.actor_processes import process_of
-from rayinfer_deployments.engine_address import EngineAddress
-from rayinfer_deployments.ray_engine_client import RayEngineClient
-from rayinfer_deployments.tensor_parallel_ranks import EngineResources, create_engine_group
+from rayinfer_deployments.cluster.actor_processes import process_of
+from rayinfer_deployments.discovery.engine_address import EngineAddress
+from rayinfer_deployments.engine.engine_ranks import EngineResources, create_engine_group
+from rayinfer_deployments.router.ray_engine_client import RayEngineClient
 
 MAX_RANKS = 4
 CPUS_EACH = 0.1

@@ -11,7 +11,7 @@ import sys
 import threading
 from typing import Any
 
-from rayinfer_deployments.ray_environment import set_ray_settings
+from rayinfer_deployments.cluster.ray_environment import set_ray_settings
 
 set_ray_settings(owns_ray=True)  # before anything imports ray, which reads the environment
 
@@ -21,9 +21,9 @@ from ray.serve.schema import LoggingConfig  # noqa: E402
 
 from rayinfer_deployments.app_args import llm_app_args  # noqa: E402
 from rayinfer_deployments.applications import build_llm_app  # noqa: E402
-from rayinfer_deployments.own_ray import OwnRay  # noqa: E402
-from rayinfer_deployments.service_inventory import identify, read_actors  # noqa: E402
-from rayinfer_deployments.service_operations import ServiceOperations  # noqa: E402
+from rayinfer_deployments.cluster.managed_cluster import OwnRay  # noqa: E402
+from rayinfer_deployments.operations.process_listing import identify, read_actors  # noqa: E402
+from rayinfer_deployments.operations.service_operations import ServiceOperations  # noqa: E402
 
 LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 

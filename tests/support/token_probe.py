@@ -7,7 +7,7 @@ from pathlib import Path
 import grpc
 from ray.serve.generated import serve_pb2
 
-from rayinfer_deployments.ray_token import default_token_path
+from rayinfer_deployments.cluster.ray_token import default_token_path
 
 CALL_S = 10.0
 ASGI_SERVICE = serve_pb2.DESCRIPTOR.services_by_name["ASGIService"]

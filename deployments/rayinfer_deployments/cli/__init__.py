@@ -6,20 +6,9 @@ from typing import Annotated
 import typer
 
 from rayinfer import __version__
-from rayinfer_deployments.cli import (
-    bench,
-    cache,
-    chat,
-    check_config,
-    control,
-    doctor,
-    generate,
-    limits,
-    ps,
-    scale,
-    serve,
-    status,
-)
+from rayinfer_deployments.cli import bench, cache, chat, check_config, generate, serve
+from rayinfer_deployments.cli.control import engine_control, limits, ps, scale, status
+from rayinfer_deployments.cli.doctor import doctor
 
 OPERATION = "Operation of services that run"
 
@@ -36,9 +25,9 @@ def build_application() -> typer.Typer:
     application.callback()(_root)
     for command in (serve.serve, generate.generate, chat.chat, ps.ps, doctor.doctor):
         application.command()(command)
-    for command in (status.status, limits.limits, scale.scale, control.drain, control.reload):
+    for command in (status.status, limits.limits, scale.scale, engine_control.drain, engine_control.reload):
         application.command(rich_help_panel=OPERATION)(command)
-    for command in (control.pause, control.resume, control.sleep, control.wake):
+    for command in (engine_control.pause, engine_control.resume, engine_control.sleep, engine_control.wake):
         application.command(rich_help_panel=OPERATION)(command)
     for command in (check_config.check_config, check_config.environment):
         application.command(rich_help_panel=OPERATION)(command)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rayinfer_deployments.cli.failures import in_one_line
-from rayinfer_deployments.profiles import Profile
+from rayinfer_deployments.cluster.profiles import Profile
 
 
 @in_one_line
@@ -34,8 +34,8 @@ def environment(
     """Print the environment variables that Ray needs on every node of a cluster that you start yourself."""
     import shlex
 
-    from rayinfer_deployments.haproxy_files import loopback_settings
-    from rayinfer_deployments.ray_environment import LOOPBACK_ONLY, cluster_settings
+    from rayinfer_deployments.cluster.haproxy_files import loopback_settings
+    from rayinfer_deployments.cluster.ray_environment import LOOPBACK_ONLY, cluster_settings
 
     throughput = profile == Profile.THROUGHPUT
     settings = cluster_settings(throughput=throughput) | (loopback_settings() if throughput else {})

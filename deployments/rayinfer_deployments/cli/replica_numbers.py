@@ -5,7 +5,7 @@ from typing import Any
 
 from rayinfer.errors import ConfigError
 from rayinfer.routing.autoscaling_settings import autoscaling_settings
-from rayinfer_deployments.cli.limits import mapping_in
+from rayinfer_deployments.cli.control.limits import mapping_in
 
 
 def engines_asked_for(replicas: str | None, autoscaling: Path | None) -> dict[str, Any]:

@@ -9,15 +9,15 @@ import typer
 from rayinfer.config import DEFAULT_MODEL, cache_folder, engine_config
 from rayinfer.routing.limits import router_limits
 from rayinfer_deployments.cli.config_options import with_engine_options
+from rayinfer_deployments.cli.control.limits import mapping_in
 from rayinfer_deployments.cli.failures import in_one_line, interrupt_on_signals, leave_at_once
-from rayinfer_deployments.cli.limits import mapping_in
 from rayinfer_deployments.cli.replica_numbers import engines_asked_for
 from rayinfer_deployments.cli.service_run import Service, run_service
 from rayinfer_deployments.cli.terminal import QuietTerminal
-from rayinfer_deployments.connection_limits import DEFAULT_CONNECTION_LIMITS
-from rayinfer_deployments.haproxy_files import haproxy_files
-from rayinfer_deployments.profiles import Profile
-from rayinfer_deployments.ray_environment import THROUGHPUT_SETTINGS, set_ray_settings
+from rayinfer_deployments.cluster.haproxy_files import haproxy_files
+from rayinfer_deployments.cluster.profiles import Profile
+from rayinfer_deployments.cluster.ray_environment import THROUGHPUT_SETTINGS, set_ray_settings
+from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS
 
 ProfileOption = Annotated[
     Profile,
@@ -111,7 +111,7 @@ def _start(service: Service) -> None:
     # After the environment is set: these import Ray, which reads it.
     from rayinfer.models.generation_config import default_sampling_params
     from rayinfer.models.sources import resolve_model
-    from rayinfer_deployments.port_check import check_port_is_free
+    from rayinfer_deployments.cluster.port_check import check_port_is_free
 
     config = engine_config(model=service.model, **service.settings)
     router_limits(service.limits)

@@ -16,15 +16,15 @@ from rich.console import Console
 
 from rayinfer_deployments.cli.checked_folders import check_folder
 from rayinfer_deployments.cli.terminal import Phases
-from rayinfer_deployments.haproxy_files import LOOPBACK
-from rayinfer_deployments.profiles import Profile
+from rayinfer_deployments.cluster.haproxy_files import LOOPBACK
+from rayinfer_deployments.cluster.profiles import Profile
 
 if TYPE_CHECKING:
     from ray.serve import Application
 
     from rayinfer_deployments.app_args import LLMAppArgs
-    from rayinfer_deployments.joined_ray import JoinedRay
-    from rayinfer_deployments.own_ray import OwnRay
+    from rayinfer_deployments.cluster.attached_cluster import JoinedRay
+    from rayinfer_deployments.cluster.managed_cluster import OwnRay
 
 APPLICATION = "rayinfer"
 WATCH_S = 1.0
@@ -67,9 +67,9 @@ class Prepared:
 
 def run_service(service: Service, folder: Path, console: Console) -> None:
     """Start the service and run until it fails or is interrupted; raises KeyboardInterrupt before it is ready."""
-    from rayinfer_deployments.background_call import BackgroundCall
-    from rayinfer_deployments.own_ray import OwnRay
-    from rayinfer_deployments.process_priority import lower_bystanders
+    from rayinfer_deployments.cluster.background_call import BackgroundCall
+    from rayinfer_deployments.cluster.managed_cluster import OwnRay
+    from rayinfer_deployments.cluster.process_priority import lower_bystanders
 
     phases, is_ready = Phases(console), False
     phases.enter("starting Ray" if service.ray_address is None else "joining Ray")
@@ -100,14 +100,14 @@ def run_service(service: Service, folder: Path, console: Console) -> None:
 
 
 def _joined(address: str, check: Callable[[], None]) -> "JoinedRay":
-    from rayinfer_deployments.joined_ray import JoinedRay
+    from rayinfer_deployments.cluster.attached_cluster import JoinedRay
 
     return JoinedRay(address, APPLICATION, check)
 
 
 def _watch(service: Service, cluster: "OwnRay | JoinedRay") -> NoReturn:
     """Wait until the service fails or is interrupted; lower the priority of restarted background processes again."""
-    from rayinfer_deployments.process_priority import lower_helpers
+    from rayinfer_deployments.cluster.process_priority import lower_helpers
 
     for second in itertools.count():
         cluster.check()
@@ -118,7 +118,7 @@ def _watch(service: Service, cluster: "OwnRay | JoinedRay") -> NoReturn:
 
 
 def _prepare(service: Service, folder: Path) -> Prepared:
-    from rayinfer_deployments.uncollected_imports import no_collection
+    from rayinfer_deployments.cluster.imports_without_gc import no_collection
 
     with no_collection():
         from rayinfer_deployments.app_args import llm_app_args
@@ -144,7 +144,7 @@ def _with_gpus(prepared: Prepared, phases: Phases) -> Prepared:
     """Reserve a GPU for each rank of engines with several, where the running cluster has as many."""
     from rayinfer_deployments.app_args import with_gpus_for_ranks
     from rayinfer_deployments.applications import build_llm_app
-    from rayinfer_deployments.own_ray import count_gpus
+    from rayinfer_deployments.cluster.managed_cluster import count_gpus
 
     num_gpus = count_gpus() if any(model.num_ranks > 1 for model in prepared.args.models) else 0.0
     if not num_gpus:
@@ -157,7 +157,7 @@ def _with_gpus(prepared: Prepared, phases: Phases) -> Prepared:
 
 def _missing_settings(service: Service, cluster: "OwnRay | JoinedRay") -> list[str]:
     """List the settings that the environment of a joined Ray lacks; each line once, whatever the node."""
-    from rayinfer_deployments.ray_environment import missing_settings
+    from rayinfer_deployments.cluster.ray_environment import missing_settings
 
     throughput = service.profile == Profile.THROUGHPUT
     found = [missing_settings(node, throughput=throughput) for node in cluster.environments()]
@@ -166,9 +166,9 @@ def _missing_settings(service: Service, cluster: "OwnRay | JoinedRay") -> list[s
 
 def _controlled(service: Service, args: "LLMAppArgs", missing: list[str]) -> AbstractContextManager[object]:
     """Serve other commands on the control socket."""
-    from rayinfer_deployments.control_socket import ControlSocket
-    from rayinfer_deployments.service_operations import ServiceOperations
-    from rayinfer_deployments.service_record import control_socket_path
+    from rayinfer_deployments.cluster.service_record import control_socket_path
+    from rayinfer_deployments.operations.control_socket import ControlSocket
+    from rayinfer_deployments.operations.service_operations import ServiceOperations
 
     operations = ServiceOperations(APPLICATION, args, missing_settings=missing)
     return ControlSocket(control_socket_path(service.port), operations.by_name())
@@ -176,8 +176,8 @@ def _controlled(service: Service, args: "LLMAppArgs", missing: list[str]) -> Abs
 
 def _bring_up(service: Service, cluster: "OwnRay | JoinedRay", prepared: Prepared, phases: Phases) -> None:
     from rayinfer_deployments.cli.start_lines import LOADING, StartLines
-    from rayinfer_deployments.service_startup import deploy, wait_until_ready
-    from rayinfer_deployments.start_reports import StartReports, reports_path
+    from rayinfer_deployments.engine.start_reports import StartReports, reports_path
+    from rayinfer_deployments.operations.service_startup import deploy, wait_until_ready
 
     phases.enter("starting the service")
     host = LOOPBACK if service.has_haproxy else service.host  # the routers' ports lie behind HAProxy's
@@ -208,8 +208,8 @@ def _bring_up(service: Service, cluster: "OwnRay | JoinedRay", prepared: Prepare
 
 def _wait_for_all_routers(service: Service, cluster: "OwnRay | JoinedRay") -> None:
     """Wait until each router knows an engine: /ready covers only the router that answers."""
-    from rayinfer_deployments.control_socket import ask
-    from rayinfer_deployments.service_record import control_socket_path
+    from rayinfer_deployments.cluster.service_record import control_socket_path
+    from rayinfer_deployments.operations.control_socket import ask
 
     latest = time.monotonic() + ALL_ROUTERS_S
     while time.monotonic() < latest:
@@ -221,7 +221,7 @@ def _wait_for_all_routers(service: Service, cluster: "OwnRay | JoinedRay") -> No
 
 
 def _recorded(service: Service, cluster: "OwnRay | JoinedRay") -> AbstractContextManager[object]:
-    from rayinfer_deployments.service_record import recorded
+    from rayinfer_deployments.cluster.service_record import recorded
 
     return recorded(
         host=service.host,
@@ -234,7 +234,7 @@ def _recorded(service: Service, cluster: "OwnRay | JoinedRay") -> AbstractContex
 
 
 def _announce(service: Service, console: Console) -> None:
-    from rayinfer_deployments.service_record import service_url
+    from rayinfer_deployments.cluster.service_record import service_url
 
     url = service_url(service.host, service.port)
     question = [{"role": "user", "content": "What is the capital of France?"}]
@@ -253,8 +253,8 @@ def _described(service: Service) -> list[str]:
     """Query the engines' sizes and the defaults of requests; no lines if no router reports them soon."""
     from rayinfer.errors import RayinferError
     from rayinfer_deployments.cli.description_lines import capacity_lines, default_lines
-    from rayinfer_deployments.control_socket import ask
-    from rayinfer_deployments.service_record import control_socket_path
+    from rayinfer_deployments.cluster.service_record import control_socket_path
+    from rayinfer_deployments.operations.control_socket import ask
 
     latest = time.monotonic() + CAPACITIES_S
     with contextlib.suppress(RayinferError):

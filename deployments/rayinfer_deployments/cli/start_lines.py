@@ -1,8 +1,8 @@
 """Terminal lines of the engines' progress while a service starts."""
 
 from rayinfer_deployments.cli.terminal import Phases
-from rayinfer_deployments.engine_names import RankName
-from rayinfer_deployments.start_reports import StartReport
+from rayinfer_deployments.discovery.engine_names import RankName
+from rayinfer_deployments.engine.start_reports import StartReport
 
 SHOWN_FROM_S = 0.1  # what took less is over before anybody has read it
 LOADING = "loading the model and warming it up"

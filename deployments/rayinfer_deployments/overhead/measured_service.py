@@ -17,14 +17,14 @@ from rayinfer.models.sources import resolve_model
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.applications import build_app_over
+from rayinfer_deployments.cluster.managed_cluster import OwnRay
+from rayinfer_deployments.cluster.process_priority import lower_helpers
+from rayinfer_deployments.cluster.process_tree import descendants
+from rayinfer_deployments.cluster.profiles import Profile
+from rayinfer_deployments.cluster.service_record import service_url
+from rayinfer_deployments.operations.process_listing import identify, read_actors
+from rayinfer_deployments.operations.service_startup import deploy, wait_until_ready
 from rayinfer_deployments.overhead.paced_replica import Pace, paced_engines
-from rayinfer_deployments.own_ray import OwnRay
-from rayinfer_deployments.process_priority import lower_helpers
-from rayinfer_deployments.process_tree import descendants
-from rayinfer_deployments.profiles import Profile
-from rayinfer_deployments.service_inventory import identify, read_actors
-from rayinfer_deployments.service_record import service_url
-from rayinfer_deployments.service_startup import deploy, wait_until_ready
 
 APPLICATION = "rayinfer"
 HOST = "127.0.0.1"

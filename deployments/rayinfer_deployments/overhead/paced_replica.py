@@ -12,12 +12,13 @@ from ray.serve import Application
 from rayinfer.benchmark.overhead.paced_engine import NeverStopped, PacedEngine
 from rayinfer.protocols import ModelDescription
 from rayinfer.transport.engine_server import TransportAddress
-from rayinfer_deployments.addressed_request_router import addressed_routing
 from rayinfer_deployments.app_args import ModelArgs
-from rayinfer_deployments.engine_actor import MAX_CONCURRENT_CALLS, EngineReport
-from rayinfer_deployments.engine_address import EngineAddress
-from rayinfer_deployments.engine_replica import SERVE_NAMESPACE
-from rayinfer_deployments.line_tls import make_engine_server
+from rayinfer_deployments.cluster.transport_tls import make_engine_server
+from rayinfer_deployments.discovery.addressed_request_router import addressed_routing
+from rayinfer_deployments.discovery.engine_address import EngineAddress
+from rayinfer_deployments.discovery.engine_report import EngineReport
+from rayinfer_deployments.engine.engine_actor import MAX_CONCURRENT_CALLS
+from rayinfer_deployments.engine.engine_replica import SERVE_NAMESPACE
 
 NUM_CPUS = 0.05  # of the replica and of the engine
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from rayinfer.start_steps import StartStep
 from rayinfer_deployments.cli.start_lines import LOADING, StartLines
 from rayinfer_deployments.cli.terminal import Phases
-from rayinfer_deployments.start_reports import StartReport
+from rayinfer_deployments.engine.start_reports import StartReport
 
 FIRST, SECOND = "rayinfer-engine-a", "rayinfer-engine-b"
 

@@ -12,7 +12,7 @@ from rayinfer.metrics import ServiceMetrics
 from rayinfer.servers.app import ServedModel, build_app
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
-from rayinfer_deployments.http_door import HttpDoor
+from rayinfer_deployments.router.http_server import HttpDoor
 from tiny_models import save_tokenizer
 
 MODEL = "tiny"

@@ -1,0 +1,1 @@
+"""Subcommands that operate running services."""

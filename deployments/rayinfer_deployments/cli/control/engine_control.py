@@ -1,0 +1,102 @@
+"""Commands on the engines of a running service: `pause`, `resume`, `sleep`, `wake`, `drain`, `reload`."""
+
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from rayinfer.errors import ConfigError
+from rayinfer_deployments.cli.control.service_choice import Address, Application, Port, chosen_service
+from rayinfer_deployments.cli.failures import in_one_line
+
+CONTROL_S = 150.0
+DRAIN_S = 1300.0
+RELOAD_S = 700.0
+
+Model = Annotated[str | None, typer.Option(help="only this model's engines (default: those of all models)")]
+
+
+@in_one_line
+def pause(port: Port = None, model: Model = None, address: Address = None, application: Application = None) -> None:
+    """Pause the engines: running requests keep their state, and new ones queue."""
+    _control(_Where(port, address, application), "pause", model)
+
+
+@in_one_line
+def resume(port: Port = None, model: Model = None, address: Address = None, application: Application = None) -> None:
+    """Resume paused engines."""
+    _control(_Where(port, address, application), "resume", model)
+
+
+@in_one_line
+def sleep(
+    port: Port = None,
+    model: Model = None,
+    level: Annotated[int, typer.Option(min=0, max=2, help="0: no memory is given back, 1: caches, 2: weights too")] = 1,
+    address: Address = None,
+    application: Application = None,
+) -> None:
+    """Pause the engines and free their memory: requests are kept, and new ones queue."""
+    _control(_Where(port, address, application), "sleep", model, level=level)
+
+
+@in_one_line
+def wake(port: Port = None, model: Model = None, address: Address = None, application: Application = None) -> None:
+    """Allocate the memory of sleeping engines again and resume them."""
+    _control(_Where(port, address, application), "wake", model)
+
+
+@in_one_line
+def drain(
+    engine: Annotated[str | None, typer.Argument(help="the engine, or a part of its name (rayinfer status)")] = None,
+    every: Annotated[bool, typer.Option("--all", help="replace all engines of all models")] = False,
+    shrink: Annotated[bool, typer.Option("--shrink", help="build no other in its place: one engine fewer")] = False,
+    port: Port = None,
+    address: Address = None,
+    application: Application = None,
+) -> None:
+    """Replace an engine: its streams migrate to others at once, and a new one is started in its place."""
+    if (engine is None) != every:
+        raise ConfigError("say which engine shall go, or --all")
+    if every and shrink:
+        raise ConfigError("--shrink takes one engine")
+    done = _ask(_Where(port, address, application), "drain", DRAIN_S, engine=engine, shrink=shrink)
+    typer.echo(f"left: {', '.join(done['left'])}")
+    typer.echo(f"there: {', '.join(done['engines'])}")
+
+
+@in_one_line
+def reload(
+    source: Annotated[str, typer.Argument(help="checkpoint: folder, GGUF file, Hugging Face repository")],
+    model: Annotated[str | None, typer.Option(help="which model gets the weights (default: the only one)")] = None,
+    port: Port = None,
+    address: Address = None,
+    application: Application = None,
+) -> None:
+    """Load other weights into a model, engine by engine: no request fails, and streams continue with them."""
+    from rayinfer.models.sources import resolve_model
+    from rayinfer_deployments.cli.checked_folders import check_folder
+
+    folder = resolve_model(source)
+    check_folder(folder)
+    local = str(Path(source).expanduser().resolve()) if Path(source).expanduser().exists() else source
+    done = _ask(_Where(port, address, application), "reload", RELOAD_S, source=local, model=model)
+    typer.echo(f"{done['model']}: weights of {done['source']}, generation {done['weights_generation']}")
+
+
+def _control(where: "_Where", action: str, model: str | None, **arguments: Any) -> None:
+    models = _ask(where, "control", CONTROL_S, action=action, model=model, **arguments)
+    typer.echo(f"{action}: {', '.join(models)}")
+
+
+def _ask(where: "_Where", operation: str, timeout_s: float, **arguments: Any) -> Any:
+    with chosen_service(*where) as service:
+        return service.ask(operation, timeout_s=timeout_s, **arguments)
+
+
+class _Where(NamedTuple):
+    """Options that select the service of a command."""
+
+    port: int | None
+    address: str | None
+    application: str | None

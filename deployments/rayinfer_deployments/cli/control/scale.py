@@ -1,0 +1,41 @@
+"""`rayinfer scale`: the number of engines of a running service."""
+
+from typing import Annotated
+
+import typer
+
+from rayinfer.errors import ConfigError
+from rayinfer_deployments.cli.control.service_choice import Address, Application, Port, chosen_service
+from rayinfer_deployments.cli.failures import in_one_line
+
+WAIT_S = 600.0  # the service's own bound
+SCALE_S = WAIT_S + 50.0
+AUTO = "auto"
+MOST = 1024
+
+
+@in_one_line
+def scale(
+    engines: Annotated[str, typer.Argument(metavar="N", help="how many, or auto: as the service was started with")],
+    port: Port = None,
+    model: Annotated[str | None, typer.Option(help="only this model's engines (default: those of each model)")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="wait for room, where the cluster may add nodes")] = False,
+    address: Address = None,
+    application: Application = None,
+) -> None:
+    """Set the number of each model's engines; streams of removed engines migrate to the others."""
+    number = _number_in(engines)
+    with chosen_service(port, address, application) as service:
+        if wait:
+            typer.echo(f"waits up to {WAIT_S:.0f} s for engines, and for nodes with room for them", err=True)
+        now = service.ask("scale", timeout_s=SCALE_S, num_engines=number, model=model, waits_for_nodes=wait)
+    for name, there in now.items():
+        typer.echo(f"{name}: {len(there)} engine{'' if len(there) == 1 else 's'} ({', '.join(there) or 'none'})")
+
+
+def _number_in(text: str) -> int | None:
+    if text == AUTO:
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= MOST:
+        raise ConfigError(f"expected a number of engines from 1 to {MOST}, or {AUTO}, got {text!r}")
+    return int(text)

@@ -1,0 +1,1 @@
+"""Subcommand that checks a machine."""

@@ -1,0 +1,152 @@
+"""A Ray cluster that a service starts for itself and ends with it.
+
+Serve is not imported here: that takes a second, in which Ray can come up.
+"""
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePath
+from types import TracebackType
+
+import ray
+from ray._common.utils import get_default_system_temp_dir
+
+from rayinfer.errors import RayinferError
+from rayinfer_deployments.cluster.background_call import BackgroundCall
+from rayinfer_deployments.cluster.head_node_processes import only_needed_processes
+from rayinfer_deployments.cluster.process_tree import (
+    Process,
+    adopt_orphans,
+    descendants,
+    end_descendants,
+    reap_children,
+)
+from rayinfer_deployments.cluster.ray_environment import settings_of_ray
+from rayinfer_deployments.cluster.ray_token import ensure_private_token
+
+POLITE_END_S = 4.0  # for Ray's own shutdown
+FORCED_END_S = 2.0  # from SIGTERM to SIGKILL for whatever that left
+REASON_LIMIT = 300  # characters of what Ray says that are shown
+RAY_FOLDER = "ray"  # within the private one, as Ray opens it to all users
+VITAL_PROCESSES = ("gcs_server", "raylet")
+
+
+class OwnRay:
+    """A Ray cluster among this process's descendants; leaving the block ends every one of them.
+
+    Ray lets every user of the machine write into its folders, its sockets' too: here they lie in one that only this
+    user can enter. It is deleted at the end, unless an error brought that about, whose reasons may stand in the logs.
+    """
+
+    owns_ray = True
+
+    def __init__(self, check: Callable[[], None] = lambda: None) -> None:
+        self.address = ""  # where Ray's own table (GCS) is reached
+        self._check_while_starting = check  # may raise
+        self._starting: BackgroundCall[object] | None = None
+        self._vital: list[Process] = []
+        self._folder: Path | None = None
+
+    def __enter__(self) -> "OwnRay":
+        adopt_orphans()
+        ensure_private_token(settings_of_ray())
+        try:
+            self._folder = make_private_folder()
+            self._starting = start_ray(
+                address="local", include_dashboard=False, _temp_dir=str(self._folder / RAY_FOLDER)
+            )
+            self._starting.result(self._check_while_starting)
+            self.address = ray.get_runtime_context().gcs_address
+            self._vital = [process for process in descendants(os.getpid()) if _is_vital(process)]
+        except BaseException as error:
+            self._end(error)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(error)
+
+    def environments(self) -> list[dict[str, str]]:
+        """Return no node: all have this process's environment, which is correct."""
+        return []
+
+    def check(self) -> None:
+        """Raise RayinferError when a process is gone that Ray cannot work without."""
+        reap_children()
+        for process in self._vital:
+            if not process.is_alive:
+                raise RayinferError(f"Ray is gone: {_program(process)} (pid {process.pid}) has ended")
+
+    def _end(self, error: BaseException | None) -> None:
+        with undisturbed():
+            if self._starting is not None and self._starting.is_done:
+                run_for(POLITE_END_S, ray.shutdown)  # of a Ray that is half there it would wait for the other half
+            end_descendants(FORCED_END_S)
+            if self._starting is not None:
+                self._starting.release()
+            if self._folder is not None and not isinstance(error, Exception):
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def start_ray(**settings: object) -> BackgroundCall[object]:
+    """Start or join Ray beside the main thread: in it Ray would block signals for long, or handle them itself."""
+
+    def start() -> object:
+        try:
+            with only_needed_processes():
+                return ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
+        except Exception as error:
+            reason = " ".join(str(error).split())[:REASON_LIMIT]
+            raise RayinferError(f"Ray cannot be started or joined: {type(error).__name__}: {reason}") from error
+
+    return BackgroundCall(start)
+
+
+def count_gpus() -> float:
+    """Return the number of GPUs of the Ray that this process is part of."""
+    return float(ray.cluster_resources().get("GPU", 0.0))
+
+
+def make_private_folder() -> Path:
+    """Make a folder, private to this user, where Ray would put its own."""
+    return Path(tempfile.mkdtemp(prefix="ray-", dir=get_default_system_temp_dir()))
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Hold signals off while processes are ended: an interrupted clean-up would leave some behind."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
+
+
+def run_for(seconds: float, action: Callable[[], object]) -> None:
+    """Run a clean-up with a time limit: a Ray that is half gone would block it for minutes."""
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            action()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+
+
+def _is_vital(process: Process) -> bool:
+    return _program(process) in VITAL_PROCESSES
+
+
+def _program(process: Process) -> str:
+    return PurePath(process.title.partition(" ")[0]).name

@@ -1,0 +1,51 @@
+"""CPU priority of Ray's and Serve's background processes below the engines'.
+
+On few cores a process that stops one of an engine's threads stops all of them.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from rayinfer_deployments.cluster.process_tree import Process, children, descendants
+
+LOWEST = 19  # measured: nothing above it keeps helpers from stopping the threads of an engine at their next barrier
+
+# They have nothing to do with a service coming up, so they may wait from their very first moment.
+BYSTANDERS = ("/_private/monitor.py", "/_private/log_monitor.py")
+# What Ray runs beside the actors, and what of Serve no token passes through, as their command lines say.
+HELPERS = (
+    *BYSTANDERS,
+    "/dashboard/dashboard.py",
+    "ray::DashboardAgent",
+    "ray::RuntimeEnvAgent",
+    "ray::ServeController",
+    "ray::ServeReplica:{application}:engine-",
+)
+
+
+def lower_bystanders(pid: int) -> None:
+    """Lower the priority of Ray's background children of `pid` that start-up does not need; may be called often."""
+    _lower(children(pid), BYSTANDERS)
+
+
+def lower_helpers(pid: int, application: str) -> None:
+    """Lower the priority of every process below `pid` through which no token passes."""
+    _lower(descendants(pid), [title.format(application=application) for title in HELPERS])
+
+
+def _lower(processes: Iterable[Process], titles: Iterable[str]) -> None:
+    titles = tuple(titles)
+    for process in processes:
+        if any(title in process.title for title in titles):
+            _lower_threads(process.pid)
+
+
+def _lower_threads(pid: int) -> None:
+    """Lower a process; on Linux each of its threads has a priority of its own, and new ones inherit their creator's."""
+    with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
+        if os.getpriority(os.PRIO_PROCESS, pid) == LOWEST:
+            return
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            os.setpriority(os.PRIO_PROCESS, int(thread.name), LOWEST)

@@ -1,0 +1,58 @@
+"""TLS for the connections between routers and engines.
+
+Where Ray itself uses TLS they have the same certificates, on both ends. Elsewhere a connection beyond loopback has a
+certificate of the engine's own, which is sent to routers through Ray; on loopback it is plain.
+"""
+
+import importlib
+import ipaddress
+import ssl
+
+from rayinfer.protocols import EngineClient
+from rayinfer.transport.engine_server import EngineServer
+from rayinfer.transport.line_certificate import LineCertificate
+from rayinfer_deployments.cluster.ray_environment import TlsFiles, ray_tls_files
+
+SELF_SIGNED = "rayinfer.transport.self_signed"  # imported once it is needed, which it is beyond loopback alone
+
+
+def make_engine_server(engine: EngineClient, host: str) -> EngineServer:
+    """Make the server that listens for routers on one of this machine's addresses."""
+    tls = line_server_tls()
+    certificate = None if tls is not None or is_loopback(host) else _make_certificate()
+    return EngineServer(engine, tls=tls, certificate=certificate)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def line_server_tls() -> ssl.SSLContext | None:
+    """Make the TLS context of an engine's listener; None where Ray uses no TLS."""
+    return _context(ssl.PROTOCOL_TLS_SERVER)
+
+
+def line_client_tls() -> ssl.SSLContext | None:
+    """Make the TLS context of a router's connections; None where Ray uses no TLS."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _make_certificate() -> LineCertificate:
+    certificate: LineCertificate = importlib.import_module(SELF_SIGNED).make_line_certificate()
+    return certificate
+
+
+def _context(protocol: int) -> ssl.SSLContext | None:
+    files: TlsFiles | None = ray_tls_files()
+    if files is None:
+        return None
+    context = ssl.SSLContext(protocol)
+    context.check_hostname = False  # certificates of clusters name no addresses; whoever has one belongs to the cluster
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(files.authority)
+    context.load_cert_chain(files.certificate, files.key)
+    return context

@@ -1,0 +1,1 @@
+"""Discovery of engines, and the load reports that autoscaling follows."""

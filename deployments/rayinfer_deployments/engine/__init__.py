@@ -1,0 +1,1 @@
+"""Serve replicas and Ray actors of engines."""

@@ -1,0 +1,235 @@
+"""Processes of one engine: rank 0 schedules, every other rank holds a further part of the model.
+
+They live and die together: what is left of a group that has lost one can compute nothing, so all of it is ended, and
+Serve has another built. Nothing passes through Ray while they compute; see `rayinfer/engine/README.md`.
+"""
+
+import asyncio
+import importlib
+import os
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rayinfer.config import EngineConfig
+from rayinfer.engine.distributed.process_state import is_stopped
+from rayinfer.errors import EngineDead
+from rayinfer.protocols import ModelDescription
+from rayinfer_deployments.cluster.actor_processes import ActorProcess, process_of
+from rayinfer_deployments.cluster.ray_failures import cause_in_one_line, cause_of
+from rayinfer_deployments.discovery.engine_address import EngineAddress
+from rayinfer_deployments.discovery.engine_names import RankName
+from rayinfer_deployments.engine.engine_actor import ENGINE_BUILDING, MAX_CONCURRENT_CALLS, EngineActor, see_own_gpus
+from rayinfer_deployments.engine.start_reports import reports_path, written_steps
+
+if TYPE_CHECKING:
+    from rayinfer.engine.ranks.rendezvous import Rendezvous
+
+TICK_S = 0.25  # between two looks at a rank
+SILENT_TICKS = 7  # without an answer, after which it counts that its process is stopped: as quick as routers are
+MOST_SILENT_TICKS = 120  # whatever its process does: Python's lock may be held while weights are read; as ranks have it
+MOST_STARTING_TICKS = 2400  # until Ray has started its process; one that is stopped is noticed as quickly as ever
+BETTER_REASON_S = 1.0  # for the rank that failed first to say so, when another one has already missed it
+
+OWN_ERROR, PROCESS_DIED, CONSEQUENCE = range(3)  # what ranks end with, the best explanation first
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineResources:
+    """Number of processes of an engine, and the resources that Ray reserves for each."""
+
+    num_ranks: int = 1
+    num_cpus: float
+    num_gpus: float
+
+
+class RankActor:
+    """A rank's worker process; the replica makes it a Ray actor, which it owns."""
+
+    def __init__(self, config: EngineConfig, num_processes_on_node: int, rank: int) -> None:
+        see_own_gpus()
+        self._config = config
+        self._num_processes_on_node = num_processes_on_node
+        self._rank = rank
+        # Takes seconds, as in the first rank. Beside the constructor: until that returns no ping is answered.
+        threading.Thread(target=importlib.import_module, args=(ENGINE_BUILDING,), daemon=True).start()
+
+    def run(self, rendezvous: "Rendezvous") -> None:
+        """Load this rank's part and compute until the first rank ends the group; raises when the group breaks."""
+        building = importlib.import_module(ENGINE_BUILDING)
+        context = ray.get_runtime_context()
+        with written_steps(reports_path(context.gcs_address), context.get_actor_name() or ""):
+            building.run_engine_rank(self._config, self._num_processes_on_node, rendezvous, self._rank)
+
+    def ping(self) -> int:
+        """Return the process id, during a step as well."""
+        return os.getpid()
+
+
+class EngineGroup:
+    """A replica's handle of all processes of its engine."""
+
+    def __init__(
+        self,
+        name: str,
+        first: ActorHandle,
+        others: Sequence[ActorHandle],
+        kill: Callable[[ActorHandle], None] = ray.kill,
+        is_stopped: Callable[[int], bool] = is_stopped,
+        process_of: Callable[[ActorHandle], ActorProcess | None] = process_of,
+    ) -> None:
+        self.first = first
+        self._name = name
+        self._others = dict(enumerate(others, start=1))  # by rank
+        self._runs: dict[int, asyncio.Future[None]] = {}  # by rank; none ends as long as all is well
+        self._process_ids: dict[int, int] = {}  # by rank, of those that have answered or could
+        self._kill = kill
+        self._is_stopped = is_stopped
+        self._process_of = process_of
+
+    @property
+    def has_others(self) -> bool:
+        """Return whether there is more than the first rank."""
+        return bool(self._others)
+
+    async def start(self) -> ModelDescription:
+        """Load all ranks' parts, run a first step together, and return the engine's description.
+
+        Raises Ray's error of the one that explains a failure, and EngineDead when one of several has died or falls
+        silent meanwhile; the others then wait for it until they are killed.
+        """
+        if self._others:
+            # The answer goes from process to process, also to the one that gives it: read here, it would import torch.
+            meeting = self.first.open_group.remote()
+            self._runs = {rank: _begun(actor.run.remote(meeting)) for rank, actor in self._others.items()}
+            starting = _begun(self.first.start.remote(meeting))
+        else:
+            starting = _begun(self.first.start.remote())
+        calls = [starting, *self._runs.values()]
+        silences = [_begun(self._silence_of(rank)) for rank in (0, *self._others)] if self._others else []
+        try:
+            await asyncio.wait([*calls, *silences], return_when=asyncio.FIRST_COMPLETED)
+            if starting.done() and starting.exception() is None:
+                description: ModelDescription = starting.result()
+                return description
+            if not any(call.done() for call in calls):
+                raise EngineDead(next(silence.result() for silence in silences if silence.done()))
+        finally:
+            for silence in silences:
+                silence.cancel()
+        await asyncio.wait(calls, timeout=BETTER_REASON_S if self._others else None)
+        raise self._first_reason(calls)
+
+    async def first_loss(self) -> str:
+        """Return the rank and the reason once a rank beyond the first has ended or stopped answering.
+
+        Where several have ended it is the one that explains the others.
+        """
+        silences = [_begun(self._silence_of(rank)) for rank in self._others]
+        runs = list(self._runs.values())
+        try:
+            await asyncio.wait([*runs, *silences], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for silence in silences:
+                silence.cancel()
+        if not any(run.done() for run in runs):
+            loss: str = next(silence.result() for silence in silences if silence.done())
+            return loss
+        if all(_reason_order(run) == CONSEQUENCE for run in runs if run.done()):
+            await asyncio.wait(runs, timeout=BETTER_REASON_S)
+        rank = min(
+            (rank for rank, run in self._runs.items() if run.done()), key=lambda rank: _reason_order(self._runs[rank])
+        )
+        return self._end_of(rank, self._runs[rank].exception())
+
+    def kill(self) -> None:
+        """End every process at once."""
+        for actor in (self.first, *self._others.values()):
+            self._kill(actor)
+
+    def _end_of(self, rank: int, error: BaseException | None) -> str:
+        if error is None:
+            return f"rank {rank} of engine {self._name} has ended"
+        return f"rank {rank} of engine {self._name} has died: {cause_in_one_line(error)}"
+
+    def _first_reason(self, calls: Sequence[asyncio.Future[Any]]) -> BaseException:
+        """Choose the error that names the cause; `calls` are those of rank 0, rank 1 and so on."""
+        ended = {rank: call.exception() for rank, call in enumerate(calls) if call.done()}
+        rank = min(ended, key=lambda rank: _reason_order(calls[rank]))
+        error = ended[rank]
+        if error is None or (isinstance(error, RayActorError) and self._others):
+            return EngineDead(self._end_of(rank, error))
+        return error
+
+    async def _silence_of(self, rank: int) -> str:
+        """Count missed pings in ticks of this loop, not seconds: a delay of the loop itself is not a rank's fault.
+
+        A rank that answers nothing may be busy with something that holds Python's lock, and lives: unless its process
+        is stopped it has as long as ranks give each other.
+        """
+        process_id: int | None = None
+        num_silent_ticks, actor = 0, self._others[rank] if rank else self.first
+        answer = _begun(actor.ping.remote())
+        while num_silent_ticks < (MOST_SILENT_TICKS if rank in self._process_ids else MOST_STARTING_TICKS):
+            await asyncio.sleep(TICK_S)
+            num_silent_ticks += 1
+            if answer.done():
+                if answer.exception() is None:
+                    num_silent_ticks, self._process_ids[rank] = 0, answer.result()
+                answer = _begun(actor.ping.remote())  # also after a failure, which may have been Ray's and has passed
+            if rank in self._process_ids:
+                process_id = self._process_ids[rank]
+            elif num_silent_ticks % SILENT_TICKS == 0 and (process := await asyncio.to_thread(self._process_of, actor)):
+                process_id = process.process_id
+                if process.is_ready:
+                    num_silent_ticks, self._process_ids[rank] = 0, process_id
+            if num_silent_ticks >= SILENT_TICKS and process_id is not None and self._is_stopped(process_id):
+                break
+        return f"rank {rank} of engine {self._name} has not answered for {num_silent_ticks * TICK_S:.1f} s"
+
+
+def create_engine_group(
+    address: EngineAddress, config: EngineConfig, resources: EngineResources, num_processes_on_node: int
+) -> EngineGroup:
+    """Make an engine's actors, each in a bundle of its own of the replica's placement group, which lies on one node."""
+    options = [_options(address, resources, rank) for rank in range(resources.num_ranks)]
+    first = ray.remote(EngineActor).options(**options[0]).remote(config, num_processes_on_node, address.epoch)
+    others = [
+        ray.remote(RankActor).options(**options[rank]).remote(config, num_processes_on_node, rank)
+        for rank in range(1, resources.num_ranks)
+    ]
+    return EngineGroup(address.actor_name, first, others)
+
+
+def _options(address: EngineAddress, resources: EngineResources, rank: int) -> dict[str, Any]:
+    return {
+        "name": str(RankName(engine=address.actor_name, rank=rank)),
+        "namespace": address.namespace,
+        "num_cpus": resources.num_cpus,
+        "num_gpus": resources.num_gpus,
+        "max_restarts": 0,
+        "max_concurrency": MAX_CONCURRENT_CALLS if rank == 0 else 2,  # `run`, and `ping` beside it
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            placement_group=ray.util.get_current_placement_group(), placement_group_bundle_index=rank
+        ),
+    }
+
+
+def _begun(call: Awaitable[Any]) -> asyncio.Future[Any]:
+    future = asyncio.ensure_future(call)
+    future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # not every failure is read
+    return future
+
+
+def _reason_order(call: asyncio.Future[Any]) -> int:
+    """Order failures by how much they explain: a rank's own error most, a lost connection least."""
+    error = call.exception()
+    if error is None or isinstance(cause_of(error), EngineDead):
+        return CONSEQUENCE
+    return PROCESS_DIED if isinstance(error, RayActorError) else OWN_ERROR

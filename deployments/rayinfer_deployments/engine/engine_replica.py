@@ -1,0 +1,149 @@
+"""The Serve replica behind one engine: starts, monitors, reports and drains it; no token passes through."""
+
+import asyncio
+import contextlib
+import logging
+import time
+
+import ray
+from ray import serve
+from ray.exceptions import RayActorError, RayTaskError
+
+from rayinfer.config import EngineConfig
+from rayinfer.errors import EngineDead, EngineLeaving, ModelLoadError, RayinferError
+from rayinfer.outputs import EngineStats
+from rayinfer.routing.first_tokens import FirstTokenCounts
+from rayinfer_deployments.cluster.ray_failures import cause_in_one_line, cause_of
+from rayinfer_deployments.discovery.autoscaling import engine_report
+from rayinfer_deployments.discovery.engine_address import EngineAddress
+from rayinfer_deployments.discovery.engine_names import ENGINE_PREFIX
+from rayinfer_deployments.discovery.engine_report import EngineReport
+from rayinfer_deployments.discovery.load_reports import RouterLoads
+from rayinfer_deployments.engine.engine_ranks import EngineResources, create_engine_group
+
+SERVE_NAMESPACE = "serve"  # where Serve keeps its own actors, and we our engines
+WATCH_INTERVAL_S = 0.5
+STALE_AFTER_S = 60.0  # far above the longest step of a healthy engine on a busy machine
+STUCK_GRACE_S = 5.0  # beyond the engine's own limit, at which routers leave it: if the step ends after all, it stays
+ANSWER_WITHIN_S = 8.0  # no step keeps the process from answering: who does not is frozen
+
+logger = logging.getLogger("ray.serve")
+
+
+class EngineReplica:
+    """Owner of the processes of one engine from their start to their end."""
+
+    async def __init__(  # type: ignore[misc] # Serve awaits it
+        self, config: EngineConfig, num_processes: int, resources: EngineResources, drain_timeout_s: float
+    ) -> None:
+        self._drain_timeout_s = drain_timeout_s
+        self._stats = EngineStats()
+        self._weights_generation = config.weights_generation
+        self._router_loads = RouterLoads()
+        self._last_beat = time.monotonic()
+        self._longest_silence_s = STALE_AFTER_S
+        self._failure: str | None = None
+        self._is_leaving = False
+        self._address = EngineAddress(
+            actor_name=f"{ENGINE_PREFIX}{serve.get_replica_context().replica_tag}",
+            namespace=SERVE_NAMESPACE,
+            epoch=time.time_ns(),
+        )
+        num_on_node = _processes_on_node(num_processes, resources.num_ranks)
+        self._group = create_engine_group(self._address, config, resources, num_on_node)
+        self._actor = self._group.first
+        try:
+            description = await self._group.start()
+        except (RayTaskError, RayActorError, EngineDead) as error:
+            self._group.kill()
+            raise _start_failure(error, config.model) from None
+        self._num_seats = description.max_num_seqs  # the settings may leave it to the engine's device
+        loop = asyncio.get_running_loop()
+        self._watching = [loop.create_task(self._watch())]
+        if self._group.has_others:
+            self._watching.append(loop.create_task(self._watch_group()))
+
+    def record_replica_metadata(self) -> dict[str, object]:
+        """Publish the engine's address to routers."""
+        return self._address.to_metadata()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Report the engine's load and the routers' queues to Serve."""
+        return engine_report(self._stats, self._num_seats, self._router_loads.total())
+
+    async def note_router_load(self, router: str, counts: tuple[int, ...]) -> None:
+        """Record a router's queue, as FirstTokenCounts."""
+        self._router_loads.note(router, FirstTokenCounts(*counts))
+
+    async def weights(self) -> tuple[str, int]:
+        """Return the engine's name and the generation of its weights."""
+        return self._address.actor_name, self._weights_generation
+
+    async def leave(self, engine: str) -> bool:
+        """Fail health checks from now on if `engine` is this replica's: Serve replaces it; returns whether it is."""
+        is_meant = engine == self._address.actor_name
+        self._is_leaving |= is_meant
+        return is_meant
+
+    async def check_health(self) -> None:
+        """Raise when the engine is dead, leaving, or silent for too long; Serve then starts a new one."""
+        if self._is_leaving:
+            # Serve offers no way to name the replica that shall go, but ends those that call themselves unhealthy.
+            raise EngineLeaving(f"engine {self._address.actor_name} was told to leave")
+        if self._failure is not None:
+            raise EngineDead(self._failure)
+        silent_s = time.monotonic() - self._last_beat
+        if silent_s > self._longest_silence_s:
+            raise EngineDead(f"the engine's loop has not come round for {silent_s:.0f} s")
+
+    async def __del__(self) -> None:
+        """Drain the engine within the grace period, and end its processes."""
+        if not hasattr(self, "_watching"):
+            return  # it never started, and __init__ has cleaned up
+        for watching in self._watching:
+            watching.cancel()
+        try:
+            with contextlib.suppress(RayActorError, RayTaskError, TimeoutError):
+                async with asyncio.timeout(self._drain_timeout_s):
+                    await self._actor.drain.remote()
+                    await self._actor.shutdown.remote()
+        finally:
+            self._group.kill()
+
+    async def _watch(self) -> None:
+        """Poll the engine's counters twice a second; a dead engine shows at once, a silent one in `check_health`."""
+        while self._failure is None:
+            try:
+                async with asyncio.timeout(ANSWER_WITHIN_S):
+                    report: EngineReport = await self._actor.report.remote()
+                self._stats = report.stats
+                self._last_beat = time.monotonic() - report.silent_s
+                self._longest_silence_s = min(STALE_AFTER_S, report.silent_limit_s + STUCK_GRACE_S)
+            except (RayActorError, RayTaskError) as error:
+                self._failure = f"engine {self._address.actor_name} has died: {cause_in_one_line(error)}"
+                logger.error(self._failure)
+            except TimeoutError:
+                self._failure = f"engine {self._address.actor_name} has not answered for {ANSWER_WITHIN_S:.0f} s"
+                logger.error(self._failure)
+            await asyncio.sleep(WATCH_INTERVAL_S)
+
+    async def _watch_group(self) -> None:
+        """Kill every process of the engine as soon as a rank beyond the first is lost: the others would only wait."""
+        loss = await self._group.first_loss()
+        self._failure = self._failure or loss
+        logger.error(loss)
+        self._group.kill()
+
+
+def _processes_on_node(num_processes: int, num_ranks: int) -> int:
+    """Compute how many engine processes share a node's cores, with engines spread evenly and none split."""
+    num_nodes = max(1, sum(bool(node["Alive"]) for node in ray.nodes()))
+    return max(num_ranks, -(-num_processes // num_nodes))
+
+
+def _start_failure(error: BaseException, model: str) -> Exception:
+    """Make the error that an operator sees: one line for a model that cannot be loaded."""
+    cause = cause_of(error)
+    if isinstance(cause, RayinferError):
+        return cause
+    return ModelLoadError(f"the engine for model {model!r} could not start: {cause_in_one_line(error)}")

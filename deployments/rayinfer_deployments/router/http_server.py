@@ -1,0 +1,107 @@
+"""The router's own HTTP server: on one machine tokens need not pass through a proxy process."""
+
+import asyncio
+import contextlib
+import functools
+import socket
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from rayinfer.errors import RayinferError
+from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits, ConnectionTable
+from rayinfer_deployments.router.http_connection import HttpConnection
+
+KEEP_ALIVE_S = 90
+BACKLOG = 2048
+LAST_REQUESTS_S = 2.0  # how long clients that keep their connection are told to take another one before it is closed
+STEP_S = 0.05
+LAST_ANSWER = (b"connection", b"close")
+
+
+class HttpDoor:
+    """HTTP server of an application on one address, in the running event loop."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        *,
+        limits: ConnectionLimits = DEFAULT_CONNECTION_LIMITS,
+        connection: type[HttpConnection] = HttpConnection,
+    ) -> None:
+        """Bind the address; raises RayinferError when another process has it."""
+        # A router that replaces another shares the port with it until that one is gone.
+        self._socket = _listen(host, port)
+        self._config = uvicorn.Config(
+            app,
+            http=functools.partial(connection, table=ConnectionTable(limits)),  # type: ignore[arg-type]  # it is called
+            ws="none",  # a request that asks for a web socket is answered like any other
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=None,
+            server_header=False,
+        )
+        self._server = uvicorn.Server(self._config)
+        listener = self._socket.dup()  # the server closes its own; ours keeps the queue of those who have connected
+        self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listener]))
+
+    async def close(self, grace_s: float) -> None:
+        """Accept no new connection, let open ones finish within the grace period, and close the others.
+
+        No request is lost on the way: whoever has connected is answered, and a connection that waits for its client's
+        next request is closed only after the client was asked to close it, and has sent nothing for a while.
+        """
+        if self._server.started:
+            await self._stop_listening()
+            self._let_go_of_clients()
+            await self._wait_for_clients(min(grace_s, LAST_REQUESTS_S))
+        self._server.should_exit = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await asyncio.shield(self._serving)
+        self._server.force_exit = True
+        await asyncio.gather(self._serving, return_exceptions=True)
+        self._socket.close()
+
+    async def _stop_listening(self) -> None:
+        """Close the listener; connections that the kernel has already queued for it are accepted first."""
+        for listener in self._server.servers:
+            listener.close()
+        self._socket.setblocking(False)
+        loop, accepted = asyncio.get_running_loop(), []
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                accepted.append(self._socket.accept()[0])
+        self._socket.close()
+        for connection in accepted:
+            connection.setblocking(False)
+            await loop.connect_accepted_socket(self._make_protocol, connection)
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        return self._config.http_protocol_class(  # type: ignore[call-arg]  # as uvicorn makes it
+            config=self._config, server_state=self._server.server_state, app_state=self._server.lifespan.state
+        )
+
+    def _let_go_of_clients(self) -> None:
+        """Close every connection after its next answer."""
+        self._config.encoded_headers = [*self._config.encoded_headers, LAST_ANSWER]
+        state = self._server.server_state
+        state.default_headers = [*state.default_headers, LAST_ANSWER]
+
+    async def _wait_for_clients(self, wait_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while self._server.server_state.connections:  # noqa: ASYNC110 - uvicorn has no event for it
+                    await asyncio.sleep(STEP_S)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG, reuse_port=True)
+    except OSError as error:
+        raise RayinferError(f"cannot listen on {host}:{port}: {error.strerror}") from None

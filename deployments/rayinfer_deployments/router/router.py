@@ -1,0 +1,238 @@
+"""The Serve deployment that clients talk to: HTTP in front, one dispatcher per model behind it; loads no torch."""
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from prometheus_client import CollectorRegistry, Gauge
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from rayinfer.errors import ConfigError, RayinferError
+from rayinfer.metrics import ServiceMetrics
+from rayinfer.models.sources import resolve_model
+from rayinfer.protocols import EngineControl, ServiceStatus
+from rayinfer.routing.dispatch import ENGINE_WAIT_S, Dispatcher
+from rayinfer.routing.first_tokens import FirstTokens
+from rayinfer.routing.limits import RouterLimits, router_limits
+from rayinfer.servers.app import build_app
+from rayinfer.servers.served_model import ServedModel, find_model
+from rayinfer.tokenization.chat_template import ChatTemplate, renderer
+from rayinfer.tokenization.tokenizer import Tokenizer
+from rayinfer.traces.kept_traces import KeptTraces
+from rayinfer_deployments.discovery.cold_start import RayTable, write_backlog
+from rayinfer_deployments.discovery.load_reports import tell_replicas
+from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
+from rayinfer_deployments.router.engine_reconciler import EngineRoster
+from rayinfer_deployments.router.http_server import HttpDoor
+from rayinfer_deployments.router.service_log import log_beside_serve
+
+ControlAction = Literal["pause", "resume", "sleep", "wake"]
+
+CATCH_UP_S = 3.0  # at a service's start no engine is there yet, and its clients should hear so
+FIRST_ENGINE_S = 60.0  # where there may be none: a router that has seen none does not know what the model is
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterScaling:
+    """Router settings of a model whose number of engines follows the load."""
+
+    ttft_objective_s: float
+    cold_start_timeout_s: float  # how long requests wait where there is no engine
+    max_replicas: int = 1  # that the load may bring
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterModel:
+    """A model that the router serves: its name, tokenizer source and engine deployment."""
+
+    name: str
+    source: str  # whatever `resolve_model` understands
+    engines: DeploymentHandle
+    scaling: RouterScaling | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterReport:
+    """Limits of a router and state of its models at one moment."""
+
+    router: str  # its replica's name
+    limits: RouterLimits
+    models: dict[str, ServiceStatus]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListenAddress:
+    """Address of a router's own HTTP server, in place of Serve's proxy."""
+
+    host: str
+    port: int
+
+
+@serve.ingress()
+class Router:
+    """Ingress deployment; Serve builds its HTTP application in the replica, after `__init__`: it is never pickled."""
+
+    async def __init__(  # type: ignore[misc] # Serve awaits it
+        self,
+        models: Sequence[RouterModel],
+        *,
+        max_body_bytes: int,
+        request_timeout_s: float | None,
+        trace_requests: bool = True,
+        enable_engine_control: bool = False,
+        trust_tenant_header: bool = False,
+        listen_on: ListenAddress | None = None,
+        connection_limits: ConnectionLimits = DEFAULT_CONNECTION_LIMITS,
+        drain_timeout_s: float = 0.0,
+    ) -> None:
+        log_beside_serve()
+        self._max_body_bytes = max_body_bytes
+        self._request_timeout_s = request_timeout_s
+        self._enable_engine_control = enable_engine_control
+        self._trust_tenant_header = trust_tenant_header
+        self._drain_timeout_s = drain_timeout_s
+        self._traces = KeptTraces() if trace_requests else None
+        self._limits = RouterLimits()  # until Serve brings those that were asked for
+        self._router_id = serve.get_replica_context().replica_tag
+        self._metrics = ServiceMetrics(_registry_of(self._router_id))
+        self._dispatchers: list[Dispatcher] = []
+        self._rosters: list[EngineRoster] = []
+        self._following: list[asyncio.Task[None]] = []
+        self._models = {model.name: await self._serve_model(model) for model in models}
+        await asyncio.to_thread(renderer)  # the first chat should not wait for it
+        # A router that replaces another, or joins others, has to answer as soon as clients reach it.
+        waits_s = [CATCH_UP_S if model.scaling is None else FIRST_ENGINE_S for model in models]
+        await asyncio.gather(*(roster.caught_up(s) for roster, s in zip(self._rosters, waits_s, strict=True)))
+        gc.collect()
+        gc.freeze()  # what is loaded stays: a large request's garbage collection need not walk it, for 100 ms
+        self._door: HttpDoor | None = None
+        if listen_on is not None:
+            app = self._build_app(echoes_request_id=True)
+            self._door = HttpDoor(app, listen_on.host, listen_on.port, limits=connection_limits)
+
+    async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Apply other limits at once, with streams open; invalid ones are logged as an error and change nothing.
+
+        Serve ends replicas that refuse theirs, and with them all streams: a typing error is not worth that.
+        """
+        try:
+            self._limits = limits = router_limits(user_config)
+        except ConfigError as error:
+            logger.error("the limits stay as they are: %s", error)
+            return
+        for dispatcher in self._dispatchers:
+            dispatcher.change_limits(limits)
+
+    async def report(self) -> RouterReport:
+        """Return the state of this router and of its engines, for operators."""
+        return RouterReport(
+            router=self._router_id,
+            limits=self._limits,
+            models={name: model.generator.status() for name, model in self._models.items()},
+        )
+
+    async def control_engines(self, action: ControlAction, model: str | None, level: int) -> None:
+        """Pause, resume, put to sleep or wake the engines of one model or of all; an error does not stop the others.
+
+        Raises UnknownModel, NotReady or WrongEngineState, the first of them at the end.
+        """
+        chosen = self._models.values() if model is None else [find_model(self._models, model)]
+        controls = [served.control for served in chosen if served.control is not None]
+        outcomes = await asyncio.gather(*(_carry_out(control, action, level) for control in controls))
+        for error in outcomes:
+            if error is not None:
+                raise error
+
+    async def dismiss_engine(self, engine: str) -> bool:
+        """Migrate an engine's streams and send it no more requests; returns whether it was known."""
+        return any(roster.dismiss(engine) for roster in self._rosters)  # names are unique: one roster at most knows it
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return self._build_app(echoes_request_id=False)  # Serve's proxy puts it on every answer
+
+    def _build_app(self, *, echoes_request_id: bool) -> ASGIApp:
+        return build_app(
+            self._models,
+            self._metrics,
+            max_body_bytes=self._max_body_bytes,
+            request_timeout_s=self._request_timeout_s,
+            traces=self._traces,
+            echoes_request_id=echoes_request_id,
+            enable_engine_control=self._enable_engine_control,
+            trusts_tenant_header=self._trust_tenant_header,
+        )
+
+    async def __del__(self) -> None:
+        """Disconnect from the engines; Serve has drained requests before, except those on the router's own port."""
+        if (door := getattr(self, "_door", None)) is not None:
+            await door.close(self._drain_timeout_s)
+        for task in self._following:
+            task.cancel()
+        await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))
+
+    async def _serve_model(self, model: RouterModel) -> ServedModel:
+        folder = await asyncio.to_thread(resolve_model, model.source, progress=False)
+        tokenizer = Tokenizer.from_folder(folder)
+        scaling = model.scaling
+        first_tokens = None if scaling is None else FirstTokens(scaling.ttft_objective_s)
+        dispatcher = Dispatcher(
+            model.name,
+            tokenizer,
+            self._metrics,
+            router_id=self._router_id,
+            traces=self._traces,
+            engine_wait_s=ENGINE_WAIT_S if scaling is None else scaling.cold_start_timeout_s,
+            first_tokens=first_tokens,
+            most_engines=1 if scaling is None else scaling.max_replicas,
+        )
+        roster = EngineRoster(dispatcher.engines)
+        self._rosters.append(roster)
+        self._follow(roster.follow(model.engines))
+        if first_tokens is not None:
+            self._follow(tell_replicas(model.engines, self._router_id, first_tokens.counts))
+            self._follow(
+                write_backlog(
+                    RayTable(),
+                    model.engines.app_name,
+                    model.engines.deployment_name,
+                    self._router_id,
+                    lambda: dispatcher.needs_engine,
+                    first_tokens.counts,
+                )
+            )
+        self._dispatchers.append(dispatcher)
+        return ServedModel(
+            name=model.name,
+            generator=dispatcher,
+            tokenizer=tokenizer,
+            chat_template=ChatTemplate.from_folder(folder),
+            created=int(time.time()),
+            control=dispatcher.control,
+        )
+
+    def _follow(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine until the router ends."""
+        self._following.append(asyncio.get_running_loop().create_task(work))
+
+
+def _registry_of(router_id: str) -> CollectorRegistry:
+    """Make a registry whose metrics name their router: several share an address."""
+    registry = CollectorRegistry()
+    Gauge("rayinfer_router_info", "The router that answered", ["router"], registry=registry).labels(router_id).set(1)
+    return registry
+
+
+async def _carry_out(control: EngineControl, action: ControlAction, level: int) -> RayinferError | None:
+    try:
+        await (control.sleep(level) if action == "sleep" else getattr(control, action)())
+    except RayinferError as error:
+        return error
+    return None

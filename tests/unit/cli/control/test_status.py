@@ -1,0 +1,62 @@
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from cli_processes import free_port
+from rayinfer_deployments.cli.control import status as status_command
+from rayinfer_deployments.cluster.service_record import control_socket_path, recorded
+from rayinfer_deployments.operations.control_socket import ControlSocket
+
+ENGINE = {"name": "rayinfer-engine-abc", "state": "running", "num_running": 3, "num_waiting": 1, "kv_cache_usage": 0.25}
+
+
+async def report():
+    return {
+        "state": "UNHEALTHY",
+        "reason": "CUDA is out of memory",
+        "deployments": [
+            {"name": "router", "state": "HEALTHY", "reason": "", "wanted": 1, "replicas": {"RUNNING": 1}},
+            {"name": "engine-0-m", "state": "UNHEALTHY", "reason": "it died", "wanted": 2, "replicas": {"STARTING": 1}},
+        ],
+        "routers": [
+            {"name": "r", "models": [{"name": "m", "ready": True, "reason": "", "num_waiting": 7, "engines": [ENGINE]}]}
+        ],
+        "missing_settings": ["RAY_AUTH_MODE=token: strangers get in"],
+    }
+
+
+@pytest.fixture
+def port(monkeypatch, tmp_path):
+    """The port of a service that is on record, and on which nothing listens."""
+    monkeypatch.setenv("RAYINFER_CACHE", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    port = free_port()
+    with recorded(
+        host="127.0.0.1", port=port, models=["m"], ray_address="ray:1", owns_ray=False, application="rayinfer"
+    ):
+        yield port
+
+
+def run(*arguments):
+    application = typer.Typer()
+    application.command()(status_command.status)
+    return CliRunner().invoke(application, [str(argument) for argument in arguments])
+
+
+def test_a_service_whose_port_is_dead_still_tells_of_everything_else(port):
+    with ControlSocket(control_socket_path(port), {"status": report}):
+        done = run("--port", port)
+    assert done.exit_code == 1
+    words = ["not ready", "the port does not answer", "CUDA is out of memory", "rayinfer-engine-abc", "25%", "it died"]
+    words += ["1 starting", "RAY_AUTH_MODE=token: strangers get in", "ray:1 (joined)"]
+    assert [word for word in words if word not in done.stdout] == []
+
+
+def test_a_service_that_takes_no_commands_is_still_listed(port):
+    done = run("--json")
+    (service,) = json.loads(done.stdout)
+    assert (done.exit_code, service["port"], service["ready"], service["state"]) == (1, port, False, "UNKNOWN")
+    assert "takes no commands" in service["reason"]
+    assert 0 <= service["age_s"] < 3600 * 24

@@ -1,0 +1,299 @@
+import asyncio
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+
+from rayinfer.errors import EngineDead, ModelLoadError
+from rayinfer_deployments.cluster.actor_processes import ActorProcess
+from rayinfer_deployments.cluster.ray_failures import cause_in_one_line
+from rayinfer_deployments.engine import engine_ranks as tensor_parallel_ranks
+from rayinfer_deployments.engine.engine_ranks import EngineGroup
+
+
+class FakeActor:
+    """Answers calls with futures that the test resolves; a plain value is there at once."""
+
+    def __init__(self, **answers):
+        self.answers = answers
+        self.calls = []
+
+    def __getattr__(self, method):
+        return FakeMethod(self, method)
+
+
+class FakeMethod:
+    def __init__(self, actor, name):
+        self.actor, self.name = actor, name
+
+    def remote(self, *arguments):
+        self.actor.calls.append((self.name, *arguments))
+        answer = self.actor.answers[self.name]
+        if isinstance(answer, asyncio.Future):
+            return answer
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(answer)
+        return done
+
+
+@pytest.fixture(autouse=True)
+def quick_ticks(monkeypatch):
+    monkeypatch.setattr(tensor_parallel_ranks, "TICK_S", 0.005)
+    monkeypatch.setattr(tensor_parallel_ranks, "BETTER_REASON_S", 0.05)
+
+
+def pending():
+    return asyncio.get_running_loop().create_future()
+
+
+def task_error(cause):
+    return RayTaskError("run", "traceback", cause)
+
+
+def group_of(first, *others, stopped=(), process_of=lambda actor: None):
+    killed = []
+    return EngineGroup("engine-x", first, others, killed.append, stopped.__contains__, process_of), killed
+
+
+def test_an_engine_of_one_process_only_starts_it():
+    async def scenario():
+        first = FakeActor(start="described")
+        group, _ = group_of(first)
+        assert await group.start() == "described"
+        assert first.calls == [("start",)]
+        assert not group.has_others
+
+    asyncio.run(scenario())
+
+
+def test_the_others_run_from_where_the_first_one_opened_the_group():
+    async def scenario():
+        meeting = pending()
+        first, others = (
+            FakeActor(open_group=meeting, start=pending(), ping=1),
+            [FakeActor(run=pending(), ping=7) for _ in range(2)],
+        )
+        group, _ = group_of(first, *others)
+        starting = asyncio.ensure_future(group.start())
+        await asyncio.sleep(0.01)
+        assert [other.calls[0] for other in others] == [("run", meeting)] * 2  # unread: it goes on as it is
+        assert first.calls[:2] == [("open_group",), ("start", meeting)]  # which no start overtakes that waits for it
+        assert not starting.done()
+        first.answers["start"].set_result("described")
+        assert await starting == "described"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_first_to_fail", [True, False])
+def test_a_start_that_fails_is_told_by_the_rank_that_knows_why(is_first_to_fail):
+    async def scenario():
+        first, other = FakeActor(open_group="there", start=pending(), ping=1), FakeActor(run=pending(), ping=7)
+        group, _ = group_of(first, other)
+        starting = asyncio.ensure_future(group.start())
+        await asyncio.sleep(0.01)
+        failures = [(other.answers["run"], ModelLoadError("no tensor")), (first.answers["start"], EngineDead("closed"))]
+        for answer, cause in failures if is_first_to_fail else reversed(failures):
+            answer.set_exception(task_error(cause))
+            await asyncio.sleep(0.01)
+        with pytest.raises(RayTaskError) as caught:
+            await starting
+        assert isinstance(caught.value.cause, ModelLoadError)
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_that_dies_while_the_first_one_waits_for_it_ends_the_start():
+    async def scenario():
+        first, other = FakeActor(open_group="there", start=pending(), ping=1), FakeActor(run=pending(), ping=7)
+        group, _ = group_of(first, other)
+        starting = asyncio.ensure_future(group.start())
+        await asyncio.sleep(0.01)
+        other.answers["run"].set_exception(ActorDiedError())
+        with pytest.raises(EngineDead, match="rank 1 of engine engine-x has died: ActorDiedError"):
+            await starting
+
+    asyncio.run(scenario())
+
+
+WHAT_ENDS_RANK_2 = [
+    (ActorDiedError(), "rank 2 of engine engine-x has died: ActorDiedError"),
+    (task_error(MemoryError("no room")), "MemoryError: no room"),
+]
+
+
+@pytest.mark.parametrize(("end", "reason"), WHAT_ENDS_RANK_2)
+def test_of_several_ranks_that_fail_while_the_engine_starts_the_first_one_is_named(end, reason):
+    async def scenario():
+        first = FakeActor(open_group="there", start=pending(), ping=1)
+        others = [FakeActor(run=pending(), ping=rank) for rank in range(1, 4)]
+        group, _ = group_of(first, *others)
+        starting = asyncio.ensure_future(group.start())
+        await asyncio.sleep(0.01)
+        for other in (others[0], others[2]):
+            other.answers["run"].set_exception(task_error(EngineDead("it has lost the others")))
+        await asyncio.sleep(0.01)
+        others[1].answers["run"].set_exception(end)
+        with pytest.raises((EngineDead, RayTaskError)) as caught:
+            await starting
+        assert reason in cause_in_one_line(caught.value)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("end", "reason"), WHAT_ENDS_RANK_2)
+def test_of_several_ranks_that_end_later_the_first_one_to_fail_is_the_groups_loss(end, reason):
+    async def scenario():
+        others = [FakeActor(run=pending(), ping=rank) for rank in range(1, 4)]
+        group, _ = await started(*others)
+        losing = asyncio.ensure_future(group.first_loss())
+        await asyncio.sleep(0.01)
+        for other in (others[0], others[2]):
+            other.answers["run"].set_exception(task_error(EngineDead("it has lost the others")))
+        await asyncio.sleep(0.01)
+        others[1].answers["run"].set_exception(end)
+        loss = await asyncio.wait_for(losing, 5.0)
+        assert loss.startswith("rank 2 of engine engine-x has died: ")
+        assert reason.rsplit(": ", maxsplit=1)[-1] in loss
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_ready", [True, False])
+def test_a_rank_that_is_stopped_before_its_first_answer_ends_the_start(is_ready):
+    async def scenario():
+        first, other = FakeActor(open_group="there", start=pending(), ping=7), FakeActor(run=pending(), ping=pending())
+        processes = {first: ActorProcess(7, is_ready=True), other: ActorProcess(8, is_ready)}
+        stopped = set()
+        group, _ = group_of(first, other, stopped=stopped, process_of=processes.get)
+        starting = asyncio.ensure_future(group.start())
+        await asyncio.sleep(0.2)  # forty ticks: it may be busy
+        assert not starting.done()
+        stopped.add(8)
+        with pytest.raises(EngineDead, match="rank 1 of engine engine-x has not answered for"):
+            await asyncio.wait_for(starting, 2.0)  # far from MOST_STARTING_TICKS
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_whose_constructor_has_returned_has_no_longer_than_any_other_to_answer(monkeypatch):
+    async def scenario():
+        monkeypatch.setattr(tensor_parallel_ranks, "MOST_SILENT_TICKS", 40)
+        first, other = FakeActor(open_group="there", start=pending(), ping=7), FakeActor(run=pending(), ping=pending())
+        group, _ = group_of(first, other, process_of=lambda actor: ActorProcess(8, is_ready=True))
+        with pytest.raises(EngineDead, match=r"rank 1 of engine engine-x has not answered for 0\.2 s"):
+            await asyncio.wait_for(group.start(), 5.0)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_stopped_while_the_engine_starts_ends_the_start(rank):
+    async def scenario():
+        stopped = set()
+        actors = [FakeActor(open_group="there", start=pending(), ping=7), FakeActor(run=pending(), ping=8)]
+        group, _ = group_of(*actors, stopped=stopped)
+        starting = asyncio.ensure_future(group.start())
+        await asyncio.sleep(0.1)
+        actors[rank].answers["ping"] = pending()
+        await asyncio.sleep(0.1)  # twenty ticks: it may be busy
+        assert not starting.done()
+        stopped.add(7 + rank)
+        with pytest.raises(EngineDead, match=f"rank {rank} of engine engine-x has not answered for"):
+            await asyncio.wait_for(starting, 5.0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_that_never_answers_while_the_engine_starts_ends_the_start_in_the_end(monkeypatch):
+    async def scenario():
+        monkeypatch.setattr(tensor_parallel_ranks, "MOST_SILENT_TICKS", 10)
+        monkeypatch.setattr(tensor_parallel_ranks, "MOST_STARTING_TICKS", 40)
+        other = FakeActor(run=pending(), ping=pending())
+        group, _ = group_of(FakeActor(open_group="there", start=pending(), ping=7), other)
+        with pytest.raises(EngineDead, match=r"rank 1 of engine engine-x has not answered for 0\.2 s"):
+            await asyncio.wait_for(group.start(), 5.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_ping_that_fails_is_asked_again(monkeypatch):
+    async def scenario():
+        monkeypatch.setattr(tensor_parallel_ranks, "MOST_SILENT_TICKS", 20)
+        other = FakeActor(run=pending(), ping=7)
+        group, _ = await started(other)
+        losing = asyncio.ensure_future(group.first_loss())
+        await asyncio.sleep(0.03)
+        other.answers["ping"] = pending()
+        other.answers["ping"].set_exception(ActorUnavailableError("the network", None))
+        await asyncio.sleep(0.03)
+        other.answers["ping"] = 7
+        await asyncio.sleep(0.3)
+        assert not losing.done()
+        losing.cancel()
+
+    asyncio.run(scenario())
+
+
+async def started(*others, stopped=()):
+    group, killed = group_of(FakeActor(open_group="there", start="described", ping=1), *others, stopped=stopped)
+    await group.start()
+    return group, killed
+
+
+def test_a_rank_that_ends_is_the_groups_loss():
+    async def scenario():
+        others = [FakeActor(run=pending(), ping=7) for _ in range(3)]
+        group, killed = await started(*others)
+        losing = asyncio.ensure_future(group.first_loss())
+        await asyncio.sleep(0.02)
+        others[1].answers["run"].set_exception(task_error(RuntimeError("Connection closed by peer")))
+        assert await losing == "rank 2 of engine engine-x has died: RuntimeError: Connection closed by peer"
+        group.kill()
+        assert killed == [group.first, *others]
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_that_is_stopped_is_the_groups_loss():
+    async def scenario():
+        silent, stopped = FakeActor(run=pending(), ping=8), {8}
+        group, _ = await started(FakeActor(run=pending(), ping=7), silent, stopped=stopped)
+        losing = asyncio.ensure_future(group.first_loss())
+        await asyncio.sleep(0.1)  # twenty ticks: as long as it answers it is not lost
+        assert not losing.done()
+        silent.answers["ping"] = pending()
+        assert "rank 2 of engine engine-x has not answered for" in await asyncio.wait_for(losing, 5.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_that_is_too_busy_to_answer_is_lost_only_when_it_is_stopped_or_after_very_long(monkeypatch):
+    async def scenario():
+        busy, stopped = FakeActor(run=pending(), ping=8), set()
+        group, _ = await started(busy, stopped=stopped)
+        losing = asyncio.ensure_future(group.first_loss())
+        await asyncio.sleep(0.1)
+        busy.answers["ping"] = pending()
+        await asyncio.sleep(0.2)  # forty ticks, as when weights are read with Python's lock held
+        assert not losing.done()
+        stopped.add(8)
+        assert "rank 1 of engine engine-x has not answered for" in await asyncio.wait_for(losing, 5.0)
+        stopped.clear()
+        monkeypatch.setattr(tensor_parallel_ranks, "MOST_SILENT_TICKS", 20)
+        assert "has not answered for" in await asyncio.wait_for(group.first_loss(), 5.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_watch_that_is_cancelled_leaves_nothing_running():
+    async def scenario():
+        group, killed = await started(FakeActor(run=pending(), ping=7))
+        losing = asyncio.ensure_future(group.first_loss())
+        await asyncio.sleep(0.01)
+        losing.cancel()
+        await asyncio.sleep(0.02)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert not killed
+
+    asyncio.run(scenario())

@@ -1,0 +1,57 @@
+"""Engine facts that a replica reports: the engine's own, as settings may depend on its device."""
+
+import asyncio
+from types import SimpleNamespace
+
+import ray
+from ray import serve
+
+from rayinfer.outputs import EngineStats
+from rayinfer.protocols import ModelDescription
+from rayinfer_deployments.app_args import llm_app_args
+from rayinfer_deployments.discovery.autoscaling import NUM_RUNNING, NUM_SEATS
+from rayinfer_deployments.discovery.engine_report import EngineReport
+from rayinfer_deployments.engine import engine_replica
+from rayinfer_deployments.engine.engine_ranks import EngineGroup, EngineResources
+from rayinfer_deployments.engine.engine_replica import EngineReplica
+
+DESCRIPTION = ModelDescription(name="m", max_model_len=9, vocab_size=3, created=1, max_num_seqs=256)
+REPORT = EngineReport(stats=EngineStats(num_running=200, state="running"), silent_s=0.0, silent_limit_s=9.0)
+
+
+class FakeEngine:
+    """An engine's actor that is ready at once."""
+
+    def __getattr__(self, method):
+        answers = {"start": DESCRIPTION, "report": REPORT}
+
+        def remote(*arguments):
+            done = asyncio.get_running_loop().create_future()
+            done.set_result(answers.get(method))
+            return done
+
+        return SimpleNamespace(remote=remote)
+
+
+class Replica(EngineReplica):
+    """One whose end nobody awaits: Serve does, elsewhere."""
+
+    def __del__(self):
+        pass
+
+
+async def test_a_replica_reports_the_seats_of_the_engine_and_not_those_of_the_settings(monkeypatch):
+    monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(replica_tag="abc"))
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}])
+    group = EngineGroup("engine-x", FakeEngine(), [], lambda actor: None)
+    monkeypatch.setattr(engine_replica, "create_engine_group", lambda *arguments: group)
+    config = llm_app_args({"models": [{"model": "m"}]}).models[0].engine_config()
+    assert config.max_num_seqs is None
+    replica = Replica.__new__(Replica)
+    await replica.__init__(config, 1, EngineResources(num_cpus=1, num_gpus=1), 1.0)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    told = await replica.record_autoscaling_stats()
+    assert (told[NUM_SEATS], told[NUM_RUNNING]) == (256, 200)
+    for task in replica._watching:
+        task.cancel()

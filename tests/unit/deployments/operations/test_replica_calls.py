@@ -1,0 +1,55 @@
+import json
+from dataclasses import replace
+
+from rayinfer.outputs import EngineStats
+from rayinfer.protocols import ModelDescription, ServiceStatus
+from rayinfer.routing.limits import RouterLimits
+from rayinfer_deployments.cli.description_lines import capacity_lines, default_lines
+from rayinfer_deployments.operations.replica_calls import have_weights, in_plain_types
+from rayinfer_deployments.router.router import RouterReport
+
+SIZES = {"name": "m", "max_model_len": 4096, "vocab_size": 3, "created": 1}
+ON_A_CPU = ModelDescription(**SIZES, max_num_seqs=64, max_num_batched_tokens=512, kv_blocks_total=2000, block_size=16)
+ON_A_GPU = ModelDescription(
+    **SIZES, max_num_seqs=256, max_num_batched_tokens=8192, kv_blocks_total=9, max_cudagraph_capture_size=256
+)
+
+
+def test_engines_have_other_weights_once_each_replica_of_them_says_so():
+    assert have_weights({"a", "b"}, [("a", 2), ("b", 2), ("c", 1)], 2)
+    assert not have_weights({"a", "b"}, [("a", 2), ("b", 1)], 2)  # one that was added with the old ones
+    assert not have_weights({"a", "b"}, [("a", 2)], 2)  # one that says nothing
+    assert not have_weights(set(), [("a", 2)], 2)
+
+
+def report_of(router, **descriptions):
+    stats = {name: EngineStats(num_running=3) for name in descriptions}
+    status = ServiceStatus(ready=True, engines=stats, descriptions=descriptions)
+    return RouterReport(router=router, limits=RouterLimits(), models={"tiny": status})
+
+
+def test_a_report_says_of_each_engine_how_it_is_and_what_sizes_it_has():
+    (model,) = json.loads(json.dumps(in_plain_types(report_of("r", a=ON_A_CPU))))["models"]
+    (engine,) = model["engines"]
+    assert (engine["name"], engine["num_running"], engine["capacity"]) == ("a", 3, ON_A_CPU.capacity)
+
+
+def test_sizes_of_engines_are_told_once_for_each_model_and_kind_of_engine():
+    reports = [report_of("r", a=ON_A_CPU, b=ON_A_CPU), report_of("s", a=ON_A_CPU, c=ON_A_GPU)]
+    assert capacity_lines({"routers": [in_plain_types(report) for report in reports]}) == [
+        "engine of tiny: max_num_seqs 64, max_num_batched_tokens 512, max_model_len 4,096,"
+        " 2,000 KV blocks (32,000 tokens), no CUDA graphs",
+        "engine of tiny: max_num_seqs 256, max_num_batched_tokens 8,192, max_model_len 4,096,"
+        " 9 KV blocks (144 tokens), CUDA graphs for up to 256 requests",
+    ]
+    assert capacity_lines({"routers": [in_plain_types(report_of("r"))]}) == []
+
+
+def test_the_defaults_of_requests_are_told_once_for_each_model():
+    drawn = replace(ON_A_CPU, default_sampling_params={"temperature": 0.2, "top_p": 0.5})
+    reports = [report_of("r", a=drawn, b=drawn), report_of("s", a=drawn)]
+    status = json.loads(json.dumps({"routers": [in_plain_types(report) for report in reports]}))
+    assert default_lines(status) == ["default sampling parameters of tiny: temperature 0.2, top_p 0.5"]
+    assert default_lines({"routers": [in_plain_types(report_of("r", a=ON_A_CPU))]}) == [
+        "default sampling parameters of tiny: none"
+    ]

@@ -1,0 +1,33 @@
+from rayinfer_deployments.app_args import ModelArgs
+from rayinfer_deployments.operations.replica_counts import beginning_with, is_number_right, scaled
+
+FIXED = ModelArgs(model="m", num_replicas=2)
+BOUNDS = {"min_replicas": 0, "max_replicas": 4}
+FREE = ModelArgs(model="m", autoscaling=BOUNDS)
+
+
+def bounds_of(model):
+    return (model.autoscaling.min_replicas, model.autoscaling.initial_replicas, model.autoscaling.max_replicas)
+
+
+def test_a_fixed_number_is_replaced_and_bounds_close_around_one():
+    assert scaled(FIXED, FIXED, 5, 2).num_replicas == 5
+    assert bounds_of(scaled(FREE, FREE, 3, 1)) == (3, 3, 3)
+    assert bounds_of(scaled(FREE, FREE, 9, 1)) == (9, 9, 9)  # the operator's word counts more than the file's
+
+
+def test_the_way_back_begins_with_the_engines_that_there_are():
+    assert scaled(scaled(FIXED, FIXED, 5, 2), FIXED, None, 5) == FIXED
+    assert bounds_of(scaled(scaled(FREE, FREE, 3, 1), FREE, None, 3)) == (0, 3, 4)
+    assert bounds_of(scaled(scaled(FREE, FREE, 9, 1), FREE, None, 9)) == (0, 4, 4)
+
+
+def test_a_change_keeps_the_engines_that_there_are():
+    assert bounds_of(beginning_with(FREE, 3)) == (0, 3, 4)
+    assert bounds_of(beginning_with(FREE, 0)) == (0, 1, 4)
+    assert beginning_with(FIXED, 7) == FIXED
+
+
+def test_a_number_is_right_if_it_is_the_one_or_between_the_bounds():
+    assert [is_number_right(FIXED, number) for number in (1, 2, 3)] == [False, True, False]
+    assert [is_number_right(FREE, number) for number in (0, 4, 5)] == [True, True, False]

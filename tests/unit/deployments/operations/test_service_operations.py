@@ -1,0 +1,60 @@
+"""Commands for a running service whose routers do not answer every question in time."""
+
+import pytest
+
+from rayinfer.errors import RayinferError
+from rayinfer.outputs import EngineStats
+from rayinfer.protocols import ServiceStatus
+from rayinfer.routing.limits import RouterLimits
+from rayinfer_deployments.app_args import llm_app_args
+from rayinfer_deployments.operations.application_replicas import ApplicationReplicas
+from rayinfer_deployments.operations.service_operations import ServiceOperations
+from rayinfer_deployments.router.router import RouterReport
+
+
+class SlowReplicas(ApplicationReplicas):
+    """One router that leaves the questions with these numbers without an answer."""
+
+    def __init__(self, model, unanswered, is_known):
+        super().__init__("a")
+        self.model, self.unanswered, self.is_known = model, unanswered, is_known
+        self.engine, self.num_asked = "engine-1", 0
+
+    async def is_deployed(self):
+        return self.is_known
+
+    async def of_all(self, deployment, method, *arguments):
+        assert method == "report"
+        self.num_asked += 1
+        if self.num_asked - 1 in self.unanswered:
+            return []
+        status = ServiceStatus(ready=True, engines={self.engine: EngineStats()})
+        return [RouterReport(router="r", limits=RouterLimits(), models={self.model: status})]
+
+
+class SlowRouters(ServiceOperations):
+    """Operations without Serve."""
+
+    def __init__(self, unanswered, is_deployed=True):
+        args = llm_app_args({"models": [{"model": "smollm2-135m"}]})
+        super().__init__("a", args)
+        self._replicas = SlowReplicas(args.models[0].served_name, unanswered, is_deployed)
+
+    @property
+    def num_asked(self):
+        return self._replicas.num_asked
+
+    async def _deploy(self, args):
+        self._args, self._replicas.engine = args, "engine-2"
+
+
+@pytest.mark.parametrize("unanswered", [{0}, {1}, {2}, {3}, {0, 1, 3}], ids=str)
+async def test_draining_goes_on_when_routers_leave_a_question_unanswered(unanswered):
+    assert await SlowRouters(unanswered).drain() == {"left": ["engine-1"], "engines": ["engine-2"]}
+
+
+async def test_draining_a_service_that_is_not_deployed_fails_at_once():
+    operations = SlowRouters(set(range(100)), is_deployed=False)
+    with pytest.raises(RayinferError, match="no router answers"):
+        await operations.drain()
+    assert operations.num_asked == 1

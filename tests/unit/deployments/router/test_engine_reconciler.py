@@ -1,0 +1,159 @@
+import asyncio
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from fake_engine_client import FakeEngineClient
+from rayinfer.errors import EngineDead
+from rayinfer.metrics import ServiceMetrics
+from rayinfer.routing.engine_set import EngineSet
+from rayinfer_deployments.discovery.engine_address import EngineAddress
+from rayinfer_deployments.router.engine_reconciler import EngineRoster
+
+ENGINES = {name: EngineAddress(actor_name=name, namespace="serve", epoch=1) for name in ("a", "b")}
+
+
+class DescribedFake(FakeEngineClient):
+    """A fake engine that may refuse to say what it is."""
+
+    describe_error: Exception | None = None
+    has_stuck_step = False
+    answers = True
+
+    async def describe(self):
+        if self.describe_error is not None:
+            raise self.describe_error
+        while not self.answers:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.001)
+        return self.description
+
+    async def is_stuck(self):
+        return self.has_stuck_step
+
+
+@pytest.fixture
+def fakes():
+    return {name: DescribedFake() for name in (*ENGINES, "c")}
+
+
+@pytest.fixture
+async def engines():
+    engines = EngineSet("m", ServiceMetrics(CollectorRegistry()), router_id="router", on_trace=lambda *_: None)
+    yield engines
+    await engines.close()
+
+
+@pytest.fixture
+async def roster(engines, fakes):
+    roster = EngineRoster(engines, lambda address: fakes[address.actor_name], reconcile_interval_s=0.01)
+    keeping_up = asyncio.create_task(roster.keep_up())
+    yield roster
+    keeping_up.cancel()
+
+
+async def until(condition):
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110 - what it waits for has no event
+            await asyncio.sleep(0.001)
+
+
+async def test_wanted_engines_join_and_unwanted_ones_go(roster, engines):
+    roster.want(ENGINES)
+    await until(lambda: sorted(engines.names) == ["a", "b"])
+    roster.want({"b": ENGINES["b"]})
+    await until(lambda: engines.names == ["b"])
+
+
+async def test_an_engine_whose_line_broke_is_taken_back(roster, engines, fakes):
+    roster.want({"a": ENGINES["a"]})
+    await until(lambda: engines.available())
+    fakes["a"].answers = False  # for a moment, so that its absence can be seen
+    fakes["a"].die(ConnectionError("the line broke"))
+    await until(lambda: not engines.available())
+    fakes["a"].answers = True
+    await until(lambda: engines.available())
+
+
+@pytest.mark.parametrize("error", [EngineDead("gone"), RuntimeError("something else")])
+async def test_an_engine_that_cannot_say_what_it_is_keeps_no_other_out_and_may_come_later(
+    roster, engines, fakes, error
+):
+    fakes["a"].describe_error = error
+    roster.want(ENGINES)
+    await until(lambda: engines.names == ["b"])
+    fakes["a"].describe_error = None
+    await until(lambda: sorted(engines.names) == ["a", "b"])
+
+
+async def test_an_engine_that_is_stuck_in_a_step_is_taken_back_when_that_has_ended(roster, engines, fakes):
+    roster.want({"a": ENGINES["a"]})
+    await until(lambda: engines.available())
+    fakes["a"].has_stuck_step = True
+    engines.remove("a", "it has been at one step for 6.0 s")
+    await asyncio.sleep(0.05)  # five times as long as the roster takes to look again
+    assert engines.names == []
+    fakes["a"].has_stuck_step = False
+    await until(lambda: engines.names == ["a"])
+
+
+async def test_an_engine_that_does_not_answer_keeps_no_other_waiting(roster, engines, fakes):
+    fakes["a"].answers = False
+    roster.want({"a": ENGINES["a"]})
+    await asyncio.sleep(0.02)
+    roster.want(ENGINES)
+    await until(lambda: engines.names == ["b"])
+
+
+async def test_an_engine_that_leaves_goes_once_the_one_that_is_there_instead_has_joined(roster, engines, fakes):
+    roster.want({"a": ENGINES["a"]})
+    await until(lambda: engines.names == ["a"])
+    fakes["b"].describe_error = EngineDead("not yet")
+    roster.want({"b": ENGINES["b"]})
+    await asyncio.sleep(0.05)
+    assert [link.name for link in engines.available()] == ["a"]
+    fakes["b"].describe_error = None
+    await until(lambda: engines.names == ["b"])
+
+
+async def test_an_engine_that_leaves_does_not_wait_for_ever_nor_for_nobody(engines, fakes):
+    fakes["b"].describe_error = EngineDead("never")
+    roster = EngineRoster(engines, lambda address: fakes[address.actor_name], 0.01, hand_over_s=0.05)
+    keeping_up = asyncio.create_task(roster.keep_up())
+    for instead in ({"b": ENGINES["b"]}, {}):
+        roster.want({"a": ENGINES["a"]})
+        await until(lambda: engines.names == ["a"])
+        roster.want(instead)
+        await until(lambda: engines.names == [])
+    keeping_up.cancel()
+
+
+async def test_an_engine_that_was_dismissed_stays_away_though_serve_still_has_it(roster, engines):
+    roster.want(ENGINES)
+    await until(lambda: sorted(engines.names) == ["a", "b"])
+    assert roster.dismiss("a")
+    assert not roster.dismiss("unheard-of")
+    await until(lambda: engines.names == ["b"])
+    roster.want(ENGINES)
+    assert roster.dismiss("b")
+    await until(lambda: engines.names == [])
+    roster.want(ENGINES | {"c": EngineAddress(actor_name="c", namespace="serve", epoch=2)})
+    await asyncio.sleep(0.05)
+    assert not {"a", "b"} & set(engines.names)
+
+
+async def test_a_roster_has_caught_up_once_every_engine_that_there_is_has_joined(roster, engines, fakes):
+    fakes["b"].describe_error = EngineDead("not yet")
+    waiting = asyncio.create_task(roster.caught_up(10.0))
+    await asyncio.sleep(0.02)
+    roster.want(ENGINES)
+    await until(lambda: engines.names == ["a"])
+    assert not waiting.done()
+    fakes["b"].describe_error = None
+    async with asyncio.timeout(5):
+        await waiting
+    assert sorted(engines.names) == ["a", "b"]
+
+
+async def test_a_roster_that_hears_of_no_engine_does_not_wait_for_long(roster):
+    async with asyncio.timeout(5):
+        await roster.caught_up(0.05)
