@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
-from rayinfer.benchmark.report import Percentiles, format_figure
+from rayinfer.benchmark.load.report import Percentiles, format_figure
 
 
 def print_rows(title: str, rows: Mapping[str, object], console: Console) -> None:

@@ -13,7 +13,7 @@ from rayinfer.errors import EngineDead, InvalidParameter, RequestError
 from rayinfer.llm.answers import Advance, Answer
 from rayinfer.llm.arguments import Message, Prompt, as_prompts, check_request, checked_token_ids, spread
 from rayinfer.llm.progress_bar import progress_bar
-from rayinfer.models.sources import resolve_model
+from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.outputs import EngineStats, RequestOutput
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.routing.stream_state import StreamState

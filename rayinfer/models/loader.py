@@ -10,10 +10,10 @@ import torch
 from rayinfer.errors import ModelLoadError
 from rayinfer.layers.weight_copies import copies_of_part
 from rayinfer.layers.weight_places import Index, WeightPlace
-from rayinfer.models.checkpoint import Checkpoint
+from rayinfer.models.architectures.registry import build_decoder
+from rayinfer.models.checkpoints.checkpoint import Checkpoint
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.model_config import ModelConfig, read_model_config
-from rayinfer.models.registry import build_decoder
 from rayinfer.models.sharding import shard
 from rayinfer.tensor_parallel import WHOLE, Share
 

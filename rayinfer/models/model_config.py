@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
+from rayinfer.models.architectures.known_architectures import check_architecture
 from rayinfer.models.config_fields import RawConfig, count, flag, number
 from rayinfer.models.encoder_decoder_config import AnswerSettings, in_common_words, read_answer_settings
-from rayinfer.models.known_architectures import check_architecture
 from rayinfer.models.language_model_config import language_model_config
 from rayinfer.models.rope_settings import read_rope, stretched_length
 

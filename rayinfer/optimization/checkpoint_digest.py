@@ -6,7 +6,7 @@ from pathlib import Path
 
 import xxhash
 
-from rayinfer.models.model_folder import weight_files
+from rayinfer.models.checkpoints.model_folder import weight_files
 
 BYTES_AT_ONCE = 16 << 20
 

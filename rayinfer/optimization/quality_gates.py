@@ -5,7 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from rayinfer.errors import ConfigError
-from rayinfer.models.embedded_models import EMBEDDED_MODELS
+from rayinfer.models.checkpoints.embedded_models import EMBEDDED_MODELS
 
 # By mode, how far perplexity may lie above float32's, in percent.
 QUALITY_LIMITS: Mapping[str, float] = MappingProxyType(

@@ -9,9 +9,9 @@ import torch
 
 from rayinfer.errors import ConfigError
 from rayinfer.layers.matrix import pack_matrices
+from rayinfer.models.checkpoints.model_folder import weight_files
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.loader import empty_decoder, load_decoder
-from rayinfer.models.model_folder import weight_files
 from rayinfer.models.sharding import entry_name
 from rayinfer.optimization.calibrated_weights import CALIBRATION_VERSION
 from rayinfer.optimization.checkpoint_digest import checkpoint_digest

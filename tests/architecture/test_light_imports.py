@@ -49,7 +49,7 @@ def test_sampling_params_come_from_the_package_without_torch():
 
 def test_finding_a_model_that_is_there_loads_neither_numpy_nor_gguf(tmp_path):
     code = (
-        "import sys; from rayinfer.models.sources import resolve_model; resolve_model(sys.argv[1]);"
+        "import sys; from rayinfer.models.checkpoints.sources import resolve_model; resolve_model(sys.argv[1]);"
         "import rayinfer.models.generation_config; print(sorted({'numpy', 'gguf'} & set(sys.modules)))"
     )
     assert run_python(code, str(make_tiny_llama(tmp_path / "model"))) == "[]"

@@ -15,7 +15,7 @@ from golden_comparison import Difference, GoldenRequest, OwnModel
 from golden_prompts import GOLDEN_PROMPTS
 from golden_reference import Reference, greedy_references, one_thread
 from rayinfer import LLM, SamplingParams
-from rayinfer.models.sources import resolve_model
+from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.outputs import EngineStats, RequestOutput
 from rayinfer.tokenization.tokenizer import Tokenizer
 

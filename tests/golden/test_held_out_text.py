@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from rayinfer.benchmark.quality_texts import count_shared_windows, quality_texts
-from rayinfer.models.embedded_models import EMBEDDED_MODELS
-from rayinfer.models.sources import resolve_model
+from rayinfer.benchmark.studies.quality.texts import count_shared_windows, quality_texts
+from rayinfer.models.checkpoints.embedded_models import EMBEDDED_MODELS
+from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.optimization import calibrated_weights, smoothing
 from rayinfer.optimization.calibrated_weights import own_text
 

@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from golden_prompts import GOLDEN_PROMPTS
-from rayinfer.models.sources import resolve_model
+from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.tokenization.output_text import OutputText
 from rayinfer.tokenization.tokenizer import Tokenizer
 from real_models import GGUF_FILE, real_model

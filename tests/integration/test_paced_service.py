@@ -3,7 +3,7 @@
 import httpx
 from ray import serve
 
-from rayinfer.benchmark.overhead.paced_engine import paced_description, telling_token_ids
+from rayinfer.benchmark.control_plane.overhead.paced_engine import paced_description, telling_token_ids
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.applications import build_app_over

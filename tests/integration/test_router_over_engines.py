@@ -2,8 +2,8 @@
 
 import pytest
 
-from rayinfer.benchmark.routing.prefixes import conversation_hits, document_hits
-from rayinfer.benchmark.routing.priorities import URGENT_LOAD, patient_share, tenant_shares, urgent_arrivals
+from rayinfer.benchmark.studies.routing.prefixes import conversation_hits, document_hits
+from rayinfer.benchmark.studies.routing.priorities import URGENT_LOAD, patient_share, tenant_shares, urgent_arrivals
 from tiny_models import make_tiny_llama
 
 

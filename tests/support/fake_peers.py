@@ -4,8 +4,8 @@ import sys
 import textwrap
 from pathlib import Path
 
-from rayinfer.benchmark.peers.contender import Contender, ServerCommand, Setup
 from rayinfer.benchmark.peers.engine_process import engine_process
+from rayinfer.benchmark.peers.system_under_test import Contender, ServerCommand, Setup
 
 SERVER = """
     import json, sys

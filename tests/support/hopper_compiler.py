@@ -27,11 +27,11 @@ from rayinfer_kernels.gpu.fp8 import quantize_rows
 from rayinfer_kernels.gpu.grouped_matmul import combine_rows, grouped_linear
 from rayinfer_kernels.gpu.norms import add_rms_norm, layer_norm, rms_norm
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache, allocate_paged_cache
-from rayinfer_kernels.gpu.philox import uniform
 from rayinfer_kernels.gpu.prefill_attention import prefill_attention
 from rayinfer_kernels.gpu.rope_and_write import rope_and_write, write_kv
 from rayinfer_kernels.gpu.row_max import row_max
-from rayinfer_kernels.gpu.sampling import sample_rows
+from rayinfer_kernels.gpu.sampling.philox import uniform
+from rayinfer_kernels.gpu.sampling.sampling import sample_rows
 from rayinfer_kernels.layer_stack import PackedLinear
 from rayinfer_kernels.quantized_weight import quantize_float8
 

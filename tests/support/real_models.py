@@ -17,8 +17,8 @@ from pathlib import Path
 from transformers import MarianMTModel
 
 from rayinfer.config import cache_folder
-from rayinfer.models.gguf_conversion import convert_gguf
-from rayinfer.models.model_cache import build_once
+from rayinfer.models.checkpoints.model_cache import build_once
+from rayinfer.models.gguf.conversion import convert_gguf
 from stories_model import make_stories15m
 
 GGUF_FILE = "model.gguf"  # in the folder of a model that was converted from it

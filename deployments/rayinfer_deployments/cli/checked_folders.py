@@ -6,7 +6,7 @@ from pathlib import Path
 import xxhash
 
 from rayinfer.config import cache_folder
-from rayinfer.models.model_folder import check_model_folder, weight_files
+from rayinfer.models.checkpoints.model_folder import check_model_folder, weight_files
 
 
 def check_folder(folder: Path) -> None:
@@ -24,9 +24,9 @@ def check_folder(folder: Path) -> None:
 
 
 def _check(folder: Path) -> None:
+    from rayinfer.models.checkpoints.safetensors_header import read_safetensors_header
     from rayinfer.models.loader import check_checkpoint
     from rayinfer.models.model_config import read_model_config
-    from rayinfer.models.safetensors_header import read_safetensors_header
     from rayinfer.tokenization.chat_template import ChatTemplate
     from rayinfer.tokenization.tokenizer import Tokenizer
 

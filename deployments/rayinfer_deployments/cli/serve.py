@@ -109,8 +109,8 @@ def serve(
 def _start(service: Service) -> None:
     """Check what can be checked before Ray is started, which takes seconds, and run the service."""
     # After the environment is set: these import Ray, which reads it.
+    from rayinfer.models.checkpoints.sources import resolve_model
     from rayinfer.models.generation_config import default_sampling_params
-    from rayinfer.models.sources import resolve_model
     from rayinfer_deployments.cluster.port_check import check_port_is_free
 
     config = engine_config(model=service.model, **service.settings)

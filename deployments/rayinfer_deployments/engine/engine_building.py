@@ -8,7 +8,7 @@ from rayinfer.engine.distributed.rank_worker import run_rank
 from rayinfer.engine.loop.async_engine import AsyncEngine
 from rayinfer.engine.ranks.rendezvous import Rendezvous, RendezvousHost, open_rendezvous
 from rayinfer.engine.worker.cores import fill_machine, usable_cores
-from rayinfer.models.sources import resolve_model
+from rayinfer.models.checkpoints.sources import resolve_model
 
 
 def open_group() -> RendezvousHost:

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from rayinfer.errors import ConfigError
+from rayinfer.models.checkpoints.model_folder import MARIAN_FILES
+from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.models.generation_config import default_sampling_params
 from rayinfer.models.model_config import read_model_config
-from rayinfer.models.model_folder import MARIAN_FILES
-from rayinfer.models.sources import resolve_model
 from rayinfer_deployments.app_args import ModelArgs
 
 TOKENIZER_FILES = ("tokenizer.json", *MARIAN_FILES)

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from rayinfer.benchmark.load_client import LoadPlan, ServingReport, run_load
-from rayinfer.benchmark.overhead.paced_engine import paced_description, telling_token_ids
-from rayinfer.benchmark.overhead.process_cpu import CpuSeconds, cpu_share, read_cpu_seconds, us_per_token
-from rayinfer.benchmark.overhead.results import RoleCost, ServiceCost
+from rayinfer.benchmark.control_plane.overhead.paced_engine import paced_description, telling_token_ids
+from rayinfer.benchmark.control_plane.overhead.process_cpu import CpuSeconds, cpu_share, read_cpu_seconds, us_per_token
+from rayinfer.benchmark.control_plane.overhead.results import RoleCost, ServiceCost
+from rayinfer.benchmark.load.load_client import LoadPlan, ServingReport, run_load
 from rayinfer.errors import RayinferError
-from rayinfer.models.sources import resolve_model
+from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.applications import build_app_over

@@ -9,7 +9,7 @@ import ray
 from ray import serve
 from ray.serve import Application
 
-from rayinfer.benchmark.overhead.paced_engine import NeverStopped, PacedEngine
+from rayinfer.benchmark.control_plane.overhead.paced_engine import NeverStopped, PacedEngine
 from rayinfer.protocols import ModelDescription
 from rayinfer.transport.engine_server import TransportAddress
 from rayinfer_deployments.app_args import ModelArgs

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from rayinfer.errors import ConfigError, RayinferError
 from rayinfer.metrics import ServiceMetrics
-from rayinfer.models.sources import resolve_model
+from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.protocols import EngineControl, ServiceStatus
 from rayinfer.routing.dispatch import ENGINE_WAIT_S, Dispatcher
 from rayinfer.routing.first_tokens import FirstTokens

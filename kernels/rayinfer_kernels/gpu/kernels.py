@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import torch
 
 from rayinfer_kernels import reference
-from rayinfer_kernels.gpu import activations, few_rows, fp8, grouped_matmul, norms, philox, row_max, sampling
+from rayinfer_kernels.gpu import activations, few_rows, fp8, grouped_matmul, norms, row_max
 from rayinfer_kernels.gpu.decode_attention import decode_attention
 from rayinfer_kernels.gpu.language import HAS_TRITON
 from rayinfer_kernels.gpu.layer_stack import GpuLayerStack
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache
 from rayinfer_kernels.gpu.prefill_attention import prefill_attention
 from rayinfer_kernels.gpu.rope_and_write import write_kv
+from rayinfer_kernels.gpu.sampling import philox, sampling
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat

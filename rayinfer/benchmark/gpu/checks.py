@@ -9,14 +9,14 @@ import torch
 
 from rayinfer.attention.batch import AttentionBatch
 from rayinfer.benchmark.gpu import engine_runs
+from rayinfer.benchmark.gpu.cases import even_workload
 from rayinfer.benchmark.gpu.model_shapes import SHAPES, tiny_shape, write_shape
 from rayinfer.benchmark.gpu.results import Check
-from rayinfer.benchmark.gpu.works import even_workload
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.kv_cache.cache_tensors import allocate_kv_caches
+from rayinfer.models.checkpoints.safetensors_writer import TensorSpec, write_safetensors
 from rayinfer.models.loader import load_decoder
 from rayinfer.models.random_weights import random_decoder
-from rayinfer.models.safetensors_writer import TensorSpec, write_safetensors
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 

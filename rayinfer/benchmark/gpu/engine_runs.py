@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rayinfer.benchmark.gpu.timetable import Deadline
-from rayinfer.benchmark.gpu.works import NANO_TEMPERATURE, even_workload
-from rayinfer.benchmark.workloads import Workload
+from rayinfer.benchmark.gpu.cases import NANO_TEMPERATURE, even_workload
+from rayinfer.benchmark.gpu.time_budget import Deadline
+from rayinfer.benchmark.load.workloads import Workload
 from rayinfer.config import engine_config
 from rayinfer.engine.build_single_rank import build_one_rank_engine
 from rayinfer.engine.loop.engine import Engine

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rayinfer.benchmark.gpu.cases import Work, nano_workload
 from rayinfer.benchmark.gpu.decode_kernel import decode_shapes
-from rayinfer.benchmark.gpu.few_rows import product_shapes
-from rayinfer.benchmark.gpu.floors import FP8_BYTES, CardLimits, Floor
 from rayinfer.benchmark.gpu.model_shapes import FLOAT_BYTES, SHAPES, model_size, tiny_shape
+from rayinfer.benchmark.gpu.roofline import FP8_BYTES, CardLimits, Floor
 from rayinfer.benchmark.gpu.scales import Scale
-from rayinfer.benchmark.gpu.timetable import Estimate
-from rayinfer.benchmark.gpu.works import Work, nano_workload
+from rayinfer.benchmark.gpu.skinny_gemm import product_shapes
+from rayinfer.benchmark.gpu.time_budget import Estimate
 
 CHECKS = "checks"  # the first work of all
 CHECK_S = 25.0  # three engines of two layers, and the reference on the host

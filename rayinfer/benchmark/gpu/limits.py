@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from rayinfer.benchmark.gpu.floors import CardLimits
+from rayinfer.benchmark.gpu.roofline import CardLimits
 
 COPY_BYTES = 4 << 30  # far more than any cache holds
 MATMUL_SIZE = 8192

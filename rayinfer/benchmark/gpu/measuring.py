@@ -11,16 +11,16 @@ from typing import TypeVar
 import torch
 
 from rayinfer.benchmark.gpu import engine_runs
+from rayinfer.benchmark.gpu.cases import Work, even_workload, nano_workload
 from rayinfer.benchmark.gpu.decode_kernel import decode_shapes, measure_decode_kernel
 from rayinfer.benchmark.gpu.estimates import floor_of, shape_of
-from rayinfer.benchmark.gpu.few_rows import ProductRow, measure_product, product_shapes
-from rayinfer.benchmark.gpu.floors import CardLimits
 from rayinfer.benchmark.gpu.model_shapes import write_shape
 from rayinfer.benchmark.gpu.results import KernelRow, Row
+from rayinfer.benchmark.gpu.roofline import CardLimits
 from rayinfer.benchmark.gpu.scales import Scale
+from rayinfer.benchmark.gpu.skinny_gemm import ProductRow, measure_product, product_shapes
 from rayinfer.benchmark.gpu.step_gaps import profile_steps, step_gap_us
-from rayinfer.benchmark.gpu.timetable import WorkTime
-from rayinfer.benchmark.gpu.works import Work, even_workload, nano_workload
+from rayinfer.benchmark.gpu.time_budget import WorkTime
 from rayinfer.engine.loop.engine import Engine
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
 

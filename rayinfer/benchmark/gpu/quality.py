@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from rayinfer.benchmark.gpu.limits import describe_card
-from rayinfer.benchmark.quality import QualityPlan, markdown, run_quality, write_markdown
-from rayinfer.benchmark.quality_texts import describe_weights, quality_texts
-from rayinfer.benchmark.report import write_json
+from rayinfer.benchmark.load.report import write_json
+from rayinfer.benchmark.studies.quality.quality import QualityPlan, markdown, run_quality, write_markdown
+from rayinfer.benchmark.studies.quality.texts import describe_weights, quality_texts
 from rayinfer.engine.ranks.rank_coordinates import any_device
 from rayinfer.errors import RayinferError
 

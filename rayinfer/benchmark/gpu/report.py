@@ -3,9 +3,9 @@
 from html import escape
 from pathlib import Path
 
-from rayinfer.benchmark.gpu.few_rows import ProductRow
 from rayinfer.benchmark.gpu.results import GpuReport, KernelRow, Row
-from rayinfer.benchmark.report import write_json
+from rayinfer.benchmark.gpu.skinny_gemm import ProductRow
+from rayinfer.benchmark.load.report import write_json
 
 HEADS = ("", "model", "measured", "floor", "of the floor", "goal", "reached", "GPU idle between steps")
 KERNEL_HEADS = ("queries:keys", "requests", "context", "keys and values", "µs", "GB/s", "of a copy")

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from rayinfer.benchmark.gpu.cases import WORKS, Work
 from rayinfer.benchmark.gpu.decode_kernel import DecodeRow
-from rayinfer.benchmark.gpu.few_rows import ProductRow
-from rayinfer.benchmark.gpu.works import WORKS, Work
-from rayinfer.benchmark.report import Environment, describe_environment
+from rayinfer.benchmark.gpu.skinny_gemm import ProductRow
+from rayinfer.benchmark.load.report import Environment, describe_environment
 
 
 @dataclass(kw_only=True, slots=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from rayinfer.benchmark.gpu.decode_kernel import DecodeSweep
-from rayinfer.benchmark.gpu.few_rows import ALL_PRODUCTS, ProductSweep
+from rayinfer.benchmark.gpu.skinny_gemm import ALL_PRODUCTS, ProductSweep
 
 PROFILED_STEPS = 24
 

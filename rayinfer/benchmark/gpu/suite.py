@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from rayinfer.benchmark.gpu.cases import WORKS, Work
 from rayinfer.benchmark.gpu.checks import CHECKED_TYPES, run_checks
 from rayinfer.benchmark.gpu.estimates import CHECKS, estimates
 from rayinfer.benchmark.gpu.limits import describe_card, measure_limits
@@ -16,8 +17,7 @@ from rayinfer.benchmark.gpu.measuring import Measuring
 from rayinfer.benchmark.gpu.report import report_lines, write_report
 from rayinfer.benchmark.gpu.results import Check, GpuReport, judge, new_row
 from rayinfer.benchmark.gpu.scales import FULL, QUICK, TINY
-from rayinfer.benchmark.gpu.timetable import Deadline, OutOfTime, Timetable
-from rayinfer.benchmark.gpu.works import WORKS, Work
+from rayinfer.benchmark.gpu.time_budget import Deadline, OutOfTime, Timetable
 from rayinfer.errors import ConfigError
 
 NAME = "gpu"

@@ -7,18 +7,18 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from rayinfer.benchmark.peers.contender import Contender, Missing, Setup
+from rayinfer.benchmark.load.report import describe_environment
+from rayinfer.benchmark.peers.cases import ENGINE_WORKS, WORKS
 from rayinfer.benchmark.peers.llama_cpp import llama_cpp_contenders
 from rayinfer.benchmark.peers.machine import TELLING_FLAGS, memory_read_gb_s
 from rayinfer.benchmark.peers.openvino import openvino_contenders
 from rayinfer.benchmark.peers.own import own_contenders
 from rayinfer.benchmark.peers.plot import svg
 from rayinfer.benchmark.peers.results import Section, read_sections, write_sections
+from rayinfer.benchmark.peers.rounds import EngineHall, ReadMemory, Tell, measure_servers, take_turns
+from rayinfer.benchmark.peers.system_under_test import Contender, Missing, Setup
 from rayinfer.benchmark.peers.table import markdown
-from rayinfer.benchmark.peers.turns import EngineHall, ReadMemory, Tell, measure_servers, take_turns
 from rayinfer.benchmark.peers.vllm import vllm_contenders
-from rayinfer.benchmark.peers.works import ENGINE_WORKS, WORKS
-from rayinfer.benchmark.report import describe_environment
 from rayinfer.errors import ConfigError
 
 

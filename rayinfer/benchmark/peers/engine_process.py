@@ -13,9 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
-from rayinfer.benchmark.peers.contender import Figures, Setup
-from rayinfer.benchmark.peers.works import ENGINE_WORKS, measure_engine, warm_up_workload
-from rayinfer.benchmark.workloads import Workload
+from rayinfer.benchmark.load.workloads import Workload
+from rayinfer.benchmark.peers.cases import ENGINE_WORKS, measure_engine, warm_up_workload
+from rayinfer.benchmark.peers.system_under_test import Figures, Setup
 from rayinfer.errors import RayinferError
 
 ENGINES = Path(__file__).parent / "engines"

@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from rayinfer.benchmark.peers.contender import Setup
+from rayinfer.benchmark.peers.system_under_test import Setup
 
 ASK_VERSION = "import importlib.metadata, sys; print(importlib.metadata.version(sys.argv[1]))"
 ANSWER_WITHIN_S = 60.0

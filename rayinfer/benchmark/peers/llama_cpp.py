@@ -7,10 +7,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from rayinfer.benchmark.peers.contender import Contender, Figures, Missing, ServerCommand, Setup
+from rayinfer.benchmark.peers.cases import HTTP_REQUESTS, PREFILL, PREFILL_LEN, STREAM, STREAM_LEN
 from rayinfer.benchmark.peers.engine_process import last_line
 from rayinfer.benchmark.peers.installed import answer_of, program_of
-from rayinfer.benchmark.peers.works import HTTP_REQUESTS, PREFILL, PREFILL_LEN, STREAM, STREAM_LEN
+from rayinfer.benchmark.peers.system_under_test import Contender, Figures, Missing, ServerCommand, Setup
 from rayinfer.errors import RayinferError
 
 NAME = "llama.cpp"

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from rayinfer.benchmark.peers.contender import Contender, Missing, Setup
 from rayinfer.benchmark.peers.engine_process import ENGINES, engine_process
 from rayinfer.benchmark.peers.installed import package_version, program_of
+from rayinfer.benchmark.peers.system_under_test import Contender, Missing, Setup
 
 NAME = "openvino"
 EXPORTS = {"bfloat16": ("openvino-fp16", 16), "int8": ("openvino-int8", 8)}  # by mode: folder and bits of a weight

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rayinfer.benchmark.peers.contender import Contender, Missing, ServerCommand, Setup
 from rayinfer.benchmark.peers.engine_process import ENGINES, engine_process
+from rayinfer.benchmark.peers.system_under_test import Contender, Missing, ServerCommand, Setup
 from rayinfer.config import engine_config
 from rayinfer.errors import ConfigError
 from rayinfer.optimization.quality_gates import excess, measured_model

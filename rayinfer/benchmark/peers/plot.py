@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from rayinfer.benchmark.load.report import format_figure
+from rayinfer.benchmark.peers.cases import FIGURES, LESS_IS_BETTER
 from rayinfer.benchmark.peers.own import NAME as OWN
 from rayinfer.benchmark.peers.results import Section
-from rayinfer.benchmark.peers.works import FIGURES, LESS_IS_BETTER
-from rayinfer.benchmark.report import format_figure
 
 SHOWN = [name for name in FIGURES if not name.startswith(("ttft_p99", "stream_with"))]
 COLUMNS = 3

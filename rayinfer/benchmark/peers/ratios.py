@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rayinfer.benchmark.peers.cases import FIGURES, LESS_IS_BETTER
 from rayinfer.benchmark.peers.own import NAME as OWN
 from rayinfer.benchmark.peers.results import Section
-from rayinfer.benchmark.peers.works import FIGURES, LESS_IS_BETTER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

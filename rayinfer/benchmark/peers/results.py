@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rayinfer.benchmark.peers.contender import Contender, Figures
+from rayinfer.benchmark.peers.system_under_test import Contender, Figures
 
 
 @dataclass(kw_only=True, slots=True)

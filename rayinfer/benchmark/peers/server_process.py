@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayinfer.benchmark.load_client import LoadPlan, run_load
-from rayinfer.benchmark.peers.contender import Figures, ServerCommand
+from rayinfer.benchmark.load.load_client import LoadPlan, run_load
+from rayinfer.benchmark.peers.cases import HTTP_INPUT_LEN, HTTP_OUTPUT_LEN, HTTP_REQUESTS
 from rayinfer.benchmark.peers.engine_process import last_line, started_process
-from rayinfer.benchmark.peers.works import HTTP_INPUT_LEN, HTTP_OUTPUT_LEN, HTTP_REQUESTS
+from rayinfer.benchmark.peers.system_under_test import Figures, ServerCommand
 from rayinfer.errors import RayinferError
 
 READY_TIMEOUT_S = 300.0

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+from rayinfer.benchmark.load.report import format_figure
+from rayinfer.benchmark.peers.cases import FIGURES, HTTP, START
 from rayinfer.benchmark.peers.own import NAME as OWN
 from rayinfer.benchmark.peers.ratios import Ratio, ratios_of
 from rayinfer.benchmark.peers.results import Section
-from rayinfer.benchmark.peers.works import FIGURES, HTTP, START
-from rayinfer.benchmark.report import format_figure
 
 NO_FIGURE = "-"
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from rayinfer.benchmark.peers.contender import Contender, Missing, ServerCommand, Setup
 from rayinfer.benchmark.peers.engine_process import ENGINES, engine_process
 from rayinfer.benchmark.peers.installed import package_version, program_of
+from rayinfer.benchmark.peers.system_under_test import Contender, Missing, ServerCommand, Setup
 
 NAME = "vllm"
 MODE = "bfloat16"

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rayinfer.benchmark.gpu.few_rows import ALL_PRODUCTS, ProductShape, ProductSweep, measure_product, product_shapes
+from rayinfer.benchmark.gpu.skinny_gemm import ALL_PRODUCTS, ProductShape, ProductSweep, measure_product, product_shapes
 
 TINY = ProductSweep(matrices=[(24, 16)], rows=(1, 2), dtype=torch.float32, cold_bytes=1 << 13, num_repeats=1)
 

@@ -7,8 +7,9 @@ import torch
 
 from pairwise import Void
 from rayinfer_kernels import reference
-from rayinfer_kernels.gpu import philox, row_max, sampling
+from rayinfer_kernels.gpu import row_max
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
+from rayinfer_kernels.gpu.sampling import philox, sampling
 from row_layouts import LAYOUTS, laid_out
 
 CPU = torch.device("cpu")

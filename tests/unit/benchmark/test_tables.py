@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from rayinfer.benchmark.report import percentiles
+from rayinfer.benchmark.load.report import percentiles
 from rayinfer.benchmark.tables import print_percentiles, print_rows
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from rayinfer.errors import ConfigError
-from rayinfer.models.embedded_models import EMBEDDED_MODELS
+from rayinfer.models.checkpoints.embedded_models import EMBEDDED_MODELS
 from rayinfer.optimization.quality_gates import GPU_MODES, MEASURED, QUALITY_LIMITS, check_quality, measured_model
 
 ALL = [(model, mode) for model, modes in MEASURED.items() for mode in modes]

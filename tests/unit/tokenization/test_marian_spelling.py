@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import MarianTokenizer
 
 from rayinfer.errors import ModelLoadError
-from rayinfer.models.model_folder import check_model_folder
+from rayinfer.models.checkpoints.model_folder import check_model_folder
 from rayinfer.tokenization.bad_words import speller
 from rayinfer.tokenization.output_text import OutputText
 from rayinfer.tokenization.tokenizer import Tokenizer

@@ -19,8 +19,8 @@ from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.failures import in_one_line
 
 if TYPE_CHECKING:
-    from rayinfer.benchmark.offline import Contender
-    from rayinfer.benchmark.workloads import Workload
+    from rayinfer.benchmark.load.workloads import Workload
+    from rayinfer.benchmark.offline.offline import Contender
 
 JsonFile = Annotated[Path | None, typer.Option("--json", help="write the result to this file")]
 Seed = Annotated[int, typer.Option(help="draws the prompts and lengths")]
@@ -60,11 +60,11 @@ def offline(
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
     """Throughput on a batch of random prompts, greedy, every answer as long as drawn; the prefix cache is off."""
-    from rayinfer.benchmark.offline import print_offline_report, run_offline
-    from rayinfer.benchmark.report import write_json
-    from rayinfer.benchmark.workloads import DEFAULT_VOCAB_SIZE, offline_workload, parse_length_range
+    from rayinfer.benchmark.load.report import write_json
+    from rayinfer.benchmark.load.workloads import DEFAULT_VOCAB_SIZE, offline_workload, parse_length_range
+    from rayinfer.benchmark.offline.offline import print_offline_report, run_offline
+    from rayinfer.models.checkpoints.sources import resolve_model
     from rayinfer.models.model_config import read_model_config
-    from rayinfer.models.sources import resolve_model
 
     lengths = parse_length_range(input_len), parse_length_range(output_len)
     folder = resolve_model(model)
@@ -106,9 +106,9 @@ def serve(
 
     from rich.progress import Progress
 
-    from rayinfer.benchmark.load_client import LoadPlan, print_serving_report, run_load
-    from rayinfer.benchmark.report import write_json
-    from rayinfer.benchmark.workloads import parse_lengths
+    from rayinfer.benchmark.load.load_client import LoadPlan, print_serving_report, run_load
+    from rayinfer.benchmark.load.report import write_json
+    from rayinfer.benchmark.load.workloads import parse_lengths
 
     plan = LoadPlan(
         base_url=base_url,
@@ -151,8 +151,8 @@ def scheduler(
     """Time and memory of the engine's control plane alone: planning steps, applying their tokens, adding requests."""
     from rich.progress import Progress
 
-    from rayinfer.benchmark.report import write_json
-    from rayinfer.benchmark.scheduler import print_scheduler_report, run_scheduler_benchmark
+    from rayinfer.benchmark.control_plane.scheduler import print_scheduler_report, run_scheduler_benchmark
+    from rayinfer.benchmark.load.report import write_json
 
     console = Console()
     with Progress(console=console, transient=True) as progress:
@@ -175,7 +175,7 @@ def _open_peer(
 ) -> "AbstractContextManager[Contender] | None":
     if name is None:
         return None
-    from rayinfer.benchmark.transformers_peer import check_peer_name, transformers_peer
+    from rayinfer.benchmark.offline.transformers_peer import check_peer_name, transformers_peer
 
     check_peer_name(name)
     return transformers_peer(folder, dtype, workload)

@@ -40,15 +40,15 @@ def autoscaling(
     output: Annotated[Path, typer.Option(help="folder for the JSON file, the table and the picture")] = RESULTS,
 ) -> None:
     """Lost requests, engine-hours and TTFT attainment: scaling by engine metrics against by ongoing requests."""
-    from rayinfer.benchmark.autoscaling.plot import svg
-    from rayinfer.benchmark.autoscaling.report import (
+    from rayinfer.benchmark.load.report import write_json
+    from rayinfer.benchmark.studies.autoscaling.plot import svg
+    from rayinfer.benchmark.studies.autoscaling.report import (
         print_autoscaling_report,
         run_autoscaling_benchmark,
         write_markdown,
     )
-    from rayinfer.benchmark.autoscaling.simulated_engine import EnginePace
-    from rayinfer.benchmark.autoscaling.trace import arrivals_by_minute, read_trace, with_pauses
-    from rayinfer.benchmark.report import write_json
+    from rayinfer.benchmark.studies.autoscaling.simulated_engine import EnginePace
+    from rayinfer.benchmark.studies.autoscaling.trace import arrivals_by_minute, read_trace, with_pauses
     from rayinfer.routing.autoscaling_settings import autoscaling_settings
     from rayinfer_deployments.cli.control.limits import mapping_in
 

@@ -25,9 +25,9 @@ def parallel(
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
     """Decoding on one rank, over tensor ranks alone and over stages alone; and the control plane without a model."""
-    from rayinfer.benchmark.parallel import print_parallel_report, run_parallel_benchmark
-    from rayinfer.benchmark.report import write_json
-    from rayinfer.models.sources import resolve_model
+    from rayinfer.benchmark.control_plane.parallel import print_parallel_report, run_parallel_benchmark
+    from rayinfer.benchmark.load.report import write_json
+    from rayinfer.models.checkpoints.sources import resolve_model
 
     sizes = sorted({(1, 1), (tensor_parallel_size, 1), (1, pipeline_parallel_size)})
     console = Console()

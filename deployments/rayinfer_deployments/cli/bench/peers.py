@@ -42,12 +42,12 @@ def peers(
     interrupt_on_signals()  # or peers that are at rest would stay so for ever
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+    from rayinfer.benchmark.load.workloads import DEFAULT_VOCAB_SIZE
     from rayinfer.benchmark.peers.comparison import Plan, find_contenders, run_comparison
-    from rayinfer.benchmark.peers.contender import Setup
     from rayinfer.benchmark.peers.machine import cpu_flags, usable_cpus
-    from rayinfer.benchmark.workloads import DEFAULT_VOCAB_SIZE
+    from rayinfer.benchmark.peers.system_under_test import Setup
+    from rayinfer.models.checkpoints.sources import resolve_model
     from rayinfer.models.model_config import read_model_config
-    from rayinfer.models.sources import resolve_model
 
     programs = {"vllm": vllm_python, "openvino": openvino_python, "llama.cpp": llama_bench}
     command = shlex.join(["rayinfer", *sys.argv[1:]])

@@ -36,13 +36,13 @@ def quality(
 
     from rich.console import Console
 
-    from rayinfer.benchmark.quality import CPU_MODES, QualityPlan, run_quality, write_markdown
-    from rayinfer.benchmark.quality_table import print_quality_report
-    from rayinfer.benchmark.quality_texts import describe_weights, quality_texts
-    from rayinfer.benchmark.report import write_json
+    from rayinfer.benchmark.load.report import write_json
+    from rayinfer.benchmark.studies.quality.quality import CPU_MODES, QualityPlan, run_quality, write_markdown
+    from rayinfer.benchmark.studies.quality.table import print_quality_report
+    from rayinfer.benchmark.studies.quality.texts import describe_weights, quality_texts
     from rayinfer.engine.build import build_engine
-    from rayinfer.models.embedded_models import EMBEDDED_MODELS
-    from rayinfer.models.sources import resolve_model
+    from rayinfer.models.checkpoints.embedded_models import EMBEDDED_MODELS
+    from rayinfer.models.checkpoints.sources import resolve_model
 
     folder, console = resolve_model(model), Console()
     texts = quality_texts(folder, text, length=length, max_tokens=max_tokens)

@@ -20,8 +20,8 @@ from rayinfer_deployments.cluster.profiles import Profile
 from rayinfer_deployments.cluster.ray_environment import THROUGHPUT_SETTINGS, set_ray_settings
 
 if TYPE_CHECKING:
-    from rayinfer.benchmark.overhead.results import ServiceCost
-    from rayinfer.benchmark.overhead.routing_decision import DecisionCost
+    from rayinfer.benchmark.control_plane.overhead.results import ServiceCost
+    from rayinfer.benchmark.control_plane.overhead.routing_decision import DecisionCost
 
 RESULTS = Path("kernels/benchmarks/results")
 END_WITHIN_S = 30.0  # what a service may take to end
@@ -53,8 +53,8 @@ def router(
     interrupt_on_signals()
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from rayinfer.benchmark.overhead.results import RouterReport, print_router_report, write_markdown
-    from rayinfer.benchmark.report import write_json
+    from rayinfer.benchmark.control_plane.overhead.results import RouterReport, print_router_report, write_markdown
+    from rayinfer.benchmark.load.report import write_json
 
     profiles, pairs = _profiles(profile), [(w, e) for e in _numbers(engines, 1) for w in _numbers(waiting, 0)]
     settings = {"model": model, "num_streams": streams, "interval_s": interval_ms / 1e3}
@@ -80,8 +80,8 @@ def router(
 def _measure_decisions(
     model: str, pairs: list[tuple[int, int]], num_decisions: int, tell: Tell
 ) -> "list[DecisionCost]":
-    from rayinfer.benchmark.overhead.routing_decision import measure_decisions
-    from rayinfer.models.sources import resolve_model
+    from rayinfer.benchmark.control_plane.overhead.routing_decision import measure_decisions
+    from rayinfer.models.checkpoints.sources import resolve_model
     from rayinfer.tokenization.tokenizer import Tokenizer
 
     tokenizer, costs = Tokenizer.from_folder(resolve_model(model)), []

@@ -23,9 +23,9 @@ def routing(
     """Priorities, tenants' shares and prefix routing on two engines of one thread each, in this process."""
     import asyncio
 
-    from rayinfer.benchmark.report import write_json
-    from rayinfer.benchmark.routing.report import print_routing_report, run_routing_benchmark
-    from rayinfer.models.sources import resolve_model
+    from rayinfer.benchmark.load.report import write_json
+    from rayinfer.benchmark.studies.routing.report import print_routing_report, run_routing_benchmark
+    from rayinfer.models.checkpoints.sources import resolve_model
 
     console = Console()
     with console.status("starting") as status:

@@ -74,7 +74,7 @@ def reload(
     application: Application = None,
 ) -> None:
     """Load other weights into a model, engine by engine: no request fails, and streams continue with them."""
-    from rayinfer.models.sources import resolve_model
+    from rayinfer.models.checkpoints.sources import resolve_model
     from rayinfer_deployments.cli.checked_folders import check_folder
 
     folder = resolve_model(source)

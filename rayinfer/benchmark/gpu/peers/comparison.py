@@ -12,14 +12,14 @@ from pathlib import Path
 
 import torch
 
+from rayinfer.benchmark.gpu.cases import nano_workload
 from rayinfer.benchmark.gpu.estimates import floor_of
 from rayinfer.benchmark.gpu.limits import describe_card, measure_limits
 from rayinfer.benchmark.gpu.peers.participant import failed_row, run_participant
 from rayinfer.benchmark.gpu.peers.peer_rows import OWN, PEER_WORKS, PEERS, PeerJob, PeerReport, PeerRow, read_rows
 from rayinfer.benchmark.gpu.peers.peer_tables import peer_lines
-from rayinfer.benchmark.gpu.timetable import Deadline
-from rayinfer.benchmark.gpu.works import nano_workload
-from rayinfer.benchmark.report import write_json
+from rayinfer.benchmark.gpu.time_budget import Deadline
+from rayinfer.benchmark.load.report import write_json
 from rayinfer.errors import ConfigError
 
 NAME = "gpu-peers"

@@ -9,7 +9,7 @@ import torch
 
 from rayinfer.benchmark.gpu.peers.nano_attention import DecodeKernel, flash_decode, prompt_attention, sdpa_decode
 from rayinfer.benchmark.gpu.peers.nano_model import NanoModel
-from rayinfer.benchmark.gpu.timetable import Deadline
+from rayinfer.benchmark.gpu.time_budget import Deadline
 
 STEP_TOKENS = 16_384  # of prompts in one step
 CONTEXT_STEP = 256  # contexts that SDPA reads are rounded up to it

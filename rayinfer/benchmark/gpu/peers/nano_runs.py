@@ -9,15 +9,15 @@ from pathlib import Path
 
 import torch
 
+from rayinfer.benchmark.gpu.cases import NANO_TEMPERATURE, Work, even_workload, nano_workload
 from rayinfer.benchmark.gpu.estimates import shape_of
 from rayinfer.benchmark.gpu.peers.nano_attention import DecodeKernel, decode_kernels
 from rayinfer.benchmark.gpu.peers.nano_engine import CONTEXT_STEP, NanoEngine
 from rayinfer.benchmark.gpu.peers.nano_model import NanoModel, Operations
 from rayinfer.benchmark.gpu.peers.peer_rows import PeerJob, PeerRow
 from rayinfer.benchmark.gpu.scales import Scale
-from rayinfer.benchmark.gpu.timetable import Deadline
-from rayinfer.benchmark.gpu.works import NANO_TEMPERATURE, Work, even_workload, nano_workload
-from rayinfer.benchmark.workloads import Workload
+from rayinfer.benchmark.gpu.time_budget import Deadline
+from rayinfer.benchmark.load.workloads import Workload
 
 RUN_LIMIT_S = 120.0
 NUM_RUNS = 2

@@ -11,7 +11,7 @@ from rayinfer.benchmark.gpu.estimates import estimates
 from rayinfer.benchmark.gpu.measuring import Measuring
 from rayinfer.benchmark.gpu.peers.peer_rows import OWN, PeerJob, PeerRow
 from rayinfer.benchmark.gpu.results import new_row
-from rayinfer.benchmark.gpu.timetable import Deadline, Timetable
+from rayinfer.benchmark.gpu.time_budget import Deadline, Timetable
 
 NUM_RUNS = 2
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from rayinfer.benchmark.gpu.floors import CardLimits
+from rayinfer.benchmark.gpu.cases import WORKS, Work
+from rayinfer.benchmark.gpu.roofline import CardLimits
 from rayinfer.benchmark.gpu.scales import FULL, TINY, Scale
-from rayinfer.benchmark.gpu.works import WORKS, Work
-from rayinfer.benchmark.report import Environment, describe_environment
+from rayinfer.benchmark.load.report import Environment, describe_environment
 
 OWN = "rayinfer"
 PEERS = ("nano", "transformers")

@@ -2,9 +2,9 @@
 
 import statistics
 
+from rayinfer.benchmark.gpu.cases import WORKS
 from rayinfer.benchmark.gpu.peers.peer_rows import OWN, PeerReport, PeerRow
 from rayinfer.benchmark.gpu.report import table
-from rayinfer.benchmark.gpu.works import WORKS
 
 HEADS = ("workload", "model", "", "tokens/s", "time", "of the floor", "rayinfer is faster by")
 STREAMS = {work.name for work in WORKS if work.kind == "stream"}

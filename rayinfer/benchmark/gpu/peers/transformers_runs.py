@@ -13,13 +13,13 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
+from rayinfer.benchmark.gpu.cases import NANO_TEMPERATURE, even_workload, nano_workload
 from rayinfer.benchmark.gpu.estimates import shape_of
 from rayinfer.benchmark.gpu.model_shapes import write_shape
 from rayinfer.benchmark.gpu.peers.peer_rows import PeerJob, PeerRow
 from rayinfer.benchmark.gpu.scales import Scale
-from rayinfer.benchmark.gpu.timetable import Deadline
-from rayinfer.benchmark.gpu.works import NANO_TEMPERATURE, even_workload, nano_workload
-from rayinfer.benchmark.workloads import Workload
+from rayinfer.benchmark.gpu.time_budget import Deadline
+from rayinfer.benchmark.load.workloads import Workload
 
 RUN_LIMIT_S = 120.0
 GROUP_SIZE = 128  # requests of a padded batch

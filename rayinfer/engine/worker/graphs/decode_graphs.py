@@ -166,6 +166,6 @@ def step_memory_bytes(model: ModelConfig, num_requests: int, max_context: int) -
     # By name: they bring Triton along, whose import takes part of a second, also where there is no GPU.
     attention = importlib.import_module("rayinfer_kernels.gpu.decode_attention")
     splits = attention.splits_bytes(num_requests, model.num_heads, model.num_kv_heads, model.head_dim, max_context)
-    sampling = importlib.import_module("rayinfer_kernels.gpu.sampling")
+    sampling = importlib.import_module("rayinfer_kernels.gpu.sampling.sampling")
     candidates = sampling.sampling_bytes(num_requests, model.vocab_size)
     return num_requests * (logits + states) + int(splits) + int(candidates)

@@ -2,10 +2,10 @@
 
 import pytest
 
+from rayinfer.benchmark.gpu.cases import WORKS
 from rayinfer.benchmark.gpu.estimates import CHECKS, OPEN_S, estimates, floor_of
-from rayinfer.benchmark.gpu.floors import CardLimits
+from rayinfer.benchmark.gpu.roofline import CardLimits
 from rayinfer.benchmark.gpu.scales import FULL, QUICK, TINY
-from rayinfer.benchmark.gpu.works import WORKS
 
 LIMITS = CardLimits(copy_bytes_per_s=4.3e12, matmul_flops_per_s=790e12)
 

@@ -8,17 +8,17 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rayinfer.benchmark.gpu.floors import CardLimits
+from rayinfer.benchmark.gpu.cases import even_workload, nano_workload
 from rayinfer.benchmark.gpu.model_shapes import tiny_shape, write_shape
 from rayinfer.benchmark.gpu.peers.comparison import compare_peers
 from rayinfer.benchmark.gpu.peers.nano_engine import NanoEngine
 from rayinfer.benchmark.gpu.peers.nano_model import NanoModel, Operations
 from rayinfer.benchmark.gpu.peers.peer_rows import PeerJob
 from rayinfer.benchmark.gpu.peers.transformers_runs import answer_workload, generate_padded, load_model, open_batching
+from rayinfer.benchmark.gpu.roofline import CardLimits
 from rayinfer.benchmark.gpu.scales import TINY
-from rayinfer.benchmark.gpu.timetable import Deadline
-from rayinfer.benchmark.gpu.works import even_workload, nano_workload
-from rayinfer.benchmark.workloads import Workload
+from rayinfer.benchmark.gpu.time_budget import Deadline
+from rayinfer.benchmark.load.workloads import Workload
 from rayinfer.errors import ConfigError
 
 SHAPE = {**tiny_shape("Qwen3-0.6B"), "initializer_range": 0.4}  # far from ties

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from rayinfer.benchmark.gpu.cases import WORKS
 from rayinfer.benchmark.gpu.engine_runs import LoadedEngine
 from rayinfer.benchmark.gpu.results import Row, judge, new_row
 from rayinfer.benchmark.gpu.step_gaps import Busy, step_gap_us
 from rayinfer.benchmark.gpu.suite import START_S, run_gpu_benchmark
-from rayinfer.benchmark.gpu.timetable import Deadline, OutOfTime
-from rayinfer.benchmark.gpu.works import WORKS
+from rayinfer.benchmark.gpu.time_budget import Deadline, OutOfTime
 from rayinfer.errors import ConfigError
 
 

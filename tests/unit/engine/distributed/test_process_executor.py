@@ -167,7 +167,7 @@ def rank_does(tmp_path, monkeypatch):
     ],
 )
 def test_a_rank_that_is_frozen_or_fails_while_the_engine_warms_up_is_named(what, reason, folder, rank_does):
-    rank_does(what, "static_runner", "StaticRunner.warm_up")
+    rank_does(what, "worker.static_runner", "StaticRunner.warm_up")
     shape = {"engine": "static", "max_model_len": 64, "max_num_seqs": 2, "tensor_parallel_size": 2}
     config = engine_config(model=str(folder), dtype="float32", num_threads=1, **shape)
     before = own_children()
@@ -194,7 +194,7 @@ except EngineDead as error:
 def test_a_process_survives_a_rank_that_is_killed_between_storing_its_address_and_connecting_and_ends(
     folder, rank_does
 ):
-    rank_does(DIES, "rank_store", "RankStore.wait")
+    rank_does(DIES, "ranks.rank_store", "RankStore.wait")
     ended = subprocess.run(
         [sys.executable, "-c", CAUGHT_START, folder], stdout=subprocess.PIPE, text=True, timeout=SOON_S, check=False
     )

@@ -1,0 +1,1 @@
+"""Sampling in Triton: penalties, thresholds and draws."""

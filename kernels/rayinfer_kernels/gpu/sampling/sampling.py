@@ -1,0 +1,242 @@
+"""Token of every row, from its scores and without sorting them: three launches for a step, each one pass at most.
+
+The first finds the best of each part of a row. The second gathers the candidates, tokens above a cut, and weighs the
+others; where nothing is truncated it weighs the row's blocks. The third has a program for each row, which searches the
+candidates for the thresholds of top-k and top-p and draws, or searches the whole row if the candidates have no room or
+cannot be proven to be enough. Sums are float64 in one fixed order, and quotients and weights are rounded as exactly as
+on a CPU, so that a GPU draws the same tokens; the rules are those of `reference/sampling.py`.
+"""
+
+import torch
+
+from rayinfer_kernels.gpu.language import (
+    gdc_launch_dependents,
+    gdc_wait,
+    next_power_of_2,
+    supports_pdl,
+    tl,
+    triton,
+)
+from rayinfer_kernels.gpu.row_max import best_of, best_of_places
+from rayinfer_kernels.gpu.sampling.candidates import candidates_kernel, gather_candidates
+from rayinfer_kernels.gpu.sampling.score_weights import UNLIKELY, ordered, quotient
+from rayinfer_kernels.gpu.sampling.search import choose_place, draw
+from rayinfer_kernels.gpu.tuning import (
+    CANDIDATE_BLOCK,
+    CANDIDATES_MAX_REGISTERS,
+    CHOICE_BLOCK,
+    CHOICE_WARPS,
+    MAX_CANDIDATES,
+    MAX_ROW_PARTS,
+    SAMPLING_BLOCK,
+    SAMPLING_WARPS,
+    row_parts_for,
+)
+from rayinfer_kernels.implementation import SampledRows
+
+_LOWEST_KEY = tl.constexpr(-(2**31))
+
+
+def sample_rows(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    uniform: torch.Tensor,
+    is_greedy: torch.Tensor,
+) -> SampledRows:
+    """See `ops.sample_rows`."""
+    logits = logits if logits.stride(-1) == 1 else logits.contiguous()
+    num_rows, width = logits.shape
+    token_ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    is_invalid = torch.empty(num_rows, dtype=torch.bool, device=logits.device)
+    if num_rows == 0:
+        return SampledRows(token_ids, is_invalid)
+    grid, blocks_per_part = _grid_of_parts(num_rows, width)
+    buffers = {
+        name: torch.empty(each.shape, dtype=each.dtype, device=logits.device)
+        for name, each in _buffers(num_rows, width, logits.dtype).items()
+    }
+    common = {
+        "width": width,
+        "block": SAMPLING_BLOCK,
+        "PDL": (pdl := supports_pdl(logits.device)),
+        "launch_pdl": pdl,
+    }
+    best = (buffers["bests"], buffers["ids"])
+    found = [buffers[name] for name in ("cuts", "counts", "others", "candidate_ids", "masses")]
+    num_maxima, num_blocks, capacity = (buffers[name].shape[-1] for name in ("maxima", "masses", "candidates"))
+    _best_kernel[grid](
+        *(logits, *best, buffers["maxima"], logits.stride(0), blocks_per_part),
+        num_maxima=num_maxima,
+        num_warps=SAMPLING_WARPS,
+        **common,
+    )
+    parts = {"num_blocks": num_blocks, "max_parts": MAX_ROW_PARTS, "capacity": capacity}
+    candidates_kernel[grid](
+        *(logits, temperature, top_k, top_p, min_p, is_greedy, *best, buffers["maxima"], *found),
+        *(logits.stride(0), blocks_per_part, num_maxima),
+        max_maxima=max(SAMPLING_BLOCK, next_power_of_2(grid[1])),
+        maxnreg=CANDIDATES_MAX_REGISTERS,
+        num_warps=SAMPLING_WARPS,
+        **parts,
+        **common,
+    )
+    _choose_kernel[(num_rows,)](
+        *(logits, temperature, top_k, top_p, min_p, uniform, is_greedy, *best, *found),
+        *(buffers["candidates"], token_ids, is_invalid, logits.stride(0), grid[1]),
+        mass_blocks=next_power_of_2(num_blocks),
+        row_block=CHOICE_BLOCK,
+        num_row_blocks=next_power_of_2(-(-width // CHOICE_BLOCK)),
+        candidate_block=CANDIDATE_BLOCK,
+        num_candidate_blocks=next_power_of_2(-(-capacity // CANDIDATE_BLOCK)),
+        num_warps=CHOICE_WARPS,
+        **parts,
+        **common,
+    )
+    return SampledRows(token_ids, is_invalid)
+
+
+def sampling_bytes(num_rows: int, vocab_size: int) -> int:
+    """Return the memory that `sample_rows` takes beside its results."""
+    return sum(each.nbytes for each in _buffers(num_rows, vocab_size, torch.float32).values())
+
+
+def _grid_of_parts(num_rows: int, width: int) -> tuple[tuple[int, int], int]:
+    """Return the numbers of rows, of parts of each row, and of blocks in a part."""
+    num_blocks = -(-width // SAMPLING_BLOCK)
+    blocks_per_part = -(-num_blocks // row_parts_for(num_rows, num_blocks))
+    return (num_rows, -(-num_blocks // blocks_per_part)), blocks_per_part
+
+
+def _buffers(num_rows: int, width: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return the shapes and types, without memory, of the buffers passed between launches."""
+    grid, _ = _grid_of_parts(num_rows, width)
+    num_maxima = max(1, SAMPLING_BLOCK // next_power_of_2(grid[1]))
+    capacity = min(MAX_CANDIDATES, width)
+
+    def shape(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
+        return torch.empty(sizes, dtype=dtype, device="meta")
+
+    return {
+        "bests": shape(torch.float32, *grid),
+        "ids": shape(torch.int32, *grid),
+        "maxima": shape(dtype, *grid, num_maxima),
+        "cuts": shape(torch.float32, num_rows),
+        "counts": shape(torch.int32, *grid),
+        "others": shape(torch.float64, *grid),
+        "candidate_ids": shape(torch.int32, *grid, capacity),
+        "masses": shape(torch.float64, num_rows, -(-width // SAMPLING_BLOCK)),
+        "candidates": shape(torch.float32, num_rows, capacity),
+    }
+
+
+@triton.jit(do_not_specialize=["blocks_per_part"])
+def _best_kernel(
+    logits,
+    part_bests,  # [num_rows, num_parts]
+    part_ids,
+    maxima,  # [num_rows, num_parts, num_maxima]
+    row_stride,
+    blocks_per_part,
+    width: tl.constexpr,
+    block: tl.constexpr,
+    num_maxima: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """The greatest score of a part of a row and its token, and the greatest scores of `num_maxima` pieces of it."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    part = row * tl.num_programs(1) + tl.program_id(1)
+    first = tl.program_id(1) * blocks_per_part * block
+    last = tl.minimum(first + blocks_per_part * block, width)
+    bests, ids = best_of_places(logits + row * row_stride, first, last, width, block)
+    best, token_id = best_of(bests, ids)
+    tl.store(part_bests + part, best)
+    tl.store(part_ids + part, token_id)
+    together = tl.max(tl.reshape(bests, (num_maxima, block // num_maxima)), 1)
+    tl.store(maxima + part * num_maxima + tl.arange(0, num_maxima), together.to(maxima.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["num_parts"])
+def _choose_kernel(
+    logits,
+    temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    uniforms,
+    greedy_rows,
+    part_bests,
+    part_ids,
+    cuts,
+    counts,
+    others,
+    candidate_ids,
+    masses,
+    candidates,  # [num_rows, capacity]
+    token_ids,
+    invalid_rows,
+    row_stride,
+    num_parts,
+    width: tl.constexpr,
+    block: tl.constexpr,
+    num_blocks: tl.constexpr,
+    mass_blocks: tl.constexpr,
+    row_block: tl.constexpr,
+    num_row_blocks: tl.constexpr,
+    candidate_block: tl.constexpr,
+    num_candidate_blocks: tl.constexpr,
+    max_parts: tl.constexpr,
+    capacity: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """A row's token: the best, or drawn from its candidates, from all of its tokens, or by the masses of its blocks."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    parts, here = tl.arange(0, max_parts), row * num_parts
+    is_part = parts < num_parts
+    bests = tl.load(part_bests + here + parts, mask=is_part, other=float("-inf"))
+    best, token_id = best_of(bests, tl.load(part_ids + here + parts, mask=is_part, other=width))
+    is_invalid = (best - best) != 0.0
+    token_id = tl.where(is_invalid, 0, token_id)
+    if (tl.load(greedy_rows + row) == 0) & (is_invalid == 0):
+        scores = logits + row * row_stride
+        temperature = tl.load(temperatures + row).to(tl.float32)
+        top_k = tl.load(top_ks + row).to(tl.int32)
+        top_p = tl.load(top_ps + row).to(tl.float64)
+        min_p = tl.load(min_ps + row).to(tl.float32)
+        uniform = tl.load(uniforms + row).to(tl.float64)
+        inverse = tl.div_rn(1.0, temperature)
+        highest = quotient(best, temperature, inverse)
+        has_top_k = top_k < width
+        if has_top_k | (top_p < 1.0):
+            is_proven = False
+            total = tl.sum(tl.load(counts + here + parts, mask=is_part, other=0), 0)
+            if total <= capacity:
+                kept, kept_ids = candidates + row * capacity, candidate_ids + here * capacity
+                gather_candidates(scores, kept, kept_ids, counts + here, total, num_parts, capacity, candidate_block)
+                tl.debug_barrier()  # what all threads stored is there before one of them reads it
+                other = tl.sum(tl.load(others + here + parts, mask=is_part, other=0.0), 0)
+                highest_other = ordered(quotient(tl.load(cuts + row), temperature, inverse))
+                place, is_proven = choose_place(
+                    kept, total, other, highest_other, has_top_k, temperature, top_k, top_p, min_p, uniform, highest,
+                    candidate_block, num_candidate_blocks,
+                )  # fmt: skip
+                token_id = tl.load(kept_ids + tl.minimum(place, capacity - 1))
+            if not is_proven:
+                token_id, _ = choose_place(
+                    scores, width, tl.zeros((), tl.float64), _LOWEST_KEY, has_top_k, temperature, top_k, top_p, min_p,
+                    uniform, highest, row_block, num_row_blocks,
+                )  # fmt: skip
+        else:
+            blocks, lowest = tl.arange(0, mass_blocks), ordered(highest - UNLIKELY)
+            sums = tl.load(masses + row * num_blocks + blocks, mask=blocks < num_blocks, other=0.0)
+            token_id = draw(scores, width, sums, temperature, lowest, 0, highest, min_p, uniform, block, mass_blocks)
+    tl.store(token_ids + row, token_id.to(tl.int64))
+    tl.store(invalid_rows + row, is_invalid)

@@ -1,0 +1,1 @@
+"""Overhead of the scheduler, of ranks, and of the path of a token through the service."""

@@ -1,0 +1,221 @@
+"""Overhead of tensor and pipeline parallelism: plan broadcast, all-reduce, and waits between ranks."""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from rayinfer.benchmark.load.report import Environment, describe_environment, format_figure
+from rayinfer.config import engine_config
+from rayinfer.engine.build import build_engine
+from rayinfer.engine.distributed.group_executor import GroupExecutor
+from rayinfer.engine.distributed.rank_worker import RankWorker
+from rayinfer.engine.loop.engine import Engine
+from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
+from rayinfer.engine.plan.step_plan import SampledTokens, StepPlan
+from rayinfer.engine.ranks.rank_group import RankGroup
+from rayinfer.engine.ranks.rendezvous import Rendezvous, open_rendezvous
+from rayinfer.engine.worker.step_results import FinishedStep
+from rayinfer.protocols import GenerationRequest
+from rayinfer.sampling_params import SamplingParams
+from rayinfer.tensor_parallel import Place
+
+STEP_REQUESTS = (1, 64, 256)  # of a step whose control plane is measured, each with one token
+CONTEXT_BLOCKS = 64  # of each of them
+PROMPT_TOKENS = 32
+WARM_UP_STEPS = 5
+_ECHO = (
+    "import sys; sys.path[:] = sys.argv[1:]; "
+    "from rayinfer.benchmark.control_plane.parallel import echo_plans; echo_plans()"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ControlTimes:
+    """Microseconds from plan to tokens between two processes that compute nothing."""
+
+    num_requests: int
+    median_us: float
+    p95_us: float
+    num_steps: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankTimes:
+    """Decoding steps over some ranks."""
+
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    tokens_per_s: float
+    step_ms: float  # from one step's tokens to the next one's
+    communication_share: float  # of rank 0's time: sums, and waiting for the other ranks of its stage
+    stage_idle_shares: list[float]  # empty for one stage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParallelReport:
+    """The whole result."""
+
+    model: str
+    batch: int
+    control: list[ControlTimes]
+    ranks: list[RankTimes]
+    environment: Environment = field(default_factory=describe_environment)
+
+
+class _NoModel:
+    """An executor of either of two ranks: the last one's tokens are always the same."""
+
+    num_plans_at_once = 1
+    plans_ahead = False
+    stage_idle_shares: Sequence[float] = ()
+
+    def submit(self, plan: StepPlan) -> FinishedStep:
+        count = int(np.count_nonzero(plan.samples))
+        return FinishedStep(SampledTokens(np.full(count, 7, np.int64), np.zeros(count, np.bool_)))
+
+    def copy_blocks(self, copy: BlockCopy) -> None:
+        raise AssertionError("there are no blocks")
+
+    def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
+        raise AssertionError("there is no memory to give back")
+
+    def restore(self, level: SleepLevel) -> None:
+        raise AssertionError("there is no memory to take back")
+
+    def check(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        pass
+
+
+def run_parallel_benchmark(
+    model: str, folder: Path, sizes: Sequence[tuple[int, int]], *, batch: int, num_steps: int, **settings: Any
+) -> ParallelReport:
+    """Measure the control plane, and decoding at each of these (tensor, pipeline) sizes."""
+    with _two_ranks_without_a_model() as executor:
+        control = [_control_times(executor, count, num_steps) for count in STEP_REQUESTS]
+    ranks = [_rank_times(model, folder, size, batch, num_steps, settings) for size in sizes]
+    return ParallelReport(model=model, batch=batch, control=control, ranks=ranks)
+
+
+def print_parallel_report(report: ParallelReport, console: Console) -> None:
+    """Show it as two tables."""
+    control = Table("requests", "median µs", "p95 µs", title="from a plan to its tokens, without a model")
+    for times in report.control:
+        control.add_row(str(times.num_requests), format_figure(times.median_us), format_figure(times.p95_us))
+    console.print(control)
+    ranks = Table(
+        "TP x PP", "tokens/s", "ms a step", "communication", "idle, by stage", title=f"{report.model}, decoding"
+    )
+    for row in report.ranks:
+        ranks.add_row(
+            f"{row.tensor_parallel_size} x {row.pipeline_parallel_size}",
+            format_figure(row.tokens_per_s),
+            format_figure(row.step_ms),
+            f"{row.communication_share:.0%}",
+            ", ".join(f"{share:.0%}" for share in row.stage_idle_shares) or "-",
+        )
+    console.print(ranks)
+
+
+def echo_plans() -> None:
+    """Run rank 1 of the two that compute nothing."""
+    rendezvous = Rendezvous(*json.loads(sys.stdin.readline()))
+    place = Place(1, 1, 2)
+    group = RankGroup.join(place, rendezvous)
+    RankWorker(group, _NoModel(), None).obey()
+    group.close()
+
+
+@contextmanager
+def _two_ranks_without_a_model() -> Iterator[GroupExecutor]:
+    host = open_rendezvous()
+    process = subprocess.Popen([sys.executable, "-c", _ECHO, *sys.path], stdin=subprocess.PIPE, text=True)
+    try:
+        where = host.rendezvous
+        assert process.stdin is not None
+        process.stdin.write(json.dumps([where.host, where.port, where.key, where.timeout_s]) + "\n")
+        process.stdin.flush()
+        # Two stages, of which the second has the tokens: so every step is told and answered.
+        executor = GroupExecutor(RankGroup.host(Place(0, 1, 2), host), _NoModel())
+        yield executor
+        executor.shutdown()
+    finally:
+        process.kill()
+        process.wait()
+        host.close()
+
+
+def _control_times(executor: GroupExecutor, num_requests: int, num_steps: int) -> ControlTimes:
+    plan = StepPlan(
+        step=1,
+        rows=np.arange(num_requests),
+        token_ids=np.ones(num_requests, np.int32),
+        positions=np.arange(num_requests),
+        slots=np.arange(num_requests),
+        query_starts=np.arange(num_requests + 1, dtype=np.int32),
+        context_lengths=np.full(num_requests, 16 * CONTEXT_BLOCKS, np.int32),
+        block_tables=np.zeros((num_requests, CONTEXT_BLOCKS), np.int32),
+        samples=np.ones(num_requests, np.bool_),
+    )
+    seconds = []
+    for _ in range(num_steps + WARM_UP_STEPS):
+        started = time.perf_counter()
+        executor.submit(plan).result()
+        seconds.append(time.perf_counter() - started)
+    in_us = [1e6 * each for each in seconds[WARM_UP_STEPS:]]
+    return ControlTimes(
+        num_requests=num_requests,
+        median_us=statistics.median(in_us),
+        p95_us=float(np.percentile(in_us, 95)),
+        num_steps=num_steps,
+    )
+
+
+def _rank_times(
+    model: str, folder: Path, size: tuple[int, int], batch: int, num_steps: int, settings: dict[str, Any]
+) -> RankTimes:
+    tensor, pipeline = size
+    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    engine = build_engine(engine_config(**{**settings, "model": model, **sizes}), folder)
+    try:
+        executor = engine.executor
+        _fill(engine, batch, num_steps + WARM_UP_STEPS)
+        while engine.stats.generation_tokens_total < batch * WARM_UP_STEPS:
+            engine.step()
+        communication_s = executor.communication_s if isinstance(executor, GroupExecutor) else 0.0
+        num_tokens, started = 0, time.perf_counter()
+        while engine.has_unfinished_requests:
+            num_tokens += sum(len(delta.token_ids) for delta in engine.step())
+        elapsed_s = time.perf_counter() - started
+        if isinstance(executor, GroupExecutor):
+            communication_s = executor.communication_s - communication_s
+        return RankTimes(
+            **sizes,
+            tokens_per_s=num_tokens / elapsed_s,
+            step_ms=1000 * elapsed_s * batch / num_tokens,
+            communication_share=communication_s / elapsed_s,
+            stage_idle_shares=list(executor.stage_idle_shares),
+        )
+    finally:
+        engine.exit()
+
+
+def _fill(engine: Engine, batch: int, num_tokens: int) -> None:
+    vocab_size = engine.description.vocab_size
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    for number in range(batch):
+        prompt = [(7 * number + 11 * place) % vocab_size for place in range(PROMPT_TOKENS)]
+        engine.add_request(GenerationRequest(request_id=f"{number}", prompt_token_ids=prompt, sampling_params=params))

@@ -1,0 +1,1 @@
+"""Load generators: workloads, clients and their reports."""

@@ -1,0 +1,1 @@
+"""Offline throughput beside plain transformers."""

@@ -1,0 +1,1 @@
+"""Studies of policies and of accuracy."""

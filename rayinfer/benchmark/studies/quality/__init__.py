@@ -1,0 +1,1 @@
+"""Perplexity of quantized weights and caches."""

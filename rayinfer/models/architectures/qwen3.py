@@ -1,0 +1,25 @@
+"""Qwen3 (Yang et al. 2025): Llama with norms over each head of queries and keys, and windows in some layers."""
+
+from rayinfer.layers.rms_norm import RMSNorm
+from rayinfer.layers.rotary_embedding import RotaryEmbedding
+from rayinfer.models.architectures.llama_layers import llama_layers
+from rayinfer.models.causal_decoder import CausalDecoder
+from rayinfer.models.model_config import ModelConfig
+from rayinfer.models.sliding_windows import windows_by_layer
+
+
+class Qwen3ForCausalLM(CausalDecoder):
+    """A head is `head_dim` wide whatever the hidden size."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        rotary = RotaryEmbedding(config.head_dim, config.max_position_embeddings, config.rope)
+        layers = llama_layers(
+            config,
+            rotary,
+            windows=windows_by_layer(config),
+            qkv_bias=config.attention_bias,
+            output_bias=config.attention_bias,
+            has_head_norms=True,
+        )
+        norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        super().__init__(config, layers, norm, [rotary] * config.num_layers)

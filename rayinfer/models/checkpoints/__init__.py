@@ -1,0 +1,1 @@
+"""Checkpoints: where they come from, how they are kept, and their tensors."""

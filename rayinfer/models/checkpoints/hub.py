@@ -1,0 +1,61 @@
+"""Fetches a Hugging Face repository through `huggingface_hub`, with its mirrors, tokens and cache.
+
+It is imported when a repository is asked for: that takes a third of a second, which other models need not wait for.
+"""
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+from rayinfer.errors import ModelLoadError, ModelNotFound
+from rayinfer.models.checkpoints.model_folder import check_model_folder
+
+REPO_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+WANTED_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.spm"]
+UNWANTED_FILES = ["*/*", "consolidated*"]  # other formats' folders, and a second copy of the same weights
+
+
+def is_repo_id(name: str) -> bool:
+    """Return whether `name` has the form of a repository id, organisation/name."""
+    return REPO_ID.fullmatch(name) is not None
+
+
+def fetch_repository(repo_id: str, *, progress: bool) -> Path:
+    """Return the local snapshot of a repository; one that is whole already is used without asking the network."""
+    if (snapshot := _local_snapshot(repo_id)) is not None:
+        return snapshot
+    try:
+        return Path(_download(repo_id, tqdm_class=None if progress else _silent_bar()))
+    # Anything may come out: huggingface_hub lets its HTTP library's errors through, and that library changes.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ModelNotFound(f"{repo_id!r} is no folder here and cannot be fetched from the hub: {reason}") from None
+
+
+def _local_snapshot(repo_id: str) -> Path | None:
+    try:
+        snapshot = Path(_download(repo_id, local_files_only=True))
+        check_model_folder(snapshot)
+    except (OSError, ValueError, ModelLoadError):
+        return None
+    return snapshot
+
+
+def _silent_bar() -> type:
+    bar = importlib.import_module("huggingface_hub.utils").tqdm
+
+    class SilentBar(bar):  # type: ignore[misc, valid-type]
+        def __init__(self, *args: Any, **settings: Any) -> None:
+            super().__init__(*args, **{**settings, "disable": True})
+
+    return SilentBar
+
+
+def _download(repo_id: str, **settings: Any) -> str:
+    hub = importlib.import_module("huggingface_hub")
+    folder: str = hub.snapshot_download(
+        repo_id, allow_patterns=WANTED_FILES, ignore_patterns=UNWANTED_FILES, **settings
+    )
+    return folder

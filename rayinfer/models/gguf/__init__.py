@@ -1,0 +1,1 @@
+"""GGUF files: headers, tensors, tokenizers and settings."""
