@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-from gpu_tests import NUM_GPUS, may_have_gpu_tests
+from support.kernels.gpu_tests import NUM_GPUS, may_have_gpu_tests
 
 # No test may reach a model hub: what a test needs it makes, or takes from the cached embedded model.
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -1,8 +1,8 @@
 import pytest
 
-import architecture_floors as house
-import architecture_rules as rules
-from architecture_sources import Source, find_sources
+from support.architecture import floors as house
+from support.architecture import rules as rules
+from support.architecture.sources import Source, find_sources
 
 
 @pytest.fixture(scope="module")

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from architecture_floors import TORCH_FREE_MODULES, TORCH_FREE_ROOMS
-from architecture_sources import find_sources, is_within
-from tiny_models import make_tiny_llama
+from support.architecture.floors import TORCH_FREE_MODULES, TORCH_FREE_ROOMS
+from support.architecture.sources import find_sources, is_within
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 # Imports each module in turn and says which was the first to bring torch along.
 IMPORT_ALL = """

@@ -6,8 +6,8 @@ from importlib.metadata import packages_distributions
 
 import pytest
 
-from architecture_floors import FOREIGN_ROOM
-from architecture_sources import PACKAGES, ROOT, find_sources, is_within
+from support.architecture.floors import FOREIGN_ROOM
+from support.architecture.sources import PACKAGES, ROOT, find_sources, is_within
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 

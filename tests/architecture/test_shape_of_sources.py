@@ -1,8 +1,8 @@
 import pytest
 
-import architecture_rules as rules
-from architecture_floors import MAX_FILE_LINES
-from architecture_sources import PACKAGES, ROOT, Source, find_sources
+from support.architecture import rules as rules
+from support.architecture.floors import MAX_FILE_LINES
+from support.architecture.sources import PACKAGES, ROOT, Source, find_sources
 
 
 @pytest.fixture(scope="module")

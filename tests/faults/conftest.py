@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from fault_load import Answer, record_answers, request_body
-from fault_models import FaultModel, embedded_model, tiny_model
-from fault_report import FaultReport
-from fault_runs import prefill_time
-from faulty_service import FaultyService, Host
-from service_client import wait_until
+from support.faults.fault_load import Answer, record_answers, request_body
+from support.faults.fault_models import FaultModel, embedded_model, tiny_model
+from support.faults.fault_report import FaultReport
+from support.faults.fault_runs import prefill_time
+from support.faults.faulty_service import FaultyService, Host
+from support.services.service_client import wait_until
 
 REPORT = pytest.StashKey[FaultReport]()
 NUM_REQUESTS = 12

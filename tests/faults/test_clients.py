@@ -10,12 +10,12 @@ from collections import Counter
 import httpx
 import pytest
 
-from fault_bursts import request_bytes
-from fault_load import Answer, Load, ask, ask_all, new_client, record_answers, request_body
-from fault_report import FaultRow
-from fault_runs import count_leaks, judge
-from faulty_service import FaultyService
-from service_client import wait_until
+from support.faults.fault_bursts import request_bytes
+from support.faults.fault_load import Answer, Load, ask, ask_all, new_client, record_answers, request_body
+from support.faults.fault_report import FaultRow
+from support.faults.fault_runs import count_leaks, judge
+from support.faults.faulty_service import FaultyService
+from support.services.service_client import wait_until
 
 LONG = request_body(0, max_tokens=2000) | {"stream": True}
 FREED_S = 1.0

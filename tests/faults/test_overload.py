@@ -7,12 +7,12 @@ import time
 import psutil
 import pytest
 
-from fault_bursts import ask_at_once
-from fault_load import Answer, ask, ask_all, new_client, record_answers, request_body
-from fault_report import FaultRow
-from fault_runs import judge
-from faulty_service import FaultyService
-from service_client import wait_until
+from support.faults.fault_bursts import ask_at_once
+from support.faults.fault_load import Answer, ask, ask_all, new_client, record_answers, request_body
+from support.faults.fault_report import FaultRow
+from support.faults.fault_runs import judge
+from support.faults.faulty_service import FaultyService
+from support.services.service_client import wait_until
 
 NUM_BLOCKS = 64
 REFUSED_WITHIN_S = 0.1

@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from fault_load import record_answers, request_body
-from fault_report import FaultRow
-from fault_runs import freeze, judge, prefill_time, thaw, under_load, wait_until_whole
-from faulty_service import FaultyService, kill
-from group_remains import GroupRemains
-from service_client import wait_until
+from support.faults.fault_load import record_answers, request_body
+from support.faults.fault_report import FaultRow
+from support.faults.fault_runs import freeze, judge, prefill_time, thaw, under_load, wait_until_whole
+from support.faults.faulty_service import FaultyService, kill
+from support.faults.leftover_processes import GroupRemains
+from support.services.service_client import wait_until
 
 NUM_REQUESTS = 12
 GAP_S = 1.0  # and the time to compute prompts and tokens so far again

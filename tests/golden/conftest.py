@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from golden_comparison import Difference, GoldenRequest, OwnModel
-from golden_prompts import GOLDEN_PROMPTS
-from golden_reference import Reference, greedy_references, one_thread
 from rayinfer import LLM, SamplingParams
 from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.outputs import EngineStats, RequestOutput
 from rayinfer.tokenization.tokenizer import Tokenizer
+from support.golden.golden_comparison import Difference, GoldenRequest, OwnModel
+from support.golden.golden_prompts import GOLDEN_PROMPTS
+from support.golden.golden_reference import Reference, greedy_references, one_thread
 
 MODEL = "smollm2-135m"
 NUM_TOKENS = 32

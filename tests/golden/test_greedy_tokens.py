@@ -1,7 +1,7 @@
 """Greedy answers against transformers' `generate`, in every way that a request can run."""
 
-from golden_comparison import best_two, greedy_difference
-from golden_prompts import GOLDEN_PROMPTS
+from support.golden.golden_comparison import best_two, greedy_difference
+from support.golden.golden_prompts import GOLDEN_PROMPTS
 
 BLOCK_SIZE = 16
 

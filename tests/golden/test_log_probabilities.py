@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rayinfer import LLM, SamplingParams
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 NUM_TOP = 5
 ATOL = 1e-4

@@ -10,12 +10,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GgufConfig
 
-from golden_comparison import GoldenRequest, OwnModel, greedy_difference
-from golden_prompts import GOLDEN_PROMPTS
-from golden_reference import Reference, greedy_references
 from rayinfer import LLM, SamplingParams
 from rayinfer.tokenization.tokenizer import Tokenizer
-from real_models import GGUF_FILE, real_model
+from support.golden.golden_comparison import GoldenRequest, OwnModel, greedy_difference
+from support.golden.golden_prompts import GOLDEN_PROMPTS
+from support.golden.golden_reference import Reference, greedy_references
+from support.tiny_models.real_models import GGUF_FILE, real_model
 
 pytestmark = pytest.mark.models
 

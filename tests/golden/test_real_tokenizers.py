@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from golden_prompts import GOLDEN_PROMPTS
 from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.tokenization.output_text import OutputText
 from rayinfer.tokenization.tokenizer import Tokenizer
-from real_models import GGUF_FILE, real_model
-from varied_texts import VARIED_TEXTS
+from support.golden.golden_prompts import GOLDEN_PROMPTS
+from support.tiny_models.real_models import GGUF_FILE, real_model
+from support.tiny_models.varied_texts import VARIED_TEXTS
 
 TEXTS = [prompt.text for prompt in GOLDEN_PROMPTS] + list(VARIED_TEXTS)
 

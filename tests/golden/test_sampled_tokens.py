@@ -2,7 +2,7 @@
 
 import torch
 
-from golden_comparison import draw_for, sampled_difference
+from support.golden.golden_comparison import draw_for, sampled_difference
 
 # Two computations of the same logits differ a little, and every token before this one moves its borders.
 TOLERANCE = 1e-4

@@ -5,7 +5,7 @@ import torch
 from transformers import MarianMTModel, MarianTokenizer
 
 from rayinfer import LLM, SamplingParams
-from real_models import real_model
+from support.tiny_models.real_models import real_model
 
 SENTENCES = [
     "Hello, how are you today?",

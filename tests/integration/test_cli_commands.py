@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from cli_processes import run_cli
-from tiny_models import make_tiny_llama
+from support.faults.cli_processes import run_cli
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 ENGINE = ("--num-kv-blocks", 64, "--num-threads", 1)
 

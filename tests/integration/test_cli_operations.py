@@ -9,9 +9,9 @@ import httpx
 import pytest
 import yaml
 
-from cli_processes import run_cli, serving
-from service_client import wait_until
-from tiny_models import make_tiny_llama
+from support.faults.cli_processes import run_cli, serving
+from support.services.service_client import wait_until
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 ENGINE = ("--num-kv-blocks", 256, "--num-threads", 1, "--name", "tiny")
 

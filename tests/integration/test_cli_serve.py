@@ -9,8 +9,8 @@ import time
 import httpx
 import pytest
 
-from cli_processes import is_listening, processes_with, run_cli, serving
-from tiny_models import make_tiny_llama
+from support.faults.cli_processes import is_listening, processes_with, run_cli, serving
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 ENGINE = ("--num-kv-blocks", 256, "--num-threads", 1)
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import rayinfer_deployments
-from cli_processes import COMMAND, free_port, serving
 from rayinfer_deployments.cluster.listening_sockets import (
     EXPOSED_SOCKETS,
     beyond_loopback,
@@ -17,13 +16,14 @@ from rayinfer_deployments.cluster.listening_sockets import (
     not_exposed_by_ray,
 )
 from rayinfer_deployments.cluster.process_tree import descendants, read_process
-from tiny_models import make_tiny_llama
-from token_probe import call_all, with_token
+from support.faults.cli_processes import COMMAND, free_port, serving
+from support.golden.token_probe import call_all, with_token
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 CONFIGS = Path(rayinfer_deployments.__file__).parent / "configs"
 ON_A_CPU = ("autoscaling", "cpu", "throughput", "two-models")
 ENGINE = ("--num-kv-blocks", 256, "--num-threads", 1)
-DEPLOY = Path(__file__).parent.parent / "support" / "config_deployment.py"
+DEPLOY = Path(__file__).parent.parent / "support" / "services" / "config_deployment.py"
 
 
 def assert_only_known_sockets(processes):

@@ -5,9 +5,9 @@ import itertools
 import pytest
 import ray
 
-from engine_answers import Answers, answers_of, assert_alike, config_of, greedy_requests
-from rank_actors import WITHIN_S, group_owner
-from tiny_architectures import DECODERS, ENCODER_DECODERS
+from support.golden.engine_answers import Answers, answers_of, assert_alike, config_of, greedy_requests
+from support.services.rank_actors import WITHIN_S, group_owner
+from support.tiny_models.tiny_architectures import DECODERS, ENCODER_DECODERS
 
 MAKERS = DECODERS | ENCODER_DECODERS
 CASES = [(name, size) for name in MAKERS for size in [(2, 1), (1, 2)]] + [("qwen3-moe", (2, 2)), ("marian", (2, 2))]

@@ -4,7 +4,7 @@ import pytest
 
 from rayinfer.benchmark.studies.routing.prefixes import conversation_hits, document_hits
 from rayinfer.benchmark.studies.routing.priorities import URGENT_LOAD, patient_share, tenant_shares, urgent_arrivals
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 
 @pytest.fixture(scope="module")

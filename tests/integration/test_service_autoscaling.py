@@ -11,8 +11,8 @@ import pytest
 from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.operations.placement_watcher import NoRoom
 from rayinfer_deployments.operations.service_operations import ServiceOperations
-from service_client import wait_until
-from service_load import engine_names
+from support.services.service_client import wait_until
+from support.services.service_load import engine_names
 
 SMALL = {"num_cpus": 0.1, "num_threads": 1, "drain_timeout_s": 5.0}
 IDLE_S = 5

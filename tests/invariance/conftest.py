@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from invariance_requests import MixedRequest, make_mixed_model, mixed_requests
-from invariance_runs import ROOMY, Run, open_llm, run_alone
+from support.golden.invariance_requests import MixedRequest, make_mixed_model, mixed_requests
+from support.golden.invariance_runs import ROOMY, Run, open_llm, run_alone
 
 
 @pytest.fixture(scope="session")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from invariance_comparison import differences
-from invariance_requests import make_sparse_model
-from invariance_router import run_behind_a_router
-from invariance_runs import (
+from support.golden.invariance_comparison import differences
+from support.golden.invariance_requests import make_sparse_model
+from support.golden.invariance_router import run_behind_a_router
+from support.golden.invariance_runs import (
     ROOMY,
     SETTINGS,
     Run,

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from fake_graphs import record_fake_graphs
-from invariance_comparison import differences
-from invariance_runs import ROOMY, open_llm, run, run_shuffled
+from support.fakes.fake_graphs import record_fake_graphs
+from support.golden.invariance_comparison import differences
+from support.golden.invariance_runs import ROOMY, open_llm, run, run_shuffled
 
 
 def check_same(got, alone):

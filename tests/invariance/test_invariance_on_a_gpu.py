@@ -7,9 +7,9 @@ import itertools
 
 import pytest
 
-from invariance_comparison import differences
-from invariance_requests import make_sparse_model
-from invariance_runs import ROOMY, SETTINGS, open_streams, run, run_alone, run_moving, run_shuffled
+from support.golden.invariance_comparison import differences
+from support.golden.invariance_requests import make_sparse_model
+from support.golden.invariance_runs import ROOMY, SETTINGS, open_streams, run, run_alone, run_moving, run_shuffled
 
 TIGHT = {"num_kv_blocks": 12}
 BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values of 2 layers, 16 tokens, 2 heads of 16 channels in float32

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from invariance_comparison import differences
-from invariance_runs import ROOMY, Run, open_llm, run, run_shuffled
+from support.golden.invariance_comparison import differences
+from support.golden.invariance_runs import ROOMY, Run, open_llm, run, run_shuffled
 
 BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values of 2 layers, 16 tokens, 2 heads of 16 channels in float32
 TIGHT = {"num_kv_blocks": 12, "kv_offload_bytes": 30 * BLOCK_BYTES}

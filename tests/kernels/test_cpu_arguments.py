@@ -5,10 +5,10 @@ from functools import partial
 import pytest
 import torch
 
-from layer_stacks import RandomStack, StackCase, make_step
 from rayinfer_kernels.cpu.kernels import CpuKernels
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache
 from rayinfer_kernels.packed_weight import pack
+from support.kernels.layer_stacks import RandomStack, StackCase, make_step
 
 CPU, FAR = torch.device("cpu"), 10**9
 

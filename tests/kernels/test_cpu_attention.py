@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_batches import Shape, make_batch, spoil_unseen
 from rayinfer_kernels import ops, reference
 from rayinfer_kernels.cpu.kernels import CpuKernels
 from rayinfer_kernels.kv_cache import allocate_kv_cache
+from support.kernels.attention_batches import Shape, make_batch, spoil_unseen
 
 SHAPES = [
     Shape(),

@@ -3,10 +3,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grouped_rows import GROUPS, products_one_by_one, starts_of
 from rayinfer_kernels import ops, reference
 from rayinfer_kernels.cpu.kernels import CpuKernels
 from rayinfer_kernels.packed_weight import pack
+from support.kernels.grouped_rows import GROUPS, products_one_by_one, starts_of
 
 TOLERANCES = {torch.float32: {"atol": 1e-4, "rtol": 1e-5}, torch.bfloat16: {"atol": 0.02, "rtol": 0.01}}
 SHAPES = [(32, 2), (64, 200), (1, 8), (33, 16), (95, 40), (130, 300)]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from layer_stacks import RandomStack, StackCase, make_step
+from support.kernels.layer_stacks import RandomStack, StackCase, make_step
 
 CASES = [
     StackCase(),

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from layer_stacks import RandomStack, StackCase, make_step
 from rayinfer_kernels.packed_weight import WeightFormat
+from support.kernels.layer_stacks import RandomStack, StackCase, make_step
 
 FORMATS = [WeightFormat.INT8, WeightFormat.INT8_DYNAMIC, WeightFormat.INT4_DYNAMIC]
 CASES = [

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from grouped_rows import GROUPS, products_one_by_one, starts_of
 from rayinfer_kernels import ops
+from support.kernels.grouped_rows import GROUPS, products_one_by_one, starts_of
 
 TOLERANCE = {"atol": 0.02, "rtol": 0.01}
 

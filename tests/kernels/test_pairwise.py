@@ -2,7 +2,7 @@ from itertools import combinations, product
 
 import pytest
 
-from pairwise import Void, case_name, every_case, pairwise
+from support.kernels.pairwise import Void, case_name, every_case, pairwise
 
 AXES = {"a": [1, 2, 3, 4], "b": "xyz", "c": [True, False], "d": [0.5, None, 7, 8, 9]}
 

@@ -9,7 +9,7 @@ import torch
 
 import rayinfer_kernels
 from rayinfer.tokenization.tokenizer import Tokenizer
-from tiny_tokenizers import single_bytes
+from support.tiny_models.tiny_tokenizers import single_bytes
 
 with contextlib.suppress(ImportError):  # machines that only run the GPU tests may lack it
     from hypothesis import HealthCheck, settings

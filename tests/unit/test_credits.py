@@ -1,10 +1,10 @@
 import asyncio
 import contextlib
 
-from async_engines import running
 from rayinfer.credits import credits_of_each
 from rayinfer.outputs import Credits
 from rayinfer.protocols import ModelDescription
+from support.services.async_engines import running
 
 
 def description(**fields):

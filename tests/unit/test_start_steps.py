@@ -5,7 +5,7 @@ import time
 import pytest
 
 from rayinfer.start_steps import CountedStep, start_step
-from recorded_steps import ended, recorded_steps
+from support.fakes.recorded_steps import ended, recorded_steps
 
 PAUSE_S = 0.02
 LOGGED = """

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gloo_ranks import run_processes
 from rayinfer.errors import ConfigError
 from rayinfer.tensor_parallel import WHOLE, Alone, Place, Share, even_parts, split
+from support.services.gloo_ranks import run_processes
 
 NUM_RANKS = 3
 

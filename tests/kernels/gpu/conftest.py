@@ -10,10 +10,10 @@ import pytest
 import torch
 from xdist.scheduler import LoadScheduling
 
-from pairwise import case_name, every_case, pairwise
 from rayinfer_kernels.gpu import tuning
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
-from triton_interpreter import mend_interpreter
+from support.kernels.pairwise import case_name, every_case, pairwise
+from support.kernels.triton_interpreter import mend_interpreter
 
 MOST_CASES = 40  # of a kernel, every day
 

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from pairwise import Void
 from rayinfer_kernels import reference
 from rayinfer_kernels.gpu import activations
-from row_layouts import LAYOUTS, laid_out
+from support.kernels.pairwise import Void
+from support.kernels.row_layouts import LAYOUTS, laid_out
 
 # The exponential may differ in its last digits, and rounding after it may go to the neighbour, once for each step.
 TOLERANCES = {

@@ -7,7 +7,7 @@ from pathlib import Path
 import rayinfer_kernels
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
 
-COMPILER = Path(__file__).parents[2] / "support" / "hopper_compiler.py"
+COMPILER = Path(__file__).parents[2] / "support" / "kernels" / "hopper_compiler.py"
 
 
 def test_every_kernel_compiles_without_spilling_registers():

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from paged_batches import BF16, F8, F32, TYPES, assert_near, make_batch
 from rayinfer_kernels.gpu import tuning
 from rayinfer_kernels.gpu.decode_attention import decode_attention
+from support.kernels.paged_batches import BF16, F8, F32, TYPES, assert_near, make_batch
 
 CONTEXTS = {"ragged": (70, 0, 1), "full-pages": (192, 64), "long": (3, 0, 4096)}
 

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from pairwise import Void
 from rayinfer_kernels import reference
 from rayinfer_kernels.gpu.few_rows import Norm, are_few_rows, few_rows_linear
 from rayinfer_kernels.layer_stack import PackedLinear
 from rayinfer_kernels.packed_weight import PackedWeight
 from rayinfer_kernels.quantized_weight import quantize_float8
+from support.kernels.pairwise import Void
 
 EPS = 0.5  # so that it counts
 GATES = {"silu": reference.silu_and_mul, "gelu_tanh": reference.gelu_tanh_and_mul}

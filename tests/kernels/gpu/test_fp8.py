@@ -1,12 +1,12 @@
 import pytest
 import torch
 
-from pairwise import Void
 from rayinfer_kernels import reference
 from rayinfer_kernels.gpu import fp8
 from rayinfer_kernels.quantized_weight import quantize_float8
 from rayinfer_kernels.reference import float8
-from row_layouts import LAYOUTS, laid_out
+from support.kernels.pairwise import Void
+from support.kernels.row_layouts import LAYOUTS, laid_out
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

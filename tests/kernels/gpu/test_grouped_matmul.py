@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from pairwise import Void
 from rayinfer_kernels import reference
 from rayinfer_kernels.gpu import grouped_matmul
-from row_layouts import LAYOUTS, laid_out
+from support.kernels.pairwise import Void
+from support.kernels.row_layouts import LAYOUTS, laid_out
 
 TOLERANCES = {
     torch.float32: {"atol": 5e-6, "rtol": 1e-5},

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from layer_stacks import RandomStack, StackCase, make_step
 from rayinfer_kernels.kv_cache import allocate_kv_cache
 from rayinfer_kernels.quantized_weight import quantize_float8
+from support.kernels.layer_stacks import RandomStack, StackCase, make_step
 
 TOLERANCES = {torch.float32: {"atol": 2e-5, "rtol": 1e-4}, torch.bfloat16: {"atol": 0.06, "rtol": 0.06}}
 # A prompt, the next chunk of it beside another, a token beside a chunk, a token of each: few rows of 16 bits have

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from pairwise import Void
 from rayinfer_kernels import reference
 from rayinfer_kernels.gpu import norms
-from row_layouts import LAYOUTS, laid_out
+from support.kernels.pairwise import Void
+from support.kernels.row_layouts import LAYOUTS, laid_out
 
 # float32 sums in another order; others are rounded twice from sums that differ in that way, each time to a neighbour.
 TOLERANCES = {

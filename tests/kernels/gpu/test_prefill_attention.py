@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from paged_batches import BF16, F8, F16, F32, TYPES, assert_near, make_batch
 from rayinfer_kernels.gpu.prefill_attention import prefill_attention
+from support.kernels.paged_batches import BF16, F8, F16, F32, TYPES, assert_near, make_batch
 
 REQUESTS = {  # (context, new tokens) each
     "mixed": [(70, 6), (0, 0), (40, 1)],

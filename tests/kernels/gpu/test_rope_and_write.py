@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from paged_batches import BF16, F8, F16, F32, TYPES, as_stored, assert_near
-from pairwise import Void
 from rayinfer_kernels import reference
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache, allocate_paged_cache
 from rayinfer_kernels.gpu.rope_and_write import rope_and_write, write_kv
 from rayinfer_kernels.gpu.tuning import rope_tuning
+from support.kernels.paged_batches import BF16, F8, F16, F32, TYPES, as_stored, assert_near
+from support.kernels.pairwise import Void
 
 NUM_BLOCKS, NUM_POSITIONS, EPS = 4, 300, 1e-6
 HEAD_DIMS, BLOCK_SIZES, NUM_TOKENS = [64, 80, 96, 128, 256], [16, 32, 64], [2, Void(0), 1, 19]

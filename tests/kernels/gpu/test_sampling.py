@@ -5,12 +5,12 @@ import random
 import pytest
 import torch
 
-from pairwise import Void
 from rayinfer_kernels import reference
 from rayinfer_kernels.gpu import row_max
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
 from rayinfer_kernels.gpu.sampling import philox, sampling
-from row_layouts import LAYOUTS, laid_out
+from support.kernels.pairwise import Void
+from support.kernels.row_layouts import LAYOUTS, laid_out
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

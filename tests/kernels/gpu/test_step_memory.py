@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from layer_stacks import BLOCK_SIZE, RandomStack, StackCase, Step, make_step
-from memory_use import memory_use_of
 from rayinfer.engine.worker.graphs.decode_graphs import step_memory_bytes
 from rayinfer.engine.worker.reserved_memory import activation_memory_bytes
 from rayinfer.models.model_config import ModelConfig
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
 from rayinfer_kernels.gpu.sampling.sampling import sample_rows
+from support.kernels.layer_stacks import BLOCK_SIZE, RandomStack, StackCase, Step, make_step
+from support.kernels.memory_use import memory_use_of
 
 VOCAB, MAX_BLOCKS, NUM_REQUESTS = 200, 512, 4
 CASE = StackCase(num_heads=4, num_kv_heads=1, windows=(None,))

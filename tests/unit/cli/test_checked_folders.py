@@ -5,7 +5,7 @@ import pytest
 from rayinfer.errors import ModelLoadError
 from rayinfer_deployments.cli import checked_folders
 from rayinfer_deployments.cli.checked_folders import check_folder
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 
 @pytest.fixture

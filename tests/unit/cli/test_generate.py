@@ -4,7 +4,7 @@ from typer.testing import CliRunner
 
 from rayinfer_deployments.cli.chat import chat
 from rayinfer_deployments.cli.generate import generate
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 ENGINE = ("--num-kv-blocks", "64", "--num-threads", "1", "--dtype", "float32")
 GREEDY = ("--override-generation-config", '{"temperature": 0}')

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 PROGRAM = """
 import os, signal

@@ -21,7 +21,17 @@ from rayinfer.decoding.sampler import Sampler
 from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
 from rayinfer_kernels.reference.philox import uniform
-from sampler_requests import EOS, MIXED, MIXED_BY_NAME, MIXED_NAMES, VOCAB, draw_alone, enter, logits_of, sample
+from support.kernels.sampler_requests import (
+    EOS,
+    MIXED,
+    MIXED_BY_NAME,
+    MIXED_NAMES,
+    VOCAB,
+    draw_alone,
+    enter,
+    logits_of,
+    sample,
+)
 
 EVEN = list(range(0, VOCAB, 2))
 BAD = [[4], [595, 30], [588, 595, 32], [588, 34], [36]]  # the histories below end in 588 and 595

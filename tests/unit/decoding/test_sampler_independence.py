@@ -9,7 +9,7 @@ import torch
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.sampling_params import SamplingParams
 from rayinfer_kernels.reference.philox import uniform
-from sampler_requests import MIXED, MIXED_NAMES, VOCAB, draw_alone, enter, logits_of, sample
+from support.kernels.sampler_requests import MIXED, MIXED_NAMES, VOCAB, draw_alone, enter, logits_of, sample
 
 
 def generate(sampler, row, num_steps, *, start, neighbours=()):

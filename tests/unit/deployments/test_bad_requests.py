@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bad_requests import BadRequest, ask, bad_requests, good_request
-from fake_generator import FakeGenerator
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.servers.app import ServedModel, build_app
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer_deployments.router.http_server import HttpDoor
-from tiny_models import save_tokenizer
+from support.fakes.fake_generator import FakeGenerator
+from support.faults.bad_requests import BadRequest, ask, bad_requests, good_request
+from support.tiny_models.tiny_checkpoints import save_tokenizer
 
 MODEL = "tiny"
 

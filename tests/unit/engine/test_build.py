@@ -10,7 +10,7 @@ from rayinfer.errors import ConfigError, ModelLoadError
 from rayinfer.optimization.quality_gates import check_quality
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
-from tiny_models import make_tiny_llama, save_weights
+from support.tiny_models.tiny_checkpoints import make_tiny_llama, save_weights
 
 PROMPT = [9, 8, 7, 200, 6, 5, 31]
 PARAMS = {

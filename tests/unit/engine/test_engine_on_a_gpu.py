@@ -5,14 +5,14 @@ import random
 import pytest
 import torch
 
-from engine_answers import answers_of, assert_alike, config_of
 from rayinfer.engine.build_single_rank import build_one_rank_engine
 from rayinfer.layers.matrix import Matrix
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer_kernels.gpu.language import triton
-from tiny_architectures import DECODERS
-from tiny_models import make_tiny_llama
+from support.golden.engine_answers import answers_of, assert_alike, config_of
+from support.tiny_models.tiny_architectures import DECODERS
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 WAYS = [{}, {"sleeps": True}, {"overlap_steps": False}, {"enforce_eager": True}]
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from engine_answers import LENGTHS, PROMPTS, answers_of
-from teacher_forcing import GreedyAnswer, ReferenceModel, compare
-from tiny_architectures import DECODERS, ENCODER_DECODERS
+from support.golden.engine_answers import LENGTHS, PROMPTS, answers_of
+from support.golden.teacher_forcing import GreedyAnswer, ReferenceModel, compare
+from support.tiny_models.tiny_architectures import DECODERS, ENCODER_DECODERS
 
 MAKERS = DECODERS | ENCODER_DECODERS
 WAYS = [{}, {"enforce_eager": True}, {"overlap_steps": False}, {"max_num_batched_tokens": 16}]

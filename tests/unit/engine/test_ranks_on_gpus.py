@@ -7,12 +7,12 @@ import sys
 import psutil
 import pytest
 
-from engine_answers import answers_of, assert_alike
-from invariance_comparison import differences
-from invariance_requests import make_mixed_model, mixed_requests
-from invariance_runs import ROOMY, open_llm, run, run_alone
 from rayinfer.engine.build import build_engine
-from tiny_architectures import DECODERS, ENCODER_DECODERS
+from support.golden.engine_answers import answers_of, assert_alike
+from support.golden.invariance_comparison import differences
+from support.golden.invariance_requests import make_mixed_model, mixed_requests
+from support.golden.invariance_runs import ROOMY, open_llm, run, run_alone
+from support.tiny_models.tiny_architectures import DECODERS, ENCODER_DECODERS
 
 SETTINGS = {"dtype": "float32", "num_kv_blocks": 64}
 SOON_S = 90.0

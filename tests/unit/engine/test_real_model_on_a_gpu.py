@@ -1,6 +1,6 @@
 """A real checkpoint in float32 on a GPU against transformers on the same GPU, in every way that a request can run.
 
-RAYINFER_TEST_MODEL names its folder; `tests/support/carried_model.py` makes one where there is no network.
+RAYINFER_TEST_MODEL names its folder; `tests/support/tiny_models/carried_model.py` makes one where there is no network.
 """
 
 import itertools
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from golden_prompts import GOLDEN_PROMPTS
-from greedy_runs import greedy_answers
 from rayinfer.config import engine_config
 from rayinfer.engine.build_single_rank import build_one_rank_engine
 from rayinfer.tokenization.tokenizer import Tokenizer
-from teacher_forcing import ReferenceModel, compare
-from tiny_models import make_tiny_llama
+from support.golden.golden_prompts import GOLDEN_PROMPTS
+from support.golden.greedy_runs import greedy_answers
+from support.golden.teacher_forcing import ReferenceModel, compare
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 NUM_TOKENS = 48
 TOLERANCE = 3e-4  # of log probabilities: rounding grows over thirty layers

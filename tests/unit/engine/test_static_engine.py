@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from memory_use import memory_use_of
 from rayinfer import LLM, SamplingParams
 from rayinfer.config import engine_config
 from rayinfer.engine.build import build_engine
 from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.pool_size import count_static_blocks
 from rayinfer.protocols import GenerationRequest
-from tiny_models import make_tiny_llama
+from support.kernels.memory_use import memory_use_of
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 SETTINGS = {"dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 48, "max_model_len": 160, "block_size": 8}
 PROMPTS = [

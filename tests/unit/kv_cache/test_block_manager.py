@@ -4,7 +4,7 @@ import pytest
 from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.block_hash import PrefixDigests
 from rayinfer.kv_cache.block_manager import BlockManager, OutOfBlocks
-from work_count import count_bytecodes
+from support.kernels.work_count import count_bytecodes
 
 BLOCK_SIZE = 2
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rayinfer import LLM, SamplingParams
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 PROMPT = [40, 41, 42, 200, 7]
 LENGTH = 10

@@ -22,7 +22,7 @@ from rayinfer.errors import (
     PromptTooLong,
     RequestError,
 )
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 TEXTS = ["What is the capital of France?", "the quick brown fox", "Once upon a time", "for index in range(10):"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

@@ -7,7 +7,7 @@ import pytest
 
 from rayinfer import LLM, SamplingParams
 from rayinfer.errors import EngineDead, InvalidParameter, WrongEngineState
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 PROMPTS = [[9, 8, 7, 200, 6], [31, 5] * 20, [9, 8, 7, 200, 6, 77], [4, 80, 90, 3] * 9]
 PARAMS = [

@@ -5,11 +5,11 @@ import json
 import pytest
 from transformers import MarianTokenizer
 
-from encoder_decoder_runs import make_tiny_marian, make_tiny_t5, transformers_tokens
 from rayinfer import LLM, SamplingParams
 from rayinfer.errors import InvalidParameter
-from tiny_marian_spelling import save_marian_spelling
-from tiny_tokenizers import save, unigram
+from support.golden.encoder_decoder_runs import make_tiny_marian, make_tiny_t5, transformers_tokens
+from support.tiny_models.tiny_marian_tokenizer import save_marian_spelling
+from support.tiny_models.tiny_tokenizers import save, unigram
 
 TEXTS = ["Hello, how are you today?", "The quick brown fox", "Paris", "What is the capital of the old man?", "house"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=24)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
 from rayinfer.models.loader import check_checkpoint, load_decoder, torch_dtype
 from rayinfer.models.model_config import read_model_config
-from tiny_models import make_tiny_llama, save_weights
+from support.tiny_models.tiny_checkpoints import make_tiny_llama, save_weights
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 MEASURE = """
 import sys

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gloo_ranks import GlooRank, run_processes
-from shared_runs import Answer, answer_of, answer_of_stage
-from tiny_architectures import DECODERS, ENCODER_DECODERS
+from support.services.gloo_ranks import GlooRank, run_processes
+from support.services.shared_runs import Answer, answer_of, answer_of_stage
+from support.tiny_models.tiny_architectures import DECODERS, ENCODER_DECODERS
 
 IN_BFLOAT16 = "mistral in bfloat16"
 MAKERS = DECODERS | ENCODER_DECODERS | {IN_BFLOAT16: DECODERS["mistral"]}

@@ -4,14 +4,14 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from encoder_decoder_runs import make_tiny_marian, make_tiny_t5
 from rayinfer.errors import ConfigError
 from rayinfer.models.loader import empty_decoder
 from rayinfer.tensor_parallel import WHOLE, Alone, Place, Share
-from shared_runs import answer_of
-from thread_ranks import Table, ThreadGroup, run_threads
-from tiny_architectures import DECODERS, ENCODER_DECODERS
-from tiny_models import make_tiny_llama, make_tiny_model
+from support.fakes.thread_ranks import Table, ThreadGroup, run_threads
+from support.golden.encoder_decoder_runs import make_tiny_marian, make_tiny_t5
+from support.services.shared_runs import answer_of
+from support.tiny_models.tiny_architectures import DECODERS, ENCODER_DECODERS
+from support.tiny_models.tiny_checkpoints import make_tiny_llama, make_tiny_model
 
 CLOSE = {"atol": 1e-4, "rtol": 0.0}
 TINY = {"num_hidden_layers": 2, "vocab_size": 101, "intermediate_size": 84, "max_position_embeddings": 256}

@@ -9,7 +9,7 @@ from rayinfer.optimization.quantization import matrix_formats
 from rayinfer.optimization.sequence_batches import SequenceBatches
 from rayinfer_kernels.packed_weight import WeightFormat
 from rayinfer_kernels.quantized_weight import pack_quantized, quantize
-from tiny_models import make_tiny_llama, make_tiny_model
+from support.tiny_models.tiny_checkpoints import make_tiny_llama, make_tiny_model
 
 CPU = torch.device("cpu")
 MODELS = {

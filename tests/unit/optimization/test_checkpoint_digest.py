@@ -5,7 +5,7 @@ import pytest
 
 from rayinfer.errors import ModelLoadError
 from rayinfer.optimization.checkpoint_digest import checkpoint_digest
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from encoder_decoder_runs import make_tiny_t5
-from invariance_requests import make_sparse_model
 from rayinfer.errors import ConfigError, ModelLoadError
 from rayinfer.layers.matrix import Matrix
 from rayinfer.models.loader import load_decoder
@@ -19,8 +17,10 @@ from rayinfer.optimization.sequence_batches import SequenceBatches
 from rayinfer.optimization.tensor_file import DATA_FILE
 from rayinfer_kernels.packed_weight import WeightFormat
 from rayinfer_kernels.quantized_weight import quantize_float8
-from recorded_steps import ended, recorded_steps
-from tiny_models import make_tiny_llama, save_weights
+from support.fakes.recorded_steps import ended, recorded_steps
+from support.golden.encoder_decoder_runs import make_tiny_t5
+from support.golden.invariance_requests import make_sparse_model
+from support.tiny_models.tiny_checkpoints import make_tiny_llama, save_weights
 
 CPU = torch.device("cpu")
 MODES = (None, "int8", "int8-dynamic", "int4")

@@ -3,7 +3,7 @@ import torch
 from rayinfer.models.loader import load_decoder
 from rayinfer.optimization.self_samples import sample_sequences
 from rayinfer.optimization.sequence_batches import SequenceBatches
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 CPU = torch.device("cpu")
 

@@ -10,9 +10,9 @@ from rayinfer.optimization.shared_weights import part_of
 from rayinfer.tensor_parallel import WHOLE, Alone, Place, Share
 from rayinfer_kernels.packed_weight import WeightFormat
 from rayinfer_kernels.quantized_weight import quantize
-from shared_runs import PROMPT, answer_of
-from thread_ranks import run_threads
-from tiny_models import make_tiny_llama
+from support.fakes.thread_ranks import run_threads
+from support.services.shared_runs import PROMPT, answer_of
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ from rayinfer.optimization.quantization import matrix_formats
 from rayinfer.optimization.sequence_batches import SequenceBatches
 from rayinfer.optimization.smoothing import choose_scales, smooth_decoder
 from rayinfer_kernels.quantized_weight import pack_quantized, quantize
-from tiny_models import make_tiny_llama, save_weights
+from support.tiny_models.tiny_checkpoints import make_tiny_llama, save_weights
 
 CPU = torch.device("cpu")
 LENGTH, LARGE = 32, 64.0

@@ -3,10 +3,10 @@ from dataclasses import replace
 
 import pytest
 
-from fake_engine_client import FakeEngineClient
-from fake_service import Service, running, until
 from rayinfer.errors import EngineDead, InvalidParameter, NotReady, PromptTooLong, QueueFull
 from rayinfer.outputs import EngineStats, Logprob, TraceEvent
+from support.fakes.fake_engine_client import FakeEngineClient
+from support.fakes.fake_service import Service, running, until
 
 
 @pytest.fixture

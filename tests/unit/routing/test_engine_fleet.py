@@ -5,13 +5,13 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from fake_engine_client import FakeEngineClient
 from rayinfer.errors import EngineDead, NotReady, WrongEngineState
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import EngineStats
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.dispatch import Dispatcher
 from rayinfer.sampling_params import SamplingParams
+from support.fakes.fake_engine_client import FakeEngineClient
 
 
 @pytest.fixture

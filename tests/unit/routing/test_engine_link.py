@@ -4,13 +4,13 @@ import contextvars
 
 import pytest
 
-from fake_engine_client import FakeEngineClient
 from rayinfer.errors import EngineDead
 from rayinfer.outputs import EngineStats, StepMessage
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.engine_link import EngineLink
 from rayinfer.sampling_params import SamplingParams
+from support.fakes.fake_engine_client import FakeEngineClient
 
 caller = contextvars.ContextVar("caller", default="nobody")
 

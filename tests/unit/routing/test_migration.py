@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from fake_service import Service, running, until
 from rayinfer.errors import EngineDead
 from rayinfer.routing.attempts import MOST_ENDED, Attempts
+from support.fakes.fake_service import Service, running, until
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from random_schedules import Schedule, ScheduleOverLines
+from support.services.random_schedules import Schedule, ScheduleOverLines
 
 NUM_SCHEDULES = 1000
 NUM_SCHEDULES_OVER_LINES = 40

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tiny_tokenizers
 from rayinfer.outputs import Logprob, RequestOutput, TokenDelta, TokenLogprobs
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.stream_state import StreamState, engine_request_id, parts_of
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.tokenizer import Tokenizer
+from support.tiny_models import tiny_tokenizers
 
 TOKENIZER = Tokenizer(tiny_tokenizers.byte_level(), {"eos_token": "</s>"})
 EOS = TOKENIZER.encode("</s>")[0]

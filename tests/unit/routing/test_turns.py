@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import pytest
 
-from fake_engine_client import FakeEngineClient
-from fake_service import Service, running, until
 from rayinfer.errors import EngineDead, NotReady, QueueFull
 from rayinfer.outputs import Credits, EngineStats
 from rayinfer.routing.limits import RouterLimits, TenantLimits
+from support.fakes.fake_engine_client import FakeEngineClient
+from support.fakes.fake_service import Service, running, until
 
 ONE = Credits(num_requests=1)
 

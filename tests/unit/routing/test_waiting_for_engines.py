@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from fake_service import Service, running, until
 from rayinfer.errors import EngineDead, NotReady
 from rayinfer.routing.first_tokens import FirstTokens
+from support.fakes.fake_service import Service, running, until
 
 
 @pytest.fixture

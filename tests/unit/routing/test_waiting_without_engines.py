@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from fake_engine_client import FakeEngineClient
 from rayinfer.errors import NotReady
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import Credits, EngineStats
@@ -17,7 +16,8 @@ from rayinfer.routing.engine_set import EngineSet
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.routing.replica_choice import Work
 from rayinfer.routing.turns import Turn, Turns
-from virtual_time import run_in_virtual_time
+from support.fakes.fake_engine_client import FakeEngineClient
+from support.fakes.virtual_time import run_in_virtual_time
 
 ENGINE_WAIT_S = 3.0
 FULL = Work(priority=0, num_requests=10**6, num_tokens=10**6, num_prefill_tokens=0)

@@ -6,12 +6,12 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from fake_generator import FakeGenerator
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.servers.app import ServedModel, build_app
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
-from tiny_models import save_tokenizer
+from support.fakes.fake_generator import FakeGenerator
+from support.tiny_models.tiny_checkpoints import save_tokenizer
 
 MAX_BODY_BYTES = 200_000
 

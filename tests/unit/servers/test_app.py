@@ -3,10 +3,10 @@ from dataclasses import replace
 from prometheus_client import CollectorRegistry
 
 import rayinfer
-from fake_generator import FakeGenerator
 from rayinfer.errors import QueueFull
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import EngineStats
+from support.fakes.fake_generator import FakeGenerator
 
 PROMPT = {"prompt": "the quick brown fox"}
 

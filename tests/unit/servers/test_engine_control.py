@@ -5,9 +5,9 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from fake_engine_client import FakeEngineClient
 from rayinfer.errors import EngineDead, WrongEngineState
 from rayinfer.servers.app import build_app
+from support.fakes.fake_engine_client import FakeEngineClient
 
 POSTS = ("/pause", "/resume", "/sleep", "/wake_up")
 GETS = ("/is_sleeping", "/is_paused")

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from fake_generator import FakeGenerator
 from rayinfer.errors import QueueFull
+from support.fakes.fake_generator import FakeGenerator
 
 FULL = QueueFull("2 requests are waiting already, the limit is 2", retry_after_s=3.0)
 

@@ -1,10 +1,10 @@
 import pytest
 
-import tiny_tokenizers
 from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.bad_words import speller
 from rayinfer.tokenization.tokenizer import Tokenizer
+from support.tiny_models import tiny_tokenizers
 
 MAKES = {
     "byte-level": tiny_tokenizers.byte_level,

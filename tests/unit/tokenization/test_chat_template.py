@@ -3,9 +3,9 @@ import json
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-import tiny_tokenizers
 from rayinfer.errors import InvalidParameter, ModelLoadError
 from rayinfer.tokenization.chat_template import ChatTemplate
+from support.tiny_models import tiny_tokenizers
 
 CHATML = (
     "{{ bos_token }}{% for message in messages %}\n"

@@ -3,9 +3,9 @@ import json
 import pytest
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
-import tiny_tokenizers
 from rayinfer.tokenization.longest_token import LongestToken, find_longest_token
 from rayinfer.tokenization.tokenizer import Tokenizer
+from support.tiny_models import tiny_tokenizers
 
 UNICODE = "e\u0301" * 40 + "\u03b1\u0313\u0300\u0345" * 40 + "\u1112\u1161\u11ab" * 40
 

@@ -13,7 +13,7 @@ from rayinfer.models.checkpoints.model_folder import check_model_folder
 from rayinfer.tokenization.bad_words import speller
 from rayinfer.tokenization.output_text import OutputText
 from rayinfer.tokenization.tokenizer import Tokenizer
-from tiny_marian_spelling import save_marian_spelling
+from support.tiny_models.tiny_marian_tokenizer import save_marian_spelling
 
 TEXTS = [
     "Hello, how are you today?",

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import tiny_tokenizers
 from rayinfer.tokenization.output_text import OutputText
 from rayinfer.tokenization.tokenizer import Tokenizer
+from support.tiny_models import tiny_tokenizers
 
 KINDS = sorted(tiny_tokenizers.MAKERS)
 # Decoders whose text depends on whether other text stands before it: all but these read the prompt as context.

@@ -5,10 +5,10 @@ import functools
 import pytest
 from tokenizers import decoders
 
-import tiny_tokenizers
 from rayinfer.tokenization.output_text import OutputText
 from rayinfer.tokenization.tokenizer import Tokenizer
-from varied_texts import FAMILY, FLAGS, MARKS
+from support.tiny_models import tiny_tokenizers
+from support.tiny_models.varied_texts import FAMILY, FLAGS, MARKS
 
 KINDS = sorted(tiny_tokenizers.MAKERS)
 TEXTS = {

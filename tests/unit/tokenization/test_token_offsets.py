@@ -1,8 +1,8 @@
 import pytest
 
-import tiny_tokenizers
 from rayinfer.tokenization.token_offsets import TokenOffsets
 from rayinfer.tokenization.tokenizer import Tokenizer
+from support.tiny_models import tiny_tokenizers
 
 
 def tokenizer_of(kind: str) -> Tokenizer:

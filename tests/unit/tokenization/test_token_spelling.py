@@ -1,7 +1,7 @@
 import pytest
 
-import tiny_tokenizers
 from rayinfer.tokenization.tokenizer import Tokenizer
+from support.tiny_models import tiny_tokenizers
 
 FACE = "\N{SLIGHTLY SMILING FACE}"
 

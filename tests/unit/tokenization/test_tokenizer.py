@@ -6,9 +6,9 @@ import threading
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-import tiny_tokenizers
 from rayinfer.errors import InvalidParameter, ModelLoadError
 from rayinfer.tokenization.tokenizer import Tokenizer
+from support.tiny_models import tiny_tokenizers
 
 TEXTS = [
     "",

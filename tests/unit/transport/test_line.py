@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from async_engines import collect, request, running, wait_until
-from fake_engine_client import FakeEngineClient
 from rayinfer.errors import EngineDead
 from rayinfer.transport import engine_server
 from rayinfer.transport.engine_connection import EngineConnection
 from rayinfer.transport.engine_server import EngineServer
 from rayinfer.transport.frames import LENGTH_BYTES, VERSION, HelloFrame, SubmitFrame, encode_frame
+from support.fakes.fake_engine_client import FakeEngineClient
+from support.services.async_engines import collect, request, running, wait_until
 
 HOST = "127.0.0.1"
 PATIENCE_S = 10.0

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from rayinfer.benchmark.control_plane.parallel import STEP_REQUESTS, print_parallel_report, run_parallel_benchmark
 from rayinfer.benchmark.load.report import write_json
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 
 def test_the_control_plane_and_decoding_over_stages_are_measured(tmp_path):

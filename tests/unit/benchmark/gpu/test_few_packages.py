@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from few_packages import ROOT, run_with_packages
-from gpu_tests import may_have_gpu_tests
-from tiny_models import make_tiny_llama
+from support.kernels.gpu_tests import may_have_gpu_tests
+from support.services.few_packages import ROOT, run_with_packages
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 MEASURING = ("torch", "triton", "numpy", "xxhash", "pydantic")
 TESTING = (*MEASURING, "pytest", "pytest-xdist", "transformers")

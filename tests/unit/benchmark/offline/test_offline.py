@@ -9,7 +9,7 @@ from rayinfer.benchmark.load.workloads import offline_workload
 from rayinfer.benchmark.offline.offline import measure_in_turn, print_offline_report, run_offline
 from rayinfer.benchmark.offline.transformers_peer import check_peer_name, transformers_peer
 from rayinfer.errors import ConfigError, RayinferError
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 
 class FakeContender:

@@ -1,9 +1,9 @@
 import pytest
 
-from fake_peers import make_adapter, make_contender, make_server, make_setup
 from rayinfer.benchmark.peers.comparison import Plan, find_contenders, run_comparison
 from rayinfer.benchmark.peers.system_under_test import Missing
 from rayinfer.errors import ConfigError
+from support.fakes.fake_peers import make_adapter, make_contender, make_server, make_setup
 
 
 def make_plan(folder, *works, rounds=2):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from fake_peers import make_adapter, make_setup
 from rayinfer.benchmark.peers.engine_process import engine_process
 from rayinfer.errors import RayinferError
-from service_client import wait_until
+from support.fakes.fake_peers import make_adapter, make_setup
+from support.services.service_client import wait_until
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from fake_peers import make_setup
 from rayinfer.benchmark.peers.installed import package_version, program_of
 from rayinfer.benchmark.peers.openvino import openvino_contenders
 from rayinfer.benchmark.peers.vllm import vllm_contenders
+from support.fakes.fake_peers import make_setup
 
 
 def test_a_version_is_asked_of_the_peers_own_interpreter():

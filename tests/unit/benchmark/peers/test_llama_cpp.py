@@ -1,9 +1,9 @@
 import pytest
 
-from fake_peers import make_program, make_setup
 from rayinfer.benchmark.peers.llama_cpp import llama_cpp_contenders
 from rayinfer.benchmark.peers.system_under_test import Missing
 from rayinfer.errors import RayinferError
+from support.fakes.fake_peers import make_program, make_setup
 
 BENCH = """
     import json, sys

@@ -1,10 +1,10 @@
 from dataclasses import replace
 
-from fake_peers import make_setup
 from rayinfer.benchmark.peers.own import own_contenders
 from rayinfer.benchmark.peers.results import Section, read_sections, write_sections
 from rayinfer.benchmark.peers.system_under_test import Contender, Missing
 from rayinfer.benchmark.peers.table import markdown
+from support.fakes.fake_peers import make_setup
 
 NOWHERE = {"cpu_model": "none", "num_cpus": 1, "commit": None}
 

@@ -2,10 +2,10 @@ import dataclasses
 
 import pytest
 
-from fake_peers import make_adapter, make_contender, make_server, make_setup
 from rayinfer.benchmark.peers.results import Section
 from rayinfer.benchmark.peers.rounds import EngineHall, measure_servers, take_turns
 from rayinfer.errors import RayinferError
+from support.fakes.fake_peers import make_adapter, make_contender, make_server, make_setup
 
 
 def make_section(work="batch", rounds=3):

@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
-from fake_peers import make_server
 from rayinfer.benchmark.peers.server_process import measure_server, running_server
 from rayinfer.errors import RayinferError
+from support.fakes.fake_peers import make_server
 
 
 def test_a_server_is_loaded_with_one_eight_and_thirty_two_streams(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from rayinfer_deployments.cli import build_application
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 
 class Completions(BaseHTTPRequestHandler):

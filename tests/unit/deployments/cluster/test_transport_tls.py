@@ -12,7 +12,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from fake_engine_client import FakeEngineClient
 from rayinfer.errors import EngineDead
 from rayinfer.transport import engine_server
 from rayinfer.transport.engine_connection import EngineConnection
@@ -20,6 +19,7 @@ from rayinfer.transport.engine_server import EngineServer
 from rayinfer.transport.line_certificate import client_context
 from rayinfer.transport.self_signed import make_line_certificate
 from rayinfer_deployments.cluster.transport_tls import line_client_tls, line_server_tls, make_engine_server
+from support.fakes.fake_engine_client import FakeEngineClient
 
 HOST = "127.0.0.1"
 OTHER_NODE = "127.0.0.2"

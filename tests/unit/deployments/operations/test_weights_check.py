@@ -5,7 +5,7 @@ import pytest
 from rayinfer.errors import ConfigError, ModelLoadError
 from rayinfer_deployments.app_args import ModelArgs
 from rayinfer_deployments.operations.weights_check import check_weights_fit
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,12 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from fake_engine_client import FakeEngineClient
 from rayinfer.errors import EngineDead
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.routing.engine_set import EngineSet
 from rayinfer_deployments.discovery.engine_address import EngineAddress
 from rayinfer_deployments.router.engine_reconciler import EngineRoster
+from support.fakes.fake_engine_client import FakeEngineClient
 
 ENGINES = {name: EngineAddress(actor_name=name, namespace="serve", epoch=1) for name in ("a", "b")}
 

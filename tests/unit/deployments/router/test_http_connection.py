@@ -8,11 +8,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive, Scope, Send
 
-from bad_requests import MIB, ask
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.servers.app import build_app
 from rayinfer_deployments.router.http_connection import HttpConnection
 from rayinfer_deployments.router.http_server import HttpDoor
+from support.faults.bad_requests import MIB, ask
 
 LARGE = 8 * MIB
 CONCURRENT_PARTS = [8 * MIB, *range(1, 9)]  # bytes; the first fills every buffer on the way

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from obeying_threads import ThreadRanks, plan_of
 from rayinfer.engine.distributed import group_executor
 from rayinfer.engine.distributed.group_executor import GroupExecutor
 from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
 from rayinfer.errors import EngineDead
+from support.fakes.command_threads import ThreadRanks, plan_of
 
 SOON_S = 10.0
 TIMEOUT_S = 0.4  # of silence

@@ -9,7 +9,6 @@ import time
 import psutil
 import pytest
 
-from invariance_comparison import differences
 from rayinfer import LLM, SamplingParams
 from rayinfer.config import engine_config
 from rayinfer.engine.build import build_engine
@@ -19,7 +18,8 @@ from rayinfer.engine.ranks.rank_group import RankGroup
 from rayinfer.engine.ranks.rendezvous import open_rendezvous
 from rayinfer.errors import ConfigError, EngineDead
 from rayinfer.protocols import GenerationRequest
-from tiny_models import make_tiny_llama
+from support.golden.invariance_comparison import differences
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 PROMPTS = [[9, 8, 7, 200, 6, 5, 31], [4] * 40, [1, 2, 3], list(range(5, 70))]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=3, prompt_logprobs=2)

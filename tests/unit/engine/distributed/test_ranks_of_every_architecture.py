@@ -2,10 +2,10 @@
 
 import pytest
 
-from encoder_decoder_runs import make_tiny_t5
-from engine_answers import answers_of, assert_alike
 from rayinfer.engine.build import build_engine
-from tiny_architectures import DECODERS, ENCODER_DECODERS
+from support.golden.encoder_decoder_runs import make_tiny_t5
+from support.golden.engine_answers import answers_of, assert_alike
+from support.tiny_models.tiny_architectures import DECODERS, ENCODER_DECODERS
 
 MAKERS = DECODERS | ENCODER_DECODERS
 SIZES = [(2, 1), (1, 2), (2, 2)]  # tensor ranks and stages

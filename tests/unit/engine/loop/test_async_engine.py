@@ -5,9 +5,9 @@ from contextlib import aclosing
 
 import pytest
 
-from async_engines import ENDLESS, PATIENCE_S, collect, request, running, wait_until
-from fake_executor import expected_tokens, numbers
 from rayinfer.errors import EngineDead
+from support.fakes.fake_executor import expected_tokens, numbers
+from support.services.async_engines import ENDLESS, PATIENCE_S, collect, request, running, wait_until
 
 
 async def test_every_router_gets_its_own_requests_and_no_others():

@@ -6,9 +6,9 @@ from contextlib import aclosing
 
 import pytest
 
-from async_engines import ENDLESS, PATIENCE_S, collect, request, running, wait_until
-from fake_executor import expected_tokens, numbers
 from rayinfer.errors import EngineDead, InvalidParameter, WrongEngineState
+from support.fakes.fake_executor import expected_tokens, numbers
+from support.services.async_engines import ENDLESS, PATIENCE_S, collect, request, running, wait_until
 
 dies = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 

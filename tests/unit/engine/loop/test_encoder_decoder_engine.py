@@ -2,12 +2,12 @@
 
 import pytest
 
-from encoder_decoder_runs import END, PAD, make_tiny_marian, make_tiny_t5, transformers_tokens
 from rayinfer.config import engine_config
 from rayinfer.engine.build import build_engine
 from rayinfer.errors import ConfigError, InvalidParameter, PromptTooLong
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
+from support.golden.encoder_decoder_runs import END, PAD, make_tiny_marian, make_tiny_t5, transformers_tokens
 
 SOURCES = {str(length): [(5 * i * i + 2) % 95 for i in range(length)] for length in (70, 1, 23, 8, 40)}
 SETTINGS = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 100}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fake_executor import EOS, VOCAB_SIZE, drive, expected_tokens, numbers
 from rayinfer.errors import InvalidParameter, PromptTooLong, RequestError
+from support.fakes.fake_executor import EOS, VOCAB_SIZE, drive, expected_tokens, numbers
 
 # Refusals
 

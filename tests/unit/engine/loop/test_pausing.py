@@ -4,9 +4,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fake_executor import drive, expected_tokens, numbers
 from rayinfer.engine.plan.executor_commands import SleepLevel
 from rayinfer.errors import EngineDead, InvalidParameter, WrongEngineState
+from support.fakes.fake_executor import drive, expected_tokens, numbers
 
 PERSIST, OFFLOAD, RECOMPUTE = SleepLevel
 

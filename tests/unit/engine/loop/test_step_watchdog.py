@@ -4,9 +4,9 @@ from contextlib import aclosing
 
 import pytest
 
-from async_engines import PATIENCE_S, collect, request, running
-from fake_executor import numbers
 from rayinfer.engine.loop.step_watchdog import LIMIT_FACTOR, MIN_LIMIT_S, Pulse
+from support.fakes.fake_executor import numbers
+from support.services.async_engines import PATIENCE_S, collect, request, running
 
 
 class Clock:

@@ -1,6 +1,6 @@
 import numpy as np
 
-from fake_executor import drive, numbers
+from support.fakes.fake_executor import drive, numbers
 
 
 def test_the_parts_of_a_plan_are_the_plan():

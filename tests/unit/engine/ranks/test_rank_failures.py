@@ -9,7 +9,7 @@ from rayinfer.engine.ranks.control_connection import LineLost
 from rayinfer.engine.ranks.plan_codec import Failed
 from rayinfer.engine.ranks.rank_failures import first_failure, is_consequence, lost, say_last_words
 from rayinfer.errors import EngineDead, ModelLoadError
-from socket_lines import pair_of_lines
+from support.fakes.control_connections import pair_of_lines
 
 GLOO_ERROR = RuntimeError("[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer")
 

@@ -7,7 +7,7 @@ import pytest
 from rayinfer.engine.ranks.control_connection import LineLost
 from rayinfer.engine.ranks.plan_codec import Beat
 from rayinfer.engine.ranks.rank_store import RankStore, StoreValues, ask_over
-from socket_lines import pair_of_lines
+from support.fakes.control_connections import pair_of_lines
 
 SOON_S = 10.0
 

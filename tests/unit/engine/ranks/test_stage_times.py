@@ -2,8 +2,8 @@
 
 import pytest
 
-from fake_executor import drive
 from rayinfer.engine.ranks.timed_group import StageTimes
+from support.fakes.fake_executor import drive
 
 
 def test_a_stage_is_idle_for_what_it_does_not_compute_of_the_time_in_which_there_is_work():

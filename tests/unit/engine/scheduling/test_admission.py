@@ -5,9 +5,9 @@ from itertools import takewhile
 
 import pytest
 
-from fake_executor import drive, expected_tokens, numbers
 from rayinfer.engine.scheduling.request import Request
-from work_count import count_bytecodes
+from support.fakes.fake_executor import drive, expected_tokens, numbers
+from support.kernels.work_count import count_bytecodes
 
 
 def crowded(**settings):

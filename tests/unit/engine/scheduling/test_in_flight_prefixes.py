@@ -4,7 +4,7 @@ from itertools import groupby
 
 import pytest
 
-from fake_executor import drive, expected_tokens, numbers
+from support.fakes.fake_executor import drive, expected_tokens, numbers
 
 PROMPT = numbers(33)  # eight full blocks and one token
 # With one row and chunks smaller than a block, a twin stays aside for several steps.

@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from fake_executor import drive, expected_tokens, numbers
 from rayinfer.errors import EngineDead
+from support.fakes.fake_executor import drive, expected_tokens, numbers
 
 
 def two_at_once(**settings):

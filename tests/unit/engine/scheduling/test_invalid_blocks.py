@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from fake_executor import drive, expected_tokens, numbers
+from support.fakes.fake_executor import drive, expected_tokens, numbers
 
 PROMPT = numbers(21)
 OVERLAPS = pytest.mark.parametrize("plans_ahead", [False, True])

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fake_executor import drive, expected_tokens, numbers
+from support.fakes.fake_executor import drive, expected_tokens, numbers
 
 
 @dataclass(frozen=True)

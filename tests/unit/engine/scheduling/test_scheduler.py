@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fake_executor import EOS, INVALID, drive, expected_tokens, mixed_answer, numbers
+from support.fakes.fake_executor import EOS, INVALID, drive, expected_tokens, mixed_answer, numbers
 
 
 def counts_of_last_plan(driven):

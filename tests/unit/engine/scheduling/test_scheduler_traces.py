@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from fake_executor import drive, numbers
+from support.fakes.fake_executor import drive, numbers
 
 PROMPT = numbers(17)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fake_executor import INVALID, VOCAB_SIZE, drive, expected_tokens, mixed_answer, numbers
-from fake_scores import expected_logprobs
 from rayinfer.outputs import TokenDelta
+from support.fakes.fake_executor import INVALID, VOCAB_SIZE, drive, expected_tokens, mixed_answer, numbers
+from support.fakes.fake_scores import expected_logprobs
 
 PROMPT = numbers(19)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fake_executor import EOS, INVALID, drive, expected_tokens, mixed_answer, numbers
+from support.fakes.fake_executor import EOS, INVALID, drive, expected_tokens, mixed_answer, numbers
 
 
 def ahead(**settings):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fake_executor import drive, expected_tokens, numbers
 from rayinfer.engine.plan.executor_commands import SleepLevel
+from support.fakes.fake_executor import drive, expected_tokens, numbers
 
 
 def crowded(num_offload_blocks, *, caching=True, num_requests=4, **settings):

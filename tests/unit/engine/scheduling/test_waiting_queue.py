@@ -4,7 +4,7 @@ from rayinfer.engine.scheduling.request import new_request
 from rayinfer.engine.scheduling.waiting_queue import WaitingQueue
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
-from work_count import count_bytecodes
+from support.kernels.work_count import count_bytecodes
 
 
 def request(name, length, priority=0, arrival=0.0):

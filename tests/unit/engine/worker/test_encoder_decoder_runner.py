@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 import torch
 
-from encoder_decoder_runs import make_tiny_t5
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.plan.step_plan import EnteredRow
 from rayinfer.engine.worker.encoder_decoder_runner import EncoderDecoderRunner
@@ -10,6 +9,7 @@ from rayinfer.engine.worker.static_runner import StaticShapes
 from rayinfer.kv_cache.cache_tensors import allocate_kv_caches
 from rayinfer.models.loader import load_decoder
 from rayinfer.sampling_params import SamplingParams
+from support.golden.encoder_decoder_runs import make_tiny_t5
 
 ROWS, CPU = 8, torch.device("cpu")
 

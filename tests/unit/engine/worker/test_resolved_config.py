@@ -16,7 +16,7 @@ from rayinfer.kv_cache.pool_size import CPU_POOL_BYTES, count_kv_blocks
 from rayinfer.models.model_config import read_model_config
 from rayinfer.outputs import Credits
 from rayinfer.tensor_parallel import Place
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 SIZES = ("max_num_seqs", "max_num_batched_tokens", "memory_fraction", "max_cudagraph_capture_size")
 

@@ -5,7 +5,7 @@ import pytest
 from rayinfer import LLM, SamplingParams
 from rayinfer.engine.worker.graphs.graph_input_buffers import Padding
 from rayinfer.engine.worker.warm_up import first_steps
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 SETTINGS = {"dtype": "float32", "block_size": 8, "num_kv_blocks": 16, "max_num_seqs": 2}
 PARAMS = [SamplingParams(temperature=0.0, max_tokens=9), SamplingParams(temperature=1.0, seed=3, max_tokens=9)]

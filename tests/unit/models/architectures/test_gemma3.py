@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3TextConfig
 
-from decoder_runs import CLOSE, PROMPT, DecoderRun, assert_decodes_like_transformers, transformers_logits
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
 from rayinfer.models.architectures.gemma3 import Gemma3ForCausalLM
 from rayinfer.models.loader import check_checkpoint
 from rayinfer.models.model_config import read_model_config
-from tiny_models import make_tiny_model, save_weights
+from support.golden.decoder_runs import CLOSE, PROMPT, DecoderRun, assert_decodes_like_transformers, transformers_logits
+from support.tiny_models.tiny_checkpoints import make_tiny_model, save_weights
 
 SLIDING, GLOBAL = "sliding_attention", "full_attention"
 LINEAR = {SLIDING: {"rope_theta": 300.0}, GLOBAL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e4}}

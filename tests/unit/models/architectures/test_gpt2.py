@@ -7,12 +7,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import GPT2Config
 
-from decoder_runs import assert_decodes_like_transformers
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
 from rayinfer.models.architectures.gpt2 import GPT2LMHeadModel
 from rayinfer.models.loader import check_checkpoint
 from rayinfer.models.model_config import read_model_config
-from tiny_models import make_tiny_model, save_weights
+from support.golden.decoder_runs import assert_decodes_like_transformers
+from support.tiny_models.tiny_checkpoints import make_tiny_model, save_weights
 
 SHAPES = {
     "as published": {},

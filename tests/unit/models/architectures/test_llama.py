@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig
 
-from decoder_runs import CLOSE, PROMPT, DecoderRun, assert_decodes_like_transformers, transformers_logits
 from rayinfer.errors import UnsupportedArchitecture
 from rayinfer.models.architectures.llama import LlamaForCausalLM
 from rayinfer.models.model_config import read_model_config
-from tiny_models import make_tiny_llama, make_tiny_model, save_weights
+from support.golden.decoder_runs import CLOSE, PROMPT, DecoderRun, assert_decodes_like_transformers, transformers_logits
+from support.tiny_models.tiny_checkpoints import make_tiny_llama, make_tiny_model, save_weights
 
 SHAPE = {
     "vocab_size": 97,

@@ -5,12 +5,12 @@ import torch
 from safetensors.torch import load_file
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
-from encoder_decoder_runs import END, PAD, EncoderDecoderRun, make_tiny_marian, transformers_logits
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
 from rayinfer.models.architectures.marian import sinusoids
 from rayinfer.models.loader import check_checkpoint
 from rayinfer.models.model_config import read_model_config
-from tiny_models import save_weights
+from support.golden.encoder_decoder_runs import END, PAD, EncoderDecoderRun, make_tiny_marian, transformers_logits
+from support.tiny_models.tiny_checkpoints import save_weights
 
 SOURCES = [[(5 * i * i + 2) % 95 for i in range(length)] for length in (70, 1, 23)]
 ANSWER = [PAD, *((3 * i * i + i + 7) % 95 for i in range(60))]

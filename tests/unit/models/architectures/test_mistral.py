@@ -4,11 +4,11 @@ import json
 import pytest
 from transformers import MistralConfig
 
-from decoder_runs import assert_decodes_like_transformers
 from rayinfer.errors import UnsupportedArchitecture
 from rayinfer.models.architectures.mistral import MistralForCausalLM
 from rayinfer.models.model_config import read_model_config
-from tiny_models import make_tiny_model
+from support.golden.decoder_runs import assert_decodes_like_transformers
+from support.tiny_models.tiny_checkpoints import make_tiny_model
 
 SHAPE = {
     "vocab_size": 97,

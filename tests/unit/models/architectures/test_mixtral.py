@@ -7,10 +7,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, MixtralConfig
 
-from decoder_runs import PROMPT, DecoderRun, assert_decodes_like_transformers
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
 from rayinfer.models.loader import check_checkpoint
-from tiny_models import make_tiny_model, save_weights
+from support.golden.decoder_runs import PROMPT, DecoderRun, assert_decodes_like_transformers
+from support.tiny_models.tiny_checkpoints import make_tiny_model, save_weights
 
 TINY = {
     "vocab_size": 96,

@@ -5,11 +5,11 @@ import pytest
 import torch
 from transformers import Phi3Config
 
-from decoder_runs import CLOSE, PROMPT, DecoderRun, assert_decodes_like_transformers, transformers_logits
 from rayinfer.errors import UnsupportedArchitecture
 from rayinfer.models.architectures.phi3 import Phi3ForCausalLM
 from rayinfer.models.model_config import read_model_config
-from tiny_models import make_tiny_model
+from support.golden.decoder_runs import CLOSE, PROMPT, DecoderRun, assert_decodes_like_transformers, transformers_logits
+from support.tiny_models.tiny_checkpoints import make_tiny_model
 
 SHAPE = {
     "vocab_size": 97,

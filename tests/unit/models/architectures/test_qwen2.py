@@ -4,10 +4,10 @@ import json
 import pytest
 from transformers import Qwen2Config
 
-from decoder_runs import assert_decodes_like_transformers
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
 from rayinfer.models.loader import check_checkpoint
-from tiny_models import make_tiny_model
+from support.golden.decoder_runs import assert_decodes_like_transformers
+from support.tiny_models.tiny_checkpoints import make_tiny_model
 
 SHAPE = {
     "vocab_size": 97,

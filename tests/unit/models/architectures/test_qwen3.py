@@ -2,8 +2,8 @@ import pytest
 from safetensors.torch import load_file
 from transformers import Qwen3Config
 
-from decoder_runs import assert_decodes_like_transformers
-from tiny_models import make_tiny_model
+from support.golden.decoder_runs import assert_decodes_like_transformers
+from support.tiny_models.tiny_checkpoints import make_tiny_model
 
 SHAPE = {
     "vocab_size": 97,

@@ -4,10 +4,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from encoder_decoder_runs import EncoderDecoderRun, make_tiny_t5, transformers_logits
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
 from rayinfer.models.loader import check_checkpoint
-from tiny_models import save_weights
+from support.golden.encoder_decoder_runs import EncoderDecoderRun, make_tiny_t5, transformers_logits
+from support.tiny_models.tiny_checkpoints import save_weights
 
 SOURCES = [[(5 * i * i + 2) % 96 for i in range(length)] for length in (70, 1, 23)]
 ANSWER = [0, *((3 * i * i + i + 7) % 96 for i in range(60))]

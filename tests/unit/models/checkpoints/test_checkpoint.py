@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from rayinfer.errors import ModelLoadError
 from rayinfer.models.checkpoints.checkpoint import Checkpoint
 from rayinfer.models.checkpoints.safetensors_writer import TensorSpec, write_safetensors
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 EMBEDDING = "model.embed_tokens.weight"
 

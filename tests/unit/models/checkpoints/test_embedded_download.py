@@ -12,8 +12,8 @@ from rayinfer.models.checkpoints.embedded_download import fetch_embedded_model
 from rayinfer.models.checkpoints.embedded_models import EmbeddedModel
 from rayinfer.models.checkpoints.model_folder import check_model_folder
 from rayinfer.models.checkpoints.sources import resolve_model
-from tiny_gguf import write_tiny_gguf
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
+from support.tiny_models.tiny_gguf import write_tiny_gguf
 
 # Of the bytes of all tensors, in the order of their names, as transformers' own GGUF loading makes them in bfloat16.
 SMOLLM2_WEIGHTS_SHA256 = "5d9bacfb6e704b2142088ab0e2548bc0de0a6b3a3179fcde6595ff2a6b30c1ec"

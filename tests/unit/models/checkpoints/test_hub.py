@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hub_stub import hub_stub
-from tiny_models import make_tiny_llama
+from support.fakes.hub_stub import hub_stub
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 # Resolves every name given; `huggingface_hub` reads its environment when it is imported, hence a process of its own.
 PROGRAM = """

@@ -8,8 +8,8 @@ import pytest
 from rayinfer.errors import ModelLoadError, ModelNotFound
 from rayinfer.models.checkpoints.model_folder import check_model_folder
 from rayinfer.models.checkpoints.sources import resolve_model
-from tiny_gguf import write_tiny_gguf
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
+from support.tiny_models.tiny_gguf import write_tiny_gguf
 
 
 @pytest.fixture(scope="module")

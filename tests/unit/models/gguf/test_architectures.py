@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, Gemma3TextConfig, LlamaConfig, Phi3Config, Qwen2Config, Qwen3Config
 
-from decoder_runs import CLOSE, PROMPT, DecoderRun, transformers_logits
 from rayinfer.errors import UnsupportedArchitecture
 from rayinfer.models.gguf.conversion import convert_gguf
-from tiny_gguf import write_tiny_gguf
-from tiny_models import make_tiny_model, save_tokenizer
+from support.golden.decoder_runs import CLOSE, PROMPT, DecoderRun, transformers_logits
+from support.tiny_models.tiny_checkpoints import make_tiny_model, save_tokenizer
+from support.tiny_models.tiny_gguf import write_tiny_gguf
 
 SHAPE = {
     "vocab_size": 384,

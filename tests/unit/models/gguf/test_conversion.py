@@ -10,8 +10,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
 from rayinfer.models.checkpoints.model_folder import check_model_folder
 from rayinfer.models.gguf.conversion import convert_gguf
-from tiny_gguf import write_tiny_gguf
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
+from support.tiny_models.tiny_gguf import write_tiny_gguf
 
 FIELDS_THAT_MATTER = (
     "architectures", "attention_bias", "bos_token_id", "eos_token_id", "head_dim", "hidden_act", "hidden_size",

@@ -5,8 +5,8 @@ from tokenizers import Tokenizer
 from rayinfer.errors import UnsupportedArchitecture
 from rayinfer.models.gguf.gguf_file import GgufFile
 from rayinfer.models.gguf.tokenizer import write_tokenizer
-from tiny_gguf import write_tiny_gguf
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
+from support.tiny_models.tiny_gguf import write_tiny_gguf
 
 TEXTS = (
     "What is the capital of France?", "  leading", "trailing   ", "tabs\t\tand\n\n\nnewlines\r\n",

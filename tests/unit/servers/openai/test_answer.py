@@ -1,9 +1,9 @@
-import tiny_tokenizers
 from rayinfer.outputs import CompletionOutput, Logprob, RequestOutput
 from rayinfer.servers.openai.answer import AnswerSettings, Tally
 from rayinfer.servers.openai.logprob_wording import LogprobWording
 from rayinfer.servers.openai.prompt_outputs import PromptOutput
 from rayinfer.tokenization.tokenizer import Tokenizer
+from support.tiny_models import tiny_tokenizers
 
 TOKENIZER = Tokenizer(tiny_tokenizers.unigram(), {"eos_token": "</s>"})
 WORDS = TOKENIZER.encode("one two")

@@ -4,7 +4,6 @@ import json
 import pytest
 from starlette.types import ASGIApp, Message
 
-from fake_generator import FakeGenerator
 from rayinfer.errors import EngineDead, RequestFailed
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
@@ -12,6 +11,7 @@ from rayinfer.servers.openai.answer import AnswerSettings
 from rayinfer.servers.openai.chunks import COMPLETION, ChunkWriter
 from rayinfer.servers.openai.generation_response import StreamedResponse
 from rayinfer.servers.openai.prompt_outputs import generate_outputs
+from support.fakes.fake_generator import FakeGenerator
 
 TEXT = "/v1/completions"
 CHAT = "/v1/chat/completions"

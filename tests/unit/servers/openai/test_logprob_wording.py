@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import pytest
 
-import tiny_tokenizers
 from rayinfer.outputs import Logprob
 from rayinfer.servers.openai.logprob_wording import CompletionLogprobs, LogprobWording
 from rayinfer.tokenization.token_offsets import TokenOffsets
 from rayinfer.tokenization.tokenizer import Tokenizer
+from support.tiny_models import tiny_tokenizers
 
 TOKENIZER = Tokenizer(tiny_tokenizers.byte_level(), {"eos_token": "</s>"})
 FALLBACK = Tokenizer(tiny_tokenizers.byte_fallback(), {"eos_token": "</s>"})

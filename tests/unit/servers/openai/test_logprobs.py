@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from fake_generator import FakeGenerator, scored
+from support.fakes.fake_generator import FakeGenerator, scored
 
 TEXT = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -10,8 +10,8 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from fake_generator import FakeGenerator
 from rayinfer.errors import QueueFull
+from support.fakes.fake_generator import FakeGenerator
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 

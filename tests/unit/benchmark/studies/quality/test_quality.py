@@ -25,9 +25,9 @@ from rayinfer.benchmark.studies.quality.texts import (
 from rayinfer.errors import ConfigError
 from rayinfer.optimization.quality_gates import GPU_MODES, MEASURED
 from rayinfer.tokenization.tokenizer import Tokenizer
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
-RECORDED = Path(__file__).parents[3] / "kernels" / "benchmarks" / "results"
+RECORDED = Path(__file__).parents[5] / "kernels" / "benchmarks" / "results"
 QUICK = {"num_kv_blocks": 64, "num_threads": 1}
 
 

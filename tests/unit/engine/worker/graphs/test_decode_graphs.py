@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from fake_graphs import DRAW, FakeGraphs
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.plan.step_plan import EnteredRow, StepPlan
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
@@ -13,6 +12,7 @@ from rayinfer.engine.worker.model_runner import ModelRunner
 from rayinfer.engine.worker.step_inputs import LastTokens
 from rayinfer.engine.worker.step_results import TokenMemory
 from rayinfer.sampling_params import SamplingParams
+from support.fakes.fake_graphs import DRAW, FakeGraphs
 
 CPU = torch.device("cpu")
 VOCAB, NUM_ROWS, MAX_BLOCKS, BLOCK_SIZE = 13, 11, 6, 4

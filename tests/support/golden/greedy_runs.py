@@ -6,7 +6,7 @@ from rayinfer.engine.loop.engine import Engine
 from rayinfer.outputs import TokenDelta
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
-from teacher_forcing import GreedyAnswer
+from support.golden.teacher_forcing import GreedyAnswer
 
 
 def greedy_answers(

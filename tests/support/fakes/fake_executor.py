@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fake_scores import ScoredPlace, score
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
 from rayinfer.engine.plan.step_plan import EnteredRow, Int32Array, Int64Array, SampledTokens, ScoredTokens, StepPlan
@@ -21,6 +20,7 @@ from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.outputs import TokenDelta, TokenLogprobs
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.sampling_params import SamplingParams
+from support.fakes.fake_scores import ScoredPlace, score
 
 VOCAB_SIZE = 97
 EOS = 2

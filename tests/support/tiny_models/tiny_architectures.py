@@ -17,8 +17,8 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from encoder_decoder_runs import make_tiny_marian, make_tiny_t5
-from tiny_models import make_tiny_model
+from support.golden.encoder_decoder_runs import make_tiny_marian, make_tiny_t5
+from support.tiny_models.tiny_checkpoints import make_tiny_model
 
 _LAYERS = {
     **{"hidden_size": 96, "intermediate_size": 100, "num_hidden_layers": 3, "max_position_embeddings": 256},

@@ -6,16 +6,16 @@ from typing import NamedTuple
 
 import torch
 
-from decoder_runs import CPU, DecoderRun
-from encoder_decoder_runs import EncoderDecoderRun
-from gloo_ranks import GlooRank
-from linked_stage import LinkedEncoderDecoder, LinkedStage
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.encoder_decoder import EncoderDecoder
 from rayinfer.models.loader import load_decoder
 from rayinfer.models.model_config import read_model_config
 from rayinfer.tensor_parallel import Alone, Place, Share, TensorGroup
-from staged_decoder import StagedDecoder, StagedEncoderDecoder
+from support.fakes.linked_stage import LinkedEncoderDecoder, LinkedStage
+from support.golden.decoder_runs import CPU, DecoderRun
+from support.golden.encoder_decoder_runs import EncoderDecoderRun
+from support.services.gloo_ranks import GlooRank
+from support.tiny_models.staged_decoder import StagedDecoder, StagedEncoderDecoder
 
 PROMPT = [(7 * i * i + 3 * i + 11) % 96 for i in range(45)]
 NUM_DECODED = 12

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
-from golden_comparison import NEAR_TIE
 from rayinfer.engine.ranks.rank_coordinates import any_device
 from rayinfer.models.encoder_decoder_config import AnswerSettings
 from rayinfer.models.model_config import read_model_config
+from support.golden.golden_comparison import NEAR_TIE
 
 
 class GreedyAnswer(NamedTuple):

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import rayinfer
-from engine_streams import EngineStreams
-from invariance_requests import CONTEXT, MixedRequest
 from rayinfer.config import engine_config
 from rayinfer.engine.build_single_rank import build_one_rank_engine
 from rayinfer.engine.loop.engine import Engine
@@ -18,6 +16,8 @@ from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.tokenization.bad_words import speller
 from rayinfer.tokenization.tokenizer import Tokenizer
+from support.golden.invariance_requests import CONTEXT, MixedRequest
+from support.services.engine_streams import EngineStreams
 
 if TYPE_CHECKING:
     from rayinfer import LLM

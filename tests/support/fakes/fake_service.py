@@ -5,13 +5,13 @@ import contextlib
 
 from prometheus_client import CollectorRegistry
 
-from fake_engine_client import FakeEngineClient
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.dispatch import Dispatcher
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.traces.kept_traces import KeptTraces
+from support.fakes.fake_engine_client import FakeEngineClient
 
 
 class Service:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = {
     "rayinfer": ROOT / "rayinfer",
     "rayinfer_kernels": ROOT / "kernels" / "rayinfer_kernels",

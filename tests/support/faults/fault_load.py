@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from fault_models import SERVED_NAME
+from support.faults.fault_models import SERVED_NAME
 
 ANSWER_WITHIN_S = 90.0  # longer is hung
 RECONNECT_S = 0.1

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 NUM_GPUS = len(list(Path("/dev").glob("nvidia[0-9]*")))
-_KERNELS = Path(__file__).resolve().parents[1] / "kernels" / "gpu"  # where there is a GPU, all of these need it
+_KERNELS = Path(__file__).resolve().parents[2] / "kernels" / "gpu"  # where there is a GPU, all of these need it
 _MARK = re.compile(r"mark\.gpu\b(?:\((\d+)\))?")  # gpu(2) needs two
 
 

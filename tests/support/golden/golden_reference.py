@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from golden_comparison import BestTwo, GoldenRequest, best_two
+from support.golden.golden_comparison import BestTwo, GoldenRequest, best_two
 
 BATCH = 10
 

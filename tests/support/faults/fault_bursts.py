@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from fault_load import ANSWER_WITHIN_S, Answer, note_event
+from support.faults.fault_load import ANSWER_WITHIN_S, Answer, note_event
 
 
 def ask_at_once(url: str, bodies: Sequence[dict[str, Any]]) -> list[Answer]:

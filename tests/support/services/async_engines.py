@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from fake_executor import FakeExecutor, drive
 from rayinfer.engine.loop.async_engine import AsyncEngine
 from rayinfer.outputs import FinishReason
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
+from support.fakes.fake_executor import FakeExecutor, drive
 
 PATIENCE_S = 10.0
 ENDLESS = 10_000

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from transformers import MixtralConfig
 
 from rayinfer.sampling_params import SamplingParams
-from tiny_models import make_tiny_llama, make_tiny_model, save_tokenizer
+from support.tiny_models.tiny_checkpoints import make_tiny_llama, make_tiny_model, save_tokenizer
 
 CONTEXT = 192  # tokens of prompt and answer: 12 blocks of 16
 VOCAB_SIZE = 384

@@ -4,8 +4,8 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-import architecture_floors as house
-from architecture_sources import Import, Source, is_within
+from support.architecture import floors as house
+from support.architecture.sources import Import, Source, is_within
 
 OWN_PACKAGES = ("rayinfer", "rayinfer_kernels", "rayinfer_deployments")
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
@@ -17,7 +17,7 @@ QUESTION = re.compile(r"(Who|Whom|What|Whose|How|Where|Which|When|Why|Whether)\b
 def misplaced_modules(sources: Iterable[Source]) -> list[str]:
     """Every module has exactly one floor."""
     return [
-        f"{source.module} is on {len(rooms)} floors {rooms}: give it one place in tests/support/architecture_floors.py"
+        f"{source.module} is on {len(rooms)} floors {rooms}: give it one place in tests/support/architecture/floors.py"
         for source in sources
         if source.module not in house.LAZY_EXPORTS and len(rooms := _rooms_of(source.module)) != 1
     ]

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForSeq2SeqLM, GenerationConfig, MarianConfig, PreTrainedConfig, T5Config
 
-from decoder_runs import CPU, DecoderRun
 from rayinfer.models.decoder import Decoder
+from support.golden.decoder_runs import CPU, DecoderRun
 
 NUM_ROWS, MAX_SOURCE_TOKENS = 4, 90
 PAD, END = 95, 1

@@ -6,7 +6,6 @@ import random
 
 from prometheus_client import CollectorRegistry
 
-from counting_engine import CountingEngine, expected_token
 from rayinfer.errors import EngineDead, NotReady
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import Credits
@@ -16,6 +15,7 @@ from rayinfer.routing.limits import RouterLimits
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.transport.engine_connection import EngineConnection
 from rayinfer.transport.engine_server import EngineServer
+from support.fakes.counting_engine import CountingEngine, expected_token
 
 NUM_MOVES = 40
 HOST = "127.0.0.1"

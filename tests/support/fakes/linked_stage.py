@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.distributed import ProcessGroup
 
-from decoder_runs import CPU
 from rayinfer.attention.batch import AttentionBatch
 from rayinfer.engine.ranks.pipeline_link import PipelineLink
 from rayinfer.layers.shares import Cut
@@ -14,6 +13,7 @@ from rayinfer.models.decoder import Decoder
 from rayinfer.models.encoder_decoder import EncoderDecoder
 from rayinfer.tensor_parallel import Place, Share
 from rayinfer_kernels import ops
+from support.golden.decoder_runs import CPU
 
 
 class LinkedStage:

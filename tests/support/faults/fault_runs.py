@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from fault_load import KINDS, Answer, Load
-from fault_report import FaultReport, FaultRow
-from faulty_service import FaultyService, Remains
-from service_client import wait_until
+from support.faults.fault_load import KINDS, Answer, Load
+from support.faults.fault_report import FaultReport, FaultRow
+from support.faults.faulty_service import FaultyService, Remains
+from support.services.service_client import wait_until
 
 AGAIN_S = 240.0  # a new engine reads its model on a busy machine
 CLEAN_S = 10.0  # what is left after so long is leaked

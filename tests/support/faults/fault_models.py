@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiny_models import make_tiny_llama
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 SERVED_NAME = "subject"  # under which clients ask for whichever it is
 MAX_LEN = 8192  # of a prompt and its answer, as the embedded model has it

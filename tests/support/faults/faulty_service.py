@@ -16,14 +16,14 @@ from typing import Any
 import httpx
 import psutil
 
-from cli_processes import free_port
-from fault_models import SERVED_NAME, FaultModel
 from rayinfer.metrics import ROUTER
 from rayinfer_deployments.cluster.process_tree import read_process
-from service_client import ServiceClient, wait_until
+from support.faults.cli_processes import free_port
+from support.faults.fault_models import SERVED_NAME, FaultModel
+from support.services.service_client import ServiceClient, wait_until
 
-SUPPORT = Path(__file__).parent
-ROOT = SUPPORT.parent.parent
+SABOTAGE = Path(__file__).parent / "sabotage"
+ROOT = Path(__file__).parents[3]
 START_S = 240.0  # a machine may have other work; eight processes that import torch are slow as well
 SMALL = {"num_cpus": 0.1, "num_threads": 1, "drain_timeout_s": 5.0}  # of a machine with two cores
 
@@ -45,10 +45,17 @@ class Host:
         if model.step_s is not None:
             (self.switches / "slow-steps").write_text(model.step_s)
         self.proxy_port = free_port() if with_proxy else None
-        paths = [SUPPORT / "sabotage", ROOT, ROOT / "deployments", ROOT / "kernels", os.environ.get("PYTHONPATH", "")]
+        paths = [
+            SABOTAGE,
+            ROOT,
+            ROOT / "tests",
+            ROOT / "deployments",
+            ROOT / "kernels",
+            os.environ.get("PYTHONPATH", ""),
+        ]
         self._log = (folder / "host.log").open("w")
         self._process = subprocess.Popen(
-            [sys.executable, str(SUPPORT / "service_host.py"), json.dumps({"proxy_port": self.proxy_port})],
+            [sys.executable, "-m", "support.services.service_host", json.dumps({"proxy_port": self.proxy_port})],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
