@@ -46,4 +46,4 @@ def test_the_error_leads_to_a_worked_example_that_is_up_to_date():
     with pytest.raises(UnsupportedArchitecture, match=r"rayinfer/models/README\.md says how to add one"):
         build_decoder(config("MambaForCausalLM"))
     models = Path(rayinfer.models.__file__).parent
-    assert (models / "qwen3.py").read_text() in (models / "README.md").read_text()
+    assert (models / "architectures" / "qwen3.py").read_text() in (models / "README.md").read_text()
