@@ -15,6 +15,7 @@ from rayinfer.protocols import GenerationRequest, ModelDescription, ServiceStatu
 from rayinfer.routing.admission import Admission, Ticket
 from rayinfer.routing.attempts import Attempts, Quarantine
 from rayinfer.routing.delta_queue import DeltaQueue
+from rayinfer.routing.dispatch_queue import DispatchQueue, QueuedRequest
 from rayinfer.routing.engine_fleet import EngineFleet
 from rayinfer.routing.engine_set import RUNNING, EngineSet
 from rayinfer.routing.first_tokens import FirstTokens
@@ -24,7 +25,6 @@ from rayinfer.routing.replica_choice import work_of
 from rayinfer.routing.sending import Sending
 from rayinfer.routing.stream_state import StreamState, parts_of
 from rayinfer.routing.stream_timers import StreamTimers
-from rayinfer.routing.turns import Turn, Turns
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.kept_traces import KeptTraces
 
@@ -78,11 +78,11 @@ class Dispatcher:
             metrics,
             router_id=router_id,
             on_trace=self._record_engine_events,
-            on_room=lambda engine: self._turns.advance(engine),
+            on_room=lambda engine: self._queue.advance(engine),
             on_join=lambda engine: self.control.note_join(engine),
             may_be_empty=self._may_be_empty,
         )
-        self._turns = Turns(
+        self._queue = DispatchQueue(
             self.engines,
             limits,
             engine_wait_s=engine_wait_s,
@@ -96,12 +96,12 @@ class Dispatcher:
     def change_limits(self, limits: RouterLimits) -> None:
         """Follow other limits from now on; admitted requests stay."""
         self._admission.limits = limits
-        self._turns.change_limits(limits)
+        self._queue.change_limits(limits)
 
     async def close(self) -> None:
         """Close the links to all engines, which aborts all that still runs."""
         self._engine_wait_s = 0.0
-        self._turns.close()
+        self._queue.close()
         await self.engines.close()
 
     def describe(self) -> ModelDescription:
@@ -127,7 +127,7 @@ class Dispatcher:
     @property
     def needs_engine(self) -> bool:
         """Whether there is no engine, and a request waits for one or the model is not described yet."""
-        wanted = len(self._turns) > 0 or self.engines.is_waited_for or not self.engines.is_described
+        wanted = len(self._queue) > 0 or self.engines.is_waited_for or not self.engines.is_described
         return wanted and not self.engines.available()
 
     def generate(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
@@ -173,7 +173,7 @@ class Dispatcher:
             timers.finish_all(ending)
             if attempts.has_queued:
                 expected, had = work_of(request), len(request.prompt_token_ids) + stream.num_output_tokens
-                self._turns.charge(request.tenant, expected.priority, had - expected.num_tokens)
+                self._queue.charge(request.tenant, expected.priority, had - expected.num_tokens)
 
     @contextlib.asynccontextmanager
     async def _attempt(
@@ -251,9 +251,9 @@ class Dispatcher:
             sending.begin(place)
             return
         work, tenant = work_of(stream.request), stream.request.tenant
-        turn = Turn(work=work, tenant=tenant, deadline=deadline, make_digests=digests, take=sending.begin)
+        turn = QueuedRequest(work=work, tenant=tenant, deadline=deadline, make_digests=digests, take=sending.begin)
         try:
-            await self._turns.wait(turn, None if deadline is None else deadline - self._clock())
+            await self._queue.wait(turn, None if deadline is None else deadline - self._clock())
         finally:
             attempts.has_queued = turn.has_waited and turn.is_sent
 

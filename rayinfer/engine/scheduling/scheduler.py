@@ -62,7 +62,7 @@ class Scheduler:
         self._new_tokens = NewTokens(
             self._table, eos_token_ids=eos_token_ids, forced_end_token_id=forced_end_token_id, end=self._end
         )
-        self._turns = turns_of(self._table, num_plans_at_once, plans_ahead=plans_ahead)
+        self._queue = turns_of(self._table, num_plans_at_once, plans_ahead=plans_ahead)
         self._entered: list[EnteredRow] = []
         self._rows_to_enter_again: list[int] = []
         self._prefilling: dict[Request, None] = {}  # an ordered set, which some have left since it was last looked at
@@ -158,7 +158,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """Choose the next step's tokens; None when there is nothing to compute, or nothing before others are known."""
-        if self._turns.awaits_tokens and (self._rows_to_enter_again or self._admission.lacks_blocks):
+        if self._queue.awaits_tokens and (self._rows_to_enter_again or self._admission.lacks_blocks):
             return None  # some may end with steps in flight; never preempt a request whose last token is in flight
         self._enter_interrupted()
         self._admission.grow_decoding_requests()
@@ -167,17 +167,17 @@ class Scheduler:
             return None
         self._totals.num_steps_total += 1
         plan = self._table.assemble(step=self._totals.num_steps_total, entered=self._take_entered())
-        self._turns.begin(plan)
+        self._queue.begin(plan)
         return plan
 
     def enter_again(self, plan: StepPlan) -> None:
         """Send the rows' requests of an interrupted plan once more, with the next plan."""
-        self._turns.call_off(plan)
+        self._queue.call_off(plan)
         self._rows_to_enter_again += plan.rows.tolist()
 
     def with_known_tokens(self, plan: StepPlan) -> StepPlan:
         """Return a failed step without requests that have left, now that all before it is known."""
-        return self._turns.take_back(plan)
+        return self._queue.take_back(plan)
 
     def _enter_interrupted(self) -> None:
         if self._rows_to_enter_again:
@@ -195,7 +195,7 @@ class Scheduler:
     def _spread_budget(self) -> None:
         """Set what each request computes: first one token for all that run, then prompts and arrivals by importance."""
         table = self._table
-        self._turns.schedule_one_token_each()
+        self._queue.schedule_one_token_each()
         self._prefilling = {request: None for request in self._prefilling if table.num_pending(request) > 1}
         for request in sorted(self._prefilling, key=order_key):
             self._admit(before=request)
@@ -240,7 +240,7 @@ class Scheduler:
         Requests that have left since the step was planned get nothing.
         """
         table = self._table
-        plan, sampled = self._turns.end(plan, sampled)
+        plan, sampled = self._queue.end(plan, sampled)
         table.num_computed[plan.rows] = plan.context_lengths
         rows, has_sampled = plan.rows, plan.samples
         if has_invalid := bool(sampled.is_invalid.any()):

@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry
 from rayinfer.errors import NotReady
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import Credits, EngineStats
+from rayinfer.routing.dispatch_queue import DispatchQueue, QueuedRequest
 from rayinfer.routing.engine_set import EngineSet
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.routing.replica_choice import Work
-from rayinfer.routing.turns import Turn, Turns
 from support.fakes.fake_engine_client import FakeEngineClient
 from support.fakes.virtual_time import run_in_virtual_time
 
@@ -52,7 +52,7 @@ class Queue:
             on_room=self._fill_and_advance,
             may_be_empty=True,
         )
-        self.turns = Turns(self.engines, RouterLimits(), engine_wait_s=ENGINE_WAIT_S, clock=self.loop.time)
+        self.turns = DispatchQueue(self.engines, RouterLimits(), engine_wait_s=ENGINE_WAIT_S, clock=self.loop.time)
         self.num_added = 0
         self.heartbeats = []
         self.availability = []  # (since, until) of each period with an engine
@@ -78,7 +78,7 @@ class Queue:
         arrival = self.loop.time()
         deadline = None if wait_s is None else arrival + wait_s
         outcome = Outcome(arrival, deadline)
-        turn = Turn(
+        turn = QueuedRequest(
             work=Work(0, 1, 10, 5), tenant="", deadline=deadline, make_digests=lambda: (), take=lambda place: None
         )
         try:

@@ -334,7 +334,7 @@ async def test_who_leaves_just_as_its_turn_comes_is_not_charged(tokenizer):
         await service.ask("gone", tenant="a", max_tokens=200)
         await service.ask("first of b", tenant="b")
         service.tasks["gone"].cancel()
-        service.dispatcher._turns.advance()  # before its client's task has heard of it
+        service.dispatcher._queue.advance()  # before its client's task has heard of it
         assert service.num_queued == 1
         for number in range(10):
             await service.ask(f"a {number}", tenant="a")
@@ -377,7 +377,7 @@ async def test_a_client_that_leaves_as_the_router_gives_up_harms_no_other(tokeni
         await service.grant()
         await service.ask("runs", "leaves", "stays")
         service.tasks["leaves"].cancel()
-        service.dispatcher._turns.close()
+        service.dispatcher._queue.close()
         with pytest.raises(NotReady):
             await service.tasks["stays"]
 

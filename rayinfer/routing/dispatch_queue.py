@@ -13,22 +13,22 @@ from rayinfer.routing.limits import RouterLimits
 from rayinfer.routing.prefix_groups import PrefixGroups
 from rayinfer.routing.replica_choice import Work
 
-MAX_COMPANIONS = 16  # those that share a prefix and go right after the one whose turn it was
+MAX_PREFIX_BATCH = 16  # those that share a prefix and go right after the one whose request it was
 FIRST_RATE = 100.0  # tokens per second that engines are taken to serve before that is known
 RATE_WINDOW_S = 1.0
 SMOOTHING = 0.5  # weight of the latest window
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class Turn:
+class QueuedRequest:
     """A queued client request."""
 
     work: Work
     tenant: str
     deadline: float | None  # seconds on any one clock
     make_digests: Callable[[], Sequence[bytes]]  # of the prompt's full blocks
-    take: Callable[[Place], None]  # called at once when the turn comes, so that the next choice knows of it
-    ticket: "Ticket[Turn] | None" = None  # while it waits
+    take: Callable[[Place], None]  # called at once when the request comes, so that the next choice knows of it
+    ticket: "Ticket[QueuedRequest] | None" = None  # while it waits
     has_waited: bool = False
     has_come: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     _digests: Sequence[bytes] | None = None
@@ -46,7 +46,7 @@ class Turn:
         return self.has_come.done() and not self.has_come.cancelled() and self.has_come.exception() is None
 
 
-class Turns:
+class DispatchQueue:
     """Sends requests on as long as an engine has room, and keeps the others in order.
 
     No request waits while there is room. Once one does, the first in the order goes as soon as any engine has room,
@@ -70,12 +70,12 @@ class Turns:
         self._engines = engines
         self._engine_wait_s = engine_wait_s
         self._on_change = on_change
-        self._queue: PriorityQueue[Turn] = PriorityQueue()
-        self._groups: PrefixGroups[Turn] = PrefixGroups()
-        self._pace = _Pace(clock)
-        self._leader: Turn | None = None  # the latest whose turn it was, not being a companion
-        self._num_companions = 0
-        self._arrivals: dict[Turn, float] = {}  # of waiting requests, in this order; seconds of the loop
+        self._queue: PriorityQueue[QueuedRequest] = PriorityQueue()
+        self._groups: PrefixGroups[QueuedRequest] = PrefixGroups()
+        self._service_rate = _ServiceRate(clock)
+        self._batch_leader: QueuedRequest | None = None  # the latest whose request it was, not being a member
+        self._num_batched = 0
+        self._arrivals: dict[QueuedRequest, float] = {}  # of waiting requests, in this order; seconds of the loop
         self._engine_timer: asyncio.TimerHandle | None = None  # set for the oldest of them or earlier
         self._is_advancing = False
         self.change_limits(limits)
@@ -86,21 +86,21 @@ class Turns:
     def change_limits(self, limits: RouterLimits) -> None:
         """Order the requests that come from now on by other limits."""
         self._limits = limits
-        self._queue.change(ageing_s=limits.ageing_s * self._pace.rate)
+        self._queue.change(ageing_s=limits.ageing_s * self._service_rate.rate)
 
-    async def wait(self, turn: Turn, timeout_s: float | None) -> None:
+    async def wait(self, request: QueuedRequest, timeout_s: float | None) -> None:
         """Wait for an engine, which has been given the request when this returns.
 
-        Raises TimeoutError when the turn does not come in time, NotReady when there is no engine for too long.
+        Raises TimeoutError when the request does not come in time, NotReady when there is no engine for too long.
         """
-        if not self._queue and self._send(turn):
+        if not self._queue and self._send(request):
             return
-        self._push(turn)
+        self._push(request)
         try:
-            await wait_within(turn.has_come, timeout_s)
+            await wait_within(request.has_come, timeout_s)
         finally:
-            if turn.ticket is not None:
-                self._withdraw(turn)
+            if request.ticket is not None:
+                self._withdraw(request)
                 self.advance()  # the one that is first now may want less
 
     def advance(self, engine: str | None = None) -> None:
@@ -113,8 +113,8 @@ class Turns:
         self._is_advancing = True  # what is sent may make room elsewhere at once
         try:
             while (first := self._first()) is not None:
-                companion = self._companion(first)
-                sent = next((turn for turn in (companion, first) if turn and self._send(turn, engine)), None)
+                member = self._prefix_member(first)
+                sent = next((request for request in (member, first) if request and self._send(request, engine)), None)
                 if sent is None:
                     break
                 self._note_service(sent)
@@ -126,89 +126,89 @@ class Turns:
         if self._engine_timer is not None:
             self._engine_timer.cancel()
             self._engine_timer = None
-        for turn in list(self._arrivals):
-            self._refuse(turn)
+        for request in list(self._arrivals):
+            self._refuse(request)
 
     def charge(self, tenant: str, priority: int, num_tokens: int) -> None:
         """Charge a tenant for so many tokens more, or less, than its request was expected to have."""
         self._queue.charge(tenant, priority, num_tokens, self._limits.of_tenant(tenant).weight)
 
-    def _push(self, turn: Turn) -> None:
-        turn.ticket = self._queue.push(
-            turn,
-            priority=turn.work.priority,
+    def _push(self, request: QueuedRequest) -> None:
+        request.ticket = self._queue.push(
+            request,
+            priority=request.work.priority,
             arrival=0.0,  # which is when an empty queue's clock starts; later it is where the queue has come
-            deadline=turn.deadline,
-            tenant=turn.tenant,
-            cost=turn.work.num_tokens,
-            weight=self._limits.of_tenant(turn.tenant).weight,
+            deadline=request.deadline,
+            tenant=request.tenant,
+            cost=request.work.num_tokens,
+            weight=self._limits.of_tenant(request.tenant).weight,
         )
-        turn.has_waited = True
-        self._arrivals[turn] = asyncio.get_running_loop().time()
-        self._set_engine_timer(self._arrivals[turn] + self._engine_wait_s)
+        request.has_waited = True
+        self._arrivals[request] = asyncio.get_running_loop().time()
+        self._set_engine_timer(self._arrivals[request] + self._engine_wait_s)
         if self._limits.group_by_prefix:
-            self._groups.add(turn, turn.digests)
+            self._groups.add(request, request.digests)
         self._on_change(len(self._queue))
-        if self._first() is turn:
+        if self._first() is request:
             self.advance()  # a more urgent one may have room where those before had none
 
-    def _send(self, turn: Turn, engine: str | None = None) -> bool:
+    def _send(self, request: QueuedRequest, engine: str | None = None) -> bool:
         """Give the request to an engine that has room, if there is one."""
-        if turn.has_come.done():  # its client has just left
-            self._withdraw(turn)
+        if request.has_come.done():  # its client has just left
+            self._withdraw(request)
             return True
-        digests = turn.digests if self._limits.route_by_prefix and len(self._engines.links) > 1 else ()
-        place = self._engines.find_room(turn.work, digests, among=engine)
+        digests = request.digests if self._limits.route_by_prefix and len(self._engines.links) > 1 else ()
+        place = self._engines.find_room(request.work, digests, among=engine)
         if place is None:
             return False
-        if turn.ticket is not None:
-            self._note_order(turn)
-            self._queue.serve(turn.ticket)
-            self._leave(turn)
-        turn.take(place)
-        turn.has_come.set_result(None)
+        if request.ticket is not None:
+            self._note_order(request)
+            self._queue.serve(request.ticket)
+            self._leave(request)
+        request.take(place)
+        request.has_come.set_result(None)
         return True
 
-    def _first(self) -> Turn | None:
+    def _first(self) -> QueuedRequest | None:
         ticket = self._queue.peek()
         return None if ticket is None else ticket.item
 
-    def _companion(self, first: Turn) -> Turn | None:
+    def _prefix_member(self, first: QueuedRequest) -> QueuedRequest | None:
         """Find a request that may follow the latest leader out of order; higher priorities are never overtaken."""
-        leader = self._leader
-        if leader is None or not self._groups or self._num_companions >= MAX_COMPANIONS:
+        leader = self._batch_leader
+        if leader is None or not self._groups or self._num_batched >= MAX_PREFIX_BATCH:
             return None
         priority = leader.work.priority
         if first.work.priority < priority:
             return None
         sharing = self._groups.sharing_most(leader.digests)
-        return next((turn for turn in sharing if turn.work.priority == priority), None)
+        return next((request for request in sharing if request.work.priority == priority), None)
 
-    def _note_order(self, turn: Turn) -> None:
-        if turn is self._first():
-            self._leader, self._num_companions = turn, 0
+    def _note_order(self, request: QueuedRequest) -> None:
+        if request is self._first():
+            self._batch_leader, self._num_batched = request, 0
         else:
-            self._num_companions += 1
+            self._num_batched += 1
 
-    def _withdraw(self, turn: Turn) -> None:
+    def _withdraw(self, request: QueuedRequest) -> None:
         """Take a request without service out of the queue."""
-        self._leave(turn)
-        self.charge(turn.tenant, turn.work.priority, -turn.work.num_tokens)
+        self._leave(request)
+        self.charge(request.tenant, request.work.priority, -request.work.num_tokens)
 
-    def _leave(self, turn: Turn) -> None:
+    def _leave(self, request: QueuedRequest) -> None:
         """Take a request out of the queue if it is there."""
-        if turn.ticket is None:
+        if request.ticket is None:
             return
-        self._queue.remove(turn.ticket)  # unless it has been served
-        turn.ticket = None
-        del self._arrivals[turn]
-        self._groups.remove(turn)
+        self._queue.remove(request.ticket)  # unless it has been served
+        request.ticket = None
+        del self._arrivals[request]
+        self._groups.remove(request)
         self._on_change(len(self._queue))
 
-    def _note_service(self, turn: Turn) -> None:
+    def _note_service(self, request: QueuedRequest) -> None:
         """Learn how fast the queue moves, which is what a second means in tokens."""
-        if self._pace.served(turn.work.num_tokens, is_busy=bool(self._queue)):
-            self._queue.change(ageing_s=self._limits.ageing_s * self._pace.rate)
+        if self._service_rate.served(request.work.num_tokens, is_busy=bool(self._queue)):
+            self._queue.change(ageing_s=self._limits.ageing_s * self._service_rate.rate)
 
     def _set_engine_timer(self, at: float) -> None:
         if self._engine_timer is None:
@@ -221,21 +221,21 @@ class Turns:
         """
         self._engine_timer = None
         now = asyncio.get_running_loop().time()
-        for turn, arrival in list(self._arrivals.items()):
+        for request, arrival in list(self._arrivals.items()):
             lost = self._engines.lost_last_at
             due = (now if lost is None else max(arrival, lost)) + self._engine_wait_s
             if due > now:
                 self._set_engine_timer(due)
                 return
-            self._refuse(turn)
+            self._refuse(request)
 
-    def _refuse(self, turn: Turn) -> None:
-        self._leave(turn)
-        if not turn.has_come.done():  # its client may have just left
-            turn.has_come.set_exception(NotReady(self._engines.not_ready_message()))
+    def _refuse(self, request: QueuedRequest) -> None:
+        self._leave(request)
+        if not request.has_come.done():  # its client may have just left
+            request.has_come.set_exception(NotReady(self._engines.not_ready_message()))
 
 
-class _Pace:
+class _ServiceRate:
     """Tokens served per second while requests wait."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
