@@ -13,8 +13,8 @@ from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import FinishReason, RequestOutput, TokenDelta, TraceEvent
 from rayinfer.protocols import GenerationRequest, ModelDescription, ServiceStatus
 from rayinfer.routing.admission import Admission, Ticket
-from rayinfer.routing.attempts import Attempts, Quarantine
 from rayinfer.routing.delta_queue import DeltaQueue
+from rayinfer.routing.dispatch_attempt import DispatchAttempt
 from rayinfer.routing.dispatch_queue import DispatchQueue, QueuedRequest
 from rayinfer.routing.engine_fleet import EngineFleet
 from rayinfer.routing.engine_set import RUNNING, EngineSet
@@ -22,7 +22,7 @@ from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.routing.preparation import block_digests, prepare
 from rayinfer.routing.replica_choice import work_of
-from rayinfer.routing.sending import Sending
+from rayinfer.routing.retry_budget import Quarantine, RetryBudget
 from rayinfer.routing.stream_state import StreamState, parts_of
 from rayinfer.routing.stream_timers import StreamTimers
 from rayinfer.tokenization.tokenizer import Tokenizer
@@ -149,18 +149,18 @@ class Dispatcher:
         timers = self._start_timers(request, stream)
         deadline = None if request.timeout_s is None else self._clock() + request.timeout_s
         ending: FinishReason = "abort"  # unless something else is the matter
-        attempts = Attempts()
+        budget = RetryBudget()
         try:
             while not stream.is_finished:
                 timers.engine_changes()
-                async with self._attempt(stream, attempts, deadline) as attempt:
+                async with self._attempt(stream, budget, deadline) as attempt:
                     while not stream.is_finished:
                         deltas = await self._take(attempt.queue, deadline)
                         if deltas:
                             ticket.start()
                         output = stream.fail("timeout") if deltas is None else stream.apply_all(deltas)
                         attempt.release(stream.stopped_request_ids())
-                        if attempts.are_suspicious and attempts.have_gained(stream.num_output_tokens):
+                        if budget.is_suspicious and budget.made_progress(stream.num_output_tokens):
                             await attempt.quarantine.aclose()
                         if output is not None:
                             timers.record(output)
@@ -171,13 +171,13 @@ class Dispatcher:
         finally:
             ticket.leave()
             timers.finish_all(ending)
-            if attempts.has_queued:
+            if budget.has_queued:
                 expected, had = work_of(request), len(request.prompt_token_ids) + stream.num_output_tokens
                 self._queue.charge(request.tenant, expected.priority, had - expected.num_tokens)
 
     @contextlib.asynccontextmanager
     async def _attempt(
-        self, stream: StreamState, attempts: Attempts, deadline: float | None
+        self, stream: StreamState, budget: RetryBudget, deadline: float | None
     ) -> AsyncIterator["_Attempt"]:
         """Run the stream on an engine while the block lasts; the loss of that engine ends the block.
 
@@ -186,85 +186,85 @@ class Dispatcher:
         """
         async with contextlib.AsyncExitStack() as quarantine:
             try:
-                sending = await self._submit(stream, attempts, deadline, quarantine)
+                attempt_ = await self._submit(stream, budget, deadline, quarantine)
             except (NotReady, TimeoutError) as error:
-                if not attempts.num_lost and isinstance(error, NotReady):
+                if not budget.num_lost and isinstance(error, NotReady):
                     raise
                 if isinstance(error, NotReady) and (deadline is None or self._clock() < deadline):
                     raise EngineDead("the engine that ran the request is gone, and no other has come") from None
                 yield _Attempt(DeltaQueue(), lambda _: None, quarantine)
                 return
             try:
-                yield _Attempt(sending.queue, sending.link.release, quarantine)
+                yield _Attempt(attempt_.queue, attempt_.link.release, quarantine)
             except EngineDead as error:
-                self._note_loss(stream, attempts, sending.link.name, error)
+                self._note_loss(stream, budget, attempt_.link.name, error)
             finally:
-                sending.undo()
+                attempt_.undo()
 
-    def _patience_s(self, attempts: Attempts, deadline: float | None) -> float:
+    def _patience_s(self, budget: RetryBudget, deadline: float | None) -> float:
         """Return how long to wait for an engine: new streams need not, as other routers may have one."""
-        if not self._may_be_empty and not attempts.num_lost and not attempts.has_queued:
+        if not self._may_be_empty and not budget.num_lost and not budget.has_queued:
             return 0.0
         return self._engine_wait_s if deadline is None else min(self._engine_wait_s, deadline - self._clock())
 
     async def _submit(
-        self, stream: StreamState, attempts: Attempts, deadline: float | None, quarantine: contextlib.AsyncExitStack
-    ) -> Sending:
+        self, stream: StreamState, budget: RetryBudget, deadline: float | None, quarantine: contextlib.AsyncExitStack
+    ) -> DispatchAttempt:
         """Hand what is left of the stream to an engine that takes it: a new one when its turn comes, others at once.
 
         Raises NotReady without an engine, TimeoutError when the client's time is up before an engine has the stream.
         """
         while True:
-            wait_s = self._patience_s(attempts, deadline)
-            if attempts.are_suspicious:
+            wait_s = self._patience_s(budget, deadline)
+            if budget.is_suspicious:
                 await quarantine.aclose()  # its engine was gone before it took the stream, and the next may be long
-                patience_s = partial(self._patience_s, attempts, deadline)
+                patience_s = partial(self._patience_s, budget, deadline)
                 await quarantine.enter_async_context(self._quarantine.place(patience_s))
-            requests = stream.engine_requests(epoch=attempts.begin())
+            requests = stream.engine_requests(epoch=budget.begin())
             interval = self._admission.limits.stream_interval
-            sending = Sending(requests, self._traces, stream.request_id, self._clock, interval=interval)
+            attempt_ = DispatchAttempt(requests, self._traces, stream.request_id, self._clock, interval=interval)
             try:
-                await self._send(stream, requests, attempts, sending, deadline, wait_s)
+                await self._send(stream, requests, budget, attempt_, deadline, wait_s)
                 async with asyncio.timeout(None if deadline is None else deadline - self._clock()):
-                    await sending.arrival()
+                    await attempt_.arrival()
             except EngineDead as error:
-                self.engines.remove(sending.link.name, str(error))
+                self.engines.remove(attempt_.link.name, str(error))
             except BaseException:
-                sending.undo()
+                attempt_.undo()
                 raise
             else:
-                return sending
+                return attempt_
 
     async def _send(
         self,
         stream: StreamState,
         requests: Sequence[GenerationRequest],
-        attempts: Attempts,
-        sending: Sending,
+        budget: RetryBudget,
+        attempt_: DispatchAttempt,
         deadline: float | None,
         wait_s: float,
     ) -> None:
         """Find the engine that the requests go to, and begin to send them."""
         digests = partial(block_digests, requests[0], self.engines.block_size, self.engines.weights_generation)
-        if attempts.num_begun > 1:
+        if budget.num_begun > 1:
             place = await self.engines.wait_for_place(work_of(requests[0]), digests(), wait_s)
-            sending.begin(place)
+            attempt_.begin(place)
             return
         work, tenant = work_of(stream.request), stream.request.tenant
-        turn = QueuedRequest(work=work, tenant=tenant, deadline=deadline, make_digests=digests, take=sending.begin)
+        turn = QueuedRequest(work=work, tenant=tenant, deadline=deadline, make_digests=digests, take=attempt_.begin)
         try:
             await self._queue.wait(turn, None if deadline is None else deadline - self._clock())
         finally:
-            attempts.has_queued = turn.has_waited and turn.is_sent
+            budget.has_queued = turn.has_waited and turn.is_sent
 
-    def _note_loss(self, stream: StreamState, attempts: Attempts, engine: str, error: EngineDead) -> None:
+    def _note_loss(self, stream: StreamState, budget: RetryBudget, engine: str, error: EngineDead) -> None:
         """Count a lost engine; raises EngineDead when the stream may not go on elsewhere."""
         if isinstance(error, EngineLeaving):
-            attempts.left(stream.num_output_tokens)
+            budget.migrated(stream.num_output_tokens)
         else:
-            attempts.lost(stream.num_output_tokens)
-        if attempts.are_hopeless:
-            logger.error("request %s is refused: %d engines ended under it", stream.request_id, attempts.num_fruitless)
+            budget.lost(stream.num_output_tokens)
+        if budget.is_exhausted:
+            logger.error("request %s is refused: %d engines ended under it", stream.request_id, budget.num_fruitless)
             raise EngineDead("every engine that tried to compute this request has ended") from None
         self._metrics.stream_migrated(self._model_name)
         reason = "engine leaves" if isinstance(error, EngineLeaving) else "engine lost"

@@ -130,15 +130,15 @@ def break_rank_watch(module):
 
 
 def break_attempts(module):
-    hopeless, suspicious = module.Attempts.are_hopeless.fget, module.Attempts.are_suspicious.fget
+    hopeless, suspicious = module.Attempts.is_exhausted.fget, module.Attempts.is_suspicious.fget
 
-    def are_hopeless(self):
+    def is_exhausted(self):
         if is_on("no-migration"):
             return self.num_lost > 0
         return not is_on("no-quarantine") and hopeless(self)
 
-    module.Attempts.are_hopeless = property(are_hopeless)
-    module.Attempts.are_suspicious = property(lambda self: not is_on("no-quarantine") and suspicious(self))
+    module.Attempts.is_exhausted = property(is_exhausted)
+    module.Attempts.is_suspicious = property(lambda self: not is_on("no-quarantine") and suspicious(self))
 
 
 def break_link(module):
@@ -265,7 +265,7 @@ PATCHES = {
     "rayinfer.engine.scheduling.deadlines": break_engine_deadlines,
     "rayinfer_deployments.engine.engine_ranks": break_rank_watch,
     "rayinfer_deployments.router.engine_reconciler": break_roster,
-    "rayinfer.routing.attempts": break_attempts,
+    "rayinfer.routing.retry_budget": break_attempts,
     "rayinfer.routing.engine_link": break_link,
     "rayinfer.routing.dispatch": break_dispatcher,
     "rayinfer.routing.preparation": break_prompt_check,

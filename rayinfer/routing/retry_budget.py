@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from rayinfer.errors import NotReady
 
 SUSPICIOUS_AFTER = 2  # engines lost in a row before they gave a token
-HOPELESS_AFTER = 3
-MOST_ENDED = 16  # engines that may end under one stream, whatever it gained from each
+MAX_FRUITLESS = 3
+MAX_ENDED = 16  # engines that may end under one stream, whatever it gained from each
 
 
 @dataclass(kw_only=True, slots=True)
-class Attempts:
+class RetryBudget:
     """Counts the engines that a stream has lost.
 
     A stream that gained a token on its engine has shown that it can be computed. One that lost two engines in a row
@@ -29,14 +29,14 @@ class Attempts:
     has_queued: bool = False  # whether the first attempt had to wait for its turn
 
     @property
-    def are_suspicious(self) -> bool:
+    def is_suspicious(self) -> bool:
         """Whether the stream may be what ended its engines."""
         return self.num_fruitless >= SUSPICIOUS_AFTER
 
     @property
-    def are_hopeless(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether no further engine should be risked."""
-        return self.num_fruitless >= HOPELESS_AFTER or self.num_ended >= MOST_ENDED
+        return self.num_fruitless >= MAX_FRUITLESS or self.num_ended >= MAX_ENDED
 
     def begin(self) -> int:
         """Number the next attempt, from 0."""
@@ -46,16 +46,16 @@ class Attempts:
     def lost(self, num_tokens: int) -> None:
         """Note that the engine is gone, when the stream had so many tokens."""
         self.num_ended += 1
-        self.num_fruitless = 1 if self.have_gained(num_tokens) else self.num_fruitless + 1
+        self.num_fruitless = 1 if self.made_progress(num_tokens) else self.num_fruitless + 1
         self._note(num_tokens)
 
-    def left(self, num_tokens: int) -> None:
+    def migrated(self, num_tokens: int) -> None:
         """Note that the stream goes elsewhere through no fault of its own, when it had so many tokens."""
-        if self.have_gained(num_tokens):
+        if self.made_progress(num_tokens):
             self.num_fruitless = 0
         self._note(num_tokens)
 
-    def have_gained(self, num_tokens: int) -> bool:
+    def made_progress(self, num_tokens: int) -> bool:
         """Whether the present engine has given any of so many tokens."""
         return num_tokens > self.num_tokens_before
 

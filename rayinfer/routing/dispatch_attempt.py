@@ -10,7 +10,7 @@ from rayinfer.routing.engine_set import Place
 from rayinfer.traces.kept_traces import KeptTraces
 
 
-class Sending:
+class DispatchAttempt:
     """Records the engine that the requests went to, so that they can be cancelled, and traces the reason."""
 
     def __init__(
