@@ -16,7 +16,7 @@ _FEWEST_ENTRIES_TO_COMPACT = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ticket(Generic[T]):
+class QueueEntry(Generic[T]):
     """An item's place in the order, fixed when it is first pushed."""
 
     item: T
@@ -98,7 +98,7 @@ class PriorityQueue(Generic[T]):
         self._tenant_finish: dict[str, dict[int, float]] = {}  # by priority
         self._prune_above = _FEWEST_TENANTS_TO_PRUNE
         self._orders = itertools.count() if orders is None else orders
-        self._waiting: dict[int, Ticket[T]] = {}  # by order
+        self._waiting: dict[int, QueueEntry[T]] = {}  # by order
         # Entries are (key, deadline, order). One whose order no longer waits is dead, and skipped when it comes up.
         self._heap: list[tuple[float, float, int]] = []
 
@@ -124,7 +124,7 @@ class PriorityQueue(Generic[T]):
         tenant: str = "",
         cost: float = 0.0,
         weight: float = 1.0,
-    ) -> Ticket[T]:
+    ) -> QueueEntry[T]:
         """Add an item that arrived at `arrival` seconds, of a tenant with this weight; all times are of one clock."""
         if not self._waiting:
             self._tenant_finish.clear()
@@ -144,7 +144,7 @@ class PriorityQueue(Generic[T]):
             self._tenant_finish[tenant] = finishes
             self.charge(tenant, priority, cost, weight)
             self._prune_tenants(max(arrival, self._virtual_time))
-        ticket = Ticket(
+        ticket = QueueEntry(
             item=item,
             key=priority * self._ageing_s + start,
             priority=priority,
@@ -158,13 +158,13 @@ class PriorityQueue(Generic[T]):
         self._insert(ticket)
         return ticket
 
-    def push_back(self, ticket: Ticket[T]) -> None:
+    def push_back(self, ticket: QueueEntry[T]) -> None:
         """Return what was popped to the place it had: it did not fit, or was preempted."""
         if ticket.order in self._waiting:
             raise RuntimeError(f"ticket {ticket.order} is waiting already")
         self._insert(ticket)
 
-    def peek(self) -> Ticket[T] | None:
+    def peek(self) -> QueueEntry[T] | None:
         """Return the first request, which stays queued."""
         while self._heap:
             ticket = self._waiting.get(self._heap[0][2])
@@ -173,14 +173,14 @@ class PriorityQueue(Generic[T]):
             heapq.heappop(self._heap)
         return None
 
-    def pop(self) -> Ticket[T] | None:
+    def pop(self) -> QueueEntry[T] | None:
         """Serve the first request."""
         ticket = self.peek()
         if ticket is not None:
             self.serve(ticket)
         return ticket
 
-    def serve(self, ticket: Ticket[T]) -> None:
+    def serve(self, ticket: QueueEntry[T]) -> None:
         """Serve a waiting request, in or out of order."""
         if ticket is self.peek():
             self._latest_start = max(self._latest_start, ticket.start)
@@ -190,7 +190,7 @@ class PriorityQueue(Generic[T]):
             self._virtual_time = max(self._virtual_time, self._latest_start) + advance
         self.remove(ticket)
 
-    def remove(self, ticket: Ticket[T]) -> bool:
+    def remove(self, ticket: QueueEntry[T]) -> bool:
         """Take a request out that is not served; returns whether it was waiting."""
         if self._waiting.get(ticket.order) is not ticket:
             return False
@@ -216,7 +216,7 @@ class PriorityQueue(Generic[T]):
             if level >= priority:
                 finishes[level] += share_s
 
-    def _insert(self, ticket: Ticket[T]) -> None:
+    def _insert(self, ticket: QueueEntry[T]) -> None:
         self._waiting[ticket.order] = ticket
         heapq.heappush(self._heap, ticket.place)
         if ticket.cost > 0:
@@ -226,7 +226,7 @@ class PriorityQueue(Generic[T]):
                 self._total_weight += ticket.weight
             backlog.num_waiting[ticket.priority] = backlog.num_waiting.get(ticket.priority, 0) + 1
 
-    def _shrink_backlog(self, ticket: Ticket[T]) -> None:
+    def _shrink_backlog(self, ticket: QueueEntry[T]) -> None:
         if ticket.cost <= 0:
             return
         backlog = self._backlogs[ticket.tenant]

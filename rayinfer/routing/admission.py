@@ -1,4 +1,4 @@
-"""Admission control: bounds on waiting requests, in all and by tenant, and Retry-After of refusals."""
+"""AdmissionControl control: bounds on waiting requests, in all and by tenant, and Retry-After of refusals."""
 
 import math
 import time
@@ -31,7 +31,7 @@ class _Waiting:
         self.num_tokens += num_tokens
 
 
-class Admission:
+class AdmissionControl:
     """Counts the requests that wait for their first token, and their tokens, and refuses those above the bounds.
 
     Where the number of engines follows the load, `first_tokens` records every request too. While such a model
@@ -67,7 +67,7 @@ class Admission:
 
     def admit(
         self, tenant: str = "", num_tokens: int = 0, num_cache_tokens: int = 0, num_prompt_tokens: int = 0
-    ) -> "Ticket":
+    ) -> "AdmissionSlot":
         """Take a place in the queue; raises QueueFull with the time after which a place should be free.
 
         A request of any size may wait alone. `num_cache_tokens` is what all engines' caches hold; `num_tokens` has the
@@ -83,7 +83,7 @@ class Admission:
         for waiting in (self._all, of_tenant):
             waiting.add(1, num_tokens)
         key = None if self.first_tokens is None else self.first_tokens.expect(num_prompt_tokens)
-        return Ticket(self, tenant, num_tokens, key)
+        return AdmissionSlot(self, tenant, num_tokens, key)
 
     def retry_after_s(self) -> float:
         """Estimate in whole seconds how long half of the waiting requests need to start."""
@@ -145,14 +145,14 @@ class Admission:
             del self._by_tenant[tenant]
 
 
-class Ticket:
+class AdmissionSlot:
     """One request's admission slot; freed once, whichever way the request ends.
 
     A request that is admitted and then never begun, as its client was gone, gives it back when it is forgotten.
     """
 
-    def __init__(self, admission: Admission, tenant: str, num_tokens: int, key: int | None) -> None:
-        self._admission: Admission | None = admission
+    def __init__(self, admission: AdmissionControl, tenant: str, num_tokens: int, key: int | None) -> None:
+        self._admission: AdmissionControl | None = admission
         self._place = (tenant, num_tokens, key)
 
     def start(self) -> None:

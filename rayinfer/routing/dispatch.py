@@ -12,7 +12,7 @@ from rayinfer.errors import EngineDead, EngineLeaving, NotReady, QueueFull
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import FinishReason, RequestOutput, TokenDelta, TraceEvent
 from rayinfer.protocols import GenerationRequest, ModelDescription, ServiceStatus
-from rayinfer.routing.admission import Admission, Ticket
+from rayinfer.routing.admission import AdmissionControl, AdmissionSlot
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.dispatch_attempt import DispatchAttempt
 from rayinfer.routing.dispatch_queue import DispatchQueue, QueuedRequest
@@ -21,7 +21,7 @@ from rayinfer.routing.engine_set import RUNNING, EngineSet
 from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.routing.preparation import block_digests, prepare
-from rayinfer.routing.replica_choice import work_of
+from rayinfer.routing.replica_choice import cost_of
 from rayinfer.routing.retry_budget import Quarantine, RetryBudget
 from rayinfer.routing.stream_state import StreamState, parts_of
 from rayinfer.routing.stream_timers import StreamTimers
@@ -64,7 +64,7 @@ class Dispatcher:
         self._tokenizer = tokenizer
         limits = RouterLimits() if limits is None else limits
         self._may_be_empty = first_tokens is not None
-        self._admission = Admission(
+        self._admission = AdmissionControl(
             limits,
             first_tokens=first_tokens,
             most_engines=most_engines,
@@ -138,13 +138,13 @@ class Dispatcher:
         request = prepare(request, self.describe(), self._tokenizer, self._admission.limits)
         ticket = self._admission.admit(
             request.tenant,
-            work_of(request).num_tokens,
+            cost_of(request).num_tokens,
             self.engines.num_cache_tokens,
             len(request.prompt_token_ids),
         )
         return self._answer(request, ticket)
 
-    async def _answer(self, request: GenerationRequest, ticket: Ticket) -> AsyncIterator[RequestOutput]:
+    async def _answer(self, request: GenerationRequest, ticket: AdmissionSlot) -> AsyncIterator[RequestOutput]:
         stream = StreamState(request, self._tokenizer, keeps_outputs=False)
         timers = self._start_timers(request, stream)
         deadline = None if request.timeout_s is None else self._clock() + request.timeout_s
@@ -172,7 +172,7 @@ class Dispatcher:
             ticket.leave()
             timers.finish_all(ending)
             if budget.has_queued:
-                expected, had = work_of(request), len(request.prompt_token_ids) + stream.num_output_tokens
+                expected, had = cost_of(request), len(request.prompt_token_ids) + stream.num_output_tokens
                 self._queue.charge(request.tenant, expected.priority, had - expected.num_tokens)
 
     @contextlib.asynccontextmanager
@@ -186,7 +186,7 @@ class Dispatcher:
         """
         async with contextlib.AsyncExitStack() as quarantine:
             try:
-                attempt_ = await self._submit(stream, budget, deadline, quarantine)
+                dispatched = await self._submit(stream, budget, deadline, quarantine)
             except (NotReady, TimeoutError) as error:
                 if not budget.num_lost and isinstance(error, NotReady):
                     raise
@@ -195,11 +195,11 @@ class Dispatcher:
                 yield _Attempt(DeltaQueue(), lambda _: None, quarantine)
                 return
             try:
-                yield _Attempt(attempt_.queue, attempt_.link.release, quarantine)
+                yield _Attempt(dispatched.queue, dispatched.link.release, quarantine)
             except EngineDead as error:
-                self._note_loss(stream, budget, attempt_.link.name, error)
+                self._note_loss(stream, budget, dispatched.link.name, error)
             finally:
-                attempt_.undo()
+                dispatched.cancel()
 
     def _patience_s(self, budget: RetryBudget, deadline: float | None) -> float:
         """Return how long to wait for an engine: new streams need not, as other routers may have one."""
@@ -222,36 +222,36 @@ class Dispatcher:
                 await quarantine.enter_async_context(self._quarantine.place(patience_s))
             requests = stream.engine_requests(epoch=budget.begin())
             interval = self._admission.limits.stream_interval
-            attempt_ = DispatchAttempt(requests, self._traces, stream.request_id, self._clock, interval=interval)
+            dispatched = DispatchAttempt(requests, self._traces, stream.request_id, self._clock, interval=interval)
             try:
-                await self._send(stream, requests, budget, attempt_, deadline, wait_s)
+                await self._send(stream, requests, budget, dispatched, deadline, wait_s)
                 async with asyncio.timeout(None if deadline is None else deadline - self._clock()):
-                    await attempt_.arrival()
+                    await dispatched.acked()
             except EngineDead as error:
-                self.engines.remove(attempt_.link.name, str(error))
+                self.engines.remove(dispatched.link.name, str(error))
             except BaseException:
-                attempt_.undo()
+                dispatched.cancel()
                 raise
             else:
-                return attempt_
+                return dispatched
 
     async def _send(
         self,
         stream: StreamState,
         requests: Sequence[GenerationRequest],
         budget: RetryBudget,
-        attempt_: DispatchAttempt,
+        dispatched: DispatchAttempt,
         deadline: float | None,
         wait_s: float,
     ) -> None:
         """Find the engine that the requests go to, and begin to send them."""
         digests = partial(block_digests, requests[0], self.engines.block_size, self.engines.weights_generation)
         if budget.num_begun > 1:
-            place = await self.engines.wait_for_place(work_of(requests[0]), digests(), wait_s)
-            attempt_.begin(place)
+            decision = await self.engines.wait_for_replica(cost_of(requests[0]), digests(), wait_s)
+            dispatched.start(decision)
             return
-        work, tenant = work_of(stream.request), stream.request.tenant
-        turn = QueuedRequest(work=work, tenant=tenant, deadline=deadline, make_digests=digests, take=attempt_.begin)
+        work, tenant = cost_of(stream.request), stream.request.tenant
+        turn = QueuedRequest(work=work, tenant=tenant, deadline=deadline, make_digests=digests, take=dispatched.start)
         try:
             await self._queue.wait(turn, None if deadline is None else deadline - self._clock())
         finally:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.engine_link import EngineLink
-from rayinfer.routing.engine_set import Place
+from rayinfer.routing.engine_set import RoutingDecision
 from rayinfer.traces.kept_traces import KeptTraces
 
 
@@ -29,35 +29,35 @@ class DispatchAttempt:
         self._request_id = request_id
         self._clock = clock
         self._since = clock()
-        self._place: Place | None = None
+        self._decision: RoutingDecision | None = None
 
     @property
     def link(self) -> EngineLink:
         """The link by which they were sent."""
-        assert self._place is not None
-        return self._place.link
+        assert self._decision is not None
+        return self._decision.link
 
-    def begin(self, place: Place) -> None:
+    def start(self, decision: RoutingDecision) -> None:
         """Send the requests; returns at once."""
-        self._place = place
+        self._decision = decision
         if self._requests[0].trace:
             self._traces.dispatched(
                 self._request_id,
                 [request.choice for request in self._requests],
-                engine=place.link.name,
-                why=place.reason,
+                engine=decision.link.name,
+                why=decision.reason,
                 attempt=self._requests[0].epoch,
-                cached_tokens=place.num_cached_tokens,
+                cached_tokens=decision.num_cached_tokens,
                 waited_s=round(self._clock() - self._since, 6),
-                weights_generation=place.link.description.weights_generation,
+                weights_generation=decision.link.description.weights_generation,
             )
-        place.link.send(self._requests, self.queue, place.num_cached_tokens)
+        decision.link.send(self._requests, self.queue, decision.num_cached_tokens)
 
-    async def arrival(self) -> None:
+    async def acked(self) -> None:
         """Wait until the engine has the requests; raises EngineDead when it cannot be reached."""
         await self.link.arrival(self._request_ids)
 
-    def undo(self) -> None:
+    def cancel(self) -> None:
         """Have the engine forget what has not ended of the requests, if they were sent."""
-        if self._place is not None:
-            self._place.link.release(self._request_ids)
+        if self._decision is not None:
+            self._decision.link.release(self._request_ids)

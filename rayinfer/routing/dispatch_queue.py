@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rayinfer.errors import NotReady
-from rayinfer.priority_queue import PriorityQueue, Ticket
+from rayinfer.priority_queue import PriorityQueue, QueueEntry
 from rayinfer.routing.bounded_wait import wait_within
-from rayinfer.routing.engine_set import EngineSet, Place
+from rayinfer.routing.engine_set import EngineSet, RoutingDecision
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.routing.prefix_groups import PrefixGroups
-from rayinfer.routing.replica_choice import Work
+from rayinfer.routing.replica_choice import RequestCost
 
 MAX_PREFIX_BATCH = 16  # those that share a prefix and go right after the one whose request it was
 FIRST_RATE = 100.0  # tokens per second that engines are taken to serve before that is known
@@ -23,12 +23,12 @@ SMOOTHING = 0.5  # weight of the latest window
 class QueuedRequest:
     """A queued client request."""
 
-    work: Work
+    work: RequestCost
     tenant: str
     deadline: float | None  # seconds on any one clock
     make_digests: Callable[[], Sequence[bytes]]  # of the prompt's full blocks
-    take: Callable[[Place], None]  # called at once when the request comes, so that the next choice knows of it
-    ticket: "Ticket[QueuedRequest] | None" = None  # while it waits
+    take: Callable[[RoutingDecision], None]  # called with the decision, at once
+    ticket: "QueueEntry[QueuedRequest] | None" = None  # while it waits
     has_waited: bool = False
     has_come: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     _digests: Sequence[bytes] | None = None
@@ -158,14 +158,14 @@ class DispatchQueue:
             self._withdraw(request)
             return True
         digests = request.digests if self._limits.route_by_prefix and len(self._engines.links) > 1 else ()
-        place = self._engines.find_room(request.work, digests, among=engine)
-        if place is None:
+        decision = self._engines.select_replica(request.work, digests, among=engine)
+        if decision is None:
             return False
         if request.ticket is not None:
             self._note_order(request)
             self._queue.serve(request.ticket)
             self._leave(request)
-        request.take(place)
+        request.take(decision)
         request.has_come.set_result(None)
         return True
 

@@ -12,7 +12,7 @@ from rayinfer.errors import EngineDead, EngineLeaving
 from rayinfer.outputs import EngineStats, StepMessage, TraceEvent
 from rayinfer.protocols import EngineClient, EngineControl, GenerationRequest, ModelDescription
 from rayinfer.routing.delta_queue import DeltaQueue
-from rayinfer.routing.replica_choice import EngineLoad, Work, work_of_choice
+from rayinfer.routing.replica_choice import EngineLoad, RequestCost, work_of_choice
 
 TICK_S = 0.25
 FROZEN_AFTER_S = 2.0  # an engine gives a sign of life every 0.75 s
@@ -25,7 +25,7 @@ class _Route:
     """The queue for one engine request's tokens, and its work."""
 
     queue: DeltaQueue
-    work: Work
+    work: RequestCost
     handing_over: asyncio.Task[None]
     has_tokens: bool = False
 

@@ -14,14 +14,14 @@ from rayinfer.outputs import StepMessage, TraceEvent
 from rayinfer.protocols import EngineClient, ModelDescription
 from rayinfer.routing.engine_link import EngineLink
 from rayinfer.routing.prefix_index import PrefixIndex
-from rayinfer.routing.replica_choice import Candidate, Work, choose
+from rayinfer.routing.replica_choice import Candidate, RequestCost, choose
 
 logger = logging.getLogger(__name__)
 
 RUNNING = "running"  # the one state of an engine in which requests do not just wait
 
 
-class Place(NamedTuple):
+class RoutingDecision(NamedTuple):
     """The routing decision for a request: an engine, and the reason."""
 
     link: EngineLink
@@ -167,20 +167,20 @@ class EngineSet:
         """Tokens that the caches of all engines hold."""
         return self._num_cache_tokens
 
-    def find_room(
-        self, work: Work, digests: Sequence[bytes], *, among: str | None = None, may_crowd: bool = False
-    ) -> Place | None:
+    def select_replica(
+        self, work: RequestCost, digests: Sequence[bytes], *, among: str | None = None, ignore_credits: bool = False
+    ) -> RoutingDecision | None:
         """Find the engine that will be the first to have computed this prompt, among those that have room for it.
 
-        None when none has; with `may_crowd`, only when there is no engine. Engines that are paused or asleep count
+        None when none has; with `ignore_credits`, only when there is no engine. Engines that are paused or asleep count
         where there are no others. `among` names the one engine that is asked.
         """
         candidates = []
         for link in self._choosable(among):
-            if not may_crowd and link.load.is_full(work.priority, link.stats.credits):
+            if not ignore_credits and link.load.is_full(work.priority, link.stats.credits):
                 continue  # under overload that is nearly every engine: what they have cached is not worth a look
             num_cached = self._num_cached_tokens(link, digests) if digests else 0
-            if may_crowd or link.load.has_room(_less_cached(work, num_cached), link.stats.credits):
+            if ignore_credits or link.load.has_room(_less_cached(work, num_cached), link.stats.credits):
                 num_blocks = self.prefixes.num_blocks(link.name)
                 candidates.append(Candidate(link.name, link.load, num_cached, num_blocks))
         if not candidates:
@@ -189,14 +189,14 @@ class EngineSet:
         self._num_chosen += 1
         chosen.load.last_chosen = self._num_chosen
         self.prefixes.expect(chosen.name, digests)
-        return Place(self.links[chosen.name], chosen.num_cached_tokens, _reason(chosen, candidates))
+        return RoutingDecision(self.links[chosen.name], chosen.num_cached_tokens, _reason(chosen, candidates))
 
-    async def wait_for_place(self, work: Work, digests: Sequence[bytes], wait_s: float) -> Place:
+    async def wait_for_replica(self, work: RequestCost, digests: Sequence[bytes], wait_s: float) -> RoutingDecision:
         """Find the best engine, however full; raises NotReady when there is none for so long."""
         latest = time.monotonic() + wait_s
-        while (place := self.find_room(work, digests, may_crowd=True)) is None:
+        while (decision := self.select_replica(work, digests, ignore_credits=True)) is None:
             await self._wait_for_change(latest - time.monotonic())
-        return place
+        return decision
 
     async def wait_for_any(self, wait_s: float) -> None:
         """Wait until there is an engine; raises NotReady when there is none for so long."""
@@ -260,7 +260,7 @@ class EngineSet:
         self._on_room(name)
 
 
-def _less_cached(work: Work, num_cached_tokens: int) -> Work:
+def _less_cached(work: RequestCost, num_cached_tokens: int) -> RequestCost:
     if not num_cached_tokens:
         return work
     return work._replace(

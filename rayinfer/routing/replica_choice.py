@@ -13,8 +13,8 @@ MAX_IMBALANCE = 2.0  # a cached prefix does not draw requests to an engine with 
 MAX_LEAD = 2  # ... and so many requests more
 
 
-class Work(NamedTuple):
-    """Work that one request, or several together, are for an engine."""
+class RequestCost(NamedTuple):
+    """RequestCost that one request, or several together, are for an engine."""
 
     priority: int
     num_requests: int
@@ -32,15 +32,15 @@ class EngineLoad:
     last_chosen: int = 0  # ordinal of the latest request that it was given
     _levels: dict[int, list[int]] = field(default_factory=dict)  # the same three by priority
 
-    def add(self, work: Work) -> None:
+    def add(self, work: RequestCost) -> None:
         """Count requests that have just been sent."""
         self._count(work.priority, work.num_requests, work.num_tokens, work.num_prefill_tokens)
 
-    def prefilled(self, work: Work) -> None:
+    def prefilled(self, work: RequestCost) -> None:
         """Note that the first token is there."""
         self._count(work.priority, 0, 0, -work.num_prefill_tokens)
 
-    def remove(self, work: Work, *, is_prefilled: bool) -> None:
+    def remove(self, work: RequestCost, *, is_prefilled: bool) -> None:
         """Count requests off again."""
         prefill = 0 if is_prefilled else work.num_prefill_tokens
         self._count(work.priority, -work.num_requests, -work.num_tokens, -prefill)
@@ -58,11 +58,11 @@ class EngineLoad:
                 num_requests += level[0]
         return 0 < num_requests >= granted
 
-    def has_room(self, work: Work, credits: Credits) -> bool:
+    def has_room(self, work: RequestCost, credits: Credits) -> bool:
         """Whether work may be sent now: lower priorities do not count, as the engine puts them behind it.
 
-        Work that is larger than half of the credits has room where half of them is left: it need not wait for an empty
-        engine, and those behind it not for it.
+        A request that costs more than half of the credits has room where half of them is left: neither it nor those
+        behind it wait for an empty engine.
         """
         if not self.num_requests:
             return True
@@ -122,10 +122,10 @@ def _delay(candidate: Candidate) -> tuple[float, int, int]:
     return (work, candidate.num_cached_blocks, load.last_chosen)
 
 
-def work_of(request: GenerationRequest, *, priority: int | None = None) -> Work:
+def cost_of(request: GenerationRequest, *, priority: int | None = None) -> RequestCost:
     """Estimate the work of a client's request, with all its choices."""
     num_prompt, choices = len(request.prompt_token_ids), request.sampling_params.n
-    return Work(
+    return RequestCost(
         request.priority if priority is None else priority,
         choices,
         num_prompt + choices * _expected_output(request),
@@ -133,12 +133,12 @@ def work_of(request: GenerationRequest, *, priority: int | None = None) -> Work:
     )
 
 
-def work_of_choice(request: GenerationRequest, *, num_cached_tokens: int | None) -> Work:
+def work_of_choice(request: GenerationRequest, *, num_cached_tokens: int | None) -> RequestCost:
     """Estimate the work of one choice; None stands for one whose prompt another choice computes."""
     num_prompt = 0 if num_cached_tokens is None else len(request.prompt_token_ids) - num_cached_tokens
     num_outputs = len(request.output_token_ids)
     num_held = num_prompt + max(_expected_output(request), num_outputs)
-    return Work(request.priority, 1, num_held, max(0, num_prompt + num_outputs))
+    return RequestCost(request.priority, 1, num_held, max(0, num_prompt + num_outputs))
 
 
 def _expected_output(request: GenerationRequest) -> int:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayinfer.priority_queue import PriorityQueue, Ticket
+from rayinfer.priority_queue import PriorityQueue, QueueEntry
 
 NUM_NEWCOMERS = 200_000
 AGEING = 10.0  # in units of cost, as the rate is 1
@@ -63,7 +63,7 @@ def test_a_newcomer_is_served_soon_beside_backlogged_tenants():
 class Watched:
     """A waiting request, and what the bound on its waiting is made of."""
 
-    ticket: Ticket
+    ticket: QueueEntry
     virtual_time: float
     latest_start: float
     cost_ahead: float  # of what waited before

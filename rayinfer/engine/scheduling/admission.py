@@ -6,7 +6,7 @@ from rayinfer.engine.scheduling.request import Request, RequestStatus
 from rayinfer.engine.scheduling.running_batch import Reservation, RunningBatch
 from rayinfer.engine.scheduling.waiting_queue import WaitingQueue
 from rayinfer.kv_cache.block_manager import CachedPrefix
-from rayinfer.priority_queue import Ticket
+from rayinfer.priority_queue import QueueEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class Admission:
 
 def order_key(request: Request) -> tuple[float, float, int]:
     """Return the sort key of requests: the smallest goes first."""
-    ticket: Ticket[Request] | None = request.ticket
+    ticket: QueueEntry[Request] | None = request.ticket
     assert ticket is not None, f"{request.request_id} has no place in the order"
     return ticket.place
 

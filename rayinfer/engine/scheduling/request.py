@@ -6,7 +6,7 @@ from enum import Enum
 from rayinfer.engine.plan.step_plan import EnteredRow, Int32Array
 from rayinfer.kv_cache.block_hash import PrefixDigests, prefix_salt
 from rayinfer.outputs import FinishReason, TokenLogprobs, TraceEvent
-from rayinfer.priority_queue import Ticket
+from rayinfer.priority_queue import QueueEntry
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.traces.request_trace import RequestTrace
@@ -49,7 +49,7 @@ class Request:
     deadline: float | None = None
     digests: PrefixDigests
     status: RequestStatus = RequestStatus.WAITING
-    ticket: Ticket["Request"] | None = None
+    ticket: QueueEntry["Request"] | None = None
     row: int | None = None
     blocks: list[int] = field(default_factory=list)  # stale while it runs
     num_cached_tokens: int | None = None  # found in the prefix cache when it first ran

@@ -83,7 +83,7 @@ class Schedule:
             await self.breathe()
         assert not [engine.running for engine in self.engines.values() if engine.running], "somebody still runs"
         assert all(link.num_in_flight == 0 for link in self.dispatcher.engines.links.values())
-        assert self.dispatcher.status().num_waiting == len(self.dispatcher._turns) == 0
+        assert self.dispatcher.status().num_waiting == len(self.dispatcher._queue) == 0
         await self.dispatcher.close()
         return [client.check() for client in self.clients]
 
@@ -122,7 +122,7 @@ class Schedule:
             "subject": self.draw.choice("xyz"),
         }
         self.clients.append(Client(self.dispatcher, len(self.clients), n, max_tokens, **settings))
-        self.longest_queue = max(self.longest_queue, len(self.dispatcher._turns))
+        self.longest_queue = max(self.longest_queue, len(self.dispatcher._queue))
 
     def go(self):
         if self.clients:

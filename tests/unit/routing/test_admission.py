@@ -1,7 +1,7 @@
 import pytest
 
 from rayinfer.errors import QueueFull, StartingQueueFull
-from rayinfer.routing.admission import MAX_RETRY_AFTER_S, STARTING_RETRY_AFTER_S, Admission
+from rayinfer.routing.admission import MAX_RETRY_AFTER_S, STARTING_RETRY_AFTER_S, AdmissionControl
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.servers.error_responses import error_kind
 
@@ -15,7 +15,7 @@ class Clock:
 
 
 def test_no_more_than_the_bound_may_wait():
-    admission = Admission(RouterLimits(max_waiting_requests=2))
+    admission = AdmissionControl(RouterLimits(max_waiting_requests=2))
     tickets = [admission.admit(), admission.admit()]
     with pytest.raises(QueueFull, match="2 requests are waiting already, the limit is 2"):
         admission.admit()
@@ -28,7 +28,7 @@ def test_no_more_than_the_bound_may_wait():
 def test_while_the_first_engine_starts_as_many_wait_as_all_that_may_come_would_let_wait():
     is_starting = True
     limits = RouterLimits(max_waiting_requests=2, max_waiting_tokens=10)
-    admission = Admission(limits, most_engines=3, is_starting=lambda: is_starting)
+    admission = AdmissionControl(limits, most_engines=3, is_starting=lambda: is_starting)
     tickets = [admission.admit(num_tokens=5) for _ in range(6)]
     with pytest.raises(StartingQueueFull, match=r"first engine starts: 6 requests .* the limit is 6") as refusal:
         admission.admit()
@@ -43,7 +43,7 @@ def test_while_the_first_engine_starts_as_many_wait_as_all_that_may_come_would_l
 
 @pytest.mark.parametrize("end", ["start", "leave"])
 def test_a_first_token_and_a_departure_both_make_room(end):
-    admission = Admission(RouterLimits(max_waiting_requests=1))
+    admission = AdmissionControl(RouterLimits(max_waiting_requests=1))
     getattr(admission.admit(), end)()
     assert admission.num_waiting == 0
     _ticket = admission.admit()
@@ -51,14 +51,14 @@ def test_a_first_token_and_a_departure_both_make_room(end):
 
 
 def test_a_forgotten_ticket_makes_room():
-    admission = Admission(RouterLimits(max_waiting_requests=1))
+    admission = AdmissionControl(RouterLimits(max_waiting_requests=1))
     ticket = admission.admit()
     del ticket
     assert admission.num_waiting == 0
 
 
 def test_a_ticket_counts_off_once_whatever_follows():
-    admission = Admission(RouterLimits(max_waiting_requests=3))
+    admission = AdmissionControl(RouterLimits(max_waiting_requests=3))
     ticket, _other = admission.admit(), admission.admit()
     ticket.start()
     ticket.start()
@@ -67,7 +67,7 @@ def test_a_ticket_counts_off_once_whatever_follows():
 
 
 def test_without_experience_a_refused_request_may_come_back_after_a_second():
-    admission = Admission(RouterLimits(max_waiting_requests=1))
+    admission = AdmissionControl(RouterLimits(max_waiting_requests=1))
     _ticket = admission.admit()
     with pytest.raises(QueueFull) as refusal:
         admission.admit()
@@ -76,7 +76,7 @@ def test_without_experience_a_refused_request_may_come_back_after_a_second():
 
 def test_the_time_to_come_back_follows_the_pace_at_which_requests_start():
     clock = Clock()
-    admission = Admission(RouterLimits(max_waiting_requests=10), clock)
+    admission = AdmissionControl(RouterLimits(max_waiting_requests=10), clock)
     tickets = [admission.admit() for _ in range(10)]
     for ticket in tickets[:4]:
         clock.now += 2.0
@@ -86,7 +86,7 @@ def test_the_time_to_come_back_follows_the_pace_at_which_requests_start():
 
 def test_nobody_is_sent_away_for_more_than_a_minute():
     clock = Clock()
-    admission = Admission(RouterLimits(max_waiting_requests=100), clock)
+    admission = AdmissionControl(RouterLimits(max_waiting_requests=100), clock)
     tickets = [admission.admit() for _ in range(100)]
     for ticket in tickets[:2]:
         clock.now += 500.0
@@ -96,7 +96,7 @@ def test_nobody_is_sent_away_for_more_than_a_minute():
 
 def test_an_idle_hour_does_not_count_as_a_slow_queue():
     clock = Clock()
-    admission = Admission(RouterLimits(max_waiting_requests=10), clock)
+    admission = AdmissionControl(RouterLimits(max_waiting_requests=10), clock)
     admission.admit().start()
     clock.now += 3600.0
     first, _second = admission.admit(), admission.admit()

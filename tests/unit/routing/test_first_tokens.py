@@ -1,6 +1,6 @@
 import pytest
 
-from rayinfer.routing.admission import Admission
+from rayinfer.routing.admission import AdmissionControl
 from rayinfer.routing.first_tokens import FirstTokenCounts, FirstTokens
 from rayinfer.routing.limits import RouterLimits
 
@@ -57,7 +57,7 @@ def test_a_client_that_leaves_counts_only_if_it_had_waited_too_long(first_tokens
 
 
 def test_admission_tells_of_every_request_once(first_tokens):
-    admission = Admission(RouterLimits(), first_tokens=first_tokens)
+    admission = AdmissionControl(RouterLimits(), first_tokens=first_tokens)
     tickets = [admission.admit(num_tokens=30, num_prompt_tokens=10) for _ in range(3)]
     assert first_tokens.counts() == FirstTokenCounts(num_waiting=3, waiting_tokens=30)
     tickets[0].start()

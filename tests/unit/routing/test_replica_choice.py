@@ -6,9 +6,9 @@ from rayinfer.routing.replica_choice import (
     EXPECTED_OUTPUT_TOKENS,
     Candidate,
     EngineLoad,
-    Work,
+    RequestCost,
     choose,
-    work_of,
+    cost_of,
     work_of_choice,
 )
 from rayinfer.sampling_params import SamplingParams
@@ -26,7 +26,7 @@ def candidate(name, *works, cached=0, blocks=0):
 
 
 def work(num_tokens=100, prefill=0, priority=0, requests=1):
-    return Work(priority, requests, num_tokens, prefill)
+    return RequestCost(priority, requests, num_tokens, prefill)
 
 
 def test_the_engine_with_the_fewest_tokens_in_flight_is_chosen():
@@ -129,9 +129,9 @@ def test_without_credits_there_is_always_room():
 def test_a_request_counts_its_prompt_once_and_what_each_choice_will_probably_generate(max_tokens, expected):
     params = SamplingParams(max_tokens=max_tokens, n=2)
     request = GenerationRequest(request_id="a", prompt_token_ids=[1, 2, 3], sampling_params=params, priority=4)
-    assert work_of(request) == Work(4, 2, 3 + 2 * expected, 3)
-    assert work_of_choice(request, num_cached_tokens=2) == Work(4, 1, 1 + expected, 1)
-    assert work_of_choice(request, num_cached_tokens=None) == Work(4, 1, expected, 0)
+    assert cost_of(request) == RequestCost(4, 2, 3 + 2 * expected, 3)
+    assert work_of_choice(request, num_cached_tokens=2) == RequestCost(4, 1, 1 + expected, 1)
+    assert work_of_choice(request, num_cached_tokens=None) == RequestCost(4, 1, expected, 0)
 
 
 def test_a_stream_that_goes_on_elsewhere_has_its_answer_computed_again():
@@ -141,7 +141,7 @@ def test_a_stream_that_goes_on_elsewhere_has_its_answer_computed_again():
         output_token_ids=[4] * 300,
         sampling_params=SamplingParams(max_tokens=400),
     )
-    assert work_of_choice(request, num_cached_tokens=0) == Work(0, 1, 303, 303)
+    assert work_of_choice(request, num_cached_tokens=0) == RequestCost(0, 1, 303, 303)
 
 
 @pytest.mark.parametrize("granted", [0, 1, 2, 3])
@@ -149,4 +149,4 @@ def test_a_stream_that_goes_on_elsewhere_has_its_answer_computed_again():
 def test_an_engine_is_full_for_a_priority_where_even_the_least_work_has_no_room(granted, priorities):
     load, credits = load_of(*(work(priority=priority) for priority in priorities)), Credits(num_requests=granted)
     for priority in (-1, 0, 1):
-        assert load.is_full(priority, credits) != load.has_room(Work(priority, 1, 0, 0), credits)
+        assert load.is_full(priority, credits) != load.has_room(RequestCost(priority, 1, 0, 0), credits)

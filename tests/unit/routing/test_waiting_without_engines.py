@@ -15,12 +15,12 @@ from rayinfer.outputs import Credits, EngineStats
 from rayinfer.routing.dispatch_queue import DispatchQueue, QueuedRequest
 from rayinfer.routing.engine_set import EngineSet
 from rayinfer.routing.limits import RouterLimits
-from rayinfer.routing.replica_choice import Work
+from rayinfer.routing.replica_choice import RequestCost
 from support.fakes.fake_engine_client import FakeEngineClient
 from support.fakes.virtual_time import run_in_virtual_time
 
 ENGINE_WAIT_S = 3.0
-FULL = Work(priority=0, num_requests=10**6, num_tokens=10**6, num_prefill_tokens=0)
+FULL = RequestCost(priority=0, num_requests=10**6, num_tokens=10**6, num_prefill_tokens=0)
 
 
 @dataclass
@@ -79,7 +79,11 @@ class Queue:
         deadline = None if wait_s is None else arrival + wait_s
         outcome = Outcome(arrival, deadline)
         turn = QueuedRequest(
-            work=Work(0, 1, 10, 5), tenant="", deadline=deadline, make_digests=lambda: (), take=lambda place: None
+            work=RequestCost(0, 1, 10, 5),
+            tenant="",
+            deadline=deadline,
+            make_digests=lambda: (),
+            take=lambda _: None,
         )
         try:
             async with asyncio.timeout(leaves_after_s) as leaving:
