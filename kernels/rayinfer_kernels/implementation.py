@@ -76,7 +76,7 @@ class Implementation(Protocol):
     ) -> SampledRows:
         """Choose a token for each row."""
 
-    def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
+    def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slot_mapping: torch.Tensor) -> None:
         """Write keys and values to the cache."""
 
     def paged_attention(
@@ -84,8 +84,8 @@ class Implementation(Protocol):
         query: torch.Tensor,
         kv_cache: KVCache,
         block_tables: torch.Tensor,
-        query_starts: torch.Tensor,
-        context_lengths: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
         scale: float,
         window: int | None = None,
         softcap: float | None = None,

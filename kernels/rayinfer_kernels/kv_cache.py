@@ -35,8 +35,8 @@ class KVCache(Protocol):
     def block_size(self) -> int:
         """Return the number of tokens in one block."""
 
-    def put(self, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
-        """Store key and value [num_tokens, num_kv_heads, head_dim] at `slots` [num_tokens], by torch alone."""
+    def put(self, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Store key and value [num_tokens, num_kv_heads, head_dim] at `slot_mapping` [num_tokens], by torch alone."""
 
     def take(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of whole blocks [num_blocks] in float32: [num_kv_heads, num_tokens, head_dim or more]."""

@@ -51,22 +51,22 @@ class StackShape:
 
 
 class StepTensors(Protocol):
-    """Positions, slots and block tables of a step's tokens, as in `ops.paged_attention` and `ops.write_kv`."""
+    """Positions, slot_mapping and block tables of a step's tokens, as in `ops.paged_attention` and `ops.write_kv`."""
 
     @property
     def positions(self) -> torch.Tensor:
         """Each token's position in its request: [num_tokens]."""
 
     @property
-    def slots(self) -> torch.Tensor:
+    def slot_mapping(self) -> torch.Tensor:
         """Slot of each token's key and value: [num_tokens]."""
 
     @property
-    def query_starts(self) -> torch.Tensor:
+    def cu_seqlens_q(self) -> torch.Tensor:
         """Cumulative numbers of each request's new tokens: [num_requests + 1]."""
 
     @property
-    def context_lengths(self) -> torch.Tensor:
+    def seq_lens(self) -> torch.Tensor:
         """Number of each request's tokens, the new ones included: [num_requests]."""
 
     @property

@@ -163,17 +163,17 @@ def sample_rows(
     return implementation_for(logits).sample_rows(logits, temperature, top_k, top_p, min_p, uniform, is_greedy)
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
-    """Write key, value [num_tokens, num_kv_heads, head_dim] to `slots` [num_tokens] (block x block_size + offset)."""
-    implementation_for(key).write_kv(key, value, kv_cache, slots)
+def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slot_mapping: torch.Tensor) -> None:
+    """Write key, value [num_tokens, num_kv_heads, head_dim] to `slot_mapping` [num_tokens] (block x block_size + offset)."""
+    implementation_for(key).write_kv(key, value, kv_cache, slot_mapping)
 
 
 def paged_attention(
     query: torch.Tensor,
     kv_cache: KVCache,
     block_tables: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lengths: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
@@ -182,14 +182,14 @@ def paged_attention(
     """Attend causally from each request's last tokens to all of its tokens in the cache.
 
     query [num_tokens, num_heads, head_dim] holds the requests' new tokens one after the other, request i's from
-    query_starts[i] to query_starts[i + 1]; block_tables [num_requests, max_blocks] and context_lengths [num_requests]
+    cu_seqlens_q[i] to cu_seqlens_q[i + 1]; block_tables [num_requests, max_blocks] and seq_lens [num_requests]
     say where its keys lie and how many there are, the new tokens included. A token sees the last `window` tokens,
     itself among them, or all; scores are capped by softcap x tanh(score / softcap). position_bias [num_heads,
     num_distances] in float32 is added to the scores by how far back a token lies, its last column from there on
     (Raffel et al. 2020). Returns the shape of query.
     """
     return implementation_for(query).paged_attention(
-        query, kv_cache, block_tables, query_starts, context_lengths, scale, window, softcap, position_bias
+        query, kv_cache, block_tables, cu_seqlens_q, seq_lens, scale, window, softcap, position_bias
     )
 
 

@@ -58,9 +58,9 @@ class PairedKVCache:
         """Return the number of channels of a head as it is stored."""
         return self.value.shape[3]
 
-    def put(self, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
-        """Store key and value [num_tokens, num_kv_heads, head_dim] at `slots` [num_tokens]."""
-        block, offset = slots // self.block_size, slots % self.block_size
+    def put(self, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Store key and value [num_tokens, num_kv_heads, head_dim] at `slot_mapping` [num_tokens]."""
+        block, offset = slot_mapping // self.block_size, slot_mapping % self.block_size
         if self.scales is not None:
             key, self.scales.key.mT[block, offset] = _in_eight_bits(key)
             value, self.scales.value.mT[block, offset] = _in_eight_bits(value)

@@ -35,13 +35,13 @@ class PagedAttention(torch.nn.Module):
         position_bias [num_heads, num_distances], if any, is added to the scores by distance.
         """
         assert self._kv_cache is not None, "the layer has no cache yet"
-        ops.write_kv(key, value, self._kv_cache, batch.slots)
+        ops.write_kv(key, value, self._kv_cache, batch.slot_mapping)
         return ops.paged_attention(
             query,
             self._kv_cache,
             batch.block_tables,
-            batch.query_starts,
-            batch.context_lengths,
+            batch.cu_seqlens_q,
+            batch.seq_lens,
             self.scale,
             self.window,
             self.softcap,

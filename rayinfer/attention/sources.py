@@ -14,7 +14,7 @@ BLOCK_SIZE = 16
 class SourceBatch:
     """One step's tokens, each with the source that it reads: a token attends to all of it, whatever its own place."""
 
-    query_starts: torch.Tensor  # int32 [num_tokens + 1]
+    cu_seqlens_q: torch.Tensor  # int32 [num_tokens + 1]
     lengths: torch.Tensor  # int32 [num_tokens], tokens of the source
     block_tables: torch.Tensor  # int32 [num_tokens, blocks_per_row]
 
@@ -30,7 +30,7 @@ class SourceRows:
         self._lengths = torch.ones(num_rows, dtype=torch.int32, device=device)  # a row without a source reads zeros
 
     def fill(self, rows: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
-        """Give rows new sources of so many tokens; returns the slots of these tokens, one source after the other."""
+        """Give rows new sources of so many tokens; returns the slot_mapping of these tokens, one source after the other."""
         device = self._lengths.device
         self._lengths[torch.tensor(rows, device=device)] = torch.tensor(lengths, dtype=torch.int32, device=device)
         starts = (row * self.blocks_per_row * BLOCK_SIZE for row in rows)
@@ -41,9 +41,9 @@ class SourceRows:
         """Describe the source that each token of a step reads."""
         assert batch.rows is not None, "whoever reads sources must know the rows"
         num_tokens = len(batch.positions)
-        rows = torch.repeat_interleave(batch.rows, batch.query_starts.diff(), output_size=num_tokens)
+        rows = torch.repeat_interleave(batch.rows, batch.cu_seqlens_q.diff(), output_size=num_tokens)
         return SourceBatch(
-            query_starts=torch.arange(num_tokens + 1, dtype=torch.int32, device=rows.device),
+            cu_seqlens_q=torch.arange(num_tokens + 1, dtype=torch.int32, device=rows.device),
             lengths=self._lengths[rows],
             block_tables=self._block_tables[rows],
         )

@@ -41,12 +41,12 @@ class CrossAttention(torch.nn.Module, Shardable):
         """Give the layer the blocks of all rows."""
         self._kv_cache = kv_cache
 
-    def keep(self, encoded: torch.Tensor, slots: torch.Tensor) -> None:
-        """Keep the keys and values of sources: encoded [num_source_tokens, hidden_size], slots [num_source_tokens]."""
+    def keep(self, encoded: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Keep the keys and values of sources: encoded [num_source_tokens, hidden_size], slot_mapping [num_source_tokens]."""
         assert self._kv_cache is not None, "the layer has no cache yet"
         parts = torch.split(self.kv_proj.forward(encoded), self.kv_proj.widths, -1)
         key, value = (part.view(len(encoded), -1, self._head_dim) for part in parts)
-        ops.write_kv(key, value, self._kv_cache, slots)
+        ops.write_kv(key, value, self._kv_cache, slot_mapping)
 
     def forward(self, x: torch.Tensor, sources: SourceBatch) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""
@@ -54,6 +54,6 @@ class CrossAttention(torch.nn.Module, Shardable):
         query = self.q_proj.forward(x).view(len(x), -1, self._head_dim)
         # Each token is a request of its own that stands at the end of its source: so it sees all of it.
         attended = ops.paged_attention(
-            query, self._kv_cache, sources.block_tables, sources.query_starts, sources.lengths, self._scale
+            query, self._kv_cache, sources.block_tables, sources.cu_seqlens_q, sources.lengths, self._scale
         )
         return self.o_proj.forward(attended.flatten(1))

@@ -170,9 +170,9 @@ class EncoderDecoder(torch.nn.Module, Shardable):
     def keep_sources(self, rows: Sequence[int], lengths: Sequence[int], encoded: torch.Tensor) -> None:
         """Keep what rows attend to of sources of these lengths: encoded [num_tokens, hidden_size]."""
         assert self._sources is not None, "there is no room for sources yet"
-        slots = self._sources.fill(rows, lengths)
+        slot_mapping = self._sources.fill(rows, lengths)
         for attention in self._cross_attentions:
-            attention.keep(encoded, slots)
+            attention.keep(encoded, slot_mapping)
 
     def forward(
         self, token_ids: torch.Tensor, batch: AttentionBatch, hidden: torch.Tensor | None = None

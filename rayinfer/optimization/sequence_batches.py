@@ -35,9 +35,9 @@ class SequenceBatches:
         blocks = self._tables[:, positions // BLOCK_SIZE].long()
         return AttentionBatch(
             positions=positions.repeat(num_sequences),
-            slots=(blocks * BLOCK_SIZE + positions % BLOCK_SIZE).flatten(),
-            query_starts=torch.arange(num_sequences + 1, dtype=torch.int32) * count,
-            context_lengths=torch.full((num_sequences,), start + count, dtype=torch.int32),
+            slot_mapping=(blocks * BLOCK_SIZE + positions % BLOCK_SIZE).flatten(),
+            cu_seqlens_q=torch.arange(num_sequences + 1, dtype=torch.int32) * count,
+            seq_lens=torch.full((num_sequences,), start + count, dtype=torch.int32),
             block_tables=self._tables,
             rows=torch.arange(num_sequences),
         )

@@ -27,8 +27,8 @@ def attend(kernels: CpuKernels, **changes: object) -> torch.Tensor:
         "query": torch.randn(3, 4, 16),
         "kv_cache": cache(),
         "block_tables": torch.tensor([[3, 0]]),
-        "query_starts": torch.tensor([0, 3]),
-        "context_lengths": torch.tensor([20]),
+        "cu_seqlens_q": torch.tensor([0, 3]),
+        "seq_lens": torch.tensor([20]),
     }
     return kernels.paged_attention(**(arguments | changes), scale=1.0)
 
@@ -38,11 +38,11 @@ def attend(kernels: CpuKernels, **changes: object) -> torch.Tensor:
     [
         (IndexError, {"block_tables": torch.tensor([[3, FAR]])}),
         (IndexError, {"block_tables": torch.tensor([[-1, 0]])}),
-        (IndexError, {"context_lengths": torch.tensor([FAR])}),
-        (IndexError, {"context_lengths": torch.tensor([2])}),
-        (IndexError, {"query_starts": torch.tensor([0, FAR])}),
-        (IndexError, {"query_starts": torch.tensor([-FAR, 3])}),
-        (ValueError, {"query_starts": torch.tensor([0])}),
+        (IndexError, {"seq_lens": torch.tensor([FAR])}),
+        (IndexError, {"seq_lens": torch.tensor([2])}),
+        (IndexError, {"cu_seqlens_q": torch.tensor([0, FAR])}),
+        (IndexError, {"cu_seqlens_q": torch.tensor([-FAR, 3])}),
+        (ValueError, {"cu_seqlens_q": torch.tensor([0])}),
         (ValueError, {"block_tables": torch.tensor([3, 0])}),
         (ValueError, {"query": torch.randn(3, 3, 16)}),
         (ValueError, {"query": torch.randn(3, 1, 16)}),
@@ -67,17 +67,17 @@ def test_attention_reads_only_what_is_there(kernels, error, changes):
 def test_blocks_behind_a_window_and_of_requests_without_new_tokens_need_not_be_there(kernels):
     tables, starts = torch.tensor([[-1, 2], [-1, -1]]), torch.tensor([0, 3, 3])
     lengths = torch.tensor([31, 20])
-    attend(kernels, block_tables=tables, query_starts=starts, context_lengths=lengths, window=12)
+    attend(kernels, block_tables=tables, cu_seqlens_q=starts, seq_lens=lengths, window=12)
     with pytest.raises(IndexError, match="request 0"):
-        attend(kernels, block_tables=tables, query_starts=starts, context_lengths=lengths, window=14)
+        attend(kernels, block_tables=tables, cu_seqlens_q=starts, seq_lens=lengths, window=14)
 
 
-@pytest.mark.parametrize("slots", [[64], [-1], [FAR], [0, 1]])
+@pytest.mark.parametrize("slot_mapping", [[64], [-1], [FAR], [0, 1]])
 @pytest.mark.parametrize("kept", [torch.float32, torch.int8], ids=str)
-def test_keys_are_written_only_into_the_cache(kernels, slots, kept):
+def test_keys_are_written_only_into_the_cache(kernels, slot_mapping, kept):
     heads = torch.randn(1, 2, 16)
     with pytest.raises((IndexError, ValueError)):
-        kernels.write_kv(heads, heads, cache(kept), torch.tensor(slots))
+        kernels.write_kv(heads, heads, cache(kept), torch.tensor(slot_mapping))
 
 
 @pytest.mark.parametrize("wrong", [(1, 1, 16), (1, 4, 16), (1, 2, 40), (2, 2, 16), (1, 32)])
@@ -154,12 +154,12 @@ def test_layers_take_steps_within_their_caches_and_tables(kernels):
         ("positions", good.positions + FAR),
         ("positions", good.positions - 1),
         ("positions", good.positions[:4]),
-        ("slots", good.slots + FAR),
-        ("slots", good.slots[:4]),
+        ("slot_mapping", good.slot_mapping + FAR),
+        ("slot_mapping", good.slot_mapping[:4]),
         ("block_tables", good.block_tables + FAR),
         ("block_tables", good.block_tables[:0]),
-        ("context_lengths", good.context_lengths + FAR),
-        ("query_starts", good.query_starts * FAR),
+        ("seq_lens", good.seq_lens + FAR),
+        ("cu_seqlens_q", good.cu_seqlens_q * FAR),
     ):
         with pytest.raises((IndexError, ValueError)):
             stack.run(x, type(good)(**{**vars(good), name: value}))

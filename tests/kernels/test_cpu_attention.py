@@ -203,15 +203,15 @@ def test_keys_and_values_are_written_where_the_reference_writes_them(isa_library
         allocate_kv_cache(9, shape.block_size, shape.num_kv_heads, shape.head_dim, cache_dtype, torch.device("cpu"))
         for _ in range(2)
     )
-    slots = torch.randperm(9 * shape.block_size)[:31]
+    slot_mapping = torch.randperm(9 * shape.block_size)[:31]
     width = shape.num_kv_heads * shape.head_dim
     both = torch.randn(31, 3 + 2 * width).to(dtype)  # a strided view, as the split of a stacked product is
     both[5] = 0
     key, value = (part.unflatten(-1, (-1, shape.head_dim)) for part in both[:, 3:].split([width, width], -1))
-    kernels.write_kv(key, value, ours, slots)
-    reference.write_kv(key, value, theirs, slots)
+    kernels.write_kv(key, value, ours, slot_mapping)
+    reference.write_kv(key, value, theirs, slot_mapping)
     assert all(torch.equal(one, other) for one, other in zip(ours.tensors, theirs.tensors, strict=True))
-    kernels.write_kv(key[:0], value[:0], ours, slots[:0])
+    kernels.write_kv(key[:0], value[:0], ours, slot_mapping[:0])
     assert all(torch.equal(one, other) for one, other in zip(ours.tensors, theirs.tensors, strict=True))
 
 

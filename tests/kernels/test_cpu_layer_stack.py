@@ -103,6 +103,6 @@ def test_what_the_step_before_left_behind_spoils_nothing(kernels, dtype, case):
 def test_a_step_without_tokens_changes_nothing(kernels, dtype):
     stack = RandomStack(StackCase(), dtype, dtype).packed(kernels)
     step = make_step(SPANS[3])
-    empty = type(step)(step.positions[:0], step.slots[:0], torch.zeros(1, dtype=torch.int32),
-                       step.context_lengths[:0], step.block_tables[:0])  # fmt: skip
+    empty = type(step)(step.positions[:0], step.slot_mapping[:0], torch.zeros(1, dtype=torch.int32),
+                       step.seq_lens[:0], step.block_tables[:0])  # fmt: skip
     assert stack.run(torch.empty(0, 48, dtype=dtype), empty).shape == (0, 48)

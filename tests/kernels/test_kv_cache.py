@@ -33,10 +33,10 @@ def test_the_reference_reads_both_layouts_alike():
     )
     key, value, query = (torch.randn(37, heads, 24) for heads in (2, 2, 4))
     order = torch.tensor([[3, 0, 4]])
-    slots = (order[0, torch.arange(37) // 16] * 16 + torch.arange(37) % 16).long()
+    slot_mapping = (order[0, torch.arange(37) // 16] * 16 + torch.arange(37) % 16).long()
     answers = []
     for cache in (paged, paired):
-        reference.write_kv(key, value, cache, slots)
+        reference.write_kv(key, value, cache, slot_mapping)
         starts, lengths = torch.tensor([0, 37]), torch.tensor([37])
         answers.append(reference.paged_attention(query, cache, order, starts, lengths, 0.3, window=20))
     torch.testing.assert_close(*answers)

@@ -41,25 +41,25 @@ class IndexChecks:
     def check_requests(
         self,
         block_tables: torch.Tensor,
-        query_starts: torch.Tensor,
-        context_lengths: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
         num_tokens: int,
         cache: KVCache,
         window: int,
     ) -> None:
         """Reject a step that reads out of bounds; its tensors are of int32 and contiguous."""
-        num_requests = len(context_lengths)
-        check_shape("query_starts", query_starts, num_requests + 1)
+        num_requests = len(seq_lens)
+        check_shape("cu_seqlens_q", cu_seqlens_q, num_requests + 1)
         if block_tables.dim() != 2 or len(block_tables) != num_requests:
             raise ValueError(f"{num_requests} requests with block_tables {tuple(block_tables.shape)}")
         request = self._first_misfit(
-            *(block_tables.data_ptr(), block_tables.shape[1], query_starts.data_ptr(), context_lengths.data_ptr()),
+            *(block_tables.data_ptr(), block_tables.shape[1], cu_seqlens_q.data_ptr(), seq_lens.data_ptr()),
             *(num_requests, num_tokens, cache.block_size, cache.num_blocks, window),
         )
         if request >= 0:
-            begin, end = query_starts[request : request + 2].tolist()
+            begin, end = cu_seqlens_q[request : request + 2].tolist()
             raise IndexError(
-                f"request {request}: tokens {begin} to {end} of {num_tokens}, a context of {context_lengths[request]},"
+                f"request {request}: tokens {begin} to {end} of {num_tokens}, a context of {seq_lens[request]},"
                 f" blocks {block_tables[request].tolist()[:20]} of a pool of {cache.num_blocks}"
             )
 

@@ -23,11 +23,11 @@ void attend(const AttentionStep& step, const AttentionLayer<E>& layer, Heads<T> 
     extern "C" __attribute__((visibility("default"))) void name(                                                       \
         const void* query, int64_t query_token_stride, int64_t query_head_stride, void* out, void* key, void* value,   \
         float* key_scales, float* value_scales, int64_t num_kv_heads, int64_t block_size, int64_t padded_dim,          \
-        const int32_t* block_tables, int64_t block_table_stride, const int32_t* query_starts,                          \
-        const int32_t* context_lengths, int64_t num_requests, int64_t num_heads, int64_t head_dim, float scale,        \
+        const int32_t* block_tables, int64_t block_table_stride, const int32_t* cu_seqlens_q,                          \
+        const int32_t* seq_lens, int64_t num_requests, int64_t num_heads, int64_t head_dim, float scale,        \
         int64_t window, float softcap, const float* position_bias, int64_t num_distances, int num_threads) {           \
         using namespace rayinfer;                                                                                      \
-        const AttentionStep step{block_tables, block_table_stride, query_starts, context_lengths, num_requests,        \
+        const AttentionStep step{block_tables, block_table_stride, cu_seqlens_q, seq_lens, num_requests,        \
                                  num_heads,    num_kv_heads,       head_dim,     block_size,      window};             \
         const Heads<T> heads{(const T*)query, query_token_stride, query_head_stride};                                  \
         auto run = [&](auto* keys, auto* values) {                                                                     \

@@ -23,9 +23,9 @@ void AttentionTiles::cut(const AttentionStep& step, int num_threads) {
 }
 
 void AttentionTiles::add_tiles(int32_t request) {
-    const int32_t end = step_.query_starts[request + 1], tokens_per_tile = (int32_t)step_.tokens_per_tile();
-    const int64_t offset = (int64_t)step_.context_lengths[request] - end;
-    for (int32_t token = step_.query_starts[request]; token < end; token += tokens_per_tile) {
+    const int32_t end = step_.cu_seqlens_q[request + 1], tokens_per_tile = (int32_t)step_.tokens_per_tile();
+    const int64_t offset = (int64_t)step_.seq_lens[request] - end;
+    for (int32_t token = step_.cu_seqlens_q[request]; token < end; token += tokens_per_tile) {
         const int32_t num_tokens = std::min(tokens_per_tile, end - token);
         const int64_t position = token + offset;
         for (int32_t head = 0; head < step_.num_kv_heads; ++head)

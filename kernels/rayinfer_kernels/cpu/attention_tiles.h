@@ -17,8 +17,8 @@ namespace rayinfer {
 struct AttentionStep {
     const int32_t* block_tables;  // [num_requests, block_table_stride]
     int64_t block_table_stride;
-    const int32_t* query_starts;     // [num_requests + 1]
-    const int32_t* context_lengths;  // [num_requests], the step's tokens included
+    const int32_t* cu_seqlens_q;     // [num_requests + 1]
+    const int32_t* seq_lens;  // [num_requests], the step's tokens included
     int64_t num_requests, num_heads, num_kv_heads, head_dim, block_size;
     int64_t window;  // 0: none
 

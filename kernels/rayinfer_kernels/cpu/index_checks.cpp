@@ -20,10 +20,10 @@ extern "C" __attribute__((visibility("default"))) int32_t rayinfer_starts_cover(
 // The first request whose new tokens are not among the step's, or whose context has a block that is not in the pool;
 // -1: there is none. Blocks that end before what `window` lets its tokens see are not looked at; 0: no window.
 extern "C" __attribute__((visibility("default"))) int64_t rayinfer_first_misfit(
-    const int32_t* block_tables, int64_t num_columns, const int32_t* query_starts, const int32_t* context_lengths,
+    const int32_t* block_tables, int64_t num_columns, const int32_t* cu_seqlens_q, const int32_t* seq_lens,
     int64_t num_requests, int64_t num_tokens, int64_t block_size, int64_t num_blocks, int64_t window) {
     for (int64_t request = 0; request < num_requests; ++request) {
-        const int64_t begin = query_starts[request], end = query_starts[request + 1], length = context_lengths[request];
+        const int64_t begin = cu_seqlens_q[request], end = cu_seqlens_q[request + 1], length = seq_lens[request];
         if (begin < 0 || end < begin || end > num_tokens || length < end - begin) return request;
         if (end == begin) continue;
         const int64_t first = window ? std::max<int64_t>(0, length - (end - begin) + 1 - window) / block_size : 0;

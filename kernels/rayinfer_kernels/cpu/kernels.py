@@ -199,19 +199,19 @@ class CpuKernels:
         best = self.row_max(logits)
         return sample_rows(logits, temperature, top_k, top_p, min_p, uniform, is_greedy, best)
 
-    def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
+    def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slot_mapping: torch.Tensor) -> None:
         """See `ops.write_kv`."""
         key, value = dense_last(key, self.dtype, 3), dense_last(value, self.dtype, 3)
         num_tokens, _, head_dim = key.shape
         cache = check_cache(kv_cache, head_dim, self.dtype)
         for name, heads in (("key", key), ("value", value)):
-            check_shape(name, heads, len(slots), kv_cache.num_kv_heads, head_dim)
-        slots = self._checks.within(slots, kv_cache.num_blocks * kv_cache.block_size)
+            check_shape(name, heads, len(slot_mapping), kv_cache.num_kv_heads, head_dim)
+        slot_mapping = self._checks.within(slot_mapping, kv_cache.num_blocks * kv_cache.block_size)
         self._write_kv(
             *(key.data_ptr(), key.stride(0), key.stride(1)),
             *(value.data_ptr(), value.stride(0), value.stride(1)),
             *cache_arguments(cache),
-            *(slots.data_ptr(), num_tokens, head_dim, torch.get_num_threads()),
+            *(slot_mapping.data_ptr(), num_tokens, head_dim, torch.get_num_threads()),
         )
 
     def paged_attention(
@@ -219,8 +219,8 @@ class CpuKernels:
         query: torch.Tensor,
         kv_cache: KVCache,
         block_tables: torch.Tensor,
-        query_starts: torch.Tensor,
-        context_lengths: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
@@ -230,17 +230,17 @@ class CpuKernels:
         query = dense_last(query, self.dtype, 3)
         num_tokens, num_heads, head_dim = query.shape
         out = torch.empty((num_tokens, num_heads, head_dim), dtype=query.dtype)
-        block_tables, query_starts, context_lengths = (
-            tensor.to(torch.int32).contiguous() for tensor in (block_tables, query_starts, context_lengths)
+        block_tables, cu_seqlens_q, seq_lens = (
+            tensor.to(torch.int32).contiguous() for tensor in (block_tables, cu_seqlens_q, seq_lens)
         )
         cache = check_cache(kv_cache, head_dim, self.dtype)
         check_attention(kv_cache, num_heads, window)
-        self._checks.check_requests(block_tables, query_starts, context_lengths, num_tokens, kv_cache, window or 0)
+        self._checks.check_requests(block_tables, cu_seqlens_q, seq_lens, num_tokens, kv_cache, window or 0)
         self._paged_attention(
             *(query.data_ptr(), query.stride(0), query.stride(1), out.data_ptr()),
             *cache_arguments(cache),
-            *(block_tables.data_ptr(), block_tables.shape[1], query_starts.data_ptr(), context_lengths.data_ptr()),
-            *(len(context_lengths), num_heads, head_dim),
+            *(block_tables.data_ptr(), block_tables.shape[1], cu_seqlens_q.data_ptr(), seq_lens.data_ptr()),
+            *(len(seq_lens), num_heads, head_dim),
             *(scale, window or 0, softcap or 0.0, *bias_arguments(position_bias, num_heads), torch.get_num_threads()),
         )
         return out

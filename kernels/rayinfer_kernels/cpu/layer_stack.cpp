@@ -34,8 +34,8 @@ struct StackArgument {
 struct StepArgument {
     const void* x;  // [num_tokens, hidden_size]
     void* out;      // likewise: the last norm of the sums
-    const int64_t *positions, *slots;
-    const int32_t *query_starts, *context_lengths, *block_tables;
+    const int64_t *positions, *slot_mapping;
+    const int32_t *cu_seqlens_q, *seq_lens, *block_tables;
     int64_t block_table_stride, num_tokens, num_requests;
 };
 
@@ -154,7 +154,7 @@ class LayerStack {
             auto& each = tiles_for(stack_.layers[i].window);
             if (each.is_cut) continue;
             each.is_cut = true;
-            each.tiles.cut({step_.block_tables, step_.block_table_stride, step_.query_starts, step_.context_lengths,
+            each.tiles.cut({step_.block_tables, step_.block_table_stride, step_.cu_seqlens_q, step_.seq_lens,
                             step_.num_requests, stack_.num_heads, stack_.num_kv_heads, stack_.head_dim,
                             stack_.block_size, each.window},
                            num_threads);
@@ -240,7 +240,7 @@ class LayerStack {
             }
             const float *key = row + query_width(), *value = key + kv_width();
             for (int64_t head = 0; head < stack_.num_kv_heads; ++head)
-                cache.write(step_.slots[token], head, key + head * dim, value + head * dim, dim);
+                cache.write(step_.slot_mapping[token], head, key + head * dim, value + head * dim, dim);
         }
     }
 

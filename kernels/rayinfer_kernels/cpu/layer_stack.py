@@ -52,7 +52,7 @@ class StepArgument(ctypes.Structure):
     """See layer_stack.cpp."""
 
     _fields_ = (
-        *((name, c_void_p) for name in ("x", "out", "positions", "slots", "query_starts", "context_lengths")),
+        *((name, c_void_p) for name in ("x", "out", "positions", "slot_mapping", "cu_seqlens_q", "seq_lens")),
         ("block_tables", c_void_p),
         *((name, c_int64) for name in ("block_table_stride", "num_tokens", "num_requests")),
     )
@@ -130,16 +130,16 @@ class CpuLayerStack:
             raise ValueError("the layers have no caches yet")
         x = dense_last(x, self._dtype, 2).contiguous()
         check_shape("x", x, len(step.positions), self._stack.hidden_size)
-        check_shape("slots", step.slots, len(x))
+        check_shape("slot_mapping", step.slot_mapping, len(x))
         positions = self._checks.within(step.positions, self._num_positions)
-        slots = self._checks.within(step.slots, self._cache.num_blocks * self._cache.block_size)
-        query_starts, context_lengths = _int32(step.query_starts), _int32(step.context_lengths)
+        slot_mapping = self._checks.within(step.slot_mapping, self._cache.num_blocks * self._cache.block_size)
+        cu_seqlens_q, seq_lens = _int32(step.cu_seqlens_q), _int32(step.seq_lens)
         block_tables = _int32(step.block_tables)
-        self._checks.check_requests(block_tables, query_starts, context_lengths, len(x), self._cache, self._window)
+        self._checks.check_requests(block_tables, cu_seqlens_q, seq_lens, len(x), self._cache, self._window)
         out = torch.empty_like(x)
-        pointers = (x, out, positions, slots, query_starts, context_lengths, block_tables)
+        pointers = (x, out, positions, slot_mapping, cu_seqlens_q, seq_lens, block_tables)
         argument = StepArgument(
-            *(tensor.data_ptr() for tensor in pointers), block_tables.shape[1], len(x), len(context_lengths)
+            *(tensor.data_ptr() for tensor in pointers), block_tables.shape[1], len(x), len(seq_lens)
         )
         self._run_layers(self._stack, argument, torch.get_num_threads())
         return out

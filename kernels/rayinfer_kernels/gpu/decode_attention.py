@@ -35,7 +35,7 @@ def decode_attention(
     query: torch.Tensor,
     cache: PagedKVCache,
     block_tables: torch.Tensor,
-    context_lengths: torch.Tensor,
+    seq_lens: torch.Tensor,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
@@ -46,7 +46,7 @@ def decode_attention(
 ) -> torch.Tensor:
     """Attend with the last token of each request: query [num_requests, num_heads, head_dim] -> the same shape.
 
-    block_tables int32 [num_requests, max_blocks], context_lengths int32 [num_requests], the last token included; a
+    block_tables int32 [num_requests, max_blocks], seq_lens int32 [num_requests], the last token included; a
     request without context gets zeros. `max_context` says how long one can be, by default as the tables allow. From it
     and the shapes follows `num_splits`, a power of two, unless it is given: then a request's result is the same bits
     in any batch. Nothing is read back from the device. Results go to `out`, if given. An e4m3 value NaN counts as 480.
@@ -69,7 +69,7 @@ def decode_attention(
     window = NO_WINDOW if window is None else window
     _attend_split[(cache.num_kv_heads, num_requests, num_splits)](
         *(query, query.stride(0), query.stride(1), cache.key, cache.value),
-        *(block_tables, block_tables.stride(0), context_lengths, window, *score_factors(scale, softcap), out),
+        *(block_tables, block_tables.stride(0), seq_lens, window, *score_factors(scale, softcap), out),
         *_new_partial_results(query, num_splits, cache.num_kv_heads),
         max(least, tuning.tile_tokens),
         HAS_SOFTCAP=softcap is not None,
@@ -128,7 +128,7 @@ def _attend_split(
     value_cache,
     block_tables,
     table_stride,
-    context_lengths,
+    seq_lens,
     window,
     scale,
     softcap,
@@ -157,7 +157,7 @@ def _attend_split(
         gdc_launch_dependents()
     kv_head, request = tl.program_id(0), tl.program_id(1)
     split, num_splits = tl.program_id(2), tl.num_programs(2)  # most of the later ones have no tokens
-    context = tl.load(context_lengths + request)
+    context = tl.load(seq_lens + request)
     first_tile, per_split = _split_length(context, window, num_splits, min_tokens, TILE)
     num_live = (context - first_tile + per_split - 1) // per_split  # splits that have tokens
     begin = first_tile + split * per_split

@@ -61,17 +61,17 @@ class GpuKernels:
         """See `ops.grouped_linear`."""
         return reference.packed_grouped_linear(x, weight, group_starts)
 
-    def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
+    def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slot_mapping: torch.Tensor) -> None:
         """See `ops.write_kv`."""
-        write_kv(key, value, _paged(kv_cache), slots)
+        write_kv(key, value, _paged(kv_cache), slot_mapping)
 
     def paged_attention(
         self,
         query: torch.Tensor,
         kv_cache: KVCache,
         block_tables: torch.Tensor,
-        query_starts: torch.Tensor,
-        context_lengths: torch.Tensor,
+        cu_seqlens_q: torch.Tensor,
+        seq_lens: torch.Tensor,
         scale: float,
         window: int | None = None,
         softcap: float | None = None,
@@ -79,12 +79,12 @@ class GpuKernels:
     ) -> torch.Tensor:
         """See `ops.paged_attention`; every request has a new token."""
         if position_bias is not None:
-            arguments = (query, kv_cache, block_tables, query_starts, context_lengths, scale, window, softcap)
+            arguments = (query, kv_cache, block_tables, cu_seqlens_q, seq_lens, scale, window, softcap)
             return reference.paged_attention(*arguments, position_bias)
         cache = _paged(kv_cache)
-        if len(query) == len(context_lengths):
-            return decode_attention(query, cache, block_tables, context_lengths, scale, window, softcap)
-        return prefill_attention(query, cache, block_tables, query_starts, context_lengths, scale, window, softcap)
+        if len(query) == len(seq_lens):
+            return decode_attention(query, cache, block_tables, seq_lens, scale, window, softcap)
+        return prefill_attention(query, cache, block_tables, cu_seqlens_q, seq_lens, scale, window, softcap)
 
     def rotary_embedding(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """See `ops.rotary_embedding`; in a stack of layers it is part of another kernel."""

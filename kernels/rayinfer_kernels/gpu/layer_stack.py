@@ -74,15 +74,15 @@ class GpuLayerStack:
     def _attend(self, qkv: torch.Tensor, layer: LayerWeights, cache: PagedKVCache, step: StepTensors) -> torch.Tensor:
         shape = self._shape
         query = rope_and_write(
-            *(qkv, shape.num_heads, shape.num_kv_heads, self._cos, self._sin, step.positions, step.slots, cache),
+            *(qkv, shape.num_heads, shape.num_kv_heads, self._cos, self._sin, step.positions, step.slot_mapping, cache),
             *(layer.query_norm, layer.key_norm, shape.eps),
         )
-        tables, lengths, window = step.block_tables, step.context_lengths, layer.window
+        tables, lengths, window = step.block_tables, step.seq_lens, layer.window
         count = len(query) if len(query) == len(lengths) else step.num_decodes
         attended = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         decoding = query[:count], cache, tables[:count], lengths[:count]
         decode_attention(*decoding, shape.scale, window, out=attended[:count])
-        chunks = query[count:], cache, tables[count:], step.query_starts[count:], lengths[count:]
+        chunks = query[count:], cache, tables[count:], step.cu_seqlens_q[count:], lengths[count:]
         prefill_attention(*chunks, shape.scale, window, out=attended[count:])
         return attended.flatten(1)
 

@@ -43,11 +43,11 @@ class PagedKVCache:
         """Return the number of channels of a head."""
         return self.key.shape[3]
 
-    def put(self, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> None:
-        """Store key and value [num_tokens, num_kv_heads, head_dim] at `slots` [num_tokens]; at slot -1 nothing."""
-        is_kept = slots >= 0
-        slots = slots[is_kept]
-        block, offset = slots // self.block_size, slots % self.block_size
+    def put(self, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Store key and value [num_tokens, num_kv_heads, head_dim] at `slot_mapping` [num_tokens]; at slot -1 nothing."""
+        is_kept = slot_mapping >= 0
+        slot_mapping = slot_mapping[is_kept]
+        block, offset = slot_mapping // self.block_size, slot_mapping % self.block_size
         for stored, given in ((self.key, key), (self.value, value)):
             rounded = in_cache_type(given[is_kept], stored.dtype)
             _indexable(stored).transpose(1, 2)[block, offset] = _indexable(rounded)

@@ -19,8 +19,8 @@ def prefill_attention(
     query: torch.Tensor,
     cache: PagedKVCache,
     block_tables: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lengths: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
@@ -30,15 +30,15 @@ def prefill_attention(
 ) -> torch.Tensor:
     """Attend causally from each request's last tokens: query [num_tokens, num_heads, head_dim] -> the same shape.
 
-    Request i's tokens are those from query_starts[i] to query_starts[i + 1] (int32 [num_requests + 1]), maybe none, the
-    first row of the query being query_starts[0]; its keys are in the cache, context_lengths[i] of them (int32), the new
+    Request i's tokens are those from cu_seqlens_q[i] to cu_seqlens_q[i + 1] (int32 [num_requests + 1]), maybe none, the
+    first row of the query being cu_seqlens_q[0]; its keys are in the cache, seq_lens[i] of them (int32), the new
     ones included. Rows that belong to no request are not written. `max_query` says how many tokens a request has at
     most, by default all. Nothing is read back from the device: every program finds its request itself. Results go to
     `out`, in one piece, where it is given.
     """
     query = check_query(query, cache)
     num_tokens, num_heads, head_dim = query.shape
-    num_requests, group = len(context_lengths), num_heads // cache.num_kv_heads
+    num_requests, group = len(seq_lens), num_heads // cache.num_kv_heads
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
     if num_tokens == 0 or num_requests == 0:
         return out
@@ -49,7 +49,7 @@ def prefill_attention(
     num_tiles = num_tokens // tile_queries + num_requests
     _attend_chunk[(num_tiles, cache.num_kv_heads)](
         *(query, query.stride(0), query.stride(1), cache.key, cache.value, block_tables, block_tables.stride(0)),
-        *(query_starts, context_lengths, num_requests, NO_WINDOW if window is None else window, *factors, out),
+        *(cu_seqlens_q, seq_lens, num_requests, NO_WINDOW if window is None else window, *factors, out),
         HAS_WINDOW=window is not None,
         HAS_SOFTCAP=softcap is not None,
         GROUP=group,
@@ -68,27 +68,27 @@ def prefill_attention(
 
 
 @triton.jit
-def _queries_of(tile, query_starts, num_requests, TILE_QUERIES: tl.constexpr):
+def _queries_of(tile, cu_seqlens_q, num_requests, TILE_QUERIES: tl.constexpr):
     """Return the request of a tile, the tile's first row of the query and the one behind the request's last.
 
     Request i's first tile is starts[i] // TILE_QUERIES + i: there are enough behind one another for every request.
     """
-    base = tl.load(query_starts)
+    base = tl.load(cu_seqlens_q)
     low, high = tile * 0, num_requests
     while low + 1 < high:
         middle = (low + high) // 2
-        first_tile = (tl.load(query_starts + middle) - base) // TILE_QUERIES + middle
+        first_tile = (tl.load(cu_seqlens_q + middle) - base) // TILE_QUERIES + middle
         if first_tile <= tile:
             low = middle
         else:
             high = middle
-    first_query, next_query = tl.load(query_starts + low) - base, tl.load(query_starts + low + 1) - base
+    first_query, next_query = tl.load(cu_seqlens_q + low) - base, tl.load(cu_seqlens_q + low + 1) - base
     return low, first_query + (tile - first_query // TILE_QUERIES - low) * TILE_QUERIES, next_query
 
 
 @triton.jit(
     do_not_specialize=["table_stride", "num_requests", "window"],
-    do_not_specialize_on_alignment=["block_tables", "query_starts", "context_lengths"],  # parts of a step's
+    do_not_specialize_on_alignment=["block_tables", "cu_seqlens_q", "seq_lens"],  # parts of a step's
 )
 def _attend_chunk(
     query_rows,
@@ -98,8 +98,8 @@ def _attend_chunk(
     value_cache,
     block_tables,
     table_stride,
-    query_starts,
-    context_lengths,
+    cu_seqlens_q,
+    seq_lens,
     num_requests,
     window,
     scale,
@@ -120,7 +120,7 @@ def _attend_chunk(
 ):
     """Some neighbouring tokens of one request, with all query heads of one key-value head: a row for each of both."""
     tile, kv_head = tl.program_id(0), tl.program_id(1)
-    request, first, next_query = _queries_of(tile, query_starts, num_requests, TILE_QUERIES)
+    request, first, next_query = _queries_of(tile, cu_seqlens_q, num_requests, TILE_QUERIES)
     if first >= next_query:
         return
     rows, channels = tl.arange(0, ROWS), tl.arange(0, WIDTH)
@@ -129,7 +129,7 @@ def _attend_chunk(
     is_number = is_row[:, None] & (channels[None, :] < HEAD_DIM)
     places = (tokens.to(tl.int64) * token_stride + heads * head_stride)[:, None] + channels[None, :]
     query = tl.load(query_rows + places, mask=is_number, other=0.0).to(DOT_TYPE)
-    before_queries = tl.load(context_lengths + request) - next_query  # position minus token
+    before_queries = tl.load(seq_lens + request) - next_query  # position minus token
     position = first + before_queries  # of the first token, the last position that all rows see
     end = tl.minimum(first + TILE_QUERIES, next_query) + before_queries
     last_seen = tokens + before_queries

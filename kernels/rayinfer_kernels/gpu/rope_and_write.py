@@ -21,7 +21,7 @@ def rope_and_write(
     cos: torch.Tensor,
     sin: torch.Tensor,
     positions: torch.Tensor,
-    slots: torch.Tensor,
+    slot_mapping: torch.Tensor,
     cache: PagedKVCache,
     query_norm: torch.Tensor | None = None,
     key_norm: torch.Tensor | None = None,
@@ -34,7 +34,7 @@ def rope_and_write(
     qkv [num_tokens, (num_heads + 2 x num_kv_heads) x head_dim] holds queries, keys and values behind one another; its
     rows may be strided. The norms [head_dim], both or none, are RMS norms of each head; with `unit_offset` their scale
     is 1 + weight. cos and sin [max_positions, rotary_dim] turn the first channels of each head, in half-split pairs.
-    `positions` and `slots` are int64 [num_tokens]; at slot -1 nothing is stored. All is computed in float32 and rounded
+    `positions` and `slot_mapping` are int64 [num_tokens]; at slot -1 nothing is stored. All is computed in float32 and rounded
     once, to the model's type or the cache's.
     """
     head_dim, rotary_dim = cache.head_dim, cos.shape[1]
@@ -53,7 +53,7 @@ def rope_and_write(
         return query
     tuning = rope_tuning(num_tokens)
     _rope_and_write[(-(-num_tokens // tuning.num_rows), num_heads + 2 * num_kv_heads)](
-        *(qkv, qkv.stride(0), num_tokens, cos.contiguous(), sin.contiguous(), positions, slots),
+        *(qkv, qkv.stride(0), num_tokens, cos.contiguous(), sin.contiguous(), positions, slot_mapping),
         *(query, cache.key, cache.value, query_norm, key_norm, eps),
         HAS_NORMS=query_norm is not None,
         UNIT_OFFSET=unit_offset,
@@ -74,8 +74,8 @@ def rope_and_write(
     return query
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, cache: PagedKVCache, slots: torch.Tensor) -> None:
-    """Store key and value [num_tokens, num_kv_heads, head_dim] at `slots` int64 [num_tokens]; at slot -1 nothing."""
+def write_kv(key: torch.Tensor, value: torch.Tensor, cache: PagedKVCache, slot_mapping: torch.Tensor) -> None:
+    """Store key and value [num_tokens, num_kv_heads, head_dim] at `slot_mapping` int64 [num_tokens]; at slot -1 nothing."""
     num_tokens, num_kv_heads, head_dim = key.shape
     if value.shape != key.shape or (num_kv_heads, head_dim) != (cache.num_kv_heads, cache.head_dim):
         raise ValueError(f"keys {tuple(key.shape)}, values {tuple(value.shape)} for a cache {tuple(cache.key.shape)}")
@@ -85,7 +85,7 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, cache: PagedKVCache, slots:
     tuning = rope_tuning(num_tokens)
     _write_kv[(-(-num_tokens // tuning.num_rows), num_kv_heads)](
         *(key, key.stride(0), key.stride(1), value, value.stride(0), value.stride(1)),
-        *(num_tokens, slots, cache.key, cache.value),
+        *(num_tokens, slot_mapping, cache.key, cache.value),
         NUM_KV_HEADS=num_kv_heads,
         BLOCK_SIZE=cache.block_size,
         HEAD_DIM=head_dim,
@@ -104,7 +104,7 @@ def _rope_and_write(
     cos,  # [max_positions, 2 * HALF]
     sin,
     positions,
-    slots,
+    slot_mapping,
     query_out,  # [num_tokens, NUM_HEADS, HEAD_DIM]
     key_cache,
     value_cache,
@@ -132,7 +132,7 @@ def _rope_and_write(
     head = tl.program_id(1)
     is_row = token < num_tokens
     row = qkv + token.to(tl.int64) * row_stride + head * HEAD_DIM
-    slot = tl.load(slots + token, mask=is_row, other=-1)
+    slot = tl.load(slot_mapping + token, mask=is_row, other=-1)
     kv_head = (head - NUM_HEADS) % NUM_KV_HEADS
     stored = (slot // BLOCK_SIZE * NUM_KV_HEADS + kv_head) * (BLOCK_SIZE * HEAD_DIM) + slot % BLOCK_SIZE * HEAD_DIM
     if PDL:
@@ -234,7 +234,7 @@ def _write_kv(
     value_stride,
     value_head_stride,
     num_tokens,
-    slots,
+    slot_mapping,
     key_cache,
     value_cache,
     NUM_KV_HEADS: tl.constexpr,
@@ -246,7 +246,7 @@ def _write_kv(
 ):
     """Keys and values of one head of some tokens."""
     token, head = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.program_id(1)
-    slot = tl.load(slots + token, mask=token < num_tokens, other=-1)
+    slot = tl.load(slot_mapping + token, mask=token < num_tokens, other=-1)
     channel = tl.arange(0, WIDTH)[None, :]
     is_number = (slot >= 0)[:, None] & (channel < HEAD_DIM)
     token = token.to(tl.int64)

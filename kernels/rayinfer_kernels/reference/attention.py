@@ -5,17 +5,17 @@ import torch
 from rayinfer_kernels.kv_cache import KVCache
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slots: torch.Tensor) -> None:
-    """Put key and value [num_tokens, num_kv_heads, head_dim] at `slots` [num_tokens] (block x block_size + offset)."""
-    kv_cache.put(key, value, slots)
+def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slot_mapping: torch.Tensor) -> None:
+    """Put key and value [num_tokens, num_kv_heads, head_dim] at `slot_mapping` [num_tokens] (block x block_size + offset)."""
+    kv_cache.put(key, value, slot_mapping)
 
 
 def paged_attention(
     query: torch.Tensor,
     kv_cache: KVCache,
     block_tables: torch.Tensor,
-    query_starts: torch.Tensor,
-    context_lengths: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    seq_lens: torch.Tensor,
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
@@ -24,11 +24,11 @@ def paged_attention(
     """Attend causally from each request's last tokens to all of its tokens in the cache.
 
     query [num_tokens, num_heads, head_dim] holds the requests' new tokens one after the other, request i's from
-    query_starts[i] to query_starts[i + 1]; block_tables [num_requests, max_blocks] and context_lengths [num_requests]
+    cu_seqlens_q[i] to cu_seqlens_q[i + 1]; block_tables [num_requests, max_blocks] and seq_lens [num_requests]
     say where its keys lie and how many there are, the new tokens included. Returns the shape of query.
     """
     out = torch.empty_like(query)
-    starts, lengths = query_starts.tolist(), context_lengths.tolist()
+    starts, lengths = cu_seqlens_q.tolist(), seq_lens.tolist()
     for i, length in enumerate(lengths):
         q = query[starts[i] : starts[i + 1]].transpose(0, 1).float()  # [num_heads, num_queries, head_dim]
         blocks = block_tables[i, : -(-length // kv_cache.block_size)].long()

@@ -164,9 +164,9 @@ def _control_times(executor: GroupExecutor, num_requests: int, num_steps: int) -
         rows=np.arange(num_requests),
         token_ids=np.ones(num_requests, np.int32),
         positions=np.arange(num_requests),
-        slots=np.arange(num_requests),
-        query_starts=np.arange(num_requests + 1, dtype=np.int32),
-        context_lengths=np.full(num_requests, 16 * CONTEXT_BLOCKS, np.int32),
+        slot_mapping=np.arange(num_requests),
+        cu_seqlens_q=np.arange(num_requests + 1, dtype=np.int32),
+        seq_lens=np.full(num_requests, 16 * CONTEXT_BLOCKS, np.int32),
         block_tables=np.zeros((num_requests, CONTEXT_BLOCKS), np.int32),
         samples=np.ones(num_requests, np.bool_),
     )

@@ -132,9 +132,9 @@ def _reference_logprobs(checkpoint: Path, token_ids: list[int]) -> torch.Tensor:
     decoder.bind_kv_caches(allocate_kv_caches(*sizes, torch.float32, _HOST))
     batch = AttentionBatch(
         positions=torch.arange(num_tokens),
-        slots=torch.arange(num_tokens),
-        query_starts=torch.tensor([0, num_tokens], dtype=torch.int32),
-        context_lengths=torch.tensor([num_tokens], dtype=torch.int32),
+        slot_mapping=torch.arange(num_tokens),
+        cu_seqlens_q=torch.tensor([0, num_tokens], dtype=torch.int32),
+        seq_lens=torch.tensor([num_tokens], dtype=torch.int32),
         block_tables=torch.arange(num_blocks, dtype=torch.int32)[None],
     )
     tokens = torch.tensor(token_ids)

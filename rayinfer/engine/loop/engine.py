@@ -212,7 +212,7 @@ class Engine:
     def _run(self, plan: StepPlan) -> None:
         """Compute the plan; if it fails, compute its halves, until the request at fault is alone and ends with "error".
 
-        Nothing needs undoing: a failed step has written only to slots that the retry writes again.
+        Nothing needs undoing: a failed step has written only to slot_mapping that the retry writes again.
         """
         if not plan.num_requests:  # all of them have left
             return

@@ -36,9 +36,9 @@ class StepPlan:
     rows: Int64Array  # [num_requests], each request's row in the batch
     token_ids: Int32Array  # [num_tokens]
     positions: Int64Array  # [num_tokens]
-    slots: Int64Array  # [num_tokens], block x block_size + offset
-    query_starts: Int32Array  # [num_requests + 1]
-    context_lengths: Int32Array  # [num_requests], tokens in the cache after this step
+    slot_mapping: Int64Array  # [num_tokens], block x block_size + offset
+    cu_seqlens_q: Int32Array  # [num_requests + 1]
+    seq_lens: Int32Array  # [num_requests], tokens in the cache after this step
     block_tables: Int32Array  # [num_requests, max_blocks]
     samples: BoolArray  # [num_requests], whether the request's last token is followed by a new one
     entered: tuple[EnteredRow, ...] = field(default=())
@@ -58,15 +58,15 @@ class StepPlan:
 
     def part(self, first: int, last: int) -> "StepPlan":
         """The step of the requests first..last-1 alone."""
-        start, end = int(self.query_starts[first]), int(self.query_starts[last])
+        start, end = int(self.cu_seqlens_q[first]), int(self.cu_seqlens_q[last])
         return StepPlan(
             step=self.step,
             rows=self.rows[first:last],
             token_ids=self.token_ids[start:end],
             positions=self.positions[start:end],
-            slots=self.slots[start:end],
-            query_starts=self.query_starts[first : last + 1] - start,
-            context_lengths=self.context_lengths[first:last],
+            slot_mapping=self.slot_mapping[start:end],
+            cu_seqlens_q=self.cu_seqlens_q[first : last + 1] - start,
+            seq_lens=self.seq_lens[first:last],
             block_tables=self.block_tables[first:last],
             samples=self.samples[first:last],
             entered=tuple(entered for entered in self.entered if entered.row in self.rows[first:last]),
@@ -75,19 +75,19 @@ class StepPlan:
 
     def only(self, is_kept: BoolArray) -> "StepPlan":
         """The step without some of its requests; is_kept [num_requests]."""
-        counts = np.diff(self.query_starts)
+        counts = np.diff(self.cu_seqlens_q)
         is_kept_token = np.repeat(is_kept, counts)
-        query_starts = np.zeros(int(is_kept.sum()) + 1, np.int32)
-        counts[is_kept].cumsum(out=query_starts[1:])
+        cu_seqlens_q = np.zeros(int(is_kept.sum()) + 1, np.int32)
+        counts[is_kept].cumsum(out=cu_seqlens_q[1:])
         rows = self.rows[is_kept]
         return StepPlan(
             step=self.step,
             rows=rows,
             token_ids=self.token_ids[is_kept_token],
             positions=self.positions[is_kept_token],
-            slots=self.slots[is_kept_token],
-            query_starts=query_starts,
-            context_lengths=self.context_lengths[is_kept],
+            slot_mapping=self.slot_mapping[is_kept_token],
+            cu_seqlens_q=cu_seqlens_q,
+            seq_lens=self.seq_lens[is_kept],
             block_tables=self.block_tables[is_kept],
             samples=self.samples[is_kept],
             entered=tuple(entered for entered in self.entered if entered.row in rows),

@@ -33,9 +33,9 @@ class RunPlan(msgspec.Struct, tag="plan", array_like=True, frozen=True):
     rows: bytes
     token_ids: bytes
     positions: bytes
-    slots: bytes
-    query_starts: bytes
-    context_lengths: bytes
+    slot_mapping: bytes
+    cu_seqlens_q: bytes
+    seq_lens: bytes
     block_tables: bytes
     samples: bytes
     entered: list["Entered"]
@@ -151,9 +151,9 @@ def plan_message(plan: StepPlan) -> RunPlan:
         rows=plan.rows.tobytes(),
         token_ids=plan.token_ids.tobytes(),
         positions=plan.positions.tobytes(),
-        slots=plan.slots.tobytes(),
-        query_starts=plan.query_starts.tobytes(),
-        context_lengths=plan.context_lengths.tobytes(),
+        slot_mapping=plan.slot_mapping.tobytes(),
+        cu_seqlens_q=plan.cu_seqlens_q.tobytes(),
+        seq_lens=plan.seq_lens.tobytes(),
         block_tables=plan.block_tables.tobytes(),
         samples=plan.samples.tobytes(),
         entered=[_entered_message(entered) for entered in plan.entered],
@@ -168,9 +168,9 @@ def read_plan(message: RunPlan) -> StepPlan:
         rows=rows,
         token_ids=_array(message.token_ids, np.int32),
         positions=_array(message.positions, np.int64),
-        slots=_array(message.slots, np.int64),
-        query_starts=_array(message.query_starts, np.int32),
-        context_lengths=_array(message.context_lengths, np.int32),
+        slot_mapping=_array(message.slot_mapping, np.int64),
+        cu_seqlens_q=_array(message.cu_seqlens_q, np.int32),
+        seq_lens=_array(message.seq_lens, np.int32),
         block_tables=_array(message.block_tables, np.int32).reshape(len(rows), -1),
         samples=_array(message.samples, np.bool_),
         entered=tuple(map(_entered_row, message.entered)),

@@ -185,33 +185,33 @@ class BatchTable:
         computed = self.expected_computed[rows]
         if num_tokens == len(rows):  # a token each, as in most steps
             token_rows, positions = rows, computed
-            context_lengths = computed + 1
-            query_starts = np.arange(len(rows) + 1, dtype=np.int32)
+            seq_lens = computed + 1
+            cu_seqlens_q = np.arange(len(rows) + 1, dtype=np.int32)
         else:
             counts = self.num_scheduled[rows]
-            query_starts = np.zeros(len(rows) + 1, np.int32)
-            counts.cumsum(out=query_starts[1:])
+            cu_seqlens_q = np.zeros(len(rows) + 1, np.int32)
+            counts.cumsum(out=cu_seqlens_q[1:])
             token_rows = np.repeat(rows, counts)
-            positions = np.arange(num_tokens) + np.repeat(computed - query_starts[:-1], counts)
-            context_lengths = computed + counts
+            positions = np.arange(num_tokens) + np.repeat(computed - cu_seqlens_q[:-1], counts)
+            seq_lens = computed + counts
         block_indices = positions // self._block_size
         offsets = positions - block_indices * self._block_size  # a quarter of what divmod takes
-        max_blocks = -(-int(context_lengths.max()) // self._block_size)
-        samples = context_lengths == self.expected_tokens[rows]
+        max_blocks = -(-int(seq_lens.max()) // self._block_size)
+        samples = seq_lens == self.expected_tokens[rows]
         if self.rows_without_answer:
             samples[indices_of(self.rows_without_answer, rows)] = False
         token_ids = self.token_ids[token_rows, positions]
-        continues = context_lengths > self.num_tokens[rows] if self._plans_ahead else None
+        continues = seq_lens > self.num_tokens[rows] if self._plans_ahead else None
         if continues is not None:
-            token_ids[query_starts[1:][continues] - 1] = 0
+            token_ids[cu_seqlens_q[1:][continues] - 1] = 0
         return StepPlan(
             step=step,
             rows=rows,
             token_ids=token_ids,
             positions=positions,
-            slots=self.block_tables[token_rows, block_indices] * np.int64(self._block_size) + offsets,
-            query_starts=query_starts,
-            context_lengths=context_lengths.astype(np.int32),
+            slot_mapping=self.block_tables[token_rows, block_indices] * np.int64(self._block_size) + offsets,
+            cu_seqlens_q=cu_seqlens_q,
+            seq_lens=seq_lens.astype(np.int32),
             block_tables=self.block_tables[rows, :max_blocks],
             samples=samples,
             entered=entered,
@@ -220,7 +220,7 @@ class BatchTable:
 
     def expect(self, plan: StepPlan) -> None:
         """Count the tokens that an in-flight step computes."""
-        self.expected_computed[plan.rows] = plan.context_lengths
+        self.expected_computed[plan.rows] = plan.seq_lens
         self.expected_tokens[plan.rows[plan.samples]] += 1
 
     def expect_nothing(self) -> None:

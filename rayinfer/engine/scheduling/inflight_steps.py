@@ -138,6 +138,6 @@ class TurnsAhead(_StepsUnderWay):
         plan = super().take_back(plan)
         assert plan.continues is not None
         token_ids = plan.token_ids.copy()
-        rows, lasts = plan.rows[plan.continues], plan.query_starts[1:][plan.continues] - 1
+        rows, lasts = plan.rows[plan.continues], plan.cu_seqlens_q[1:][plan.continues] - 1
         token_ids[lasts] = self._table.token_ids[rows, plan.positions[lasts]]
         return replace(plan, token_ids=token_ids, continues=None)

@@ -241,7 +241,7 @@ class Scheduler:
         """
         table = self._table
         plan, sampled = self._queue.end(plan, sampled)
-        table.num_computed[plan.rows] = plan.context_lengths
+        table.num_computed[plan.rows] = plan.seq_lens
         rows, has_sampled = plan.rows, plan.samples
         if has_invalid := bool(sampled.is_invalid.any()):
             may_store = _has_finite_logits(plan, sampled)

@@ -65,8 +65,8 @@ def note_prefill_chunks(table: BatchTable, plan: StepPlan) -> None:
     for i in indices_of(table.rows_with_details, plan.rows):
         request = table.request_at(plan.rows[i])
         # While it runs, its own tokens are those that it has entered with.
-        if request.trace is not None and (start := int(plan.positions[plan.query_starts[i]])) < len(request.token_ids):
-            request.trace.record("prefill_chunk", start=start, end=int(plan.context_lengths[i]))
+        if request.trace is not None and (start := int(plan.positions[plan.cu_seqlens_q[i]])) < len(request.token_ids):
+            request.trace.record("prefill_chunk", start=start, end=int(plan.seq_lens[i]))
 
 
 def logprobs_by_row(scored: ScoredTokens | None, num_top: Callable[[int], int]) -> dict[int, list[TokenLogprobs]]:

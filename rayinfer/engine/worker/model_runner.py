@@ -102,7 +102,7 @@ class ModelRunner:
         """Compute a step by its graph, and what the graph cannot know of after it."""
         settings = None
         if graphs.draw is not None:
-            settings = self._sampler.settings_of_draws(plan.rows, plan.context_lengths)
+            settings = self._sampler.settings_of_draws(plan.rows, plan.seq_lens)
         outputs = graphs.run(plan, settings)
         if settings is not None:
             return SampledUnderWay(outputs.tokens.copies(), plan.num_requests)
@@ -116,7 +116,7 @@ class ModelRunner:
     def _sample(
         self, plan: StepPlan, logits: torch.Tensor, sampled_rows: torch.Tensor, prompt_logprobs: ScoresUnderWay | None
     ) -> SampledUnderWay:
-        rows, positions = plan.rows[plan.samples], plan.context_lengths[plan.samples].astype(np.int64)
+        rows, positions = plan.rows[plan.samples], plan.seq_lens[plan.samples].astype(np.int64)
         sampled = self._sampler.sample(logits, rows, positions)
         self.last_tokens.keep(sampled_rows, sampled.token_ids)
         logprobs = None

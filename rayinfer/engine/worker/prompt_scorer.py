@@ -74,7 +74,7 @@ class PromptScorer:
     def _parts(self, plan: StepPlan) -> list[_ScoredPart]:
         parts = []
         for index in np.flatnonzero(np.isin(plan.rows, list(self._prompts))).tolist():
-            row, start, end = int(plan.rows[index]), int(plan.query_starts[index]), int(plan.query_starts[index + 1])
+            row, start, end = int(plan.rows[index]), int(plan.cu_seqlens_q[index]), int(plan.cu_seqlens_q[index + 1])
             prompt, first = self._prompts[row], int(plan.positions[start]) + 1
             token_ids = prompt.token_ids[first : first + end - start]
             if len(token_ids):

@@ -27,7 +27,7 @@ def reserved_memory_bytes(config: SettledConfig, model: ModelConfig, longest_seq
 
 
 _LOGITS_BYTES = 12  # of one logit: as computed, as adjusted and once more in float32
-_TOKEN_BYTES = 64  # ids, positions, slots and the like
+_TOKEN_BYTES = 64  # ids, positions, slot_mapping and the like
 _SCORING_BYTES = 4 * SLICE_BYTES  # a slice of a prompt's logits, and what scoring it takes beside
 _SLACK_BYTES = 64 << 20  # between the blocks of torch's allocator
 

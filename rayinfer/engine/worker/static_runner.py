@@ -69,13 +69,13 @@ class StaticShapes:
         num_requests, num_tokens = plan.num_requests, plan.num_tokens
         shape = self._shape_of(plan)
         filled = self._plans[shape]
-        for name in ("rows", "context_lengths", "samples"):
+        for name in ("rows", "seq_lens", "samples"):
             getattr(filled, name)[:num_requests] = getattr(plan, name)
         assert filled.continues is not None
         filled.continues[:num_requests] = False if plan.continues is None else plan.continues
-        for name in ("token_ids", "positions", "slots"):
+        for name in ("token_ids", "positions", "slot_mapping"):
             getattr(filled, name)[:num_tokens] = getattr(plan, name)
-        filled.query_starts[: num_requests + 1] = plan.query_starts
+        filled.cu_seqlens_q[: num_requests + 1] = plan.cu_seqlens_q
         filled.block_tables[:num_requests, : plan.block_tables.shape[1]] = plan.block_tables
         filled = self._filled_up(shape, num_requests, num_tokens, int(plan.samples.sum()))
         return replace(filled, step=plan.step, entered=plan.entered)
@@ -96,15 +96,15 @@ class StaticShapes:
         counts = np.full(num_more, share)
         counts[:rest] += 1
         plan.rows[num_requests:] = self._spare_row
-        plan.context_lengths[num_requests:] = counts
+        plan.seq_lens[num_requests:] = counts
         plan.block_tables[num_requests:] = self._spare_block
         assert plan.continues is not None
         plan.continues[num_requests:] = False
         plan.samples[num_requests:] = np.arange(num_more) < self._num_rows - num_samples
-        plan.query_starts[num_requests + 1 :] = num_tokens + np.cumsum(counts)
+        plan.cu_seqlens_q[num_requests + 1 :] = num_tokens + np.cumsum(counts)
         plan.token_ids[num_tokens:] = 0
         plan.positions[num_tokens:] = 0
-        plan.slots[num_tokens:] = self._spare_block * self._block_size
+        plan.slot_mapping[num_tokens:] = self._spare_block * self._block_size
         return plan
 
     def _empty(self, shape: StepShape) -> StepPlan:
@@ -114,9 +114,9 @@ class StaticShapes:
             rows=np.zeros(num_requests, np.int64),
             token_ids=np.zeros(num_tokens, np.int32),
             positions=np.zeros(num_tokens, np.int64),
-            slots=np.zeros(num_tokens, np.int64),
-            query_starts=np.zeros(num_requests + 1, np.int32),
-            context_lengths=np.zeros(num_requests, np.int32),
+            slot_mapping=np.zeros(num_tokens, np.int64),
+            cu_seqlens_q=np.zeros(num_requests + 1, np.int32),
+            seq_lens=np.zeros(num_requests, np.int32),
             block_tables=np.full((num_requests, self._max_blocks), self._spare_block, np.int32),
             samples=np.zeros(num_requests, np.bool_),
             continues=np.zeros(num_requests, np.bool_),

@@ -27,9 +27,9 @@ def send_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
     arrays: list[np.ndarray] = [
         plan.token_ids,
         plan.positions,
-        plan.slots,
-        plan.query_starts,
-        plan.context_lengths,
+        plan.slot_mapping,
+        plan.cu_seqlens_q,
+        plan.seq_lens,
         plan.block_tables,
     ]
     arrays.append(plan.rows)
@@ -39,12 +39,12 @@ def send_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
     sampling = np.flatnonzero(plan.samples)
     all_sample = len(sampling) == plan.num_tokens  # each request has one token then
     if not all_sample:
-        arrays += [plan.rows[sampling], plan.query_starts[1:][sampling].astype(np.int64) - 1]
-    token_ids, positions, slots, query_starts, context_lengths, block_tables, rows, *others = upload.send(arrays)
+        arrays += [plan.rows[sampling], plan.cu_seqlens_q[1:][sampling].astype(np.int64) - 1]
+    token_ids, positions, slot_mapping, cu_seqlens_q, seq_lens, block_tables, rows, *others = upload.send(arrays)
     return StepInputs(
         token_ids=token_ids,
         batch=AttentionBatch(
-            positions, slots, query_starts, context_lengths, block_tables, rows, num_decodes(plan.query_starts)
+            positions, slot_mapping, cu_seqlens_q, seq_lens, block_tables, rows, num_decodes(plan.cu_seqlens_q)
         ),
         rows=rows,
         continues=None if continues is None else others[0],
@@ -53,10 +53,10 @@ def send_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
     )
 
 
-def num_decodes(query_starts: np.ndarray) -> int:
+def num_decodes(cu_seqlens_q: np.ndarray) -> int:
     """Count the leading requests with one new token each: the oldest, which decode, come first in a plan."""
-    others = np.flatnonzero(np.diff(query_starts) != 1)
-    return int(others[0]) if len(others) else len(query_starts) - 1
+    others = np.flatnonzero(np.diff(cu_seqlens_q) != 1)
+    return int(others[0]) if len(others) else len(cu_seqlens_q) - 1
 
 
 class LastTokens:
@@ -76,7 +76,7 @@ class LastTokens:
         newest = self.by_row[inputs.rows].to(inputs.token_ids.dtype)
         if len(inputs.rows) == len(inputs.token_ids):
             return torch.where(inputs.continues, newest, inputs.token_ids)
-        lasts = inputs.batch.query_starts[1:].long() - 1
+        lasts = inputs.batch.cu_seqlens_q[1:].long() - 1
         token_ids = inputs.token_ids.clone()
         token_ids[lasts] = torch.where(inputs.continues, newest, token_ids[lasts])
         return token_ids

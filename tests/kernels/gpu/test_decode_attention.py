@@ -25,7 +25,7 @@ def batch_of(contexts, device, *, group=4, head_dim=64, block_size=16, types=(F3
 
 def attend(batch, rows=slice(None), **settings):
     return decode_attention(
-        *(batch.query[rows], batch.cache, batch.block_tables[rows], batch.context_lengths[rows], batch.scale),
+        *(batch.query[rows], batch.cache, batch.block_tables[rows], batch.seq_lens[rows], batch.scale),
         **settings,
     )
 
@@ -48,7 +48,7 @@ def test_it_equals_the_reference(case, device):
     actual = attend(batch, window=window, softcap=softcap, num_splits=num_splits)
     assert_near(actual, batch.expected(window, softcap), case["types"][0])
     assert actual.is_contiguous()
-    assert not actual[batch.context_lengths == 0].any()
+    assert not actual[batch.seq_lens == 0].any()
 
 
 def test_a_head_of_keys_serves_any_number_of_query_heads_to_16(device):
@@ -113,20 +113,18 @@ def test_no_requests_give_nothing(device):
 def test_what_does_not_fit_the_cache_is_refused(device, query, settings):
     batch = batch_of([5], device)
     with pytest.raises(ValueError, match=r"cache|power of two"):
-        decode_attention(
-            query.to(device), batch.cache, batch.block_tables, batch.context_lengths, batch.scale, **settings
-        )
+        decode_attention(query.to(device), batch.cache, batch.block_tables, batch.seq_lens, batch.scale, **settings)
 
 
 @pytest.mark.gpu
 def test_a_captured_graph_follows_what_its_buffers_hold(device):
     batch = batch_of([300, 40, 7], device, types=(BF16, BF16))
-    lengths = batch.context_lengths.clone()
+    lengths = batch.seq_lens.clone()
     attend(batch, max_context=512)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = attend(batch, max_context=512)
     for scale in (1, 0, 2):
-        batch.context_lengths.copy_(lengths // scale if scale else torch.zeros_like(lengths))
+        batch.seq_lens.copy_(lengths // scale if scale else torch.zeros_like(lengths))
         graph.replay()
         assert_near(out, batch.expected(), BF16)

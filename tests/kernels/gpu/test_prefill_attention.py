@@ -29,7 +29,7 @@ def batch_of(requests, device, *, group=4, head_dim=64, block_size=16, types=(F3
 
 
 def attend(batch, **settings):
-    lengths = (batch.query_starts, batch.context_lengths)
+    lengths = (batch.cu_seqlens_q, batch.seq_lens)
     return prefill_attention(batch.query, batch.cache, batch.block_tables, *lengths, batch.scale, **settings)
 
 
@@ -74,7 +74,7 @@ def test_however_a_prompt_is_cut_the_same_is_computed(device):
     whole = batch_of([(150, 150)], device, group=1)
     cut = prefill_attention(
         *(whole.query[100:], whole.cache, whole.block_tables, torch.tensor([0, 50], dtype=torch.int32, device=device)),
-        *(whole.context_lengths, whole.scale),
+        *(whole.seq_lens, whole.scale),
     )
     assert_near(attend(whole)[100:], cut, F32)
 
@@ -106,7 +106,7 @@ def test_a_request_without_tokens_of_its_own_changes_nothing(device):
 
 def test_tokens_without_a_context_get_zeros(device):
     batch = batch_of([(30, 30)], device)
-    batch.context_lengths.zero_()
+    batch.seq_lens.zero_()
     assert not attend(batch).any()
 
 
@@ -123,7 +123,7 @@ def test_a_captured_graph_follows_what_its_buffers_hold(device):
     with torch.cuda.graph(graph):
         out = attend(batch)
     for ends in ([20, 30], [1, 30]):
-        batch.query_starts[1:].copy_(torch.tensor(ends))
-        batch.context_lengths.copy_(torch.tensor([300, 40]))
+        batch.cu_seqlens_q[1:].copy_(torch.tensor(ends))
+        batch.seq_lens.copy_(torch.tensor([300, 40]))
         graph.replay()
         assert_near(out, batch.expected(), BF16)

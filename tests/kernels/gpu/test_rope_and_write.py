@@ -28,9 +28,9 @@ def random(*shape, seed=0):
 
 def make_slots(num_tokens, num_slots):
     """Anywhere in the pool, but for one token in four."""
-    slots = torch.randperm(num_slots, generator=torch.Generator().manual_seed(1))[:num_tokens]
-    slots[1::4] = -1
-    return slots
+    slot_mapping = torch.randperm(num_slots, generator=torch.Generator().manual_seed(1))[:num_tokens]
+    slot_mapping[1::4] = -1
+    return slot_mapping
 
 
 def angles(rotary_dim, dtype, device):
@@ -54,10 +54,10 @@ def expected(qkv, num_heads, num_kv_heads, head_dim, tables, positions, norms, u
     return *turned, value
 
 
-def check_cache(cache, before, key, value, slots):
-    """Check that tokens with slots are in the cache, rounded to its type, and that nothing else has changed."""
+def check_cache(cache, before, key, value, slot_mapping):
+    """Check that tokens with slot_mapping are in the cache, rounded to its type, and that nothing else has changed."""
     wanted = PagedKVCache(*(tensor.float() for tensor in before))
-    wanted.put(key, value, slots)
+    wanted.put(key, value, slot_mapping)
     unit = 1e-5 if cache.key.dtype is F32 else torch.finfo(cache.key.dtype).eps
     for now, then in zip(cache.tensors, wanted.tensors, strict=True):
         torch.testing.assert_close(now.float(), as_stored(then, cache.key.dtype), rtol=unit, atol=1e-5)
@@ -91,15 +91,15 @@ def test_it_equals_the_reference(case, device, many_tokens_are_17):
     tables = angles(int(head_dim * case["turning"]), dtype, device)
     norms = [random(head_dim, seed=seed).to(device, dtype) for seed in (3, 4)] if case["norm"] else [None, None]
     positions = torch.arange(case["num_tokens"], device=device) * 50 % NUM_POSITIONS
-    slots = make_slots(case["num_tokens"], NUM_BLOCKS * case["block_size"]).to(device)
+    slot_mapping = make_slots(case["num_tokens"], NUM_BLOCKS * case["block_size"]).to(device)
     unit_offset = case["norm"] == "unit_offset"
     query = rope_and_write(
-        *(qkv, num_heads, num_kv_heads, *tables, positions, slots, cache, *norms, EPS), unit_offset=unit_offset
+        *(qkv, num_heads, num_kv_heads, *tables, positions, slot_mapping, cache, *norms, EPS), unit_offset=unit_offset
     )
     wanted, key, value = expected(qkv, num_heads, num_kv_heads, head_dim, tables, positions, norms, unit_offset)
     assert_near(query, wanted, dtype)
     assert query.is_contiguous()
-    check_cache(cache, before, key, value, slots)
+    check_cache(cache, before, key, value, slot_mapping)
 
 
 def test_many_tokens_are_taken_several_at_once(device):
@@ -108,11 +108,11 @@ def test_many_tokens_are_taken_several_at_once(device):
     before = [tensor.clone() for tensor in cache.tensors]
     qkv = random(num_tokens, 3 * head_dim).to(device)
     tables, positions = angles(head_dim, F32, device), torch.arange(num_tokens, device=device) % NUM_POSITIONS
-    slots = make_slots(num_tokens, 640).to(device)
-    query = rope_and_write(qkv, num_heads, 1, *tables, positions, slots, cache)
+    slot_mapping = make_slots(num_tokens, 640).to(device)
+    query = rope_and_write(qkv, num_heads, 1, *tables, positions, slot_mapping, cache)
     wanted, key, value = expected(qkv, num_heads, 1, head_dim, tables, positions, [None, None], False)
     assert_near(query, wanted, F32)
-    check_cache(cache, before, key, value, slots)
+    check_cache(cache, before, key, value, slot_mapping)
 
 
 @pytest.mark.axes(
@@ -131,9 +131,9 @@ def test_keys_and_values_are_written_alone(case, device, many_tokens_are_17):
     key, value = both[:, ::2, :head_dim], both[:, 1::2, head_dim:]  # heads with strides of their own
     if not case["strided"]:
         key, value = key.contiguous(), value.contiguous()
-    slots = make_slots(num_tokens, NUM_BLOCKS * case["block_size"]).to(device)
-    write_kv(key, value, cache, slots)
-    check_cache(cache, before, key.float(), value.float(), slots)
+    slot_mapping = make_slots(num_tokens, NUM_BLOCKS * case["block_size"]).to(device)
+    write_kv(key, value, cache, slot_mapping)
+    check_cache(cache, before, key.float(), value.float(), slot_mapping)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
@@ -141,9 +141,9 @@ def test_what_is_too_large_for_eight_bits_becomes_the_largest_number(device, dty
     cache, _ = make_cache(1, 64, 16, F8, device)
     row = torch.tensor([1000.0, -1000.0, 448.0, float("inf")]).repeat(16).to(device, dtype)
     tables = (torch.ones(1, 64, device=device, dtype=dtype), torch.zeros(1, 64, device=device, dtype=dtype))
-    at, slots = torch.tensor([0], device=device), torch.tensor([5, 9], device=device)
-    write_kv(row[None, None], row[None, None], cache, slots[:1])
-    rope_and_write(row.clamp(max=6e4).repeat(1, 3), 1, 1, *tables, at, slots[1:], cache)
+    at, slot_mapping = torch.tensor([0], device=device), torch.tensor([5, 9], device=device)
+    write_kv(row[None, None], row[None, None], cache, slot_mapping[:1])
+    rope_and_write(row.clamp(max=6e4).repeat(1, 3), 1, 1, *tables, at, slot_mapping[1:], cache)
     for tensor in cache.tensors:
         wanted = torch.tensor([448.0, -448.0, 448.0, 448.0]).repeat(16)
         assert torch.equal(tensor[0, 0, 5].float().cpu(), wanted)
@@ -174,14 +174,14 @@ def test_a_captured_graph_writes_where_its_buffers_say(device):
     assert not IS_INTERPRETED
     cache, before = make_cache(1, 128, 16, BF16, device)
     qkv, tables = random(4, 512).to(device, BF16), angles(128, BF16, device)
-    positions, slots = torch.zeros(4, dtype=torch.int64, device=device), torch.full((4,), -1, device=device)
-    rope_and_write(qkv, 2, 1, *tables, positions, slots, cache)
+    positions, slot_mapping = torch.zeros(4, dtype=torch.int64, device=device), torch.full((4,), -1, device=device)
+    rope_and_write(qkv, 2, 1, *tables, positions, slot_mapping, cache)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        query = rope_and_write(qkv, 2, 1, *tables, positions, slots, cache)
+        query = rope_and_write(qkv, 2, 1, *tables, positions, slot_mapping, cache)
     positions.copy_(torch.tensor([3, 1, 0, 7]))
-    slots.copy_(torch.tensor([40, -1, 0, 9]))
+    slot_mapping.copy_(torch.tensor([40, -1, 0, 9]))
     graph.replay()
     wanted, key, value = expected(qkv, 2, 1, 128, tables, positions, [None, None], False)
     assert_near(query, wanted, BF16)
-    check_cache(cache, before, key, value, slots)
+    check_cache(cache, before, key, value, slot_mapping)

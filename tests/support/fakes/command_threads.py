@@ -124,9 +124,9 @@ def plan_of(step: int, num_requests: int = 3) -> StepPlan:
         rows=np.arange(num_requests),
         token_ids=np.ones(num_requests, np.int32),
         positions=np.zeros(num_requests, np.int64),
-        slots=np.arange(num_requests),
-        query_starts=np.arange(num_requests + 1, dtype=np.int32),
-        context_lengths=np.ones(num_requests, np.int32),
+        slot_mapping=np.arange(num_requests),
+        cu_seqlens_q=np.arange(num_requests + 1, dtype=np.int32),
+        seq_lens=np.ones(num_requests, np.int32),
         block_tables=np.zeros((num_requests, 1), np.int32),
         samples=np.ones(num_requests, np.bool_),
     )

@@ -99,10 +99,10 @@ class FakeExecutor:
         for entered in plan.entered:
             self.entered[entered.row] = entered
             self._histories[entered.row] = [*entered.prompt_token_ids.tolist(), *entered.output_token_ids.tolist()]
-        _claim(len(set(plan.slots.tolist())) == plan.num_tokens, "two tokens of one step share a slot")
-        self._slots[plan.slots, 0] = self._token_ids(plan)
-        self._slots[plan.slots, 1] = plan.positions
-        self._slots[plan.slots, 2] = 0
+        _claim(len(set(plan.slot_mapping.tolist())) == plan.num_tokens, "two tokens of one step share a slot")
+        self._slots[plan.slot_mapping, 0] = self._token_ids(plan)
+        self._slots[plan.slot_mapping, 1] = plan.positions
+        self._slots[plan.slot_mapping, 2] = 0
         contexts = [self._context(plan, i) for i in range(plan.num_requests)]
         is_spoilt = [self._spread_spoilt(plan, i, context) for i, context in enumerate(contexts)]
         for context in contexts:
@@ -129,7 +129,7 @@ class FakeExecutor:
             raise self.death
 
     def copy_blocks(self, copy: BlockCopy) -> None:
-        """Copy what the slots of the blocks hold."""
+        """Copy what the slot_mapping of the blocks hold."""
         self.copies.append(copy)
         source, target = self._cached, self._offloaded
         if copy.direction == "in":
@@ -177,7 +177,7 @@ class FakeExecutor:
             if entered.params.prompt_logprobs is not None:
                 num_top = max(num_top, entered.params.prompt_logprobs)
                 prompt = entered.prompt_token_ids.tolist()
-                first, last = int(plan.positions[plan.query_starts[i]]) + 1, int(plan.context_lengths[i])
+                first, last = int(plan.positions[plan.cu_seqlens_q[i]]) + 1, int(plan.seq_lens[i])
                 places += [ScoredPlace(row, j, prompt[:j], prompt[j]) for j in range(first, min(last + 1, len(prompt)))]
         return score(places, num_top, VOCAB_SIZE)
 
@@ -187,7 +187,7 @@ class FakeExecutor:
         if plan.continues is not None:
             _claim(self.plans_ahead, "a token is taken for known")
             for i in np.flatnonzero(plan.continues).tolist():
-                token_ids[plan.query_starts[i + 1] - 1] = self._last_tokens[int(plan.rows[i])]
+                token_ids[plan.cu_seqlens_q[i + 1] - 1] = self._last_tokens[int(plan.rows[i])]
         return token_ids
 
     @property
@@ -195,20 +195,20 @@ class FakeExecutor:
         return self._cached.reshape(-1, 3)
 
     def _slots_read(self, plan: StepPlan, i: int) -> Int64Array:
-        positions = np.arange(plan.context_lengths[i])
+        positions = np.arange(plan.seq_lens[i])
         blocks: Int64Array = plan.block_tables[i][positions // self.block_size].astype(np.int64)
         return blocks * self.block_size + positions % self.block_size
 
     def _spread_spoilt(self, plan: StepPlan, i: int, context: list[int]) -> bool:
         is_spoilt = self.spoils(context) or bool((self._slots[self._slots_read(plan, i), 2] == 1).any())
         if is_spoilt:
-            self._slots[plan.slots[plan.query_starts[i] : plan.query_starts[i + 1]], 2] = 1
+            self._slots[plan.slot_mapping[plan.cu_seqlens_q[i] : plan.cu_seqlens_q[i + 1]], 2] = 1
         return is_spoilt
 
     def _context(self, plan: StepPlan, i: int) -> list[int]:
-        positions, slots = np.arange(plan.context_lengths[i]), self._slots_read(plan, i)
-        _claim(bool((self._slots[slots, 1] == positions).all()), "keys are read that nobody wrote there")
-        context: list[int] = self._slots[slots, 0].tolist()
+        positions, slot_mapping = np.arange(plan.seq_lens[i]), self._slots_read(plan, i)
+        _claim(bool((self._slots[slot_mapping, 1] == positions).all()), "keys are read that nobody wrote there")
+        context: list[int] = self._slots[slot_mapping, 0].tolist()
         history = self._histories.get(int(plan.rows[i]), [])
         _claim(context == history[: len(context)], "the row or the cache holds another request's tokens")
         _claim(not plan.samples[i] or len(context) == len(history), "it samples before its last token, or too late")

@@ -51,7 +51,7 @@ class DecoderRun:
     @torch.inference_mode()
     def feed(self, *parts: tuple[int, list[int]]) -> list[torch.Tensor]:
         """Compute the next tokens of some sequences in one batch; returns the logits of all of them, by sequence."""
-        positions, slots, starts, tables, token_ids = [], [], [0], [], []
+        positions, slot_mapping, starts, tables, token_ids = [], [], [0], [], []
         for sequence, tokens in parts:
             start = self._lengths.get(sequence, 0)
             end = self._lengths[sequence] = start + len(tokens)
@@ -59,16 +59,16 @@ class DecoderRun:
             while len(table) * BLOCK_SIZE < end:
                 table.append(self._free.pop())
             positions += range(start, end)
-            slots += [table[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in range(start, end)]
+            slot_mapping += [table[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in range(start, end)]
             starts.append(starts[-1] + len(tokens))
             tables.append(table)
             token_ids += tokens
         width = max(map(len, tables))
         batch = AttentionBatch(
             positions=torch.tensor(positions),
-            slots=torch.tensor(slots),
-            query_starts=torch.tensor(starts, dtype=torch.int32),
-            context_lengths=torch.tensor([self._lengths[sequence] for sequence, _ in parts], dtype=torch.int32),
+            slot_mapping=torch.tensor(slot_mapping),
+            cu_seqlens_q=torch.tensor(starts, dtype=torch.int32),
+            seq_lens=torch.tensor([self._lengths[sequence] for sequence, _ in parts], dtype=torch.int32),
             block_tables=torch.tensor([table + [0] * (width - len(table)) for table in tables], dtype=torch.int32),
             rows=torch.tensor([sequence for sequence, _ in parts]),
         )

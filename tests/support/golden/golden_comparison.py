@@ -102,9 +102,9 @@ class OwnModel:
         count = len(token_ids)
         batch = AttentionBatch(
             positions=torch.arange(count),
-            slots=torch.arange(count),
-            query_starts=torch.tensor([0, count], dtype=torch.int32),
-            context_lengths=torch.tensor([count], dtype=torch.int32),
+            slot_mapping=torch.arange(count),
+            cu_seqlens_q=torch.tensor([0, count], dtype=torch.int32),
+            seq_lens=torch.tensor([count], dtype=torch.int32),
             block_tables=torch.arange(NUM_BLOCKS, dtype=torch.int32).unsqueeze(0),
         )
         with torch.inference_mode():

@@ -31,7 +31,7 @@ class Batch:
     shape: Shape
     kv_cache: KVCache
     block_tables: torch.Tensor
-    context_lengths: list[int]
+    seq_lens: list[int]
     queries: list[torch.Tensor]  # per request [context_length, num_heads, head_dim]
     position_bias: torch.Tensor | None = None
 
@@ -56,7 +56,7 @@ class Batch:
 
 def make_batch(
     shape: Shape,
-    context_lengths: list[int],
+    seq_lens: list[int],
     dtype: torch.dtype,
     seed: int = 0,
     *,
@@ -64,7 +64,7 @@ def make_batch(
 ) -> Batch:
     """Random keys, values and queries; unused blocks, and the tails of last blocks, are full of NaN."""
     generator = torch.Generator().manual_seed(seed)
-    counts = [-(-length // shape.block_size) for length in context_lengths]
+    counts = [-(-length // shape.block_size) for length in seq_lens]
     num_blocks = sum(counts) + 3
     kv_cache = allocate_kv_cache(
         num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim, cache_dtype or dtype, torch.device("cpu")
@@ -74,17 +74,17 @@ def make_batch(
     order = torch.randperm(num_blocks, generator=generator)
     block_tables = torch.full((len(counts), max(counts, default=0)), -1, dtype=torch.int32)
     queries, used = [], 0
-    for i, (length, count) in enumerate(zip(context_lengths, counts, strict=True)):
+    for i, (length, count) in enumerate(zip(seq_lens, counts, strict=True)):
         block_tables[i, :count] = order[used : used + count]
         used += count
         tokens = torch.arange(length)
-        slots = block_tables[i, tokens // shape.block_size] * shape.block_size + tokens % shape.block_size
+        slot_mapping = block_tables[i, tokens // shape.block_size] * shape.block_size + tokens % shape.block_size
         key, value = (torch.randn(length, shape.num_kv_heads, shape.head_dim, generator=generator) for _ in range(2))
-        reference.write_kv(key.to(dtype), value.to(dtype), kv_cache, slots.long())
+        reference.write_kv(key.to(dtype), value.to(dtype), kv_cache, slot_mapping.long())
         query = torch.randn(length, shape.num_heads, shape.head_dim, generator=generator)
         queries.append(query.to(dtype))
     bias = shape.num_distances and torch.randn(shape.num_heads, shape.num_distances, generator=generator)
-    return Batch(shape, kv_cache, block_tables, context_lengths, queries, bias)
+    return Batch(shape, kv_cache, block_tables, seq_lens, queries, bias)
 
 
 def spoil_unseen(batch: Batch, spans: Sequence[tuple[int, int, int]], chance: random.Random) -> dict[int, list[int]]:
@@ -103,11 +103,11 @@ def spoil_unseen(batch: Batch, spans: Sequence[tuple[int, int, int]], chance: ra
     spoilt: dict[int, set[int]] = {}
     for slot in range(num_blocks * size):
         request, position = owners.get(slot, (-1, 0))
-        is_token = request >= 0 and position < batch.context_lengths[request]
+        is_token = request >= 0 and position < batch.seq_lens[request]
         if chance.random() < (0.02 if is_token else 0.7):
             _spoil_slot(batch, slot, chance)
             spoilt.setdefault(request, set()).add(position)
-    window = batch.shape.window or max(batch.context_lengths)
+    window = batch.shape.window or max(batch.seq_lens)
     return {
         i: [
             position - first

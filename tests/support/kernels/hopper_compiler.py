@@ -115,11 +115,11 @@ def compile_all(dtype: torch.dtype, cache_dtype: torch.dtype, group: int, head_d
     prefill_attention(query, cache, table, lengths, lengths[:2], 0.1, 100, 30.0, max_query=4096)
     norm, angles = torch.zeros(head_dim, dtype=dtype), torch.zeros(9, head_dim // 4 * 2, dtype=dtype)
     for num_tokens, norms in ((2, (norm, norm)), (1000, (None, None))):
-        slots = torch.zeros(num_tokens, dtype=torch.int64)
+        slot_mapping = torch.zeros(num_tokens, dtype=torch.int64)
         qkv = torch.zeros(num_tokens, (num_heads + 4) * head_dim, dtype=dtype)
-        rope_and_write(qkv, num_heads, 2, angles, angles, slots, slots, cache, *norms, 1e-6)
+        rope_and_write(qkv, num_heads, 2, angles, angles, slot_mapping, slot_mapping, cache, *norms, 1e-6)
         key = torch.zeros(num_tokens, 2, head_dim, dtype=dtype)
-        write_kv(key, key, cache, slots)
+        write_kv(key, key, cache, slot_mapping)
 
 
 def compile_rows(dtype: torch.dtype, width: int, vocab_size: int) -> None:

@@ -47,9 +47,9 @@ class Step:
     """Tokens first to last of some requests, each of which has blocks of its own."""
 
     positions: torch.Tensor
-    slots: torch.Tensor
-    query_starts: torch.Tensor
-    context_lengths: torch.Tensor
+    slot_mapping: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    seq_lens: torch.Tensor
     block_tables: torch.Tensor
     num_decodes: int = 0
 
@@ -64,11 +64,11 @@ def make_step(spans: Sequence[tuple[int, int, int]]) -> Step:
     tables = torch.arange(NUM_REQUESTS * MAX_BLOCKS).view(NUM_REQUESTS, MAX_BLOCKS).flip(1)
     positions = torch.cat([torch.arange(begin, end) for _, begin, end in spans])
     owners = torch.cat([torch.full((end - begin,), request) for request, begin, end in spans])
-    slots = tables[owners, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    slot_mapping = tables[owners, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
     starts = [0, *itertools.accumulate(end - begin for _, begin, end in spans)]
     return Step(
         positions,
-        slots,
+        slot_mapping,
         torch.tensor(starts, dtype=torch.int32),
         torch.tensor([end for _, _, end in spans], dtype=torch.int32),
         tables[[request for request, _, _ in spans]].to(torch.int32),
@@ -154,9 +154,9 @@ class RandomStack:
             query = reference.rms_norm(query, weights["query_norm"].float(), case.eps)
             key = reference.rms_norm(key, weights["key_norm"].float(), case.eps)
         query, key = self._turned(query, step), self._turned(key, step)
-        reference.write_kv(key, value, cache, step.slots)
+        reference.write_kv(key, value, cache, step.slot_mapping)
         attended = reference.paged_attention(
-            *(query, cache, step.block_tables, step.query_starts, step.context_lengths),
+            *(query, cache, step.block_tables, step.cu_seqlens_q, step.seq_lens),
             *(case.head_dim**-0.5, window),
         )
         return self._multiply(weights, "output", attended.flatten(1))

@@ -21,13 +21,13 @@ class PagedBatch:
     query: torch.Tensor  # [num_tokens, num_heads, head_dim]
     cache: PagedKVCache
     block_tables: torch.Tensor
-    query_starts: torch.Tensor
-    context_lengths: torch.Tensor
+    cu_seqlens_q: torch.Tensor
+    seq_lens: torch.Tensor
     scale: float
 
     def expected(self, window: int | None = None, softcap: float | None = None) -> torch.Tensor:
         """Return what the reference gives, in float32 throughout."""
-        lengths = (self.query_starts, self.context_lengths)
+        lengths = (self.cu_seqlens_q, self.seq_lens)
         batch = (self.query.float(), self.cache, self.block_tables, *lengths, self.scale)
         return reference.paged_attention(*batch, window, softcap)
 
@@ -54,9 +54,9 @@ def make_batch(
     for i, (context, _) in enumerate(requests):
         block_tables[i, : counts[i]] = order[sum(counts[:i]) : sum(counts[: i + 1])]
         tokens = torch.arange(context)
-        slots = block_tables[i, tokens // block_size].long() * block_size + tokens % block_size
+        slot_mapping = block_tables[i, tokens // block_size].long() * block_size + tokens % block_size
         key, value = (torch.randn(context, num_kv_heads, head_dim, generator=chance) for _ in range(2))
-        cache.put(key.to(device), value.to(device), slots.to(device))
+        cache.put(key.to(device), value.to(device), slot_mapping.to(device))
     num_queries = torch.tensor([0, *(new for _, new in requests)])
     shape = (int(num_queries.sum()), num_kv_heads * group, head_dim)
     query = torch.randn((shape[0], shape[1] + 1, shape[2] + 16), generator=chance).to(device, dtype)

@@ -18,9 +18,9 @@ def attend(attention, blocks, start, query, key, value):
     table = torch.tensor(blocks)
     batch = AttentionBatch(
         positions=positions,
-        slots=table[positions // BLOCK] * BLOCK + positions % BLOCK,
-        query_starts=torch.tensor([0, len(query)], dtype=torch.int32),
-        context_lengths=torch.tensor([start + len(query)], dtype=torch.int32),
+        slot_mapping=table[positions // BLOCK] * BLOCK + positions % BLOCK,
+        cu_seqlens_q=torch.tensor([0, len(query)], dtype=torch.int32),
+        seq_lens=torch.tensor([start + len(query)], dtype=torch.int32),
         block_tables=table[None].to(torch.int32),
     )
     return attention(query, key, value, batch)

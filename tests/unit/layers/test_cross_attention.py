@@ -24,9 +24,9 @@ def step(rows, counts):
     ends = torch.tensor(counts).cumsum(0)
     return AttentionBatch(
         positions=torch.zeros(int(ends[-1]), dtype=torch.int64),
-        slots=torch.zeros(int(ends[-1]), dtype=torch.int64),
-        query_starts=torch.cat((torch.zeros(1), ends)).to(torch.int32),
-        context_lengths=torch.tensor(counts, dtype=torch.int32),
+        slot_mapping=torch.zeros(int(ends[-1]), dtype=torch.int64),
+        cu_seqlens_q=torch.cat((torch.zeros(1), ends)).to(torch.int32),
+        seq_lens=torch.tensor(counts, dtype=torch.int32),
         block_tables=torch.zeros(len(counts), 1, dtype=torch.int32),
         rows=torch.tensor(rows),
     )
@@ -44,8 +44,8 @@ def expected(attention, x, source):
 def test_each_token_sees_all_of_its_own_rows_source():
     attention, rows = make_attention()
     sources = {2: torch.randn(40, HIDDEN), 0: torch.randn(5, HIDDEN)}
-    slots = rows.fill(list(sources), [len(source) for source in sources.values()])
-    attention.keep(torch.cat(list(sources.values())), slots)
+    slot_mapping = rows.fill(list(sources), [len(source) for source in sources.values()])
+    attention.keep(torch.cat(list(sources.values())), slot_mapping)
     x = torch.randn(4, HIDDEN)
     attended = attention.forward(x, rows.of(step([0, 2], [3, 1])))
     torch.testing.assert_close(attended[:3], expected(attention, x[:3], sources[0]))

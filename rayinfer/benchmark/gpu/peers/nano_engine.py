@@ -36,7 +36,7 @@ class _Recorded:
 
 
 class NanoEngine:
-    """Minimal engine; requests occupy the first slots without gaps, so that a batch is a slice of the cache."""
+    """Minimal engine; requests occupy the first slot_mapping without gaps, so that a batch is a slice of the cache."""
 
     def __init__(self, model: NanoModel, num_slots: int, max_len: int, kernel: DecodeKernel) -> None:
         self._model, self._kernel, self._max_len = model, kernel, max_len
@@ -103,9 +103,9 @@ class NanoEngine:
             self._contexts.append(len(prompt) + 1)
             batch.append(prompt)
         lengths, device = [len(prompt) for prompt in batch], self._model.device
-        slots = range(first, first + len(batch))
+        slot_mapping = range(first, first + len(batch))
         positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
-        rows = [torch.arange(length) + slot * self._max_len for slot, length in zip(slots, lengths, strict=True)]
+        rows = [torch.arange(length) + slot * self._max_len for slot, length in zip(slot_mapping, lengths, strict=True)]
         cache_rows = torch.cat(rows).to(device)
 
         def attend(layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -99,4 +99,4 @@ def _settings(kernel: DecodeKernel, model: NanoModel, num_slots: int) -> str:
     graphs = "CUDA graphs" if model.device.type == "cuda" else "no graphs"
     fused = "not compiled" if model.operations == Operations() else "compiled"
     how = f"{graphs}, element-wise operations {fused}"
-    return f"prefill first, {num_slots} slots, {how}, decoding by {KERNEL_NAMES[kernel]}"
+    return f"prefill first, {num_slots} slot_mapping, {how}, decoding by {KERNEL_NAMES[kernel]}"

@@ -57,18 +57,18 @@ class GraphLines:
         self._fields: dict[str, np.ndarray] = {}
         self.on_device: dict[str, torch.Tensor] = {}
         for name, start in list(_starts(size).items())[:-1]:
-            count = size + 1 if name == "query_starts" else size
+            count = size + 1 if name == "cu_seqlens_q" else size
             end = start + count * np.dtype(_FIELDS[name]).itemsize
             self._fields[name] = field = self._on_host[start:end].view(_FIELDS[name])
             self.on_device[name] = self._memory[start:end].view(torch.from_numpy(field[:0]).dtype)
-        self._fields["query_starts"][:] = np.arange(size + 1)
+        self._fields["cu_seqlens_q"][:] = np.arange(size + 1)
         self.empty()
         given = self.on_device
         batch = AttentionBatch(
             given["positions"],
-            given["slots"],
-            given["query_starts"],
-            given["context_lengths"],
+            given["slot_mapping"],
+            given["cu_seqlens_q"],
+            given["seq_lens"],
             self._tables,
             given["rows"],
         )
@@ -85,7 +85,7 @@ class GraphLines:
         self._tables_on_host[:count] = plan.block_tables
         for name in _PLANNED:
             self._fields[name][:count] = getattr(plan, name)
-        self._fields["draw_position"][:count] = plan.context_lengths
+        self._fields["draw_position"][:count] = plan.seq_lens
         self._fields["continues"][:count] = False if plan.continues is None else plan.continues
         for name in _DRAWN:
             self._fields[name][:count] = _UNTOUCHED[name] if settings is None else settings[name]
@@ -95,8 +95,8 @@ class GraphLines:
         padding, fields = self._padding, self._fields
         for name in ("token_ids", "positions", "draw_position", "continues"):
             fields[name][count:] = 0
-        fields["slots"][count:] = padding.slot
-        fields["context_lengths"][count:] = padding.context_length
+        fields["slot_mapping"][count:] = padding.slot
+        fields["seq_lens"][count:] = padding.context_length
         fields["rows"][count:] = self._spare_row
         for name, value in _UNTOUCHED.items():
             fields[name][count:] = value
@@ -113,13 +113,13 @@ class GraphLines:
 _PLANNED = {
     "token_ids": np.int32,
     "positions": np.int64,
-    "slots": np.int64,
-    "context_lengths": np.int32,
+    "slot_mapping": np.int64,
+    "seq_lens": np.int32,
     "rows": np.int64,
 }
 _DRAWN: dict[str, Any] = {"temperature": np.float32, "top_k": np.int32, "top_p": np.float64, "min_p": np.float32}
 _DRAWN |= {"seed": np.int64, "choice": np.int64, "is_greedy": np.bool_}
-_FIELDS: dict[str, Any] = {**_PLANNED, "continues": np.bool_, "query_starts": np.int32, "draw_position": np.int64}
+_FIELDS: dict[str, Any] = {**_PLANNED, "continues": np.bool_, "cu_seqlens_q": np.int32, "draw_position": np.int64}
 _FIELDS |= _DRAWN
 _UNTOUCHED = {"temperature": 1.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0, "seed": 0, "choice": 0, "is_greedy": True}
 

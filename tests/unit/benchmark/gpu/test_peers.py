@@ -55,7 +55,7 @@ def test_the_minimal_loop_generates_the_greedy_tokens_of_transformers(model, dev
         [token % SHAPE["vocab_size"] for token in even_workload(1, length, 1, seed=length).prompts[0]]
         for length in (5, 30, 1, 17, 9)
     ]
-    lengths = [12, 4, 20, 1, 9]  # more requests than slots, which are moved and used again
+    lengths = [12, 4, 20, 1, 9]  # more requests than slot_mapping, which are moved and used again
     run = nano_engine(model, device).run(prompts, lengths, 0.0, Deadline(60))
     expected = [greedy_tokens(model, prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
     assert len(set(expected[2])) > 5

@@ -15,10 +15,10 @@ def test_the_parts_of_a_plan_are_the_plan():
     assert plan.num_tokens == 1 + 8 + 8 + 3
     for cut in range(plan.num_requests + 1):
         parts = plan.part(0, cut), plan.part(cut, plan.num_requests)
-        for name in ("rows", "token_ids", "positions", "slots", "context_lengths", "block_tables", "samples"):
+        for name in ("rows", "token_ids", "positions", "slot_mapping", "seq_lens", "block_tables", "samples"):
             assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(plan, name))
         assert [entered.row for part in parts for entered in part.entered] == [entered.row for entered in plan.entered]
         for part in parts:
-            assert part.query_starts[0] == 0
-            assert part.query_starts[-1] == part.num_tokens
-            assert len(part.query_starts) == part.num_requests + 1
+            assert part.cu_seqlens_q[0] == 0
+            assert part.cu_seqlens_q[-1] == part.num_tokens
+            assert len(part.cu_seqlens_q) == part.num_requests + 1

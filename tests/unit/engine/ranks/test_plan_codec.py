@@ -51,9 +51,9 @@ PLAN = StepPlan(
     rows=np.array([3, 0], np.int64),
     token_ids=np.array([5, 6, 7], np.int32),
     positions=np.array([0, 1, 9], np.int64),
-    slots=np.array([2**40, 1, 25], np.int64),
-    query_starts=np.array([0, 2, 3], np.int32),
-    context_lengths=np.array([2, 10], np.int32),
+    slot_mapping=np.array([2**40, 1, 25], np.int64),
+    cu_seqlens_q=np.array([0, 2, 3], np.int32),
+    seq_lens=np.array([2, 10], np.int32),
     block_tables=np.array([[4, 0, 0], [1, 2, 3]], np.int32)[:, :2],  # a view, whose rows are not next to each other
     samples=np.array([False, True]),
     entered=(ENTERED, EnteredRow(**{field.name: getattr(ENTERED, field.name) for field in fields(ENTERED)})),
@@ -113,7 +113,7 @@ def test_what_nobody_can_read_is_refused(data):
 def test_parts_of_a_plan_keep_what_belongs_together():
     kept = PLAN.only(np.array([False, True]))
     assert (kept.rows.tolist(), kept.token_ids.tolist(), kept.positions.tolist()) == ([0], [7], [9])
-    assert (kept.query_starts.tolist(), kept.context_lengths.tolist(), kept.samples.tolist()) == ([0, 1], [10], [True])
+    assert (kept.cu_seqlens_q.tolist(), kept.seq_lens.tolist(), kept.samples.tolist()) == ([0, 1], [10], [True])
     assert (kept.block_tables.tolist(), kept.entered) == ([[1, 2]], ())
     sampled = SampledTokens(np.array([5], np.int64), np.array([False]), SCORED, SCORED)
     nothing = sampled.only(np.array([False]), np.array([3]))

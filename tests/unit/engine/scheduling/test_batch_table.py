@@ -70,9 +70,9 @@ def test_a_plan_finds_every_token_in_its_block():
     plan = table.assemble(step=1, entered=())
     assert plan.token_ids.tolist() == [0, 1, 2, 3, 4, 4]
     assert plan.positions.tolist() == [0, 1, 2, 3, 4, 4]
-    assert plan.slots.tolist() == [36, 37, 38, 39, 12, 32]
-    assert plan.query_starts.tolist() == [0, 5, 6]
-    assert plan.context_lengths.tolist() == [5, 5]
+    assert plan.slot_mapping.tolist() == [36, 37, 38, 39, 12, 32]
+    assert plan.cu_seqlens_q.tolist() == [0, 5, 6]
+    assert plan.seq_lens.tolist() == [5, 5]
     assert plan.samples.tolist() == [False, True]
     assert plan.block_tables.tolist() == [[9, 3], [4, 8]]
 

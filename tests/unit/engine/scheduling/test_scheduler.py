@@ -8,7 +8,7 @@ from support.fakes.fake_executor import EOS, INVALID, drive, expected_tokens, mi
 
 def counts_of_last_plan(driven):
     plan = driven.executor.plans[-1]
-    counts = np.diff(plan.query_starts).tolist()
+    counts = np.diff(plan.cu_seqlens_q).tolist()
     return {driven.scheduler.request_id_at(int(row)): count for row, count in zip(plan.rows, counts, strict=True)}
 
 

@@ -33,9 +33,9 @@ def plan(chunks):
         rows=np.array(list(chunks)),
         token_ids=np.zeros(sum(counts), np.int32),
         positions=np.concatenate([np.arange(first, first + count) for first, count in chunks.values()]),
-        slots=np.zeros(sum(counts), np.int64),
-        query_starts=np.cumsum([0, *counts]).astype(np.int32),
-        context_lengths=np.add(firsts, counts).astype(np.int32),
+        slot_mapping=np.zeros(sum(counts), np.int64),
+        cu_seqlens_q=np.cumsum([0, *counts]).astype(np.int32),
+        seq_lens=np.add(firsts, counts).astype(np.int32),
         block_tables=np.zeros((len(chunks), 1), np.int32),
         samples=np.zeros(len(chunks), np.bool_),
     )
@@ -43,7 +43,7 @@ def plan(chunks):
 
 def hidden_states(step):
     """A state tells its row and its position."""
-    rows = np.repeat(step.rows, np.diff(step.query_starts))
+    rows = np.repeat(step.rows, np.diff(step.cu_seqlens_q))
     return torch.from_numpy(np.stack((rows, step.positions), axis=1))
 
 

@@ -22,8 +22,8 @@ class NextToken:
         self.num_logits = []
 
     def forward(self, token_ids, batch):
-        assert len(batch.positions) == len(batch.slots) == len(token_ids) == batch.query_starts[-1]
-        assert len(batch.rows) == len(batch.context_lengths) == len(batch.block_tables) == len(batch.query_starts) - 1
+        assert len(batch.positions) == len(batch.slot_mapping) == len(token_ids) == batch.cu_seqlens_q[-1]
+        assert len(batch.rows) == len(batch.seq_lens) == len(batch.block_tables) == len(batch.cu_seqlens_q) - 1
         self.shapes.append(StepShape(len(batch.rows), len(token_ids)))
         return token_ids[:, None].float()
 

@@ -26,9 +26,9 @@ def make_plan(chunks, samples=None):
         rows=np.arange(len(chunks))[::-1].copy(),
         token_ids=np.arange(1, len(positions) + 1, dtype=np.int32),
         positions=positions,
-        slots=np.arange(len(positions)) + 100,
-        query_starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
-        context_lengths=ends,
+        slot_mapping=np.arange(len(positions)) + 100,
+        cu_seqlens_q=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+        seq_lens=ends,
         block_tables=np.arange(len(chunks) * 3, dtype=np.int32).reshape(len(chunks), 3),
         samples=np.ones(len(chunks), np.bool_) if samples is None else np.array(samples),
     )
@@ -54,11 +54,11 @@ def test_the_step_itself_stands_first_and_unchanged():
     plan = make_plan([(0, 20), (7, 1), (3, 9)], [True, True, False])
     filled = make_shapes().fill_up(plan)
     assert filled.step == 7
-    for name in ("rows", "context_lengths", "samples"):
+    for name in ("rows", "seq_lens", "samples"):
         np.testing.assert_array_equal(getattr(filled, name)[:3], getattr(plan, name))
-    for name in ("token_ids", "positions", "slots"):
+    for name in ("token_ids", "positions", "slot_mapping"):
         np.testing.assert_array_equal(getattr(filled, name)[:30], getattr(plan, name))
-    np.testing.assert_array_equal(filled.query_starts[:4], plan.query_starts)
+    np.testing.assert_array_equal(filled.cu_seqlens_q[:4], plan.cu_seqlens_q)
     np.testing.assert_array_equal(filled.block_tables[:3, :3], plan.block_tables)
 
 
@@ -77,22 +77,22 @@ def test_what_fills_a_step_up_touches_no_request(steps):
         assert StepShape(filled.num_requests, filled.num_tokens) in shapes.shapes
         assert filled.samples.sum() == ROWS
         more, more_tokens = slice(plan.num_requests, None), slice(plan.num_tokens, None)
-        counts = np.diff(filled.query_starts)
-        assert filled.query_starts[-1] == filled.num_tokens
+        counts = np.diff(filled.cu_seqlens_q)
+        assert filled.cu_seqlens_q[-1] == filled.num_tokens
         assert (counts >= 1).all()
         assert (filled.rows[more] == ROWS).all()
         assert (filled.block_tables[more] == SPARE_BLOCK).all()
-        assert (filled.slots[more_tokens] // BLOCK_SIZE == SPARE_BLOCK).all()
+        assert (filled.slot_mapping[more_tokens] // BLOCK_SIZE == SPARE_BLOCK).all()
         assert (filled.positions[more_tokens] == 0).all()
-        np.testing.assert_array_equal(filled.context_lengths[more], counts[more])
-        assert (filled.context_lengths <= filled.block_tables.shape[1] * BLOCK_SIZE).all()
+        np.testing.assert_array_equal(filled.seq_lens[more], counts[more])
+        assert (filled.seq_lens <= filled.block_tables.shape[1] * BLOCK_SIZE).all()
 
 
 @pytest.mark.parametrize("settings", [{"num_rows": 1, "max_model_len": 2}, {"max_step_tokens": 4}, {"num_rows": 9}])
 def test_every_shape_has_room_for_what_fills_it_up(settings):
     shapes = make_shapes(**settings)
     for plan in shapes.warm_up_plans():
-        assert (plan.context_lengths <= plan.block_tables.shape[1] * BLOCK_SIZE).all()
+        assert (plan.seq_lens <= plan.block_tables.shape[1] * BLOCK_SIZE).all()
         assert StepShape(plan.num_requests, plan.num_tokens) in shapes.shapes
 
 

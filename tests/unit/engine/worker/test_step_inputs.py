@@ -18,9 +18,9 @@ def plan(counts, samples, continues=None):
         rows=np.arange(len(counts))[::-1].copy(),
         token_ids=np.arange(100, 100 + num_tokens, dtype=np.int32),
         positions=np.arange(num_tokens),
-        slots=np.arange(num_tokens) + 7,
-        query_starts=np.cumsum([0, *counts]).astype(np.int32),
-        context_lengths=np.array(counts, np.int32),
+        slot_mapping=np.arange(num_tokens) + 7,
+        cu_seqlens_q=np.cumsum([0, *counts]).astype(np.int32),
+        seq_lens=np.array(counts, np.int32),
         block_tables=np.arange(3 * len(counts), dtype=np.int32).reshape(-1, 3),
         samples=np.array(samples),
         continues=None if continues is None else np.array(continues),
@@ -87,7 +87,7 @@ def test_a_row_goes_on_from_the_token_that_it_got_last():
 
 
 @pytest.mark.parametrize(
-    ("query_starts", "count"), [([0], 0), ([0, 1, 2, 3], 3), ([0, 5, 6], 0), ([0, 1, 2, 9], 2), ([0, 1, 4, 5], 1)]
+    ("cu_seqlens_q", "count"), [([0], 0), ([0, 1, 2, 3], 3), ([0, 5, 6], 0), ([0, 1, 2, 9], 2), ([0, 1, 4, 5], 1)]
 )
-def test_the_first_requests_that_decode_are_counted(query_starts, count):
-    assert num_decodes(np.array(query_starts, np.int32)) == count
+def test_the_first_requests_that_decode_are_counted(cu_seqlens_q, count):
+    assert num_decodes(np.array(cu_seqlens_q, np.int32)) == count

@@ -18,17 +18,17 @@ PARAMS = [SamplingParams(temperature=0.0, max_tokens=9), SamplingParams(temperat
 def test_prompts_grow_to_the_longest_that_a_step_may_have(longest, sizes):
     plans = list(first_steps(longest, longest, 1, 16, Padding()))[: len(sizes)]
     assert [plan.num_tokens for plan in plans] == sizes
-    assert [plan.context_lengths.tolist() for plan in plans] == [[size] for size in sizes]
-    assert {slot for plan in plans for slot in plan.slots.tolist()} == {-1}
+    assert [plan.seq_lens.tolist() for plan in plans] == [[size] for size in sizes]
+    assert {slot for plan in plans for slot in plan.slot_mapping.tolist()} == {-1}
     assert [plan.entered[0].params.temperature > 0 for plan in plans] == [False] + [True] * (len(sizes) - 1)
 
 
 def test_steps_larger_than_the_longest_prompt_have_several():
     plans = [plan for plan in first_steps(70, 32, 1, 16, Padding()) if plan.num_tokens >= 64]
-    assert [plan.context_lengths.tolist() for plan in plans] == [[32, 32], [32, 32, 6]]
+    assert [plan.seq_lens.tolist() for plan in plans] == [[32, 32], [32, 32, 6]]
     assert plans[-1].positions.tolist() == [*range(32), *range(32), *range(6)]
     assert plans[-1].samples.tolist() == [False, False, True]
-    assert plans[-1].query_starts.tolist() == [0, 32, 64, 70]
+    assert plans[-1].cu_seqlens_q.tolist() == [0, 32, 64, 70]
 
 
 def test_as_many_requests_sample_as_rows_there_are_with_penalties_and_without():

@@ -66,9 +66,9 @@ def decoding(rows, token_ids=None, continues=None, width=2):
         rows=np.array(rows),
         token_ids=np.arange(1, count + 1, dtype=np.int32) if token_ids is None else np.array(token_ids, np.int32),
         positions=np.arange(count) + 3,
-        slots=np.arange(count) + 20,
-        query_starts=np.arange(count + 1, dtype=np.int32),
-        context_lengths=np.arange(count, dtype=np.int32) + 4,
+        slot_mapping=np.arange(count) + 20,
+        cu_seqlens_q=np.arange(count + 1, dtype=np.int32),
+        seq_lens=np.arange(count, dtype=np.int32) + 4,
         block_tables=np.arange(count * width, dtype=np.int32).reshape(count, width),
         samples=np.ones(count, np.bool_),
         continues=None if continues is None else np.array(continues),
@@ -91,11 +91,11 @@ def test_lines_that_fill_up_read_and_write_a_block_and_a_row_of_nobodys():
     recorded.graphs.run(decoding([4, 2, 7, 0, 1], width=3), None)
     batch = recorded.seen[-1].batch
     assert batch.rows.tolist() == [4, 2, 7, 0, 1, NUM_ROWS, NUM_ROWS, NUM_ROWS]
-    assert batch.slots.tolist() == [20, 21, 22, 23, 24, 36, 36, 36]
-    assert batch.context_lengths.tolist() == [4, 5, 6, 7, 8, 1, 1, 1]
+    assert batch.slot_mapping.tolist() == [20, 21, 22, 23, 24, 36, 36, 36]
+    assert batch.seq_lens.tolist() == [4, 5, 6, 7, 8, 1, 1, 1]
     assert batch.block_tables[:5, :3].tolist() == np.arange(15).reshape(5, 3).tolist()
     assert (batch.block_tables[5:, :3] == 9).all()
-    assert batch.query_starts.tolist() == list(range(9))
+    assert batch.cu_seqlens_q.tolist() == list(range(9))
 
 
 def test_on_a_gpu_lines_that_fill_up_have_no_slot_and_no_context():
@@ -109,7 +109,7 @@ def test_no_address_changes_from_step_to_step():
     first, *others = recorded.seen
     for inputs in others:
         assert inputs.token_ids.data_ptr() == first.token_ids.data_ptr()
-        for name in ("positions", "slots", "query_starts", "context_lengths", "block_tables", "rows"):
+        for name in ("positions", "slot_mapping", "cu_seqlens_q", "seq_lens", "block_tables", "rows"):
             assert getattr(inputs.batch, name).data_ptr() == getattr(first.batch, name).data_ptr(), name
 
 
@@ -129,7 +129,7 @@ def test_a_row_goes_on_from_the_token_that_a_graph_drew_for_it():
     for row in range(3):
         enter(sampler, row, SamplingParams(temperature=0.0))
     plan = decoding([2, 0, 1], [5, 6, 7])
-    settings = sampler.settings_of_draws(plan.rows, plan.context_lengths)
+    settings = sampler.settings_of_draws(plan.rows, plan.seq_lens)
     assert tokens_of(recorded.graphs.run(plan, settings), 3) == [6, 7, 8]
     again = decoding([0, 1, 2], [0, 0, 11], [True, True, False])
     assert tokens_of(recorded.graphs.run(again, settings), 3) == [8, 9, 12]
@@ -143,7 +143,7 @@ def test_a_row_whose_scores_are_no_numbers_is_invalid_and_no_other(temperature):
     for broken_token in (6, -1, 5):
         recorded.broken_token = broken_token
         plan = decoding([0, 1, 2], [5, 6, 7])
-        outputs = recorded.graphs.run(plan, sampler.settings_of_draws(plan.rows, plan.context_lengths))
+        outputs = recorded.graphs.run(plan, sampler.settings_of_draws(plan.rows, plan.seq_lens))
         assert outputs.tokens.is_invalid[:3].tolist() == [token == broken_token for token in (5, 6, 7)]
 
 
