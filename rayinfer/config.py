@@ -98,7 +98,7 @@ class EngineConfig(BaseModel):
         description="which weights of the model these are: it is told in traces, and prefixes of other weights are not"
         " reused; `rayinfer reload` counts it up",
     )
-    overlap_steps: bool | None = Field(
+    async_scheduling: bool | None = Field(
         None,
         description="plan a step while the one before computes, from tokens that are still on the device; each token"
         " is told a step later (default: on a GPU)",
@@ -176,8 +176,8 @@ class EngineConfig(BaseModel):
     @model_validator(mode="after")
     def _steps_overlap_on_one_rank(self) -> Self:
         num_ranks = self.tensor_parallel_size * self.pipeline_parallel_size
-        if self.overlap_steps and num_ranks > 1:  # they tell each other plans, whose tokens are known
-            raise ValueError(f"overlap_steps must not be true with {num_ranks} ranks")
+        if self.async_scheduling and num_ranks > 1:  # they tell each other plans, whose tokens are known
+            raise ValueError(f"async_scheduling must not be true with {num_ranks} ranks")
         return self
 
 

@@ -11,7 +11,7 @@ from rayinfer.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankCoordinates:
     """Coordinates of a rank: layers are split into stages, and a stage's matrices among its tensor ranks."""
 
     rank: int = 0  # stage x tensor_parallel_size + tensor_rank
@@ -76,7 +76,7 @@ class TensorGroup(Protocol):
         ...
 
 
-class Alone:
+class SingleRankGroup:
     """A group of one."""
 
     rank = 0
@@ -147,10 +147,10 @@ class TorchGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Shard:
     """A rank's shard of a model: its coordinates, and its group."""
 
-    place: Place
+    place: RankCoordinates
     group: TensorGroup
 
     def __post_init__(self) -> None:
@@ -162,7 +162,7 @@ class Share:
         return self.place.world_size == 1
 
 
-WHOLE = Share(Place(), Alone())
+UNSHARDED = Shard(RankCoordinates(), SingleRankGroup())
 
 
 def split(total: int, num_parts: int, what: str, unit: int = 1) -> list[range]:

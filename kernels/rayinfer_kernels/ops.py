@@ -164,7 +164,10 @@ def sample_rows(
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slot_mapping: torch.Tensor) -> None:
-    """Write key, value [num_tokens, num_kv_heads, head_dim] to `slot_mapping` [num_tokens] (block x block_size + offset)."""
+    """Write key, value [num_tokens, num_kv_heads, head_dim] to the slots of `slot_mapping` [num_tokens].
+
+    A slot is block x block_size + offset.
+    """
     implementation_for(key).write_kv(key, value, kv_cache, slot_mapping)
 
 

@@ -30,7 +30,7 @@ class SourceRows:
         self._lengths = torch.ones(num_rows, dtype=torch.int32, device=device)  # a row without a source reads zeros
 
     def fill(self, rows: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
-        """Give rows new sources of so many tokens; returns the slot_mapping of these tokens, one source after the other."""
+        """Give rows new sources of so many tokens; returns these tokens' slots, one source after the other."""
         device = self._lengths.device
         self._lengths[torch.tensor(rows, device=device)] = torch.tensor(lengths, dtype=torch.int32, device=device)
         starts = (row * self.blocks_per_row * BLOCK_SIZE for row in rows)

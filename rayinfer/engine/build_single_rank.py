@@ -73,8 +73,8 @@ def engine_of(
         forced_end_token_id=model.forced_end_token_id,
         enable_prefix_caching=caches_prefixes,
         offload=offload,
-        num_plans_at_once=executor.num_plans_at_once,
-        plans_ahead=executor.plans_ahead,
+        max_concurrent_batches=executor.max_concurrent_batches,
+        supports_async_scheduling=executor.supports_async_scheduling,
     )
     description = ModelDescription(
         name=name or config.model,

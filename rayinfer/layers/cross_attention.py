@@ -6,8 +6,8 @@ import torch
 
 from rayinfer.attention.sources import SourceBatch
 from rayinfer.layers.linear import Linear, StackedLinear
-from rayinfer.layers.shares import Cut, Shardable, scaled, share_of_heads, shifted
-from rayinfer.tensor_parallel import Share
+from rayinfer.layers.shards import Shardable, ShardSlice, scaled, shard_heads, shifted
+from rayinfer.tensor_parallel import Shard
 from rayinfer_kernels import ops
 
 
@@ -26,9 +26,9 @@ class CrossAttention(torch.nn.Module, Shardable):
         self._scale = head_dim**-0.5 if scale is None else scale
         self._kv_cache: ops.KVCache | None = None
 
-    def take_share(self, share: Share) -> Mapping[str, Cut]:
+    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of the heads."""
-        heads = share_of_heads(self.num_heads, self.num_heads, share.place).query
+        heads = shard_heads(self.num_heads, self.num_heads, share.place).query
         rows, values = scaled(heads, self._head_dim), self.num_heads * self._head_dim
         self.num_heads = len(heads)
         self.kv_proj.widths = [len(rows)] * 2
@@ -42,7 +42,7 @@ class CrossAttention(torch.nn.Module, Shardable):
         self._kv_cache = kv_cache
 
     def keep(self, encoded: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Keep the keys and values of sources: encoded [num_source_tokens, hidden_size], slot_mapping [num_source_tokens]."""
+        """Keep the keys and values of sources: encoded [num_source_tokens, hidden_size]."""
         assert self._kv_cache is not None, "the layer has no cache yet"
         parts = torch.split(self.kv_proj.forward(encoded), self.kv_proj.widths, -1)
         key, value = (part.view(len(encoded), -1, self._head_dim) for part in parts)

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 
 from rayinfer.layers.matrix import Matrix
-from rayinfer.layers.shares import Cut, Shardable
-from rayinfer.tensor_parallel import WHOLE, Share, split
+from rayinfer.layers.shards import Shardable, ShardSlice
+from rayinfer.tensor_parallel import UNSHARDED, Shard, split
 
 VOCABULARY = "tokens of the vocabulary"
 
@@ -17,13 +17,13 @@ class TokenEmbedding(Matrix, Shardable):
     def __init__(self, vocab_size: int, hidden_size: int) -> None:
         super().__init__(vocab_size, hidden_size)
         self._tokens = range(vocab_size)  # whose rows are here
-        self._group = WHOLE.group
+        self._group = UNSHARDED.group
 
-    def take_share(self, share: Share) -> Mapping[str, Cut]:
+    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable."""
         self._tokens = split(len(self._tokens), share.group.size, VOCABULARY)[share.group.rank]
         self._group = share.group
-        return {"weight": Cut(0, (self._tokens,))}
+        return {"weight": ShardSlice(0, (self._tokens,))}
 
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids [num_tokens] -> [num_tokens, hidden_size]."""

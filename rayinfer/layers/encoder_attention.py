@@ -7,8 +7,8 @@ import torch.nn.functional as F
 
 from rayinfer.layers.linear import Linear, StackedLinear
 from rayinfer.layers.relative_position_bias import RelativePositionBias
-from rayinfer.layers.shares import Cut, Shardable, scaled, share_of_heads, shifted
-from rayinfer.tensor_parallel import Share
+from rayinfer.layers.shards import Shardable, ShardSlice, scaled, shard_heads, shifted
+from rayinfer.tensor_parallel import Shard
 
 
 class EncoderAttention(torch.nn.Module, Shardable):
@@ -32,9 +32,9 @@ class EncoderAttention(torch.nn.Module, Shardable):
         self._scale = scale
         self._position_bias = position_bias
 
-    def take_share(self, share: Share) -> Mapping[str, Cut]:
+    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of the heads."""
-        rows = scaled(share_of_heads(self._num_heads, self._num_heads, share.place).query, self._head_dim)
+        rows = scaled(shard_heads(self._num_heads, self._num_heads, share.place).query, self._head_dim)
         whole = self._num_heads * self._head_dim
         cuts = self.qkv_proj.keep_outputs("qkv_proj", *(shifted(rows, part * whole) for part in range(3)))
         return cuts | self.o_proj.keep_inputs("o_proj", rows, share.group)

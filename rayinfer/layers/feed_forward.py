@@ -7,8 +7,8 @@ import torch
 
 from rayinfer.errors import UnsupportedArchitecture
 from rayinfer.layers.linear import Linear
-from rayinfer.layers.shares import Cut, Shardable, share_of_width
-from rayinfer.tensor_parallel import Share
+from rayinfer.layers.shards import Shardable, ShardSlice, shard_width
+from rayinfer.tensor_parallel import Shard
 from rayinfer_kernels import ops
 
 # By the names of config.json; transformers' spellings of one function differ in nothing but rounding.
@@ -40,9 +40,9 @@ class FeedForward(torch.nn.Module, Shardable):
         self._activation = ACTIVATIONS[activation]
         self._intermediate_size = intermediate_size
 
-    def take_share(self, share: Share) -> Mapping[str, Cut]:
+    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of what lies between up and down."""
-        kept = share_of_width(self._intermediate_size, share)
+        kept = shard_width(self._intermediate_size, share)
         return self.up_proj.keep_outputs("up_proj", kept) | self.down_proj.keep_inputs("down_proj", kept, share.group)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -7,8 +7,8 @@ import torch
 
 from rayinfer.errors import UnsupportedArchitecture
 from rayinfer.layers.linear import FusedLinear, Linear, StackedLinear
-from rayinfer.layers.shares import Cut, Shardable, share_of_width, shifted
-from rayinfer.tensor_parallel import Share
+from rayinfer.layers.shards import Shardable, ShardSlice, shard_width, shifted
+from rayinfer.tensor_parallel import Shard
 from rayinfer_kernels import ops
 
 # By the names of config.json.
@@ -44,10 +44,10 @@ class GatedMLP(torch.nn.Module, Shardable):
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
         self.activation = GATES[activation]
 
-    def take_share(self, share: Share) -> Mapping[str, Cut]:
+    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of what lies between gate and down."""
         intermediate_size = self.gate_up_proj.widths[0]
-        kept = share_of_width(intermediate_size, share)
+        kept = shard_width(intermediate_size, share)
         cuts = self.gate_up_proj.keep_outputs("gate_up_proj", kept, shifted(kept, intermediate_size))
         self.gate_up_proj.widths = [len(kept)] * 2
         return cuts | self.down_proj.keep_inputs("down_proj", kept, share.group)

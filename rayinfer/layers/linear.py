@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from rayinfer.layers.matrix import Matrix
-from rayinfer.layers.shares import Cut
+from rayinfer.layers.shards import ShardSlice
 from rayinfer.layers.weight_places import WeightLayout, WeightPlace
-from rayinfer.tensor_parallel import Alone, TensorGroup
+from rayinfer.tensor_parallel import SingleRankGroup, TensorGroup
 from rayinfer_kernels import ops
 
 
@@ -18,7 +18,7 @@ class Linear(Matrix):
     def __init__(self, in_features: int, out_features: int, *, bias: bool = False, is_gated: bool = False) -> None:
         super().__init__(out_features, in_features, is_gated=is_gated)
         self.bias = torch.nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
-        self._group: TensorGroup = Alone()
+        self._group: TensorGroup = SingleRankGroup()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, in_features] -> [num_tokens, out_features]."""
@@ -30,14 +30,14 @@ class Linear(Matrix):
         summed = self._group.all_reduce(self.multiply(x))
         return summed if self.bias is None else summed + self.bias
 
-    def keep_outputs(self, path: str, *rows: range) -> dict[str, Cut]:
+    def keep_outputs(self, path: str, *rows: range) -> dict[str, ShardSlice]:
         """Return how parameters are cut where a rank computes some of the outputs; the layer stands at `path`."""
-        return {f"{path}.{kind}": Cut(0, rows) for kind, _ in self.named_parameters(recurse=False)}
+        return {f"{path}.{kind}": ShardSlice(0, rows) for kind, _ in self.named_parameters(recurse=False)}
 
-    def keep_inputs(self, path: str, columns: range, group: TensorGroup) -> dict[str, Cut]:
+    def keep_inputs(self, path: str, columns: range, group: TensorGroup) -> dict[str, ShardSlice]:
         """Return the same where each rank has some of the inputs: then the outputs are summed over the group."""
         self._group = group
-        return {f"{path}.weight": Cut(1, (columns,))}
+        return {f"{path}.weight": ShardSlice(1, (columns,))}
 
     @property
     def packed_linear(self) -> ops.PackedLinear | None:

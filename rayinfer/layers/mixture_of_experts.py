@@ -7,8 +7,8 @@ import torch
 from rayinfer.layers.expert_exchange import ExpertExchange
 from rayinfer.layers.expert_linear import ExpertLinear
 from rayinfer.layers.linear import Linear
-from rayinfer.layers.shares import Cut, Shardable
-from rayinfer.tensor_parallel import WHOLE, Share, even_parts
+from rayinfer.layers.shards import Shardable, ShardSlice
+from rayinfer.tensor_parallel import UNSHARDED, Shard, even_parts
 from rayinfer_kernels import ops
 
 
@@ -32,9 +32,9 @@ class MixtureOfExperts(torch.nn.Module, Shardable):
         self.experts = GatedExperts(hidden_size, intermediate_size, num_experts)
         self._experts_per_token = experts_per_token
         self._renormalise = renormalise
-        self._group = WHOLE.group
+        self._group = UNSHARDED.group
 
-    def take_share(self, share: Share) -> Mapping[str, Cut]:
+    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of the experts, and sends some of a step's tokens to them all."""
         self._group = share.group
         return {}
@@ -67,10 +67,10 @@ class GatedExperts(torch.nn.Module, Shardable):
         self._num_experts = num_experts
         self._exchange: ExpertExchange | None = None  # where other ranks have the other experts
 
-    def take_share(self, share: Share) -> Mapping[str, Cut]:
+    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of the experts."""
         self._exchange = ExpertExchange(share.group, self._num_experts)
-        cut = Cut(0, (self._exchange.experts_here,))
+        cut = ShardSlice(0, (self._exchange.experts_here,))
         return {"gate_up_proj.weight": cut, "down_proj.weight": cut}
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 import torch
 
-from rayinfer.layers.shares import Cut, Shardable, share_of_heads
-from rayinfer.tensor_parallel import Share
+from rayinfer.layers.shards import Shardable, ShardSlice, shard_heads
+from rayinfer.tensor_parallel import Shard
 
 
 class RelativePositionBias(torch.nn.Module, Shardable):
@@ -23,9 +23,9 @@ class RelativePositionBias(torch.nn.Module, Shardable):
         self._is_causal = is_causal
         self.table = torch.empty(0)
 
-    def take_share(self, share: Share) -> Mapping[str, Cut]:
+    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of the heads."""
-        return {"weight": Cut(1, (share_of_heads(self._num_heads, self._num_heads, share.place).query,))}
+        return {"weight": ShardSlice(1, (shard_heads(self._num_heads, self._num_heads, share.place).query,))}
 
     def prepare(self) -> None:
         """Look all distances up at once: `table` [num_heads, num_distances] in float32.

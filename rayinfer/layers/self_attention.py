@@ -10,8 +10,8 @@ from rayinfer.attention.paged_attention import PagedAttention
 from rayinfer.layers.linear import FusedLinear, Linear, StackedLinear
 from rayinfer.layers.relative_position_bias import RelativePositionBias
 from rayinfer.layers.rotary_embedding import Angles, RotaryEmbedding
-from rayinfer.layers.shares import Cut, HeadShare, Shardable, scaled, share_of_heads
-from rayinfer.tensor_parallel import Share
+from rayinfer.layers.shards import HeadShard, Shardable, ShardSlice, scaled, shard_heads
+from rayinfer.tensor_parallel import Shard
 
 
 class Heads(NamedTuple):
@@ -67,9 +67,9 @@ class SelfAttention(torch.nn.Module, Shardable):
         """Whether positions are encoded by rotation alone and scores are not capped."""
         return self._rotary is not None and self._position_bias is None and not self.attention.softcap
 
-    def take_share(self, share: Share) -> Mapping[str, Cut]:
+    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of the heads."""
-        heads = share_of_heads(self.num_heads, self.num_kv_heads, share.place)
+        heads = shard_heads(self.num_heads, self.num_kv_heads, share.place)
         columns = scaled(heads.query, self.head_dim)
         cuts = self.qkv_proj.keep_outputs("qkv_proj", *self._projected_rows(heads))
         cuts |= self.o_proj.keep_inputs("o_proj", columns, share.group)
@@ -77,7 +77,7 @@ class SelfAttention(torch.nn.Module, Shardable):
         self.qkv_proj.widths = [self.head_dim * count for count in (self.num_heads, *2 * (self.num_kv_heads,))]
         return cuts
 
-    def _projected_rows(self, heads: HeadShare) -> list[range]:
+    def _projected_rows(self, heads: HeadShard) -> list[range]:
         """Return the outputs of `qkv_proj` that belong to these heads."""
         width, keys = self.head_dim, self.num_heads * self.head_dim
         values = keys + self.num_kv_heads * width
@@ -88,7 +88,7 @@ class SelfAttention(torch.nn.Module, Shardable):
         ]
 
     def split_heads(self, stacked: torch.Tensor) -> Heads:
-        """Cut the product of `qkv_proj` [num_tokens, all widths] into heads."""
+        """ShardSlice the product of `qkv_proj` [num_tokens, all widths] into heads."""
         parts = torch.split(stacked, self.qkv_proj.widths, -1)
         return Heads(*(part.view(len(stacked), -1, self.head_dim) for part in parts))
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rayinfer.layers.shares import Cut
+from rayinfer.layers.shards import ShardSlice
 from rayinfer.layers.weight_places import WeightPlace
 
 Index = tuple[slice | int, ...]
@@ -16,7 +16,7 @@ class Copy(NamedTuple):
     target: Index
 
 
-def copies_of_part(place: WeightPlace, shape: Sequence[int], cut: Cut | None) -> list[Copy]:
+def copies_of_part(place: WeightPlace, shape: Sequence[int], cut: ShardSlice | None) -> list[Copy]:
     """List what a rank needs of a tensor, maybe nothing; `place` and `shape` are of the whole parameter.
 
     Sources are indices of the tensor as the model has it, that is, turned if it `is_transposed`.

@@ -12,11 +12,11 @@ from rayinfer.layers.linear import Linear
 from rayinfer.layers.matrix import Matrix, pack_matrices
 from rayinfer.layers.rms_norm import RMSNorm
 from rayinfer.layers.rotary_embedding import RotaryEmbedding
-from rayinfer.layers.shares import Cut, Shardable, share_of_heads
+from rayinfer.layers.shards import Shardable, ShardSlice, shard_heads
 from rayinfer.layers.weight_places import WeightPlace, weight_places
 from rayinfer.models.model_config import ModelConfig
 from rayinfer.models.sharding import leave_out
-from rayinfer.tensor_parallel import WHOLE, Share, split
+from rayinfer.tensor_parallel import UNSHARDED, Shard, split
 from rayinfer_kernels import ops
 
 
@@ -44,7 +44,7 @@ class CausalDecoder(torch.nn.Module, Shardable):
         self._layers = list(zip(layers, rotaries, strict=True))
         self._rotaries = {rotary for rotary in rotaries if rotary is not None}
         self._stack: ops.LayerStack | None = None  # all layers as one operation, where there is such a one
-        self._share = WHOLE
+        self._share = UNSHARDED
         self._vocabulary = [range(config.vocab_size)]  # of each tensor rank, in the head
 
     @property
@@ -55,9 +55,9 @@ class CausalDecoder(torch.nn.Module, Shardable):
     @property
     def num_kv_heads_here(self) -> int:
         """See Decoder."""
-        return len(share_of_heads(self.config.num_heads, self.config.num_kv_heads, self._share.place).key_value)
+        return len(shard_heads(self.config.num_heads, self.config.num_kv_heads, self._share.place).key_value)
 
-    def take_share(self, share: Share) -> Mapping[str, Cut]:
+    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: leave out what is for other stages, and keep a part of the head's vocabulary."""
         place, head = share.place, self._head
         kept = split(len(self._layers), place.pipeline_parallel_size, "layers")[place.stage]
@@ -72,7 +72,7 @@ class CausalDecoder(torch.nn.Module, Shardable):
         self._share = share
         self._vocabulary = split(self.config.vocab_size, share.group.size, VOCABULARY)
         has_own_head = self.lm_head is not None and place.is_last_stage
-        return {"lm_head.weight": Cut(0, (self._vocabulary[share.group.rank],))} if has_own_head else {}
+        return {"lm_head.weight": ShardSlice(0, (self._vocabulary[share.group.rank],))} if has_own_head else {}
 
     def weight_places(self) -> Mapping[str, WeightPlace]:
         """See Decoder."""

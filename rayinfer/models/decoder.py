@@ -6,10 +6,10 @@ from typing import Protocol
 import torch
 
 from rayinfer.attention.batch import AttentionBatch
-from rayinfer.layers.shares import Cut
+from rayinfer.layers.shards import ShardSlice
 from rayinfer.layers.weight_places import WeightPlace
 from rayinfer.models.model_config import ModelConfig
-from rayinfer.tensor_parallel import Share
+from rayinfer.tensor_parallel import Shard
 from rayinfer_kernels import ops
 
 
@@ -28,7 +28,7 @@ class Decoder(Protocol):
         """The number of KV heads of this rank in each layer."""
         ...
 
-    def take_share(self, share: Share) -> Mapping[str, Cut]:
+    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable; a model without weights becomes one rank's part, but for the layers that see to themselves."""
         ...
 

@@ -14,11 +14,11 @@ from rayinfer.layers.matrix import Matrix, pack_matrices
 from rayinfer.layers.relative_position_bias import RelativePositionBias
 from rayinfer.layers.residual import Residual
 from rayinfer.layers.self_attention import SelfAttention
-from rayinfer.layers.shares import Cut, Shardable, share_of_heads
+from rayinfer.layers.shards import Shardable, ShardSlice, shard_heads
 from rayinfer.layers.weight_places import WeightPlace, weight_places
 from rayinfer.models.model_config import ModelConfig
 from rayinfer.models.sharding import leave_out
-from rayinfer.tensor_parallel import WHOLE, Share, even_parts, split
+from rayinfer.tensor_parallel import UNSHARDED, Shard, even_parts, split
 from rayinfer_kernels import ops
 
 
@@ -76,7 +76,7 @@ class EncoderDecoder(torch.nn.Module, Shardable):
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         self._encoder_layers, self._decoder_layers = list(encoder_layers), list(decoder_layers)  # of this stage
         self._sources: SourceRows | None = None
-        self._share = WHOLE
+        self._share = UNSHARDED
         self._vocabulary = [range(config.vocab_size)]  # of each tensor rank, in the head
 
     @property
@@ -87,9 +87,9 @@ class EncoderDecoder(torch.nn.Module, Shardable):
     @property
     def num_kv_heads_here(self) -> int:
         """See Decoder."""
-        return len(share_of_heads(self.config.num_heads, self.config.num_kv_heads, self._share.place).key_value)
+        return len(shard_heads(self.config.num_heads, self.config.num_kv_heads, self._share.place).key_value)
 
-    def take_share(self, share: Share) -> Mapping[str, Cut]:
+    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a stage has some layers of either side; an encoder may have fewer than there are stages."""
         place = share.place
         encoder_parts = even_parts(len(self._encoder_layers), place.pipeline_parallel_size)
@@ -109,7 +109,7 @@ class EncoderDecoder(torch.nn.Module, Shardable):
         self._share = share
         self._vocabulary = split(self.config.vocab_size, share.group.size, VOCABULARY)
         has_own_head = self.lm_head is not None and place.is_last_stage
-        return {"lm_head.weight": Cut(0, (self._vocabulary[share.group.rank],))} if has_own_head else {}
+        return {"lm_head.weight": ShardSlice(0, (self._vocabulary[share.group.rank],))} if has_own_head else {}
 
     @abstractmethod
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -15,14 +15,14 @@ from rayinfer.models.checkpoints.checkpoint import Checkpoint
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.models.sharding import shard
-from rayinfer.tensor_parallel import WHOLE, Share
+from rayinfer.tensor_parallel import UNSHARDED, Shard
 
 
 def load_decoder(
     folder: Path,
     dtype: torch.dtype,
     device: torch.device,
-    share: Share = WHOLE,
+    share: Shard = UNSHARDED,
     *,
     when_filled: Callable[[torch.nn.Module, str], None] | None = None,
 ) -> Decoder:
@@ -102,7 +102,7 @@ def check_checkpoint(folder: Path) -> None:
     _places(decoder, Checkpoint(folder), folder)
 
 
-def empty_decoder(folder: Path, share: Share = WHOLE) -> Decoder:
+def empty_decoder(folder: Path, share: Shard = UNSHARDED) -> Decoder:
     """Build the checkpoint's decoder, or one rank's share of it, on the meta device, where it has no weights."""
     config = read_model_config(folder)
     try:

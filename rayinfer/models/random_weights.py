@@ -7,12 +7,12 @@ import torch
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.loader import empty_decoder
 from rayinfer.models.sharding import shard
-from rayinfer.tensor_parallel import WHOLE, Share
+from rayinfer.tensor_parallel import UNSHARDED, Shard
 
 SPREAD = 0.02  # what most models begin their training with
 
 
-def random_decoder(folder: Path, dtype: torch.dtype, device: torch.device, share: Share = WHOLE) -> Decoder:
+def random_decoder(folder: Path, dtype: torch.dtype, device: torch.device, share: Shard = UNSHARDED) -> Decoder:
     """Build the decoder of a config.json, or one rank's share, straight on the device; norms do nothing, biases too."""
     decoder = empty_decoder(folder)
     assert isinstance(decoder, torch.nn.Module)

@@ -18,7 +18,7 @@ from rayinfer.models.sharding import shard
 from rayinfer.optimization.calibrated_weights import calibrated_weights
 from rayinfer.optimization.shared_weights import INPUTS, largest_by_output, part_of
 from rayinfer.optimization.smoothing import smooth_decoder
-from rayinfer.tensor_parallel import WHOLE, Share
+from rayinfer.tensor_parallel import UNSHARDED, Shard
 from rayinfer_kernels.packed_weight import WeightFormat
 from rayinfer_kernels.quantized_weight import (
     QuantizedWeight,
@@ -38,7 +38,7 @@ _END_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
 )
 
 
-def load_float8_decoder(folder: Path, dtype: torch.dtype, device: torch.device, share: Share = WHOLE) -> Decoder:
+def load_float8_decoder(folder: Path, dtype: torch.dtype, device: torch.device, share: Shard = UNSHARDED) -> Decoder:
     """Load a checkpoint onto a GPU; a matrix of its layers is rounded to e4m3 as soon as it is there.
 
     So no more than one of them is ever held in `dtype`. Embedding and head stay as they are. A rank of several scales
@@ -80,7 +80,7 @@ def quantize_share(
     quantization: str,
     folder: Path,
     dtype: torch.dtype,
-    share: Share,
+    share: Shard,
     whole: Callable[[], Decoder],
 ) -> None:
     """Do the same to one rank's share: its numbers are those that the whole model's matrices have there.

@@ -29,7 +29,7 @@ from rayinfer.optimization.quantization import (
 from rayinfer.optimization.smoothing import SMOOTHING_VERSION
 from rayinfer.optimization.tensor_file import StoredTensors
 from rayinfer.start_steps import start_step
-from rayinfer.tensor_parallel import WHOLE, Share
+from rayinfer.tensor_parallel import UNSHARDED, Shard
 from rayinfer_kernels import ops
 from rayinfer_kernels.packed_weight import LAYOUT_VERSION
 
@@ -47,7 +47,7 @@ def load_ready_decoder(
     quantization: str | None,
     cache: PackedCache,
     worth_keeping_bytes: int = WORTH_KEEPING_BYTES,
-    share: Share = WHOLE,
+    share: Shard = UNSHARDED,
 ) -> Decoder:
     """Build the checkpoint's decoder, or one rank's share, and fill it; the cache's weights lie in mapped memory.
 
@@ -98,7 +98,7 @@ def load_ready_decoder(
 
 
 def _stored(
-    folder: Path, dtype: torch.dtype, quantization: str | None, share: Share, load_whole: Callable[[], Decoder]
+    folder: Path, dtype: torch.dtype, quantization: str | None, share: Shard, load_whole: Callable[[], Decoder]
 ) -> StoredTensors:
     with start_step("reading the checkpoint"):
         decoder: Any = load_decoder(folder, dtype, torch.device("cpu"), share)

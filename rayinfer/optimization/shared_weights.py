@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from rayinfer.layers.shares import Cut
+from rayinfer.layers.shards import ShardSlice
 from rayinfer.models.loader import read_parameters
 from rayinfer_kernels.int4_blocks import GROUP_SIZE
 from rayinfer_kernels.packed_weight import WeightFormat
@@ -28,7 +28,7 @@ def largest_by_output(folder: Path, names: Collection[str], dtype: torch.dtype) 
     return found
 
 
-def part_of(quantized: QuantizedWeight, cut: Cut | None) -> QuantizedWeight:
+def part_of(quantized: QuantizedWeight, cut: ShardSlice | None) -> QuantizedWeight:
     """Take a rank's part of a whole matrix.
 
     Groups of inputs that have one scale are not cut. Where a part begins within a group, it begins with the group, and

@@ -29,7 +29,7 @@ SECOND_POOL = {"kv_offload_bytes": 60 * BLOCK_BYTES}
 @pytest.fixture(params=[False, True], ids=["waiting", "overlapping"], autouse=True)
 def overlaps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Every engine of a test has the loop that waits for each step, then the one that does not."""
-    monkeypatch.setitem(SETTINGS, "overlap_steps", request.param)
+    monkeypatch.setitem(SETTINGS, "async_scheduling", request.param)
     return bool(request.param)
 
 

@@ -17,7 +17,7 @@ def check_same(got, alone):
 @pytest.mark.parametrize("overlaps", [False, True])
 def test_answers_are_the_same_from_recorded_steps_in_a_tight_pool(overlaps, folder, requests, alone):
     limits = {"num_kv_blocks": 14, "max_num_batched_tokens": 48, "max_num_seqs": 11}
-    with open_llm(folder, overlap_steps=overlaps, **limits) as llm:
+    with open_llm(folder, async_scheduling=overlaps, **limits) as llm:
         graphs = record_fake_graphs(llm, draws=True)
         got = run_shuffled(llm, requests, seed=4)
     check_same(got, alone)
@@ -38,7 +38,7 @@ def test_graphs_are_recorded_again_when_the_engine_wakes(level, folder, requests
         return told
 
     chosen = requests[:12]
-    with open_llm(folder, overlap_steps=True, num_kv_blocks=40, max_num_seqs=4) as llm:
+    with open_llm(folder, async_scheduling=True, num_kv_blocks=40, max_num_seqs=4) as llm:
         graphs = record_fake_graphs(llm)
         got = run(llm, chosen, after_step=rest)
     names = {request.name for request in chosen}
@@ -55,7 +55,7 @@ def test_tokens_that_a_graph_draws_are_those_of_the_sampler(overlaps, folder, re
     with open_llm(folder, **ROOMY) as llm:
         expected = run(llm, chosen)
     simple = [request for request in chosen if not request.params.has_penalties and not request.params.has_token_rules]
-    with open_llm(folder, overlap_steps=overlaps, **ROOMY) as llm:
+    with open_llm(folder, async_scheduling=overlaps, **ROOMY) as llm:
         record_fake_graphs(llm, draws=True)
         got = run(llm, simple)
     names = {request.name for request in simple}

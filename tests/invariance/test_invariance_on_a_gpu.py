@@ -14,10 +14,10 @@ from support.golden.invariance_runs import ROOMY, SETTINGS, open_streams, run, r
 TIGHT = {"num_kv_blocks": 12}
 BLOCK_BYTES = 2 * 2 * 16 * 2 * 16 * 4  # keys and values of 2 layers, 16 tokens, 2 heads of 16 channels in float32
 SECOND_POOL = {"kv_offload_bytes": 60 * BLOCK_BYTES}
-PLAIN = {"enforce_eager": True, "overlap_steps": False}
+PLAIN = {"enforce_eager": True, "async_scheduling": False}
 WAYS = {
     "graphs": {},
-    "graphs, waiting": {"overlap_steps": False},
+    "graphs, waiting": {"async_scheduling": False},
     "no graphs": {"enforce_eager": True},
 }
 CASES = {

@@ -85,11 +85,11 @@ def test_the_cache_folder_follows_the_environment(environment, folder, monkeypat
 
 
 def test_steps_overlap_on_one_rank_only():
-    assert EngineConfig().overlap_steps is None
-    assert EngineConfig(overlap_steps=True).overlap_steps
-    assert EngineConfig(overlap_steps=False, tensor_parallel_size=2).overlap_steps is False
-    with pytest.raises(ConfigError, match="overlap_steps must not be true with 4 ranks"):
-        engine_config(overlap_steps=True, tensor_parallel_size=2, pipeline_parallel_size=2)
+    assert EngineConfig().async_scheduling is None
+    assert EngineConfig(async_scheduling=True).async_scheduling
+    assert EngineConfig(async_scheduling=False, tensor_parallel_size=2).async_scheduling is False
+    with pytest.raises(ConfigError, match="async_scheduling must not be true with 4 ranks"):
+        engine_config(async_scheduling=True, tensor_parallel_size=2, pipeline_parallel_size=2)
 
 
 def test_a_wrong_override_is_told_with_its_key():

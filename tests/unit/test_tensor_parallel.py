@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from rayinfer.errors import ConfigError
-from rayinfer.tensor_parallel import WHOLE, Alone, Place, Share, even_parts, split
+from rayinfer.tensor_parallel import UNSHARDED, RankCoordinates, Shard, SingleRankGroup, even_parts, split
 from support.services.gloo_ranks import run_processes
 
 NUM_RANKS = 3
 
 
 def test_a_place_knows_its_stage_and_its_rank_there():
-    places = [Place(rank, tensor_parallel_size=2, pipeline_parallel_size=3) for rank in range(6)]
+    places = [RankCoordinates(rank, tensor_parallel_size=2, pipeline_parallel_size=3) for rank in range(6)]
     assert [(place.stage, place.tensor_rank) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]
     assert [place.is_first_stage for place in places] == [True, True, False, False, False, False]
     assert [place.is_last_stage for place in places] == [False, False, False, False, True, True]
@@ -19,12 +19,12 @@ def test_a_place_knows_its_stage_and_its_rank_there():
 
 
 def test_the_whole_is_one_rank_of_one():
-    assert WHOLE.is_whole
-    assert not Share(Place(1, 1, 2), Alone()).is_whole
+    assert UNSHARDED.is_whole
+    assert not Shard(RankCoordinates(1, 1, 2), SingleRankGroup()).is_whole
     x = torch.randn(3, 4)
-    assert torch.equal(WHOLE.group.all_reduce(x), x)
-    assert torch.equal(WHOLE.group.all_gather(x, [4]), x)
-    assert torch.equal(WHOLE.group.all_to_all(x, [3], [3]), x)
+    assert torch.equal(UNSHARDED.group.all_reduce(x), x)
+    assert torch.equal(UNSHARDED.group.all_gather(x, [4]), x)
+    assert torch.equal(UNSHARDED.group.all_to_all(x, [3], [3]), x)
 
 
 def test_parts_are_as_even_as_they_can_be():

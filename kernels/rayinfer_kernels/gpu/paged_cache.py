@@ -44,7 +44,7 @@ class PagedKVCache:
         return self.key.shape[3]
 
     def put(self, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Store key and value [num_tokens, num_kv_heads, head_dim] at `slot_mapping` [num_tokens]; at slot -1 nothing."""
+        """Store key and value [num_tokens, num_kv_heads, head_dim] at `slot_mapping` [num_tokens]; slot -1: nothing."""
         is_kept = slot_mapping >= 0
         slot_mapping = slot_mapping[is_kept]
         block, offset = slot_mapping // self.block_size, slot_mapping % self.block_size

@@ -34,8 +34,8 @@ def rope_and_write(
     qkv [num_tokens, (num_heads + 2 x num_kv_heads) x head_dim] holds queries, keys and values behind one another; its
     rows may be strided. The norms [head_dim], both or none, are RMS norms of each head; with `unit_offset` their scale
     is 1 + weight. cos and sin [max_positions, rotary_dim] turn the first channels of each head, in half-split pairs.
-    `positions` and `slot_mapping` are int64 [num_tokens]; at slot -1 nothing is stored. All is computed in float32 and rounded
-    once, to the model's type or the cache's.
+    `positions` and `slot_mapping` are int64 [num_tokens]; at slot -1 nothing is stored. All is computed in float32 and
+    rounded once, to the model's type or the cache's.
     """
     head_dim, rotary_dim = cache.head_dim, cos.shape[1]
     if qkv.shape[1] != (num_heads + 2 * num_kv_heads) * head_dim or cache.num_kv_heads != num_kv_heads:
@@ -75,7 +75,7 @@ def rope_and_write(
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, cache: PagedKVCache, slot_mapping: torch.Tensor) -> None:
-    """Store key and value [num_tokens, num_kv_heads, head_dim] at `slot_mapping` int64 [num_tokens]; at slot -1 nothing."""
+    """Store key and value [num_tokens, num_kv_heads, head_dim] at `slot_mapping` int64 [num_tokens]; -1: nowhere."""
     num_tokens, num_kv_heads, head_dim = key.shape
     if value.shape != key.shape or (num_kv_heads, head_dim) != (cache.num_kv_heads, cache.head_dim):
         raise ValueError(f"keys {tuple(key.shape)}, values {tuple(value.shape)} for a cache {tuple(cache.key.shape)}")

@@ -6,7 +6,7 @@ from rayinfer_kernels.kv_cache import KVCache
 
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slot_mapping: torch.Tensor) -> None:
-    """Put key and value [num_tokens, num_kv_heads, head_dim] at `slot_mapping` [num_tokens] (block x block_size + offset)."""
+    """Put key and value [num_tokens, num_kv_heads, head_dim] at `slot_mapping` [num_tokens]."""
     kv_cache.put(key, value, slot_mapping)
 
 

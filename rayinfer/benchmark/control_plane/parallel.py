@@ -28,7 +28,7 @@ from rayinfer.engine.ranks.rendezvous import Rendezvous, open_rendezvous
 from rayinfer.engine.worker.step_results import FinishedStep
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
-from rayinfer.tensor_parallel import Place
+from rayinfer.tensor_parallel import RankCoordinates
 
 STEP_REQUESTS = (1, 64, 256)  # of a step whose control plane is measured, each with one token
 CONTEXT_BLOCKS = 64  # of each of them
@@ -76,8 +76,8 @@ class ParallelReport:
 class _NoModel:
     """An executor of either of two ranks: the last one's tokens are always the same."""
 
-    num_plans_at_once = 1
-    plans_ahead = False
+    max_concurrent_batches = 1
+    supports_async_scheduling = False
     stage_idle_shares: Sequence[float] = ()
 
     def submit(self, plan: StepPlan) -> FinishedStep:
@@ -133,7 +133,7 @@ def print_parallel_report(report: ParallelReport, console: Console) -> None:
 def echo_plans() -> None:
     """Run rank 1 of the two that compute nothing."""
     rendezvous = Rendezvous(*json.loads(sys.stdin.readline()))
-    place = Place(1, 1, 2)
+    place = RankCoordinates(1, 1, 2)
     group = RankGroup.join(place, rendezvous)
     RankWorker(group, _NoModel(), None).obey()
     group.close()
@@ -149,7 +149,7 @@ def _two_ranks_without_a_model() -> Iterator[GroupExecutor]:
         process.stdin.write(json.dumps([where.host, where.port, where.key, where.timeout_s]) + "\n")
         process.stdin.flush()
         # Two stages, of which the second has the tokens: so every step is told and answered.
-        executor = GroupExecutor(RankGroup.host(Place(0, 1, 2), host), _NoModel())
+        executor = GroupExecutor(RankGroup.host(RankCoordinates(0, 1, 2), host), _NoModel())
         yield executor
         executor.shutdown()
     finally:

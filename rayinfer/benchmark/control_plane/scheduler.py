@@ -76,8 +76,8 @@ class SchedulerReport:
 class _NoModel:
     """An executor whose answer is always the same token."""
 
-    num_plans_at_once = 1
-    plans_ahead = False
+    max_concurrent_batches = 1
+    supports_async_scheduling = False
     stage_idle_shares: Sequence[float] = ()
 
     def __init__(self) -> None:

@@ -51,8 +51,8 @@ class GroupExecutor:
         end_ranks: Callable[[float], None] = lambda grace_s: None,
         link: PipelineLink | None = None,
     ) -> None:
-        self.plans_ahead = False
-        self.num_plans_at_once = min(2, group.place.pipeline_parallel_size)
+        self.supports_async_scheduling = False
+        self.max_concurrent_batches = min(2, group.place.pipeline_parallel_size)
         self.stage_times = StageTimes(group.place.pipeline_parallel_size)
         self._group = group
         self._own_part: Executor | None = part  # until the end

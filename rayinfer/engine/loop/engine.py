@@ -169,10 +169,10 @@ class Engine:
 
     @property
     def _can_plan(self) -> bool:
-        return self._life.is_running and len(self._under_way) < self._executor.num_plans_at_once
+        return self._life.is_running and len(self._under_way) < self._executor.max_concurrent_batches
 
     def _start(self, plan: StepPlan) -> None:
-        if self._executor.num_plans_at_once == 1:
+        if self._executor.max_concurrent_batches == 1:
             self._run(plan)
             return
         try:

@@ -18,8 +18,8 @@ class StepHandle(Protocol):
 class Executor(Protocol):
     """Runs plans and copies blocks, all in the order in which they are submitted."""
 
-    num_plans_at_once: int  # steps that may be under way before the first one's tokens are asked for
-    plans_ahead: bool  # whether a step may continue from tokens of the one before that are in flight
+    max_concurrent_batches: int  # steps that may be under way before the first one's tokens are asked for
+    supports_async_scheduling: bool  # whether a step may continue from tokens of the one before that are in flight
 
     @property
     def stage_idle_shares(self) -> Sequence[float]:

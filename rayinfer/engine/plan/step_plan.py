@@ -14,7 +14,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EnteredRow:
+class NewRequestData:
     """A request that takes a row of the batch, for the first time or again after a preemption."""
 
     row: int
@@ -41,10 +41,10 @@ class StepPlan:
     seq_lens: Int32Array  # [num_requests], tokens in the cache after this step
     block_tables: Int32Array  # [num_requests, max_blocks]
     samples: BoolArray  # [num_requests], whether the request's last token is followed by a new one
-    entered: tuple[EnteredRow, ...] = field(default=())
+    new_requests: tuple[NewRequestData, ...] = field(default=())
     # [num_requests], whether its last token here is the one that its row sampled last, which was still in flight
     # when this was planned; None where all tokens are known. What stands in token_ids instead means nothing.
-    continues: BoolArray | None = None
+    uses_last_sampled: BoolArray | None = None
 
     @property
     def num_requests(self) -> int:
@@ -69,8 +69,10 @@ class StepPlan:
             seq_lens=self.seq_lens[first:last],
             block_tables=self.block_tables[first:last],
             samples=self.samples[first:last],
-            entered=tuple(entered for entered in self.entered if entered.row in self.rows[first:last]),
-            continues=None if self.continues is None else self.continues[first:last],
+            new_requests=tuple(
+                new_request for new_request in self.new_requests if new_request.row in self.rows[first:last]
+            ),
+            uses_last_sampled=None if self.uses_last_sampled is None else self.uses_last_sampled[first:last],
         )
 
     def only(self, is_kept: BoolArray) -> "StepPlan":
@@ -90,8 +92,8 @@ class StepPlan:
             seq_lens=self.seq_lens[is_kept],
             block_tables=self.block_tables[is_kept],
             samples=self.samples[is_kept],
-            entered=tuple(entered for entered in self.entered if entered.row in rows),
-            continues=None if self.continues is None else self.continues[is_kept],
+            new_requests=tuple(new_request for new_request in self.new_requests if new_request.row in rows),
+            uses_last_sampled=None if self.uses_last_sampled is None else self.uses_last_sampled[is_kept],
         )
 
 

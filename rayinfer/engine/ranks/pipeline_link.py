@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.distributed import ProcessGroup, Work
 
-from rayinfer.tensor_parallel import Place
+from rayinfer.tensor_parallel import RankCoordinates
 
 NUM_UNDER_WAY = 2  # steps of which a stage may be ahead of the next one
 
@@ -21,7 +21,12 @@ class PipelineLink:
     """
 
     def __init__(
-        self, place: Place, everybody: ProcessGroup, device: torch.device, hidden_size: int, dtype: torch.dtype
+        self,
+        place: RankCoordinates,
+        everybody: ProcessGroup,
+        device: torch.device,
+        hidden_size: int,
+        dtype: torch.dtype,
     ) -> None:
         self._everybody = everybody
         self._rank_before = place.rank - place.tensor_parallel_size
@@ -70,7 +75,7 @@ class PipelineLink:
 class Stage:
     """A rank's part of a step: its place, and the link to the other stages where there are any."""
 
-    place: Place
+    place: RankCoordinates
     link: PipelineLink | None = None
 
     @property
@@ -79,4 +84,4 @@ class Stage:
         return self.place.is_last_stage and self.place.tensor_rank == 0
 
 
-ONLY_STAGE = Stage(Place())
+ONLY_STAGE = Stage(RankCoordinates())

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rayinfer.engine.plan.executor_commands import BlockCopy
-from rayinfer.engine.plan.step_plan import EnteredRow, SampledTokens, ScoredTokens, StepPlan
+from rayinfer.engine.plan.step_plan import NewRequestData, SampledTokens, ScoredTokens, StepPlan
 from rayinfer.engine.ranks.rendezvous_messages import Challenge, Hello, Numbers, StoreAnswer, StoreCall, Welcome
 from rayinfer.errors import RayinferError
 from rayinfer.sampling_params import SamplingParams
@@ -38,11 +38,11 @@ class RunPlan(msgspec.Struct, tag="plan", array_like=True, frozen=True):
     seq_lens: bytes
     block_tables: bytes
     samples: bytes
-    entered: list["Entered"]
+    new_requests: list["Entered"]
 
 
 class Entered(msgspec.Struct, tag="entered", array_like=True, frozen=True):
-    """An EnteredRow."""
+    """An NewRequestData."""
 
     row: int
     params: SamplingParams
@@ -156,7 +156,7 @@ def plan_message(plan: StepPlan) -> RunPlan:
         seq_lens=plan.seq_lens.tobytes(),
         block_tables=plan.block_tables.tobytes(),
         samples=plan.samples.tobytes(),
-        entered=[_entered_message(entered) for entered in plan.entered],
+        new_requests=[_entered_message(new_request) for new_request in plan.new_requests],
     )
 
 
@@ -173,7 +173,7 @@ def read_plan(message: RunPlan) -> StepPlan:
         seq_lens=_array(message.seq_lens, np.int32),
         block_tables=_array(message.block_tables, np.int32).reshape(len(rows), -1),
         samples=_array(message.samples, np.bool_),
-        entered=tuple(map(_entered_row, message.entered)),
+        new_requests=tuple(map(_entered_row, message.new_requests)),
     )
 
 
@@ -215,23 +215,23 @@ def read_sampled(message: Computed) -> SampledTokens:
     )
 
 
-def _entered_message(entered: EnteredRow) -> Entered:
+def _entered_message(new_request: NewRequestData) -> Entered:
     return Entered(
-        row=entered.row,
-        params=entered.params,
-        seed=entered.seed,
-        choice=entered.choice,
-        prompt_token_ids=entered.prompt_token_ids.tobytes(),
-        output_token_ids=entered.output_token_ids.tobytes(),
-        end_token_ids=entered.end_token_ids,
-        last_position=entered.last_position,
-        source_token_ids=None if entered.source_token_ids is None else entered.source_token_ids.tobytes(),
+        row=new_request.row,
+        params=new_request.params,
+        seed=new_request.seed,
+        choice=new_request.choice,
+        prompt_token_ids=new_request.prompt_token_ids.tobytes(),
+        output_token_ids=new_request.output_token_ids.tobytes(),
+        end_token_ids=new_request.end_token_ids,
+        last_position=new_request.last_position,
+        source_token_ids=None if new_request.source_token_ids is None else new_request.source_token_ids.tobytes(),
     )
 
 
-def _entered_row(message: Entered) -> EnteredRow:
+def _entered_row(message: Entered) -> NewRequestData:
     source = message.source_token_ids
-    return EnteredRow(
+    return NewRequestData(
         row=message.row,
         params=message.params,
         seed=message.seed,

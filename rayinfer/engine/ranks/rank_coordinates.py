@@ -8,18 +8,18 @@ from torch.distributed import ProcessGroup
 
 from rayinfer.config import EngineConfig
 from rayinfer.errors import ConfigError
-from rayinfer.tensor_parallel import Place, Share
+from rayinfer.tensor_parallel import RankCoordinates, Shard
 
 
 class Ranks(Protocol):
     """All ranks together, as one of them sees them while its part of the model is built."""
 
-    place: Place
+    place: RankCoordinates
     device: torch.device
     everybody: ProcessGroup | None  # all ranks, where there are several stages
 
     @property
-    def share(self) -> Share:
+    def share(self) -> Shard:
         """This rank's share of the model."""
         ...
 
@@ -28,9 +28,9 @@ class Ranks(Protocol):
         ...
 
 
-def place_of(config: EngineConfig, rank: int) -> Place:
+def place_of(config: EngineConfig, rank: int) -> RankCoordinates:
     """Return a rank's coordinates among those that the settings ask for."""
-    return Place(rank, config.tensor_parallel_size, config.pipeline_parallel_size)
+    return RankCoordinates(rank, config.tensor_parallel_size, config.pipeline_parallel_size)
 
 
 def any_device() -> torch.device:
@@ -38,7 +38,7 @@ def any_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def rank_device(place: Place) -> torch.device:
+def rank_device(place: RankCoordinates) -> torch.device:
     """Return this rank's device; ranks that see the same GPUs take one each."""
     if not torch.cuda.is_available():
         return torch.device("cpu")

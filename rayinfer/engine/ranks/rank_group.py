@@ -29,7 +29,7 @@ from rayinfer.engine.ranks.rendezvous_messages import Numbers
 from rayinfer.engine.ranks.timed_group import TimedGroup
 from rayinfer.engine.ranks.torch_groups import TorchGroups, open_groups
 from rayinfer.errors import EngineDead, RayinferError
-from rayinfer.tensor_parallel import Place, Share
+from rayinfer.tensor_parallel import RankCoordinates, Shard
 
 
 class OtherRanks(Protocol):
@@ -57,7 +57,7 @@ class RankGroup:
 
     def __init__(
         self,
-        place: Place,
+        place: RankCoordinates,
         lines: Sequence[RankLines],
         timeout_s: float,
         device: torch.device,
@@ -72,7 +72,7 @@ class RankGroup:
         self.was_aborted = False  # by `abort_device_waits`
         self.on_loss = on_loss
         self.everybody: ProcessGroup | None = None  # all ranks, where there are several stages
-        self._share: Share | None = None
+        self._share: Shard | None = None
         self._store: RankStore | None = None  # torch's groups do not keep it alive
         self._groups: list[ProcessGroup] = []
         if device.type == "cuda":
@@ -87,7 +87,7 @@ class RankGroup:
         )  # at once, where it is not closed
 
     @classmethod
-    def host(cls, place: Place, host: RendezvousHost, others: OtherRanks | None = None) -> "RankGroup":
+    def host(cls, place: RankCoordinates, host: RendezvousHost, others: OtherRanks | None = None) -> "RankGroup":
         """Wait for the other ranks, as rank 0; raises EngineDead. `others` are ended as soon as one of them is lost."""
         lines = host.accept(place.world_size, others.check if others is not None else lambda: None)
         group = cls(
@@ -106,7 +106,9 @@ class RankGroup:
         return group
 
     @classmethod
-    def join(cls, place: Place, rendezvous: Rendezvous, is_stopped: Callable[[int], bool] | None = None) -> "RankGroup":
+    def join(
+        cls, place: RankCoordinates, rendezvous: Rendezvous, is_stopped: Callable[[int], bool] | None = None
+    ) -> "RankGroup":
         """Connect to rank 0, as another rank; raises EngineDead if it is not there. `is_stopped` is of its process."""
         lines = join_rendezvous(place, rendezvous)
         try:
@@ -122,7 +124,7 @@ class RankGroup:
         return group
 
     @property
-    def share(self) -> Share:
+    def share(self) -> Shard:
         """This rank's share of the model."""
         assert self._share is not None, "the ranks have not met"
         return self._share

@@ -17,7 +17,7 @@ from rayinfer.engine.ranks.control_connection import ControlLine, LineLost
 from rayinfer.engine.ranks.plan_codec import BadMessage
 from rayinfer.engine.ranks.rendezvous_messages import Challenge, Hello, Purpose, Welcome
 from rayinfer.errors import EngineDead
-from rayinfer.tensor_parallel import Place
+from rayinfer.tensor_parallel import RankCoordinates
 
 GROUP_TIMEOUT_S = 30.0  # without a beat of another rank, after which it counts as frozen
 START_TIMEOUT_S = 1800.0  # while ranks are started and read their weights, and whenever they read them again
@@ -169,7 +169,7 @@ def open_rendezvous(host: str = "127.0.0.1", *, timeout_s: float = GROUP_TIMEOUT
     return RendezvousHost(host, timeout_s)
 
 
-def join_rendezvous(place: Place, rendezvous: Rendezvous) -> RankLines:
+def join_rendezvous(place: RankCoordinates, rendezvous: Rendezvous) -> RankLines:
     """Connect to rank 0, as another rank, and wait until all are there; raises EngineDead when rank 0 is not."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     lines: list[ControlLine] = []
@@ -191,7 +191,9 @@ def join_rendezvous(place: Place, rendezvous: Rendezvous) -> RankLines:
     return RankLines(*lines)
 
 
-def introduce(line: ControlLine, place: Place, rendezvous: Rendezvous, purpose: Purpose, nonce: bytes) -> None:
+def introduce(
+    line: ControlLine, place: RankCoordinates, rendezvous: Rendezvous, purpose: Purpose, nonce: bytes
+) -> None:
     """Wait for rank 0's challenge on one line, and answer it; raises LineLost, BadMessage."""
     challenge = line.receive(START_TIMEOUT_S, max_bytes=MAX_HELLO_BYTES)  # rank 0 may still be at something else
     if not isinstance(challenge, Challenge):

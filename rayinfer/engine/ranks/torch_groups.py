@@ -11,7 +11,7 @@ from torch.distributed import PrefixStore, ProcessGroup, Store  # type: ignore[a
 
 from rayinfer.engine.ranks.timed_group import TimedGroup
 from rayinfer.errors import EngineDead
-from rayinfer.tensor_parallel import Alone, Place, Share, TensorGroup, TorchGroup
+from rayinfer.tensor_parallel import RankCoordinates, Shard, SingleRankGroup, TensorGroup, TorchGroup
 
 STEP_TIMEOUT_S = 1800.0  # for what ranks that live compute in one step: no fault of one may hold all for ever
 
@@ -20,17 +20,17 @@ STEP_TIMEOUT_S = 1800.0  # for what ranks that live compute in one step: no faul
 class TorchGroups:
     """A rank's share, with the group of its stage's tensor ranks, and the group of all ranks where there are stages."""
 
-    share: Share
+    share: Shard
     everybody: ProcessGroup | None
     process_groups: tuple[ProcessGroup, ...]
 
 
-def open_groups(place: Place, store: Store, device: torch.device, own_host: str, key: str) -> TorchGroups:
+def open_groups(place: RankCoordinates, store: Store, device: torch.device, own_host: str, key: str) -> TorchGroups:
     """Build the groups, with the other ranks, which do the same at the same time; raises RuntimeError, EngineDead.
 
     gloo listens at `own_host` alone. What it connects to shows that it knows the key before anything else goes there.
     """
-    tensors: TensorGroup = Alone()
+    tensors: TensorGroup = SingleRankGroup()
     everybody, groups = None, []
     if place.pipeline_parallel_size > 1:
         everybody = _open(PrefixStore("all", store), place.rank, place.world_size, device, own_host)
@@ -42,7 +42,7 @@ def open_groups(place: Place, store: Store, device: torch.device, own_host: str,
         _verify(stage, device, f"{key} {name}")
         groups.append(stage)
         tensors = TimedGroup(TorchGroup(stage))
-    return TorchGroups(Share(place, tensors), everybody, tuple(groups))
+    return TorchGroups(Shard(place, tensors), everybody, tuple(groups))
 
 
 def _open(store: Store, rank: int, size: int, device: torch.device, own_host: str) -> ProcessGroup:

@@ -5,16 +5,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rayinfer.engine.plan.step_plan import BoolArray, EnteredRow, Int32Array, Int64Array, StepPlan
+from rayinfer.engine.plan.step_plan import BoolArray, Int32Array, Int64Array, NewRequestData, StepPlan
 from rayinfer.engine.scheduling.request import Request
 
 
 class BatchTable:
     """Counters, tokens and block tables of the running requests; a row belongs to one request at a time."""
 
-    def __init__(self, num_rows: int, max_model_len: int, block_size: int, *, plans_ahead: bool = False) -> None:
+    def __init__(
+        self, num_rows: int, max_model_len: int, block_size: int, *, supports_async_scheduling: bool = False
+    ) -> None:
         self.num_rows = num_rows
-        self._plans_ahead = plans_ahead
+        self._plans_ahead = supports_async_scheduling
         self._block_size = block_size
         max_blocks = -(-max_model_len // block_size)
         self.token_ids = np.empty((num_rows, max_blocks * block_size), np.int32)
@@ -24,8 +26,8 @@ class BatchTable:
         self.num_computed = np.zeros(num_rows, np.int64)  # whose keys and values are in the cache
         # Both as they will be when the steps under way are done. Where requests are in one step at a time they are
         # looked at between two steps only: there they are the same arrays.
-        self.expected_tokens = np.zeros(num_rows, np.int64) if plans_ahead else self.num_tokens
-        self.expected_computed = np.zeros(num_rows, np.int64) if plans_ahead else self.num_computed
+        self.expected_tokens = np.zeros(num_rows, np.int64) if supports_async_scheduling else self.num_tokens
+        self.expected_computed = np.zeros(num_rows, np.int64) if supports_async_scheduling else self.num_computed
         self.num_scheduled = np.zeros(num_rows, np.int64)  # to be computed in the step that is being planned
         self.num_blocks = np.zeros(num_rows, np.int64)
         self.num_stored_blocks = np.zeros(num_rows, np.int64)  # of those, hit-able in the prefix cache
@@ -103,7 +105,7 @@ class BatchTable:
         """Whether a request has the row."""
         return self.requests[row] is not None
 
-    def entered_row(self, row: int) -> EnteredRow:
+    def entered_row(self, row: int) -> NewRequestData:
         """Return the sampler's data of the row's request as it is now."""
         return self.request_at(row).entered_row(row, self._tokens_at(row))
 
@@ -179,7 +181,7 @@ class BatchTable:
         tokens: Int32Array = self.token_ids[row, : self.num_tokens[row]].copy()
         return tokens
 
-    def assemble(self, *, step: int, entered: tuple[EnteredRow, ...]) -> StepPlan:
+    def assemble(self, *, step: int, new_requests: tuple[NewRequestData, ...]) -> StepPlan:
         """Gather the scheduled tokens of all taken rows that have any into one plan."""
         rows, num_tokens = self.scheduled_rows, int(self.num_scheduled.sum())
         computed = self.expected_computed[rows]
@@ -201,9 +203,9 @@ class BatchTable:
         if self.rows_without_answer:
             samples[indices_of(self.rows_without_answer, rows)] = False
         token_ids = self.token_ids[token_rows, positions]
-        continues = seq_lens > self.num_tokens[rows] if self._plans_ahead else None
-        if continues is not None:
-            token_ids[cu_seqlens_q[1:][continues] - 1] = 0
+        uses_last_sampled = seq_lens > self.num_tokens[rows] if self._plans_ahead else None
+        if uses_last_sampled is not None:
+            token_ids[cu_seqlens_q[1:][uses_last_sampled] - 1] = 0
         return StepPlan(
             step=step,
             rows=rows,
@@ -214,8 +216,8 @@ class BatchTable:
             seq_lens=seq_lens.astype(np.int32),
             block_tables=self.block_tables[rows, :max_blocks],
             samples=samples,
-            entered=entered,
-            continues=continues,
+            new_requests=new_requests,
+            uses_last_sampled=uses_last_sampled,
         )
 
     def expect(self, plan: StepPlan) -> None:

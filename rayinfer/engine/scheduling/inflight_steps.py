@@ -8,11 +8,11 @@ from rayinfer.engine.plan.step_plan import BoolArray, Int64Array, SampledTokens,
 from rayinfer.engine.scheduling.batch_table import BatchTable
 
 
-def turns_of(table: BatchTable, num_plans_at_once: int, *, plans_ahead: bool) -> "StepTurns":
+def turns_of(table: BatchTable, max_concurrent_batches: int, *, supports_async_scheduling: bool) -> "StepTurns":
     """Choose the policy: overlap scheduling, one step at a time, or micro-batches."""
-    if plans_ahead:
+    if supports_async_scheduling:
         return TurnsAhead(table)
-    return StepTurns(table) if num_plans_at_once == 1 else SharedTurns(table, num_plans_at_once)
+    return StepTurns(table) if max_concurrent_batches == 1 else SharedTurns(table, max_concurrent_batches)
 
 
 class StepTurns:
@@ -86,9 +86,9 @@ class SharedTurns(_StepsUnderWay):
     The requests that wait longest go first, and no step takes more than its share of them.
     """
 
-    def __init__(self, table: BatchTable, num_plans_at_once: int) -> None:
+    def __init__(self, table: BatchTable, max_concurrent_batches: int) -> None:
         super().__init__(table)
-        self._num_plans_at_once = num_plans_at_once
+        self._num_plans_at_once = max_concurrent_batches
 
     def schedule_one_token_each(self) -> None:
         """Begin a plan: one token for each running request that it may take."""
@@ -136,8 +136,8 @@ class TurnsAhead(_StepsUnderWay):
     def take_back(self, plan: StepPlan) -> StepPlan:
         """Give up a failed step, when none is in flight; returns what is to be computed of it."""
         plan = super().take_back(plan)
-        assert plan.continues is not None
+        assert plan.uses_last_sampled is not None
         token_ids = plan.token_ids.copy()
-        rows, lasts = plan.rows[plan.continues], plan.cu_seqlens_q[1:][plan.continues] - 1
+        rows, lasts = plan.rows[plan.uses_last_sampled], plan.cu_seqlens_q[1:][plan.uses_last_sampled] - 1
         token_ids[lasts] = self._table.token_ids[rows, plan.positions[lasts]]
-        return replace(plan, token_ids=token_ids, continues=None)
+        return replace(plan, token_ids=token_ids, uses_last_sampled=None)

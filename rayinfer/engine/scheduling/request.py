@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from rayinfer.engine.plan.step_plan import EnteredRow, Int32Array
+from rayinfer.engine.plan.step_plan import Int32Array, NewRequestData
 from rayinfer.kv_cache.block_hash import PrefixDigests, prefix_salt
 from rayinfer.outputs import FinishReason, TokenLogprobs, TraceEvent
 from rayinfer.priority_queue import QueueEntry
@@ -118,9 +118,9 @@ class Request:
         assert scored is None or len(scored) == self.prompt_len, f"{self.request_id}: {len(scored)} places are scored"
         return scored
 
-    def entered_row(self, row: int, token_ids: Int32Array) -> EnteredRow:
+    def entered_row(self, row: int, token_ids: Int32Array) -> NewRequestData:
         """Make the sampler's data of the request in its row, with these tokens."""
-        return EnteredRow(
+        return NewRequestData(
             row=row,
             params=self.params,
             seed=self.seed,

@@ -5,7 +5,7 @@ from collections import deque
 import numpy as np
 
 from rayinfer.engine.plan.executor_commands import BlockCopy
-from rayinfer.engine.plan.step_plan import BoolArray, EnteredRow, SampledTokens, ScoredTokens, StepPlan
+from rayinfer.engine.plan.step_plan import BoolArray, NewRequestData, SampledTokens, ScoredTokens, StepPlan
 from rayinfer.engine.scheduling.admission import Admission, Admitted, order_key
 from rayinfer.engine.scheduling.batch_table import BatchTable, indices_of
 from rayinfer.engine.scheduling.deadlines import Deadlines
@@ -42,13 +42,15 @@ class Scheduler:
         forced_end_token_id: int | None = None,
         enable_prefix_caching: bool = True,
         offload: KVOffload | None = None,
-        num_plans_at_once: int = 1,
-        plans_ahead: bool = False,
+        max_concurrent_batches: int = 1,
+        supports_async_scheduling: bool = False,
     ) -> None:
         block_size = block_manager.block_size
         # No more rows than tokens in a step: every decoding request has its token in every step.
         num_rows = min(max_num_seqs, max_num_batched_tokens)
-        self._table = BatchTable(num_rows, max_model_len, block_size, plans_ahead=plans_ahead)
+        self._table = BatchTable(
+            num_rows, max_model_len, block_size, supports_async_scheduling=supports_async_scheduling
+        )
         self._batch = RunningBatch(
             self._table, block_manager, enable_prefix_caching=enable_prefix_caching, offload=offload
         )
@@ -62,8 +64,8 @@ class Scheduler:
         self._new_tokens = NewTokens(
             self._table, eos_token_ids=eos_token_ids, forced_end_token_id=forced_end_token_id, end=self._end
         )
-        self._queue = turns_of(self._table, num_plans_at_once, plans_ahead=plans_ahead)
-        self._entered: list[EnteredRow] = []
+        self._queue = turns_of(self._table, max_concurrent_batches, supports_async_scheduling=supports_async_scheduling)
+        self._entered: list[NewRequestData] = []
         self._rows_to_enter_again: list[int] = []
         self._prefilling: dict[Request, None] = {}  # an ordered set, which some have left since it was last looked at
         self._totals = EngineStats(kv_blocks_total=block_manager.num_blocks)
@@ -166,7 +168,7 @@ class Scheduler:
         if not self._table.num_scheduled.any():
             return None
         self._totals.num_steps_total += 1
-        plan = self._table.assemble(step=self._totals.num_steps_total, entered=self._take_entered())
+        plan = self._table.assemble(step=self._totals.num_steps_total, new_requests=self._take_entered())
         self._queue.begin(plan)
         return plan
 
@@ -186,11 +188,11 @@ class Scheduler:
             self._entered += map(self._table.entered_row, rows)
             self._rows_to_enter_again.clear()
 
-    def _take_entered(self) -> tuple[EnteredRow, ...]:
+    def _take_entered(self) -> tuple[NewRequestData, ...]:
         # Some may have been sent away again while the step was planned.
-        entered = tuple(entered for entered in self._entered if self._table.is_taken(entered.row))
+        new_requests = tuple(new_request for new_request in self._entered if self._table.is_taken(new_request.row))
         self._entered.clear()
-        return entered
+        return new_requests
 
     def _spread_budget(self) -> None:
         """Set what each request computes: first one token for all that run, then prompts and arrivals by importance."""

@@ -6,7 +6,7 @@ import torch
 
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.plan.executor import StepHandle
-from rayinfer.engine.plan.step_plan import EnteredRow, Int32Array, StepPlan
+from rayinfer.engine.plan.step_plan import Int32Array, NewRequestData, StepPlan
 from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, Stage
 from rayinfer.engine.worker.static_runner import StaticRunner, StaticShapes
 from rayinfer.models.encoder_decoder import EncoderDecoder
@@ -30,15 +30,15 @@ class EncoderDecoderRunner(StaticRunner):
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Read the sources of new requests, and compute the step."""
-        for readers in self.read_together(plan.entered):
+        for readers in self.read_together(plan.new_requests):
             self._read(readers)
         return super().submit(plan)
 
-    def read_together(self, entered: Sequence[EnteredRow]) -> list[list[EnteredRow]]:
+    def read_together(self, new_requests: Sequence[NewRequestData]) -> list[list[NewRequestData]]:
         """Group requests, in their order, into those whose sources are read at once."""
-        groups: list[list[EnteredRow]] = []
+        groups: list[list[NewRequestData]] = []
         num_tokens = 0
-        for reader in entered:
+        for reader in new_requests:
             num_more = len(_source_of(reader))
             if not groups or num_tokens + num_more > self._max_read_tokens:
                 groups.append([])
@@ -48,7 +48,7 @@ class EncoderDecoderRunner(StaticRunner):
         return groups
 
     @torch.inference_mode()
-    def _read(self, readers: Sequence[EnteredRow]) -> None:
+    def _read(self, readers: Sequence[NewRequestData]) -> None:
         assert isinstance(self.decoder, EncoderDecoder), "a source without a model that reads"
         sources = [torch.from_numpy(_source_of(reader)).to(self._device) for reader in readers]
         self.decoder.keep_sources(
@@ -71,6 +71,6 @@ class EncoderDecoderRunner(StaticRunner):
         return link.receive_from_last(num_tokens)
 
 
-def _source_of(reader: EnteredRow) -> Int32Array:
+def _source_of(reader: NewRequestData) -> Int32Array:
     assert reader.source_token_ids is not None, "a request without a source"
     return reader.source_token_ids

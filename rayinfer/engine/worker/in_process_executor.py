@@ -17,10 +17,15 @@ class InProcessExecutor:
     stage_idle_shares: Sequence[float] = ()
 
     def __init__(
-        self, runner: ModelRunner, memory: ModelMemory, cores: Cores | None = None, *, plans_ahead: bool = False
+        self,
+        runner: ModelRunner,
+        memory: ModelMemory,
+        cores: Cores | None = None,
+        *,
+        supports_async_scheduling: bool = False,
     ) -> None:
-        self.plans_ahead = plans_ahead
-        self.num_plans_at_once = 2 if plans_ahead else 1
+        self.supports_async_scheduling = supports_async_scheduling
+        self.max_concurrent_batches = 2 if supports_async_scheduling else 1
         self._runner = runner
         self._memory = memory
         self._cores = cores

@@ -8,7 +8,7 @@ import torch
 
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.plan.executor import StepHandle
-from rayinfer.engine.plan.step_plan import EnteredRow, StepPlan
+from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
 from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, Stage
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs
 from rayinfer.engine.worker.prompt_scorer import PromptScorer
@@ -58,24 +58,24 @@ class ModelRunner:
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Compute the step now, or on a GPU after the one before; raises errors that are known by now."""
-        for entered in plan.entered:
-            self._enter(entered)
+        for new_request in plan.new_requests:
+            self._enter(new_request)
         with torch.inference_mode():
             return self._run(plan)
 
-    def _enter(self, entered: EnteredRow) -> None:
+    def _enter(self, new_request: NewRequestData) -> None:
         if self._stage.place.is_last_stage:
-            self._prompt_scorer.enter(entered)
+            self._prompt_scorer.enter(new_request)
         if self._stage.samples:
             self._sampler.enter(
-                entered.row,
-                entered.params,
-                seed=entered.seed,
-                choice=entered.choice,
-                prompt_token_ids=entered.prompt_token_ids,
-                output_token_ids=entered.output_token_ids,
-                end_token_ids=entered.end_token_ids,
-                last_position=entered.last_position,
+                new_request.row,
+                new_request.params,
+                seed=new_request.seed,
+                choice=new_request.choice,
+                prompt_token_ids=new_request.prompt_token_ids,
+                output_token_ids=new_request.output_token_ids,
+                end_token_ids=new_request.end_token_ids,
+                last_position=new_request.last_position,
             )
 
     def _run(self, plan: StepPlan) -> StepHandle:

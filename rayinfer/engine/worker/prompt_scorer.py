@@ -8,7 +8,7 @@ import torch
 
 from rayinfer.decoding.device_copy import copy_to_device
 from rayinfer.decoding.token_scores import score_tokens
-from rayinfer.engine.plan.step_plan import EnteredRow, Int32Array, Int64Array, StepPlan
+from rayinfer.engine.plan.step_plan import Int32Array, Int64Array, NewRequestData, StepPlan
 from rayinfer.engine.worker.step_results import ScoresUnderWay
 
 SLICE_BYTES = 16 * 2**20  # of logits in float32; scoring needs about three times as much for a moment
@@ -42,7 +42,7 @@ class PromptScorer:
         """Whether the step may have something to score."""
         return bool(self._prompts) and any(row in self._prompts for row in plan.rows.tolist())
 
-    def enter(self, entered: EnteredRow) -> None:
+    def enter(self, entered: NewRequestData) -> None:
         """Note the request that takes a row."""
         self._prompts.pop(entered.row, None)
         num_top = entered.params.prompt_logprobs

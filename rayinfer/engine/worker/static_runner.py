@@ -8,7 +8,7 @@ import torch
 
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.plan.executor import StepHandle
-from rayinfer.engine.plan.step_plan import EnteredRow, StepPlan
+from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
 from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, Stage
 from rayinfer.engine.worker.model_runner import ModelRunner
 from rayinfer.engine.worker.step_results import SampledUnderWay
@@ -52,7 +52,7 @@ class StaticShapes:
 
     def warm_up_plans(self) -> list[StepPlan]:
         """Make one plan of every shape without any request; the first enters the scratch row."""
-        nobody = EnteredRow(
+        nobody = NewRequestData(
             row=self._spare_row,
             params=SamplingParams(temperature=0.0),
             seed=0,
@@ -62,7 +62,7 @@ class StaticShapes:
             end_token_ids=(),
         )
         first, *others = (self._filled_up(shape, 0, 0, 0) for shape in self.shapes)
-        return [replace(first, entered=(nobody,)), *others]
+        return [replace(first, new_requests=(nobody,)), *others]
 
     def fill_up(self, plan: StepPlan) -> StepPlan:
         """Return the same step in one of the shapes; it is valid until the next call."""
@@ -71,14 +71,14 @@ class StaticShapes:
         filled = self._plans[shape]
         for name in ("rows", "seq_lens", "samples"):
             getattr(filled, name)[:num_requests] = getattr(plan, name)
-        assert filled.continues is not None
-        filled.continues[:num_requests] = False if plan.continues is None else plan.continues
+        assert filled.uses_last_sampled is not None
+        filled.uses_last_sampled[:num_requests] = False if plan.uses_last_sampled is None else plan.uses_last_sampled
         for name in ("token_ids", "positions", "slot_mapping"):
             getattr(filled, name)[:num_tokens] = getattr(plan, name)
         filled.cu_seqlens_q[: num_requests + 1] = plan.cu_seqlens_q
         filled.block_tables[:num_requests, : plan.block_tables.shape[1]] = plan.block_tables
         filled = self._filled_up(shape, num_requests, num_tokens, int(plan.samples.sum()))
-        return replace(filled, step=plan.step, entered=plan.entered)
+        return replace(filled, step=plan.step, new_requests=plan.new_requests)
 
     def _shape_of(self, plan: StepPlan) -> StepShape:
         if plan.num_tokens == plan.num_requests and plan.samples.all():
@@ -98,8 +98,8 @@ class StaticShapes:
         plan.rows[num_requests:] = self._spare_row
         plan.seq_lens[num_requests:] = counts
         plan.block_tables[num_requests:] = self._spare_block
-        assert plan.continues is not None
-        plan.continues[num_requests:] = False
+        assert plan.uses_last_sampled is not None
+        plan.uses_last_sampled[num_requests:] = False
         plan.samples[num_requests:] = np.arange(num_more) < self._num_rows - num_samples
         plan.cu_seqlens_q[num_requests + 1 :] = num_tokens + np.cumsum(counts)
         plan.token_ids[num_tokens:] = 0
@@ -119,7 +119,7 @@ class StaticShapes:
             seq_lens=np.zeros(num_requests, np.int32),
             block_tables=np.full((num_requests, self._max_blocks), self._spare_block, np.int32),
             samples=np.zeros(num_requests, np.bool_),
-            continues=np.zeros(num_requests, np.bool_),
+            uses_last_sampled=np.zeros(num_requests, np.bool_),
         )
 
 

@@ -17,7 +17,7 @@ class StepInputs:
     token_ids: torch.Tensor  # int32 [num_tokens]
     batch: AttentionBatch
     rows: torch.Tensor  # int64 [num_requests]
-    continues: torch.Tensor | None  # bool [num_requests], as in the plan; None if all tokens are known
+    uses_last_sampled: torch.Tensor | None  # bool [num_requests], as in the plan; None if all tokens are known
     sampled_rows: torch.Tensor  # int64, of those that sample, in the plan's order
     sampled_lines: torch.Tensor | None  # int64, where the last tokens of these stand; None if all tokens are such
 
@@ -33,9 +33,11 @@ def send_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
         plan.block_tables,
     ]
     arrays.append(plan.rows)
-    continues = plan.continues if plan.continues is not None and plan.continues.any() else None
-    if continues is not None:
-        arrays.append(continues)
+    uses_last_sampled = (
+        plan.uses_last_sampled if plan.uses_last_sampled is not None and plan.uses_last_sampled.any() else None
+    )
+    if uses_last_sampled is not None:
+        arrays.append(uses_last_sampled)
     sampling = np.flatnonzero(plan.samples)
     all_sample = len(sampling) == plan.num_tokens  # each request has one token then
     if not all_sample:
@@ -47,7 +49,7 @@ def send_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
             positions, slot_mapping, cu_seqlens_q, seq_lens, block_tables, rows, num_decodes(plan.cu_seqlens_q)
         ),
         rows=rows,
-        continues=None if continues is None else others[0],
+        uses_last_sampled=None if uses_last_sampled is None else others[0],
         sampled_rows=rows if all_sample else others[-2],
         sampled_lines=None if all_sample else others[-1],
     )
@@ -71,12 +73,12 @@ class LastTokens:
 
     def fill_in(self, inputs: StepInputs) -> torch.Tensor:
         """The step's tokens, int32 [num_tokens], all of them."""
-        if inputs.continues is None:
+        if inputs.uses_last_sampled is None:
             return inputs.token_ids
         newest = self.by_row[inputs.rows].to(inputs.token_ids.dtype)
         if len(inputs.rows) == len(inputs.token_ids):
-            return torch.where(inputs.continues, newest, inputs.token_ids)
+            return torch.where(inputs.uses_last_sampled, newest, inputs.token_ids)
         lasts = inputs.batch.cu_seqlens_q[1:].long() - 1
         token_ids = inputs.token_ids.clone()
-        token_ids[lasts] = torch.where(inputs.continues, newest, token_ids[lasts])
+        token_ids[lasts] = torch.where(inputs.uses_last_sampled, newest, token_ids[lasts])
         return token_ids

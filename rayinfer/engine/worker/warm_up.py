@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from rayinfer.engine.plan.step_plan import EnteredRow, StepPlan
+from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
 from rayinfer.engine.worker.graphs.graph_input_buffers import Padding
 from rayinfer.sampling_params import SamplingParams
 
@@ -38,7 +38,7 @@ def _prompts(
     lengths: list[int], params: SamplingParams, block_size: int, padding: Padding, *, all_sample: bool = False
 ) -> StepPlan:
     """Prompts of these lengths side by side; the last one samples, or all of them do."""
-    entered = EnteredRow(
+    new_request = NewRequestData(
         row=0,
         params=params,
         seed=0,
@@ -58,5 +58,5 @@ def _prompts(
         seq_lens=np.array(lengths, np.int32),
         block_tables=np.full((count, -(-max(lengths) // block_size)), padding.block, np.int32),
         samples=np.full(count, True) if all_sample else np.arange(count) == count - 1,
-        entered=(entered,),
+        new_requests=(new_request,),
     )

@@ -36,7 +36,7 @@ from rayinfer.models.random_weights import random_decoder
 from rayinfer.optimization.packed_cache import PackedCache
 from rayinfer.optimization.ready_weights import load_ready_decoder
 from rayinfer.start_steps import start_step
-from rayinfer.tensor_parallel import WHOLE
+from rayinfer.tensor_parallel import UNSHARDED
 from rayinfer_kernels import ops, reference
 from rayinfer_kernels.selection import implementation_of
 
@@ -85,7 +85,9 @@ def build_part(config: EngineConfig, folder: Path, group: Ranks | None = None) -
             runner.record(graphs)
     return ModelPart(
         config=settled,
-        executor=InProcessExecutor(runner, memory, _cores(settled, device), plans_ahead=_plans_ahead(settled, device)),
+        executor=InProcessExecutor(
+            runner, memory, _cores(settled, device), supports_async_scheduling=_plans_ahead(settled, device)
+        ),
         link=stage.link,
         num_blocks=num_blocks,
         num_offload_blocks=memory.num_offload_blocks,
@@ -100,9 +102,9 @@ def num_spare_blocks(config: EngineConfig) -> int:
 
 
 def _plans_ahead(config: EngineConfig, device: torch.device) -> bool:
-    if config.overlap_steps is None:
+    if config.async_scheduling is None:
         return device.type == "cuda" and place_of(config, 0).world_size == 1
-    return config.overlap_steps
+    return config.async_scheduling
 
 
 def _use_threads(config: EngineConfig, device: torch.device) -> None:
@@ -239,7 +241,7 @@ def _model_memory(setting: _Setting) -> ModelMemory:
 
 def _loader(setting: _Setting, dtype: torch.dtype) -> Callable[[], Decoder]:
     """Make the function that loads the weights, now and after a deep sleep."""
-    config, share = setting.config, WHOLE if setting.group is None else setting.group.share
+    config, share = setting.config, UNSHARDED if setting.group is None else setting.group.share
     if config.load_format == "dummy":
         if config.quantization is not None:
             raise ConfigError("quantization needs weights that mean something: load_format must not be dummy")

@@ -11,7 +11,7 @@ from rayinfer.layers.feed_forward import FeedForward
 from rayinfer.layers.layer_norm import LayerNorm
 from rayinfer.layers.rotary_embedding import Angles, RotaryEmbedding
 from rayinfer.layers.self_attention import Heads, SelfAttention
-from rayinfer.layers.shares import HeadShare, scaled
+from rayinfer.layers.shards import HeadShard, scaled
 from rayinfer.layers.weight_places import WeightPlace, in_words_of
 from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.config_fields import flag, number
@@ -38,7 +38,7 @@ class InterleavedSelfAttention(SelfAttention):
         """Stacked [num_tokens, num_heads x 3 x head_dim] -> three times [num_tokens, num_heads, head_dim]."""
         return Heads(*stacked.view(len(stacked), -1, 3, self.head_dim).unbind(2))
 
-    def _projected_rows(self, heads: HeadShare) -> list[range]:
+    def _projected_rows(self, heads: HeadShard) -> list[range]:
         return [scaled(heads.query, 3 * self.head_dim)]
 
 

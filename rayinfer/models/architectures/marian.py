@@ -12,12 +12,12 @@ from rayinfer.layers.feed_forward import ACTIVATIONS, FeedForward
 from rayinfer.layers.layer_norm import LayerNorm
 from rayinfer.layers.residual import PostNorm
 from rayinfer.layers.self_attention import SelfAttention
-from rayinfer.layers.shares import Cut
+from rayinfer.layers.shards import ShardSlice
 from rayinfer.layers.weight_places import WeightPlace, in_words_of
 from rayinfer.models.config_fields import count, flag
 from rayinfer.models.encoder_decoder import CrossDecoderLayer, EncoderDecoder, EncoderLayer
 from rayinfer.models.model_config import ModelConfig
-from rayinfer.tensor_parallel import Share
+from rayinfer.tensor_parallel import Shard
 
 NORM_EPS = 1e-5  # no checkpoint says it
 _WORDS = {
@@ -69,11 +69,11 @@ class MarianMTModel(EncoderDecoder):
         self._embedding_scale = math.sqrt(hidden) if flag(raw, "scale_embedding") else 1.0
         self._positions = torch.empty(0)
 
-    def take_share(self, share: Share) -> Mapping[str, Cut]:
+    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See EncoderDecoder: the logits' bias is the last stage's, whole on each of its ranks."""
         if not share.place.is_last_stage:
             del self.final_logits_bias
-        return super().take_share(share)
+        return super().take_shard(share)
 
     def prepare(
         self, dtype: torch.dtype, device: torch.device, max_positions: int, longest_sequence: int | None = None

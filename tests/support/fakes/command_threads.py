@@ -13,7 +13,7 @@ from rayinfer.engine.plan.step_plan import SampledTokens, StepPlan
 from rayinfer.engine.ranks.rank_group import RankGroup
 from rayinfer.engine.ranks.rendezvous import open_rendezvous
 from rayinfer.engine.worker.step_results import NO_TOKENS, FinishedStep
-from rayinfer.tensor_parallel import Place
+from rayinfer.tensor_parallel import RankCoordinates
 
 Wait = Callable[[], object]
 
@@ -28,11 +28,13 @@ class NotingExecutor:
     `before_step`, and `before_move` where memory is given back or taken, may wait or fail.
     """
 
-    num_plans_at_once = 1
-    plans_ahead = False
+    max_concurrent_batches = 1
+    supports_async_scheduling = False
     stage_idle_shares: Sequence[float] = ()
 
-    def __init__(self, place: Place, before_step: Wait = lambda: None, before_move: Wait = lambda: None) -> None:
+    def __init__(
+        self, place: RankCoordinates, before_step: Wait = lambda: None, before_move: Wait = lambda: None
+    ) -> None:
         self.place = place
         self.before_step = before_step
         self.before_move = before_move
@@ -79,23 +81,23 @@ class ThreadRanks:
         num_ranks = tensor_parallel_size * pipeline_parallel_size
         steps, moves = before_step or {}, before_move or {}
         self.executors = [
-            NotingExecutor(Place(rank, *sizes), *(waits.get(rank, _go_on) for waits in (steps, moves)))
+            NotingExecutor(RankCoordinates(rank, *sizes), *(waits.get(rank, _go_on) for waits in (steps, moves)))
             for rank in range(num_ranks)
         ]
         self.failures: dict[int, BaseException] = {}
         self.groups: dict[int, RankGroup] = {}
         host = open_rendezvous(timeout_s=timeout_s)
         self.threads = [
-            threading.Thread(target=self._be, args=(Place(rank, *sizes), host.rendezvous), daemon=True)
+            threading.Thread(target=self._be, args=(RankCoordinates(rank, *sizes), host.rendezvous), daemon=True)
             for rank in range(1, num_ranks)
         ]
         for thread in self.threads:
             thread.start()
-        self.group = self.groups[0] = RankGroup.host(Place(0, *sizes), host)
+        self.group = self.groups[0] = RankGroup.host(RankCoordinates(0, *sizes), host)
         self.graces: list[float] = []  # with which the ranks were ended
         self.rank0 = GroupExecutor(self.group, self.executors[0], self.graces.append)
 
-    def _be(self, place: Place, rendezvous) -> None:  # type: ignore[no-untyped-def]
+    def _be(self, place: RankCoordinates, rendezvous) -> None:  # type: ignore[no-untyped-def]
         group = self.groups[place.rank] = RankGroup.join(place, rendezvous)
         try:
             RankWorker(group, self.executors[place.rank], None).obey()

@@ -12,7 +12,7 @@ import numpy as np
 
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
-from rayinfer.engine.plan.step_plan import EnteredRow, Int32Array, Int64Array, SampledTokens, ScoredTokens, StepPlan
+from rayinfer.engine.plan.step_plan import Int32Array, Int64Array, NewRequestData, SampledTokens, ScoredTokens, StepPlan
 from rayinfer.engine.scheduling.kv_offload import KVOffload
 from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.errors import EngineDead
@@ -60,11 +60,11 @@ class FakeExecutor:
         answer: Answer = mixed_answer,
         failure: Callable[[list[int]], BaseException | None] = lambda context: None,
         num_offload_blocks: int = 0,
-        num_plans_at_once: int = 1,
-        plans_ahead: bool = False,
+        max_concurrent_batches: int = 1,
+        supports_async_scheduling: bool = False,
     ) -> None:
-        self.num_plans_at_once = 2 if plans_ahead else num_plans_at_once
-        self.plans_ahead = plans_ahead
+        self.max_concurrent_batches = 2 if supports_async_scheduling else max_concurrent_batches
+        self.supports_async_scheduling = supports_async_scheduling
         self.stage_idle_shares: Sequence[float] = ()
         self.death: EngineDead | None = None
         self.block_size = block_size
@@ -85,7 +85,7 @@ class FakeExecutor:
         self._offloaded = np.full((num_offload_blocks, block_size, 3), NOTHING, np.int64)
         self._histories: dict[int, list[int]] = {}  # by row: what the sampler would know
         self._last_tokens: dict[int, int] = {}  # by row: what a step may go on from before anybody knows it
-        self.entered: dict[int, EnteredRow] = {}
+        self.new_requests: dict[int, NewRequestData] = {}
 
     @property
     def num_tokens_computed(self) -> int:
@@ -96,9 +96,12 @@ class FakeExecutor:
         """Write the step's tokens into the cache, then answer what samples."""
         self.plans.append(plan)
         self.names.append({self.name_of_row(row) for row in plan.rows.tolist()})
-        for entered in plan.entered:
-            self.entered[entered.row] = entered
-            self._histories[entered.row] = [*entered.prompt_token_ids.tolist(), *entered.output_token_ids.tolist()]
+        for new_request in plan.new_requests:
+            self.new_requests[new_request.row] = new_request
+            self._histories[new_request.row] = [
+                *new_request.prompt_token_ids.tolist(),
+                *new_request.output_token_ids.tolist(),
+            ]
         _claim(len(set(plan.slot_mapping.tolist())) == plan.num_tokens, "two tokens of one step share a slot")
         self._slots[plan.slot_mapping, 0] = self._token_ids(plan)
         self._slots[plan.slot_mapping, 1] = plan.positions
@@ -161,9 +164,9 @@ class FakeExecutor:
 
     def _score_new_tokens(self, plan: StepPlan, token_ids: Int64Array) -> ScoredTokens | None:
         wanted = [
-            (self.entered[row].params.logprobs, row, token_id)
+            (self.new_requests[row].params.logprobs, row, token_id)
             for row, token_id in zip(plan.rows[plan.samples].tolist(), token_ids.tolist(), strict=True)
-            if self.entered[row].params.logprobs is not None
+            if self.new_requests[row].params.logprobs is not None
         ]
         places = [
             ScoredPlace(row, len(self._histories[row]), list(self._histories[row]), token) for _, row, token in wanted
@@ -173,10 +176,10 @@ class FakeExecutor:
     def _score_prompts(self, plan: StepPlan) -> ScoredTokens | None:
         places, num_top = [], 0
         for i, row in enumerate(plan.rows.tolist()):
-            entered = self.entered[row]
-            if entered.params.prompt_logprobs is not None:
-                num_top = max(num_top, entered.params.prompt_logprobs)
-                prompt = entered.prompt_token_ids.tolist()
+            new_request = self.new_requests[row]
+            if new_request.params.prompt_logprobs is not None:
+                num_top = max(num_top, new_request.params.prompt_logprobs)
+                prompt = new_request.prompt_token_ids.tolist()
                 first, last = int(plan.positions[plan.cu_seqlens_q[i]]) + 1, int(plan.seq_lens[i])
                 places += [ScoredPlace(row, j, prompt[:j], prompt[j]) for j in range(first, min(last + 1, len(prompt)))]
         return score(places, num_top, VOCAB_SIZE)
@@ -184,9 +187,9 @@ class FakeExecutor:
     def _token_ids(self, plan: StepPlan) -> Int32Array:
         """Return the step's tokens, including those that were not known when it was planned."""
         token_ids = plan.token_ids.copy()
-        if plan.continues is not None:
-            _claim(self.plans_ahead, "a token is taken for known")
-            for i in np.flatnonzero(plan.continues).tolist():
+        if plan.uses_last_sampled is not None:
+            _claim(self.supports_async_scheduling, "a token is taken for known")
+            for i in np.flatnonzero(plan.uses_last_sampled).tolist():
                 token_ids[plan.cu_seqlens_q[i + 1] - 1] = self._last_tokens[int(plan.rows[i])]
         return token_ids
 
@@ -339,8 +342,8 @@ def drive(
     answer: Answer = mixed_answer,
     failure: Callable[[list[int]], BaseException | None] = lambda context: None,
     num_offload_blocks: int = 0,
-    num_plans_at_once: int = 1,
-    plans_ahead: bool = False,
+    max_concurrent_batches: int = 1,
+    supports_async_scheduling: bool = False,
 ) -> Driven:
     """Build an engine over a small pool."""
     max_model_len = min(max_model_len or num_blocks * block_size, num_blocks * block_size)
@@ -354,10 +357,12 @@ def drive(
         offload=KVOffload(num_offload_blocks, block_size, enable_prefix_caching=caching)
         if num_offload_blocks
         else None,
-        num_plans_at_once=num_plans_at_once,
-        plans_ahead=plans_ahead,
+        max_concurrent_batches=max_concurrent_batches,
+        supports_async_scheduling=supports_async_scheduling,
     )
-    executor = FakeExecutor(num_blocks, block_size, answer, failure, num_offload_blocks, num_plans_at_once, plans_ahead)
+    executor = FakeExecutor(
+        num_blocks, block_size, answer, failure, num_offload_blocks, max_concurrent_batches, supports_async_scheduling
+    )
     executor.name_of_row = scheduler.request_id_at
     description = ModelDescription(
         name="fake",

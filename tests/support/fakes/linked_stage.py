@@ -7,11 +7,11 @@ from torch.distributed import ProcessGroup
 
 from rayinfer.attention.batch import AttentionBatch
 from rayinfer.engine.ranks.pipeline_link import PipelineLink
-from rayinfer.layers.shares import Cut
+from rayinfer.layers.shards import ShardSlice
 from rayinfer.layers.weight_places import WeightPlace
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.encoder_decoder import EncoderDecoder
-from rayinfer.tensor_parallel import Place, Share
+from rayinfer.tensor_parallel import RankCoordinates, Shard
 from rayinfer_kernels import ops
 from support.golden.decoder_runs import CPU
 
@@ -19,7 +19,7 @@ from support.golden.decoder_runs import CPU
 class LinkedStage:
     """A Decoder that waits for the stage before it; all stages hear the logits of the last one."""
 
-    def __init__(self, stage: Decoder, place: Place, everybody: ProcessGroup, dtype: torch.dtype) -> None:
+    def __init__(self, stage: Decoder, place: RankCoordinates, everybody: ProcessGroup, dtype: torch.dtype) -> None:
         self.stage, self.place, self.config, self._dtype = stage, place, stage.config, dtype
         self.link = PipelineLink(place, everybody, CPU, stage.config.hidden_size, dtype)
         self._everybody = everybody
@@ -61,7 +61,7 @@ class LinkedStage:
         self._everybody.broadcast(told, self.place.world_size - self.place.tensor_parallel_size).wait()
         return told if own is None else own
 
-    def take_share(self, share: Share) -> Mapping[str, Cut]:
+    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """It is a share already."""
         raise NotImplementedError
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
-from rayinfer.tensor_parallel import Alone, Place, Share, TensorGroup, TorchGroup
+from rayinfer.tensor_parallel import RankCoordinates, Shard, SingleRankGroup, TensorGroup, TorchGroup
 
 TIMEOUT = timedelta(seconds=300)
 Result = TypeVar("Result")
@@ -24,17 +24,17 @@ class GlooRank:
         self._store = store
         self._groups: dict[str, TensorGroup] = {}
 
-    def share(self, num_stages: int = 1) -> Share:
+    def share(self, num_stages: int = 1) -> Shard:
         """Return what this rank holds where all of them are so many stages, each of as many tensor ranks."""
-        place = Place(self.rank, self.size // num_stages, num_stages)
+        place = RankCoordinates(self.rank, self.size // num_stages, num_stages)
         if place.tensor_parallel_size == 1:
-            return Share(place, Alone())
+            return Shard(place, SingleRankGroup())
         name = f"stage {place.stage} of {num_stages}"
         if name not in self._groups:
             store = PrefixStore(name, self._store)
             group = ProcessGroupGloo(store, place.tensor_rank, place.tensor_parallel_size, TIMEOUT)
             self._groups[name] = TorchGroup(group)
-        return Share(place, self._groups[name])
+        return Shard(place, self._groups[name])
 
 
 def run_processes(size: int, run: Callable[..., Result], *arguments: Any) -> list[Result]:

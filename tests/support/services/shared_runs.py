@@ -10,7 +10,7 @@ from rayinfer.models.decoder import Decoder
 from rayinfer.models.encoder_decoder import EncoderDecoder
 from rayinfer.models.loader import load_decoder
 from rayinfer.models.model_config import read_model_config
-from rayinfer.tensor_parallel import Alone, Place, Share, TensorGroup
+from rayinfer.tensor_parallel import RankCoordinates, Shard, SingleRankGroup, TensorGroup
 from support.fakes.linked_stage import LinkedEncoderDecoder, LinkedStage
 from support.golden.decoder_runs import CPU, DecoderRun
 from support.golden.encoder_decoder_runs import EncoderDecoderRun
@@ -19,7 +19,7 @@ from support.tiny_models.staged_decoder import StagedDecoder, StagedEncoderDecod
 
 PROMPT = [(7 * i * i + 3 * i + 11) % 96 for i in range(45)]
 NUM_DECODED = 12
-ShareLoader = Callable[[Path, torch.dtype, Share], Decoder]
+ShareLoader = Callable[[Path, torch.dtype, Shard], Decoder]
 
 
 class Answer(NamedTuple):
@@ -29,7 +29,7 @@ class Answer(NamedTuple):
     token_ids: list[int]
 
 
-def load_share(folder: Path, dtype: torch.dtype, share: Share) -> Decoder:
+def load_share(folder: Path, dtype: torch.dtype, share: Shard) -> Decoder:
     """Load what the checkpoint has for this rank."""
     return load_decoder(folder, dtype, CPU, share)
 
@@ -42,11 +42,11 @@ def answer_of(
     load: ShareLoader = load_share,
 ) -> Answer:
     """Return what this tensor rank computes, of all stages one after the other."""
-    group = group or Alone()
-    places = [Place(stage * group.size + group.rank, group.size, num_stages) for stage in range(num_stages)]
+    group = group or SingleRankGroup()
+    places = [RankCoordinates(stage * group.size + group.rank, group.size, num_stages) for stage in range(num_stages)]
 
     def load_stages(folder: Path, dtype: torch.dtype) -> Decoder:
-        stages = [load(folder, dtype, Share(place, group)) for place in places]
+        stages = [load(folder, dtype, Shard(place, group)) for place in places]
         if num_stages == 1:
             return stages[0]
         return StagedEncoderDecoder(stages) if isinstance(stages[0], EncoderDecoder) else StagedDecoder(stages)

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from rayinfer.attention.batch import AttentionBatch
-from rayinfer.layers.shares import Cut
+from rayinfer.layers.shards import ShardSlice
 from rayinfer.layers.weight_places import WeightPlace
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.encoder_decoder import EncoderDecoder
-from rayinfer.tensor_parallel import Share
+from rayinfer.tensor_parallel import Shard
 from rayinfer_kernels import ops
 
 
@@ -55,7 +55,7 @@ class StagedDecoder:
         """See Decoder."""
         return self.stages[-1].logits(hidden)
 
-    def take_share(self, share: Share) -> Mapping[str, Cut]:
+    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """Each stage is a share already."""
         raise NotImplementedError
 

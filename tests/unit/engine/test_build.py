@@ -194,7 +194,7 @@ def test_a_mode_that_was_measured_to_lose_too_much_has_to_be_allowed(mode, setti
 
 @pytest.mark.parametrize("overlaps", [None, False, True])
 def test_steps_overlap_where_the_settings_say_so_and_by_themselves_on_a_gpu_alone(overlaps, folder):
-    engine = engine_of(folder, overlap_steps=overlaps)
-    assert engine.executor.plans_ahead == (torch.cuda.is_available() if overlaps is None else overlaps)
-    expected = run(engine_of(folder, overlap_steps=False), *(request(name, PARAMS[name]) for name in PARAMS))
+    engine = engine_of(folder, async_scheduling=overlaps)
+    assert engine.executor.supports_async_scheduling == (torch.cuda.is_available() if overlaps is None else overlaps)
+    expected = run(engine_of(folder, async_scheduling=False), *(request(name, PARAMS[name]) for name in PARAMS))
     assert run(engine, *(request(name, PARAMS[name]) for name in PARAMS)) == expected

@@ -14,14 +14,14 @@ from support.golden.engine_answers import answers_of, assert_alike, config_of
 from support.tiny_models.tiny_architectures import DECODERS
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
-WAYS = [{}, {"sleeps": True}, {"overlap_steps": False}, {"enforce_eager": True}]
+WAYS = [{}, {"sleeps": True}, {"async_scheduling": False}, {"enforce_eager": True}]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", DECODERS)
 def test_recorded_overlapping_and_plain_steps_answer_alike(name, tmp_path):
     folder = DECODERS[name](tmp_path)
-    plain = answers_of(folder, enforce_eager=True, overlap_steps=False)
+    plain = answers_of(folder, enforce_eager=True, async_scheduling=False)
     for way in WAYS:
         assert_alike(answers_of(folder, **way), plain)
 

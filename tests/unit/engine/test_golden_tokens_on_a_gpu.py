@@ -7,7 +7,7 @@ from support.golden.teacher_forcing import GreedyAnswer, ReferenceModel, compare
 from support.tiny_models.tiny_architectures import DECODERS, ENCODER_DECODERS
 
 MAKERS = DECODERS | ENCODER_DECODERS
-WAYS = [{}, {"enforce_eager": True}, {"overlap_steps": False}, {"max_num_batched_tokens": 16}]
+WAYS = [{}, {"enforce_eager": True}, {"async_scheduling": False}, {"max_num_batched_tokens": 16}]
 
 
 def answers_by_name(folder, **settings):

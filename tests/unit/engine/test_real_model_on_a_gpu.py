@@ -25,7 +25,7 @@ TIGHT = {"num_kv_blocks": 72, "max_num_seqs": 64}
 WAYS = {
     "one batch": ROOMY,
     "one batch without graphs": ROOMY | {"enforce_eager": True},
-    "steps one after the other": ROOMY | {"overlap_steps": False},
+    "steps one after the other": ROOMY | {"async_scheduling": False},
     "one at a time": ROOMY | {"max_num_seqs": 1},
     "chunks of 16 tokens": ROOMY | {"max_num_batched_tokens": 16, "enable_prefix_caching": False},
     "a static engine": {"engine": "static", "max_num_seqs": 16},

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 import torch
 from rayinfer.models.loader import load_decoder
-from rayinfer.tensor_parallel import WHOLE, Alone, Place, Share
+from rayinfer.tensor_parallel import UNSHARDED, SingleRankGroup, RankCoordinates, Shard
 
-class Absent(Alone):
+class Absent(SingleRankGroup):
     "Others are not needed to load."
     def __init__(self, rank, size):
         self.rank, self.size = rank, size
@@ -25,8 +25,8 @@ def resident_bytes(field):
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 small, large, tensor_rank, tensor_size, stage, stages = *sys.argv[1:3], *map(int, sys.argv[3:])
-place = Place(stage * tensor_size + tensor_rank, tensor_size, stages)
-share = Share(place, Absent(tensor_rank, tensor_size))
+place = RankCoordinates(stage * tensor_size + tensor_rank, tensor_size, stages)
+share = Shard(place, Absent(tensor_rank, tensor_size))
 load_decoder(Path(small), torch.float32, torch.device("cpu"), share)  # what first use of the code itself costs
 Path("/proc/self/clear_refs").write_text("5")  # the peak starts afresh
 before = resident_bytes("VmRSS")

@@ -6,7 +6,7 @@ from transformers import LlamaConfig
 
 from rayinfer.errors import ConfigError
 from rayinfer.models.loader import empty_decoder
-from rayinfer.tensor_parallel import WHOLE, Alone, Place, Share
+from rayinfer.tensor_parallel import UNSHARDED, RankCoordinates, Shard, SingleRankGroup
 from support.fakes.thread_ranks import Table, ThreadGroup, run_threads
 from support.golden.encoder_decoder_runs import make_tiny_marian, make_tiny_t5
 from support.services.shared_runs import answer_of
@@ -94,8 +94,8 @@ def num_numbers(folder, share):
 )
 def test_stages_hold_nothing_twice_but_what_all_need(make, settings, num_shared, tmp_path):
     folder = make(tmp_path, **settings)
-    parts = [num_numbers(folder, Share(Place(stage, 1, 2), Alone())) for stage in range(2)]
-    assert sum(parts) == num_numbers(folder, WHOLE) + num_shared
+    parts = [num_numbers(folder, Shard(RankCoordinates(stage, 1, 2), SingleRankGroup())) for stage in range(2)]
+    assert sum(parts) == num_numbers(folder, UNSHARDED) + num_shared
     assert max(parts) < 0.65 * sum(parts)
 
 
@@ -104,8 +104,8 @@ def test_ranks_hold_parts_that_make_up_the_whole(tmp_path):
 
     table = Table(2)
     groups = [ThreadGroup(rank, 2, table) for rank in range(2)]
-    parts = [num_numbers(folder, Share(Place(rank, 2, 2), groups[rank % 2])) for rank in range(4)]
-    whole = num_numbers(folder, WHOLE)
+    parts = [num_numbers(folder, Shard(RankCoordinates(rank, 2, 2), groups[rank % 2])) for rank in range(4)]
+    whole = num_numbers(folder, UNSHARDED)
     norms = 5 * 64  # every tensor rank has all of its stage's
     assert sum(parts) == whole + norms
     assert max(parts) < 0.27 * whole
@@ -122,7 +122,7 @@ def test_ranks_hold_parts_that_make_up_the_whole(tmp_path):
 def test_too_many_ranks_are_refused(num_ranks, settings, message, tmp_path):
     shape = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0}
     folder = make_tiny_model(tmp_path, LlamaConfig(**TINY | shape | settings))
-    share = Share(Place(0, num_ranks), ThreadGroup(0, num_ranks, Table(num_ranks)))
+    share = Shard(RankCoordinates(0, num_ranks), ThreadGroup(0, num_ranks, Table(num_ranks)))
     with pytest.raises(ConfigError, match=message):
         empty_decoder(folder, share)
 
@@ -131,4 +131,4 @@ def test_too_many_ranks_are_refused(num_ranks, settings, message, tmp_path):
 def test_more_stages_than_layers_are_refused(make, tmp_path):
     folder = make(tmp_path)
     with pytest.raises(ConfigError, match="3 ranks are too many for 2 layers"):
-        empty_decoder(folder, Share(Place(1, 1, 3), Alone()))
+        empty_decoder(folder, Shard(RankCoordinates(1, 1, 3), SingleRankGroup()))

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from rayinfer.layers.shares import Cut
+from rayinfer.layers.shards import ShardSlice
 from rayinfer.optimization.packed_cache import PackedCache
 from rayinfer.optimization.ready_weights import load_ready_decoder
 from rayinfer.optimization.shared_weights import part_of
-from rayinfer.tensor_parallel import WHOLE, Alone, Place, Share
+from rayinfer.tensor_parallel import UNSHARDED, RankCoordinates, Shard, SingleRankGroup
 from rayinfer_kernels.packed_weight import WeightFormat
 from rayinfer_kernels.quantized_weight import quantize
 from support.fakes.thread_ranks import run_threads
@@ -75,7 +75,7 @@ def test_stages_of_one_rank_each_change_nothing(quantization, folder, cache):
 
 def test_each_rank_has_an_entry_of_its_own_in_the_cache_and_finds_it_again(folder, tmp_path):
     cache = PackedCache(tmp_path)
-    shares = [WHOLE, *(Share(Place(rank, 1, 2), Alone()) for rank in range(2))]
+    shares = [UNSHARDED, *(Shard(RankCoordinates(rank, 1, 2), SingleRankGroup()) for rank in range(2))]
 
     def load(share):
         loaded = load_ready_decoder(
@@ -95,7 +95,7 @@ def test_each_rank_has_an_entry_of_its_own_in_the_cache_and_finds_it_again(folde
 @pytest.mark.parametrize("columns", [range(0, 40), range(32, 96), range(40, 100), range(70, 80), range(96, 100)])
 def test_parts_of_rows_stand_for_the_same_weight(format, columns):
     whole = quantize(torch.randn(7, 100), format)
-    part = part_of(whole, Cut(1, (columns,))).dequantize()
+    part = part_of(whole, ShardSlice(1, (columns,))).dequantize()
     num_before = part.shape[1] - len(columns)
     assert torch.equal(part[:, num_before:], whole.dequantize()[:, columns.start : columns.stop])
     assert not part[:, :num_before].any()
@@ -104,7 +104,7 @@ def test_parts_of_rows_stand_for_the_same_weight(format, columns):
 @pytest.mark.parametrize("format", [WeightFormat.INT8, WeightFormat.INT4_DYNAMIC])
 def test_some_rows_stand_for_the_same_weight(format):
     whole = quantize(torch.randn(12, 50), format)
-    part = part_of(whole, Cut(0, (range(1, 4), range(6, 9)))).dequantize()
+    part = part_of(whole, ShardSlice(0, (range(1, 4), range(6, 9)))).dequantize()
     assert torch.equal(part, whole.dequantize()[[1, 2, 3, 6, 7, 8]])
 
 

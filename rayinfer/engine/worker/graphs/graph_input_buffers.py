@@ -86,7 +86,7 @@ class GraphLines:
         for name in _PLANNED:
             self._fields[name][:count] = getattr(plan, name)
         self._fields["draw_position"][:count] = plan.seq_lens
-        self._fields["continues"][:count] = False if plan.continues is None else plan.continues
+        self._fields["continues"][:count] = False if plan.uses_last_sampled is None else plan.uses_last_sampled
         for name in _DRAWN:
             self._fields[name][:count] = _UNTOUCHED[name] if settings is None else settings[name]
 

@@ -22,7 +22,7 @@ DESCRIPTION = ModelDescription(name="tiny", max_model_len=64, vocab_size=100, cr
 def test_a_tiny_engine_passes(overlaps, tmp_path):
     said = []
     report = run_soak(
-        tmp_path, said.append, seconds=1.5, scale=TINY, interrupt_every_s=0.05, settings={"overlap_steps": overlaps}
+        tmp_path, said.append, seconds=1.5, scale=TINY, interrupt_every_s=0.05, settings={"async_scheduling": overlaps}
     )
     assert report.problems == []
     assert report.requests == sum(report.finished.values()) > 20

@@ -68,7 +68,7 @@ def test_every_rank_is_told_everything_in_one_order():
 def test_a_step_is_under_way_until_its_tokens_are_asked_for_and_later_stages_tell_how_busy_they_were():
     may_go = threading.Event()
     ranks = ThreadRanks(1, 2, before_step={1: may_go.wait})
-    assert ranks.rank0.num_plans_at_once == 2
+    assert ranks.rank0.max_concurrent_batches == 2
     first, second = ranks.rank0.submit(plan_of(1)), ranks.rank0.submit(plan_of(2, 1))
     assert ranks.executors[0].noted == [("plan", 1), ("plan", 2)]
     assert ranks.executors[1].noted == []

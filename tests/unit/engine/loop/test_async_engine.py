@@ -212,7 +212,7 @@ async def test_an_idle_engine_whose_executor_dies_is_over_within_a_heartbeat():
 
 
 async def test_every_stream_is_whole_where_two_steps_are_under_way():
-    async with running(num_plans_at_once=2) as engine:
+    async with running(max_concurrent_batches=2) as engine:
         await engine.submit([request(f"{i}", numbers(9, i), 12) for i in range(5)], "r")
         tokens, ends = await collect(engine, "r", 5)
         assert tokens == {f"{i}": expected_tokens(numbers(9, i), 12) for i in range(5)}

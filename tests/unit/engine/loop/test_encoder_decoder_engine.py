@@ -27,7 +27,7 @@ def marian(tmp_path_factory):
 @pytest.fixture(params=[False, True], ids=["waiting", "overlapping"], autouse=True)
 def overlaps(request, monkeypatch):
     """Every test has engines that wait for each step, then engines that do not."""
-    monkeypatch.setitem(SETTINGS, "overlap_steps", request.param)
+    monkeypatch.setitem(SETTINGS, "async_scheduling", request.param)
 
 
 def engine_of(folder, **settings):

@@ -85,8 +85,8 @@ def test_a_request_that_comes_with_outputs_goes_on_where_it_was(num_known):
     driven.run()  # `Driven` checks start_pos
     assert driven.tokens["a"] == whole
     assert driven.reasons() == {"a": "length"}
-    entered = driven.executor.entered[0]
-    assert (len(entered.prompt_token_ids), len(entered.output_token_ids)) == (10, num_known)
+    new_request = driven.executor.new_requests[0]
+    assert (len(new_request.prompt_token_ids), len(new_request.output_token_ids)) == (10, num_known)
 
 
 # Ends from outside

@@ -17,7 +17,9 @@ def test_the_parts_of_a_plan_are_the_plan():
         parts = plan.part(0, cut), plan.part(cut, plan.num_requests)
         for name in ("rows", "token_ids", "positions", "slot_mapping", "seq_lens", "block_tables", "samples"):
             assert np.array_equal(np.concatenate([getattr(part, name) for part in parts]), getattr(plan, name))
-        assert [entered.row for part in parts for entered in part.entered] == [entered.row for entered in plan.entered]
+        assert [new_request.row for part in parts for new_request in part.new_requests] == [
+            new_request.row for new_request in plan.new_requests
+        ]
         for part in parts:
             assert part.cu_seqlens_q[0] == 0
             assert part.cu_seqlens_q[-1] == part.num_tokens

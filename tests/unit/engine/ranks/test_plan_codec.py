@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rayinfer.engine.plan.executor_commands import BlockCopy
-from rayinfer.engine.plan.step_plan import EnteredRow, SampledTokens, ScoredTokens, StepPlan
+from rayinfer.engine.plan.step_plan import NewRequestData, SampledTokens, ScoredTokens, StepPlan
 from rayinfer.engine.ranks.plan_codec import (
     BadMessage,
     computed_message,
@@ -35,7 +35,7 @@ PARAMS = SamplingParams(
     logprobs=3,
     prompt_logprobs=0,
 )
-ENTERED = EnteredRow(
+ENTERED = NewRequestData(
     row=3,
     params=PARAMS,
     seed=2**64 - 1,
@@ -56,7 +56,7 @@ PLAN = StepPlan(
     seq_lens=np.array([2, 10], np.int32),
     block_tables=np.array([[4, 0, 0], [1, 2, 3]], np.int32)[:, :2],  # a view, whose rows are not next to each other
     samples=np.array([False, True]),
-    entered=(ENTERED, EnteredRow(**{field.name: getattr(ENTERED, field.name) for field in fields(ENTERED)})),
+    new_requests=(ENTERED, NewRequestData(**{field.name: getattr(ENTERED, field.name) for field in fields(ENTERED)})),
 )
 SCORED = ScoredTokens(
     rows=np.array([0, 0], np.int64),
@@ -114,7 +114,7 @@ def test_parts_of_a_plan_keep_what_belongs_together():
     kept = PLAN.only(np.array([False, True]))
     assert (kept.rows.tolist(), kept.token_ids.tolist(), kept.positions.tolist()) == ([0], [7], [9])
     assert (kept.cu_seqlens_q.tolist(), kept.seq_lens.tolist(), kept.samples.tolist()) == ([0, 1], [10], [True])
-    assert (kept.block_tables.tolist(), kept.entered) == ([[1, 2]], ())
+    assert (kept.block_tables.tolist(), kept.new_requests) == ([[1, 2]], ())
     sampled = SampledTokens(np.array([5], np.int64), np.array([False]), SCORED, SCORED)
     nothing = sampled.only(np.array([False]), np.array([3]))
     assert (len(nothing.token_ids), len(nothing.logprobs.rows), len(nothing.prompt_logprobs.rows)) == (0, 0, 0)

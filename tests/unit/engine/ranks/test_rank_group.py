@@ -20,7 +20,7 @@ from rayinfer.engine.ranks.rank_store import RankStore, ask_over
 from rayinfer.engine.ranks.rendezvous import Rendezvous, close_all, join_rendezvous, open_rendezvous
 from rayinfer.engine.ranks.torch_groups import open_groups
 from rayinfer.errors import EngineDead
-from rayinfer.tensor_parallel import Place
+from rayinfer.tensor_parallel import RankCoordinates
 
 SIZES = (2, 2)  # tensor ranks, stages
 SOON_S = 10.0
@@ -70,7 +70,7 @@ def in_threads(*actions):
 
 def test_ranks_meet_in_their_stages_and_agree_on_the_least(host):
     def be(rank):
-        place = Place(rank, *SIZES)
+        place = RankCoordinates(rank, *SIZES)
         group = RankGroup.join(place, host.rendezvous) if rank else RankGroup.host(place, host)
         try:
             least = group.agree_least([10 + rank, 20 - rank])
@@ -80,7 +80,9 @@ def test_ranks_meet_in_their_stages_and_agree_on_the_least(host):
             group.close()
 
     met = in_threads(*(lambda rank=rank: be(rank) for rank in range(4)))
-    assert met == [(Place(rank, *SIZES), [10, 17], 11.0 if rank < 2 else 1100.0, 4, True) for rank in range(4)]
+    assert met == [
+        (RankCoordinates(rank, *SIZES), [10, 17], 11.0 if rank < 2 else 1100.0, 4, True) for rank in range(4)
+    ]
 
 
 def test_rank_0_stops_waiting_when_it_is_told_that_nobody_will_come(host):
@@ -88,7 +90,7 @@ def test_rank_0_stops_waiting_when_it_is_told_that_nobody_will_come(host):
         raise EngineDead("rank 1 ended with code 9")
 
     with pytest.raises(EngineDead, match="rank 1 ended with code 9"):
-        RankGroup.host(Place(0, 2, 1), host, Others(check))
+        RankGroup.host(RankCoordinates(0, 2, 1), host, Others(check))
 
 
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
@@ -97,9 +99,9 @@ def test_a_rank_that_is_frozen_before_the_groups_are_built_is_ended_and_named(si
 
     def meet():
         with pytest.raises(EngineDead, match=r"rank 1 is lost: it has said nothing for 0\.4 s"):
-            RankGroup.host(Place(0, *sizes), host, others)
+            RankGroup.host(RankCoordinates(0, *sizes), host, others)
 
-    _, lines = in_threads(meet, lambda: join_rendezvous(Place(1, *sizes), host.rendezvous))
+    _, lines = in_threads(meet, lambda: join_rendezvous(RankCoordinates(1, *sizes), host.rendezvous))
     assert others.graces == [0.0]
     close_all([lines.commands, lines.beats, lines.store])
     host.close()
@@ -107,7 +109,8 @@ def test_a_rank_that_is_frozen_before_the_groups_are_built_is_ended_and_named(si
 
 def pair_of(host):
     return in_threads(
-        lambda: RankGroup.host(Place(0, 2, 1), host), lambda: RankGroup.join(Place(1, 2, 1), host.rendezvous)
+        lambda: RankGroup.host(RankCoordinates(0, 2, 1), host),
+        lambda: RankGroup.join(RankCoordinates(1, 2, 1), host.rendezvous),
     )
 
 
@@ -140,30 +143,30 @@ def test_groups_that_nobody_has_any_more_do_not_beat(host):
 def test_rank_0_stops_waiting_when_its_door_is_closed(host):
     threading.Timer(0.3, host.close).start()
     with pytest.raises(EngineDead, match="port for the other ranks is closed"):
-        RankGroup.host(Place(0, 2, 1), host)
+        RankGroup.host(RankCoordinates(0, 2, 1), host)
 
 
 def test_rank_0_does_not_wait_for_ever(host, monkeypatch):
     monkeypatch.setattr(rendezvous, "START_TIMEOUT_S", 0.3)
     with pytest.raises(EngineDead, match=r"ranks \[1, 2, 3\] did not come within 0\.3 s"):
-        RankGroup.host(Place(0, *SIZES), host)
+        RankGroup.host(RankCoordinates(0, *SIZES), host)
 
 
 def test_a_rank_that_finds_nobody_says_so():
     with socket.create_server(("127.0.0.1", 0)) as door:
         port = door.getsockname()[1]
     with pytest.raises(EngineDead, match=f"rank 0 is not at 127.0.0.1:{port}"):
-        RankGroup.join(Place(1, 2, 1), Rendezvous("127.0.0.1", port, "key"))
+        RankGroup.join(RankCoordinates(1, 2, 1), Rendezvous("127.0.0.1", port, "key"))
 
 
 def test_who_fails_while_models_are_loaded_is_named_to_rank_0(host):
     def fail():
-        group = RankGroup.join(Place(1, 2, 1), host.rendezvous)
+        group = RankGroup.join(RankCoordinates(1, 2, 1), host.rendezvous)
         group.lines[0].send(Failed("ModelLoadError: no such file"), 5.0)
         group.close()
 
     def agree():
-        group = RankGroup.host(Place(0, 2, 1), host)
+        group = RankGroup.host(RankCoordinates(0, 2, 1), host)
         try:
             with pytest.raises(EngineDead, match="ModelLoadError: no such file"):
                 group.agree_least([1])
@@ -188,13 +191,13 @@ def test_a_rank_that_is_killed_between_saying_where_it_is_and_connecting_is_noti
     has_left, may_end = threading.Event(), threading.Event()
 
     def leave():
-        lines = join_rendezvous(Place(1, 2, 1), host.rendezvous)
+        lines = join_rendezvous(RankCoordinates(1, 2, 1), host.rendezvous)
         store = LeavesBeforeConnecting(ask_over(lines.store), SOON_S)
         store.lines, store.has_left, store.may_end = lines, has_left, may_end
 
         def open_and_leave():
             with suppress(LookupError, RuntimeError):
-                open_groups(Place(1, 2, 1), store, torch.device("cpu"), "127.0.0.1", host.rendezvous.key)
+                open_groups(RankCoordinates(1, 2, 1), store, torch.device("cpu"), "127.0.0.1", host.rendezvous.key)
 
         threading.Thread(target=open_and_leave, daemon=True).start()
         assert has_left.wait(SOON_S)
@@ -202,7 +205,7 @@ def test_a_rank_that_is_killed_between_saying_where_it_is_and_connecting_is_noti
 
     def meet():
         with pytest.raises(EngineDead, match="rank 1 is lost: it has hung up"):
-            RankGroup.host(Place(0, 2, 1), host)
+            RankGroup.host(RankCoordinates(0, 2, 1), host)
         return time.monotonic()
 
     started = time.monotonic()
@@ -217,7 +220,7 @@ def test_what_is_connected_to_gloo_without_the_key_is_no_rank():
 
     def be(rank, key):
         with pytest.raises(EngineDead, match=f"connected as rank {1 - rank} of a group does not know"):
-            open_groups(Place(rank, 2, 1), store, torch.device("cpu"), "127.0.0.1", key)
+            open_groups(RankCoordinates(rank, 2, 1), store, torch.device("cpu"), "127.0.0.1", key)
 
     in_threads(lambda: be(0, "key"), lambda: be(1, "another key"))
 
@@ -241,7 +244,7 @@ def listening():
 
 
 def met_as(rank, host):
-    place = Place(rank, *SIZES)
+    place = RankCoordinates(rank, *SIZES)
     return RankGroup.join(place, host.rendezvous) if rank else RankGroup.host(place, host)
 
 

@@ -19,9 +19,9 @@ from rayinfer.engine.ranks.rendezvous import (
 )
 from rayinfer.engine.ranks.rendezvous_messages import Challenge, Hello
 from rayinfer.errors import EngineDead
-from rayinfer.tensor_parallel import Place
+from rayinfer.tensor_parallel import RankCoordinates
 
-PLACE = Place(1, 2, 1)
+PLACE = RankCoordinates(1, 2, 1)
 SOON_S = 10.0
 
 
@@ -94,7 +94,12 @@ def test_who_says_half_a_word_is_not_waited_for(host, accepting):
 
 @pytest.mark.parametrize(
     ("place", "key"),
-    [(PLACE, "another key"), (Place(2, 3, 1), None), (Place(0, 2, 1), None), (Place(1, 4, 1), None)],
+    [
+        (PLACE, "another key"),
+        (RankCoordinates(2, 3, 1), None),
+        (RankCoordinates(0, 2, 1), None),
+        (RankCoordinates(1, 4, 1), None),
+    ],
 )
 def test_nobody_comes_in_without_the_key_or_as_another_rank(place, key, host, accepting):
     meeting = host.rendezvous

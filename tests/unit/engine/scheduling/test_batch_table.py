@@ -67,7 +67,7 @@ def test_a_plan_finds_every_token_in_its_block():
     rows = np.array([take(table, request(6, [9, 3])), take(table, request(5, [4, 8]), 4, 1)])
     table.add_blocks(rows[:1], [6])
     table.num_scheduled[rows] = [5, 1]
-    plan = table.assemble(step=1, entered=())
+    plan = table.assemble(step=1, new_requests=())
     assert plan.token_ids.tolist() == [0, 1, 2, 3, 4, 4]
     assert plan.positions.tolist() == [0, 1, 2, 3, 4, 4]
     assert plan.slot_mapping.tolist() == [36, 37, 38, 39, 12, 32]

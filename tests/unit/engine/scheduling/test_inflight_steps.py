@@ -9,7 +9,7 @@ from support.fakes.fake_executor import drive, expected_tokens, numbers
 
 
 def two_at_once(**settings):
-    return drive(num_plans_at_once=2, **settings)
+    return drive(max_concurrent_batches=2, **settings)
 
 
 def test_two_steps_under_way_share_the_running_requests():

@@ -8,7 +8,7 @@ import pytest
 from support.fakes.fake_executor import drive, expected_tokens, numbers
 
 PROMPT = numbers(21)
-OVERLAPS = pytest.mark.parametrize("plans_ahead", [False, True])
+OVERLAPS = pytest.mark.parametrize("supports_async_scheduling", [False, True])
 
 
 def spoilt_once(driven, at):
@@ -32,8 +32,8 @@ def check(driven, name, prompt, num_tokens=4):
 
 @OVERLAPS
 @pytest.mark.parametrize("chunk", [8, 16])
-def test_chunks_stored_before_the_end_is_known_are_computed_again(chunk, plans_ahead):
-    driven = spoilt_once(drive(budget=8, plans_ahead=plans_ahead), chunk)
+def test_chunks_stored_before_the_end_is_known_are_computed_again(chunk, supports_async_scheduling):
+    driven = spoilt_once(drive(budget=8, supports_async_scheduling=supports_async_scheduling), chunk)
     driven.add("bad", PROMPT)
     driven.run()
     assert driven.reasons() == {"bad": "error"}
@@ -57,8 +57,8 @@ def test_the_router_hears_that_the_blocks_are_gone():
 
 
 @OVERLAPS
-def test_blocks_that_it_had_only_hit_stay(plans_ahead):
-    driven = drive(budget=64, plans_ahead=plans_ahead)
+def test_blocks_that_it_had_only_hit_stay(supports_async_scheduling):
+    driven = drive(budget=64, supports_async_scheduling=supports_async_scheduling)
     driven.add("first", PROMPT[:9])
     driven.run()
     spoilt_once(driven, 21)
@@ -72,8 +72,8 @@ def test_blocks_that_it_had_only_hit_stay(plans_ahead):
 
 
 @OVERLAPS
-def test_requests_that_wait_for_its_blocks_do_not_take_them(plans_ahead):
-    driven = spoilt_once(drive(budget=8, plans_ahead=plans_ahead), 8)
+def test_requests_that_wait_for_its_blocks_do_not_take_them(supports_async_scheduling):
+    driven = spoilt_once(drive(budget=8, supports_async_scheduling=supports_async_scheduling), 8)
     driven.add("bad", PROMPT)
     driven.add("waits", [*PROMPT, 7])
     driven.run()
@@ -82,8 +82,8 @@ def test_requests_that_wait_for_its_blocks_do_not_take_them(plans_ahead):
 
 
 @OVERLAPS
-def test_a_request_that_shares_its_blocks_stores_nothing_on_top_of_them(plans_ahead):
-    driven = spoilt_once(drive(budget=8, plans_ahead=plans_ahead), 8)
+def test_a_request_that_shares_its_blocks_stores_nothing_on_top_of_them(supports_async_scheduling):
+    driven = spoilt_once(drive(budget=8, supports_async_scheduling=supports_async_scheduling), 8)
     driven.add("bad", PROMPT, max_tokens=1)
     driven.step()
     driven.step()
@@ -145,8 +145,8 @@ def test_a_request_that_shares_its_blocks_is_not_swapped_out_but_computed_again(
 
 
 @OVERLAPS
-def test_chunks_of_an_aborted_request_fail_one_later_request_at_most(plans_ahead):
-    driven = spoilt_once(drive(budget=8, plans_ahead=plans_ahead), 8)
+def test_chunks_of_an_aborted_request_fail_one_later_request_at_most(supports_async_scheduling):
+    driven = spoilt_once(drive(budget=8, supports_async_scheduling=supports_async_scheduling), 8)
     driven.add("aborted", PROMPT)
     driven.step()
     driven.step()
@@ -159,8 +159,8 @@ def test_chunks_of_an_aborted_request_fail_one_later_request_at_most(plans_ahead
 
 
 @OVERLAPS
-def test_chunks_that_somebody_has_sampled_from_outlive_a_request_that_fails_behind_them(plans_ahead):
-    driven = drive(budget=8, plans_ahead=plans_ahead)
+def test_chunks_that_somebody_has_sampled_from_outlive_a_request_that_fails_behind_them(supports_async_scheduling):
+    driven = drive(budget=8, supports_async_scheduling=supports_async_scheduling)
     driven.add("sound", PROMPT)
     driven.run()
     for i, at in enumerate((24, 21)):
@@ -190,8 +190,8 @@ def test_sound_blocks_behind_the_invalid_one_of_an_aborted_twin_hide_it_from_nob
 
 
 @OVERLAPS
-def test_a_prompt_that_is_only_scored_ends_in_error_where_its_scores_are_no_numbers(plans_ahead):
-    driven = spoilt_once(drive(budget=8, plans_ahead=plans_ahead), 8)
+def test_a_prompt_that_is_only_scored_ends_in_error_where_its_scores_are_no_numbers(supports_async_scheduling):
+    driven = spoilt_once(drive(budget=8, supports_async_scheduling=supports_async_scheduling), 8)
     driven.add("bad", PROMPT, max_tokens=0, prompt_logprobs=1)
     driven.run()
     assert driven.reasons() == {"bad": "error"}
@@ -210,8 +210,8 @@ def test_whichever_steps_are_spoilt_later_requests_get_their_answers(seed, abort
         num_blocks=chance.choice([12, 16, 24, 40]),
         budget=chance.choice([8, 16, 64]),
         num_offload_blocks=chance.choice([0, 16, 32]),
-        plans_ahead=(plans_ahead := chance.random() < 0.5),
-        num_plans_at_once=1 if plans_ahead else chance.choice([1, 2]),
+        supports_async_scheduling=(supports_async_scheduling := chance.random() < 0.5),
+        max_concurrent_batches=1 if supports_async_scheduling else chance.choice([1, 2]),
     )
     is_over = False
     driven.executor.spoils = lambda context: not is_over and chance.random() < 0.08

@@ -32,8 +32,8 @@ def test_a_request_that_gave_way_keeps_its_prompts_boundary_and_resumes_from_its
     assert driven.tokens == {"low": expected_tokens(numbers(10), 20), "high": expected_tokens(numbers(24, 1), 1)}
     assert driven.reasons() == {"low": "length", "high": "length"}
     assert driven.executor.num_tokens_computed - before == 13  # none of the 16 is computed again
-    entered = driven.executor.entered[0]
-    assert (len(entered.prompt_token_ids), len(entered.output_token_ids)) == (10, 7)
+    new_request = driven.executor.new_requests[0]
+    assert (len(new_request.prompt_token_ids), len(new_request.output_token_ids)) == (10, 7)
     assert driven.engine.stats.prompt_tokens_total == 34
     assert driven.ends["low"].num_cached_tokens == 0  # found when it first ran
 
@@ -155,8 +155,8 @@ def test_a_preempted_row_is_used_again_in_the_same_plan():
     driven.step()
     driven.add("high", numbers(6, 1), max_tokens=3)
     driven.step()
-    (entered,) = driven.executor.plans[-1].entered
-    assert entered.prompt_token_ids.tolist() == numbers(6, 1)
+    (new_request,) = driven.executor.plans[-1].new_requests
+    assert new_request.prompt_token_ids.tolist() == numbers(6, 1)
     assert driven.engine.stats.num_preemptions_total == 1
     driven.run()  # the executor checks that every row's history is its request's own
     assert driven.tokens == {"low": expected_tokens(numbers(6), 8), "high": expected_tokens(numbers(6, 1), 3)}

@@ -93,12 +93,15 @@ def wanted_logprobs(context, num_top, first):
 class Scripts(RuleBasedStateMachine):
     """One engine and whatever is asked of it; afterwards everybody has ended as if alone."""
 
-    num_plans_at_once = 1
-    plans_ahead = False
+    max_concurrent_batches = 1
+    supports_async_scheduling = False
 
     @initialize(size=sizes())
     def build(self, size):
-        steps = {"num_plans_at_once": self.num_plans_at_once, "plans_ahead": self.plans_ahead}
+        steps = {
+            "max_concurrent_batches": self.max_concurrent_batches,
+            "supports_async_scheduling": self.supports_async_scheduling,
+        }
         self.driven = drive(answer=answer, failure=failure, **steps, **size)
         self.submitted = {}
 
@@ -185,7 +188,7 @@ class Scripts(RuleBasedStateMachine):
 class ScriptsOfTwoStepsAtOnce(Scripts):
     """The same where a step is planned while another is under way; no step fails there but for good."""
 
-    num_plans_at_once = 2
+    max_concurrent_batches = 2
 
     @rule(submission=submissions().filter(lambda submission: submission.prompt[0] != POISON))
     def submit(self, submission):
@@ -195,7 +198,7 @@ class ScriptsOfTwoStepsAtOnce(Scripts):
 class ScriptsPlannedAhead(Scripts):
     """The same where each step goes on from tokens of the one before that are not known yet."""
 
-    plans_ahead = True
+    supports_async_scheduling = True
 
 
 @pytest.mark.parametrize(

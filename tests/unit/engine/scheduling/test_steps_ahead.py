@@ -6,7 +6,7 @@ from support.fakes.fake_executor import EOS, INVALID, drive, expected_tokens, mi
 
 
 def ahead(**settings):
-    return drive(plans_ahead=True, **settings)
+    return drive(supports_async_scheduling=True, **settings)
 
 
 def ending(length):
@@ -21,8 +21,8 @@ def test_the_next_step_of_the_same_requests_is_under_way_before_the_tokens_of_th
     told = driven.step()
     assert [len(delta.token_ids) for delta in told] == [1, 1, 1]
     assert driven.executor.names == [{"r0", "r1", "r2"}] * 2
-    assert driven.executor.plans[0].continues.tolist() == [False] * 3
-    assert driven.executor.plans[1].continues.tolist() == [True] * 3
+    assert driven.executor.plans[0].uses_last_sampled.tolist() == [False] * 3
+    assert driven.executor.plans[1].uses_last_sampled.tolist() == [True] * 3
     driven.run()
     assert driven.tokens == {f"r{number}": expected_tokens(numbers(5, start=number), 6) for number in range(3)}
 
@@ -187,7 +187,7 @@ def test_a_failing_step_is_computed_again_in_halves_once_the_one_before_is_known
     for number in range(4):
         assert driven.tokens[f"r{number}"] == expected_tokens(numbers(5, start=number + 10), 9)
     assert driven.engine.stats.generation_tokens_total == 4 * 9 + 3
-    again = [plan for plan in driven.executor.plans if plan.continues is None]
+    again = [plan for plan in driven.executor.plans if plan.uses_last_sampled is None]
     assert len(again) > 2
     for plan in again:
         whole = [expected_tokens(numbers(5, start=number + 10), 9) for number in range(4)]

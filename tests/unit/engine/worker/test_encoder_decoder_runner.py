@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from rayinfer.decoding.sampler import Sampler
-from rayinfer.engine.plan.step_plan import EnteredRow
+from rayinfer.engine.plan.step_plan import NewRequestData
 from rayinfer.engine.worker.encoder_decoder_runner import EncoderDecoderRunner
 from rayinfer.engine.worker.static_runner import StaticShapes
 from rayinfer.kv_cache.cache_tensors import allocate_kv_caches
@@ -25,7 +25,7 @@ def runner(tmp_path_factory):
 
 
 def reader(row, length):
-    return EnteredRow(
+    return NewRequestData(
         row=row,
         params=SamplingParams(temperature=0.0),
         seed=0,

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rayinfer.decoding.sampler import Sampler
-from rayinfer.engine.plan.step_plan import EnteredRow, StepPlan
+from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
 from rayinfer.engine.worker.model_runner import ModelRunner
 from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
@@ -29,7 +29,7 @@ class NextToken:
         return torch.nn.functional.one_hot((hidden[:, 0].long() + 1) % VOCAB, VOCAB).float()
 
 
-def plan(parts, samples, entered=()):
+def plan(parts, samples, new_requests=()):
     counts = [len(tokens) for tokens in parts.values()]
     num_tokens = sum(counts)
     return StepPlan(
@@ -42,12 +42,12 @@ def plan(parts, samples, entered=()):
         seq_lens=np.array(counts, np.int32),
         block_tables=np.zeros((len(parts), 1), np.int32),
         samples=np.array(samples),
-        entered=tuple(entered),
+        new_requests=tuple(new_requests),
     )
 
 
 def entered_row(row, params=GREEDY):
-    return EnteredRow(
+    return NewRequestData(
         row=row,
         params=params,
         seed=0,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from rayinfer.engine.plan.step_plan import EnteredRow, StepPlan
+from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
 from rayinfer.engine.scheduling.step_deltas import logprobs_by_row
 from rayinfer.engine.worker.prompt_scorer import SLICE_BYTES, PromptScorer
 from rayinfer.sampling_params import SamplingParams
@@ -14,7 +14,7 @@ PROMPT = [7, 3, 3, 40, 9, 0, 49, 12]
 
 
 def entered(row, prompt=PROMPT, outputs=(), prompt_logprobs=2):
-    return EnteredRow(
+    return NewRequestData(
         row=row,
         params=SamplingParams(prompt_logprobs=prompt_logprobs),
         seed=0,

@@ -15,7 +15,7 @@ from rayinfer.engine.worker.resolved_config import settle
 from rayinfer.kv_cache.pool_size import CPU_POOL_BYTES, count_kv_blocks
 from rayinfer.models.model_config import read_model_config
 from rayinfer.outputs import Credits
-from rayinfer.tensor_parallel import Place
+from rayinfer.tensor_parallel import RankCoordinates
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 SIZES = ("max_num_seqs", "max_num_batched_tokens", "memory_fraction", "max_cudagraph_capture_size")
@@ -83,7 +83,7 @@ class FakeGroup:
     """One rank of some, of which the others have told these numbers."""
 
     def __init__(self, rank, of_others):
-        self.place = Place(rank, 2, 1)
+        self.place = RankCoordinates(rank, 2, 1)
         self.of_others = of_others
         self.told = []
 

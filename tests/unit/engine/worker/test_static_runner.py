@@ -35,8 +35,8 @@ class NextToken:
 class Executor:
     """Only steps: nothing is copied or given back."""
 
-    num_plans_at_once = 1
-    plans_ahead = False
+    max_concurrent_batches = 1
+    supports_async_scheduling = False
     stage_idle_shares = ()
 
     def __init__(self, runner):

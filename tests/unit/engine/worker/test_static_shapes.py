@@ -105,8 +105,8 @@ def test_arrays_are_allocated_once():
 
 def test_the_sampler_hears_of_the_row_that_means_nothing_before_anybody_comes():
     first, *others = make_shapes().warm_up_plans()
-    (nobody,) = first.entered
+    (nobody,) = first.new_requests
     assert nobody.row == ROWS
     assert nobody.params.is_greedy
     assert len(others) == len(make_shapes().shapes) - 1
-    assert not any(plan.entered for plan in others)
+    assert not any(plan.new_requests for plan in others)

@@ -11,7 +11,7 @@ from rayinfer.engine.worker.step_upload import StepUpload
 CPU = torch.device("cpu")
 
 
-def plan(counts, samples, continues=None):
+def plan(counts, samples, uses_last_sampled=None):
     num_tokens = sum(counts)
     return StepPlan(
         step=1,
@@ -23,7 +23,7 @@ def plan(counts, samples, continues=None):
         seq_lens=np.array(counts, np.int32),
         block_tables=np.arange(3 * len(counts), dtype=np.int32).reshape(-1, 3),
         samples=np.array(samples),
-        continues=None if continues is None else np.array(continues),
+        uses_last_sampled=None if uses_last_sampled is None else np.array(uses_last_sampled),
     )
 
 

@@ -20,7 +20,7 @@ def test_prompts_grow_to_the_longest_that_a_step_may_have(longest, sizes):
     assert [plan.num_tokens for plan in plans] == sizes
     assert [plan.seq_lens.tolist() for plan in plans] == [[size] for size in sizes]
     assert {slot for plan in plans for slot in plan.slot_mapping.tolist()} == {-1}
-    assert [plan.entered[0].params.temperature > 0 for plan in plans] == [False] + [True] * (len(sizes) - 1)
+    assert [plan.new_requests[0].params.temperature > 0 for plan in plans] == [False] + [True] * (len(sizes) - 1)
 
 
 def test_steps_larger_than_the_longest_prompt_have_several():
@@ -34,7 +34,7 @@ def test_steps_larger_than_the_longest_prompt_have_several():
 def test_as_many_requests_sample_as_rows_there_are_with_penalties_and_without():
     plans = [plan for plan in first_steps(8, 8, 6, 16, Padding()) if plan.samples.all() and plan.num_requests > 1]
     assert [plan.num_requests for plan in plans] == [2, 2, 4, 4, 6, 6]
-    assert [plan.entered[0].params.has_penalties for plan in plans] == [False, True] * 3
+    assert [plan.new_requests[0].params.has_penalties for plan in plans] == [False, True] * 3
 
 
 def test_requests_find_nothing_of_what_was_computed_before_them(tmp_path):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rayinfer.decoding.sampler import Sampler
-from rayinfer.engine.plan.step_plan import EnteredRow, StepPlan
+from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
 from rayinfer.engine.worker.graphs.graph_input_buffers import Padding
 from rayinfer.engine.worker.model_runner import ModelRunner
@@ -59,7 +59,7 @@ class Recorded:
         return logits.where(token_ids[:, None] != self.broken_token, torch.nan)
 
 
-def decoding(rows, token_ids=None, continues=None, width=2):
+def decoding(rows, token_ids=None, uses_last_sampled=None, width=2):
     count = len(rows)
     return StepPlan(
         step=1,
@@ -71,7 +71,7 @@ def decoding(rows, token_ids=None, continues=None, width=2):
         seq_lens=np.arange(count, dtype=np.int32) + 4,
         block_tables=np.arange(count * width, dtype=np.int32).reshape(count, width),
         samples=np.ones(count, np.bool_),
-        continues=None if continues is None else np.array(continues),
+        uses_last_sampled=None if uses_last_sampled is None else np.array(uses_last_sampled),
     )
 
 
@@ -209,7 +209,7 @@ def test_a_runner_replays_decoding_steps_and_computes_all_others():
         )
     )
     entered = tuple(
-        EnteredRow(
+        NewRequestData(
             row=row,
             params=SamplingParams(temperature=0.0, logprobs=0 if row else None),
             seed=0,

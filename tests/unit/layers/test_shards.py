@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from rayinfer.errors import ConfigError
-from rayinfer.layers.shares import Cut, share_of_heads, shifted
+from rayinfer.layers.shards import ShardSlice, shard_heads, shifted
 from rayinfer.layers.weight_copies import copies_of_part
 from rayinfer.layers.weight_places import WeightPlace
-from rayinfer.tensor_parallel import Place
+from rayinfer.tensor_parallel import RankCoordinates
 
 
 def shares(num_heads, num_kv_heads, num_ranks):
-    return [share_of_heads(num_heads, num_kv_heads, Place(rank, num_ranks)) for rank in range(num_ranks)]
+    return [shard_heads(num_heads, num_kv_heads, RankCoordinates(rank, num_ranks)) for rank in range(num_ranks)]
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(8, 8), (8, 2), (9, 3), (6, 1), (14, 2)])
@@ -41,13 +41,15 @@ def test_more_ranks_than_heads_are_refused():
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("place", [WeightPlace("weight"), WeightPlace("weight", slice(3, 9))], ids=["all", "rows"])
 def test_what_is_copied_from_a_tensor_fills_the_part_of_a_matrix(place, axis):
-    assert_filled(torch.arange(120).view(12, 10), place, Cut(axis, (range(1, 4), range(6, 8))))
+    assert_filled(torch.arange(120).view(12, 10), place, ShardSlice(axis, (range(1, 4), range(6, 8))))
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize("index", [None, (2, slice(3, 9)), (0, slice(0, 12))], ids=str)
 def test_what_is_copied_from_a_tensor_fills_the_part_of_experts(index, axis):
-    assert_filled(torch.arange(600).view(5, 12, 10), WeightPlace("weight", index), Cut(axis, (shifted(range(3), 1),)))
+    assert_filled(
+        torch.arange(600).view(5, 12, 10), WeightPlace("weight", index), ShardSlice(axis, (shifted(range(3), 1),))
+    )
 
 
 def test_what_nobody_cut_is_copied_whole():
@@ -55,8 +57,8 @@ def test_what_nobody_cut_is_copied_whole():
 
 
 def test_a_tensor_for_other_ranks_is_not_needed():
-    assert not copies_of_part(WeightPlace("weight", slice(0, 4)), (12, 10), Cut(0, (range(4, 12),)))
-    assert not copies_of_part(WeightPlace("weight", (4, slice(0, 4))), (5, 12, 10), Cut(0, (range(0, 4),)))
+    assert not copies_of_part(WeightPlace("weight", slice(0, 4)), (12, 10), ShardSlice(0, (range(4, 12),)))
+    assert not copies_of_part(WeightPlace("weight", (4, slice(0, 4))), (5, 12, 10), ShardSlice(0, (range(0, 4),)))
 
 
 def assert_filled(whole, place, cut):

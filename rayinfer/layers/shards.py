@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import torch
 
-from rayinfer.tensor_parallel import Place, Share, split
+from rayinfer.tensor_parallel import RankCoordinates, Shard, split
 from rayinfer_kernels.int4_blocks import GROUP_SIZE
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ShardSlice:
     """The part of a parameter that a rank holds: some ranges along one axis, one behind the other."""
 
     axis: int
@@ -28,40 +28,40 @@ class Shardable(ABC):
     """A module that several ranks can share."""
 
     @abstractmethod
-    def take_share(self, share: Share) -> Mapping[str, Cut]:
+    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """Become this rank's shard, and return the cuts of parameters by name, relative to this module.
 
         Raises ConfigError where there are more ranks than there is to share.
         """
 
 
-class HeadShare(NamedTuple):
+class HeadShard(NamedTuple):
     """The heads of a rank."""
 
     query: range
     key_value: range
 
 
-def share_of_heads(num_heads: int, num_kv_heads: int, place: Place) -> HeadShare:
-    """Share heads of keys and values with the queries that look there.
+def shard_heads(num_heads: int, num_kv_heads: int, place: RankCoordinates) -> HeadShard:
+    """Shard heads of keys and values with the queries that look there.
 
     Where there are more ranks than heads of keys and values, several ranks hold the same one and share its queries.
     """
     per_kv_head, size = num_heads // num_kv_heads, place.tensor_parallel_size
     if size <= num_kv_heads:
         kept = split(num_kv_heads, size, "heads of keys and values")[place.tensor_rank]
-        return HeadShare(range(kept.start * per_kv_head, kept.stop * per_kv_head), kept)
+        return HeadShard(range(kept.start * per_kv_head, kept.stop * per_kv_head), kept)
     for kv_head, ranks in enumerate(split(size, num_kv_heads, "ranks")):
         if place.tensor_rank in ranks:
             shares = split(per_kv_head, len(ranks), f"attention heads that share a head of keys, of {num_heads} in all")
             kept = shares[place.tensor_rank - ranks.start]
             first = kv_head * per_kv_head
-            return HeadShare(range(first + kept.start, first + kept.stop), range(kv_head, kv_head + 1))
+            return HeadShard(range(first + kept.start, first + kept.stop), range(kv_head, kv_head + 1))
     raise AssertionError("every rank is in one of the parts")
 
 
-def share_of_width(width: int, share: Share) -> range:
-    """Share what lies between two matrices; groups of inputs that have a scale in common stay together."""
+def shard_width(width: int, share: Shard) -> range:
+    """Shard what lies between two matrices; groups of inputs that have a scale in common stay together."""
     return split(width, share.group.size, "channels of a feed-forward", GROUP_SIZE)[share.group.rank]
 
 
