@@ -67,9 +67,12 @@ class Prepared:
 
 def run_service(service: Service, folder: Path, console: Console) -> None:
     """Start the service and run until it fails or is interrupted; raises KeyboardInterrupt before it is ready."""
-    from rayinfer_deployments.background_call import BackgroundCall
-    from rayinfer_deployments.own_ray import OwnRay
-    from rayinfer_deployments.process_priority import lower_bystanders
+    from rayinfer_deployments.uncollected_imports import no_collection
+
+    with no_collection():
+        from rayinfer_deployments.background_call import BackgroundCall
+        from rayinfer_deployments.own_ray import OwnRay
+        from rayinfer_deployments.process_priority import lower_bystanders
 
     phases, is_ready = Phases(console), False
     phases.enter("starting Ray" if service.ray_address is None else "joining Ray")
