@@ -44,6 +44,7 @@ def _write_whole(file: str, text: str) -> None:
 if __name__ == "__main__":
     parent = int(os.environ["RAY_RAYLET_PID"])
     if len(sys.argv) > 1:
-        become_agent_when_asked(parent, *sys.argv[1:4], sys.argv[4:])
+        _, own_address, file, option, *agent = sys.argv
+        become_agent_when_asked(parent, own_address, file, option, agent)
     else:
         stay(parent)

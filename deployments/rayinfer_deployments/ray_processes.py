@@ -18,7 +18,7 @@ import ray._private.node
 import ray._private.utils
 from ray._private import services
 from ray._private.node import Node
-from ray._raylet import (
+from ray._raylet import (  # type: ignore[attr-defined]  # its stub lacks them
     DASHBOARD_AGENT_LISTEN_PORT_NAME,
     METRICS_AGENT_PORT_NAME,
     METRICS_EXPORT_PORT_NAME,
