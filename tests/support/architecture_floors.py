@@ -76,7 +76,7 @@ FOREIGN_ROOM = "rayinfer.benchmark.peers.engines"
 ENVIRONMENT_MODULES: dict[str, str] = {
     "rayinfer.config": "the one reader of the environment",
     "rayinfer_deployments.ray_environment": "Ray takes some settings from the environment of the processes it starts",
-    "rayinfer_deployments.idle_agent": "raylet names itself there to its agents, and an isolated script imports no settings",
+    "rayinfer_deployments.idle_agent": "raylet names itself to its agents, and a lone script imports no settings",
 }
 
 MAX_FILE_LINES = 400
