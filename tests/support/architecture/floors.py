@@ -90,6 +90,7 @@ FOREIGN_ROOM = "rayinfer.benchmark.peers.engines"
 ENVIRONMENT_MODULES: dict[str, str] = {
     "rayinfer.config": "the one reader of the environment",
     "rayinfer_deployments.cluster.ray_environment": "settings that Ray takes from the environment only",
+    "rayinfer_deployments.cluster.idle_agent": "raylet names itself to its agents; a script without imports",
 }
 
 MAX_FILE_LINES = 400
