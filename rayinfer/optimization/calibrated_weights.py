@@ -21,7 +21,7 @@ _CPU = torch.device("cpu")
 def calibrated_weights(
     folder: Path, dtype: torch.dtype, names: Sequence[str], smooth: Callable[[torch.nn.Module], None]
 ) -> dict[str, QuantizedWeight]:
-    """Quantise the named linear layers of a checkpoint after `smooth` changed it; the model itself writes in `dtype`."""
+    """Quantise the named linear layers of a checkpoint that `smooth` changed; the model itself writes in `dtype`."""
     token_ids = own_text(folder, dtype, NUM_SEQUENCES, MAX_LENGTH)
     learner = load_decoder(folder, torch.float32, _CPU)
     assert isinstance(learner, torch.nn.Module)
