@@ -1,6 +1,6 @@
 """Four-bit weights of a checkpoint, found with text that the model writes itself."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -18,14 +18,10 @@ NUM_SEQUENCES, MAX_LENGTH = 64, 256
 _CPU = torch.device("cpu")
 
 
-def calibrated_weights(
-    folder: Path, dtype: torch.dtype, names: Sequence[str], smooth: Callable[[torch.nn.Module], None]
-) -> dict[str, QuantizedWeight]:
-    """Quantise the named linear layers of a checkpoint that `smooth` changed; the model itself writes in `dtype`."""
+def calibrated_weights(folder: Path, dtype: torch.dtype, names: Sequence[str]) -> dict[str, QuantizedWeight]:
+    """Quantise the named linear layers of a checkpoint; the model itself writes in `dtype`."""
     token_ids = own_text(folder, dtype, NUM_SEQUENCES, MAX_LENGTH)
     learner = load_decoder(folder, torch.float32, _CPU)
-    assert isinstance(learner, torch.nn.Module)
-    smooth(learner)
     with progress_line("four-bit weights", len(names)) as advance:
         return calibrate(learner, names, token_ids, advance)
 

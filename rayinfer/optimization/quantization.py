@@ -17,7 +17,7 @@ from rayinfer.models.loader import empty_decoder, load_decoder
 from rayinfer.models.sharding import shard
 from rayinfer.optimization.calibrated_weights import calibrated_weights
 from rayinfer.optimization.shared_weights import INPUTS, largest_by_output, part_of
-from rayinfer.optimization.smoothing import find_smoothing, smooth_decoder
+from rayinfer.optimization.smoothing import smooth_decoder
 from rayinfer.tensor_parallel import WHOLE, Share
 from rayinfer_kernels.packed_weight import WeightFormat
 from rayinfer_kernels.quantized_weight import (
@@ -67,17 +67,11 @@ def quantize_decoder(decoder: torch.nn.Module, quantization: str, folder: Path, 
 
     Norms and biases stay, but where rows of a norm's are smoothed before they get eight bits.
     """
+    if quantization == INT8_DYNAMIC:
+        smooth_decoder(decoder, folder, dtype)
     formats = matrix_formats(decoder, quantization)
     to_calibrate = _with_four_bits(formats)
-    scales: Mapping[str, torch.Tensor] = {}
-    if _LAYER_FORMATS[quantization].is_dynamic:
-        scales = find_smoothing(folder, dtype, _LAYER_FORMATS[quantization])
-        smooth_decoder(decoder, scales)
-    found = (
-        calibrated_weights(folder, dtype, to_calibrate, lambda learner: smooth_decoder(learner, scales))
-        if to_calibrate
-        else {}
-    )
+    found = calibrated_weights(folder, dtype, to_calibrate) if to_calibrate else {}
     _replace_matrices(decoder, formats, lambda name, weight: found.pop(name, None) or quantize(weight, formats[name]))
 
 

@@ -36,9 +36,7 @@ from rayinfer_kernels.packed_weight import LAYOUT_VERSION
 WORTH_KEEPING_BYTES = 32 << 20  # of a checkpoint: a smaller one is packed in less time than it takes to look it up
 DIGESTS = "digests"
 # By mode, how its numbers are chosen where that takes a look at what the model computes.
-CALIBRATED: Mapping[str | None, int | str] = MappingProxyType(
-    {INT4: f"{CALIBRATION_VERSION}, smoothing {SMOOTHING_VERSION}", INT8_DYNAMIC: SMOOTHING_VERSION}
-)
+CALIBRATED: Mapping[str | None, int] = MappingProxyType({INT4: CALIBRATION_VERSION, INT8_DYNAMIC: SMOOTHING_VERSION})
 
 
 def load_ready_decoder(

@@ -5,7 +5,7 @@ two where they come from, the norm or the half of the feed-forward that is gated
 it: the product is the same, to the bit in float32 and bfloat16, and costs nothing.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,37 +45,25 @@ class _Product:
     source: torch.Tensor  # [in_features, ...], which the inputs are proportional to
 
 
-def find_smoothing(
-    folder: Path, dtype: torch.dtype, format: WeightFormat = WeightFormat.INT8_DYNAMIC
-) -> Mapping[str, torch.Tensor]:
-    """Choose scales [in_features] for every product of the checkpoint that can be smoothed, by the product's name.
-
-    They are chosen for rows of eight bits and weights of `format`, with text that the model writes itself.
-    """
-    decoder = load_decoder(folder, dtype, _CPU)
-    assert isinstance(decoder, torch.nn.Module)
-    names = [product.name for product in _products(decoder)]
-    return _find_scales(decoder, names, own_text(folder, dtype, NUM_SEQUENCES, MAX_LENGTH), format) if names else {}
-
-
 @torch.no_grad()
-def smooth_decoder(decoder: torch.nn.Module, scales: Mapping[str, torch.Tensor]) -> None:
-    """Divide the inputs of the products that `scales` names by them, and multiply their weights."""
-    for product in _products(decoder):
-        if product.name not in scales:
-            continue
-        by_input = scales[product.name].to(product.source.dtype)
+def smooth_decoder(decoder: torch.nn.Module, folder: Path, dtype: torch.dtype) -> None:
+    """Smooth every product that can be in a decoder that `load_decoder` returned for `folder`.
+
+    How far is chosen with text that the model writes itself.
+    """
+    products = list(_products(decoder))
+    token_ids = own_text(folder, dtype, NUM_SEQUENCES, MAX_LENGTH)
+    scales = _find_scales(load_decoder(folder, dtype, _CPU), [product.name for product in products], token_ids)
+    for product in products:
+        by_input = scales[product.name].to(dtype)
         product.source.div_(by_input.view(-1, *[1] * (product.source.dim() - 1)))
         product.linear.weight.mul_(by_input)
 
 
-def choose_scales(
-    x: torch.Tensor, weight: torch.Tensor, format: WeightFormat = WeightFormat.INT8_DYNAMIC
-) -> torch.Tensor:
+def choose_scales(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return powers of two [in_features] for rows x [num_tokens, in_features] and weight [out_features, in_features].
 
-    Of those tried, the ones with which rows of eight bits and weights of `format` change a row's product least, by its
-    size.
+    Of those tried, the ones with which rows and weights of eight bits change a row's product least, by its size.
     """
     x, weight = x.float(), weight.float()
     some = x[::STEP]
@@ -88,7 +76,7 @@ def choose_scales(
     for largest in (x.abs().amax(0), usual):
         for share in SHARES:
             scales = _powers_of_two(largest, largest_weights, share)
-            rows, columns = quantize_rows(some / scales), quantize(weight * scales, format)
+            rows, columns = quantize_rows(some / scales), quantize(weight * scales, WeightFormat.INT8_DYNAMIC)
             product = (rows.q * rows.scales) @ columns.dequantize().T
             error = ((product - wanted).square().sum(-1) / sizes).mean()
             if error < least:
@@ -105,12 +93,10 @@ def _powers_of_two(inputs: torch.Tensor, weights: torch.Tensor, share: float) ->
 
 
 @torch.inference_mode()
-def _find_scales(
-    decoder: Decoder, names: Iterable[str], token_ids: torch.Tensor, format: WeightFormat
-) -> dict[str, torch.Tensor]:
+def _find_scales(decoder: Decoder, names: Iterable[str], token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """Choose the scales of the named linear layers by token_ids [num_sequences, length]; the decoder is used up."""
     assert isinstance(decoder, torch.nn.Module)
-    watching = {name: _Watching(decoder.get_submodule(name), format) for name in names}
+    watching = {name: _Watching(decoder.get_submodule(name)) for name in names}
     for name, module in watching.items():
         parent, _, child = name.rpartition(".")
         setattr(decoder.get_submodule(parent), child, module)
@@ -127,18 +113,17 @@ class _Watching(torch.nn.Module):
 
     packed_linear = None  # so the decoder computes layer by layer
 
-    def __init__(self, linear: torch.nn.Module, format: WeightFormat) -> None:
+    def __init__(self, linear: torch.nn.Module) -> None:
         super().__init__()
         assert isinstance(linear, Linear)
         self.widths = linear.widths if isinstance(linear, StackedLinear | FusedLinear) else []
         # No parameter of this module: it is not to be packed.
         self._weight, self._bias = linear.weight.data, linear.bias
-        self._format = format
         self.scales = torch.empty(0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, in_features] -> [num_tokens, out_features]."""
-        self.scales = choose_scales(x, self._weight, self._format)
+        self.scales = choose_scales(x, self._weight)
         return F.linear(x, self._weight, self._bias)
 
     def gate(self, x: torch.Tensor, activation: ops.Gate) -> torch.Tensor:

@@ -12,12 +12,10 @@ from invariance_requests import make_sparse_model
 from rayinfer.errors import ConfigError, ModelLoadError
 from rayinfer.layers.matrix import Matrix
 from rayinfer.models.loader import load_decoder
-from rayinfer.optimization.calibrated_weights import CALIBRATION_VERSION
 from rayinfer.optimization.packed_cache import PackedCache
 from rayinfer.optimization.quantization import load_float8_decoder
-from rayinfer.optimization.ready_weights import CALIBRATED, DIGESTS, load_ready_decoder
+from rayinfer.optimization.ready_weights import DIGESTS, load_ready_decoder
 from rayinfer.optimization.sequence_batches import SequenceBatches
-from rayinfer.optimization.smoothing import SMOOTHING_VERSION
 from rayinfer.optimization.tensor_file import DATA_FILE
 from rayinfer_kernels.packed_weight import WeightFormat
 from rayinfer_kernels.quantized_weight import quantize_float8
@@ -101,11 +99,6 @@ def test_modes_types_and_changed_checkpoints_have_entries_of_their_own(tmp_path)
     make_tiny_llama(folder, seed=1)
     assert not torch.equal(logits_of(load(folder, cache)), before)
     assert len(entries(cache)) == 5
-
-
-def test_the_entry_of_four_bits_depends_on_how_they_are_smoothed_and_calibrated():
-    assert CALIBRATED["int4"] == f"{CALIBRATION_VERSION}, smoothing {SMOOTHING_VERSION}"
-    assert CALIBRATED["int8-dynamic"] == SMOOTHING_VERSION
 
 
 def test_a_damaged_entry_is_made_again(folder, tmp_path):
