@@ -1,6 +1,6 @@
 """Retired words of the project, each with the term that replaces it (rayinfer/GLOSSARY.md)."""
 
-# Words of names: `take_turns` and `TakeTurns` both hold "turns". Of the words around them only the whole matters.
+# Words of names: `open_door` and `OpenDoor` both hold "door".
 RETIRED: dict[str, str] = {
     "awaken": "scale from zero",
     "beats": "heartbeats",
@@ -29,8 +29,6 @@ RETIRED: dict[str, str] = {
     "tell": "send, return, report or record",
     "tells": "sends, returns, reports or records",
     "told": "sent, returned, reported or recorded",
-    "turn": "queued request or step",
-    "turns": "queue or steps",
     "twin": "duplicate or waiter",
     "twins": "duplicates or waiters",
     "under_way": "in flight",
