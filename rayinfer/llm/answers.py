@@ -27,10 +27,10 @@ class Answer:
                     self.trace.record_end(choice.finish_reason, output_tokens=num_tokens, choice=choice.index)
         return output
 
-    def take_over_events(self, delta: TokenDelta | None) -> None:
+    def add_engine_events(self, delta: TokenDelta | None) -> None:
         """Keep the engine's events of a traced choice, which come with its end."""
         if self.trace is not None and delta is not None and delta.trace is not None:
-            self.trace.take_over(delta.trace, choice=int(delta.request_id.rpartition("/")[2]))
+            self.trace.add_engine_events(delta.trace, choice=int(delta.request_id.rpartition("/")[2]))
 
     def with_trace(self, output: RequestOutput) -> RequestOutput:
         """Add the events to the request's last output."""

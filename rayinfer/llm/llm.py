@@ -241,9 +241,9 @@ class LLM:
             if answer is None:
                 continue
             output = answer.apply(delta)
-            answer.take_over_events(delta)
+            answer.add_engine_events(delta)
             for stopped in answer.stream.stopped_request_ids():
-                answer.take_over_events(self._engine.abort(stopped))
+                answer.add_engine_events(self._engine.abort(stopped))
             if answer.stream.is_finished:
                 del self._answers[request_id]
             if output is not None and answer.news is not None:

@@ -26,7 +26,7 @@ from rayinfer.routing.retry_budget import Quarantine, RetryBudget
 from rayinfer.routing.stream_state import StreamState, parts_of
 from rayinfer.routing.stream_timers import StreamTimers
 from rayinfer.tokenization.tokenizer import Tokenizer
-from rayinfer.traces.kept_traces import KeptTraces
+from rayinfer.traces.trace_store import TraceStore
 
 logger = logging.getLogger(__name__)
 
@@ -53,13 +53,13 @@ class Dispatcher:
         *,
         router_id: str,
         limits: RouterLimits | None = None,
-        traces: KeptTraces | None = None,
+        traces: TraceStore | None = None,
         engine_wait_s: float = ENGINE_WAIT_S,
         first_tokens: FirstTokens | None = None,
         most_engines: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._traces = KeptTraces() if traces is None else traces
+        self._traces = TraceStore() if traces is None else traces
         self._model_name = model_name
         self._tokenizer = tokenizer
         limits = RouterLimits() if limits is None else limits
@@ -296,7 +296,7 @@ class Dispatcher:
 
     def _record_engine_events(self, engine_request_id: str, events: list[TraceEvent]) -> None:
         request_id, choice, _ = parts_of(engine_request_id)
-        self._traces.take_over(request_id, choice, events)
+        self._traces.add_engine_events(request_id, choice, events)
 
 
 class _Attempt(NamedTuple):

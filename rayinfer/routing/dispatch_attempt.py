@@ -7,7 +7,7 @@ from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.engine_link import EngineLink
 from rayinfer.routing.engine_set import RoutingDecision
-from rayinfer.traces.kept_traces import KeptTraces
+from rayinfer.traces.trace_store import TraceStore
 
 
 class DispatchAttempt:
@@ -16,7 +16,7 @@ class DispatchAttempt:
     def __init__(
         self,
         requests: Sequence[GenerationRequest],
-        traces: KeptTraces,
+        traces: TraceStore,
         request_id: str,
         clock: Callable[[], float] = time.monotonic,
         *,
