@@ -1,6 +1,7 @@
 """Outputs of the engine: token deltas between processes, texts and tokens for callers."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "abort", "error", "timeout"]
@@ -92,11 +93,20 @@ class Credits(NamedTuple):
 NO_BOUNDS = Credits()
 
 
+class EngineState(StrEnum):
+    """Engine states; in each but DEAD it takes requests, and ends those that are aborted or overdue."""
+
+    RUNNING = "running"
+    PAUSED = "paused"  # no step is planned, and everything stays where it is
+    ASLEEP = "asleep"  # the same, and memory may be given back
+    DEAD = "dead"
+
+
 @dataclass(kw_only=True, slots=True)
 class EngineStats:
     """An engine's counters (`*_total` only grow) and gauges at one moment."""
 
-    state: str = "running"  # or paused, asleep, dead
+    state: EngineState = EngineState.RUNNING
     num_running: int = 0
     num_waiting: int = 0
     kv_blocks_used: int = 0  # blocks with readers; free blocks that still hold a cached prefix are not counted

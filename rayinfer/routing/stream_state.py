@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from rayinfer.outputs import CompletionOutput, FinishReason, RequestOutput, TokenDelta, TokenLogprobs
-from rayinfer.protocols import GenerationRequest
+from rayinfer.protocols import EngineRequestId, GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.output_text import OutputText, TextDelta
 from rayinfer.tokenization.tokenizer import Tokenizer
@@ -126,7 +126,7 @@ class StreamState:
         return [
             replace(
                 self._request,
-                request_id=engine_request_id(self.request_id, choice.index, self._epoch),
+                request_id=str(EngineRequestId(self.request_id, choice.index, self._epoch)),
                 output_token_ids=list(choice.token_ids),
                 sampling_params=self._scoring_params if self._must_score(choice) else self._engine_params,
                 choice=choice.index if self._request.sampling_params.n > 1 else self._request.choice,
@@ -189,7 +189,7 @@ class StreamState:
             if choice.finish_reason is None:
                 text = choice.text.append((), is_last=True).text
                 self._end(choice, finish_reason, None)
-                self._stopped.append(engine_request_id(self.request_id, choice.index, self._epoch))
+                self._stopped.append(str(EngineRequestId(self.request_id, choice.index, self._epoch)))
                 self._held[choice.index] = self._held.get(choice.index, "") + text
         return self._output(self._take_held())
 
@@ -203,10 +203,11 @@ class StreamState:
         return self._awaits_prompt_logprobs and choice.index == 0
 
     def _choice_of(self, request_id: str) -> _Choice:
-        stream_id, index, epoch = parts_of(request_id)
-        if (stream_id, epoch) != (self.request_id, self._epoch) or not 0 <= index < len(self._choices):
-            raise RuntimeError(f"request {self.request_id!r} has no part {request_id!r}")
-        choice = self._choices_by_name[request_id] = self._choices[index]
+        name = EngineRequestId.parse(request_id)
+        is_known = (name.request_id, name.epoch) == (self.request_id, self._epoch)
+        if not is_known or not 0 <= name.choice < len(self._choices):
+            raise RuntimeError(f"request {self.request_id!r} has no engine request {request_id!r}")
+        choice = self._choices_by_name[request_id] = self._choices[name.choice]
         return choice
 
     def _hold(self, choice: _Choice, delta: TokenDelta, text: str) -> RequestOutput | None:
@@ -257,18 +258,6 @@ class StreamState:
             num_cached_tokens=self.num_cached_tokens,
             finished=self.is_finished,
         )
-
-
-def engine_request_id(request_id: str, choice: int, epoch: int) -> str:
-    """Name an engine's request: `id/choice`, and from the second attempt on `id/choice@attempt`."""
-    return f"{request_id}/{choice}@{epoch}" if epoch else f"{request_id}/{choice}"
-
-
-def parts_of(engine_request_id: str) -> tuple[str, int, int]:
-    """Read such a name: the client's request, the choice, the attempt."""
-    request_id, _, part = engine_request_id.rpartition("/")
-    choice, _, epoch = part.partition("@")
-    return request_id, int(choice), int(epoch or 0)
 
 
 def _output_text(request: GenerationRequest, params: SamplingParams, tokenizer: Tokenizer) -> OutputText:

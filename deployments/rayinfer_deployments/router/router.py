@@ -191,7 +191,7 @@ class Router:
             traces=self._traces,
             engine_wait_s=ENGINE_WAIT_S if scaling is None else scaling.cold_start_timeout_s,
             first_tokens=first_tokens,
-            most_engines=1 if scaling is None else scaling.max_replicas,
+            max_engines=1 if scaling is None else scaling.max_replicas,
         )
         roster = EngineRoster(dispatcher.engines)
         self._rosters.append(roster)

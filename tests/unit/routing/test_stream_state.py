@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayinfer.outputs import Logprob, RequestOutput, TokenDelta, TokenLogprobs
-from rayinfer.protocols import GenerationRequest
-from rayinfer.routing.stream_state import StreamState, engine_request_id, parts_of
+from rayinfer.protocols import EngineRequestId, GenerationRequest
+from rayinfer.routing.stream_state import StreamState
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.tokenizer import Tokenizer
 from support.tiny_models import tiny_tokenizers
@@ -35,7 +35,7 @@ def stream(*, output_token_ids: Sequence[int] = (), **params) -> StreamState:
 
 def delta(text: str | list[int], start: int, choice: int = 0, epoch: int = 0, **fields) -> TokenDelta:
     return TokenDelta(
-        engine_request_id("r", choice, epoch), start, ids(text) if isinstance(text, str) else text, **fields
+        str(EngineRequestId("r", choice, epoch)), start, ids(text) if isinstance(text, str) else text, **fields
     )
 
 
@@ -357,4 +357,4 @@ def test_a_stream_that_goes_on_elsewhere_tells_every_log_probability_once(steps,
 
 @pytest.mark.parametrize("parts", [("a", 0, 0), ("a/b@3", 12, 0), ("cmpl-7", 2, 5)])
 def test_an_engine_request_is_named_after_its_stream_choice_and_attempt(parts):
-    assert parts_of(engine_request_id(*parts)) == parts
+    assert EngineRequestId.parse(str(EngineRequestId(*parts))) == parts
