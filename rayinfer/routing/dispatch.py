@@ -199,7 +199,7 @@ class Dispatcher:
                 if run.budget.is_suspicious:
                     run.permit.release()  # the last engine was gone before it had the stream, and the next may be long
                     await run.permit.acquire(partial(self._engine_wait_left_s, run))
-                attempt = await self._reserve(run)
+                attempt = await self._send(run)
             except TimeoutError:
                 return None
             except NotReady:
@@ -209,7 +209,6 @@ class Dispatcher:
                     raise EngineDead("the engine that ran the request is gone, and no other has come") from None
                 return None
             try:
-                attempt.send()
                 async with asyncio.timeout(self._time_left_s(run)):
                     await attempt.acked()
             except EngineDead as error:
@@ -222,8 +221,8 @@ class Dispatcher:
             else:
                 return attempt
 
-    async def _reserve(self, run: "_Run") -> DispatchAttempt:
-        """Reserve an engine for the next attempt: the first one waits in the queue, others ignore credits.
+    async def _send(self, run: "_Run") -> DispatchAttempt:
+        """Send the next attempt to an engine: the first one waits in the queue, others ignore credits.
 
         Raises NotReady without an engine, TimeoutError when the client's time is up before one is selected.
         """

@@ -9,10 +9,9 @@ from rayinfer.traces.trace_store import TraceStore
 
 
 class DispatchAttempt:
-    """A stream's requests on one engine: reserved, then sent, and aborted where they have not ended.
+    """A stream's requests on one engine: sent at once, and aborted where they have not ended.
 
-    The decision counts in the engine's load from the moment it is made, before the requests are sent, so that the next
-    decision takes it into account.
+    They are sent as soon as the routing decision is made, so that the next decision finds them in the engine's load.
     """
 
     def __init__(self, decision: RoutingDecision, requests: Sequence[GenerationRequest], deltas: DeltaQueue) -> None:
@@ -21,11 +20,7 @@ class DispatchAttempt:
         self._requests = requests
         self._request_ids = [request.request_id for request in requests]
         self._link = decision.link
-        self._link.reserve(requests, deltas, decision.num_cached_tokens)
-
-    def send(self) -> None:
-        """Send the requests; returns at once."""
-        self._link.send(self._requests)
+        self._link.send(requests, deltas, decision.num_cached_tokens)
 
     def record(self, traces: TraceStore, request_id: str, waited_s: float) -> None:
         """Record the decision in the trace of the client's request."""

@@ -93,21 +93,21 @@ class DispatchQueue:
         self._queue.change(ageing_s=limits.ageing_s * self._service_rate.rate)
 
     async def dispatch(self, request: QueuedRequest, timeout_s: float | None) -> DispatchAttempt:
-        """Wait until an engine is selected; returns the attempt, whose requests are reserved there and yet to be sent.
+        """Wait until an engine is selected; the requests have been sent to it when this returns.
 
         Raises TimeoutError when that takes too long, NotReady when there is no engine for too long.
         """
-        if not self._queue and self._reserve(request):
+        if not self._queue and self._send(request):
             return request.attempt.result()
         self._enqueue(request)
         try:
             return await wait_within(request.attempt, timeout_s)
         except BaseException:
-            if request.is_dispatched:  # and the client left in the same moment
+            if request.is_dispatched:  # and its client left before it could be resumed
                 request.attempt.result().abort()
             elif request.entry is not None:
                 self._withdraw(request)
-            self.advance()  # the next request may need less
+                self.advance()  # the next request may need less
             raise
 
     def advance(self, engine: str | None = None) -> None:
@@ -117,7 +117,7 @@ class DispatchQueue:
         """
         while (first := self._first()) is not None:
             member = self._prefix_member(first)
-            served = next((request for request in (member, first) if request and self._reserve(request, engine)), None)
+            served = next((request for request in (member, first) if request and self._send(request, engine)), None)
             if served is None:
                 break
             self._record_service(served)
@@ -153,8 +153,8 @@ class DispatchQueue:
         if self._first() is request:
             self.advance()  # credits may suffice for a more urgent request than those before
 
-    def _reserve(self, request: QueuedRequest, engine: str | None = None) -> bool:
-        """Reserve the request at an engine with free credits, if there is one."""
+    def _send(self, request: QueuedRequest, engine: str | None = None) -> bool:
+        """Send the request to an engine with free credits, if there is one."""
         if request.attempt.done():  # its client has just left
             self._withdraw(request)
             return True

@@ -26,7 +26,7 @@ class _Route:
 
     queue: DeltaQueue
     cost: RequestCost
-    submission: asyncio.Task[None] | None = None  # None while the request is only reserved
+    submission: asyncio.Task[None]
     has_tokens: bool = False
 
 
@@ -79,26 +79,16 @@ class EngineLink:
         """Engine requests that have not ended."""
         return len(self._routes)
 
-    def reserve(self, requests: Sequence[GenerationRequest], queue: DeltaQueue, num_cached_tokens: int = 0) -> None:
-        """Count one stream's requests, which share a prompt, in the load, and route their tokens to the queue.
+    def send(self, requests: Sequence[GenerationRequest], queue: DeltaQueue, num_cached_tokens: int = 0) -> None:
+        """Send one stream's requests, which share a prompt; returns at once. `acked` has the outcome.
 
-        The reservation ends with `abort`, with the end of each request's outputs, or with the engine.
+        They count in the load from now on, and their tokens go to the queue.
         """
+        submission = self._start(self._client.submit(requests, self._router_id))
         for number, request in enumerate(requests):
             cost = cost_of_choice(request, num_cached_tokens=None if number else num_cached_tokens)
-            self._routes[request.request_id] = _Route(queue, cost)
+            self._routes[request.request_id] = _Route(queue, cost, submission)
             self.load.add(cost)
-
-    def send(self, requests: Sequence[GenerationRequest]) -> None:
-        """Send reserved requests; returns at once. `acked` has the outcome.
-
-        Does nothing if the reservation has ended meanwhile, as the engine was lost or drained: the queue has the error.
-        """
-        routes = [self._routes.get(request.request_id) for request in requests]
-        if None not in routes:
-            submission = self._start(self._client.submit(requests, self._router_id))
-            for route in routes:
-                route.submission = submission  # type: ignore[union-attr]
 
     async def acked(self, request_ids: Sequence[str]) -> None:
         """Wait until the engine has the requests; raises EngineDead when it cannot be reached.
@@ -108,7 +98,6 @@ class EngineLink:
         route = self._routes.get(request_ids[0])
         if route is None:
             return  # its outputs have ended, and the queue has the end
-        assert route.submission is not None, "acked before it was sent"
         try:
             # A lost engine may be frozen: its submission does not return until its process ends.
             if not route.submission.done():
@@ -129,12 +118,11 @@ class EngineLink:
         return await self._client.states()
 
     def abort(self, request_ids: Iterable[str]) -> None:
-        """Remove these requests and have the engine abort those that it has; returns at once in any engine state."""
+        """Remove these requests and abort those that still run; returns at once in any engine state."""
         removed = {request_id: route for request_id in request_ids if (route := self._remove(request_id))}
-        submissions = {request_id: route.submission for request_id, route in removed.items() if route.submission}
-        if submissions and not self._listener.done():
-            pending = {submission for submission in submissions.values() if not submission.done()}
-            self._start(self._abort(list(submissions), pending))
+        if removed and not self._listener.done():
+            pending = {route.submission for route in removed.values() if not route.submission.done()}
+            self._start(self._abort(list(removed), pending))
 
     def fail(self, error: EngineDead) -> None:
         """End every stream with this error and stop listening."""

@@ -169,8 +169,8 @@ def break_link(module):
             if delta.request_id not in known and queue is not None:
                 queue.put(delta)
 
-    @wrap(module.EngineLink, "reserve")
-    def reserve(original, self, requests, queue, *others):
+    @wrap(module.EngineLink, "send")
+    def send(original, self, requests, queue, *others):
         if is_on("no-fence"):
             latest_queues[requests[0].request_id.rpartition("/")[0]] = queue
         original(self, requests, queue, *others)
