@@ -23,6 +23,11 @@ class EngineRequestId(NamedTuple):
         name = f"{self.request_id}/{self.choice}"
         return f"{name}@{self.epoch}" if self.epoch else name
 
+    @staticmethod
+    def request_id_of(name: str) -> str:
+        """Read only the client request's id of the written form."""
+        return name.rpartition("/")[0]
+
     @classmethod
     def parse(cls, name: str) -> "EngineRequestId":
         """Read the written form."""

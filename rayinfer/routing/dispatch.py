@@ -137,7 +137,7 @@ class Dispatcher:
         return self._answer(request, slot)
 
     async def _answer(self, request: GenerationRequest, slot: AdmissionSlot) -> AsyncIterator[RequestOutput]:
-        stream = StreamState(request, self._tokenizer, keeps_outputs=False)
+        stream = StreamState(request, self._tokenizer)
         deadline = None if request.timeout_s is None else self._clock() + request.timeout_s
         run = _Run(stream, slot, RetryBudget(), self._quarantine.permit(), deadline)
         timers = self._start_timers(stream)
