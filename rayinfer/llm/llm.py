@@ -137,10 +137,15 @@ class LLM:
             raise InvalidParameter(f"request_id {request_id!r} is in use", "request_id")
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else checked_token_ids(prompt)
         params = sampling_params or self.get_default_sampling_params()
+        params = params.with_bad_words_spelled(speller(self.tokenizer))
+        description = self.description
+        params.check_leaves_a_token(
+            description.eos_token_ids, description.vocab_size, never_generated=description.bad_token_sequences
+        )
         request = GenerationRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            sampling_params=params.with_bad_words_spelled(speller(self.tokenizer)),
+            sampling_params=params,
             priority=priority,
             timeout_s=timeout_s,
             trace=trace,

@@ -131,7 +131,7 @@ class Dispatcher:
 
         A rejection is raised at once, before the event loop runs anything else, so the queue's limits hold in a burst.
         """
-        request = prepare(request, self.describe(), self._tokenizer, self._admission.limits)
+        request = prepare(request, self.describe(), self._admission.limits)
         num_prompt_tokens, num_tokens = len(request.prompt_token_ids), cost_of(request).num_tokens
         slot = self._admission.admit(request.tenant, num_tokens, self.engines.num_cache_tokens, num_prompt_tokens)
         return self._answer(request, slot)

@@ -112,6 +112,16 @@ async def test_who_leaves_the_queue_is_not_sent(narrow):
     assert narrow.num_queued == 0
 
 
+async def test_a_client_that_leaves_as_its_request_is_dispatched_has_it_aborted(narrow):
+    await narrow.ask("a", "leaves")
+    narrow.engines[0].say(stats=EngineStats(credits=Credits(num_requests=2)))
+    (link,) = narrow.dispatcher.engines.links.values()
+    await until(lambda: link.num_in_flight == 2)
+    narrow.tasks["leaves"].cancel()  # before its task has resumed
+    await until(lambda: narrow.engines[0].aborted == ["leaves/0"])
+    assert link.num_in_flight == 1
+
+
 async def test_time_runs_in_the_queue_too(narrow):
     await narrow.ask("a")
     await narrow.ask("late", timeout_s=0.05)

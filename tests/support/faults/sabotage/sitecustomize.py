@@ -194,12 +194,6 @@ def break_dispatcher(module):
         return await original(self, run._replace(deadline=None) if is_on("no-deadline") else run, attempt)
 
 
-def break_prompt_check(module):
-    @wrap(module, "_check_prompt")
-    def check_prompt(original, *args):
-        return None if is_on("no-length-check") else original(*args)
-
-
 def break_context_check(module):
     @wrap(module._Context, "check")
     def check(original, *args, **kwargs):
@@ -268,7 +262,6 @@ PATCHES = {
     "rayinfer.routing.retry_budget": break_attempts,
     "rayinfer.routing.engine_link": break_link,
     "rayinfer.routing.dispatch": break_dispatcher,
-    "rayinfer.routing.preparation": break_prompt_check,
     "rayinfer.routing.admission": break_admission,
     "rayinfer.routing.delta_queue": break_queue,
     "rayinfer.servers.openai.prompts": break_context_check,
