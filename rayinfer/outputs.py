@@ -25,15 +25,15 @@ class Logprob(NamedTuple):
     """Log probability of a token, before temperature, penalties and every other setting."""
 
     logprob: float  # natural logarithm; -inf where the probability is zero
-    rank: int  # 1 is the most likely token of its place
+    rank: int  # 1 is the most likely token at its position
 
 
-# One place of a sequence by token id: the token that stands there first, then the most likely ones, best first.
+# One position of a sequence, by token id: first its token, then the most likely ones in order.
 TokenLogprobs = dict[int, Logprob]
 
 
 class TraceEvent(NamedTuple):
-    """Something that happened to a request."""
+    """Event of a traced request."""
 
     name: TraceEventName
     time_s: float  # since 1970
@@ -42,19 +42,19 @@ class TraceEvent(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class CompletionOutput:
-    """One of the n answers to a request: the whole of it, or in a stream what is new since the last output."""
+    """One of a request's n choices: the whole of it, or in a stream what is new since the last output."""
 
     index: int
     text: str
     token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None = None  # of token_ids, if they were asked for
+    logprobs: list[TokenLogprobs] | None = None  # of token_ids, if requested
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop id or stop string that ended it; None for the end-of-text token
 
 
 @dataclass(kw_only=True, slots=True)
 class RequestOutput:
-    """A request's answers; streams carry deltas, `LLM.generate` the whole."""
+    """Output of a request; streams yield deltas, `LLM.generate` returns the whole."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -191,7 +191,6 @@ class StepMessage:
     stats: EngineStats
     blocks_stored: list[bytes] = field(default_factory=list)  # digests that entered the prefix cache
     blocks_removed: list[bytes] = field(default_factory=list)
-    # Signs of life, which come when there is nothing else to say: how long the engine has been at its present step, and
-    # from when on that is too long.
+    # Heartbeats, sent when there is no step: how long the engine has been at its present step, and the limit.
     silent_s: float = 0.0
     silent_limit_s: float = float("inf")

@@ -36,7 +36,7 @@ class EngineLink:
     An engine without heartbeats, or at one step for too long, is lost as well: a process can hang.
 
     `on_message` gets every message once its tokens are delivered, `on_lost` the cause, once, when the engine's
-    outputs end, and `on_trace` the engine's events of a traced request, maybe after its stream has ended.
+    outputs end, and `on_trace` the events of a traced request, possibly after its stream has ended.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class EngineLink:
         self.name = name
         self.description = description
         self.load = EngineLoad()
-        # Until the engine speaks, it is taken to have no other router: it must not be given the whole queue.
+        # Until its first report, it is assumed to have no other router; without credits it would get the whole queue.
         self.stats = EngineStats(
             kv_blocks_total=description.kv_blocks_total, credits=credits_of_each(description, num_routers=1)
         )
@@ -110,7 +110,7 @@ class EngineLink:
             raise
 
     async def run_action(self, action: Callable[[EngineControl], Coroutine[Any, Any, None]]) -> None:
-        """Run an action on the whole engine, to its end even if the caller is cancelled."""
+        """Run an action on the engine, to its end even if the caller is cancelled."""
         await asyncio.shield(self._start(action(self._client)))
 
     async def states(self) -> list[str]:
@@ -143,7 +143,7 @@ class EngineLink:
             queue.fail(error)
 
     async def wait_closed(self) -> None:
-        """Wait until the line is closed after `fail`, so that the engine has aborted what it had from here."""
+        """Wait until the connection is closed after `fail`, so that the engine has aborted its requests."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CLOSED_WITHIN_S)
 
