@@ -181,7 +181,7 @@ async def test_too_many_waiting_requests_are_refused_until_one_has_its_first_tok
         await stream.aclose()
 
 
-async def test_a_request_has_its_place_from_the_moment_it_is_made_and_gives_it_back_unbegun(tokenizer):
+async def test_an_admission_slot_is_freed_by_a_request_that_never_begins(tokenizer):
     async with running(Service(tokenizer, 1, max_waiting_requests=1)) as service:
         stream = service.open("a")
         assert service.dispatcher.overload() is not None
@@ -211,7 +211,7 @@ async def test_a_stream_whose_tokens_make_no_sense_harms_no_other(service):
     assert service.metric('vllm:request_success_total{finished_reason="error"') == 1.0
 
 
-async def test_while_the_only_engine_drains_clients_are_told_so_without_its_name(service):
+async def test_the_status_of_a_draining_engine_does_not_name_it(service):
     stream = await service.start()
     service.dispatcher.engines.drain("engine-0")
     assert service.dispatcher.status().reason == "model 'm' cannot answer now: an engine is shutting down"
@@ -226,7 +226,7 @@ async def test_an_idle_engine_that_drains_is_let_go_at_once(service):
     assert "engine-0" not in refusal.value.message
 
 
-async def test_an_engine_that_is_taken_back_hears_of_a_new_router(service):
+async def test_an_engine_added_again_gets_a_new_router_id(service):
     service.dispatcher.engines.remove("engine-0", "its line was cut")
     service.dispatcher.engines.add("engine-0", service.engines[0], service.engines[0].description)
     await (await service.start()).aclose()

@@ -143,7 +143,7 @@ def test_an_engine_request_that_ended_by_itself_is_not_aborted():
     assert state.stopped_request_ids() == []
 
 
-def test_the_stop_token_counts_but_says_nothing():
+def test_the_stop_token_counts_but_has_no_text():
     by_id = stream(stop_token_ids=ids("c"))
     choice = only(by_id.apply(delta("abc", 0, finish_reason="stop", stop_reason=ids("c")[0])))
     assert (choice.text, choice.token_ids, choice.stop_reason) == ("ab", ids("abc"), ids("c")[0])
@@ -311,7 +311,7 @@ def test_a_prompt_that_is_only_scored_ends_without_a_token():
     assert only(output).logprobs is None
 
 
-def test_a_prompt_whose_scoring_fails_holds_nobody_up():
+def test_a_prompt_whose_scoring_fails_delays_no_choice():
     state = stream(n=2, prompt_logprobs=0)
     state.apply(delta("x", 0, choice=1))
     output = state.apply(delta([], 0, finish_reason="error"))
@@ -334,7 +334,7 @@ def test_a_prompt_whose_scoring_fails_holds_nobody_up():
     st.integers(0, 8),
     st.sampled_from([(), ("e",), ("a", "th")]),
 )
-def test_a_stream_that_goes_on_elsewhere_tells_every_log_probability_once(steps, death, stop):
+def test_a_migrated_stream_returns_every_log_probability_once(steps, death, stop):
     """The engine dies before step `death`; another one begins where the first was heard last."""
     state = stream(stop=stop, logprobs=0, prompt_logprobs=0)
     outputs, said = [], []

@@ -27,7 +27,7 @@ def events_of(traces, name):
     return [(event.name, event.details) for event in kept.trace.in_order()]
 
 
-def test_a_requests_way_is_told_with_its_prompts_and_choices():
+def test_events_are_recorded_with_their_prompts_and_choices():
     traces = TraceStore()
     open_trace(traces, "a", ["x", "y"])
     traces.dispatched("y", [0, 1])
@@ -52,7 +52,7 @@ def test_a_request_is_found_by_its_name_and_by_its_answers_id_only():
         assert traces.find(other) == []
 
 
-def test_namesakes_are_all_found_the_latest_first_and_bounded():
+def test_requests_of_one_name_are_all_found_the_latest_first_and_bounded():
     traces = TraceStore()
     for number in range(MAX_SAME_NAME + 2):
         open_trace(traces, "same", [f"inside-{number}"], kind="cmpl" if number % 2 else "chatcmpl")
@@ -61,7 +61,7 @@ def test_namesakes_are_all_found_the_latest_first_and_bounded():
     assert len(traces.find("cmpl-same")) == MAX_SAME_NAME // 2
 
 
-def test_a_name_that_looks_like_an_answers_id_hides_nobody():
+def test_a_name_like_a_response_id_hides_no_other_trace():
     traces = TraceStore()
     open_trace(traces, "x")
     open_trace(traces, "cmpl-x")
@@ -95,7 +95,7 @@ def test_an_answer_that_takes_longer_than_that_keeps_its_trace(clock):
     assert traces.find("long") == []
 
 
-def test_too_many_requests_make_the_quietest_go():
+def test_too_many_requests_drop_the_trace_with_the_oldest_event():
     traces = TraceStore(max_requests=2)
     open_trace(traces, "a")
     open_trace(traces, "b")
@@ -104,7 +104,7 @@ def test_too_many_requests_make_the_quietest_go():
     assert [bool(traces.find(name)) for name in "abc"] == [True, False, True]
 
 
-def test_too_many_events_make_the_quietest_go_and_leave_nothing_behind():
+def test_too_many_events_drop_the_oldest_trace_completely():
     traces = TraceStore(max_size=110)
     for number in range(500):
         name = f"r{number}"
