@@ -3,19 +3,19 @@
 from rayinfer.outputs import Credits
 from rayinfer.protocols import ModelDescription
 
-SPARE_SHARE = 8  # one request beyond the batch for so many in it: a row that becomes free is taken in the next step
-STEPS_AHEAD = 2  # of prompts: the one that is computed, and the one after it
+ROWS_PER_SPARE = 8  # one request beyond the batch for so many in it: a freed row is reused in the next step
+STEPS_AHEAD = 2  # of prompts: the running step, and the one after it
 
 
 def credits_of_each(description: ModelDescription, num_routers: int) -> Credits:
-    """Share what an engine can take among the routers that listen to it; each may send it at least one request."""
+    """Divide an engine's capacity among its routers; each may send at least one request."""
     num_seqs = description.max_num_seqs
     return Credits(
-        num_requests=_share(num_seqs + -(-num_seqs // SPARE_SHARE), num_routers),
-        num_tokens=_share(description.kv_blocks_total * description.block_size, num_routers),
-        num_prefill_tokens=_share(STEPS_AHEAD * description.max_num_batched_tokens, num_routers),
+        num_requests=_divide(num_seqs + -(-num_seqs // ROWS_PER_SPARE), num_routers),
+        num_tokens=_divide(description.kv_blocks_total * description.block_size, num_routers),
+        num_prefill_tokens=_divide(STEPS_AHEAD * description.max_num_batched_tokens, num_routers),
     )
 
 
-def _share(whole: int, num_routers: int) -> int:
+def _divide(whole: int, num_routers: int) -> int:
     return max(1, whole // num_routers) if whole else 0

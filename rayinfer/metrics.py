@@ -48,12 +48,12 @@ class LatencyHistogram:
         self._sum = 0.0
 
     def observe(self, seconds: float, count: int = 1) -> None:
-        """Note that `count` things took `seconds` each."""
+        """Observe `count` durations of `seconds` each."""
         self._counts[bisect_left(self._bounds, seconds)] += count
         self._sum += seconds * count
 
     def add_to(self, family: HistogramMetricFamily, labels: Sequence[str]) -> None:
-        """Append this histogram, cumulated as Prometheus wants it, to a family."""
+        """Append this histogram to a family, with cumulative buckets."""
         cumulated, buckets = 0, []
         for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
             cumulated += count
@@ -80,7 +80,7 @@ class _ModelCounts:
 
 
 class RequestTimer:
-    """The clock of one stream, from its arrival to its only end."""
+    """Timer of one stream, from its arrival to its end."""
 
     __slots__ = ("_clock", "_counts", "_has_moved", "_last_token_s", "_num_prompt_tokens", "_started_s")
 
@@ -93,11 +93,11 @@ class RequestTimer:
         self._has_moved = False
 
     def engine_changes(self) -> None:
-        """Note that the next token comes from another engine than those before, if there were any."""
+        """Record that the next token comes from another engine than the earlier ones, if any."""
         self._has_moved = self._last_token_s is not None
 
     def tokens(self, count: int) -> None:
-        """Note `count` new tokens that came together; the prompt counts as computed with the first of them."""
+        """Record `count` new tokens that arrived together; the prompt counts as computed with the first of them."""
         if count <= 0:
             return
         now_s, counts = self._clock(), self._counts
@@ -115,15 +115,15 @@ class RequestTimer:
         self._last_token_s = now_s
 
     def finished(self, reason: FinishReason) -> None:
-        """Note the stream's end; call it once."""
+        """Record the stream's end; call it once."""
         self._counts.finished[reason] += 1
         self._counts.end_to_end.observe(self._clock() - self._started_s)
 
 
 class ServiceMetrics:
-    """A service's counters, gauges and histograms, collected by the registry it is given.
+    """Counters, gauges and histograms of a service, collected by a Prometheus registry.
 
-    All methods belong to one thread, the event loop's.
+    All methods run on the event loop's thread.
     """
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
@@ -135,23 +135,23 @@ class ServiceMetrics:
         registry.register(self)
 
     def request_started(self, model: str, num_prompt_tokens: int) -> RequestTimer:
-        """Start the clock of a stream; of n choices that share a prompt only one brings its tokens."""
+        """Start the timer of a stream; of n choices that share a prompt only one counts its tokens."""
         return RequestTimer(self._counts(model), num_prompt_tokens, self._clock)
 
     def request_refused(self, reason: str) -> None:
-        """Count a request that was answered with an error before it could generate; reasons come from a short list."""
+        """Count a request that was rejected before it could generate; there are few reasons."""
         self._refused[reason] = self._refused.get(reason, 0) + 1
 
     def stream_migrated(self, model: str) -> None:
-        """Count a stream that lost its engine, or had to leave it, and goes on elsewhere."""
+        """Count a stream that migrates, as its engine was lost or drained."""
         self._counts(model).migrations += 1
 
     def set_num_queued(self, model: str, num_queued: int) -> None:
-        """Set the number of requests that wait in front of all engines."""
+        """Set the number of requests in the dispatch queue."""
         self._counts(model).num_queued = num_queued
 
     def set_engine_stats(self, model: str, engine: str, stats: EngineStats) -> None:
-        """Take an engine's newest figures; totals may begin at 0 again when the engine was built anew."""
+        """Update an engine's stats; totals restart from 0 when the engine was rebuilt."""
         counts, before = self._counts(model), self._engines.get((model, engine)) or EngineStats()
         counts.preemptions += _growth(before.num_preemptions_total, stats.num_preemptions_total)
         counts.cache_queries += _growth(before.prompt_tokens_total, stats.prompt_tokens_total)
@@ -159,11 +159,11 @@ class ServiceMetrics:
         self._engines[model, engine] = stats
 
     def drop_engine(self, model: str, engine: str) -> None:
-        """Forget the gauges of an engine that is gone; what it has counted stays counted."""
+        """Remove the gauges of an engine that is gone; its counts remain."""
         self._engines.pop((model, engine), None)
 
     def render(self) -> bytes:
-        """Everything in the registry as Prometheus text."""
+        """Render the registry as Prometheus text."""
         return generate_latest(self._registry)
 
     def describe(self) -> Iterable[Metric]:

@@ -1,6 +1,7 @@
 """Outputs of the engine: token deltas between processes, texts and tokens for callers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "abort", "error", "timeout"]
@@ -24,15 +25,15 @@ class Logprob(NamedTuple):
     """Log probability of a token, before temperature, penalties and every other setting."""
 
     logprob: float  # natural logarithm; -inf where the probability is zero
-    rank: int  # 1 is the most likely token of its place
+    rank: int  # 1 is the most likely token at its position
 
 
-# One place of a sequence by token id: the token that stands there first, then the most likely ones, best first.
+# One position of a sequence, by token id: first its token, then the most likely ones in order.
 TokenLogprobs = dict[int, Logprob]
 
 
 class TraceEvent(NamedTuple):
-    """Something that happened to a request."""
+    """Event of a traced request."""
 
     name: TraceEventName
     time_s: float  # since 1970
@@ -41,19 +42,19 @@ class TraceEvent(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class CompletionOutput:
-    """One of the n answers to a request: the whole of it, or in a stream what is new since the last output."""
+    """One of a request's n choices: the whole of it, or in a stream what is new since the last output."""
 
     index: int
     text: str
     token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None = None  # of token_ids, if they were asked for
+    logprobs: list[TokenLogprobs] | None = None  # of token_ids, if requested
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop id or stop string that ended it; None for the end-of-text token
 
 
 @dataclass(kw_only=True, slots=True)
 class RequestOutput:
-    """A request's answers; streams carry deltas, `LLM.generate` the whole."""
+    """Output of a request; streams yield deltas, `LLM.generate` returns the whole."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -65,6 +66,59 @@ class RequestOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     # `LLM`'s only, of all choices, in order of time, with the last output; a router keeps them for later queries.
     trace: list[TraceEvent] | None = None
+
+
+class CompletionAggregate:
+    """One choice of a request, aggregated from the outputs of a stream."""
+
+    __slots__ = ("finish_reason", "logprobs", "stop_reason", "texts", "token_ids")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+
+    def add(self, output: CompletionOutput) -> None:
+        """Append what is new of the choice."""
+        self.texts.append(output.text)
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs or ()
+        self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+
+
+class OutputAggregate:
+    """The whole output of a request, aggregated from the outputs of its stream."""
+
+    def __init__(self, num_choices: int) -> None:
+        self.choices = [CompletionAggregate() for _ in range(num_choices)]
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self._latest: RequestOutput | None = None
+
+    def add(self, output: RequestOutput) -> None:
+        """Append what is new."""
+        self._latest = output
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        for completion in output.outputs:
+            self.choices[completion.index].add(completion)
+
+    def whole(self) -> RequestOutput:
+        """Return all there is so far, in the order of the choices; there must be some output."""
+        assert self._latest is not None
+        outputs = [
+            CompletionOutput(
+                index=index,
+                text="".join(choice.texts),
+                token_ids=list(choice.token_ids),
+                logprobs=list(choice.logprobs) or None,
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+            )
+            for index, choice in enumerate(self.choices)
+        ]
+        return replace(self._latest, outputs=outputs, prompt_logprobs=self.prompt_logprobs)
 
 
 class TokenDelta(NamedTuple):
@@ -92,11 +146,20 @@ class Credits(NamedTuple):
 NO_BOUNDS = Credits()
 
 
+class EngineState(StrEnum):
+    """Engine states; in each but DEAD it takes requests, and ends those that are aborted or overdue."""
+
+    RUNNING = "running"
+    PAUSED = "paused"  # no step is planned, and everything stays where it is
+    ASLEEP = "asleep"  # the same, and memory may be given back
+    DEAD = "dead"
+
+
 @dataclass(kw_only=True, slots=True)
 class EngineStats:
     """An engine's counters (`*_total` only grow) and gauges at one moment."""
 
-    state: str = "running"  # or paused, asleep, dead
+    state: EngineState = EngineState.RUNNING
     num_running: int = 0
     num_waiting: int = 0
     kv_blocks_used: int = 0  # blocks with readers; free blocks that still hold a cached prefix are not counted
@@ -128,7 +191,6 @@ class StepMessage:
     stats: EngineStats
     blocks_stored: list[bytes] = field(default_factory=list)  # digests that entered the prefix cache
     blocks_removed: list[bytes] = field(default_factory=list)
-    # Signs of life, which come when there is nothing else to say: how long the engine has been at its present step, and
-    # from when on that is too long.
+    # Heartbeats, sent when there is no step: how long the engine has been at its present step, and the limit.
     silent_s: float = 0.0
     silent_limit_s: float = float("inf")

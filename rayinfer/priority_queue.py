@@ -1,4 +1,4 @@
-"""Queue by priority, then by weighted fair shares of tenants: the order of waiting requests in router and scheduler."""
+"""Queue by priority, then by weighted fair queueing among tenants: used by router and scheduler."""
 
 import heapq
 import itertools
@@ -17,21 +17,21 @@ _FEWEST_ENTRIES_TO_COMPACT = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueueEntry(Generic[T]):
-    """An item's place in the order, fixed when it is first pushed."""
+    """An item's position in the order, fixed when it is first pushed."""
 
     item: T
     key: float  # seconds; the smallest goes first
     priority: int
-    start: float  # seconds: when its tenant's share comes to it
+    start: float  # seconds: start tag of fair queueing
     deadline: float  # infinity where there is none
     order: int  # how many were pushed before
     tenant: str
-    cost: float  # service that it is expected to take; 0: it counts for no tenant
+    cost: float  # expected service; 0: not charged to its tenant
     weight: float  # of its tenant
 
     @property
-    def place(self) -> tuple[float, float, int]:
-        """The sort key of tickets: the smallest goes first."""
+    def sort_key(self) -> tuple[float, float, int]:
+        """The sort key of entries: the smallest goes first."""
         return (self.key, self.deadline, self.order)
 
 
@@ -88,7 +88,7 @@ class PriorityQueue(Generic[T]):
     ) -> None:
         """Take the cost units served per second as `rate`.
 
-        Queues whose tickets are compared with each other share the numbers of their tickets, `orders`.
+        Queues whose entries are compared with each other share their numbers, `orders`.
         """
         self._ageing_s = self._rate = 1.0
         self.change(ageing_s=ageing_s, rate=rate)
@@ -144,7 +144,7 @@ class PriorityQueue(Generic[T]):
             self._tenant_finish[tenant] = finishes
             self.charge(tenant, priority, cost, weight)
             self._prune_tenants(max(arrival, self._virtual_time))
-        ticket = QueueEntry(
+        entry = QueueEntry(
             item=item,
             key=priority * self._ageing_s + start,
             priority=priority,
@@ -155,86 +155,86 @@ class PriorityQueue(Generic[T]):
             cost=cost,
             weight=weight,
         )
-        self._insert(ticket)
-        return ticket
+        self._insert(entry)
+        return entry
 
-    def push_back(self, ticket: QueueEntry[T]) -> None:
-        """Return what was popped to the place it had: it did not fit, or was preempted."""
-        if ticket.order in self._waiting:
-            raise RuntimeError(f"ticket {ticket.order} is waiting already")
-        self._insert(ticket)
+    def push_back(self, entry: QueueEntry[T]) -> None:
+        """Return a popped entry to its former position: it did not fit, or was preempted."""
+        if entry.order in self._waiting:
+            raise RuntimeError(f"entry {entry.order} is waiting already")
+        self._insert(entry)
 
     def peek(self) -> QueueEntry[T] | None:
         """Return the first request, which stays queued."""
         while self._heap:
-            ticket = self._waiting.get(self._heap[0][2])
-            if ticket is not None:
-                return ticket
+            entry = self._waiting.get(self._heap[0][2])
+            if entry is not None:
+                return entry
             heapq.heappop(self._heap)
         return None
 
     def pop(self) -> QueueEntry[T] | None:
         """Serve the first request."""
-        ticket = self.peek()
-        if ticket is not None:
-            self.serve(ticket)
-        return ticket
+        entry = self.peek()
+        if entry is not None:
+            self.serve(entry)
+        return entry
 
-    def serve(self, ticket: QueueEntry[T]) -> None:
+    def serve(self, entry: QueueEntry[T]) -> None:
         """Serve a waiting request, in or out of order."""
-        if ticket is self.peek():
-            self._latest_start = max(self._latest_start, ticket.start)
-        if ticket.cost > 0:
-            total_weight = max(self._total_weight, ticket.weight)  # the sum may have rounding errors
-            advance = ticket.cost / (total_weight * self._rate)
+        if entry is self.peek():
+            self._latest_start = max(self._latest_start, entry.start)
+        if entry.cost > 0:
+            total_weight = max(self._total_weight, entry.weight)  # the sum may have rounding errors
+            advance = entry.cost / (total_weight * self._rate)
             self._virtual_time = max(self._virtual_time, self._latest_start) + advance
-        self.remove(ticket)
+        self.remove(entry)
 
-    def remove(self, ticket: QueueEntry[T]) -> bool:
-        """Take a request out that is not served; returns whether it was waiting."""
-        if self._waiting.get(ticket.order) is not ticket:
+    def remove(self, entry: QueueEntry[T]) -> bool:
+        """Remove a request without service; returns whether it was waiting."""
+        if self._waiting.get(entry.order) is not entry:
             return False
-        del self._waiting[ticket.order]
-        self._shrink_backlog(ticket)
-        if self._heap[0][2] == ticket.order:
+        del self._waiting[entry.order]
+        self._reduce_backlog(entry)
+        if self._heap[0][2] == entry.order:
             heapq.heappop(self._heap)
         elif len(self._heap) > max(2 * len(self._waiting), _FEWEST_ENTRIES_TO_COMPACT):
-            self._heap = [waiting.place for waiting in self._waiting.values()]
+            self._heap = [waiting.sort_key for waiting in self._waiting.values()]
             heapq.heapify(self._heap)
         return True
 
     def charge(self, tenant: str, priority: int, cost: float, weight: float = 1.0) -> None:
-        """Charge a tenant for so much more, or less, than `push` was given.
+        """Charge a tenant for so much more, or less, than the cost given to `push`.
 
         Its requests of this or a less urgent priority that come from now on start later by as much. Those that wait
-        already do not, for places are fixed, and its more urgent ones never do. So a tenant that keeps requests waiting
-        at k priorities has up to k shares until those are served that waited at first; in the long run it has one.
+        already do not, as positions are fixed, and its more urgent ones never do. So a tenant with requests waiting at
+        k priorities has up to k shares until those are served that waited at first; in the long run it has one.
         """
         finishes = self._tenant_finish.get(tenant, {})
-        share_s = cost / (weight * self._rate)
+        advance_s = cost / (weight * self._rate)
         for level in finishes:
             if level >= priority:
-                finishes[level] += share_s
+                finishes[level] += advance_s
 
-    def _insert(self, ticket: QueueEntry[T]) -> None:
-        self._waiting[ticket.order] = ticket
-        heapq.heappush(self._heap, ticket.place)
-        if ticket.cost > 0:
-            backlog = self._backlogs.get(ticket.tenant)
+    def _insert(self, entry: QueueEntry[T]) -> None:
+        self._waiting[entry.order] = entry
+        heapq.heappush(self._heap, entry.sort_key)
+        if entry.cost > 0:
+            backlog = self._backlogs.get(entry.tenant)
             if backlog is None:
-                backlog = self._backlogs[ticket.tenant] = _Backlog(ticket.weight, {})
-                self._total_weight += ticket.weight
-            backlog.num_waiting[ticket.priority] = backlog.num_waiting.get(ticket.priority, 0) + 1
+                backlog = self._backlogs[entry.tenant] = _Backlog(entry.weight, {})
+                self._total_weight += entry.weight
+            backlog.num_waiting[entry.priority] = backlog.num_waiting.get(entry.priority, 0) + 1
 
-    def _shrink_backlog(self, ticket: QueueEntry[T]) -> None:
-        if ticket.cost <= 0:
+    def _reduce_backlog(self, entry: QueueEntry[T]) -> None:
+        if entry.cost <= 0:
             return
-        backlog = self._backlogs[ticket.tenant]
-        backlog.num_waiting[ticket.priority] -= 1
-        if not backlog.num_waiting[ticket.priority]:
-            del backlog.num_waiting[ticket.priority]
+        backlog = self._backlogs[entry.tenant]
+        backlog.num_waiting[entry.priority] -= 1
+        if not backlog.num_waiting[entry.priority]:
+            del backlog.num_waiting[entry.priority]
         if not backlog.num_waiting:
-            del self._backlogs[ticket.tenant]
+            del self._backlogs[entry.tenant]
             self._total_weight -= backlog.weight
 
     def _prune_tenants(self, now: float) -> None:

@@ -2,33 +2,60 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rayinfer.errors import Unavailable
 from rayinfer.outputs import EngineStats, RequestOutput, StepMessage
 from rayinfer.sampling_params import SamplingParams
 
 
+class EngineRequestId(NamedTuple):
+    """Identity of an engine request, which is one choice of a client's request.
+
+    Written as `request/choice`, and from the second attempt on as `request/choice@epoch`.
+    """
+
+    request_id: str
+    choice: int
+    epoch: int = 0  # number of the attempt
+
+    def __str__(self) -> str:
+        name = f"{self.request_id}/{self.choice}"
+        return f"{name}@{self.epoch}" if self.epoch else name
+
+    @staticmethod
+    def request_id_of(name: str) -> str:
+        """Read only the client request's id of the written form."""
+        return name.rpartition("/")[0]
+
+    @classmethod
+    def parse(cls, name: str) -> "EngineRequestId":
+        """Read the written form."""
+        request_id, _, part = name.rpartition("/")
+        choice, _, epoch = part.partition("@")
+        return cls(request_id, int(choice), int(epoch or 0))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
-    """One prompt on its way to an engine.
+    """One prompt to be continued.
 
-    A client's request for n answers travels whole as far as the router or `LLM`, which sends the engine n requests
-    `"{id}/{k}"` with `choice=k` and `n=1`.
+    The router or `LLM` splits a client's request for n choices into n engine requests, each with `n=1` and an
+    EngineRequestId.
     """
 
     request_id: str
     prompt_token_ids: list[int]
-    output_token_ids: list[int] = field(default_factory=list)  # not empty when a stream continues elsewhere
+    output_token_ids: list[int] = field(default_factory=list)  # not empty when a stream has migrated
     sampling_params: SamplingParams
     choice: int = 0
     priority: int = 0  # lower goes first, -10 to 10
-    timeout_s: float | None = None  # what is left of the client's time: remaining seconds, not a date
+    timeout_s: float | None = None  # remaining seconds
     tenant: str = ""
     cache_salt: str = ""  # requests with different salts share no cached prefix
     adapter: str | None = None
-    epoch: int = 0  # which attempt at the stream this is
-    trace: bool = False  # whether its events are kept
+    epoch: int = 0  # number of the attempt
+    trace: bool = False  # whether its events are recorded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,18 +72,18 @@ class ModelDescription:
     max_num_batched_tokens: int = 0  # of one step; 0: unknown
     max_cudagraph_capture_size: int = 0  # requests in the largest step that runs as a CUDA graph; 0: none does
     eos_token_ids: tuple[int, ...] = ()
-    weights_generation: int = 0  # grows when the model gets other weights
-    scores_prompts: bool = True  # False: an encoder reads them as a whole
+    weights_generation: int = 0  # weight version
+    scores_prompts: bool = True  # False for encoder-decoders: prompts have no logprobs
     default_sampling_params: Mapping[str, Any] = field(default_factory=dict)  # by field of SamplingParams
-    bad_token_sequences: tuple[tuple[int, ...], ...] = ()  # which the model never generates, such as padding
+    bad_token_sequences: tuple[tuple[int, ...], ...] = ()  # never generated, such as padding
 
     def longest_prompt(self, *, generates: bool = True) -> int:
-        """Return the longest prompt's tokens: all where an encoder reads it or nothing is generated, else one fewer."""
+        """Return the maximum prompt length: `max_model_len`, less one where the answer follows in the same context."""
         return self.max_model_len - (1 if generates and self.scores_prompts else 0)
 
     @property
     def capacity(self) -> str:
-        """The sizes that the engine was built with, in one line."""
+        """Sizes that the engine was built with, in one line."""
         num_tokens = self.kv_blocks_total * self.block_size
         largest_graph = self.max_cudagraph_capture_size
         parts = [
@@ -77,7 +104,7 @@ class ServiceStatus:
     reason: str = ""
     num_waiting: int = 0
     engines: dict[str, EngineStats] = field(default_factory=dict)  # by engine name
-    descriptions: dict[str, ModelDescription] = field(default_factory=dict)  # as each engine has it, by engine name
+    descriptions: dict[str, ModelDescription] = field(default_factory=dict)  # by engine name
 
 
 class TextGenerator(Protocol):
@@ -86,7 +113,7 @@ class TextGenerator(Protocol):
     def generate(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
         """Yield deltas until one has `finished`; closing the iterator aborts the request.
 
-        Refusals (RequestError, Unavailable) are raised at once or by the first `__anext__`, before any output.
+        Rejections (RequestError, Unavailable) are raised at once or by the first `__anext__`, before any output.
         """
         ...
 
@@ -95,34 +122,34 @@ class TextGenerator(Protocol):
         ...
 
     def status(self) -> ServiceStatus:
-        """Return whether it can answer now."""
+        """Return its readiness and load."""
         ...
 
     def overload(self) -> Unavailable | None:
-        """Return the reason why it would refuse every request now; None as long as it would take any."""
+        """Return why every request would be rejected now; None while any is admitted."""
         ...
 
 
 class EngineControl(Protocol):
-    """Stops and starts with requests in flight: one engine, or all engines of a model.
+    """Pauses and resumes one engine, or all engines of a model, with requests in flight.
 
-    Raises WrongEngineState for what does not go with an engine's state, EngineDead when it is gone.
+    Raises WrongEngineState where an engine's state does not allow it, EngineDead when it is gone.
     """
 
     async def pause(self) -> None:
-        """Plan no further step; requests stay, and more are taken."""
+        """Run no further step; requests stay, and more are accepted."""
         ...
 
     async def resume(self) -> None:
-        """Go on after `pause`."""
+        """Run steps again after `pause`."""
         ...
 
     async def sleep(self, level: int) -> None:
-        """Pause and give memory back: 0 none, 1 unused blocks (on a GPU all of it, to the host), 2 all of it."""
+        """Pause and free memory: level 0 none, 1 unused blocks (on a GPU all, copied to the host), 2 all of it."""
         ...
 
     async def wake(self) -> None:
-        """Take the memory again and go on as before `sleep`."""
+        """Allocate the memory again and return to the state before `sleep`."""
         ...
 
     async def states(self) -> list[str]:
@@ -131,14 +158,14 @@ class EngineControl(Protocol):
 
 
 class EngineClient(EngineControl, Protocol):
-    """A router's end of the line to one engine, in this process or in another."""
+    """A router's client of one engine, in this process or in another."""
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
-        """Hand requests over; whatever the engine refuses comes back as a delta that ends with "error"."""
+        """Submit requests; a rejected one ends with a delta of finish reason "error"."""
         ...
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests; unknown ids are ignored."""
+        """Abort requests; unknown ids are ignored."""
         ...
 
     def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:

@@ -15,7 +15,7 @@ from rayinfer.llm.arguments import Message, Prompt, as_prompts, check_request, c
 from rayinfer.llm.progress_bar import progress_bar
 from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.outputs import EngineStats, RequestOutput
-from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.protocols import EngineRequestId, GenerationRequest, ModelDescription
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.bad_words import speller
@@ -137,10 +137,15 @@ class LLM:
             raise InvalidParameter(f"request_id {request_id!r} is in use", "request_id")
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else checked_token_ids(prompt)
         params = sampling_params or self.get_default_sampling_params()
+        params = params.with_bad_words_spelled(speller(self.tokenizer))
+        description = self.description
+        params.check_leaves_a_token(
+            description.eos_token_ids, description.vocab_size, never_generated=description.bad_token_sequences
+        )
         request = GenerationRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            sampling_params=params.with_bad_words_spelled(speller(self.tokenizer)),
+            sampling_params=params,
             priority=priority,
             timeout_s=timeout_s,
             trace=trace,
@@ -236,14 +241,14 @@ class LLM:
         """Do one step and turn its tokens into what callers may see; streams get theirs here."""
         advances = []
         for delta in self._engine.step():
-            request_id = delta.request_id.rpartition("/")[0]
+            request_id = EngineRequestId.request_id_of(delta.request_id)
             answer = self._answers.get(request_id)
             if answer is None:
                 continue
             output = answer.apply(delta)
-            answer.take_over_events(delta)
+            answer.add_engine_events(delta)
             for stopped in answer.stream.stopped_request_ids():
-                answer.take_over_events(self._engine.abort(stopped))
+                answer.add_engine_events(self._engine.abort(stopped))
             if answer.stream.is_finished:
                 del self._answers[request_id]
             if output is not None and answer.news is not None:

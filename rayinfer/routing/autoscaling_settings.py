@@ -10,7 +10,7 @@ from rayinfer.errors import ConfigError
 
 
 class AutoscalingSettings(BaseModel):
-    """Bounds, objectives and delays; unknown keys are refused."""
+    """Bounds, objectives and delays; unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -31,13 +31,13 @@ class AutoscalingSettings(BaseModel):
     )
     upscale_delay_s: float = Field(2.0, ge=0, description="how long engines must be too few before others are started")
     downscale_delay_s: float = Field(
-        300.0, ge=0, description="how long fewer engines must have been enough before one goes"
+        300.0, ge=0, description="how long fewer engines must have sufficed before one is stopped"
     )
     idle_timeout_s: float = Field(
-        600.0, ge=5, description="how long a model must have had no request before its last engine goes"
+        600.0, ge=5, description="how long a model must have had no request before its last engine is stopped"
     )
     cold_start_timeout_s: float = Field(
-        300.0, gt=0, description="how long requests wait where there is no engine; then they are refused with 503"
+        300.0, gt=0, description="how long requests wait for the first engine; then they are rejected with 503"
     )
 
     @model_validator(mode="after")
@@ -62,7 +62,7 @@ class AutoscalingSettings(BaseModel):
 
 
 def autoscaling_settings(settings: Mapping[str, Any]) -> AutoscalingSettings:
-    """Check settings that come from outside; raises ConfigError that names every one at fault."""
+    """Validate settings; raises a ConfigError that names every invalid one."""
     try:
         return AutoscalingSettings.model_validate(dict(settings))
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The tokens that have arrived for one client's stream and that it has not taken yet."""
+"""Queue of one stream's token deltas that its reader has not taken yet."""
 
 import asyncio
 
@@ -6,26 +6,25 @@ from rayinfer.errors import Unavailable
 from rayinfer.outputs import TokenDelta
 from rayinfer.routing.bounded_wait import wait_within
 
-MOST_HELD_S = 0.5  # an engine that is paused, or slow, keeps no text back
+MAX_HOLD_S = 0.5  # so a paused or slow engine delays no text
 
 
 class DeltaQueue:
-    """Collects a stream's deltas; while its reader is busy, those of one engine request grow into one.
+    """Collects a stream's deltas; while its reader is busy, those of one engine request are merged.
 
-    It therefore holds at most one delta per choice, however slow the reader is. Where chunks are wanted rather than
-    single tokens, they also grow until one has `interval` tokens, but for `most_held_s` at most; first tokens and ends
-    are never held up.
+    It therefore holds at most one delta per choice, however slow the reader is. With an `interval`, deltas are also
+    merged until one has so many tokens, but for `max_hold_s` at most; first tokens and ends are never delayed.
     """
 
-    def __init__(self, interval: int = 1, most_held_s: float = MOST_HELD_S) -> None:
+    def __init__(self, interval: int = 1, max_hold_s: float = MAX_HOLD_S) -> None:
         self._interval = interval
-        self._most_held_s = most_held_s
-        self._holding: asyncio.TimerHandle | None = None  # while a token waits for others
+        self._max_hold_s = max_hold_s
+        self._hold_timer: asyncio.TimerHandle | None = None  # set while tokens wait for more
         self._pending: dict[str, TokenDelta] = {}
         self._is_due = False  # whether what is pending may be taken
-        self._has_given = False
+        self._has_delivered = False
         self._failure: Unavailable | None = None
-        self._reader: asyncio.Future[None] | None = None  # while one waits
+        self._reader: asyncio.Future[None] | None = None  # set while it waits
 
     def put(self, delta: TokenDelta) -> None:
         """Add a delta and wake the reader; never waits."""
@@ -35,29 +34,29 @@ class DeltaQueue:
             len(delta.token_ids) >= self._interval
             or delta.finish_reason is not None
             or delta.start_pos == 0
-            or not self._has_given
+            or not self._has_delivered
         ):
-            self._fall_due()
-        elif self._holding is None:
-            self._holding = asyncio.get_running_loop().call_later(self._most_held_s, self._fall_due)
+            self._make_due()
+        elif self._hold_timer is None:
+            self._hold_timer = asyncio.get_running_loop().call_later(self._max_hold_s, self._make_due)
 
     def fail(self, error: Unavailable) -> None:
-        """End the queue: the reader gets what is there, and then this error."""
+        """End the queue: the reader gets the remaining deltas, then this error."""
         self._failure = error
         self._wake()
 
     async def take(self, timeout_s: float | None = None) -> list[TokenDelta]:
-        """Wait until deltas are due and take them all; when the time is up, those that are there.
+        """Wait until deltas are due and take them all; after the timeout, those that are there.
 
-        Raises TimeoutError when there is none by then, and the failure once everything before it was taken.
+        Raises TimeoutError when there is none by then, and the failure once all deltas before it were taken.
         """
         if not self._is_due and self._failure is None:
             await self._wait(timeout_s)
         if self._pending:
             deltas = list(self._pending.values())
             self._pending.clear()
-            self._is_due, self._has_given = False, True
-            self._stop_holding()
+            self._is_due, self._has_delivered = False, True
+            self._cancel_hold()
             return deltas
         assert self._failure is not None, "woken for nothing"
         raise self._failure
@@ -72,14 +71,14 @@ class DeltaQueue:
         finally:
             self._reader = None
 
-    def _fall_due(self) -> None:
+    def _make_due(self) -> None:
         self._is_due = True
         self._wake()
 
-    def _stop_holding(self) -> None:
-        if self._holding is not None:
-            self._holding.cancel()
-            self._holding = None
+    def _cancel_hold(self) -> None:
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
+            self._hold_timer = None
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
@@ -87,7 +86,7 @@ class DeltaQueue:
 
 
 def join_deltas(first: TokenDelta, second: TokenDelta) -> TokenDelta:
-    """Make one delta of two that follow each other."""
+    """Merge two consecutive deltas."""
     logprobs = None
     if first.logprobs is not None or second.logprobs is not None:
         logprobs = [*(first.logprobs or []), *(second.logprobs or [])]

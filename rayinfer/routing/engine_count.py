@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
 from rayinfer.routing.first_tokens import NOTHING, WINDOW_S, FirstTokenCounts
 
-SLACK = 0.8  # engines that stay must be able to hold the load with so much of what they can hold
+SLACK = 0.8  # remaining engines must hold the load with so much of their capacity
 MIN_LATE = 2  # one late request may be an accident
-FORGET_S = 3600.0  # what an engine was seen to hold counts half as much after so long
+FORGET_S = 3600.0  # half-life of a learned capacity
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,17 +21,17 @@ class ModelLoad:
     num_seats: float = 1.0  # requests that one of them may run at once
     cache_usage: float = 0.0  # their caches in use, added up: 1.5 stands for one and a half full ones
     first_tokens: FirstTokenCounts = NOTHING
-    is_whole: bool = True  # whether all of them have reported; else no engine goes
-    is_held: bool = False  # whether they are paused or asleep: then nothing is decided
+    is_whole: bool = True  # whether all of them have reported; else no engine is stopped
+    is_held: bool = False  # whether they are paused or asleep: then their number stays
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do, and was not of late."""
+        """Whether there are no requests, and were none recently."""
         return not self.num_running and not self.first_tokens.num_waiting and not self.first_tokens.num_started
 
     @property
     def late_share(self) -> float:
-        """The share of requests that wait too long for their first token, or waited too long of late."""
+        """The share of present and recent requests whose first token is late."""
         counts = self.first_tokens
         return counts.num_late / max(1, counts.num_started + counts.num_waiting)
 
@@ -39,9 +39,9 @@ class ModelLoad:
 class EngineCount:
     """The target number of engines, decided anew from each report of the load.
 
-    More are started once they have been too few for a moment: for the prompts that wait, for the caches and seats in
-    use, or for the objective. Fewer are kept once fewer would have held the load, with some slack, all through the
-    delay. What an engine holds is learned where it did not hold more: requests that ran on each when they were too few.
+    Scales up once the engines have been too few for `upscale_delay_s`: for the waiting prompts, the caches and seats in
+    use, or the objective. Scales down once fewer engines would have held the load, with some slack, throughout the
+    delay. An engine's capacity is learned from the requests that ran on each when they were too few.
     """
 
     def __init__(self, settings: AutoscalingSettings) -> None:
@@ -49,20 +49,20 @@ class EngineCount:
         self._too_few_since: float | None = None
         self._steady_since: float | None = None  # since when as many engines as wanted have run
         self._last_steady = 0  # how many
-        self._told_since: float | None = None
+        self._reports_since: float | None = None
         self._last_busy: float | None = None
         self._enough: deque[tuple[float, int]] = deque()  # falling maxima of how many would have been enough, by time
-        self._held: float | None = None  # requests that an engine was seen to run when it could not take more
-        self._held_at = 0.0
+        self._learned: float | None = None  # requests that an engine ran when it could not take more
+        self._learned_at = 0.0
 
     def decide(self, now_s: float, target: int, load: ModelLoad) -> int:
         """Decide how many engines there should be, where `target` are wanted at present; `now_s` is of any clock."""
         if load.is_held:
-            self._start_over()
+            self._reset()
             return self._settings.bounded(target)
         if load.num_engines == 0:
-            self._start_over()
-            return self._settings.bounded(max(target, self._needed_from_none(load.first_tokens)))
+            self._reset()
+            return self._settings.bounded(max(target, self._needed_to_start(load.first_tokens)))
         if load.is_whole:  # engines without reports may be busy
             self._note(now_s, target, load)
         wanted = self._settings.bounded(self._needed(now_s, target, load))
@@ -76,11 +76,11 @@ class EngineCount:
         self._too_few_since = None
         if not load.is_whole or load.num_engines < target:
             return self._settings.bounded(target)
-        return self._settings.bounded(min(target, self._enough_of_late(now_s, target)))
+        return self._settings.bounded(min(target, self._recently_enough(now_s, target)))
 
     def _note(self, now_s: float, target: int, load: ModelLoad) -> None:
-        if self._told_since is None:
-            self._told_since = now_s
+        if self._reports_since is None:
+            self._reports_since = now_s
         if not load.is_idle or self._last_busy is None:
             self._last_busy = now_s
         if load.num_engines < target:
@@ -104,7 +104,7 @@ class EngineCount:
             needed = max(needed, target + math.ceil(target * load.late_share / 2))
         return needed
 
-    def _needed_from_none(self, waiting: FirstTokenCounts) -> int:
+    def _needed_to_start(self, waiting: FirstTokenCounts) -> int:
         """Return how many engines to start at once where none is: each takes long to start."""
         if not waiting.num_waiting:
             return 0
@@ -118,16 +118,16 @@ class EngineCount:
             return load.num_engines
         by_tokens = waiting.waiting_tokens / settings.target_waiting_tokens if waiting.num_waiting > 1 else 0.0
         by_usage = self._engines_in_use(load) / settings.target_usage
-        by_requests = load.num_running / self._can_hold(now_s, load)
+        by_requests = load.num_running / self._capacity(now_s, load)
         return max(1, math.ceil(max(by_tokens, by_usage, by_requests) / SLACK))
 
-    def _enough_of_late(self, now_s: float, target: int) -> int:
-        assert self._told_since is not None
+    def _recently_enough(self, now_s: float, target: int) -> int:
+        assert self._reports_since is not None
         assert self._last_busy is not None
         settings = self._settings
         if target <= 1:
             return 0 if now_s - self._last_busy >= settings.idle_timeout_s else 1
-        if now_s - self._told_since < settings.downscale_delay_s:
+        if now_s - self._reports_since < settings.downscale_delay_s:
             return target
         return self._enough[0][1]
 
@@ -144,20 +144,23 @@ class EngineCount:
     def _learn(self, now_s: float, load: ModelLoad) -> None:
         """Learn what an engine holds: as much as it ran when there was too much, or more if it runs more well."""
         each = load.num_running / load.num_engines
-        can_hold = self._can_hold(now_s, load)
+        capacity = self._capacity(now_s, load)
         if self._misses_objective(load):
             if self._is_settled(now_s) and each >= 1:
-                self._held, self._held_at = (each if self._held is None else (each + can_hold) / 2), now_s
-        elif self._held is not None and each > can_hold:
-            self._held, self._held_at = each, now_s
+                self._learned, self._learned_at = (
+                    (each if self._learned is None else (each + capacity) / 2),
+                    now_s,
+                )
+        elif self._learned is not None and each > capacity:
+            self._learned, self._learned_at = each, now_s
 
-    def _can_hold(self, now_s: float, load: ModelLoad) -> float:
+    def _capacity(self, now_s: float, load: ModelLoad) -> float:
         """Requests that an engine can run, as far as that is known; what was learned fades."""
         most = max(1.0, load.num_seats * self._settings.target_usage)
-        if self._held is None or self._held >= most:
+        if self._learned is None or self._learned >= most:
             return most
-        return most - (most - self._held) * 2 ** ((self._held_at - now_s) / FORGET_S)
+        return most - (most - self._learned) * 2 ** ((self._learned_at - now_s) / FORGET_S)
 
-    def _start_over(self) -> None:
-        self._too_few_since = self._steady_since = self._told_since = self._last_busy = None
+    def _reset(self) -> None:
+        self._too_few_since = self._steady_since = self._reports_since = self._last_busy = None
         self._enough.clear()

@@ -13,11 +13,11 @@ class FirstTokenCounts(NamedTuple):
 
     num_waiting: int = 0  # requests without a first token
     waiting_tokens: int = 0  # of their prompts
-    num_started: int = 0  # requests that had their first token of late, or left late without one
-    num_late: int = 0  # of both, those that took longer than the objective, or have waited longer by now
+    num_started: int = 0  # requests with a recent first token, or that recently ended late without one
+    num_late: int = 0  # of both, those that took longer than the objective, or have waited longer so far
 
     def plus(self, other: "FirstTokenCounts") -> "FirstTokenCounts":
-        """Add up what two routers have counted."""
+        """Add the counts of another router."""
         return FirstTokenCounts(*(mine + its for mine, its in zip(self, other, strict=True)))
 
 
@@ -30,7 +30,7 @@ class _Expected(NamedTuple):
 
 
 class FirstTokens:
-    """Requests that have no token yet, and a recent count of those that had theirs after the objective."""
+    """Counter of the requests without a token, and of recent ones whose first token was late."""
 
     def __init__(
         self, objective_s: float, *, window_s: float = WINDOW_S, clock: Callable[[], float] = time.monotonic
@@ -45,18 +45,18 @@ class FirstTokens:
         self._num_late = 0  # of those
 
     def expect(self, num_tokens: int) -> int:
-        """Note a request with a prompt of so many tokens; returns its key."""
+        """Record a request with a prompt of so many tokens; returns its key."""
         self._next_key += 1
         self._expected[self._next_key] = _Expected(self._clock(), num_tokens)
         self._waiting_tokens += num_tokens
         return self._next_key
 
     def came(self, key: int) -> None:
-        """Note that the request has its first token."""
+        """Record the request's first token."""
         self._note(self._clock(), self._take(key))
 
     def left(self, key: int) -> None:
-        """Note that the request ended without a token, which counts only if it had waited too long."""
+        """Record that the request ended without a token, which counts only if it had waited too long."""
         now, expected = self._clock(), self._take(key)
         if now - expected.since_s > self._objective_s:
             self._note(now, expected)
@@ -68,7 +68,7 @@ class FirstTokens:
         num_late_waiting = 0
         for expected in self._expected.values():
             if now - expected.since_s <= self._objective_s:
-                break  # those behind it came later
+                break  # the rest arrived later
             num_late_waiting += 1
         return FirstTokenCounts(
             num_waiting=len(self._expected),

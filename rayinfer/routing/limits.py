@@ -12,7 +12,7 @@ MOST_URGENT, LEAST_URGENT = -10, 10
 
 
 class TenantLimits(BaseModel):
-    """One tenant's share and bounds."""
+    """Weight and bounds of one tenant."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -23,38 +23,38 @@ class TenantLimits(BaseModel):
         default=MOST_URGENT, ge=MOST_URGENT, le=LEAST_URGENT, description="lowest priority number that it may use"
     )
     max_waiting_requests: int | None = Field(
-        default=None, ge=0, description="its requests that may wait; 0: it is shut out"
+        default=None, ge=0, description="its requests that may wait; 0: all are rejected"
     )
     max_waiting_tokens: int | None = Field(default=None, ge=1, description="its tokens that may wait")
 
 
 class RouterLimits(BaseModel):
-    """The limits of one model's queue in each router; unknown keys are refused."""
+    """Limits of one model's queue in each router; unknown keys are rejected."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_waiting_requests: int = Field(
-        default=256, ge=1, description="requests that may wait for their first token; more are refused with 429"
+        default=256, ge=1, description="requests that may wait for their first token; more are rejected with 429"
     )
     max_waiting_tokens: int | None = Field(
         default=None, ge=1, description="tokens of those requests; default: 16 times what the engines' caches hold"
     )
     ageing_s: float = Field(default=10.0, ge=0, le=3600, description="how much earlier one level of priority counts")
     route_by_prefix: bool = Field(default=True, description="prefer the engine that has most of the prompt cached")
-    group_by_prefix: bool = Field(default=True, description="let waiting requests that share a prefix go together")
+    group_by_prefix: bool = Field(default=True, description="dispatch waiting requests that share a prefix together")
     stream_interval: int = Field(
-        default=1, ge=1, le=1024, description="tokens that a new stream sends at once, after its first"
+        default=1, ge=1, le=1024, description="tokens per chunk of a new stream, after its first token"
     )
     tenants: dict[str, TenantLimits] = Field(default={}, description="limits of single tenants, by name")
     other_tenants: TenantLimits = Field(default=TenantLimits(), description="limits of each tenant not named there")
 
     def of_tenant(self, tenant: str) -> TenantLimits:
-        """Look up the limits that a tenant has."""
+        """Return the limits of a tenant."""
         return self.tenants.get(tenant, self.other_tenants)
 
 
 def router_limits(settings: Mapping[str, Any]) -> RouterLimits:
-    """Check limits that come from outside; raises ConfigError that names every one at fault."""
+    """Validate limits; raises a ConfigError that names every invalid one."""
     try:
         return RouterLimits.model_validate(dict(settings))
     except ValidationError as error:

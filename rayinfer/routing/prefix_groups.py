@@ -5,14 +5,14 @@ from collections.abc import Iterable, Sequence
 from typing import Generic, TypeVar
 
 # The lengths, in blocks, at which prefixes are compared: each a third or half longer than the one before, so a long
-# prompt costs little more than a short one. Whoever shares more than the last has shared enough.
+# prompt costs little more than a short one. Longer shared prefixes count as equal.
 COMPARED_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 
 T = TypeVar("T")
 
 
 class PrefixGroups(Generic[T]):
-    """Finds those that share the longest prefix with a request, to within a third; nothing is sorted or scanned."""
+    """Finds the requests that share the longest prefix with a prompt, to within a third, without a scan."""
 
     def __init__(self) -> None:
         self._by_digest: defaultdict[bytes, dict[T, None]] = defaultdict(dict)  # in order of arrival
@@ -22,13 +22,13 @@ class PrefixGroups(Generic[T]):
         return len(self._digests)
 
     def add(self, item: T, digests: Sequence[bytes]) -> None:
-        """Note a waiting request, with the digests of its full blocks."""
+        """Add a waiting request, with the digests of its full blocks."""
         self._digests[item] = [digests[length - 1] for length in COMPARED_LENGTHS if length <= len(digests)]
         for digest in self._digests[item]:
             self._by_digest[digest][item] = None
 
     def remove(self, item: T) -> None:
-        """Forget a request that waits no more; does nothing if it is unknown."""
+        """Remove a request; does nothing if it is unknown."""
         for digest in self._digests.pop(item, ()):
             group = self._by_digest[digest]
             del group[item]
@@ -36,7 +36,7 @@ class PrefixGroups(Generic[T]):
                 del self._by_digest[digest]
 
     def sharing_most(self, digests: Sequence[bytes]) -> Iterable[T]:
-        """Find those that share the most blocks with a prompt, in order of arrival; maybe none."""
+        """Find the requests that share the most blocks with a prompt, in order of arrival; maybe none."""
         for length in reversed(COMPARED_LENGTHS):
             if length <= len(digests) and (group := self._by_digest.get(digests[length - 1])) is not None:
                 return group

@@ -59,7 +59,7 @@ def test_the_tickets_of_queues_that_share_their_numbers_have_one_order():
     orders = itertools.count()
     queues = [PriorityQueue(orders=orders) for _ in range(3)]
     tickets = [queues[index % 3].push(index, priority=0, arrival=1.0) for index in range(9)]
-    assert [ticket.item for ticket in sorted(tickets, key=lambda ticket: ticket.place)] == list(range(9))
+    assert [ticket.item for ticket in sorted(tickets, key=lambda ticket: ticket.sort_key)] == list(range(9))
 
 
 def test_a_ticket_shows_item_key_and_priority():

@@ -24,10 +24,7 @@ class EncoderDecoderEngine(Engine):
 
     def _accepted(self, request: GenerationRequest, source_token_ids: Int32Array | None = None) -> Request:
         source_token_ids = checked_source(request, self.description)
-        params, description = request.sampling_params, self.description
-        params.check_leaves_a_token(
-            description.eos_token_ids, description.vocab_size, never_generated=self._answers.bad_token_sequences
-        )
+        params = request.sampling_params
         if bad := self._answers.bad_token_sequences:
             params = replace(params, bad_token_sequences=(*params.bad_sequences, *bad))
         answer = replace(request, prompt_token_ids=[self._answers.start_token_id], sampling_params=params)

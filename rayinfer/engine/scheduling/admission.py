@@ -152,7 +152,7 @@ def order_key(request: Request) -> tuple[float, float, int]:
     """Return the sort key of requests: the smallest goes first."""
     ticket: QueueEntry[Request] | None = request.ticket
     assert ticket is not None, f"{request.request_id} has no place in the order"
-    return ticket.place
+    return ticket.sort_key
 
 
 def _matters_more(request: Request, running: Request) -> bool:

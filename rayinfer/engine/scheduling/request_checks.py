@@ -26,7 +26,6 @@ def checked_token_ids(request: GenerationRequest, description: ModelDescription)
     params.check_vocabulary(description.vocab_size)
     if params.bad_texts:
         raise InvalidParameter("bad_words must be spelled in tokens before they come to an engine", "bad_words")
-    params.check_leaves_a_token(description.eos_token_ids, description.vocab_size)
     _check_urgency(request.priority, request.timeout_s)
     return token_ids
 

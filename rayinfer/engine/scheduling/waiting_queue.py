@@ -42,7 +42,7 @@ class WaitingQueue:
         """The first of every class, in their order."""
         tickets = [ticket for queue in self._classes.values() if (ticket := queue.peek()) is not None]
         if len(tickets) > 1:
-            tickets.sort(key=lambda ticket: ticket.place)
+            tickets.sort(key=lambda ticket: ticket.sort_key)
         return [ticket.item for ticket in tickets]
 
     def _class_of(self, request: Request) -> PriorityQueue[Request]:

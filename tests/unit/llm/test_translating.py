@@ -53,6 +53,12 @@ def test_several_choices_stops_and_penalties_work_as_everywhere(llm):
     assert all(len(answer.logprobs) == len(answer.token_ids) for answer in output.outputs)
 
 
+def test_padding_as_the_only_allowed_token_is_rejected(llm):
+    ((pad,),) = llm.description.bad_token_sequences
+    with pytest.raises(InvalidParameter, match="the model never generates"):
+        llm.generate(TEXTS[0], SamplingParams(allowed_token_ids=[pad]), use_tqdm=False)
+
+
 def test_a_conversation_is_refused_for_there_is_no_template(llm):
     with pytest.raises(InvalidParameter, match="no chat template"):
         llm.chat([{"role": "user", "content": "Hello"}])

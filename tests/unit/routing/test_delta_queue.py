@@ -130,7 +130,7 @@ async def test_a_failure_holds_nothing_up():
 
 
 async def test_nothing_is_held_up_for_ever():
-    queue = DeltaQueue(interval=3, most_held_s=0.01)
+    queue = DeltaQueue(interval=3, max_hold_s=0.01)
     queue.put(tokens(0, 1))
     await take(queue)
     queue.put(tokens(1, 1))

@@ -69,7 +69,7 @@ async def narrow(tokenizer):
         yield service
 
 
-async def test_waiting_happens_in_the_router_and_ends_when_an_engine_has_room(narrow):
+async def test_requests_wait_in_the_router_until_an_engine_has_credits(narrow):
     await narrow.ask("a", "b", "c")
     assert narrow.engines[0].submitted_ids == ["a/0"]
     assert narrow.num_queued == 2
@@ -88,7 +88,7 @@ async def test_the_urgent_go_first_and_the_others_in_order(narrow):
     assert await narrow.order(6) == ["runs", "urgent", "normal", "normal too", "late", "later"]
 
 
-async def test_an_urgent_request_does_not_wait_for_those_who_matter_less(narrow):
+async def test_an_urgent_request_does_not_wait_for_lower_priorities(narrow):
     await narrow.ask("runs", "waits", priority=5)
     await narrow.ask("urgent")
     assert narrow.engines[0].submitted_ids == ["runs/0", "urgent/0"]  # the engine lets it pass
@@ -103,7 +103,7 @@ async def test_a_tenant_is_held_to_its_most_urgent_priority(tokenizer):
         assert service.engines[0].submitted[0].priority == 2
 
 
-async def test_who_leaves_the_queue_is_not_sent(narrow):
+async def test_a_request_that_leaves_the_queue_is_not_sent(narrow):
     await narrow.ask("a", "leaves", "stays")
     narrow.tasks["leaves"].cancel()
     await narrow.answer("a")
@@ -112,7 +112,17 @@ async def test_who_leaves_the_queue_is_not_sent(narrow):
     assert narrow.num_queued == 0
 
 
-async def test_time_runs_in_the_queue_too(narrow):
+async def test_a_client_that_leaves_as_its_request_is_dispatched_has_it_aborted(narrow):
+    await narrow.ask("a", "leaves")
+    narrow.engines[0].say(stats=EngineStats(credits=Credits(num_requests=2)))
+    (link,) = narrow.dispatcher.engines.links.values()
+    await until(lambda: link.num_in_flight == 2)
+    narrow.tasks["leaves"].cancel()  # before its task has resumed
+    await until(lambda: narrow.engines[0].aborted == ["leaves/0"])
+    assert link.num_in_flight == 1
+
+
+async def test_a_deadline_can_pass_in_the_queue(narrow):
     await narrow.ask("a")
     await narrow.ask("late", timeout_s=0.05)
     (output,) = await narrow.tasks["late"]
@@ -121,7 +131,7 @@ async def test_time_runs_in_the_queue_too(narrow):
     assert narrow.num_queued == 0
 
 
-async def test_who_waits_when_the_last_engine_dies_goes_to_the_next(narrow):
+async def test_a_waiting_request_goes_to_the_next_engine(narrow):
     await narrow.ask("a", "waits")
     narrow.engines[0].die(EngineDead("gone"))
     await until(lambda: not narrow.dispatcher.engines.names)
@@ -130,7 +140,7 @@ async def test_who_waits_when_the_last_engine_dies_goes_to_the_next(narrow):
     assert set(narrow.engines[number].submitted_ids) == {"a/0@1", "waits/0"}
 
 
-async def test_who_waits_while_no_engine_comes_is_refused_in_the_end(tokenizer):
+async def test_a_waiting_request_without_engines_is_rejected_in_the_end(tokenizer):
     async with running(Narrow(tokenizer, engine_wait_s=0.05)) as service:
         await service.grant()
         await service.ask("a", "waits")
@@ -142,7 +152,7 @@ async def test_who_waits_while_no_engine_comes_is_refused_in_the_end(tokenizer):
         assert service.num_queued == 0
 
 
-async def test_all_engines_with_room_are_used_before_anybody_waits(tokenizer):
+async def test_all_engines_with_credits_are_used_before_a_request_waits(tokenizer):
     async with running(Narrow(tokenizer, 3)) as service:
         await service.grant()
         await service.ask("a", "b", "c", "d")
@@ -150,7 +160,7 @@ async def test_all_engines_with_room_are_used_before_anybody_waits(tokenizer):
         assert service.num_queued == 1
 
 
-async def test_those_that_share_a_prefix_go_together_and_nobody_is_passed_for_ever(tokenizer):
+async def test_requests_that_share_a_prefix_are_dispatched_together(tokenizer):
     async with running(Narrow(tokenizer, credits=Credits(num_requests=3))) as service:
         await service.grant()
         await service.ask("first", "second", "third")
@@ -241,7 +251,7 @@ async def test_another_tenants_queue_is_no_reason_to_refuse(narrow):
     assert narrow.num_queued == 1
 
 
-async def test_what_was_let_in_stays_when_limits_shrink(narrow):
+async def test_admitted_requests_stay_when_limits_shrink(narrow):
     await narrow.ask("a", "b", "c")
     narrow.dispatcher.change_limits(RouterLimits(max_waiting_requests=1))
     with pytest.raises(QueueFull):
@@ -265,7 +275,7 @@ async def test_a_request_goes_where_most_of_its_prompt_is_cached(tokenizer):
         await stream.aclose()
 
 
-async def test_blocks_that_an_engine_says_it_stored_and_removed_count(tokenizer):
+async def test_reported_blocks_stored_and_removed_count(tokenizer):
     async with running(Service(tokenizer, 2)) as service:
         prompt = "once upon a time there was a king who had a castle"
         stream = await service.start("a", prompt=prompt)
@@ -282,7 +292,7 @@ async def test_blocks_that_an_engine_says_it_stored_and_removed_count(tokenizer)
         await (await service.start("c", engine=0, prompt=prompt)).aclose()
 
 
-async def test_a_companion_without_room_lets_the_first_in_the_order_go(tokenizer):
+async def test_a_prefix_member_without_credits_lets_the_first_in_order_go(tokenizer):
     async with running(Narrow(tokenizer, credits=Credits(num_requests=4))) as service:
         await service.grant()
         red = "r" * 40
@@ -310,7 +320,7 @@ async def test_a_new_engine_gets_no_more_than_it_can_take(tokenizer):
         assert len(engine.submitted) == 5  # its rows, and one to spare
 
 
-async def test_who_leaves_the_queue_unserved_is_not_charged(tokenizer):
+async def test_a_request_that_leaves_the_queue_is_not_charged(tokenizer):
     async with running(Narrow(tokenizer, max_waiting_requests=1000)) as service:
         await service.grant()
         await service.ask("runs", tenant="other")
@@ -327,7 +337,7 @@ async def test_who_leaves_the_queue_unserved_is_not_charged(tokenizer):
         assert abs(sum(name.startswith("a ") for name in served) - 5) <= 1
 
 
-async def test_who_leaves_just_as_its_turn_comes_is_not_charged(tokenizer):
+async def test_a_request_that_leaves_as_it_comes_first_is_not_charged(tokenizer):
     async with running(Narrow(tokenizer, max_waiting_requests=1000)) as service:
         await service.grant()
         await service.ask("runs", tenant="other")
@@ -362,7 +372,7 @@ async def test_a_paused_engine_is_given_nothing_while_another_runs(tokenizer):
         assert (len(runs.submitted), len(pauses.submitted)) == (1, 1)  # none is better than another
 
 
-async def test_closing_refuses_those_who_wait_at_once(tokenizer):
+async def test_closing_rejects_waiting_requests_at_once(tokenizer):
     service = Narrow(tokenizer, engine_wait_s=60.0)
     await service.grant()
     await service.ask("runs", "waits")
@@ -382,7 +392,7 @@ async def test_a_client_that_leaves_as_the_router_gives_up_harms_no_other(tokeni
             await service.tasks["stays"]
 
 
-async def test_who_has_waited_waits_on_when_the_engine_dies_as_its_turn_comes(narrow):
+async def test_a_request_waits_on_when_its_engine_dies_before_it_has_it(narrow):
     await narrow.ask("runs", "waits")
     narrow.engines[0].submit_error = EngineDead("gone")
     await narrow.answer("runs")

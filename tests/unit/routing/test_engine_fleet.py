@@ -28,7 +28,7 @@ async def dispatcher(tokenizer, engines):
     await dispatcher.close()
 
 
-async def told(dispatcher, engines, *states):
+async def report_states(dispatcher, engines, *states):
     """Let the engines tell their states, and wait until that is known."""
     for engine, state in zip(engines, states, strict=True):
         engine.say(stats=EngineStats(state=state))
@@ -37,7 +37,7 @@ async def told(dispatcher, engines, *states):
     assert [stats.state for stats in dispatcher.status().engines.values()] == list(states)
 
 
-async def test_every_engine_is_told(dispatcher, engines):
+async def test_every_engine_gets_the_command(dispatcher, engines):
     await dispatcher.control.pause()
     assert await dispatcher.control.states() == ["paused"] * 3
     await dispatcher.control.sleep(2)
@@ -56,7 +56,7 @@ async def test_one_engine_that_cannot_does_not_keep_the_others_from_it(dispatche
     assert [engine.state for engine in engines] == ["paused", "running", "paused"]
 
 
-async def test_an_error_is_told_when_every_engine_had_its_turn(dispatcher, engines):
+async def test_an_error_is_raised_after_every_engine_got_the_command(dispatcher, engines):
     engines[1].control_error = EngineDead("it is gone")
     engines[2].control_may_return.clear()
     pausing = asyncio.ensure_future(dispatcher.control.pause())
@@ -69,7 +69,7 @@ async def test_an_error_is_told_when_every_engine_had_its_turn(dispatcher, engin
     assert (has_answered, engines[2].state) == (False, "paused")
 
 
-async def test_what_was_begun_is_done_although_the_caller_leaves(dispatcher, engines):
+async def test_a_cancelled_command_still_reaches_every_engine(dispatcher, engines):
     for engine in engines:
         engine.control_may_return.clear()
     pausing = asyncio.ensure_future(dispatcher.control.pause())
@@ -84,7 +84,7 @@ async def test_what_was_begun_is_done_although_the_caller_leaves(dispatcher, eng
     assert [engine.state for engine in engines] == ["paused"] * 3
 
 
-async def test_a_model_without_engines_says_so(tokenizer):
+async def test_control_of_a_model_without_engines_is_rejected(tokenizer):
     lonely = Dispatcher("m", tokenizer, ServiceMetrics(CollectorRegistry()), router_id="r")
     for ask in (lonely.control.pause, lonely.control.states):
         with pytest.raises(NotReady, match="'m' has no engine"):
@@ -100,9 +100,9 @@ async def test_a_model_without_engines_says_so(tokenizer):
     ],
 )
 async def test_a_model_of_which_no_engine_runs_is_not_ready_and_says_why(dispatcher, engines, states, reason):
-    await told(dispatcher, engines, *states)
+    await report_states(dispatcher, engines, *states)
     assert (dispatcher.status().ready, dispatcher.status().reason) == (False, reason)
-    await told(dispatcher, engines, "running", *states[1:])
+    await report_states(dispatcher, engines, "running", *states[1:])
     assert (dispatcher.status().ready, dispatcher.status().reason) == (True, "")
 
 
@@ -116,10 +116,10 @@ async def test_requests_go_to_an_engine_that_runs_and_else_wait_at_any(dispatche
             await asyncio.sleep(0)
         return sending
 
-    await told(dispatcher, engines, "paused", "running", "asleep")
+    await report_states(dispatcher, engines, "paused", "running", "asleep")
     sendings = [await send(f"a{number}") for number in range(3)]
     assert [len(engine.submitted) for engine in engines] == [0, 3, 0]
-    await told(dispatcher, engines, "paused", "paused", "paused")
+    await report_states(dispatcher, engines, "paused", "paused", "paused")
     sendings += [await send(f"b{number}") for number in range(2)]
     assert [len(engine.submitted) for engine in engines] == [1, 3, 1]
     for sending in sendings:
@@ -138,7 +138,7 @@ async def join(dispatcher, name="late"):
 
 async def test_an_engine_that_joins_during_a_pause_is_paused(dispatcher, engines):
     await dispatcher.control.pause()
-    await told(dispatcher, engines, *["paused"] * 3)
+    await report_states(dispatcher, engines, *["paused"] * 3)
     late = await join(dispatcher)
     assert late.controls == ["pause"]
     assert dispatcher.status().engines["late"].state == "paused"
@@ -156,8 +156,8 @@ async def test_an_engine_that_replaces_all_paused_ones_is_paused(dispatcher, eng
 
 async def test_an_engine_runs_that_joins_after_another_router_resumed(dispatcher, engines):
     await dispatcher.control.pause()
-    await told(dispatcher, engines, *["paused"] * 3)
-    await told(dispatcher, engines, *["running"] * 3)
+    await report_states(dispatcher, engines, *["paused"] * 3)
+    await report_states(dispatcher, engines, *["running"] * 3)
     assert (await join(dispatcher)).controls == []
 
 

@@ -31,12 +31,12 @@ class ClientThatKnowsItsCaller(FakeEngineClient):
         await super().abort(request_ids)
 
 
-async def test_a_client_that_leaves_while_its_request_is_on_the_way_has_it_aborted_only_after_it_arrived():
+async def test_an_abort_is_sent_after_the_pending_submission():
     client = FakeEngineClient()
     link = open_link(client)
     client.submit_may_arrive.clear()
     link.send([request("a/0")], DeltaQueue())
-    submitting = asyncio.ensure_future(link.arrival(["a/0"]))
+    submitting = asyncio.ensure_future(link.acked(["a/0"]))
     await let_others_run()
     submitting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -49,45 +49,45 @@ async def test_a_client_that_leaves_while_its_request_is_on_the_way_has_it_abort
     assert (client.submitted_ids, client.aborted) == (["a/0"], ["a/0"])
 
 
-async def test_no_call_to_the_engine_is_made_in_the_context_of_the_request_that_may_be_cancelled():
+async def test_engine_calls_run_outside_the_requests_context():
     client = ClientThatKnowsItsCaller()
     link = open_link(client)
     caller.set("a request")
     link.send([request("a/0")], DeltaQueue())
-    await link.arrival(["a/0"])
-    link.release(["a/0"])
+    await link.acked(["a/0"])
+    link.abort(["a/0"])
     await let_others_run()
     assert client.callers == [("submit", "nobody"), ("abort", "nobody")]
 
 
-async def test_who_waits_for_a_request_to_arrive_hears_that_the_engine_is_lost():
+async def test_acked_raises_when_the_engine_is_lost():
     client = FakeEngineClient()
     link = open_link(client)
     client.submit_may_arrive.clear()  # as the process is frozen
     link.send([request("a/0")], DeltaQueue())
-    waiting = asyncio.ensure_future(link.arrival(["a/0"]))
+    waiting = asyncio.ensure_future(link.acked(["a/0"]))
     await let_others_run()
     link.fail(EngineDead("it has given no sign of life"))
     with pytest.raises(EngineDead):
         await asyncio.wait_for(waiting, 5.0)
 
 
-async def test_what_was_read_before_the_engine_was_lost_is_not_told_afterwards():
+async def test_messages_read_before_the_engine_was_lost_are_dropped():
     class ClientThatHasReadAhead(FakeEngineClient):
         async def outputs(self, router_id):
             await asyncio.sleep(0)
             for step in range(3):  # without a turn of the loop between them, in which the listener could be cancelled
                 yield StepMessage(epoch=1, step=step, deltas=[], stats=EngineStats())
 
-    told = []
+    steps = []
 
     def on_message(name, message):
-        told.append(message.step)
+        steps.append(message.step)
         link.fail(EngineDead("it was drained"))
 
     link = open_link(ClientThatHasReadAhead(), on_message)
     await let_others_run()
-    assert told == [0]
+    assert steps == [0]
 
 
 def open_link(client, on_message=lambda name, message: None):

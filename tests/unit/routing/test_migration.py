@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rayinfer.errors import EngineDead
-from rayinfer.routing.retry_budget import MAX_ENDED, RetryBudget
+from rayinfer.routing.retry_budget import MAX_CRASHED, RetryBudget
 from support.fakes.fake_service import Service, running, until
 
 
@@ -46,7 +46,7 @@ async def test_a_stream_goes_on_from_its_tokens_on_another_engine(service, loss)
     assert service.metric('rayinfer_migration_gap_seconds_count{model_name="m"}') == 1.0
 
 
-async def test_last_words_are_delivered_before_the_stream_goes_on(service):
+async def test_tokens_before_the_loss_are_delivered_before_the_migration(service):
     stream = await service.start()
     service.say("a/0", "last words")
     service.engines[0].die(EngineDead("gone"))
@@ -67,7 +67,7 @@ async def test_only_the_choices_that_are_open_go_on(service):
     reading.cancel()
 
 
-async def test_what_an_engine_says_after_its_stream_has_left_reaches_nobody(service):
+async def test_deltas_after_a_migration_are_dropped(service):
     stream = await service.start()
     service.dispatcher.engines.drain("engine-0")
     reading = asyncio.ensure_future(anext(stream))
@@ -216,9 +216,9 @@ async def test_an_engine_that_gives_no_sign_of_life_is_lost_where_another_can_go
     assert "engine-0" not in service.dispatcher.engines.names
 
 
-def test_a_stream_that_gains_tokens_and_ends_its_engines_all_the_same_is_refused_in_the_end():
+def test_a_stream_that_loses_sixteen_engines_is_rejected_despite_its_progress():
     attempts = RetryBudget()
-    for number in range(MAX_ENDED):
+    for number in range(MAX_CRASHED):
         assert not attempts.is_exhausted
         attempts.begin()
         attempts.migrated(2 * number)  # one that leaves is nobody's fault

@@ -189,15 +189,9 @@ def break_link(module):
 
 
 def break_dispatcher(module):
-    @wrap(module.Dispatcher, "_take")
-    async def take(original, self, queue, deadline):
-        return await original(self, queue, None if is_on("no-deadline") else deadline)
-
-
-def break_prompt_check(module):
-    @wrap(module, "_check_prompt")
-    def check_prompt(original, *args):
-        return None if is_on("no-length-check") else original(*args)
+    @wrap(module.Dispatcher, "_next_output")
+    async def next_output(original, self, run, attempt):
+        return await original(self, run._replace(deadline=None) if is_on("no-deadline") else run, attempt)
 
 
 def break_context_check(module):
@@ -268,7 +262,6 @@ PATCHES = {
     "rayinfer.routing.retry_budget": break_attempts,
     "rayinfer.routing.engine_link": break_link,
     "rayinfer.routing.dispatch": break_dispatcher,
-    "rayinfer.routing.preparation": break_prompt_check,
     "rayinfer.routing.admission": break_admission,
     "rayinfer.routing.delta_queue": break_queue,
     "rayinfer.servers.openai.prompts": break_context_check,

@@ -177,11 +177,8 @@ def test_what_an_encoder_cannot_do_is_refused(t5, prompt, params, message):
         engine_of(t5).add_request(wrong)
 
 
-def test_an_answer_of_padding_only_is_refused(marian):
-    engine = engine_of(marian)
-    assert engine.description.bad_token_sequences == ((PAD,),)
-    with pytest.raises(InvalidParameter, match="the model never generates"):
-        engine.add_request(request("8", SamplingParams(allowed_token_ids=[PAD])))
+def test_the_description_names_padding_as_never_generated(marian):
+    assert engine_of(marian).description.bad_token_sequences == ((PAD,),)
 
 
 def test_its_pool_cannot_be_sized_in_another_way(t5):

@@ -3,7 +3,7 @@
 import pytest
 
 from rayinfer.errors import InvalidParameter, PromptTooLong, RequestError
-from support.fakes.fake_executor import EOS, VOCAB_SIZE, drive, expected_tokens, numbers
+from support.fakes.fake_executor import VOCAB_SIZE, drive, expected_tokens, numbers
 
 # Refusals
 
@@ -26,7 +26,6 @@ from support.fakes.fake_executor import EOS, VOCAB_SIZE, drive, expected_tokens,
         ({"prompt": [5], "stop_token_ids": [VOCAB_SIZE]}, InvalidParameter, "97", "stop_token_ids"),
         ({"prompt": [5], "logit_bias": {VOCAB_SIZE: 1.0}}, InvalidParameter, "0 to 96, got 97", "logit_bias"),
         ({"prompt": [5], "allowed_token_ids": [3, VOCAB_SIZE]}, InvalidParameter, "got 97", "allowed_token_ids"),
-        ({"prompt": [5], "allowed_token_ids": [EOS], "min_tokens": 1}, InvalidParameter, "leave", "allowed_token_ids"),
         ({"prompt": [5], "bad_token_sequences": [[3, VOCAB_SIZE]]}, InvalidParameter, "97", "bad_token_sequences"),
         ({"prompt": [5], "bad_words": ["unspelled"]}, InvalidParameter, "must be spelled in tokens", "bad_words"),
         ({"prompt": [5], "priority": 11}, InvalidParameter, "got 11", "priority"),
