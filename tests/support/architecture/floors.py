@@ -90,7 +90,9 @@ FOREIGN_ROOM = "rayinfer.benchmark.peers.engine_worker"
 ENVIRONMENT_MODULES: dict[str, str] = {
     "rayinfer.config": "the one reader of the environment",
     "rayinfer_deployments.cluster.ray_environment": "settings that Ray takes from the environment only",
+    "rayinfer_deployments.cluster.idle_agent": "raylet names itself to its agents; a script without imports",
 }
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
+MAX_FOLDER_FILES = 20

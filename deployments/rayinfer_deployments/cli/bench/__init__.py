@@ -2,11 +2,12 @@
 
 import typer
 
-from rayinfer_deployments.cli.bench.engine_benchmarks import gpu, offline, parallel, peers, quality, scheduler
-from rayinfer_deployments.cli.bench.service_benchmarks import autoscaling, router, routing, serve
+from rayinfer_deployments.cli.bench.engine_benchmarks import gpu, offline, parallel, peers, scheduler
+from rayinfer_deployments.cli.bench.service_benchmarks import hostile, router, serve
+from rayinfer_deployments.cli.bench.study_benchmarks import autoscaling, quality, routing
 from rayinfer_deployments.cli.failures import in_one_line
 
-BENCHMARKS = (offline, serve, scheduler, parallel, gpu, peers, quality, router, routing, autoscaling)
+BENCHMARKS = (offline, serve, scheduler, parallel, gpu, peers, quality, router, hostile, routing, autoscaling)
 
 
 def build_application() -> typer.Typer:

@@ -1,4 +1,4 @@
-"""Benchmarks of the engine: throughput, scheduler, parallelism, GPU, peers, and the accuracy of quantisation."""
+"""Benchmarks of the engine: throughput, scheduler, parallelism, GPU, and peers."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -180,43 +180,3 @@ def peers(
         report = comparison.run_comparison(find_systems(setup, split_names(mode)), setup, plan, log)
     typer.echo(report.markdown_file.read_text())
     typer.echo(f"written: {report.json_file}, {report.markdown_file}, {report.svg_file}")
-
-
-@with_engine_options
-def quality(
-    model: Model = DEFAULT_MODEL,
-    modes: Annotated[str, typer.Option(help="modes, with commas between; all modes of a CPU unless given")] = "",
-    text: Annotated[
-        Path | None,
-        typer.Option(help="file to predict, documents separated by <|endoftext|>; Python's help topics unless given"),
-    ] = None,
-    text_name: Annotated[str | None, typer.Option(help="name of the text in the report")] = None,
-    length: Annotated[int, typer.Option(min=2, help="tokens of a piece of text, at most")] = 512,
-    max_tokens: Annotated[int, typer.Option(min=2, help="tokens in all, at most")] = 16_384,
-    out: Output = RESULTS,
-    engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
-) -> None:
-    """Perplexity and likeliest tokens beside float32, teacher-forced, on real text; exit code 1 above a limit."""
-    from rayinfer.benchmark.studies.quality.perplexity import CPU_MODES, QualityPlan, run_quality
-    from rayinfer.benchmark.studies.quality.texts import describe_weights, quality_texts
-    from rayinfer.engine.build import build_engine
-    from rayinfer.models.checkpoints.embedded_models import EMBEDDED_MODELS
-    from rayinfer.models.checkpoints.sources import resolve_model
-
-    folder = resolve_model(model)
-    texts = quality_texts(folder, text, length=length, max_tokens=max_tokens)
-    plan = QualityPlan(
-        model=model,
-        folder=folder,
-        weights=describe_weights(EMBEDDED_MODELS[model].gguf_member if model in EMBEDDED_MODELS else model, folder),
-        text=text_name or texts.name,
-        texts=texts.pieces,
-        modes=tuple(split_names(modes)) or CPU_MODES,
-    )
-    with progress_log(keeps_lines=True) as log:
-        report = run_quality(plan, engine_settings, typed_command(), log, build_engine)
-    stem = out / f"quality-{Path(model).name}"
-    show(report, stem.with_suffix(".json"))
-    report.write_markdown(stem.with_suffix(".md"))
-    if any(mode.is_above_limit for mode in report.modes):
-        raise typer.Exit(1)

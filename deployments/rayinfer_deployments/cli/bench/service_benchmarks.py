@@ -1,12 +1,11 @@
-"""Benchmarks of a service: load on any server, cost of the router, and studies of routing and autoscaling."""
+"""Benchmarks of a service: load on any server, cost of the router, and hostile requests."""
 
 import asyncio
 import contextlib
 import multiprocessing
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +14,6 @@ from rayinfer.errors import ConfigError, RayinferError
 from rayinfer_deployments.cli.bench.shared_options import (
     RESULTS,
     JsonFile,
-    Model,
     Output,
     Seed,
     progress_count,
@@ -24,7 +22,6 @@ from rayinfer_deployments.cli.bench.shared_options import (
     split_names,
     typed_command,
 )
-from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.failures import interrupt_on_signals
 from rayinfer_deployments.cluster.haproxy_files import haproxy_files
 from rayinfer_deployments.cluster.profiles import Profile
@@ -35,7 +32,6 @@ if TYPE_CHECKING:
     from rayinfer.benchmark.control_plane.overhead.routing_decision import DecisionCost
 
 SHUTDOWN_TIMEOUT_S = 30.0  # of a measured service
-PAUSE_EVERY_S = 600.0  # of a trace that is replayed with pauses
 
 Log = Callable[[str], None]
 
@@ -119,71 +115,49 @@ def router(
     typer.echo(f"written: {output / 'router.json'}, {output / 'router.md'}")
 
 
-@with_engine_options
-def routing(
-    model: Model = DEFAULT_MODEL,
-    json_file: JsonFile = None,
-    engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
-) -> None:
-    """Priorities, tenants' shares and prefix routing on two engines of one thread each, in this process."""
-    from rayinfer.benchmark.studies.routing.routing_report import run_routing_benchmark
-    from rayinfer.models.checkpoints.sources import resolve_model
-
-    folder = resolve_model(model)
-    with progress_log() as log:
-        report = asyncio.run(run_routing_benchmark(model, folder, on_part=log, **engine_settings))
-    show(report, json_file)
-
-
-def autoscaling(
-    trace: Annotated[
-        list[Path], typer.Argument(help="CSV files with arrived_at (s), num_prefill_tokens, num_decode_tokens")
-    ],
-    settings_file: Annotated[
-        Path | None, typer.Option("--autoscaling", help="YAML as for `rayinfer serve --autoscaling`")
+def hostile(
+    base_url: Annotated[
+        str | None, typer.Option(help="a running service (default: one of its own, with an engine that has no model)")
     ] = None,
-    max_replicas: Annotated[int, typer.Option(min=4, help="most engines, unless the file sets it")] = 8,
-    start_s: Annotated[float, typer.Option(min=0, help="seconds until a new engine accepts requests")] = 30.0,
-    prompt_rate: Annotated[float, typer.Option(min=1, help="prompt tokens that an engine computes a second")] = 5000,
-    step_ms: Annotated[float, typer.Option(min=0.1, help="of an engine's step, however little it computes")] = 25.0,
-    request_ms: Annotated[float, typer.Option(min=0, help="more of it for each request that gets a token")] = 0.5,
-    seats: Annotated[int, typer.Option(min=1, help="requests that an engine runs at once")] = 64,
-    pause_s: Annotated[
-        float, typer.Option(min=0, help="replay the first trace again, with such a pause after each ten minutes")
-    ] = 0.0,
-    speed: Annotated[float, typer.Option(min=0.01, help="how much faster than in the trace requests arrive")] = 1.0,
-    output: Output = RESULTS,
+    model: Annotated[
+        str, typer.Option(help="the model's name there, else the model whose tokenizer makes the text")
+    ] = DEFAULT_MODEL,
+    kinds: Annotated[str, typer.Option(help="kinds of requests, with commas between (default: each, and all)")] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="rounds; each has all kinds, and a quiet phase")] = 5,
+    seconds: Annotated[float, typer.Option(min=1.0, help="of each kind in a round")] = 4.0,
+    interval_ms: Annotated[float, typer.Option(min=0.1, help="between two tokens of an engine without a model")] = 20.0,
+    limit_ms: Annotated[float, typer.Option(min=0.0, help="allowed increase of the stream's p99")] = 20.0,
+    json_file: JsonFile = None,
 ) -> None:
-    """Lost requests, engine-hours and TTFT attainment: scaling by engine metrics against by ongoing requests."""
-    from rayinfer.benchmark.report import write_markdown
-    from rayinfer.benchmark.studies.autoscaling.figure import svg
-    from rayinfer.benchmark.studies.autoscaling.policy_report import run_autoscaling_benchmark
-    from rayinfer.benchmark.studies.autoscaling.simulated_engine import EnginePace
-    from rayinfer.benchmark.studies.autoscaling.trace import arrivals_by_minute, read_trace, with_pauses
-    from rayinfer.routing.autoscaling_settings import autoscaling_settings
-    from rayinfer_deployments.cli.control.limits import mapping_in
+    """Gaps between one stream's tokens beside hostile requests; exit code 1 if a kind moves their p99 too far."""
+    interrupt_on_signals()
+    from rayinfer.benchmark.control_plane.overhead.hostile_load import HostilePlan, measure_hostile_load
+    from rayinfer.benchmark.control_plane.overhead.hostile_requests import hostile_kinds
 
-    given = {} if settings_file is None else mapping_in(settings_file)
-    settings = autoscaling_settings({"max_replicas": max_replicas} | given)
-    traces = {file.stem: read_trace(file, speed=speed) for file in trace}
-    if pause_s:
-        name = trace[0].stem
-        traces[f"{name}, with pauses"] = with_pauses(traces[name], every_s=PAUSE_EVERY_S, pause_s=pause_s)
-    pace = EnginePace(
-        step_s=step_ms / 1e3,
-        prompt_token_s=1 / prompt_rate,
-        output_token_s=request_ms / 1e3,
-        num_seats=seats,
-        start_s=start_s,
-    )
-    with progress_log() as log:
-        report = run_autoscaling_benchmark(traces, pace, settings, command=typed_command(), on_part=log)
-    show(report, output / "autoscaling.json")
-    figure = "![Engines over time](autoscaling.svg)"
-    write_markdown(output / "autoscaling.md", "Autoscaling policies", report.tables(), figure, f"`{report.command}`")
-    arrivals = {name: arrivals_by_minute(requests) for name, requests in traces.items()}
-    (output / "autoscaling.svg").write_text(svg(report, arrivals))
-    typer.echo(f"written: {output}/autoscaling.json, .md and .svg")
+    chosen, known = split_names(kinds), hostile_kinds()
+    if wrong := [kind for kind in chosen if kind not in known]:
+        raise ConfigError(f"expected kinds out of {', '.join(known)}, got {', '.join(wrong)}")
+    with _hostile_target(base_url, model, interval_ms) as (url, name), progress_log() as log:
+        plan = HostilePlan(base_url=url, model=name, kinds=chosen, num_rounds=rounds, phase_s=seconds)
+        report = measure_hostile_load(plan, typed_command(), log)
+    show(report, json_file)
+    if any(result.moved_ms > limit_ms for result in report.results):
+        raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _hostile_target(base_url: str | None, model: str, interval_ms: float) -> Iterator[tuple[str, str]]:
+    """Return URL and model of a running service, or of one with an engine without a model."""
+    if base_url is not None:
+        yield base_url, model
+        return
+    set_ray_settings(owns_ray=True)
+    # After the environment is set: these import Ray, which reads it.
+    from rayinfer_deployments.overhead.measured_service import MODEL, ServicePlan, paced_service
+
+    plan = ServicePlan(model=model, with_proxy=False, interval_s=interval_ms / 1e3)
+    with paced_service(Profile.LATENCY, plan) as service:
+        yield service.url, MODEL
 
 
 def _measure_decisions(model: str, pairs: list[tuple[int, int]], num_decisions: int, log: Log) -> "list[DecisionCost]":
