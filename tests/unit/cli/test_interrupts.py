@@ -33,7 +33,7 @@ def test_a_command_ends_tidily_when_it_is_told_to_or_its_terminal_closes(number,
     assert answer.stdout.strip() == said
 
 
-def test_a_comparison_that_is_told_to_end_ends_its_peers_first(tmp_path):
+def test_an_interrupted_comparison_ends_its_peers_first(tmp_path):
     model = make_tiny_llama(tmp_path / "tiny")
     program = f"""
 import os, signal, sys
