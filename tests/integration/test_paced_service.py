@@ -3,7 +3,7 @@
 import httpx
 from ray import serve
 
-from rayinfer.benchmark.control_plane.overhead.paced_engine import paced_description, telling_token_ids
+from rayinfer.benchmark.control_plane.overhead.paced_engine import paced_description, printable_token_ids
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.applications import build_app_over
@@ -16,7 +16,7 @@ NUM_TOKENS = 8
 def test_the_router_streams_what_an_engine_without_a_model_says(cluster, tiny_models):
     folder = tiny_models["tiny"]
     tokenizer = Tokenizer.from_folder(folder)
-    token_ids = telling_token_ids(tokenizer)
+    token_ids = printable_token_ids(tokenizer)
     description = paced_description("paced", tokenizer)
     pace = Pace(description=description, token_ids=token_ids, interval_s=0.005, max_running=8)
     args = llm_app_args({"models": [{"name": "paced", "model": str(folder)}]})

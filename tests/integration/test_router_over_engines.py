@@ -3,7 +3,7 @@
 import pytest
 
 from rayinfer.benchmark.studies.routing.prefixes import conversation_hits, document_hits
-from rayinfer.benchmark.studies.routing.priorities import URGENT_LOAD, patient_share, tenant_shares, urgent_arrivals
+from rayinfer.benchmark.studies.routing.priorities import URGENT_LOAD, background_share, tenant_shares, urgent_arrivals
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 
@@ -13,14 +13,14 @@ def tiny(tmp_path_factory):
 
 
 async def test_an_urgent_request_has_its_first_token_three_steps_after_it_came_however_many_wait(tiny):
-    arrival = await urgent_arrivals(tiny, num_patient=50, lengths=(48, 24))
+    arrival = await urgent_arrivals(tiny, num_background=50, lengths=(48, 24))
     assert arrival.worst_steps <= 3
     assert arrival.worst_steps_in_all <= 0.25 * arrival.first_come_steps
 
 
-async def test_patient_requests_get_what_urgent_ones_leave_and_no_more(tiny):
+async def test_background_requests_get_what_urgent_ones_leave_and_no_more(tiny):
     left = 1 - URGENT_LOAD
-    share = (await patient_share(tiny, num_steps=800, lengths=(32, 16))).share("patient")
+    share = (await background_share(tiny, num_steps=800, lengths=(32, 16))).share("background")
     assert 0.5 * left <= share <= 1.5 * left  # first come, first served, they would have twice as much
 
 
@@ -30,8 +30,8 @@ async def test_tenants_get_tokens_by_their_weights(tiny):
 
 
 async def test_conversations_stay_with_the_engine_that_knows_them(tiny):
-    by_prefix = await conversation_hits(tiny, routing="prefix", num_conversations=12, num_turns=4)
-    at_random = await conversation_hits(tiny, routing="random", num_conversations=12, num_turns=4)
+    by_prefix = await conversation_hits(tiny, routing="prefix", num_conversations=12, num_exchanges=4)
+    at_random = await conversation_hits(tiny, routing="random", num_conversations=12, num_exchanges=4)
     assert by_prefix.share >= 0.9
     assert by_prefix.cached_tokens > at_random.cached_tokens
 

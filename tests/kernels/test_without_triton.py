@@ -9,8 +9,8 @@ import rayinfer_kernels
 PROGRAM = """
 import importlib, pkgutil, sys
 
-# What runs under the interpreters of others, or runs a model of transformers, which has its own idea of Triton.
-FOREIGN = ("rayinfer.benchmark.peers.engines", "rayinfer.benchmark.offline.transformers_peer")
+# What runs a model of transformers, which needs Triton at its import.
+FOREIGN = ("rayinfer.benchmark.offline.transformers_peer",)
 
 class WithoutTriton:
     def find_spec(self, name, path=None, target=None):

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from rayinfer.benchmark.control_plane.overhead.paced_engine import paced_description, telling_token_ids
+from rayinfer.benchmark.control_plane.overhead.paced_engine import paced_description, printable_token_ids
 from rayinfer.benchmark.control_plane.overhead.process_cpu import CpuSeconds, cpu_share, read_cpu_seconds, us_per_token
-from rayinfer.benchmark.control_plane.overhead.results import RoleCost, ServiceCost
+from rayinfer.benchmark.control_plane.overhead.router_report import RoleCost, ServiceCost
 from rayinfer.benchmark.load.load_client import LoadPlan, ServingReport, run_load
 from rayinfer.errors import RayinferError
 from rayinfer.models.checkpoints.sources import resolve_model
@@ -31,26 +31,26 @@ APPLICATION = "rayinfer"
 HOST = "127.0.0.1"
 MODEL = "paced"
 ENGINE, OTHER = "engine", "other"
-BETWEEN = ("router", "proxy", "haproxy")  # what tokens pass through, with the engine before and the socket behind
+BETWEEN = ("router", "proxy", "haproxy")  # roles between engine and socket
 NUM_WARM_UPS = 20
 SHORT_ANSWER = 2  # tokens: one at once, one at the next tick
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServicePlan:
     """Settings of one measurement."""
 
-    model: str  # whose tokenizer makes the text
+    model: str  # its tokenizer makes the text
     with_proxy: bool  # whether clients come through Serve's proxies
-    stream_interval: int | None = None  # tokens that a stream sends at once; None: as the profile has it
+    stream_interval: int | None = None  # tokens sent at once; None: as the profile has it
     num_streams: int = 32
     interval_s: float = 0.02
     input_len: int = 128
     output_len: int = 256
     requests_per_stream: int = 2
-    num_first_tokens: int = 200  # requests that come one after the other
+    num_first_tokens: int = 200  # requests sent one after the other
     num_runs: int = 3
     idle_s: float = 5.0
 
@@ -68,11 +68,11 @@ class _Load:
         return self.report.out_tok_s
 
 
-def measure_service(profile: Profile, plan: ServicePlan, tell: Tell) -> ServiceCost:
-    """Bring a service up on a Ray of its own, measure it and end it; Ray's settings must be in the environment."""
-    tell(f"{profile}: starting the service")
+def measure_service(profile: Profile, plan: ServicePlan, log: Log) -> ServiceCost:
+    """Start a service on a Ray of its own, measure it and stop it; Ray's settings must be in the environment."""
+    log(f"{profile}: starting the service")
     with paced_service(profile, plan) as service:
-        return _Service(plan, service).measure(profile, tell)
+        return _Service(plan, service).measure(profile, log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,11 @@ class PacedService:
 
 @contextlib.contextmanager
 def paced_service(profile: Profile, plan: ServicePlan) -> Iterator[PacedService]:
-    """Bring a service up on a Ray of its own, and end it; Ray's settings must be in the environment."""
+    """Start a service on a Ray of its own, and stop it; Ray's settings must be in the environment."""
     tokenizer, port = Tokenizer.from_folder(resolve_model(plan.model)), _free_port()
     pace = Pace(
         description=paced_description(MODEL, tokenizer),
-        token_ids=telling_token_ids(tokenizer),
+        token_ids=printable_token_ids(tokenizer),
         interval_s=plan.interval_s,
         max_running=4 * plan.num_streams,
     )
@@ -113,15 +113,15 @@ class _Service:
         self._service = service
         self._roles: dict[int, str] = {}
 
-    def measure(self, profile: str, tell: Tell) -> ServiceCost:
+    def measure(self, profile: str, log: Log) -> ServiceCost:
         plan = self._plan
-        tell(f"{profile}: first tokens at one stream")
-        self._load(1, NUM_WARM_UPS, SHORT_ANSWER)  # what is slow once, is slow here
+        log(f"{profile}: first tokens at one stream")
+        self._load(1, NUM_WARM_UPS, SHORT_ANSWER)  # warm-up
         idle = self._idle()
         alone = self._load(1, plan.num_first_tokens, SHORT_ANSWER)
         runs = []
         for number in range(plan.num_runs):
-            tell(f"{profile}: {plan.num_streams} streams, run {number + 1} of {plan.num_runs}")
+            log(f"{profile}: {plan.num_streams} streams, run {number + 1} of {plan.num_runs}")
             num_requests = plan.num_streams * plan.requests_per_stream
             runs.append(self._load(plan.num_streams, num_requests, plan.output_len))
         costs = [us_per_token(self._pids(*BETWEEN), run.shares, idle, run.tok_s) for run in runs]
@@ -171,7 +171,7 @@ class _Service:
             concurrency=concurrency,
             vocab_size=self._service.vocab_size,
         )
-        # Anew: HAProxy starts another process when its routers change.
+        # HAProxy starts another process when its routers change.
         self._roles = _find_roles(self._service.ray_address)
         before: list[CpuSeconds] = []
         report = asyncio.run(run_load(plan, on_start=lambda: before.append(self._cpu())))

@@ -12,20 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
-from rayinfer.benchmark.load.report import Environment, describe_environment, format_figure
+from rayinfer.benchmark.control_plane.fixed_token_executor import FixedTokenExecutor
+from rayinfer.benchmark.report import Environment, Table, describe_environment
 from rayinfer.config import engine_config
 from rayinfer.engine.build import build_engine
 from rayinfer.engine.distributed.group_executor import GroupExecutor
 from rayinfer.engine.distributed.rank_worker import RankWorker
 from rayinfer.engine.loop.engine import Engine
-from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
-from rayinfer.engine.plan.step_plan import SampledTokens, StepPlan
+from rayinfer.engine.plan.step_plan import StepPlan
 from rayinfer.engine.ranks.rank_group import RankGroup
 from rayinfer.engine.ranks.rendezvous import Rendezvous, open_rendezvous
-from rayinfer.engine.worker.step_results import FinishedStep
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tensor_parallel import RankCoordinates
@@ -64,7 +61,7 @@ class RankTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParallelReport:
-    """The whole result."""
+    """Result of the benchmark of parallelism."""
 
     model: str
     batch: int
@@ -72,32 +69,27 @@ class ParallelReport:
     ranks: list[RankTimes]
     environment: Environment = field(default_factory=describe_environment)
 
-
-class _NoModel:
-    """An executor of either of two ranks: the last one's tokens are always the same."""
-
-    max_concurrent_batches = 1
-    supports_async_scheduling = False
-    stage_idle_shares: Sequence[float] = ()
-
-    def submit(self, plan: StepPlan) -> FinishedStep:
-        count = int(np.count_nonzero(plan.samples))
-        return FinishedStep(SampledTokens(np.full(count, 7, np.int64), np.zeros(count, np.bool_)))
-
-    def copy_blocks(self, copy: BlockCopy) -> None:
-        raise AssertionError("there are no blocks")
-
-    def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
-        raise AssertionError("there is no memory to give back")
-
-    def restore(self, level: SleepLevel) -> None:
-        raise AssertionError("there is no memory to take back")
-
-    def check(self) -> None:
-        pass
-
-    def shutdown(self) -> None:
-        pass
+    def tables(self) -> list[Table]:
+        """Return control plane and decoding."""
+        control = [(each.num_requests, each.median_us, each.p95_us) for each in self.control]
+        ranks = [
+            (
+                f"{each.tensor_parallel_size} x {each.pipeline_parallel_size}",
+                each.tokens_per_s,
+                each.step_ms,
+                f"{each.communication_share:.0%}",
+                ", ".join(f"{share:.0%}" for share in each.stage_idle_shares) or None,
+            )
+            for each in self.ranks
+        ]
+        return [
+            Table("from a plan to its tokens, without a model", ("requests", "median µs", "p95 µs"), control),
+            Table(
+                f"{self.model}, decoding",
+                ("TP x PP", "tokens/s", "ms a step", "communication", "idle, by stage"),
+                ranks,
+            ),
+        ]
 
 
 def run_parallel_benchmark(
@@ -110,32 +102,11 @@ def run_parallel_benchmark(
     return ParallelReport(model=model, batch=batch, control=control, ranks=ranks)
 
 
-def print_parallel_report(report: ParallelReport, console: Console) -> None:
-    """Show it as two tables."""
-    control = Table("requests", "median µs", "p95 µs", title="from a plan to its tokens, without a model")
-    for times in report.control:
-        control.add_row(str(times.num_requests), format_figure(times.median_us), format_figure(times.p95_us))
-    console.print(control)
-    ranks = Table(
-        "TP x PP", "tokens/s", "ms a step", "communication", "idle, by stage", title=f"{report.model}, decoding"
-    )
-    for row in report.ranks:
-        ranks.add_row(
-            f"{row.tensor_parallel_size} x {row.pipeline_parallel_size}",
-            format_figure(row.tokens_per_s),
-            format_figure(row.step_ms),
-            f"{row.communication_share:.0%}",
-            ", ".join(f"{share:.0%}" for share in row.stage_idle_shares) or "-",
-        )
-    console.print(ranks)
-
-
 def echo_plans() -> None:
-    """Run rank 1 of the two that compute nothing."""
+    """Run rank 1 of two ranks that compute nothing."""
     rendezvous = Rendezvous(*json.loads(sys.stdin.readline()))
-    place = RankCoordinates(1, 1, 2)
-    group = RankGroup.join(place, rendezvous)
-    RankWorker(group, _NoModel(), None).obey()
+    group = RankGroup.join(RankCoordinates(1, 1, 2), rendezvous)
+    RankWorker(group, FixedTokenExecutor(), None).obey()
     group.close()
 
 
@@ -144,12 +115,13 @@ def _two_ranks_without_a_model() -> Iterator[GroupExecutor]:
     host = open_rendezvous()
     process = subprocess.Popen([sys.executable, "-c", _ECHO, *sys.path], stdin=subprocess.PIPE, text=True)
     try:
-        where = host.rendezvous
+        rendezvous = host.rendezvous
         assert process.stdin is not None
-        process.stdin.write(json.dumps([where.host, where.port, where.key, where.timeout_s]) + "\n")
+        arguments = [rendezvous.host, rendezvous.port, rendezvous.key, rendezvous.timeout_s]
+        process.stdin.write(json.dumps(arguments) + "\n")
         process.stdin.flush()
-        # Two stages, of which the second has the tokens: so every step is told and answered.
-        executor = GroupExecutor(RankGroup.host(RankCoordinates(0, 1, 2), host), _NoModel())
+        # Two stages: every plan is sent to the second stage, which returns the tokens.
+        executor = GroupExecutor(RankGroup.host(RankCoordinates(0, 1, 2), host), FixedTokenExecutor())
         yield executor
         executor.shutdown()
     finally:
@@ -217,5 +189,5 @@ def _fill(engine: Engine, batch: int, num_tokens: int) -> None:
     vocab_size = engine.description.vocab_size
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     for number in range(batch):
-        prompt = [(7 * number + 11 * place) % vocab_size for place in range(PROMPT_TOKENS)]
+        prompt = [(7 * number + 11 * position) % vocab_size for position in range(PROMPT_TOKENS)]
         engine.add_request(GenerationRequest(request_id=f"{number}", prompt_token_ids=prompt, sampling_params=params))

@@ -6,15 +6,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import psutil
-from rich.console import Console
-from rich.table import Table
 
-from rayinfer.benchmark.load.report import Environment, describe_environment, format_figure
+from rayinfer.benchmark.control_plane.fixed_token_executor import FixedTokenExecutor, fixed_tokens
+from rayinfer.benchmark.report import Environment, Table, describe_environment
 from rayinfer.engine.loop.engine import Engine
-from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
-from rayinfer.engine.plan.step_plan import SampledTokens, StepPlan
 from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.protocols import GenerationRequest, ModelDescription
@@ -55,7 +51,7 @@ class AdditionTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Churn:
-    """Memory before and after a great many short requests, one generation after the other."""
+    """Memory before and after a great many short requests."""
 
     num_requests: int
     us_per_request: float
@@ -65,52 +61,29 @@ class Churn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchedulerReport:
-    """The control plane's result."""
+    """Result of the scheduler benchmark."""
 
     steps: list[StepTimes]
     additions: list[AdditionTimes]
     churn: Churn | None
     environment: Environment = field(default_factory=describe_environment)
 
-
-class _NoModel:
-    """An executor whose answer is always the same token."""
-
-    max_concurrent_batches = 1
-    supports_async_scheduling = False
-    stage_idle_shares: Sequence[float] = ()
-
-    def __init__(self) -> None:
-        self._plan: StepPlan | None = None
-
-    def submit(self, plan: StepPlan) -> "_NoModel":
-        self._plan = plan
-        return self
-
-    def result(self) -> SampledTokens:
-        assert self._plan is not None
-        return same_tokens(self._plan)
-
-    def check(self) -> None:
-        pass
-
-    def copy_blocks(self, copy: BlockCopy) -> None:
-        raise AssertionError("there is no second pool")
-
-    def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
-        raise AssertionError("there is no memory to give back")
-
-    def restore(self, level: SleepLevel) -> None:
-        raise AssertionError("there is no memory to take back")
-
-    def shutdown(self) -> None:
-        self._plan = None
-
-
-def same_tokens(plan: StepPlan) -> SampledTokens:
-    """Answer every request that samples with the same token."""
-    count = int(np.count_nonzero(plan.samples))
-    return SampledTokens(np.full(count, 7, np.int64), np.zeros(count, np.bool_))
+    def tables(self) -> list[Table]:
+        """Return steps, additions and memory."""
+        steps = [
+            (each.num_running, each.num_queued, each.plan_us, each.apply_us, each.median_us, each.p95_us)
+            for each in self.steps
+        ]
+        additions = [(each.prompt_tokens, each.median_us, each.p95_us) for each in self.additions]
+        tables = [
+            Table("microseconds per step (medians)", ("running", "queued", "plan", "apply", "step", "p95"), steps),
+            Table("microseconds to add a request", ("prompt tokens", "median", "p95"), additions),
+        ]
+        if (churn := self.churn) is not None:
+            mib = churn.rss_before_bytes / 2**20, churn.rss_after_bytes / 2**20
+            heads = "requests", "µs each", "RSS before, MiB", "RSS after, MiB"
+            tables.append(Table("memory over many requests", heads, [(churn.num_requests, churn.us_per_request, *mib)]))
+        return tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +99,11 @@ class _ControlPlane:
         plan = self.scheduler.plan()
         planned = time.perf_counter()
         assert plan is not None
-        tokens = same_tokens(plan)
+        tokens = fixed_tokens(plan)
         computed = time.perf_counter()
         deltas = self.scheduler.apply(plan, tokens)
         applied = time.perf_counter()
-        del deltas  # consumers drop them, too
+        del deltas  # as their consumers do
         return planned - started, applied - computed
 
 
@@ -162,7 +135,9 @@ def measure_steps(num_running: int, num_queued: int, num_steps: int, seed: int) 
             times.append(plane.step())
     for plane in planes:
         stats = plane.engine.stats
-        assert (stats.num_running, stats.num_preemptions_total) == (num_running, 0), "not everybody had all steps"
+        assert (stats.num_running, stats.num_preemptions_total) == (num_running, 0), (
+            "some request did not run in all steps"
+        )
     return [_step_times(num_running, count, times) for count, times in zip((0, num_queued), seconds, strict=True)]
 
 
@@ -270,7 +245,7 @@ def _control_plane(num_seqs: int, num_blocks: int, budget: int, max_model_len: i
         eos_token_ids=EOS_TOKEN_IDS,
     )
     description = ModelDescription(
-        name="no model",
+        name="none",
         max_model_len=max_model_len,
         vocab_size=VOCAB_SIZE,
         created=0,
@@ -278,7 +253,7 @@ def _control_plane(num_seqs: int, num_blocks: int, budget: int, max_model_len: i
         block_size=BLOCK_SIZE,
         eos_token_ids=EOS_TOKEN_IDS,
     )
-    engine = Engine(description=description, scheduler=scheduler, executor=_NoModel())
+    engine = Engine(description=description, scheduler=scheduler, executor=FixedTokenExecutor())
     return _ControlPlane(engine, scheduler)
 
 
@@ -288,23 +263,3 @@ def _median_us(seconds: Sequence[float]) -> float:
 
 def _p95_us(seconds: Sequence[float]) -> float:
     return round(1e6 * statistics.quantiles(seconds, n=20, method="inclusive")[-1], 1)
-
-
-def print_scheduler_report(report: SchedulerReport, console: Console) -> None:
-    """Show the result as tables."""
-    steps = Table("running", "queued", "plan", "apply", "step", "p95", title="microseconds per step (medians)")
-    for times in report.steps:
-        figures = (times.num_running, times.num_queued, times.plan_us, times.apply_us, times.median_us, times.p95_us)
-        steps.add_row(*map(format_figure, figures))
-    console.print(steps)
-    additions = Table("prompt tokens", "median", "p95", title="microseconds to add a request")
-    for addition in report.additions:
-        additions.add_row(*map(format_figure, (addition.prompt_tokens, addition.median_us, addition.p95_us)))
-    console.print(additions)
-    if report.churn is not None:
-        churn = report.churn
-        memory = Table("requests", "µs each", "RSS before, MiB", "RSS after, MiB", title="memory over many requests")
-        before, after = churn.rss_before_bytes / 2**20, churn.rss_after_bytes / 2**20
-        memory.add_row(*map(format_figure, (churn.num_requests, churn.us_per_request, before, after)))
-        console.print(memory)
-    console.print(f"CPU: {report.environment.cpu_model}", markup=False, highlight=False, soft_wrap=True)

@@ -15,10 +15,10 @@ def main() -> int:
     parser.add_argument(
         "--output", type=Path, default=Path("kernels/benchmarks/results"), help="folder for gpu.json, .md and .svg"
     )
-    parser.add_argument("--quick", action="store_true", help="fewer works and shapes, each once, in two minutes")
+    parser.add_argument("--quick", action="store_true", help="fewer cases and shapes, each once, in two minutes")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes, on any machine: figures mean nothing")
     parser.add_argument("--only", default="", help="some workloads, B1,B3 for example")
-    parser.add_argument("--minutes", type=float, help="what does not fit is left out (8, or 2 with --quick)")
+    parser.add_argument("--minutes", type=float, help="no case begins later (8, or 2 with --quick)")
     chosen = parser.parse_args()
     try:
         report = run_gpu_benchmark(
@@ -31,7 +31,7 @@ def main() -> int:
             command=" ".join(["python -m rayinfer.benchmark.gpu", *sys.argv[1:]]),
         )
     except RayinferError as error:
-        print(error, file=sys.stderr)  # noqa: T201 - a command's own words
+        print(error, file=sys.stderr)  # noqa: T201
         return 1
     return 0 if all(check.is_right for check in report.checks) else 1
 

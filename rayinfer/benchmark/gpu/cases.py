@@ -1,102 +1,110 @@
-"""Workloads of the GPU benchmark, with their models and goals."""
+"""Cases of the GPU benchmark: workloads, models, goals and sizes."""
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, Literal
 
+from rayinfer.benchmark.gpu.decode_kernel import DecodeSweep
+from rayinfer.benchmark.gpu.model_shapes import SHAPES, tiny_shape
+from rayinfer.benchmark.gpu.skinny_gemm import ALL_PRODUCTS, ProductSweep
 from rayinfer.benchmark.load.workloads import Workload
 
 Kind = Literal["offline", "stream", "prefill", "interference", "kernel", "products"]
 NANO_REQUESTS, NANO_LENGTHS, NANO_VOCABULARY, NANO_TEMPERATURE = 256, (100, 1024), 10_000, 0.6
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
-    """One workload on one model; `done` and `aim` are shares of the floor, or milliseconds for a token."""
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One workload on one model; `done` and `aim` are fractions of the roofline, or milliseconds for a token."""
 
     name: str
     kind: Kind
     model: str
     about: str
-    kv_cache_dtype: str = "auto"
     done: float | None = None
     aim: float | None = None
-    goal_unit: Literal["of the floor", "ms for a token", "times B1"] = "of the floor"
-    is_quick: bool = True  # also of the short run
+    _: KW_ONLY
+    goal_unit: Literal["of the roofline", "ms for a token", "times B1"] = "of the roofline"
+    kv_cache_dtype: str = "auto"
+    is_quick: bool = True  # part of the short run
 
 
-# In the order of their importance: what does not fit into a run's time is left out from the end.
-WORKS: Sequence[Work] = (
-    Work(
-        name="B1",
-        kind="offline",
-        model="Qwen3-0.6B",
-        about="256 requests at once, 100 to 1,024 tokens in and out",
-        done=0.55,
-        aim=0.80,
-    ),
-    Work(
-        name="B3",
-        kind="stream",
-        model="Qwen3-0.6B",
-        about="one stream, 600 tokens in, 256 out",
-        done=1.2,
-        aim=0.8,
-        goal_unit="ms for a token",
-    ),
-    Work(name="B10", kind="kernel", model="", about="attention of one token a request, alone", done=0.75, aim=0.88),
-    Work(name="B4", kind="stream", model="Qwen3-8B", about="the stream of B3", done=0.82, aim=0.90),
-    Work(
-        name="B7",
-        kind="prefill",
-        model="Qwen3-8B",
-        about="128 prompts of 1,024 tokens in steps of 16,384",
-        done=0.65,
-        aim=0.79,
-    ),
-    Work(
-        name="B1 fp8 KV",
-        kind="offline",
-        model="Qwen3-0.6B",
-        about="the same as B1 with keys and values of eight bits",
-        kv_cache_dtype="fp8",
-        done=1.6,
+# In the order of their importance: a run that is out of time omits the last ones.
+CASES: Sequence[Case] = (
+    Case("B1", "offline", "Qwen3-0.6B", "256 requests at once, 100 to 1,024 tokens in and out", 0.55, 0.80),
+    Case("B3", "stream", "Qwen3-0.6B", "one stream, 600 tokens in, 256 out", 1.2, 0.8, goal_unit="ms for a token"),
+    Case("B10", "kernel", "", "decode attention alone", 0.75, 0.88),
+    Case("B4", "stream", "Qwen3-8B", "the stream of B3", 0.82, 0.90),
+    Case("B7", "prefill", "Qwen3-8B", "128 prompts of 1,024 tokens in steps of 16,384", 0.65, 0.79),
+    Case(
+        "B1 fp8 KV",
+        "offline",
+        "Qwen3-0.6B",
+        "the same as B1 with keys and values of eight bits",
+        1.6,
         goal_unit="times B1",
+        kv_cache_dtype="fp8",
     ),
-    Work(
-        name="B5",
-        kind="stream",
-        model="Llama-3.2-1B",
-        about="the stream of B3",
-        done=1.1,
-        aim=0.85,
-        goal_unit="ms for a token",
+    Case("B5", "stream", "Llama-3.2-1B", "the stream of B3", 1.1, 0.85, goal_unit="ms for a token", is_quick=False),
+    Case("skinny GEMM", "products", "", "matrix products of one to four rows: ours and torch's", is_quick=False),
+    Case(
+        "B12",
+        "interference",
+        "Qwen3-0.6B",
+        "32 streams, and prompts of 8,192 tokens that arrive in between",
         is_quick=False,
     ),
-    Work(
-        name="few rows",
-        kind="products",
-        model="",
-        about="products of one to four rows, alone: ours and torch's",
-        is_quick=False,
+    Case("B2", "offline", "Qwen3-14B", "the requests of B1", 0.74, 0.85, is_quick=False),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale:
+    """Numbers of requests, tokens, seconds and runs."""
+
+    num_requests: int = 256
+    longest: int = 1024
+    stream_lengths: tuple[int, int] = (600, 256)
+    prompts: tuple[int, int] = (128, 1024)
+    step_tokens: int = 16_384
+    long_prompt: int = 8192
+    chunks: tuple[int, ...] = (2048, 512, 8192)  # tokens of a step, where long prompts arrive in between
+    interference_s: float = 10.0
+    max_num_seqs: int = 256
+    num_runs: int = 3
+    gap_steps: int = 24  # profiled
+    kernel: DecodeSweep = field(default_factory=DecodeSweep)
+    products: ProductSweep = ALL_PRODUCTS
+    is_tiny: bool = False
+    limit_s: float = 480.0  # for everything together
+
+    def shape_of(self, case: Case) -> Mapping[str, Any]:
+        """Return the shape of a case's model."""
+        return tiny_shape(case.model) if self.is_tiny else SHAPES[case.model]
+
+
+FULL = Scale()
+QUICK = replace(
+    FULL, num_runs=1, kernel=DecodeSweep(groups=(2, 8), contexts=(1024, 4096), batches=(1, 32, 256)), limit_s=120.0
+)
+TINY = Scale(
+    num_requests=4,
+    longest=12,
+    stream_lengths=(20, 6),
+    prompts=(4, 24),
+    step_tokens=64,
+    long_prompt=48,
+    chunks=(16,),
+    interference_s=0.3,
+    max_num_seqs=8,
+    num_runs=1,
+    gap_steps=4,
+    kernel=DecodeSweep(
+        groups=(2,), contexts=(24,), batches=(1, 2), num_kv_heads=1, head_dim=64, cold_bytes=1 << 10, num_repeats=1
     ),
-    Work(
-        name="B12",
-        kind="interference",
-        model="Qwen3-0.6B",
-        about="32 streams, and prompts of 8,192 tokens that come in between",
-        is_quick=False,
-    ),
-    Work(
-        name="B2",
-        kind="offline",
-        model="Qwen3-14B",
-        about="the requests of B1",
-        done=0.74,
-        aim=0.85,
-        is_quick=False,
-    ),
+    products=ProductSweep(matrices=[(40, 24)], rows=(1, 2), cold_bytes=1 << 10, num_repeats=1),
+    is_tiny=True,
 )
 
 

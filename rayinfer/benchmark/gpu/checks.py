@@ -10,8 +10,8 @@ import torch
 from rayinfer.attention.batch import AttentionBatch
 from rayinfer.benchmark.gpu import engine_runs
 from rayinfer.benchmark.gpu.cases import even_workload
+from rayinfer.benchmark.gpu.gpu_report import Check
 from rayinfer.benchmark.gpu.model_shapes import SHAPES, tiny_shape, write_shape
-from rayinfer.benchmark.gpu.results import Check
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.kv_cache.cache_tensors import allocate_kv_caches
 from rayinfer.models.checkpoints.safetensors_writer import TensorSpec, write_safetensors
@@ -24,14 +24,14 @@ NUM_PROMPTS, PROMPT_LEN, NUM_ANSWERED = 8, 96, 24
 BLOCK_SIZE = 16
 # Between log probabilities of one token. Numbers in bfloat16 have eight bits.
 ALLOWED = {"bfloat16": 0.15, "float32": 2e-3}
-# Of answers with graphs and without: steps that are filled up may be summed in another order, which decides near ties.
+# Fraction of equal outputs with graphs and without: padded steps may sum in another order, which decides near ties.
 LEAST_EQUAL = {"float32": 1.0, "bfloat16": 0.5}
-CHECKED_TYPES = tuple(ALLOWED)  # the most telling one first
+CHECKED_TYPES = tuple(ALLOWED)  # the type of the cases first
 _HOST = torch.device("cpu")
 
 
-class Answer(NamedTuple):
-    """One prompt's answer, and the log probabilities of all its tokens from the prompt's second one on."""
+class Completion(NamedTuple):
+    """Output of one prompt, and the log probabilities of all tokens but the prompt's first."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -44,36 +44,38 @@ def run_checks(folder: Path, dtype: str, *, tiny: bool) -> list[Check]:
     checkpoint = _write_checkpoint(shape, folder / "checked")
     workload = even_workload(NUM_PROMPTS, PROMPT_LEN, NUM_ANSWERED, seed=3)
     prompts = [[token_id % shape["vocab_size"] for token_id in prompt] for prompt in workload.prompts]
-    scored = _answers(checkpoint, prompts, dtype, is_scored=True)
-    with_graphs, without = (_answers(checkpoint, prompts, dtype, is_eager=is_eager) for is_eager in (False, True))
+    scored = _complete(checkpoint, prompts, dtype, is_scored=True)
+    with_graphs, without = (_complete(checkpoint, prompts, dtype, is_eager=is_eager) for is_eager in (False, True))
     num_equal = sum(one.token_ids == other.token_ids for one, other in zip(with_graphs, without, strict=True))
     same = Check(
         name=f"graphs, {dtype}",
         is_right=num_equal >= LEAST_EQUAL[dtype] * len(prompts),
-        detail=f"{num_equal} of {len(prompts)} answers are the same with graphs and without",
+        detail=f"{num_equal} of {len(prompts)} outputs are equal with graphs and without",
     )
     return [_compare_scores(checkpoint, prompts, scored, dtype, ALLOWED[dtype]), same]
 
 
 def _write_checkpoint(shape: Mapping[str, Any], folder: Path) -> Path:
-    """Keep random weights, so that the engine and the reference read the same."""
+    """Write random weights, so that the engine and the reference read the same."""
     write_shape(shape, folder)
     decoder = random_decoder(folder, torch.float32, _HOST)
     assert isinstance(decoder, torch.nn.Module)
-    places = {name: place for name, place in decoder.weight_places().items() if not place.instead_of}
+    sources = {name: source for name, source in decoder.weight_places().items() if not source.instead_of}
     parameters = dict(decoder.named_parameters())
     tensors = {
-        name: parameters[place.parameter].data if place.index is None else parameters[place.parameter].data[place.index]
-        for name, place in places.items()
+        name: parameters[source.parameter].data
+        if source.index is None
+        else parameters[source.parameter].data[source.index]
+        for name, source in sources.items()
     }
     specs = [TensorSpec(name=name, shape=tuple(tensor.shape)) for name, tensor in tensors.items()]
     write_safetensors(folder / "model.safetensors", "F32", specs, (tensor.numpy() for tensor in tensors.values()))
     return folder
 
 
-def _answers(
+def _complete(
     checkpoint: Path, prompts: Sequence[list[int]], dtype: str, *, is_eager: bool = False, is_scored: bool = False
-) -> list[Answer]:
+) -> list[Completion]:
     scores = {"logprobs": 0, "prompt_logprobs": 0} if is_scored else {}
     params = SamplingParams(temperature=0.0, max_tokens=NUM_ANSWERED, ignore_eos=True, **scores)  # type: ignore[arg-type]
     token_ids: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
@@ -90,7 +92,7 @@ def _answers(
                     pairs = zip(scored, tokens, strict=True)
                     logprobs[name] += [each[token_id].logprob for each, token_id in pairs if each is not None]
                 token_ids[name] += delta.token_ids
-    return [Answer(token_ids[name], logprobs[name]) for name in token_ids]
+    return [Completion(token_ids[name], logprobs[name]) for name in token_ids]
 
 
 def _open(checkpoint: Path, dtype: str, is_eager: bool) -> AbstractContextManager[Engine]:
@@ -105,14 +107,14 @@ def _open(checkpoint: Path, dtype: str, is_eager: bool) -> AbstractContextManage
 
 
 def _compare_scores(
-    checkpoint: Path, prompts: Sequence[list[int]], answers: Sequence[Answer], dtype: str, allowed: float
+    checkpoint: Path, prompts: Sequence[list[int]], completions: Sequence[Completion], dtype: str, allowed: float
 ) -> Check:
     farthest = 0.0
-    for prompt, answer in zip(prompts, answers, strict=True):
-        expected = _reference_logprobs(checkpoint, prompt + answer.token_ids)
-        if len(expected) != len(answer.logprobs):
+    for prompt, completion in zip(prompts, completions, strict=True):
+        expected = _reference_logprobs(checkpoint, prompt + completion.token_ids)
+        if len(expected) != len(completion.logprobs):
             return Check(name=f"log probabilities, {dtype}", is_right=False, detail="some are missing")
-        differences = (torch.tensor(answer.logprobs) - expected).abs()
+        differences = (torch.tensor(completion.logprobs) - expected).abs()
         farthest = max(farthest, float(differences.nan_to_num(torch.inf).max()))
     return Check(
         name=f"log probabilities, {dtype}",

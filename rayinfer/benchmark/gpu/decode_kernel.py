@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from rayinfer.benchmark.gpu.call_timing import COLD_BYTES, seconds_per_call
+from rayinfer.benchmark.gpu.timing import COLD_BYTES, seconds_per_call
 from rayinfer_kernels.gpu.decode_attention import decode_attention
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache, allocate_paged_cache
 from rayinfer_kernels.gpu.tuning import num_splits_for
@@ -89,7 +89,7 @@ def _cache_bytes(sweep: DecodeSweep, shape: DecodeShape) -> int:
 
 
 def _filled_cache(device: torch.device, sweep: DecodeSweep, num_blocks: int) -> PagedKVCache:
-    """One random block again and again: what counts is that it is neither zeros nor anything strange."""
+    """Fill a cache with copies of one random block."""
     size = (num_blocks, sweep.block_size, sweep.num_kv_heads, sweep.head_dim)
     cache = allocate_paged_cache(*size, sweep.cache_dtype, device)
     for tensor in cache.tensors:

@@ -8,41 +8,33 @@ from pathlib import Path
 from typing import Any
 
 from rayinfer.benchmark.gpu.cases import NANO_TEMPERATURE, even_workload
-from rayinfer.benchmark.gpu.time_budget import Deadline
 from rayinfer.benchmark.load.workloads import Workload
 from rayinfer.config import engine_config
 from rayinfer.engine.build_single_rank import build_one_rank_engine
 from rayinfer.engine.loop.engine import Engine
-from rayinfer.outputs import TokenDelta
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 
-TOKEN_MEMORY = 0.85  # of what is free: the measuring itself needs some
+TOKEN_MEMORY = 0.85  # of the free memory: measurements need some
 
 
 class LoadedEngine:
-    """An engine and the requests it is given, numbered; those of different runs share no cached prefix."""
+    """Engine and its numbered requests; those of different runs share no cached prefix."""
 
-    def __init__(self, engine: Engine, deadline: Deadline) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._deadline = deadline
         self._num_runs = 0
         self._vocab_size = engine.description.vocab_size
 
-    def step(self) -> list[TokenDelta]:
-        """Take the engine's next step; raises OutOfTime."""
-        self._deadline.check()
-        return self.engine.step()
-
     def drain(self) -> int:
-        """Step until nothing is left to do; returns how many tokens came."""
+        """Step until all requests have finished; returns the number of their tokens."""
         num_tokens = 0
         while self.engine.has_unfinished_requests:
-            num_tokens += sum(len(delta.token_ids) for delta in self.step())
+            num_tokens += sum(len(delta.token_ids) for delta in self.engine.step())
         return num_tokens
 
     def add(self, workload: Workload, *, temperature: float = 0.0) -> list[str]:
-        """Queue a workload, whose answers have the length that was drawn; returns the requests' names."""
+        """Submit a workload with the drawn output lengths; returns the request ids."""
         self._num_runs += 1
         names = [f"{self._num_runs}-{number}" for number in range(workload.num_requests)]
         for seed, (name, prompt, length) in enumerate(
@@ -62,7 +54,7 @@ class LoadedEngine:
 
 @contextmanager
 def open_engine(folder: Path, **settings: Any) -> Iterator[Engine]:
-    """Build an engine with random weights and have it compute something, so that all is compiled and captured."""
+    """Build an engine with random weights."""
     usual: dict[str, Any] = {"model": str(folder), "load_format": "dummy"}
     if "num_kv_blocks" not in settings:
         usual["memory_fraction"] = TOKEN_MEMORY
@@ -73,9 +65,9 @@ def open_engine(folder: Path, **settings: Any) -> Iterator[Engine]:
         engine.exit()
 
 
-def warm_up(engine: Engine, deadline: Deadline) -> LoadedEngine:
-    """Answer a few requests, after which every kernel has run: for a few tokens, and for as many as a step may have."""
-    loaded, description = LoadedEngine(engine, deadline), engine.description
+def warm_up(engine: Engine) -> LoadedEngine:
+    """Run a few requests, so that all is compiled and captured, for small steps and for the largest."""
+    loaded, description = LoadedEngine(engine), engine.description
     for temperature in (0.0, NANO_TEMPERATURE):
         prompt_len = min(1024, description.max_model_len // 2)
         batch = min(description.max_num_seqs, -(-description.max_num_batched_tokens // prompt_len))
@@ -85,13 +77,13 @@ def warm_up(engine: Engine, deadline: Deadline) -> LoadedEngine:
 
 
 def offline_seconds(loaded: LoadedEngine, workload: Workload) -> float:
-    """Return the seconds for a workload submitted at once; raises RuntimeError for answers of another length."""
+    """Return the seconds for a workload submitted at once; raises RuntimeError for outputs of another length."""
     loaded.add(workload, temperature=NANO_TEMPERATURE)
     started = time.perf_counter()
     num_tokens = loaded.drain()
     seconds = time.perf_counter() - started
     if num_tokens != workload.num_output_tokens:
-        raise RuntimeError(f"{num_tokens} tokens came, {workload.num_output_tokens} were asked for")
+        raise RuntimeError(f"{num_tokens} tokens were generated instead of {workload.num_output_tokens}")
     return seconds
 
 
@@ -100,7 +92,7 @@ def token_seconds(loaded: LoadedEngine, workload: Workload) -> list[float]:
     loaded.add(workload)
     times = []
     while loaded.engine.has_unfinished_requests:
-        if any(delta.token_ids for delta in loaded.step()):
+        if any(delta.token_ids for delta in loaded.engine.step()):
             times.append(time.perf_counter())
     return [later - earlier for earlier, later in itertools.pairwise(times)]
 
@@ -108,7 +100,7 @@ def token_seconds(loaded: LoadedEngine, workload: Workload) -> list[float]:
 def interference_seconds(
     loaded: LoadedEngine, *, num_streams: int, prompt_len: int, every_s: float, for_s: float
 ) -> list[float]:
-    """Return the seconds between tokens of decoding streams, with a long prompt arriving now and then."""
+    """Return the seconds between tokens of decoding streams while long prompts arrive."""
     longest = loaded.engine.description.max_model_len - 64
     prompts = [even_workload(1, prompt_len, 1, seed=number) for number in range(int(for_s / every_s) + 1)]
     steady = set(loaded.add(even_workload(num_streams, 32, longest)))
@@ -121,7 +113,7 @@ def interference_seconds(
             if prompts:
                 loaded.add(prompts.pop())
             due_s += every_s
-        for delta in loaded.step():
+        for delta in loaded.engine.step():
             if delta.request_id in steady and delta.token_ids:
                 came = time.perf_counter()
                 if delta.request_id in last:

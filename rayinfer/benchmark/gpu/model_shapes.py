@@ -1,4 +1,4 @@
-"""The models that are measured: the shapes of real ones with random weights, which take the same time."""
+"""Shapes of the measured models: those of real ones, with random weights."""
 
 import json
 from collections.abc import Mapping
@@ -75,7 +75,7 @@ class ModelSize:
 
 
 def tiny_shape(name: str) -> Mapping[str, Any]:
-    """Return the same architecture, so small that any machine runs it."""
+    """Return the same architecture in a tiny size."""
     return {**SHAPES[name], **_TINY}
 
 

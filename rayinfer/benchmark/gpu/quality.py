@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rayinfer.benchmark.gpu.limits import describe_card
-from rayinfer.benchmark.load.report import write_json
-from rayinfer.benchmark.studies.quality.quality import QualityPlan, markdown, run_quality, write_markdown
+from rayinfer.benchmark.gpu.timing import describe_card
+from rayinfer.benchmark.report import write_json
+from rayinfer.benchmark.studies.quality.perplexity import QualityPlan, run_quality
 from rayinfer.benchmark.studies.quality.texts import describe_weights, quality_texts
 from rayinfer.engine.ranks.rank_coordinates import any_device
 from rayinfer.errors import RayinferError
@@ -48,14 +48,14 @@ def _measure(chosen: argparse.Namespace) -> int:
         texts=texts.pieces,
         modes=tuple(filter(None, chosen.modes.split(","))),
     )
-    say = partial(print, flush=True)
+    log = partial(print, flush=True)
     command = shlex.join(["python", "-m", "rayinfer.benchmark.gpu.quality", *sys.argv[1:]])
     card = describe_card(any_device())
-    report = replace(run_quality(plan, {}, command, say), card=card)
+    report = replace(run_quality(plan, {}, command, log), card=card)
     stem = chosen.output / f"quality-{folder.name}-gpu"
     write_json(report, stem.with_suffix(".json"))
-    write_markdown(report, stem.with_suffix(".md"))
-    say(markdown(report))
+    report.write_markdown(stem.with_suffix(".md"))
+    log(stem.with_suffix(".md").read_text(encoding="utf-8"))
     return 1 if any(mode.is_above_limit for mode in report.modes) else 0
 
 

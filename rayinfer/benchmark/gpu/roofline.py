@@ -1,14 +1,15 @@
 """Roofline times of workloads on a GPU: bytes over bandwidth, operations over their rate.
 
-Matrix products read their weights or compute, whichever takes longer, and overlap perfectly; attention reads the cache
-behind them. Nothing else takes any time. So these are floors and no forecasts.
+Matrix products read their weights or compute, whichever takes longer; attention then reads the cache. Nothing else
+takes time. So these are lower bounds, not forecasts.
 """
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from rayinfer.benchmark.gpu.model_shapes import FLOAT_BYTES, ModelSize
+from rayinfer.benchmark.gpu.model_shapes import FLOAT_BYTES, ModelSize, model_size
 
 FP8_BYTES = 1
 
@@ -22,20 +23,26 @@ class CardLimits:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Floor:
-    """The floors of one model on one card; `kv_bytes` and `weight_bytes` are those of one number."""
+class Roofline:
+    """Roofline times of one model on one card; `kv_bytes` and `weight_bytes` are those of one number."""
 
     limits: CardLimits
     size: ModelSize
     kv_bytes: int = FLOAT_BYTES
-    weight_bytes: int = FLOAT_BYTES  # of the layers; the head stays as it is
+    weight_bytes: int = FLOAT_BYTES  # of the layers; the head stays in bfloat16
+
+    @classmethod
+    def of(cls, shape: Mapping[str, Any], limits: CardLimits, kv_cache_dtype: str = "auto") -> "Roofline":
+        """Return the roofline of a model's shape with a cache of this type."""
+        kv_bytes = FP8_BYTES if kv_cache_dtype == "fp8" else FLOAT_BYTES
+        return cls(limits=limits, size=model_size(shape), kv_bytes=kv_bytes)
 
     def decode_step_s(self, contexts: Sequence[int]) -> float:
-        """Return the floor of one decoding step of requests with these numbers of cached tokens."""
+        """Return the time of one decoding step of requests with these numbers of cached tokens."""
         return self._decode_s(len(contexts), sum(contexts))
 
     def prefill_s(self, prompt_lengths: Sequence[int]) -> float:
-        """Return the floor of prefilling these prompts, in steps so large that reading weights costs nothing."""
+        """Return the time to prefill these prompts, in steps so large that reading weights costs nothing."""
         size, num_tokens = self.size, sum(prompt_lengths)
         products = 2 * size.body_parameters * num_tokens / self._product_rate
         heads = 2 * size.head_parameters * len(prompt_lengths) / self.limits.matmul_flops_per_s
@@ -44,7 +51,7 @@ class Floor:
         return products + heads + attention
 
     def offline_s(self, prompt_lengths: Sequence[int], output_lengths: Sequence[int]) -> float:
-        """Return the floor of prefilling all prompts first, then decoding until the longest answer ends."""
+        """Return the time to prefill all prompts, then to decode until the longest output ends."""
         steps = decode_steps(prompt_lengths, output_lengths)
         return self.prefill_s(prompt_lengths) + sum(self._decode_s(batch, context) for batch, context in steps)
 
@@ -62,7 +69,7 @@ class Floor:
 
 
 def decode_steps(prompt_lengths: Sequence[int], output_lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield, step by step, how many requests decode and how many tokens they have together; prefill gave the first."""
+    """Yield the batch size and the cached tokens of each decoding step; prefill yields the first token."""
     requests = sorted(zip(output_lengths, prompt_lengths, strict=True))
     lengths = [output for output, _ in requests]
     prompts_behind = [0]

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from rayinfer.benchmark.gpu.call_timing import COLD_BYTES, seconds_per_call
 from rayinfer.benchmark.gpu.model_shapes import SHAPES
+from rayinfer.benchmark.gpu.timing import COLD_BYTES, seconds_per_call
 from rayinfer_kernels.gpu.few_rows import few_rows_linear
 from rayinfer_kernels.layer_stack import PackedLinear
 
 
 class ProductShape(NamedTuple):
-    """A matrix [outputs, inputs] and how many rows it multiplies."""
+    """A matrix [outputs, inputs], and the rows that it multiplies."""
 
     outputs: int
     inputs: int

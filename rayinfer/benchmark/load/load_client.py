@@ -11,11 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from rich.console import Console
 
-from rayinfer.benchmark.load.report import Environment, Percentiles, describe_environment, percentiles
 from rayinfer.benchmark.load.workloads import DEFAULT_VOCAB_SIZE, LengthRange, Workload, serving_workload
-from rayinfer.benchmark.tables import print_percentiles, print_rows
+from rayinfer.benchmark.report import (
+    PERCENTILE_HEADS,
+    Environment,
+    Percentiles,
+    Table,
+    describe_environment,
+    percentiles,
+)
 from rayinfer.errors import ConfigError, RayinferError
 
 ERROR_TEXT_LIMIT = 200  # characters of a server's error that are kept
@@ -51,13 +56,13 @@ class LoadPlan:
 
 
 @dataclass(kw_only=True, slots=True)
-class Answer:
-    """Measurements of one request; times are in seconds."""
+class RequestTimes:
+    """Times and tokens of one request; times are in seconds."""
 
     first_token_s: float | None = None
     end_to_end_s: float | None = None
     gaps_s: list[float] = field(default_factory=list)  # between one chunk and the next
-    chunk_tokens: list[int | None] = field(default_factory=list)  # of every chunk; None when it does not say
+    chunk_tokens: list[int | None] = field(default_factory=list)  # of every chunk; None when it has no usage
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str | None = None
@@ -66,15 +71,15 @@ class Answer:
     def inter_token_s(self) -> list[float]:
         """One latency per token after the first chunk: a chunk of k tokens counts as k latencies of a k-th.
 
-        A chunk that does not say how many tokens it carries is given the mean of those that the usage leaves over.
+        A chunk without a usage of its own gets the mean of the tokens that the final usage leaves over.
         """
-        told = sum(tokens for tokens in self.chunk_tokens if tokens is not None)
-        silent = self.chunk_tokens.count(None)
-        mean = max(1.0, (self.output_tokens - told) / silent) if silent else 1.0
+        reported = sum(tokens for tokens in self.chunk_tokens if tokens is not None)
+        num_unreported = self.chunk_tokens.count(None)
+        mean = max(1.0, (self.output_tokens - reported) / num_unreported) if num_unreported else 1.0
         latencies: list[float] = []
         for gap, tokens in zip(self.gaps_s, self.chunk_tokens[1:], strict=True):
-            share = tokens or mean
-            latencies.extend([gap / share] * max(1, round(share)))
+            num_tokens = tokens or mean
+            latencies.extend([gap / num_tokens] * max(1, round(num_tokens)))
         return latencies
 
 
@@ -103,9 +108,31 @@ class ServingReport:
     tokens_per_chunk: float | None  # above 1: inter-token latencies are gaps divided by the chunk's tokens
     environment: Environment = field(default_factory=describe_environment)
 
+    def tables(self) -> list[Table]:
+        """Return rates and latencies, with the reasons of failures."""
+        clients = f"{self.concurrency} clients" if self.concurrency else f"{self.request_rate:g} arrivals/s"
+        rates = [
+            ("completed", self.completed),
+            ("failed", self.failed),
+            ("seconds", self.secs),
+            ("output tokens/s", self.out_tok_s),
+            ("total tokens/s", self.total_tok_s),
+            ("requests/s", self.req_s),
+            ("tokens per chunk", self.tokens_per_chunk),
+        ]
+        spreads = {"first token": self.ttft, "inter-token": self.inter_token, "end to end": self.end_to_end}
+        latencies = [spread.row(name) for name, spread in spreads.items() if spread is not None]
+        tables = [
+            Table(f"{self.model} at {self.base_url}, {clients}", ("", "figure"), rates),
+            Table("latency", PERCENTILE_HEADS, latencies),
+        ]
+        return [*tables, Table("errors", ("reason", "count"), list(self.errors.items()))] if self.errors else tables
+
 
 async def run_load(
-    plan: LoadPlan, on_answer: Callable[[], None] = lambda: None, on_start: Callable[[], None] = lambda: None
+    plan: LoadPlan,
+    on_progress: Callable[[int], None] = lambda num_finished: None,
+    on_start: Callable[[], None] = lambda: None,
 ) -> ServingReport:
     """Send the plan's requests and summarise their measurements.
 
@@ -117,38 +144,40 @@ async def run_load(
     timeout = aiohttp.ClientTimeout(total=plan.timeout_s)
     connector = aiohttp.TCPConnector(limit=0, force_close=not plan.reuse_connections)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers) as session:
-        warm_up = await _ask(session, plan, workload.prompts[0], workload.output_lengths[0])
+        warm_up = await _send(session, plan, workload.prompts[0], workload.output_lengths[0])
         if warm_up.error is not None:
             raise RayinferError(f"the warm-up request to {plan.completions_url} failed: {warm_up.error}")
         on_start()
         started = time.perf_counter()
-        answers = await _ask_all(session, plan, workload, on_answer)
+        results = await _send_all(session, plan, workload, on_progress)
         seconds = time.perf_counter() - started
-    return _summarise(plan, answers, seconds)
+    return _summarise(plan, results, seconds)
 
 
-async def _ask_all(
-    session: aiohttp.ClientSession, plan: LoadPlan, workload: Workload, on_answer: Callable[[], None]
-) -> list[Answer]:
-    free_clients = asyncio.Semaphore(plan.concurrency)
+async def _send_all(
+    session: aiohttp.ClientSession, plan: LoadPlan, workload: Workload, on_progress: Callable[[int], None]
+) -> list[RequestTimes]:
+    free_clients, num_finished = asyncio.Semaphore(plan.concurrency), 0
 
-    async def ask(prompt: list[int], length: int) -> Answer:
+    async def send(prompt: list[int], length: int) -> RequestTimes:
+        nonlocal num_finished
         async with free_clients if plan.request_rate is None else contextlib.nullcontext():
-            answer = await _ask(session, plan, prompt, length)
-        on_answer()
-        return answer
+            times = await _send(session, plan, prompt, length)
+        num_finished += 1
+        on_progress(num_finished)
+        return times
 
     arrivals = random.Random(plan.seed + 1)
     async with asyncio.TaskGroup() as group:
         tasks = []
         for prompt, length in zip(workload.prompts, workload.output_lengths, strict=True):
-            tasks.append(group.create_task(ask(prompt, length)))
+            tasks.append(group.create_task(send(prompt, length)))
             if plan.request_rate is not None:
                 await asyncio.sleep(arrivals.expovariate(plan.request_rate))
     return [task.result() for task in tasks]
 
 
-async def _ask(session: aiohttp.ClientSession, plan: LoadPlan, prompt: list[int], output_len: int) -> Answer:
+async def _send(session: aiohttp.ClientSession, plan: LoadPlan, prompt: list[int], output_len: int) -> RequestTimes:
     body = {
         "model": plan.model,
         "prompt": prompt,
@@ -158,23 +187,23 @@ async def _ask(session: aiohttp.ClientSession, plan: LoadPlan, prompt: list[int]
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    answer = Answer(prompt_tokens=len(prompt))
+    times = RequestTimes(prompt_tokens=len(prompt))
     started = time.perf_counter()
     try:
         async with session.post(plan.completions_url, json=body) as response:
             if response.status != 200:
                 text = (await response.text())[:ERROR_TEXT_LIMIT]
-                answer.error = f"HTTP {response.status}: {' '.join(text.split())}"
-                return answer
-            await _read_stream(response, answer, started)
+                times.error = f"HTTP {response.status}: {' '.join(text.split())}"
+                return times
+            await _read_stream(response, times, started)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-        answer.error = f"{type(error).__name__}: {error}"[:ERROR_TEXT_LIMIT]
+        times.error = f"{type(error).__name__}: {error}"[:ERROR_TEXT_LIMIT]
     else:
-        answer.end_to_end_s = time.perf_counter() - started
-    return answer
+        times.end_to_end_s = time.perf_counter() - started
+    return times
 
 
-async def _read_stream(response: aiohttp.ClientResponse, answer: Answer, started: float) -> None:
+async def _read_stream(response: aiohttp.ClientResponse, times: RequestTimes, started: float) -> None:
     last, is_complete = started, False
     async for event in _events(response):
         if event is None:
@@ -182,25 +211,25 @@ async def _read_stream(response: aiohttp.ClientResponse, answer: Answer, started
             break
         if error := event.get("error"):
             raise ValueError(error.get("message", error) if isinstance(error, dict) else error)
-        tokens_before = answer.output_tokens
+        tokens_before = times.output_tokens
         if usage := event.get("usage"):
-            answer.output_tokens = usage["completion_tokens"]
-        if not any(map(_brings_token, event.get("choices") or ())):
+            times.output_tokens = usage["completion_tokens"]
+        if not any(map(_has_token, event.get("choices") or ())):
             continue
         now = time.perf_counter()
-        if answer.first_token_s is None:
-            answer.first_token_s = now - started
+        if times.first_token_s is None:
+            times.first_token_s = now - started
         else:
-            answer.gaps_s.append(now - last)
-        answer.chunk_tokens.append(answer.output_tokens - tokens_before if usage else None)
+            times.gaps_s.append(now - last)
+        times.chunk_tokens.append(times.output_tokens - tokens_before if usage else None)
         last = now
     if not is_complete:
         raise ValueError("the stream was cut before [DONE]")
-    if answer.first_token_s is None:
+    if times.first_token_s is None:
         raise ValueError("the stream held no token")
 
 
-def _brings_token(choice: dict[str, Any]) -> bool:
+def _has_token(choice: dict[str, Any]) -> bool:
     """Return whether a chunk carries a token; one with only the finish reason does not."""
     return bool(choice.get("text")) or choice.get("finish_reason") is None
 
@@ -213,11 +242,11 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, A
             yield None if data == b"[DONE]" else json.loads(data)
 
 
-def _summarise(plan: LoadPlan, answers: list[Answer], seconds: float) -> ServingReport:
-    good = [answer for answer in answers if answer.error is None]
-    output_tokens = sum(answer.output_tokens for answer in good)
-    chunks = sum(1 + len(answer.gaps_s) for answer in good)
-    errors = Counter(answer.error for answer in answers if answer.error is not None)
+def _summarise(plan: LoadPlan, results: list[RequestTimes], seconds: float) -> ServingReport:
+    good = [times for times in results if times.error is None]
+    output_tokens = sum(times.output_tokens for times in good)
+    chunks = sum(1 + len(times.gaps_s) for times in good)
+    errors = Counter(times.error for times in results if times.error is not None)
     return ServingReport(
         base_url=plan.base_url,
         model=plan.model,
@@ -227,34 +256,15 @@ def _summarise(plan: LoadPlan, answers: list[Answer], seconds: float) -> Serving
         input_len=plan.input_len,
         output_len=plan.output_len,
         completed=len(good),
-        failed=len(answers) - len(good),
+        failed=len(results) - len(good),
         errors=dict(errors.most_common()),
         secs=round(seconds, 4),
         out_tok_s=round(output_tokens / seconds, 2),
-        total_tok_s=round((output_tokens + sum(answer.prompt_tokens for answer in good)) / seconds, 2),
+        total_tok_s=round((output_tokens + sum(times.prompt_tokens for times in good)) / seconds, 2),
         req_s=round(len(good) / seconds, 3),
         output_tokens=output_tokens,
-        ttft=percentiles([answer.first_token_s for answer in good if answer.first_token_s is not None]),
-        inter_token=percentiles([latency for answer in good for latency in answer.inter_token_s]),
-        end_to_end=percentiles([answer.end_to_end_s for answer in good if answer.end_to_end_s is not None]),
+        ttft=percentiles([times.first_token_s for times in good if times.first_token_s is not None]),
+        inter_token=percentiles([latency for times in good for latency in times.inter_token_s]),
+        end_to_end=percentiles([times.end_to_end_s for times in good if times.end_to_end_s is not None]),
         tokens_per_chunk=round(output_tokens / chunks, 3) if chunks else None,
     )
-
-
-def print_serving_report(report: ServingReport, console: Console) -> None:
-    """Show the result as tables."""
-    clients = f"{report.concurrency} clients" if report.concurrency else f"{report.request_rate:g} arrivals/s"
-    rows: dict[str, object] = {
-        "completed": report.completed,
-        "failed": report.failed,
-        "seconds": report.secs,
-        "output tokens/s": report.out_tok_s,
-        "total tokens/s": report.total_tok_s,
-        "requests/s": report.req_s,
-        "tokens per chunk": report.tokens_per_chunk,
-    }
-    print_rows(f"{report.model} at {report.base_url}, {clients}", rows, console)
-    spreads = {"first token": report.ttft, "inter-token": report.inter_token, "end to end": report.end_to_end}
-    print_percentiles("latency", spreads, console)
-    for reason, count in report.errors.items():
-        console.print(f"{count} x {reason}", markup=False, style="red")

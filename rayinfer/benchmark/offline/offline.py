@@ -1,4 +1,4 @@
-"""The engine's throughput on a batch of requests, alone or in turn with a peer on the same requests."""
+"""Throughput on a batch of requests: the engine alone, or interleaved with a peer on the same requests."""
 
 import resource
 import statistics
@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
-from rayinfer.benchmark.load.report import Environment, describe_environment
 from rayinfer.benchmark.load.workloads import FIRST_TOKEN_ID, Workload, offline_workload
-from rayinfer.benchmark.tables import print_rows
+from rayinfer.benchmark.report import Environment, Table, describe_environment
 from rayinfer.errors import RayinferError
 from rayinfer.llm import LLM
 from rayinfer.sampling_params import SamplingParams
@@ -23,7 +22,7 @@ WARM_UP = {"num_requests": 8, "input_len": (16, 32), "output_len": (16, 32), "se
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Throughput:
-    """Throughput of one contender; the rates belong to the median run."""
+    """Throughput of one system; the rates belong to the median run."""
 
     name: str
     runs: list[float]  # seconds, in the order they were run
@@ -34,7 +33,7 @@ class Throughput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfflineReport:
-    """An offline benchmark's result."""
+    """Result of the offline benchmark."""
 
     model: str
     settings: dict[str, Any]
@@ -48,9 +47,26 @@ class OfflineReport:
     peak_rss_bytes: int  # of this process, with the peer's model if there was one
     environment: Environment = field(default_factory=describe_environment)
 
+    def tables(self) -> list[Table]:
+        """Return all figures."""
+        rows: list[tuple[str, object]] = [
+            ("requests", self.num_requests),
+            ("prompt tokens", self.prompt_tokens),
+            ("output tokens", self.out_tokens),
+            ("seconds (median)", self.own.secs),
+            ("output tokens/s", self.own.out_tok_s),
+            ("total tokens/s", self.own.total_tok_s),
+            ("start to first token, s", self.start_to_first_token_s),
+            ("peak memory, MiB", self.peak_rss_bytes // 2**20),
+        ]
+        if self.peer is not None:
+            rows.append((f"{self.peer.name}: output tokens/s", self.peer.out_tok_s))
+            rows.append((f"ratio {self.own.name} / {self.peer.name}", self.ratio))
+        return [Table(f"offline, {self.model}", ("", "figure"), rows)]
 
-class Contender(Protocol):
-    """An engine that answers a workload greedily, each answer as long as asked for."""
+
+class SystemUnderTest(Protocol):
+    """Engine that answers a workload greedily with the given output lengths."""
 
     name: str
 
@@ -60,7 +76,7 @@ class Contender(Protocol):
 
 
 class OwnEngine:
-    """rayinfer's engine as a contender."""
+    """The engine of rayinfer."""
 
     name = OWN_NAME
 
@@ -76,29 +92,29 @@ class OwnEngine:
         return [len(output.outputs[0].token_ids) for output in outputs]
 
 
-def measure_in_turn(
-    contenders: Sequence[Contender], workload: Workload, repeat: int, console: Console
+def measure_interleaved(
+    systems: Sequence[SystemUnderTest], workload: Workload, repeat: int, console: Console
 ) -> list[Throughput]:
-    """Run every contender on the workload `repeat` times, A B A B, after a warm-up of each.
+    """Run every system on the workload `repeat` times, A B A B, after a warm-up of each.
 
-    Raises RayinferError when an answer is shorter or longer than asked for: such a figure would mean nothing.
+    Raises RayinferError when an answer has another length than asked for.
     """
     warm_up = offline_workload(**WARM_UP, vocab_size=1 + max(map(max, workload.prompts)))  # type: ignore[arg-type]
-    for contender in contenders:
-        console.print(f"warming {contender.name} up")
-        contender.answer(warm_up, show_progress=False)
-    runs: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    for system in systems:
+        console.print(f"warming {system.name} up")
+        system.answer(warm_up, show_progress=False)
+    runs: dict[str, list[float]] = {system.name: [] for system in systems}
     for number in range(repeat):
-        for contender in contenders:
+        for system in systems:
             started = time.perf_counter()
-            lengths = contender.answer(workload, show_progress=True)
+            lengths = system.answer(workload, show_progress=True)
             seconds = time.perf_counter() - started
             if lengths != workload.output_lengths:
                 wrong = sum(got != asked for got, asked in zip(lengths, workload.output_lengths, strict=True))
-                raise RayinferError(f"{contender.name} gave {wrong} answers of another length than asked for")
-            runs[contender.name].append(seconds)
+                raise RayinferError(f"{system.name} gave {wrong} answers of another length than asked for")
+            runs[system.name].append(seconds)
             rate = workload.num_output_tokens / seconds
-            console.print(f"run {number + 1}/{repeat} {contender.name}: {seconds:.2f} s, {rate:.1f} output tokens/s")
+            console.print(f"run {number + 1}/{repeat} {system.name}: {seconds:.2f} s, {rate:.1f} output tokens/s")
     return [_throughput(name, seconds_of_runs, workload) for name, seconds_of_runs in runs.items()]
 
 
@@ -119,13 +135,13 @@ def run_offline(
     workload: Workload,
     *,
     repeat: int = 3,
-    peer: AbstractContextManager[Contender] | None = None,
+    peer: AbstractContextManager[SystemUnderTest] | None = None,
     console: Console,
 ) -> OfflineReport:
-    """Build the engine from `settings` (EngineConfig's fields) and measure it, in turn with `peer` if there is one.
+    """Build the engine from `settings` (EngineConfig's fields) and measure it, interleaved with `peer` if there is one.
 
     The prefix cache is off unless the settings say otherwise: every run has the same prompts, and from the second
-    run on the prefill would not be done at all.
+    run on nothing would be prefilled.
     """
     settings = {"enable_prefix_caching": False, **settings}
     started = time.perf_counter()
@@ -135,50 +151,19 @@ def run_offline(
         start_to_first_token = time.perf_counter() - started
         console.print(f"first token {start_to_first_token:.2f} s after the engine was started")
         with peer or nullcontext() as opponent:
-            contenders = [OwnEngine(llm), opponent] if opponent else [OwnEngine(llm)]
-            throughputs = measure_in_turn(contenders, workload, repeat, console)
+            systems = [OwnEngine(llm), opponent] if opponent else [OwnEngine(llm)]
+            throughputs = measure_interleaved(systems, workload, repeat, console)
         peak_rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return _report(model, settings, workload, throughputs, start_to_first_token, peak_rss_bytes)
-
-
-def _report(
-    model: str,
-    settings: dict[str, Any],
-    workload: Workload,
-    throughputs: list[Throughput],
-    start_to_first_token: float,
-    peak_rss_bytes: int,
-) -> OfflineReport:
-    throughput = throughputs[0]
-    peer_throughput = throughputs[1] if len(throughputs) > 1 else None
+    own, peer_throughput = throughputs[0], throughputs[1] if len(throughputs) > 1 else None
     return OfflineReport(
         model=model,
         settings=settings,
         num_requests=workload.num_requests,
         prompt_tokens=workload.num_prompt_tokens,
         out_tokens=workload.num_output_tokens,
-        own=throughput,
+        own=own,
         peer=peer_throughput,
-        ratio=round(peer_throughput.secs / throughput.secs, 3) if peer_throughput else None,
+        ratio=round(peer_throughput.secs / own.secs, 3) if peer_throughput else None,
         start_to_first_token_s=round(start_to_first_token, 3),
         peak_rss_bytes=peak_rss_bytes,
     )
-
-
-def print_offline_report(report: OfflineReport, console: Console) -> None:
-    """Show the result as a table."""
-    rows: dict[str, object] = {
-        "requests": report.num_requests,
-        "prompt tokens": report.prompt_tokens,
-        "output tokens": report.out_tokens,
-        "seconds (median)": report.own.secs,
-        "output tokens/s": report.own.out_tok_s,
-        "total tokens/s": report.own.total_tok_s,
-        "start to first token, s": report.start_to_first_token_s,
-        "peak memory, MiB": report.peak_rss_bytes // 2**20,
-        "CPU": report.environment.cpu_model,
-    }
-    if report.peer is not None:
-        rows[f"{report.peer.name}: output tokens/s"] = report.peer.out_tok_s
-        rows[f"ratio {report.own.name} / {report.peer.name}"] = report.ratio
-    print_rows(f"offline, {report.model}", rows, console)

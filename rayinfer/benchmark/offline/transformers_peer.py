@@ -1,4 +1,4 @@
-"""transformers' continuous batching as a contender: the only use of its modelling code, for comparison."""
+"""transformers' continuous batching as a peer, for comparison only."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ NO_END_TOKEN = -1
 
 
 class TransformersPeer:
-    """transformers' model class under its own scheduler, on the very requests our engine gets."""
+    """transformers' model under its own scheduler, on the requests of our engine."""
 
     name = "transformers"
 
@@ -48,20 +48,20 @@ class TransformersPeer:
 
 
 def check_peer_name(name: str) -> None:
-    """Raise ConfigError for a peer that we cannot run."""
+    """Raise ConfigError for an unknown peer."""
     if name != TransformersPeer.name:
         raise ConfigError(f"peer must be {TransformersPeer.name}, got {name!r}")
 
 
 @contextmanager
 def transformers_peer(model_folder: Path, dtype: str, workload: Workload) -> Iterator[TransformersPeer]:
-    """Load a model into transformers and keep its scheduler running, with room for all of the workload at once.
+    """Load a model into transformers and keep its scheduler running, whose cache holds the whole workload.
 
     Blocks are not shared between prompts, so that a second run has as much to compute as the first.
     """
     torch_dtype = "auto" if dtype == "auto" else getattr(torch, dtype)
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch_dtype, attn_implementation="sdpa").eval()
-    # Left alone it would take nine tenths of the free memory; what the workload cannot fill makes nothing faster.
+    # By default it would take nine tenths of the free memory, which makes nothing faster.
     lengths = zip(map(len, workload.prompts), workload.output_lengths, strict=True)
     num_blocks = sum(-(-(prompt + output) // PAGE_SIZE) for prompt, output in lengths)
     batching = model.init_continuous_batching(

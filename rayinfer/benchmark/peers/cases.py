@@ -1,25 +1,29 @@
-"""Workloads of the comparison, and the names of their figures."""
+"""Cases of the comparison, and the names of their figures."""
 
 import statistics
 from collections.abc import Callable
 
 from rayinfer.benchmark.load.workloads import Workload, offline_workload
-from rayinfer.benchmark.peers.system_under_test import Figures
 
 BATCH, STREAM, PREFILL, HTTP, START = "batch", "stream", "prefill", "http", "start"
-ENGINE_WORKS = (BATCH, STREAM, PREFILL)
-WORKS = (*ENGINE_WORKS, HTTP, START)
+ENGINE_CASES = (BATCH, STREAM, PREFILL)
+CASES = (*ENGINE_CASES, HTTP, START)
 
 BATCH_REQUESTS = 64  # 32 to 256 tokens in and out, seed 0: 9,453 tokens in, 8,946 out
 STREAM_LEN = 128  # tokens in, and out
 PREFILL_LEN = 512
-SHORT_REPEATS = 3  # of works that take fractions of a second, within one turn
+SHORT_REPEATS = 3  # of cases that take fractions of a second, within one round
 
 HTTP_REQUESTS = {1: 8, 8: 48, 32: 128}  # by the number of closed-loop streams
 HTTP_INPUT_LEN, HTTP_OUTPUT_LEN = 128, 64
 
-TitleUnit = tuple[str, str]
-FIGURES: dict[str, TitleUnit] = {
+LLAMA_BENCH_OPTIONS = {
+    STREAM: ["-p", "0", "-n", str(STREAM_LEN), "-d", str(STREAM_LEN)],  # -d: tokens of the context before
+    PREFILL: ["-p", str(PREFILL_LEN), "-n", "0"],
+}
+
+Figures = dict[str, float]  # by the names of FIGURES
+FIGURES: dict[str, tuple[str, str]] = {  # title and unit
     "batch": ("64 requests", "output tok/s"),
     "stream": ("one stream, decode", "tok/s"),
     "stream_with_prefill": ("one stream with its prefill", "tok/s"),
@@ -33,17 +37,17 @@ FIGURES: dict[str, TitleUnit] = {
 }
 LESS_IS_BETTER = frozenset(name for name, (_, unit) in FIGURES.items() if unit in ("ms", "s"))
 
-Timer = Callable[[Workload], float]  # does the work and says how many seconds it took
+Timer = Callable[[Workload], float]  # runs a workload and returns its seconds
 
 
-def measure_engine(work: str, seconds_for: Timer, vocab_size: int) -> Figures:
-    """Do one of ENGINE_WORKS with any engine that can answer prompts."""
-    if work == BATCH:
+def measure_engine(case: str, seconds_for: Timer, vocab_size: int) -> Figures:
+    """Run one of ENGINE_CASES on any engine."""
+    if case == BATCH:
         workload = offline_workload(BATCH_REQUESTS, vocab_size=vocab_size)
         return {"batch": workload.num_output_tokens / seconds_for(workload)}
-    if work == STREAM:
+    if case == STREAM:
         first, whole = (_median_seconds(seconds_for, STREAM_LEN, length, vocab_size) for length in (1, STREAM_LEN))
-        decoding = whole - first  # no more than the clock's resolution for an engine that answers at once
+        decoding = whole - first  # 0 for an engine below the clock's resolution
         rate = (STREAM_LEN - 1) / decoding if decoding > 0 else float("nan")
         return {"stream": rate, "stream_with_prefill": STREAM_LEN / whole}
     return {"prefill": PREFILL_LEN / _median_seconds(seconds_for, PREFILL_LEN, 1, vocab_size)}

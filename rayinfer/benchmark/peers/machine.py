@@ -9,8 +9,8 @@ import numpy as np
 
 BUFFER_BYTES = 512 * 2**20  # far more than any cache holds
 PASSES = 3
-# Of the flags, those that decide which kernels a program can run.
-TELLING_FLAGS = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")
+# The flags that decide which kernels a program can run.
+KERNEL_FLAGS = ("avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16")
 
 
 def usable_cpus() -> tuple[int, ...]:
@@ -28,12 +28,12 @@ def cpu_flags() -> frozenset[str]:
 
 
 def memory_read_gb_s(num_threads: int, num_bytes: int = BUFFER_BYTES) -> float:
-    """Read a buffer with all cores at once and say how many GB a second came, in the best of a few passes."""
+    """Read a buffer with all cores at once; returns GB a second, in the best of a few passes."""
     parts = np.array_split(np.ones(num_bytes // 4, dtype=np.int32), num_threads)
     with ThreadPoolExecutor(num_threads) as pool:
         seconds = []
         for _ in range(PASSES):
             started = time.perf_counter()
-            list(pool.map(np.max, parts))  # one vector instruction per load, and no lock of Python's
+            list(pool.map(np.max, parts))  # one vector instruction per load, without Python's lock
             seconds.append(time.perf_counter() - started)
     return num_bytes / min(seconds) / 1e9

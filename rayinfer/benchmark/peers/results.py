@@ -1,4 +1,4 @@
-"""Results of a comparison, saved per workload, so that a long one can be run in parts."""
+"""Results of a comparison, saved case by case, so that a long one can be run in parts."""
 
 import json
 import statistics
@@ -7,18 +7,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rayinfer.benchmark.peers.system_under_test import Contender, Figures
+from rayinfer.benchmark.peers.cases import FIGURES, LESS_IS_BETTER, Figures
+from rayinfer.benchmark.peers.systems import OWN, SystemUnderTest
 
 
 @dataclass(kw_only=True, slots=True)
 class Outcome:
-    """Results of one contender on one workload: every run of every figure."""
+    """Results of one system on one case: every run of every figure."""
 
     weight_bits: int
     version: str = ""
     runs: dict[str, list[float]] = field(default_factory=dict)
     failure: str | None = None  # why there are no more runs
-    concession: str | None = None  # why `allow_inaccurate_quantization` was set for it
+    concession: str | None = None  # why `allow_inaccurate_quantization` was set
 
     def median(self, figure: str) -> float | None:
         """Return the median of a figure's runs; None without a run."""
@@ -26,47 +27,93 @@ class Outcome:
 
 
 @dataclass(kw_only=True, slots=True)
-class Section:
-    """One work's results and what they depend on."""
+class CaseResults:
+    """Results of one case, and their conditions."""
 
-    work: str
+    case: str
     date: str
     command: str
     environment: dict[str, Any]
     cpu_flags: list[str]
     rounds: int
-    memory_read_gb_s: list[float] = field(default_factory=list)  # taken before each round
-    outcomes: dict[str, Outcome] = field(default_factory=dict)  # by the contender's label
-    missing: dict[str, str] = field(default_factory=dict)  # label: why
+    memory_read_gb_s: list[float] = field(default_factory=list)  # measured before each round
+    outcomes: dict[str, Outcome] = field(default_factory=dict)  # by the system's label
+    missing: dict[str, str] = field(default_factory=dict)  # reasons, by label
 
-    def outcome_of(self, contender: Contender) -> Outcome:
-        """Return the contender's outcome, adding one where there is none yet."""
-        made = Outcome(weight_bits=contender.weight_bits, concession=contender.concession)
-        return self.outcomes.setdefault(contender.label, made)
+    def outcome_of(self, system: SystemUnderTest) -> Outcome:
+        """Return the system's outcome, adding one where there is none yet."""
+        new = Outcome(weight_bits=system.weight_bits, version=system.version, concession=system.concession)
+        return self.outcomes.setdefault(system.label, new)
 
-    def add(self, contender: Contender, figures: Figures) -> None:
-        """Note one run."""
-        runs = self.outcome_of(contender).runs
+    def add(self, system: SystemUnderTest, figures: Figures) -> None:
+        """Record one run."""
+        runs = self.outcome_of(system).runs
         for figure, value in figures.items():
             runs.setdefault(figure, []).append(round(value, 3))
 
 
-def read_sections(path: Path) -> dict[str, Section]:
-    """Read what an earlier run left; nothing where there is no file."""
+def read_results(path: Path) -> dict[str, CaseResults]:
+    """Read the results of earlier runs; nothing where there is no file."""
     if not path.exists():
         return {}
-    sections = json.loads(path.read_text())
-    return {work: _section(found) for work, found in sections.items()}
+    results = {}
+    for case, found in json.loads(path.read_text()).items():
+        found.pop("work", None)  # the case's name in older files
+        outcomes = {label: Outcome(**outcome) for label, outcome in found.pop("outcomes").items()}
+        results[case] = CaseResults(**{**found, "case": case, "outcomes": outcomes})
+    return results
 
 
-def write_sections(sections: Mapping[str, Section], path: Path) -> None:
-    """Write all of them, whole or not at all."""
+def write_results(results: Mapping[str, CaseResults], path: Path) -> None:
+    """Write all results atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps({work: asdict(section) for work, section in sections.items()}, indent=2) + "\n")
+    unfinished.write_text(json.dumps({case: asdict(result) for case, result in results.items()}, indent=2) + "\n")
     unfinished.replace(path)
 
 
-def _section(found: dict[str, Any]) -> Section:
-    outcomes = {label: Outcome(**outcome) for label, outcome in found.pop("outcomes").items()}
-    return Section(**found, outcomes=outcomes)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Median:
+    """Median of one system at one figure."""
+
+    label: str
+    weight_bits: int
+    value: float
+
+    @property
+    def is_own(self) -> bool:
+        """Return whether it is one of our modes."""
+        return self.label.startswith(f"{OWN} ")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ratio:
+    """One of our modes relative to one peer at one figure."""
+
+    figure: str
+    own_label: str
+    peer_label: str
+    better_by: float  # above 1 where ours is better, for times too
+
+
+def medians_of(results: Mapping[str, CaseResults], figure: str) -> list[Median]:
+    """Return the medians of all systems at a figure."""
+    return [
+        Median(label=label, weight_bits=outcome.weight_bits, value=value)
+        for result in results.values()
+        for label, outcome in result.outcomes.items()
+        if (value := outcome.median(figure)) is not None
+    ]
+
+
+def ratios_of(results: Mapping[str, CaseResults]) -> list[Ratio]:
+    """Compare every mode of ours, figure by figure, with every peer whose weights have the same width."""
+    ratios = []
+    for figure in FIGURES:
+        medians = medians_of(results, figure)
+        for own in filter(lambda median: median.is_own, medians):
+            for peer in medians:
+                if not peer.is_own and peer.weight_bits == own.weight_bits:
+                    ratio = peer.value / own.value if figure in LESS_IS_BETTER else own.value / peer.value
+                    ratios.append(Ratio(figure=figure, own_label=own.label, peer_label=peer.label, better_by=ratio))
+    return ratios

@@ -83,8 +83,8 @@ TORCH_FREE_MODULES = (
 # The command line starts fast: a subcommand imports its room when it runs. A prefix: cli, cli_serve, cli.serve.
 COMMAND_LINE = "rayinfer_deployments.cli"
 
-# Files that run under the interpreters of peers, whose packages are no dependencies of ours.
-FOREIGN_ROOM = "rayinfer.benchmark.peers.engines"
+# What runs under the interpreters of peers, whose packages are no dependencies of ours.
+FOREIGN_ROOM = "rayinfer.benchmark.peers.engine_worker"
 
 # module: why it may read or set environment variables.
 ENVIRONMENT_MODULES: dict[str, str] = {

@@ -194,7 +194,7 @@ def _floor_of(room: str) -> int:
 
 
 def _may_import_late(module: str) -> bool:
-    return module in house.LAZY_EXPORTS or module.startswith(house.COMMAND_LINE)
+    return module in house.LAZY_EXPORTS or module.startswith((house.COMMAND_LINE, house.FOREIGN_ROOM))
 
 
 def _nested_import_lines(tree: ast.Module) -> list[int]:

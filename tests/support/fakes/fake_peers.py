@@ -1,12 +1,24 @@
-"""Small programs that behave like peers: engines behind an adapter file, servers, and llama.cpp's own programs."""
+"""Small programs that behave like systems under test: engines behind the worker's protocol, and servers."""
 
 import sys
 import textwrap
 from pathlib import Path
 
-from rayinfer.benchmark.peers.engine_process import engine_process
-from rayinfer.benchmark.peers.system_under_test import Contender, ServerCommand, Setup
+from rayinfer.benchmark.peers.systems import WORKER, Setup, SystemUnderTest
 
+ENGINE = """
+    import runpy, sys, time
+    worker = runpy.run_path(sys.argv[1])
+
+    def open_engine(settings):
+        OPENING
+        def generate(prompts, lengths):
+            print("noise")
+            GENERATE
+        return generate
+
+    worker["serve"](open_engine, {})
+"""
 SERVER = """
     import json, sys
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -32,60 +44,41 @@ SERVER = """
 """
 
 
-def make_setup(folder: Path, *, cpu_flags: frozenset[str] = frozenset(), **programs: Path) -> Setup:
-    """A setup whose peers' folder is `folder`, for one thread."""
+def make_setup(folder: Path, model: str = "models/tiny", **programs: Path) -> Setup:
+    """Return a setup whose peers' folder is `folder`, for one thread."""
     return Setup(
-        model="models/tiny",
+        model=model,
         model_folder=folder / "tiny",
         vocab_size=200,
         peers_folder=folder,
         cpus=(0,),
-        cpu_flags=cpu_flags,
+        cpu_flags=frozenset(),
         programs=programs,
     )
 
 
-def make_adapter(folder: Path, *, opening: str = "pass", answer: str = "return lengths") -> Path:
-    """An adapter of an engine that answers at once."""
-    adapter = folder / "adapter.py"
-    adapter.write_text(
-        "import time\nDISTRIBUTION = 'pytest'\n"
-        f"def open_engine(settings):\n    {opening}\n"
-        f"    def answer(prompts, lengths):\n        print('noise')\n        {answer}\n    return answer\n"
-    )
-    return adapter
+def engine_command(folder: Path, *, opening: str = "pass", generate: str = "return lengths") -> list[str]:
+    """Return the command of an engine that finishes every request at once."""
+    script = folder / f"engine-{len(list(folder.glob('engine-*')))}.py"
+    script.write_text(textwrap.dedent(ENGINE).replace("OPENING", opening).replace("GENERATE", generate))
+    return [sys.executable, str(script), str(WORKER)]
 
 
-def make_server(folder: Path, *, missing_tokens: int = 0, name: str = "server.py") -> ServerCommand:
-    """A server that is ready at once and answers every request with one chunk."""
-    script = folder / name
+def server_command(folder: Path, *, missing_tokens: int = 0) -> list[str]:
+    """Return the command of a server that is ready at once and sends one chunk for every request."""
+    script = folder / "server.py"
     script.write_text(textwrap.dedent(SERVER).replace("MISSING_TOKENS", str(missing_tokens)))
-    return ServerCommand(
-        arguments=[sys.executable, str(script), "{port}"], ready_path="/health", model="m", version="1.0"
-    )
+    return [sys.executable, str(script), "{port}"]
 
 
 def make_program(path: Path, text: str) -> Path:
-    """A Python program that can be started by its name."""
+    """Write a Python program that can be started by its name."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!{sys.executable}\n{textwrap.dedent(text)}")
     path.chmod(0o755)
     return path
 
 
-def make_contender(
-    setup: Setup,
-    adapter: Path | None,
-    *,
-    name: str = "fake",
-    server: ServerCommand | None = None,
-    weight_bits: int = 16,
-) -> Contender:
-    """A contender over an adapter, a server, or both."""
-    return Contender(
-        name=name,
-        mode="bfloat16",
-        weight_bits=weight_bits,
-        open_engine=(lambda log: engine_process(adapter, {}, setup=setup, log=log)) if adapter else None,
-        server=server,
-    )
+def fake_system(name: str = "fake", **commands: list[str]) -> SystemUnderTest:
+    """Return a system with these commands."""
+    return SystemUnderTest(name=name, mode="bfloat16", **commands)

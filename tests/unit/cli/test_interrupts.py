@@ -33,7 +33,7 @@ def test_a_command_ends_tidily_when_it_is_told_to_or_its_terminal_closes(number,
     assert answer.stdout.strip() == said
 
 
-def test_a_comparison_that_is_told_to_end_ends_its_peers_first(tmp_path):
+def test_an_interrupted_comparison_ends_its_peers_first(tmp_path):
     model = make_tiny_llama(tmp_path / "tiny")
     program = f"""
 import os, signal, sys
@@ -46,7 +46,6 @@ def compare(*_):
         print("the peers have ended")
 
 comparison.run_comparison = compare
-comparison.find_contenders = lambda *_: []
 sys.argv = ["rayinfer", "bench", "peers", "--model", {str(model)!r}]
 from rayinfer_deployments.cli import main
 main()

@@ -15,18 +15,19 @@ from urllib.parse import urlsplit
 import httpx
 
 from rayinfer.benchmark.control_plane.overhead.hostile_requests import HostileRequest, hostile_kinds, hostile_requests
-from rayinfer.benchmark.load.report import Environment, Percentiles, describe_environment, percentiles
+from rayinfer.benchmark.report import Environment, Percentiles, Table, describe_environment, percentiles
 from rayinfer.errors import RayinferError
 
 QUIET, ALL = "quiet", "all kinds"
+HEADS = ("sent meanwhile", "gaps", "p50 ms", "p99 ms", "max ms", "p99 moved by ms", "replies")
 NUM_CONNECTIONS = 6
 SETTLING_S = 0.5  # from a change of the load to the first gap that counts
-ANSWER_WITHIN_S = 60.0
+REPLY_TIMEOUT_S = 60.0
 LEAVE_AFTER_S = 0.1
-START_WITHIN_S = 60.0
-NICENESS = 10  # of the hostile clients: it is the service that shall be short of time, not the machine
+START_TIMEOUT_S = 60.0
+NICENESS = 10  # of the hostile clients: the service is loaded, not the machine
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,12 +49,12 @@ class KindResult:
     kind: str
     gaps: Percentiles  # milliseconds, over all rounds
     moved_ms: float  # the median, over the rounds, of the p99 less that of the same round's quiet phase
-    answers: dict[str, int]  # to the hostile requests, by status
+    answers: dict[str, int]  # replies to the hostile requests, by status
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostileReport:
-    """The whole result."""
+    """Result of `rayinfer bench hostile`."""
 
     command: str
     num_rounds: int
@@ -61,13 +62,21 @@ class HostileReport:
     results: list[KindResult]
     environment: Environment = field(default_factory=describe_environment)
 
+    def tables(self) -> list[Table]:
+        """Return the gaps beside each kind."""
+        rows = []
+        for result in self.results:
+            gaps, replies = result.gaps, ", ".join(f"{status}: {number}" for status, number in result.answers.items())
+            rows.append((result.kind, gaps.count, gaps.p50, gaps.p99, gaps.max, result.moved_ms, replies))
+        return [Table("Gaps between one stream's tokens", HEADS, rows)]
 
-def measure_hostile_load(plan: HostilePlan, command: str, tell: Tell) -> HostileReport:
-    """Stream tokens while hostile clients come and go, in rounds; raises RayinferError when the stream ends."""
-    return asyncio.run(_measure(plan, command, tell))
+
+def measure_hostile_load(plan: HostilePlan, command: str, log: Log) -> HostileReport:
+    """Stream tokens beside hostile clients, in rounds; raises RayinferError when the stream ends."""
+    return asyncio.run(_measure(plan, command, log))
 
 
-async def _measure(plan: HostilePlan, command: str, tell: Tell) -> HostileReport:
+async def _measure(plan: HostilePlan, command: str, log: Log) -> HostileReport:
     kinds = list(plan.kinds or hostile_kinds())
     phases = [QUIET, *kinds, *([ALL] if len(kinds) > 1 else [])]
     gaps: dict[str, list[list[float]]] = {phase: [] for phase in phases}
@@ -75,7 +84,7 @@ async def _measure(plan: HostilePlan, command: str, tell: Tell) -> HostileReport
     with HostileClients(plan.base_url, plan.model, kinds) as clients:
         async with _Stream(plan) as stream:
             for number, phase in itertools.product(range(plan.num_rounds), phases):
-                tell(f"round {number + 1} of {plan.num_rounds}: {phase}")
+                log(f"round {number + 1} of {plan.num_rounds}: {phase}")
                 clients.send({QUIET: [], ALL: kinds}.get(phase, [phase]))
                 await asyncio.sleep(SETTLING_S)
                 gaps[phase].append(await stream.gaps_of(plan.phase_s))
@@ -104,7 +113,7 @@ def _p99(gaps_s: Sequence[float]) -> float:
 
 
 class _Stream:
-    """The measured client: one stream, whose chunks are noted as they come."""
+    """The measured client: one stream, with the arrival times of its chunks."""
 
     def __init__(self, plan: HostilePlan) -> None:
         self._plan = plan
@@ -113,7 +122,7 @@ class _Stream:
 
     async def __aenter__(self) -> "_Stream":
         self._reading = asyncio.create_task(self._read())
-        async with asyncio.timeout(START_WITHIN_S):
+        async with asyncio.timeout(START_TIMEOUT_S):
             while not self._arrivals_s:
                 await asyncio.sleep(0.05)
                 self._check()
@@ -166,10 +175,10 @@ class HostileClients:
 
     def __init__(self, base_url: str, model: str, kinds: Sequence[str]) -> None:
         context = multiprocessing.get_context("spawn")
-        self._pipe, there = context.Pipe()
-        self._process = context.Process(target=_obey, args=(there, base_url, model, kinds), daemon=True)
+        self._pipe, remote = context.Pipe()
+        self._process = context.Process(target=_run_clients, args=(remote, base_url, model, kinds), daemon=True)
         self._process.start()
-        there.close()
+        remote.close()
 
     def __enter__(self) -> "HostileClients":
         self._receive()  # it is ready
@@ -180,17 +189,17 @@ class HostileClients:
         self._process.join()
 
     def send(self, kinds: Sequence[str]) -> None:
-        """Begin to send requests of these kinds."""
+        """Start to send requests of these kinds."""
         self._pipe.send(list(kinds))
 
     def stop(self) -> Counter[str]:
-        """Stop sending; returns how often each status was answered."""
+        """Stop sending; returns the count of each reply's status."""
         self._pipe.send(None)
         return self._receive()
 
     def _receive(self) -> Counter[str]:
         try:
-            if self._pipe.poll(START_WITHIN_S):
+            if self._pipe.poll(START_TIMEOUT_S):
                 answers: Counter[str] = self._pipe.recv()
                 return answers
         except EOFError:
@@ -198,7 +207,7 @@ class HostileClients:
         raise RayinferError("the process of the hostile clients has failed")
 
 
-def _obey(pipe: Connection, base_url: str, model: str, kinds: Sequence[str]) -> None:
+def _run_clients(pipe: Connection, base_url: str, model: str, kinds: Sequence[str]) -> None:
     os.nice(NICENESS)
     requests = hostile_requests(model, kinds)
     pipe.send(Counter())
@@ -216,7 +225,7 @@ async def _attack(base_url: str, requests: list[HostileRequest], pipe: Connectio
     host, port = address.hostname or "127.0.0.1", address.port or 80
     is_over = False
 
-    async def go_on(seed: int) -> None:
+    async def send_all(seed: int) -> None:
         order = requests.copy()
         random.Random(seed).shuffle(order)
         for request in itertools.cycle(order):
@@ -225,20 +234,20 @@ async def _attack(base_url: str, requests: list[HostileRequest], pipe: Connectio
             answers[await _send(host, port, request)] += 1
             await asyncio.sleep(0.0 if request.per_s is None else 1 / request.per_s)
 
-    tasks = [asyncio.create_task(go_on(seed)) for seed in range(NUM_CONNECTIONS if requests else 0)]
+    tasks = [asyncio.create_task(send_all(seed)) for seed in range(NUM_CONNECTIONS if requests else 0)]
     while not pipe.poll():
         await asyncio.sleep(0.02)
         for task in tasks:
             if task.done():
                 task.result()
-    is_over = True  # what is under way is answered first: it is no part of the next phase
+    is_over = True  # requests in flight end first: they are no part of the next phase
     await asyncio.gather(*tasks)
 
 
 async def _send(host: str, port: int, request: HostileRequest) -> str:
-    """Send one request; returns the answer's status, or what became of it."""
+    """Send one request; returns the reply's status, or how it ended."""
     try:
-        async with asyncio.timeout(ANSWER_WITHIN_S):
+        async with asyncio.timeout(REPLY_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(host, port)
             try:
                 writer.write(request.content)

@@ -1,4 +1,4 @@
-"""Requests that clients send to do harm: as large, deep, numerous, wrong or slow as a service's limits let them be."""
+"""Hostile requests: as large, deep, numerous, wrong or slow as a service's limits allow."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,11 +14,11 @@ MAX_HEADERS = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostileRequest:
-    """Bytes to send on a connection of their own, and how the client goes on."""
+    """Bytes to send on a connection of their own, and the client's behaviour."""
 
     content: bytes
-    is_complete: bool = True  # else the client leaves without waiting for an answer
-    per_s: float | None = None  # requests a second of one client; None: the next one follows the answer
+    is_complete: bool = True  # else the client disconnects without a reply
+    per_s: float | None = None  # requests a second of one client; None: the next one follows the reply
 
 
 def hostile_kinds() -> list[str]:

@@ -1,4 +1,4 @@
-"""An engine without a model: every stream gets a token at its start, and then all get one at each tick of a clock."""
+"""Engine without a model: a stream gets its first token at once, and then one at each tick of a clock."""
 
 import asyncio
 import itertools
@@ -10,14 +10,14 @@ from rayinfer.outputs import Credits, EngineState, EngineStats, StepMessage, Tok
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.tokenization.tokenizer import Tokenizer
 
-SIGN_OF_LIFE_S = 0.5
-ENDLESS = 1 << 20  # tokens of a stream that was given no number
+HEARTBEAT_S = 0.5
+ENDLESS = 1 << 20  # tokens of a stream without max_tokens
 NUM_TOKEN_IDS = 1000
 KV_BLOCKS_TOTAL = 1 << 20
 
 
-class NeverStopped:
-    """The controls of an engine that has nothing to stop."""
+class AlwaysRunning:
+    """Life cycle controls of an engine that ignores them."""
 
     async def pause(self) -> None:
         """Do nothing."""
@@ -43,17 +43,17 @@ class _Stream:
     end: int  # the position behind its last token
 
 
-class PacedEngine(NeverStopped):
-    """An EngineClient whose steps cost nothing, so that only the layers in front of it are measured.
+class PacedEngine(AlwaysRunning):
+    """EngineClient whose steps cost nothing, so that only the layers in front of it are measured.
 
-    As with a real engine a step makes one message for each router, with one token for every stream.
+    As in a real engine a step makes one message for each router, with one token for every stream.
     """
 
     def __init__(
         self, description: ModelDescription, token_ids: Sequence[int], *, interval_s: float, max_running: int
     ) -> None:
         self.description = description
-        self.num_tokens = 0  # that it has said
+        self.num_tokens = 0  # sent
         self._token_ids = token_ids
         self._interval_s = interval_s
         self._max_running = max_running
@@ -93,17 +93,17 @@ class PacedEngine(NeverStopped):
         try:
             while True:
                 try:
-                    message = await box.take(SIGN_OF_LIFE_S)
+                    message = await box.take(HEARTBEAT_S)
                 except TimeoutError:
                     message = self._message([])
-                assert message is not None, "nobody closes the box"
+                assert message is not None, "the box is never closed"
                 yield message
         finally:
             self._boxes.pop(router_id, None)
             await self.abort([name for name, stream in self._streams.items() if stream.router_id == router_id])
 
     async def _tick(self) -> None:
-        """Keep to the clock: a tick that came late does not delay those after it."""
+        """Step at every tick: a late tick does not delay those after it."""
         now = asyncio.get_running_loop().time
         latest_s = now()
         while self._streams:
@@ -123,15 +123,15 @@ class PacedEngine(NeverStopped):
             self.num_tokens += 1
             if is_last:
                 del self._streams[request_id]
-        for router_id, said in deltas.items():
-            self._boxes.setdefault(router_id, MessageBox()).put(self._message(said))
+        for router_id, sent in deltas.items():
+            self._boxes.setdefault(router_id, MessageBox()).put(self._message(sent))
 
     def _message(self, deltas: list[TokenDelta]) -> StepMessage:
         return StepMessage(epoch=1, step=next(self._steps), deltas=deltas, stats=self.stats)
 
 
 def paced_description(name: str, tokenizer: Tokenizer) -> ModelDescription:
-    """Describe a model that this tokenizer could belong to and that has room for everything."""
+    """Describe a model with this tokenizer and an unlimited cache."""
     return ModelDescription(
         name=name,
         max_model_len=1 << 17,
@@ -142,8 +142,8 @@ def paced_description(name: str, tokenizer: Tokenizer) -> ModelDescription:
     )
 
 
-def telling_token_ids(tokenizer: Tokenizer) -> list[int]:
-    """List tokens that each decode to text on their own, so that each makes a chunk."""
+def printable_token_ids(tokenizer: Tokenizer) -> list[int]:
+    """List tokens that decode to text one by one, so that each makes a chunk."""
     plain = (token_id for token_id in range(tokenizer.vocab_size) if token_id not in tokenizer.special_ids)
-    telling = (token_id for token_id in plain if (text := tokenizer.decode([token_id])) and text.isascii())
-    return list(itertools.islice(telling, NUM_TOKEN_IDS))
+    printable = (token_id for token_id in plain if (text := tokenizer.decode([token_id])) and text.isascii())
+    return list(itertools.islice(printable, NUM_TOKEN_IDS))

@@ -1,29 +1,21 @@
-"""Processor time of processes, read from /proc, and its share per token of a load."""
+"""Processor time of processes, and its part for each token of a load."""
 
 import contextlib
-import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
-CLOCK_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+import psutil
 
 CpuSeconds = Mapping[int, float]  # by process id
 
 
 def read_cpu_seconds(pids: Iterable[int]) -> CpuSeconds:
-    """Read the time of each process, in user code and in the kernel; those that are gone are left out."""
+    """Read the time of each process, in user code and in the kernel; those that have ended are left out."""
     seconds = {}
     for pid in pids:
-        with contextlib.suppress(OSError):
-            seconds[pid] = parse_cpu_seconds(Path(f"/proc/{pid}/stat").read_text())
+        with contextlib.suppress(psutil.Error):
+            times = psutil.Process(pid).cpu_times()
+            seconds[pid] = times.user + times.system
     return seconds
-
-
-def parse_cpu_seconds(stat: str) -> float:
-    """Read utime and stime, fields 14 and 15 of a line of /proc/PID/stat."""
-    # The command's name stands in parentheses and may hold anything, parentheses and spaces too.
-    fields = stat[stat.rindex(")") + 2 :].split()
-    return (int(fields[11]) + int(fields[12])) * CLOCK_TICK_S
 
 
 def cpu_share(before: CpuSeconds, after: CpuSeconds, seconds: float) -> dict[int, float]:

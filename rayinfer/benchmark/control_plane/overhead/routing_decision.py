@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from rayinfer.benchmark.control_plane.overhead.paced_engine import NeverStopped, paced_description
+from rayinfer.benchmark.control_plane.overhead.paced_engine import AlwaysRunning, paced_description
 from rayinfer.errors import RayinferError
 from rayinfer.kv_cache.block_hash import PrefixDigests
 from rayinfer.metrics import ServiceMetrics
@@ -21,14 +21,14 @@ from rayinfer.routing.limits import RouterLimits
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.tokenizer import Tokenizer
 
-NUM_PREFIXES = 16  # beginnings that requests share, as those of one application do
+NUM_PREFIXES = 16  # shared by requests, as those of one application
 PREFIX_TOKENS, OWN_TOKENS = 256, 64
 OUTPUT_TOKENS = 64
 TOKENS_OF_EVERY_VOCABULARY = (3, 250)
 RUNNING = Credits(num_requests=8)  # of each engine, where requests wait
 ONE_MORE = Credits(num_requests=RUNNING.num_requests + 1)
-PATIENCE_S = 60.0  # for a request to come to an engine
-SETTLING_TURNS = 5
+SUBMIT_TIMEOUT_S = 60.0  # for a request to reach an engine
+SETTLING_YIELDS = 5
 WARM_UP = 20  # decisions that do not count
 
 
@@ -39,7 +39,7 @@ class DecisionCost:
     num_waiting: int
     num_engines: int
     arrival_us: float  # medians: until it is in the queue, or with an engine where none waits
-    dispatch_us: float  # from the engine's word that it has room; 0 where none waits
+    dispatch_us: float  # from an engine's message with a free slot; 0 where none waits
     p50_us: float  # of both together
     p99_us: float
     num_decisions: int
@@ -52,7 +52,7 @@ def measure_decisions(
     return asyncio.run(_measure(tokenizer, num_waiting, num_engines, num_decisions, seed))
 
 
-class _ScriptedEngine(NeverStopped):
+class _ScriptedEngine(AlwaysRunning):
     """Engine client that accepts requests and sends scripted messages."""
 
     def __init__(self, on_submit: Callable[[], None]) -> None:
@@ -72,7 +72,7 @@ class _ScriptedEngine(NeverStopped):
         while True:
             yield await self._messages.get()
 
-    def say(self, deltas: Sequence[TokenDelta] = (), *, credits: Credits, stored: Sequence[bytes] = ()) -> None:
+    def send(self, deltas: Sequence[TokenDelta] = (), *, credits: Credits, stored: Sequence[bytes] = ()) -> None:
         stats = EngineStats(num_running=len(self.running), kv_blocks_total=1 << 20, credits=credits)
         message = StepMessage(
             epoch=1, step=next(self._steps), deltas=list(deltas), stats=stats, blocks_stored=list(stored)
@@ -82,11 +82,11 @@ class _ScriptedEngine(NeverStopped):
     def finish(self, num_requests: int, credits: Credits) -> None:
         """End the requests that have run longest."""
         ended, self.running = self.running[:num_requests], self.running[num_requests:]
-        self.say([TokenDelta(request_id, 0, [7], finish_reason="length") for request_id in ended], credits=credits)
+        self.send([TokenDelta(request_id, 0, [7], finish_reason="length") for request_id in ended], credits=credits)
 
 
-class _Crowd:
-    """A dispatcher over scripted engines, and its clients."""
+class _LoadedRouter:
+    """Dispatcher over scripted engines, and its clients."""
 
     def __init__(self, tokenizer: Tokenizer, num_waiting: int, num_engines: int, seed: int) -> None:
         self.dispatcher = Dispatcher(
@@ -95,7 +95,7 @@ class _Crowd:
             ServiceMetrics(CollectorRegistry()),
             router_id="bench",
             limits=RouterLimits(
-                # Those that run have no token yet, so they count as well.
+                # Running requests have no token yet, so they count as well.
                 max_waiting_requests=num_waiting + num_engines * ONE_MORE.num_requests + 2,
                 max_waiting_tokens=1 << 40,
             ),
@@ -103,7 +103,7 @@ class _Crowd:
         self.num_waiting = num_waiting
         self.num_submitted = 0
         self.submitted_s = 0.0  # of the thread's time, when the latest request came to an engine
-        self._submission: asyncio.Future[None] | None = None  # which somebody waits for
+        self._submission: asyncio.Future[None] | None = None  # awaited by `until_submitted`
         self.engines = [_ScriptedEngine(self._note_submission) for _ in range(num_engines)]
         self._prompts = _prompts(seed)
         self._names = (f"request-{number}" for number in itertools.count())
@@ -111,7 +111,7 @@ class _Crowd:
         prefixes = _shared_prefixes(seed)
         for number, engine in enumerate(self.engines):
             self.dispatcher.engines.add(f"engine-{number}", engine, paced_description("m", tokenizer))
-            engine.say(credits=RUNNING if num_waiting else NO_BOUNDS, stored=_digests(prefixes[number % NUM_PREFIXES]))
+            engine.send(credits=RUNNING if num_waiting else NO_BOUNDS, stored=_digests(prefixes[number % NUM_PREFIXES]))
 
     def next_request(self) -> GenerationRequest:
         """Draw a request before the clock runs."""
@@ -120,14 +120,14 @@ class _Crowd:
             request_id=next(self._names), prompt_token_ids=next(self._prompts), sampling_params=params
         )
 
-    def come(self, request: GenerationRequest) -> None:
+    def arrive(self, request: GenerationRequest) -> None:
         """Start a client's request."""
         task = asyncio.get_running_loop().create_task(_drain(self.dispatcher.generate(request)))
         self._clients.add(task)
         task.add_done_callback(self._clients.discard)
 
     async def until_submitted(self, num_submitted: int) -> None:
-        """Wait until this many requests are submitted to engines, without event loop turns of its own."""
+        """Wait until this many requests are submitted to engines, without yields of its own."""
         while self.num_submitted < num_submitted:
             self._submission = asyncio.get_running_loop().create_future()
             await self._submission
@@ -138,7 +138,7 @@ class _Crowd:
         if self._submission is not None and not self._submission.done():
             self._submission.set_result(None)
 
-    async def leave(self) -> None:
+    async def close(self) -> None:
         for task in self._clients:
             task.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
@@ -156,21 +156,21 @@ class _Decision:
 async def _measure(
     tokenizer: Tokenizer, num_waiting: int, num_engines: int, num_decisions: int, seed: int
 ) -> DecisionCost:
-    crowd = _Crowd(tokenizer, num_waiting, num_engines, seed)
+    router = _LoadedRouter(tokenizer, num_waiting, num_engines, seed)
     await _settle()
     num_running = num_engines * RUNNING.num_requests if num_waiting else 0
     for _ in range(num_running + num_waiting):
-        crowd.come(crowd.next_request())
-    await crowd.until_submitted(num_running)
+        router.arrive(router.next_request())
+    await router.until_submitted(num_running)
     decisions = []
     for number in range(WARM_UP + num_decisions):
         try:
-            async with asyncio.timeout(PATIENCE_S):
-                decisions.append(await _decide(crowd, number))
+            async with asyncio.timeout(SUBMIT_TIMEOUT_S):
+                decisions.append(await _decide(router, number))
         except TimeoutError:
-            raise RayinferError("the router gave an engine with room no request") from None
+            raise RayinferError("the router submitted no request to an engine with free slots") from None
     decisions = decisions[WARM_UP:]
-    await crowd.leave()
+    await router.close()
     both = [1e6 * (decision.arrival_s + decision.dispatch_s) for decision in decisions]
     return DecisionCost(
         num_waiting=num_waiting,
@@ -183,26 +183,26 @@ async def _measure(
     )
 
 
-async def _decide(crowd: _Crowd, number: int) -> _Decision:
+async def _decide(router: _LoadedRouter, number: int) -> _Decision:
     """Time one arrival, and one dispatch from the queue if there is one; then free a slot for the next."""
-    request, before, num_all = crowd.next_request(), crowd.num_submitted, crowd.dispatcher.status().num_waiting
+    request, before, num_all = router.next_request(), router.num_submitted, router.dispatcher.status().num_waiting
     started_s = _thread_s()
-    crowd.come(request)
-    if not crowd.num_waiting:
-        await crowd.until_submitted(before + 1)
-        arrival_s, dispatch_s = crowd.submitted_s - started_s, 0.0
-        for engine in crowd.engines:
+    router.arrive(request)
+    if not router.num_waiting:
+        await router.until_submitted(before + 1)
+        arrival_s, dispatch_s = router.submitted_s - started_s, 0.0
+        for engine in router.engines:
             engine.finish(len(engine.running), NO_BOUNDS)
     else:
-        await asyncio.sleep(0)  # it runs until it has to wait
+        await asyncio.sleep(0)  # the new task runs until it has to wait
         arrival_s = _thread_s() - started_s
-        if (num_admitted := crowd.dispatcher.status().num_waiting) != num_all + 1:
-            raise RayinferError(f"{num_admitted} requests are there, and {num_all + 1} should be")
-        engine = crowd.engines[number % len(crowd.engines)]
+        if (num_admitted := router.dispatcher.status().num_waiting) != num_all + 1:
+            raise RayinferError(f"{num_admitted} requests are admitted instead of {num_all + 1}")
+        engine = router.engines[number % len(router.engines)]
         started_s = _thread_s()
-        engine.say(credits=ONE_MORE)
-        await crowd.until_submitted(before + 1)
-        dispatch_s = crowd.submitted_s - started_s
+        engine.send(credits=ONE_MORE)
+        await router.until_submitted(before + 1)
+        dispatch_s = router.submitted_s - started_s
         engine.finish(1, RUNNING)
     await _settle()
     return _Decision(arrival_s, dispatch_s)
@@ -213,7 +213,7 @@ def _thread_s() -> float:
 
 
 async def _settle() -> None:
-    for _ in range(SETTLING_TURNS):
+    for _ in range(SETTLING_YIELDS):
         await asyncio.sleep(0)
 
 

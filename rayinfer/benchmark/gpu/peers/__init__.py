@@ -1,1 +1,1 @@
-"""Other implementations on the same card and the same requests as the engine: transformers, and a minimal loop."""
+"""Comparison with other implementations on the same card and requests: transformers, and a minimal loop."""

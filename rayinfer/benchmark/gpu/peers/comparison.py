@@ -1,120 +1,139 @@
-"""The comparison: each participant in a process of its own, one after the other, and the table of their rates."""
+"""The comparison: each system in a process of its own, one after the other, with its rows as they are measured."""
 
 import gc
-import statistics
-import subprocess
-import sys
+import multiprocessing
 import tempfile
-import time
-from collections.abc import Callable, Collection, Sequence
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch
 
-from rayinfer.benchmark.gpu.cases import nano_workload
-from rayinfer.benchmark.gpu.estimates import floor_of
-from rayinfer.benchmark.gpu.limits import describe_card, measure_limits
-from rayinfer.benchmark.gpu.peers.participant import failed_row, run_participant
-from rayinfer.benchmark.gpu.peers.peer_rows import OWN, PEER_WORKS, PEERS, PeerJob, PeerReport, PeerRow, read_rows
-from rayinfer.benchmark.gpu.peers.peer_tables import peer_lines
-from rayinfer.benchmark.gpu.time_budget import Deadline
-from rayinfer.benchmark.load.report import write_json
-from rayinfer.errors import ConfigError
+from rayinfer.benchmark.gpu.deadline import Deadline
+from rayinfer.benchmark.gpu.gpu_report import new_row
+from rayinfer.benchmark.gpu.measurement import Measurement
+from rayinfer.benchmark.gpu.peers.nano_peer import measure_nano
+from rayinfer.benchmark.gpu.peers.peer_report import OWN, PEER_CASES, PEERS, PeerJob, PeerReport, PeerRow, failed_row
+from rayinfer.benchmark.gpu.peers.transformers_peer import measure_transformers
+from rayinfer.benchmark.gpu.suite import check_names, find_device
+from rayinfer.benchmark.gpu.timing import describe_card, measure_limits
 
 NAME = "gpu-peers"
-START_S = 10.0  # Python and torch, before the clock can be looked at
-LEAST_S = 20.0  # a participant is not started for less
+LEAST_S = 20.0  # a system is not started for less
+OWN_RUNS = 2
 
 
 def compare_peers(
     output: Path,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     *,
     only: Collection[str] = (),
-    work_names: Collection[str] = (),
+    case_names: Collection[str] = (),
     limit_s: float = 570.0,
     is_dry_run: bool = False,
     command: str = "python -m rayinfer.benchmark.gpu.peers",
 ) -> PeerReport:
-    """Run the engine and then the peers; gpu-peers.json and .md in `output` grow with every participant.
+    """Run the engine and then the peers; gpu-peers.json and .md in `output` grow with every system.
 
     A dry run takes tiny shapes in this process. Raises ConfigError for an unknown name, or where there is no GPU.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu" and not is_dry_run:
-        raise ConfigError("there is no GPU here: --dry-run takes tiny shapes and says nothing about a GPU")
-    peers = _chosen(only, PEERS, "peer")
-    works = _chosen(work_names, PEER_WORKS, "workload")
-    deadline = Deadline(limit_s - START_S)
+    device = find_device(is_dry_run=is_dry_run)
+    check_names(only, PEERS, "peer")
+    check_names(case_names, PEER_CASES, "workload")
+    deadline = Deadline(limit_s)
     limits = measure_limits(device, tiny=is_dry_run)
-    if device.type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()
+    _free_memory(device)
     report = PeerReport(
         card=describe_card(device),
         is_dry_run=is_dry_run,
         copy_bytes_per_s=limits.copy_bytes_per_s,
         matmul_flops_per_s=limits.matmul_flops_per_s,
+        command=command,
     )
-    whole = PeerJob(participant=OWN, work_names=works, limits=limits, limit_s=0.0, is_tiny=is_dry_run)
-    for participant in (OWN, *peers):
-        started_s = deadline.elapsed_s
-        job = replace(whole, participant=participant, limit_s=deadline.remaining_s)
-        rows = _run(job)
+    cases = [name for name in PEER_CASES if not case_names or name in case_names]
+    job = PeerJob(system=OWN, case_names=cases, limits=limits, limit_s=limit_s, is_tiny=is_dry_run)
+    for system in (OWN, *(peer for peer in PEERS if not only or peer in only)):
+        job, started_s = replace(job, system=system, limit_s=deadline.remaining_s), deadline.elapsed_s
+        rows = list(measure_system(job)) if is_dry_run else measure_in_own_process(job)
         for row in rows:
-            _set_beside_floor(row, job)
+            row.compare(job)
         report.rows += rows
-        report.took_s = START_S + deadline.elapsed_s
-        say(f"{participant}: {len(rows)} rows ({deadline.elapsed_s - started_s:.0f} s)")
-        write_json(report, output / f"{NAME}.json")
-        (output / f"{NAME}.md").write_text("\n".join([*peer_lines(report), "", f"`{command}`", ""]))
-    for line in peer_lines(report):
-        say(line)
+        report.took_s = deadline.elapsed_s
+        log(f"{system}: {len(rows)} rows ({deadline.elapsed_s - started_s:.0f} s)")
+        report.write(output, NAME)
+    log("\n".join([*report.table().lines(), *report.notes()]))
     return report
 
 
-def _chosen(names: Collection[str], known: Sequence[str], kind: str) -> list[str]:
-    if unknown := sorted(set(names) - set(known)):
-        raise ConfigError(f"there is no {kind} {', '.join(unknown)}: choose from {', '.join(known)}")
-    return [name for name in known if not names or name in names]
-
-
-def _run(job: PeerJob) -> list[PeerRow]:
-    """Run a participant: in this process if its shapes are tiny, else in one that gives all of its memory back."""
-    if not job.is_tiny and job.limit_s < LEAST_S:
-        return [failed_row(job.participant, f"left out: {max(0.0, job.limit_s):.0f} s were left")]
+def measure_system(job: PeerJob) -> Iterator[PeerRow]:
+    """Yield each row as it is measured; an error ends the job and is its last row."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with tempfile.TemporaryDirectory() as folder:
-        job_path, rows_path = Path(folder) / "job.json", Path(folder) / "rows.json"
-        if job.is_tiny:
-            run_participant(job, rows_path)
-            return read_rows(rows_path)
-        job.write(job_path)
-        started = time.monotonic()
-        command = [sys.executable, "-m", "rayinfer.benchmark.gpu.peers.participant", str(job_path), str(rows_path)]
         try:
-            status = subprocess.run(command, timeout=job.limit_s, check=False).returncode
-        except subprocess.TimeoutExpired:
-            reason = f"stopped after {time.monotonic() - started:.0f} s"
-            return [*read_rows(rows_path), failed_row(job.participant, reason)]
-        failed = [failed_row(job.participant, f"exit status {status}")] if status else []
-        return [*read_rows(rows_path), *failed]
+            yield from MEASURES[job.system](job, Path(folder), device)
+        except Exception as error:  # the rows so far are worth keeping
+            traceback.print_exc()
+            yield failed_row(job.system, f"{type(error).__name__}: {error}".partition("\n")[0])
 
 
-def _set_beside_floor(row: PeerRow, job: PeerJob) -> None:
-    """Compute the rate of a row and its share of the rate at the floor."""
-    work = next((work for work in job.works if work.name == row.workload), None)
-    if work is None or not row.seconds:
-        return
-    floor, seconds = floor_of(work, job.scale, job.limits), statistics.median(row.seconds)
-    if work.kind == "stream":
-        prompt_len, output_len = job.scale.stream_lengths
-        row.tokens = row.tokens or output_len
-        row.tokens_per_s = 1 / seconds
-        row.share = floor.decode_step_s([prompt_len + output_len // 2]) / seconds
-        return
-    workload = nano_workload(job.scale.num_requests, job.scale.longest)
-    row.tokens = row.tokens or workload.num_output_tokens
-    row.tokens_per_s = row.tokens / seconds
-    floor_s = floor.offline_s([len(prompt) for prompt in workload.prompts], workload.output_lengths)
-    row.share = row.tokens_per_s * floor_s / workload.num_output_tokens
+def measure_in_own_process(job: PeerJob) -> list[PeerRow]:
+    """Run a job in a process that releases all of its memory, and is killed at the deadline."""
+    if job.limit_s < LEAST_S:
+        return [failed_row(job.system, f"left out: {max(0.0, job.limit_s):.0f} s were left")]
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_rows, args=(job, sender))
+    rows, deadline = [], Deadline(job.limit_s)
+    process.start()
+    sender.close()
+    try:
+        while receiver.poll(max(0.0, deadline.remaining_s)):
+            rows.append(receiver.recv())
+        rows.append(failed_row(job.system, f"stopped after {deadline.elapsed_s:.0f} s"))
+    except EOFError:  # it has ended
+        process.join()
+        if process.exitcode:
+            rows.append(failed_row(job.system, f"exit status {process.exitcode}"))
+    finally:
+        process.kill()
+        process.join()
+    return rows
+
+
+def _send_rows(job: PeerJob, sender: Connection) -> None:
+    for row in measure_system(job):
+        sender.send(row)
+
+
+def measure_own(job: PeerJob, folder: Path, device: torch.device) -> Iterator[PeerRow]:
+    """Yield the rows of our engine, measured as in the GPU benchmark."""
+    try:
+        own_version = version("rayinfer")
+    except PackageNotFoundError:  # run from a checkout
+        own_version = ""
+    scale = replace(job.scale, num_runs=min(OWN_RUNS, job.scale.num_runs))
+    measurement = Measurement(job.limits, scale, folder, device, Deadline(job.limit_s))
+    for case in job.cases:
+        measured = new_row(case)
+        measurement.measure(case, measured)
+        yield PeerRow(
+            peer=OWN,
+            version=own_version,
+            settings="the settings of `rayinfer.benchmark.gpu`",
+            workload=case.name,
+            model=case.model,
+            seconds=measured.seconds,
+        )
+
+
+def _free_memory(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+Measure = Callable[[PeerJob, Path, torch.device], Iterator[PeerRow]]
+MEASURES: Mapping[str, Measure] = {OWN: measure_own, "nano": measure_nano, "transformers": measure_transformers}

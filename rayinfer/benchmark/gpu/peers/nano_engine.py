@@ -1,4 +1,4 @@
-"""A minimal engine in the manner of nano-vllm: prefill first, then decode all with CUDA graphs, a slot a request."""
+"""Minimal engine in the manner of nano-vllm: prefill first, then decode all with CUDA graphs, a slot a request."""
 
 import time
 from collections import deque
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from rayinfer.benchmark.gpu.deadline import Deadline
 from rayinfer.benchmark.gpu.peers.nano_attention import DecodeKernel, flash_decode, prompt_attention, sdpa_decode
 from rayinfer.benchmark.gpu.peers.nano_model import NanoModel
-from rayinfer.benchmark.gpu.time_budget import Deadline
 
 STEP_TOKENS = 16_384  # of prompts in one step
 CONTEXT_STEP = 256  # contexts that SDPA reads are rounded up to it
@@ -17,16 +17,16 @@ CONTEXT_STEP = 256  # contexts that SDPA reads are rounded up to it
 
 @dataclass(slots=True)
 class NanoRun:
-    """The answers of one run, up to its end or its deadline."""
+    """Outputs of one run, up to its end or its deadline."""
 
-    answers: list[list[int]]
+    outputs: list[list[int]]
     step_ends: list[float] = field(default_factory=list)  # seconds of a clock
     seconds: float = 0.0
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of tokens of all answers."""
-        return sum(map(len, self.answers))
+        """Return the number of tokens of all outputs."""
+        return sum(map(len, self.outputs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class _Recorded:
 
 
 class NanoEngine:
-    """Minimal engine; requests occupy the first slot_mapping without gaps, so that a batch is a slice of the cache."""
+    """Minimal engine; requests occupy the first slots without gaps, so that a batch is a slice of the cache."""
 
     def __init__(self, model: NanoModel, num_slots: int, max_len: int, kernel: DecodeKernel) -> None:
         self._model, self._kernel, self._max_len = model, kernel, max_len
@@ -54,7 +54,7 @@ class NanoEngine:
     def run(
         self, prompts: Sequence[Sequence[int]], lengths: Sequence[int], temperature: float, deadline: Deadline
     ) -> NanoRun:
-        """Answer every prompt with as many tokens as asked for, or as there is time for."""
+        """Generate the requested tokens of every prompt, or as many as the deadline allows."""
         run = NanoRun([[] for _ in prompts])
         waiting = deque(range(len(prompts)))
         self._running, self._contexts = [], []
@@ -72,16 +72,16 @@ class NanoEngine:
         return run
 
     def _take_tokens(self, run: NanoRun, first: int, logits: torch.Tensor, temperature: float) -> None:
-        """Sample, and read the tokens on the host, as a loop does that looks for the end of an answer."""
+        """Sample, and read the tokens on the host, as a loop does that checks for the end of an output."""
         tokens = self._model.operations.sample(logits, temperature) if temperature > 0 else logits.argmax(dim=-1)
         self._tokens[first : first + len(tokens)] = tokens
         for request, token in zip(self._running[first:], tokens.tolist(), strict=True):
-            run.answers[request].append(token)
+            run.outputs[request].append(token)
 
     def _release_finished(self, run: NanoRun, lengths: Sequence[int]) -> None:
         """Move the last slot's request into each slot that becomes free."""
         for slot in reversed(range(len(self._running))):
-            if len(run.answers[self._running[slot]]) < lengths[self._running[slot]]:
+            if len(run.outputs[self._running[slot]]) < lengths[self._running[slot]]:
                 continue
             request, context = self._running.pop(), self._contexts.pop()
             last = len(self._running)
@@ -90,7 +90,7 @@ class NanoEngine:
                 self._cache[:, :, slot, :context] = self._cache[:, :, last, :context]
                 for state in (self._tokens, self._positions):
                     state[slot] = state[last]
-            self._positions[last] = 0  # rows that fill a batch up read one token
+            self._positions[last] = 0  # padding rows read one token
 
     def _prefill(self, waiting: deque[int], prompts: Sequence[Sequence[int]]) -> torch.Tensor:
         first = len(self._running)
@@ -103,9 +103,8 @@ class NanoEngine:
             self._contexts.append(len(prompt) + 1)
             batch.append(prompt)
         lengths, device = [len(prompt) for prompt in batch], self._model.device
-        slot_mapping = range(first, first + len(batch))
         positions = torch.cat([torch.arange(length) for length in lengths]).to(device)
-        rows = [torch.arange(length) + slot * self._max_len for slot, length in zip(slot_mapping, lengths, strict=True)]
+        rows = [torch.arange(length) + slot * self._max_len for slot, length in enumerate(lengths, start=first)]
         cache_rows = torch.cat(rows).to(device)
 
         def attend(layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

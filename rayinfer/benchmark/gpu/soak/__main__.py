@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rayinfer.benchmark.gpu.soak.run import FULL, TINY, run_soak
-from rayinfer.benchmark.load.report import write_json
+from rayinfer.benchmark.report import write_json
 from rayinfer.errors import RayinferError
 
 

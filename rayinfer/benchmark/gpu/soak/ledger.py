@@ -1,4 +1,4 @@
-"""Record of the requests of a soak test: one that is lost, cut short or answered at too great a length is a problem."""
+"""Record of the requests of a soak test: a lost request, or an output of a wrong length, is a problem."""
 
 import math
 from collections import Counter
@@ -12,7 +12,7 @@ MAX_PROBLEMS = 50
 
 @dataclass(slots=True)
 class _Open:
-    """A request that is not over."""
+    """An unfinished request."""
 
     request: GenerationRequest
     num_tokens: int = 0
@@ -39,7 +39,7 @@ class Ledger:
         return list(self._open)
 
     def submit(self, request: GenerationRequest) -> None:
-        """Note a request that the engine has taken."""
+        """Record a request that the engine has accepted."""
         self.num_submitted += 1
         self._open[request.request_id] = _Open(request)
 
@@ -53,7 +53,7 @@ class Ledger:
         """Record and check a step's output of one request."""
         state = self._open.get(delta.request_id)
         if state is None:
-            self.report(f"{delta.request_id}: {len(delta.token_ids)} tokens for a request that is over")
+            self.report(f"{delta.request_id}: {len(delta.token_ids)} tokens for a finished request")
             return
         params = state.request.sampling_params
         if delta.token_ids and delta.start_pos != state.num_tokens:
@@ -65,7 +65,7 @@ class Ledger:
         if delta.prompt_logprobs is not None:
             state.has_prompt_logprobs = True
             if len(delta.prompt_logprobs) != len(state.request.prompt_token_ids):
-                self.report(f"{delta.request_id}: {len(delta.prompt_logprobs)} places of the prompt have logprobs")
+                self.report(f"{delta.request_id}: {len(delta.prompt_logprobs)} positions of the prompt have logprobs")
         state.num_tokens += len(delta.token_ids)
         state.last_token = delta.token_ids[-1] if delta.token_ids else state.last_token
         self.num_output_tokens += len(delta.token_ids)
@@ -74,7 +74,7 @@ class Ledger:
             self._end(delta.request_id, delta.finish_reason)
 
     def report(self, problem: str) -> None:
-        """Keep a problem, the first of many at least."""
+        """Record a problem, up to a limit."""
         if len(self.problems) < MAX_PROBLEMS:
             self.problems.append(problem)
 
@@ -83,14 +83,14 @@ class Ledger:
         self.finished[reason] += 1
 
     def _check_logprobs(self, delta: TokenDelta, count: int) -> None:
-        places = delta.logprobs or []
-        if len(places) != len(delta.token_ids):
-            self.report(f"{delta.request_id}: {len(places)} log probabilities for {len(delta.token_ids)} tokens")
+        positions = delta.logprobs or []
+        if len(positions) != len(delta.token_ids):
+            self.report(f"{delta.request_id}: {len(positions)} log probabilities for {len(delta.token_ids)} tokens")
             return
-        for token_id, place in zip(delta.token_ids, places, strict=True):
-            is_whole = token_id in place and count <= len(place) <= count + 1
-            if not is_whole or any(math.isnan(each.logprob) or each.logprob > 1e-3 for each in place.values()):
-                self.report(f"{delta.request_id}: log probabilities {place} of token {token_id}")
+        for token_id, position in zip(delta.token_ids, positions, strict=True):
+            is_whole = token_id in position and count <= len(position) <= count + 1
+            if not is_whole or any(math.isnan(each.logprob) or each.logprob > 1e-3 for each in position.values()):
+                self.report(f"{delta.request_id}: log probabilities {position} of token {token_id}")
 
     def _check_end(self, state: _Open, reason: str) -> None:
         request, params = state.request, state.request.sampling_params

@@ -1,4 +1,4 @@
-"""Memory that a process holds, on the GPU and on the host."""
+"""Memory of this process, on the GPU and on the host."""
 
 import gc
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import torch
 
 from rayinfer.engine.loop.engine import Engine
 
-ALLOCATED_SLACK_BYTES = 16 << 20  # workspaces that libraries take when they need them first
+ALLOCATED_SLACK_BYTES = 16 << 20  # workspaces that libraries allocate lazily
 DEVICE_SLACK_BYTES = 128 << 20  # the allocator takes memory in pieces of a few MiB, and other processes come and go
 HOST_SLACK_BYTES = 1 << 30
 WORKSPACE_BYTES = 160 << 20  # what cuBLAS keeps, allocated by torch, when an engine is gone
@@ -16,7 +16,7 @@ WORKSPACE_BYTES = 160 << 20  # what cuBLAS keeps, allocated by torch, when an en
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryReading:
-    """Memory in use while there is nothing to do."""
+    """Memory in use while the engine is idle."""
 
     elapsed_s: float
     allocated_bytes: int  # by torch's tensors, on the device
@@ -39,7 +39,7 @@ class MemoryReading:
 
 
 def settle(engine: Engine) -> None:
-    """Bring an idle engine into the state in which it wakes up: cached prefixes and old graphs are gone."""
+    """Drop cached prefixes and captured graphs of an idle engine."""
     engine.sleep(1)
     engine.wake()
 

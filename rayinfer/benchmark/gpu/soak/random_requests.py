@@ -1,4 +1,4 @@
-"""Random requests of all sorts, the same for the same seed."""
+"""Random requests of all kinds, the same for the same seed."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -8,11 +8,11 @@ from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.sampling_params import SamplingParams
 
 NUM_SHARED_PREFIXES = 8
-TIMEOUT_SHARE, REFUSED_SHARE = 0.03, 0.01
+TIMEOUT_FRACTION, REJECTED_FRACTION = 0.03, 0.01
 
 _Draw = Callable[[random.Random, int], Mapping[str, Any]]  # from a vocabulary of this size
 _GREEDY: _Draw = lambda chance, vocab_size: {"temperature": 0.0}  # noqa: E731
-# Drawn from one by one, after a temperature: each request has some of them.
+# Each request has some of them.
 _TRUNCATIONS: tuple[_Draw, ...] = (
     lambda chance, vocab_size: {"top_k": chance.choice((1, 5, 50, vocab_size))},
     lambda chance, vocab_size: {"top_p": chance.uniform(0.05, 1.0)},
@@ -36,7 +36,7 @@ _OTHERS: tuple[_Draw, ...] = (
 
 
 class RandomRequests:
-    """An endless source of requests that fit an engine, and of a few that it must refuse."""
+    """Source of requests that fit an engine, and of a few that it must reject."""
 
     def __init__(self, description: ModelDescription, seed: int) -> None:
         self._chance = random.Random(seed)
@@ -46,7 +46,7 @@ class RandomRequests:
         self._prefixes = [self._tokens(self._chance.randint(1, longest)) for _ in range(NUM_SHARED_PREFIXES)]
 
     def draw(self) -> GenerationRequest:
-        """Make the next request."""
+        """Draw the next request."""
         chance, longest = self._chance, self._description.max_model_len
         self._num_drawn += 1
         prompt = self._prompt(longest)
@@ -56,13 +56,13 @@ class RandomRequests:
             prompt_token_ids=prompt,
             sampling_params=params,
             priority=chance.choice((0, 0, 0, -2, 1, 3)),
-            timeout_s=chance.uniform(0.01, 2.0) if chance.random() < TIMEOUT_SHARE else None,
+            timeout_s=chance.uniform(0.01, 2.0) if chance.random() < TIMEOUT_FRACTION else None,
             cache_salt=chance.choice(("", "", "", "another")),
             trace=chance.random() < 0.05,
         )
 
-    def draw_refused(self) -> GenerationRequest:
-        """Make one whose prompt leaves no room for an answer, or has a token that the model lacks."""
+    def draw_rejected(self) -> GenerationRequest:
+        """Draw a request whose prompt is too long or empty, or has an unknown token."""
         self._num_drawn += 1
         too_long = self._tokens(self._description.max_model_len + 1)
         prompt = self._chance.choice((too_long, [self._description.vocab_size], []))
@@ -72,15 +72,15 @@ class RandomRequests:
 
     def _prompt(self, longest: int) -> list[int]:
         chance = self._chance
-        share = chance.choices((0.01, 0.1, 0.3, 0.7), weights=(20, 50, 25, 5))[0]
-        own = self._tokens(chance.randint(1, max(1, int(longest * share) - 1)))
+        fraction = chance.choices((0.01, 0.1, 0.3, 0.7), weights=(20, 50, 25, 5))[0]
+        own = self._tokens(chance.randint(1, max(1, int(longest * fraction) - 1)))
         prefix = chance.choice(self._prefixes) if chance.random() < 0.5 else []
         return (prefix + own)[: longest - 1]
 
-    def _params(self, room: int) -> SamplingParams:
-        """Settings of an answer for which there is room for so many tokens."""
+    def _params(self, max_output: int) -> SamplingParams:
+        """Draw the settings of an output of at most `max_output` tokens."""
         chance, vocab_size = self._chance, self._description.vocab_size
-        settings: dict[str, Any] = {"ignore_eos": True, "max_tokens": chance.randint(1, max(1, min(room, 200)))}
+        settings: dict[str, Any] = {"ignore_eos": True, "max_tokens": chance.randint(1, max(1, min(max_output, 200)))}
         if chance.random() < 0.3:
             settings |= _GREEDY(chance, vocab_size)
         else:
@@ -89,7 +89,7 @@ class RandomRequests:
                 settings |= draw(chance, vocab_size)
         for draw in chance.sample(_OTHERS, chance.choice((0, 1, 2, 3))):
             settings |= draw(chance, vocab_size)
-        if "allowed_token_ids" in settings:  # or nothing might be left of it
+        if "allowed_token_ids" in settings:  # or no token might be allowed
             settings.pop("bad_token_sequences", None)
         elif chance.random() < 0.1:
             settings["min_tokens"] = chance.randint(0, settings["max_tokens"])

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from rayinfer.benchmark.gpu.engine_runs import open_engine
-from rayinfer.benchmark.gpu.limits import describe_card
 from rayinfer.benchmark.gpu.model_shapes import SHAPES, tiny_shape, write_shape
 from rayinfer.benchmark.gpu.soak.memory import WORKSPACE_BYTES, read_memory
 from rayinfer.benchmark.gpu.soak.random_load import RandomLoad, SoakReport
+from rayinfer.benchmark.gpu.timing import describe_card
 from rayinfer.engine.ranks.rank_coordinates import any_device
 from rayinfer.errors import ConfigError
 
@@ -56,7 +56,7 @@ TINY = SoakScale(
 
 def run_soak(
     folder: Path,
-    say: Callable[[str], None],
+    log: Callable[[str], None],
     *,
     model: str = "Qwen3-0.6B",
     seconds: float = 600.0,
@@ -64,6 +64,7 @@ def run_soak(
     seed: int = 0,
     interrupt_every_s: float = 15.0,
     settings: Mapping[str, Any] = MappingProxyType({}),
+    clock: Callable[[], float] = time.monotonic,
 ) -> SoakReport:
     """Load an engine of a model's shape for so many seconds; raises ConfigError for a shape that is not known.
 
@@ -75,12 +76,12 @@ def run_soak(
     used = {**scale.settings, **settings}
     started_s, before = time.monotonic(), read_memory(0.0)
     with open_engine(folder, **used) as engine:
-        load = RandomLoad(engine, say, seed=seed, interrupt_every_s=interrupt_every_s)
+        load = RandomLoad(engine, log, seed=seed, interrupt_every_s=interrupt_every_s, clock=clock)
         ledger, readings, interruptions = load.ledger, load.readings, load.interruptions
         try:
             load.run(seconds)
-        except Exception as error:  # the report says so, beside all that was seen before
-            say(traceback.format_exc())
+        except Exception as error:  # the report logs so, beside all that was seen before
+            log(traceback.format_exc())
             ledger.report(f"{type(error).__name__}: {error}")
         stats = engine.stats
     del engine, load  # what they hold on the device goes with them

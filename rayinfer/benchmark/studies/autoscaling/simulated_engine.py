@@ -23,7 +23,7 @@ class EnginePace:
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """A request in flight; where its engine is removed, it is computed again with the tokens that it has."""
+    """Request in flight; when its engine stops, it is recomputed elsewhere with the tokens that it has."""
 
     traced: TracedRequest
     num_output: int = 0  # tokens it has
@@ -68,7 +68,7 @@ class SimulatedEngine:
         """Return the number of prompt tokens that are not computed."""
         return self._waiting_tokens
 
-    def has_room(self) -> bool:
+    def can_accept(self) -> bool:
         """Return whether it accepts a request now: seats, cache, and few prompts before it."""
         pace = self._pace
         return (
@@ -77,7 +77,7 @@ class SimulatedEngine:
             and self._waiting_tokens < 2 * pace.chunk_tokens
         )
 
-    def take(self, request: SimulatedRequest, now_s: float) -> None:
+    def add(self, request: SimulatedRequest, now_s: float) -> None:
         """Add a request; an idle engine begins a step at once."""
         self._prompts.append(request)
         self._waiting_tokens += request.num_to_compute
@@ -100,8 +100,8 @@ class SimulatedEngine:
             self._begin_step(now_s)
         return started
 
-    def give_up(self) -> list[SimulatedRequest]:
-        """Return all requests with the tokens that they have, as the engine is removed."""
+    def stop(self) -> list[SimulatedRequest]:
+        """Stop the engine; returns its requests with the tokens that they have."""
         for running in self._running:
             running.request.num_output = running.request.traced.output_tokens - (running.last_step - self._num_steps)
         left = [running.request for running in sorted(self._running, key=lambda it: it.order)]
@@ -111,17 +111,17 @@ class SimulatedEngine:
         return left
 
     def _begin_step(self, now_s: float) -> None:
-        pace, room = self._pace, self._pace.chunk_tokens
-        while room and self._prompts:
+        pace, budget = self._pace, self._pace.chunk_tokens
+        while budget and self._prompts:
             request = self._prompts[0]
-            taken = min(room, request.num_to_compute - self._computed)
-            room -= taken
+            taken = min(budget, request.num_to_compute - self._computed)
+            budget -= taken
             self._computed += taken
             if self._computed < request.num_to_compute:
                 break
             self._starting.append(self._prompts.popleft())
             self._computed = 0
-        num_prompt = pace.chunk_tokens - room
+        num_prompt = pace.chunk_tokens - budget
         self._waiting_tokens -= num_prompt
         self.cache_tokens += num_prompt
         work_s = num_prompt * pace.prompt_token_s + len(self._running) * pace.output_token_s

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rayinfer.benchmark.studies.autoscaling.counting_policies import CountingPolicy
+from rayinfer.benchmark.studies.autoscaling.policies import CountingPolicy
 from rayinfer.benchmark.studies.autoscaling.simulated_engine import EnginePace, SimulatedEngine, SimulatedRequest
 from rayinfer.benchmark.studies.autoscaling.trace import TracedRequest
 from rayinfer.routing.admission import queue_factor
@@ -12,9 +12,9 @@ from rayinfer.routing.engine_count import ModelLoad
 from rayinfer.routing.first_tokens import FirstTokens
 
 TICK_S = 1.0  # between two decisions
-NEWS_S = 2.0  # how old the load is that a decision knows
+LOAD_DELAY_S = 2.0  # age of the load that a decision sees
 MAX_WAITING = 256  # requests without a first token, as routers have it by default
-PATIENCE_S = 60.0  # a client that has no token by then is gone
+CLIENT_TIMEOUT_S = 60.0  # to the first token
 
 
 @dataclass(kw_only=True, slots=True)
@@ -23,7 +23,7 @@ class Replay:
 
     num_requests: int = 0
     num_refused: int = 0  # by a full queue
-    num_given_up: int = 0  # by clients without a token
+    num_given_up: int = 0  # timed out by their clients
     first_token_s: list[float] = field(default_factory=list)  # of the others
     engine_s: float = 0.0  # that engines were held, their start included
     num_started: int = 0
@@ -36,13 +36,13 @@ class Replay:
         return self.num_refused + self.num_given_up
 
     def attainment(self, objective_s: float) -> float:
-        """Return the share of all requests that had their first token in time."""
+        """Return the fraction of all requests that had their first token in time."""
         return sum(waited <= objective_s for waited in self.first_token_s) / max(1, self.num_requests)
 
-    def quantile_s(self, share: float) -> float:
-        """Return the TTFT within which this share of the answered requests had their first token."""
+    def quantile_s(self, quantile: float) -> float:
+        """Return a quantile of the answered requests' TTFT."""
         waited = sorted(self.first_token_s)
-        return waited[min(len(waited) - 1, int(share * len(waited)))] if waited else 0.0
+        return waited[min(len(waited) - 1, int(quantile * len(waited)))] if waited else 0.0
 
 
 class Simulation:
@@ -63,16 +63,16 @@ class Simulation:
         self._now_s = 0.0
         self._arrivals = deque(requests)
         self._queue: deque[SimulatedRequest] = deque()
-        self._moved: deque[SimulatedRequest] = deque()  # they have lost their engine and go first
+        self._moved: deque[SimulatedRequest] = deque()  # from engines that were stopped; sent first
         self._engines: list[SimulatedEngine] = []
         self._unstarted: dict[int, tuple[SimulatedRequest, int]] = {}  # by identity, with their keys
         self._first_tokens = FirstTokens(objective_s, clock=lambda: self._now_s)
-        self._news: deque[tuple[float, ModelLoad, int]] = deque()
+        self._loads: deque[tuple[float, ModelLoad, int]] = deque()
         self._next_tick_s = 0.0
         self._replay = Replay(num_requests=len(requests))
 
     def run(self, *, initial: int, tail_s: float = 0.0) -> Replay:
-        """Replay the whole trace, which begins with `initial` engines, and go on for a while after its end."""
+        """Replay the whole trace, which begins with `initial` engines, and continue for `tail_s` after its end."""
         self._engines = [SimulatedEngine(self._pace, 0.0) for _ in range(initial)]
         end_s = (self._arrivals[-1].arrival_s if self._arrivals else 0.0) + tail_s
         while self._arrivals or self._queue or self._moved or self._unstarted or self._now_s < end_s:
@@ -105,11 +105,11 @@ class Simulation:
 
     def _send(self) -> None:
         while waiting := self._moved or self._queue:
-            open_engines = [each for each in self._engines if each.ready_s <= self._now_s and each.has_room()]
+            open_engines = [each for each in self._engines if each.ready_s <= self._now_s and each.can_accept()]
             if not open_engines:
                 return
             best = min(open_engines, key=lambda each: (each.waiting_tokens, each.num_requests))
-            best.take(waiting.popleft(), self._now_s)
+            best.add(waiting.popleft(), self._now_s)
 
     def _note_first_token(self, request: SimulatedRequest) -> None:
         _, key = self._unstarted.pop(id(request), (None, None))
@@ -118,14 +118,14 @@ class Simulation:
             self._replay.first_token_s.append(self._now_s - request.traced.arrival_s)
 
     def _tick(self) -> None:
-        self._let_impatient_go()
+        self._expire()
         ready = [engine for engine in self._engines if engine.ready_s <= self._now_s]
         ongoing = sum(engine.num_requests for engine in ready) + len(self._queue) + len(self._moved)
-        self._news.append((self._now_s, self._load(ready), ongoing))
-        while len(self._news) > 1 and self._news[1][0] <= self._now_s - NEWS_S:
-            self._news.popleft()
-        _, load, known_ongoing = self._news[0]
-        self._resize(self._policy.decide(self._now_s, len(self._engines), load, known_ongoing))
+        self._loads.append((self._now_s, self._load(ready), ongoing))
+        while len(self._loads) > 1 and self._loads[1][0] <= self._now_s - LOAD_DELAY_S:
+            self._loads.popleft()
+        _, load, seen_ongoing = self._loads[0]
+        self._resize(self._policy.decide(self._now_s, len(self._engines), load, seen_ongoing))
         self._replay.engine_s += len(self._engines) * TICK_S
         self._replay.counts.append(len(self._engines))
         self._next_tick_s += TICK_S
@@ -146,12 +146,12 @@ class Simulation:
         while len(self._engines) > wanted:
             leaving = max(self._engines, key=lambda each: (each.ready_s > self._now_s, -each.num_requests))
             self._engines.remove(leaving)
-            self._moved.extend(leaving.give_up())
+            self._moved.extend(leaving.stop())
             self._replay.num_stopped += 1
 
-    def _let_impatient_go(self) -> None:
-        """Remove requests from the queue that have waited too long; the engines finish theirs."""
-        oldest_s = self._now_s - PATIENCE_S
+    def _expire(self) -> None:
+        """Remove requests from the queue whose clients have timed out; engines finish theirs."""
+        oldest_s = self._now_s - CLIENT_TIMEOUT_S
         while self._queue and self._queue[0].traced.arrival_s < oldest_s:
             _, key = self._unstarted.pop(id(self._queue.popleft()))
             self._first_tokens.left(key)

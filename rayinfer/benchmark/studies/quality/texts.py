@@ -1,4 +1,4 @@
-"""Real text for `rayinfer bench quality`: a file of the user's, or what comes with every Python."""
+"""Real text for `rayinfer bench quality`: a file, or Python's own documentation."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,21 +15,21 @@ PYTHON_TOPICS = "Python's own documentation (pydoc_data.topics)"
 
 @dataclass(frozen=True, slots=True)
 class QualityTexts:
-    """Pieces of text as token ids, and where they come from."""
+    """Pieces of text as token ids, and their source."""
 
     name: str
     pieces: list[list[int]]
 
 
 def quality_texts(folder: Path, file: Path | None, *, length: int, max_tokens: int) -> QualityTexts:
-    """Cut a file, or Python's documentation, into pieces that the model in `folder` can read."""
+    """Cut a file, or Python's documentation, into pieces that fit the model in `folder`."""
     config = read_model_config(folder)
     first = config.raw.get("bos_token_id")
     pieces = cut_into_texts(
         python_documentation() if file is None else read_documents(file),
         Tokenizer.from_folder(folder),
         first_token=first if isinstance(first, int) else None,
-        length=min(length, config.max_position_embeddings - 1),  # an engine wants room for one token more
+        length=min(length, config.max_position_embeddings - 1),  # the engine also needs a position for an output token
         max_tokens=max_tokens,
     )
     return QualityTexts(PYTHON_TOPICS if file is None else file.name, pieces)
@@ -48,7 +48,7 @@ def python_documentation() -> list[str]:
 
 
 def read_documents(file: Path) -> list[str]:
-    """Read a text file; raises ConfigError where there is none."""
+    """Read a text file; raises ConfigError if that fails."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -59,10 +59,7 @@ def read_documents(file: Path) -> list[str]:
 def cut_into_texts(
     documents: Sequence[str], tokenizer: Tokenizer, *, first_token: int | None, length: int, max_tokens: int
 ) -> list[list[int]]:
-    """Cut documents into pieces of up to `length` tokens, each behind the token that begins texts, if there is one.
-
-    No more than `max_tokens` in all.
-    """
+    """Cut documents into pieces of up to `length` tokens, each after the BOS token, and `max_tokens` in all."""
     first = [] if first_token is None else [first_token]
     step = length - len(first)
     pieces: list[list[int]] = []
@@ -80,7 +77,7 @@ def cut_into_texts(
 
 
 def count_shared_windows(texts: Iterable[Sequence[int]], others: Iterable[Sequence[int]], length: int = 32) -> int:
-    """Count the places of `texts` from which `length` tokens stand in `others`, too: none where they are held out."""
+    """Count the windows of `length` tokens in `texts` that also occur in `others`: 0 for held-out texts."""
     known = {window for text in others for window in _windows(text, length)}
     return sum(window in known for text in texts for window in _windows(text, length))
 

@@ -1,4 +1,4 @@
-"""A router over engines in this process, and clients that read from it."""
+"""Router over engines in this process, and its clients."""
 
 import asyncio
 import itertools
@@ -26,21 +26,14 @@ from rayinfer.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(kw_only=True, slots=True)
-class Answer:
-    """Response of one request, with its times."""
+class RequestResult:
+    """Tokens and latency of one request."""
 
     token_ids: list[int] = field(default_factory=list)
     num_cached_tokens: int = 0
-    sent_s: float = 0.0
-    first_token_s: float = 0.0
+    ttft_s: float = 0.0
     num_steps: int = 0  # of its engine, from its arrival there to its first token
-    num_steps_in_all: int = 0  # likewise, from when it was sent: those that it waited for its turn as well
-    ended_s: float = 0.0
-
-    @property
-    def ttft_s(self) -> float:
-        """Time to the first token."""
-        return self.first_token_s - self.sent_s
+    num_steps_in_all: int = 0  # likewise, from when it was sent: its time in the router's queue included
 
 
 class FirstToken(NamedTuple):
@@ -51,21 +44,21 @@ class FirstToken(NamedTuple):
     num_steps: int  # since the request's arrival at the engine
 
 
-class StepWatch:
-    """Observer of engines' step times, and of the step of each request's first token."""
+class StepRecorder:
+    """Recorder of engines' step times, and of the step of each request's first token."""
 
     def __init__(self) -> None:
         self.times_s: list[float] = []
         self.counts: list[int] = []  # steps that have begun, by engine
         self.first_tokens: dict[str, FirstToken] = {}
 
-    def watch(self, engine: Engine) -> Engine:
+    def wrap(self, engine: Engine) -> Engine:
         """Wrap an engine's `step` and `add_request` to record them."""
         step, add_request, number = engine.step, engine.add_request, len(self.counts)
         self.counts.append(0)
         arrivals: dict[str, int] = {}
 
-        def watched_step() -> list[TokenDelta]:
+        def recorded_step() -> list[TokenDelta]:
             self.counts[number] += 1
             started = time.perf_counter()
             deltas = step()
@@ -76,58 +69,57 @@ class StepWatch:
                     self.first_tokens[delta.request_id] = FirstToken(number, now, now - arrival)
             return deltas
 
-        def watched_add(request: GenerationRequest) -> Any:
+        def recorded_add(request: GenerationRequest) -> Any:
             arrivals[request.request_id] = self.counts[number]
             return add_request(request)
 
-        engine.step, engine.add_request = watched_step, watched_add  # type: ignore[method-assign]
+        engine.step, engine.add_request = recorded_step, recorded_add  # type: ignore[method-assign]
         return engine
 
 
 class Fleet:
     """Engines, their router, and the times of their steps."""
 
-    def __init__(self, router: Dispatcher, engines: Sequence[AsyncEngine], steps: StepWatch) -> None:
+    def __init__(self, router: Dispatcher, engines: Sequence[AsyncEngine], steps: StepRecorder) -> None:
         self.router = router
         self.engines = engines
         self._steps = steps
         self._numbers = itertools.count()
 
-    async def ask(self, prompt: Sequence[int], max_tokens: int, **settings: Any) -> Answer:
-        """Send one request and read its whole answer."""
+    async def ask(self, prompt: Sequence[int], max_tokens: int, **settings: Any) -> RequestResult:
+        """Send one request and read all of its tokens."""
         request = GenerationRequest(
             request_id=str(next(self._numbers)),
             prompt_token_ids=list(prompt),
             sampling_params=SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True),
             **settings,
         )
-        answer, steps_before = Answer(sent_s=time.perf_counter()), list(self._steps.counts)
+        result, steps_before, sent_s = RequestResult(), list(self._steps.counts), time.perf_counter()
         async for output in self.router.generate(request):
-            if not answer.token_ids:
-                answer.first_token_s = time.perf_counter()
-                answer.num_cached_tokens = output.num_cached_tokens
-            answer.token_ids += output.outputs[0].token_ids
-        answer.ended_s = time.perf_counter()
+            if not result.token_ids:
+                result.ttft_s = time.perf_counter() - sent_s
+                result.num_cached_tokens = output.num_cached_tokens
+            result.token_ids += output.outputs[0].token_ids
         first = self._steps.first_tokens[f"{request.request_id}/0"]
-        answer.num_steps, answer.num_steps_in_all = first.num_steps, first.step - steps_before[first.engine]
-        return answer
+        result.num_steps, result.num_steps_in_all = first.num_steps, first.step - steps_before[first.engine]
+        return result
 
     @property
     def num_steps(self) -> float:
-        """Steps that an engine has begun, on average."""
+        """Return the steps that an engine has begun, on average."""
         return statistics.fmean(self._steps.counts)
 
     async def reach(self, num_steps: float) -> None:
-        """Wait until the engines have begun this many steps; they must have work."""
+        """Wait until the engines have begun this many steps; they must be busy."""
         while self.num_steps < num_steps:  # noqa: ASYNC110
             await asyncio.sleep(0.0005)
 
     def forget_steps(self) -> None:
-        """Measure the steps from now on."""
+        """Discard the step times so far."""
         self._steps.times_s.clear()
 
     def p95_step_s(self) -> float:
-        """Return the time within which 95 of 100 steps ended."""
+        """Return the 95th percentile of step times."""
         ordered = sorted(self._steps.times_s)
         return ordered[int(0.95 * (len(ordered) - 1))]
 
@@ -135,8 +127,8 @@ class Fleet:
 @asynccontextmanager
 async def open_fleet(folder: Path, num_engines: int, limits: RouterLimits, **settings: Any) -> AsyncIterator[Fleet]:
     """Build engines of one thread each for a model, and a router over them."""
-    steps = StepWatch()
-    engines = [AsyncEngine(steps.watch(_build(folder, settings))) for _ in range(num_engines)]
+    steps = StepRecorder()
+    engines = [AsyncEngine(steps.wrap(_build(folder, settings))) for _ in range(num_engines)]
     metrics = ServiceMetrics(CollectorRegistry())
     router = Dispatcher("bench", Tokenizer.from_folder(folder), metrics, router_id="router", limits=limits)
     fleet = Fleet(router, engines, steps)
@@ -145,14 +137,14 @@ async def open_fleet(folder: Path, num_engines: int, limits: RouterLimits, **set
             engine.start()
             router.engines.add(f"engine-{number}", engine, engine.description)
         await asyncio.gather(*(fleet.ask([5 + number] * 8, 4, cache_salt="warm-up") for number in range(num_engines)))
-        await _hear_from_all(router)
+        await _wait_for_credits(router)
         yield fleet
     finally:
         await router.close()
         await asyncio.gather(*(engine.shutdown() for engine in engines))
 
 
-async def _hear_from_all(router: Dispatcher) -> None:
+async def _wait_for_credits(router: Dispatcher) -> None:
     """Wait for every engine's credits: before they are known, dispatch is unbounded."""
     async with asyncio.timeout(30):
         while not all(link.stats.credits.num_requests for link in router.engines.links.values()):  # noqa: ASYNC110

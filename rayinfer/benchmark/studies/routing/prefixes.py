@@ -1,4 +1,4 @@
-"""Effect of routing and grouping by prefix, in prompt tokens that need not be computed again."""
+"""Prefix cache hits of routing and grouping by prefix."""
 
 import asyncio
 import random
@@ -12,31 +12,31 @@ from rayinfer.routing.limits import RouterLimits
 
 BLOCK_SIZE = 16
 Routing = Literal["prefix", "load", "random"]
-QUESTION_LEN, ANSWER_LEN = 48, 32  # tokens of one turn of a conversation
+QUESTION_LEN, ANSWER_LEN = 48, 32  # tokens of one exchange
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hits:
-    """Prompt tokens that were found in a cache, of those that could have been."""
+    """Prompt tokens found in a cache, of those that could have been."""
 
     cached_tokens: int
     cacheable_tokens: int
 
     @property
     def share(self) -> float:
-        """From 0 to 1."""
+        """Return the hit rate."""
         return self.cached_tokens / self.cacheable_tokens
 
 
 async def conversation_hits(
-    folder: Path, *, routing: Routing, num_conversations: int = 20, num_turns: int = 5, **settings: Any
+    folder: Path, *, routing: Routing, num_conversations: int = 20, num_exchanges: int = 5, **settings: Any
 ) -> Hits:
-    """Lead conversations over two engines, each of which can hold half of all that is said in the end.
+    """Hold conversations on two engines, each of which can cache half of all tokens.
 
-    A router chooses the engine by prefix and load, or by load alone; or each turn goes to a random engine. Each
-    turn's prompt repeats all turns before it; those that were written out are whole blocks but for the end.
+    A router selects the engine by prefix and load, or by load alone; or each prompt goes to a random engine. Each
+    prompt repeats the conversation so far, of which all but the end are whole blocks.
     """
-    length = num_turns * (QUESTION_LEN + ANSWER_LEN)
+    length = num_exchanges * (QUESTION_LEN + ANSWER_LEN)
     num_blocks = num_conversations * -(-length // BLOCK_SIZE) // 2
     limits = RouterLimits(route_by_prefix=routing == "prefix")
     shape = {"num_kv_blocks": num_blocks, "block_size": BLOCK_SIZE}
@@ -46,22 +46,23 @@ async def conversation_hits(
         fleets = [await stack.enter_async_context(fleet) for fleet in opening]
         draw, choice = random.Random(3), random.Random(5)
         histories: list[list[int]] = [[] for _ in range(num_conversations)]
-        hits = Hits(cached_tokens=0, cacheable_tokens=0)
-        for _ in range(num_turns):
+        num_cached = num_cacheable = 0
+        for _ in range(num_exchanges):
             order = draw.sample(range(num_conversations), num_conversations)
             for start in range(0, num_conversations, 4):  # four conversations at a time
-                turns = [_turn(choice.choice(fleets), histories[number], draw) for number in order[start : start + 4]]
-                for cached, cacheable in await asyncio.gather(*turns):
-                    hits = Hits(
-                        cached_tokens=hits.cached_tokens + cached, cacheable_tokens=hits.cacheable_tokens + cacheable
-                    )
-        return hits
+                exchanges = [
+                    _exchange(choice.choice(fleets), histories[number], draw) for number in order[start : start + 4]
+                ]
+                for cached, cacheable in await asyncio.gather(*exchanges):
+                    num_cached += cached
+                    num_cacheable += cacheable
+        return Hits(cached_tokens=num_cached, cacheable_tokens=num_cacheable)
 
 
 async def document_hits(
     folder: Path, *, group_by_prefix: bool, num_documents: int = 8, num_questions: int = 6, **settings: Any
 ) -> Hits:
-    """Ask questions about documents, in turn, of one engine whose cache holds two documents and a half."""
+    """Ask questions about documents, interleaved, on one engine whose cache holds two and a half documents."""
     document_len = 20 * BLOCK_SIZE
     limits = RouterLimits(group_by_prefix=group_by_prefix, max_waiting_tokens=10**9)
     num_blocks = document_len // BLOCK_SIZE * 5 // 2
@@ -77,8 +78,8 @@ async def document_hits(
         )
 
 
-async def _turn(fleet: Fleet, history: list[int], draw: random.Random) -> tuple[int, int]:
-    # The latest token of an answer was never an input: its block is not written to the end.
+async def _exchange(fleet: Fleet, history: list[int], draw: random.Random) -> tuple[int, int]:
+    # The last token of an answer was never an input: its block is not full.
     cacheable = max(0, len(history) - 1) // BLOCK_SIZE * BLOCK_SIZE
     history += _tokens(draw, QUESTION_LEN)
     answer = await fleet.ask(history, ANSWER_LEN)

@@ -61,10 +61,10 @@ def test_the_tests_for_gpus_load_neither_ray_nor_hypothesis(site):
     assert run.returncode == 0, run.stdout
     assert "tests/unit/engine/test_engine_on_a_gpu.py::" in run.stdout
     assert "tests/invariance/test_invariance_on_a_gpu.py::" in run.stdout
-    assert "tests/unit/engine/test_ranks_on_gpus.py::" not in run.stdout  # they want two
+    assert "tests/unit/engine/test_ranks_on_gpus.py::" not in run.stdout  # they need two
 
 
-def test_files_with_tests_for_gpus_are_told_by_their_text(tmp_path):
+def test_files_with_gpu_tests_are_found_by_their_text(tmp_path):
     plain, one, two = (tmp_path / f"test_{name}.py" for name in ("plain", "one", "two"))
     plain.write_text("def test(): ...")
     two.write_text("@pytest.mark.gpu(2)\ndef test(): ...")

@@ -3,21 +3,21 @@
 import json
 import re
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rayinfer.benchmark.gpu.cases import even_workload, nano_workload
+from rayinfer.benchmark.gpu.cases import TINY, even_workload, nano_workload
+from rayinfer.benchmark.gpu.deadline import Deadline
 from rayinfer.benchmark.gpu.model_shapes import tiny_shape, write_shape
-from rayinfer.benchmark.gpu.peers.comparison import compare_peers
+from rayinfer.benchmark.gpu.peers.comparison import compare_peers, measure_in_own_process
 from rayinfer.benchmark.gpu.peers.nano_engine import NanoEngine
 from rayinfer.benchmark.gpu.peers.nano_model import NanoModel, Operations
-from rayinfer.benchmark.gpu.peers.peer_rows import PeerJob
-from rayinfer.benchmark.gpu.peers.transformers_runs import answer_workload, generate_padded, load_model, open_batching
+from rayinfer.benchmark.gpu.peers.peer_report import PeerJob
+from rayinfer.benchmark.gpu.peers.transformers_peer import generate_padded, load_model, open_batching, run_workload
 from rayinfer.benchmark.gpu.roofline import CardLimits
-from rayinfer.benchmark.gpu.scales import TINY
-from rayinfer.benchmark.gpu.time_budget import Deadline
 from rayinfer.benchmark.load.workloads import Workload
 from rayinfer.errors import ConfigError
 
@@ -55,35 +55,35 @@ def test_the_minimal_loop_generates_the_greedy_tokens_of_transformers(model, dev
         [token % SHAPE["vocab_size"] for token in even_workload(1, length, 1, seed=length).prompts[0]]
         for length in (5, 30, 1, 17, 9)
     ]
-    lengths = [12, 4, 20, 1, 9]  # more requests than slot_mapping, which are moved and used again
+    lengths = [12, 4, 20, 1, 9]  # more requests than slots, which are moved and reused
     run = nano_engine(model, device).run(prompts, lengths, 0.0, Deadline(60))
     expected = [greedy_tokens(model, prompt, length) for prompt, length in zip(prompts, lengths, strict=True)]
     assert len(set(expected[2])) > 5
-    assert run.answers == expected
+    assert run.outputs == expected
     assert run.num_tokens == sum(lengths)
 
 
-def test_the_minimal_loop_stops_at_the_deadline_and_counts_what_it_has(model):
+def test_the_minimal_loop_stops_at_the_deadline(model):
     now = iter(range(100))
     run = nano_engine(model).run([[1, 2], [3]], [50, 50], 0.6, Deadline(10, lambda: next(now)))
-    assert [len(answer) for answer in run.answers] == [9, 9]
+    assert [len(answer) for answer in run.outputs] == [9, 9]
 
 
-def test_continuous_batching_that_is_stopped_counts_the_tokens_of_unfinished_requests(shape_folder):
+def test_stopped_continuous_batching_counts_unfinished_requests(shape_folder):
     model = load_model(shape_folder, torch.float32, torch.device("cpu"))
     with open_batching(model, TINY) as manager:
-        num_tokens = answer_workload(manager, Workload(prompts=[[1, 2], [3]], output_lengths=[4_000, 2]), Deadline(1.0))
+        num_tokens = run_workload(manager, Workload(prompts=[[1, 2], [3]], output_lengths=[4_000, 2]), Deadline(1.0))
         assert not manager.is_running()
     assert 2 < num_tokens < 4_002
 
 
-def test_padded_batches_count_only_the_tokens_that_were_asked_for(shape_folder):
+def test_padded_batches_count_only_the_requested_tokens(shape_folder):
     model = load_model(shape_folder, torch.float32, torch.device("cpu"))
     assert generate_padded(model, [(2, [1, 2, 3]), (5, [4])], Deadline(60)) == 7
 
 
 def test_a_dry_run_counts_the_tokens_of_every_peer(tmp_path):
-    report = compare_peers(tmp_path, print, work_names=["B1", "B3"], is_dry_run=True)
+    report = compare_peers(tmp_path, print, case_names=["B1", "B3"], is_dry_run=True)
     assert [row.error for row in report.rows] == [""] * 7
     offline, stream = nano_workload(TINY.num_requests, TINY.longest).num_output_tokens, TINY.stream_lengths[1]
     counted = [(row.peer, row.workload, row.tokens) for row in report.rows]
@@ -108,16 +108,19 @@ def test_a_dry_run_counts_the_tokens_of_every_peer(tmp_path):
     assert len(re.findall(r"\dx +\|", table)) == 5  # ratios
 
 
-def test_a_job_survives_its_file(tmp_path):
-    limits = CardLimits(copy_bytes_per_s=3e12, matmul_flops_per_s=7e14)
-    job = PeerJob(participant="nano", work_names=["B3", "B1"], limits=limits, limit_s=60.0, is_tiny=True)
-    job.write(tmp_path / "job.json")
-    assert PeerJob.read(tmp_path / "job.json") == job
-    assert [work.name for work in job.works] == ["B1", "B3"]
-
-
 def test_unknown_peers_and_a_missing_gpu_are_named(tmp_path):
     with pytest.raises(ConfigError, match="there is no peer vllm: choose from nano, transformers"):
         compare_peers(tmp_path, print, only=["vllm"], is_dry_run=True)
     with pytest.raises(ConfigError, match="there is no GPU here"):
         compare_peers(tmp_path, print)
+
+
+def test_rows_of_a_stopped_process_are_kept_and_its_end_is_named():
+    limits = CardLimits(copy_bytes_per_s=3e12, matmul_flops_per_s=7e14)
+    job = PeerJob(system="nano", case_names=["B1"], limits=limits, limit_s=5.0, is_tiny=True)
+    (row,) = measure_in_own_process(job)
+    assert row.error == "left out: 5 s were left"
+    (row,) = measure_in_own_process(replace(job, limit_s=60.0))
+    assert (row.peer, row.workload, row.error) == ("nano", "B1", "")
+    (row,) = measure_in_own_process(replace(job, system="unknown", limit_s=60.0))
+    assert "KeyError" in row.error

@@ -1,16 +1,16 @@
-"""Floors beside figures that were computed by hand for 4.3 TB/s and 790 TFLOP/s."""
+"""Rooflines beside figures that were computed by hand for 4.3 TB/s and 790 TFLOP/s."""
 
 import pytest
 
 from rayinfer.benchmark.gpu.cases import nano_workload
 from rayinfer.benchmark.gpu.model_shapes import SHAPES, model_size
-from rayinfer.benchmark.gpu.roofline import FP8_BYTES, CardLimits, Floor, decode_steps
+from rayinfer.benchmark.gpu.roofline import FP8_BYTES, CardLimits, Roofline, decode_steps
 
 LIMITS = CardLimits(copy_bytes_per_s=4.3e12, matmul_flops_per_s=790e12)
 
 
-def floor(model, **settings):
-    return Floor(limits=LIMITS, size=model_size(SHAPES[model]), **settings)
+def roofline(model, **settings):
+    return Roofline(limits=LIMITS, size=model_size(SHAPES[model]), **settings)
 
 
 def test_the_offline_workload_is_nano_vllms():
@@ -28,10 +28,10 @@ def test_the_offline_workload_is_nano_vllms():
 )
 def test_offline(model, whole_s, eight_bits_s):
     workload = nano_workload()
-    work = [len(prompt) for prompt in workload.prompts], workload.output_lengths
-    assert floor(model).offline_s(*work) == pytest.approx(whole_s, abs=0.005)
-    eight_bits = floor(model, kv_bytes=FP8_BYTES, weight_bytes=FP8_BYTES)
-    assert eight_bits.offline_s(*work) == pytest.approx(eight_bits_s, abs=0.005)
+    lengths = [len(prompt) for prompt in workload.prompts], workload.output_lengths
+    assert roofline(model).offline_s(*lengths) == pytest.approx(whole_s, abs=0.005)
+    eight_bits = roofline(model, kv_bytes=FP8_BYTES, weight_bytes=FP8_BYTES)
+    assert eight_bits.offline_s(*lengths) == pytest.approx(eight_bits_s, abs=0.005)
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,11 @@ def test_offline(model, whole_s, eight_bits_s):
     ],
 )
 def test_steps_and_prompts(model, one_ms, many_ms, prefill_ms):
-    assert 1e3 * floor(model).decode_step_s([600]) == pytest.approx(one_ms, abs=0.001)
-    assert 1e3 * floor(model).decode_step_s([600] * 256) == pytest.approx(many_ms, abs=0.01)
-    assert 1e3 * floor(model).prefill_s([1024]) == pytest.approx(prefill_ms, rel=0.004)
+    assert 1e3 * roofline(model).decode_step_s([600]) == pytest.approx(one_ms, abs=0.001)
+    assert 1e3 * roofline(model).decode_step_s([600] * 256) == pytest.approx(many_ms, abs=0.01)
+    assert 1e3 * roofline(model).prefill_s([1024]) == pytest.approx(prefill_ms, rel=0.004)
 
 
-def test_decode_steps_say_who_is_left_and_what_they_have():
+def test_decode_steps_shrink_as_requests_end():
     assert list(decode_steps([10, 20, 30], [1, 3, 2])) == [(2, 20 + 30 + 2), (1, 20 + 2)]
     assert list(decode_steps([10], [1])) == []

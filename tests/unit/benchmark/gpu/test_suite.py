@@ -1,16 +1,14 @@
 """A dry run, and what is made of figures."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
-from rayinfer.benchmark.gpu.cases import WORKS
-from rayinfer.benchmark.gpu.engine_runs import LoadedEngine
-from rayinfer.benchmark.gpu.results import Row, judge, new_row
-from rayinfer.benchmark.gpu.step_gaps import Busy, step_gap_us
-from rayinfer.benchmark.gpu.suite import START_S, run_gpu_benchmark
-from rayinfer.benchmark.gpu.time_budget import Deadline, OutOfTime
+from rayinfer.benchmark.gpu.cases import CASES
+from rayinfer.benchmark.gpu.deadline import Deadline, OutOfTime
+from rayinfer.benchmark.gpu.gpu_report import Row, judge, new_row
+from rayinfer.benchmark.gpu.step_gaps import Activity, step_gap_us
+from rayinfer.benchmark.gpu.suite import run_gpu_benchmark
 from rayinfer.errors import ConfigError
 
 
@@ -23,38 +21,31 @@ def test_a_dry_run_measures_checks_and_keeps_everything(tmp_path):
     assert [row["name"] for row in kept["rows"]] == ["B1", "B3", "B7", "B12"]
     assert all(row["seconds"] for row in kept["rows"])
     assert "A dry run" in (tmp_path / "gpu.md").read_text()
-    assert (tmp_path / "gpu.svg").read_text().count('class="bar"') == 3
+    assert (tmp_path / "gpu.svg").read_text().count('class="blue"') == 3
 
 
-def test_what_does_not_fit_into_the_time_is_left_out_and_named(tmp_path):
-    said = []
-    report = run_gpu_benchmark(tmp_path, said.append, is_dry_run=True, only=["B1", "B10"], limit_s=START_S + 3.0)
-    assert all(row.error.startswith("left out: it needs about ") for row in report.rows)
-    assert [what.partition(": ")[0] for what in report.shortened] == ["checks", "B1", "B10"]
-    assert any("B1: left out: it needs about" in line for line in said)
-    assert "**Not all of it was measured, for want of time:**" in (tmp_path / "gpu.md").read_text()
+def test_cases_after_the_deadline_are_left_out_and_named(tmp_path):
+    report = run_gpu_benchmark(tmp_path, print, is_dry_run=True, only=["B1", "B10"], limit_s=0.0)
+    assert [row.error for row in report.rows] == ["left out: the 0 s of this run are over"] * 2
+    assert [each.partition(":")[0] for each in report.shortened] == [
+        "checks in bfloat16",
+        "checks in float32",
+        "B1",
+        "B10",
+    ]
+    assert "**Not everything was measured, out of time:**" in (tmp_path / "gpu.md").read_text()
 
 
-def test_a_step_after_the_deadline_is_not_taken():
+def test_the_first_run_is_always_made_and_repeats_end_at_the_deadline():
     now = 0.0
-    loaded = LoadedEngine(LongRequestEngine(), Deadline(5.0, lambda: now))
-    assert loaded.step() == []
-    now = 5.0
-    with pytest.raises(OutOfTime):
-        loaded.drain()
-
-
-class LongRequestEngine:
-    description = SimpleNamespace(vocab_size=512)
-    num_steps_left = 100
-
-    @property
-    def has_unfinished_requests(self):
-        return self.num_steps_left > 0
-
-    def step(self):
-        self.num_steps_left -= 1
-        return []
+    deadline, numbers = Deadline(10.0, lambda: now), []
+    for number in deadline.runs(5):
+        numbers.append(number)
+        now += 4.0
+    assert numbers == [0, 1, 2]
+    assert list(deadline.runs(5)) == [0]
+    with pytest.raises(OutOfTime, match="the 10 s of this run are over"):
+        deadline.check()
 
 
 def test_without_a_gpu_only_a_dry_run_is_made(tmp_path):
@@ -68,7 +59,7 @@ def test_an_unknown_workload_is_named(tmp_path):
 
 
 def row_of(name: str, **figures: object) -> Row:
-    row = new_row(next(work for work in WORKS if work.name == name))
+    row = new_row(next(case for case in CASES if case.name == name))
     for key, value in figures.items():
         setattr(row, key, value)
     return row
@@ -93,11 +84,11 @@ def test_goals(name, figures, is_done):
     assert row.is_done is is_done
 
 
-def test_the_pause_between_steps_is_told_from_pauses_inside():
+def test_the_pause_between_steps_is_separated_from_pauses_inside():
     step = [("attention", 2.0), ("product", 1.0), ("attention", 2.0), ("sample", 3.0), ("copy", 1.0), ("copy", 40.0)]
-    busy, at = [], 0.0
+    activities, at = [], 0.0
     for name, pause in step * 10:
-        busy.append(Busy(at, at + 5.0, name))
+        activities.append(Activity(at, at + 5.0, name))
         at += 5.0 + pause
-    assert step_gap_us(busy, 10) == pytest.approx(40.0)
-    assert step_gap_us(busy[:3], 10) is None
+    assert step_gap_us(activities, 10) == pytest.approx(40.0)
+    assert step_gap_us(activities[:3], 10) is None

@@ -1,24 +1,22 @@
 import asyncio
-import io
 import json
 from contextlib import asynccontextmanager
 
 import pytest
 from aiohttp import web
-from rich.console import Console
 
-from rayinfer.benchmark.load.load_client import Answer, LoadPlan, print_serving_report, run_load
+from rayinfer.benchmark.load.load_client import LoadPlan, RequestTimes, run_load
 from rayinfer.benchmark.load.workloads import LengthRange
 from rayinfer.errors import ConfigError, RayinferError
 
 
 class FakeServer:
-    """Streams `max_tokens` tokens in chunks of `tokens_per_chunk`; what goes wrong is told by request number."""
+    """Server that streams `max_tokens` tokens in chunks of `tokens_per_chunk`; `failures` are by request number."""
 
-    def __init__(self, *, tokens_per_chunk=1, gap_s=0.0, tells_usage_per_chunk=False, failures=None):
+    def __init__(self, *, tokens_per_chunk=1, gap_s=0.0, has_usage_per_chunk=False, failures=None):
         self.tokens_per_chunk = tokens_per_chunk
         self.gap_s = gap_s
-        self.tells_usage_per_chunk = tells_usage_per_chunk
+        self.has_usage_per_chunk = has_usage_per_chunk
         self.failures = failures or {}  # by the request's number; the warm-up is number 0
         self.bodies = []
         self.arrivals = []
@@ -49,7 +47,7 @@ class FakeServer:
             if sent:
                 await asyncio.sleep(self.gap_s)
             chunk = {"choices": [{"index": 0, "text": "x"}]}
-            if self.tells_usage_per_chunk:
+            if self.has_usage_per_chunk:
                 chunk["usage"] = {"completion_tokens": min(num_tokens, sent + self.tokens_per_chunk)}
             await self.send(response, chunk)
         await self.send(response, {"choices": [{"index": 0, "text": "", "finish_reason": "length"}]})
@@ -78,27 +76,20 @@ async def load(server, **plan):
         return await run_load(LoadPlan(base_url=url, **(settings | plan)))
 
 
-async def test_every_request_is_sent_once_after_one_that_does_not_count():
+async def test_every_request_is_sent_once_after_an_uncounted_warm_up():
     server = FakeServer()
     report = await load(server)
     assert len(server.bodies) == 7
     assert server.bodies[0] == server.bodies[1]
+    expected = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "stream_options": {"include_usage": True}}
+    assert server.bodies[0].items() >= expected.items()
     assert len({tuple(body["prompt"]) for body in server.bodies[1:]}) == 6
     assert (report.completed, report.failed, report.output_tokens) == (6, 0, 48)
     assert report.ttft.count == report.end_to_end.count == 6
     assert report.inter_token.count == 6 * 7  # a chunk that only ends the answer is no token
 
 
-async def test_requests_ask_for_exact_lengths_greedily_and_for_the_usage():
-    server = FakeServer()
-    await load(server)
-    body = server.bodies[0]
-    assert len(body["prompt"]) == 4
-    assert (body["max_tokens"], body["temperature"], body["ignore_eos"], body["stream"]) == (8, 0, True, True)
-    assert body["stream_options"] == {"include_usage": True}
-
-
-async def test_lengths_may_be_ranges_and_every_token_that_was_sent_counts():
+async def test_lengths_may_be_ranges_and_all_tokens_count():
     server = FakeServer()
     report = await load(server, num_requests=12, input_len=LengthRange(2, 5), output_len=LengthRange(1, 4))
     sent = server.bodies[1:]
@@ -110,13 +101,13 @@ async def test_lengths_may_be_ranges_and_every_token_that_was_sent_counts():
     assert report.total_tok_s * report.secs == pytest.approx(tokens, rel=0.05)
 
 
-async def test_no_more_clients_than_asked_for_are_open_at_once():
+async def test_at_most_the_given_number_of_requests_are_open():
     server = FakeServer(gap_s=0.005)
     await load(server, concurrency=3, num_requests=9)
     assert server.most_open == 3
 
 
-async def test_arrivals_at_a_rate_do_not_wait_for_answers():
+async def test_arrivals_at_a_rate_do_not_wait_for_earlier_requests():
     server = FakeServer(gap_s=0.05)
     report = await load(server, concurrency=1, num_requests=20, request_rate=200.0)
     assert server.most_open > 5
@@ -126,9 +117,9 @@ async def test_arrivals_at_a_rate_do_not_wait_for_answers():
     assert max(gaps) > 2 * min(gaps)  # random moments, no metronome
 
 
-@pytest.mark.parametrize("tells_usage_per_chunk", [True, False])
-async def test_gaps_are_shared_among_the_tokens_of_a_chunk(tells_usage_per_chunk):
-    server = FakeServer(tokens_per_chunk=4, gap_s=0.04, tells_usage_per_chunk=tells_usage_per_chunk)
+@pytest.mark.parametrize("has_usage_per_chunk", [True, False])
+async def test_gaps_are_divided_by_the_tokens_of_a_chunk(has_usage_per_chunk):
+    server = FakeServer(tokens_per_chunk=4, gap_s=0.04, has_usage_per_chunk=has_usage_per_chunk)
     report = await load(server, output_len=20, num_requests=2)
     assert report.tokens_per_chunk == 4.0
     assert 9.0 < report.inter_token.p50 < 20.0  # 40 ms for four tokens
@@ -146,21 +137,15 @@ async def test_failures_are_counted_by_reason_and_leave_the_latencies_alone():
         assert part in reasons
 
 
-async def test_a_server_that_cannot_answer_at_all_is_said_at_once():
+async def test_a_failed_warm_up_is_an_error():
     with pytest.raises(RayinferError, match=r"the warm-up request to .*/v1/completions failed: HTTP 429"):
         await load(FakeServer(failures={0: "status"}))
 
 
-async def test_a_slow_answer_is_a_failure():
+async def test_a_slow_request_is_a_failure():
     server = FakeServer(gap_s=0.5)
     with pytest.raises(RayinferError, match="TimeoutError"):
         await load(server, timeout_s=0.1)
-
-
-def test_the_url_may_end_in_v1_or_not():
-    for url in ("http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/"):
-        plan = LoadPlan(base_url=url, model="m", num_requests=1, input_len=1, output_len=1)
-        assert plan.completions_url == "http://h:1/v1/completions"
 
 
 @pytest.mark.parametrize("settings", [{"concurrency": 0}, {"request_rate": 0.0}, {"request_rate": float("nan")}])
@@ -169,14 +154,13 @@ def test_an_impossible_load_is_refused(settings):
         LoadPlan(base_url="u", model="m", num_requests=1, input_len=1, output_len=1, **settings)
 
 
-def test_a_chunk_that_does_not_say_its_tokens_gets_the_mean_of_the_rest():
-    answer = Answer(gaps_s=[0.02, 0.06, 0.06], chunk_tokens=[1, 2, None, None], output_tokens=9)
-    assert answer.inter_token_s == pytest.approx([0.01] * 2 + [0.02] * 6)
+def test_a_chunk_without_usage_gets_the_mean_of_the_rest():
+    times = RequestTimes(gaps_s=[0.02, 0.06, 0.06], chunk_tokens=[1, 2, None, None], output_tokens=9)
+    assert times.inter_token_s == pytest.approx([0.01] * 2 + [0.02] * 6)
 
 
-async def test_the_report_can_be_shown():
-    console = Console(file=io.StringIO(), width=160)
-    print_serving_report(await load(FakeServer(failures={2: "cut"})), console)
-    shown = console.file.getvalue()
-    for part in ("2 clients", "first token", "inter-token", "end to end", "cut before [DONE]"):
-        assert part in shown
+async def test_tables_hold_rates_latencies_and_errors():
+    rates, latencies, errors = (await load(FakeServer(failures={2: "cut"}))).tables()
+    assert ("failed", 1) in rates.rows
+    assert [row[0] for row in latencies.rows] == ["first token", "inter-token", "end to end"]
+    assert errors.rows == [("ValueError: the stream was cut before [DONE]", 1)]

@@ -13,27 +13,14 @@ from rayinfer.benchmark.load.workloads import (
 from rayinfer.errors import ConfigError
 
 
-def test_the_default_workload_is_the_one_that_every_peer_runs():
+def test_the_default_workload_never_changes():
     workload = offline_workload()
     content = json.dumps([workload.prompts, workload.output_lengths], separators=(",", ":")).encode()
     assert (workload.num_requests, workload.num_prompt_tokens, workload.num_output_tokens) == (64, 9453, 8946)
     assert hashlib.sha256(content).hexdigest() == "aed5358a859c04b801bbda257a401c3c3bed18d40b0e62dab0b272a11ec8f367"
 
 
-def test_another_seed_draws_other_prompts_of_other_lengths():
-    first, second = offline_workload(seed=0), offline_workload(seed=1)
-    assert first.prompts != second.prompts
-    assert first.output_lengths != second.output_lengths
-
-
-def test_lengths_and_token_ids_stay_within_their_bounds():
-    workload = offline_workload(50, (2, 4), (7, 9), vocab_size=110, seed=3)
-    assert {len(prompt) for prompt in workload.prompts} == {2, 3, 4}
-    assert set(workload.output_lengths) == {7, 8, 9}
-    assert {token for prompt in workload.prompts for token in prompt} == set(range(100, 110))
-
-
-def test_a_serving_workload_has_one_length_and_the_peers_tokens():
+def test_a_serving_workload_of_single_lengths_never_changes():
     workload = serving_workload(2, 3, 5)
     assert workload.prompts == [[25347, 27662, 2753], [17068, 33606, 31945]]
     assert workload.output_lengths == [5, 5]
@@ -53,13 +40,8 @@ def test_a_range_of_one_length_is_that_length():
     assert [parse_lengths(text) for text in ("16:32", "16:16", "16")] == [(16, 32), 16, 16]
 
 
-@pytest.mark.parametrize(("text", "expected"), [("32:256", (32, 256)), ("128", (128, 128))])
-def test_a_length_is_a_range_or_a_number(text, expected):
-    assert parse_length_range(text) == expected
-
-
 @pytest.mark.parametrize("text", ["", "a:b", "3:", ":", "1.5"])
-def test_anything_else_is_no_length(text):
+def test_another_text_is_no_length(text):
     with pytest.raises(ConfigError, match="a length is a number or a range") as failure:
         parse_length_range(text)
     assert repr(text) in str(failure.value)
@@ -74,6 +56,6 @@ def test_anything_else_is_no_length(text):
         ({"vocab_size": 100}, "vocab_size must be above 100, got 100"),
     ],
 )
-def test_work_that_cannot_be_drawn_is_refused(arguments, message):
+def test_an_impossible_workload_is_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         offline_workload(**arguments)

@@ -1,19 +1,17 @@
 import io
-import json
 
 import pytest
 from rich.console import Console
 
-from rayinfer.benchmark.load.report import write_json
 from rayinfer.benchmark.load.workloads import offline_workload
-from rayinfer.benchmark.offline.offline import measure_in_turn, print_offline_report, run_offline
+from rayinfer.benchmark.offline.offline import measure_interleaved, run_offline
 from rayinfer.benchmark.offline.transformers_peer import check_peer_name, transformers_peer
 from rayinfer.errors import ConfigError, RayinferError
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 
-class FakeContender:
-    """Answers at once, `missing` tokens too few, and notes when it was asked."""
+class FakeSystem:
+    """System that finishes at once, `missing` tokens too early, and records its calls."""
 
     def __init__(self, name, log, missing=0):
         self.name = name
@@ -30,23 +28,18 @@ def console():
     return Console(file=io.StringIO(), width=160)
 
 
-def test_contenders_are_warmed_up_and_then_run_in_turn(console):
+def test_systems_are_warmed_up_and_then_interleaved(console):
     log = []
     workload = offline_workload(3, (2, 4), (2, 4))
-    first, second = measure_in_turn([FakeContender("a", log), FakeContender("b", log)], workload, 2, console)
-    assert log == [("a", 8), ("b", 8), ("a", 3), ("b", 3), ("a", 3), ("b", 3)]
-    assert (first.name, len(first.runs), second.name, len(second.runs)) == ("a", 2, "b", 2)
+    first, second = measure_interleaved([FakeSystem("a", log), FakeSystem("b", log)], workload, 3, console)
+    assert log == [("a", 8), ("b", 8), *[("a", 3), ("b", 3)] * 3]
+    assert (first.name, len(first.runs), second.name, len(second.runs)) == ("a", 3, "b", 3)
+    assert first.secs == sorted(first.runs)[1]
 
 
-def test_the_median_run_counts(console):
-    workload = offline_workload(3, (2, 4), (2, 4))
-    (result,) = measure_in_turn([FakeContender("a", [])], workload, 3, console)
-    assert result.secs == sorted(result.runs)[1]
-
-
-def test_answers_that_are_too_short_are_no_measurement(console):
+def test_outputs_that_are_too_short_are_no_measurement(console):
     with pytest.raises(RayinferError, match="slacker gave 3 answers of another length than asked for"):
-        measure_in_turn([FakeContender("slacker", [], missing=1)], offline_workload(3, (2, 4), (2, 4)), 1, console)
+        measure_interleaved([FakeSystem("slacker", [], missing=1)], offline_workload(3, (2, 4), (2, 4)), 1, console)
 
 
 def test_the_engine_and_transformers_do_the_same_work(tmp_path, console):
@@ -66,10 +59,7 @@ def test_the_engine_and_transformers_do_the_same_work(tmp_path, console):
     assert report.ratio == pytest.approx(report.peer.secs / report.own.secs, rel=0.01)
     assert report.start_to_first_token_s > 0
     assert report.peak_rss_bytes > 50 * 2**20
-    print_offline_report(report, console)
-    assert "ratio rayinfer / transformers" in console.file.getvalue()
-    write_json(report, tmp_path / "report.json")
-    assert json.loads((tmp_path / "report.json").read_text())["own"]["runs"] == report.own.runs
+    assert ("ratio rayinfer / transformers", report.ratio) in report.tables()[0].rows
 
 
 def test_an_unknown_peer_is_refused_before_anything_is_loaded():

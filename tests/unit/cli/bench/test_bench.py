@@ -43,23 +43,23 @@ def bench(server, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("lengths", "inputs", "outputs", "told"),
+    ("lengths", "inputs", "outputs", "reported"),
     [
         (("--input-len", "3:4", "--output-len", "5:6"), {3, 4}, {5, 6}, ([3, 4], [5, 6])),
         (("--input-len", "3", "--output-len", "5"), {3}, {5}, (3, 5)),
     ],
 )
-def test_a_server_is_loaded_with_lengths_given_as_ranges_or_numbers(server, tmp_path, lengths, inputs, outputs, told):
+def test_lengths_are_ranges_or_numbers(server, tmp_path, lengths, inputs, outputs, reported):
     result = bench(server, *lengths, "--json", str(tmp_path / "report.json"))
     assert result.exit_code == 0, result.output
     assert {len(body["prompt"]) for body in server.bodies} == inputs
     assert {body["max_tokens"] for body in server.bodies} == outputs
     report = json.loads((tmp_path / "report.json").read_text())
-    assert (report["input_len"], report["output_len"]) == told
+    assert (report["input_len"], report["output_len"]) == reported
 
 
 @pytest.mark.parametrize("length", ["0", "4:3", "x"])
-def test_lengths_that_cannot_be_drawn_are_one_line(server, length):
+def test_impossible_lengths_are_one_line(server, length):
     result = bench(server, "--input-len", length)
     assert result.exit_code == 1
     assert result.stderr.startswith("error: a length")
@@ -98,7 +98,7 @@ def test_routing_decisions_are_measured_without_a_service(tmp_path):
 @pytest.mark.parametrize(
     "option", [("--profile", "fast"), ("--waiting", "-1"), ("--engines", "0"), ("--waiting", "many")]
 )
-def test_what_the_router_bench_cannot_measure_is_one_line(tmp_path, option):
+def test_impossible_router_settings_are_one_line(tmp_path, option):
     result = CliRunner().invoke(build_application(), ["bench", "router", *option, "--output", str(tmp_path)])
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1

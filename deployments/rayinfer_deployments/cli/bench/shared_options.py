@@ -1,0 +1,82 @@
+"""Options and output that several benchmarks share."""
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+import typer
+from rich.console import Console
+from rich.table import Table as TerminalTable
+
+if TYPE_CHECKING:
+    from rayinfer.benchmark.report import Table
+
+RESULTS = Path("kernels/benchmarks/results")
+
+Model = Annotated[str, typer.Option(help="folder, GGUF file, Hugging Face repository or embedded name")]
+JsonFile = Annotated[Path | None, typer.Option("--json", help="write the result to this file")]
+Output = Annotated[Path, typer.Option(help="folder for the report's files")]
+Seed = Annotated[int, typer.Option(help="seed of the prompts and lengths")]
+
+
+class Report(Protocol):
+    """Result of a benchmark."""
+
+    def tables(self) -> "list[Table]":
+        """Return its figures."""
+        ...
+
+
+def show(report: Report, json_file: Path | None = None) -> None:
+    """Print a report's tables, and write it where the user wants it."""
+    from rayinfer.benchmark.report import format_figure, write_json
+
+    console = Console()
+    for table in report.tables():
+        console.print(table.title, style="bold", markup=False, highlight=False, soft_wrap=True)
+        shown = TerminalTable(*table.heads)
+        for row in table.rows:
+            shown.add_row(*map(format_figure, row))
+        console.print(shown)
+    if json_file is not None:
+        write_json(report, json_file)
+
+
+@contextmanager
+def progress_log(*, keeps_lines: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show what is being done, with the elapsed time; with `keeps_lines` every step stays on the terminal."""
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, transient=True) as progress:
+        task = progress.add_task("starting")
+
+        def log(text: str) -> None:
+            progress.update(task, description=text)
+            if keeps_lines:
+                progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+        yield log
+
+
+@contextmanager
+def progress_count(total: int) -> Iterator[Callable[[int], None]]:
+    """Show how many requests have finished."""
+    from rich.progress import Progress
+
+    with Progress(transient=True) as progress:
+        task = progress.add_task("requests", total=total)
+        yield lambda completed: progress.update(task, completed=completed)
+
+
+def typed_command() -> str:
+    """Return the command as it was typed, for reports."""
+    return shlex.join(["rayinfer", *sys.argv[1:]])
+
+
+def split_names(text: str) -> list[str]:
+    """Split names with commas between."""
+    return [name.strip() for name in text.split(",") if name.strip()]

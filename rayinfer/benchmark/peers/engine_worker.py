@@ -1,0 +1,106 @@
+"""Process of one engine under test: reads workloads as lines of JSON, writes seconds.
+
+`engine_worker.py ENGINE SETTINGS` runs under the engine's own interpreter, where rayinfer may be missing: outside of
+the functions that open engines it imports the standard library alone.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, TextIO
+
+Generate = Callable[[list[list[int]], list[int]], list[int]]  # prompts, output lengths -> output lengths found
+OPENVINO_CACHE_GB = 2
+
+
+def open_rayinfer(settings: dict[str, Any]) -> Generate:
+    """Open our own engine, as users start it; `engine` holds EngineConfig's fields."""
+    from rayinfer.llm import LLM
+    from rayinfer.sampling_params import SamplingParams
+
+    llm = LLM(settings["model"], enable_prefix_caching=False, **settings["engine"])
+
+    def generate(prompts: list[list[int]], lengths: list[int]) -> list[int]:
+        params = [SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in lengths]
+        return [len(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
+
+    return generate
+
+
+def open_vllm(settings: dict[str, Any]) -> Generate:
+    """Open vLLM's offline class, with room for the whole workload and without prefix caching."""
+    from vllm import LLM, SamplingParams
+
+    sizes = {"max_model_len": 1024, "max_num_seqs": 64}
+    llm = LLM(settings["model"], dtype=settings["dtype"], enable_prefix_caching=False, **sizes)
+
+    def generate(prompts: list[list[int]], lengths: list[int]) -> list[int]:
+        params = [SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True) for length in lengths]
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        return [len(output.outputs[0].token_ids) for output in outputs]
+
+    return generate
+
+
+def open_openvino(settings: dict[str, Any]) -> Generate:
+    """Open OpenVINO's pipeline with continuous batching, with room for the whole workload."""
+    import numpy as np
+    import openvino
+    import openvino_genai
+
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.cache_size = OPENVINO_CACHE_GB
+    scheduler.max_num_seqs = 64
+    scheduler.dynamic_split_fuse = True
+    scheduler.enable_prefix_caching = False
+    properties = {"INFERENCE_PRECISION_HINT": settings["precision"], "INFERENCE_NUM_THREADS": settings["num_threads"]}
+    pipeline = openvino_genai.ContinuousBatchingPipeline(settings["model"], scheduler, "CPU", properties)
+
+    def generate(prompts: list[list[int]], lengths: list[int]) -> list[int]:
+        configs = [
+            openvino_genai.GenerationConfig(max_new_tokens=length, ignore_eos=True, do_sample=False)
+            for length in lengths
+        ]
+        tensors = [openvino.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
+        return [len(result.m_generation_ids[0]) for result in pipeline.generate(tensors, configs)]
+
+    return generate
+
+
+ENGINES = {"rayinfer": open_rayinfer, "vllm": open_vllm, "openvino": open_openvino}
+
+
+def serve(open_engine: Callable[[dict[str, Any]], Generate], settings: dict[str, Any]) -> None:
+    """Open the engine, report it, and run workloads until the input ends."""
+    # Engines and the processes that they start may print: all of that goes to standard error.
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    try:
+        generate = open_engine(settings)
+    except Exception as error:
+        _send(replies, error=_one_line(error))
+        raise
+    _send(replies, ready=True)
+    for line in sys.stdin:
+        workload = json.loads(line)
+        try:
+            started = time.perf_counter()
+            lengths = generate(workload["prompts"], workload["lengths"])
+            _send(replies, seconds=time.perf_counter() - started, lengths=lengths)
+        except Exception as error:
+            _send(replies, error=_one_line(error))
+
+
+def _send(replies: TextIO, **message: Any) -> None:
+    replies.write(json.dumps(message) + "\n")
+    replies.flush()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+
+
+if __name__ == "__main__":  # an engine may start processes that import this file again
+    serve(ENGINES[sys.argv[1]], json.loads(sys.argv[2]))

@@ -1,1 +1,0 @@
-"""Scripts that run in the measured system's own interpreter: started as files, never imported."""

