@@ -14,7 +14,7 @@ from rayinfer.decoding.penalties import PenaltyHistory, PenaltyStrengths
 from rayinfer.decoding.row_lists import RowLists
 from rayinfer.decoding.sampling_table import RowSettings, SamplingTable
 from rayinfer.decoding.token_rules import TokenRules
-from rayinfer.decoding.token_scores import TokenScores, score_tokens
+from rayinfer.decoding.token_scores import LogprobsTensors, gather_logprobs
 from rayinfer.decoding.typical_set import keep_typical_
 from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
@@ -36,7 +36,7 @@ class Sampled:
     token_ids: Tensor  # int64 [rows]
     is_invalid: Tensor  # bool [rows]: no token could be chosen, so the token id (0) means nothing
     scored: npt.NDArray[np.int64]  # the lines whose requests asked for log probabilities
-    scores: TokenScores | None  # of their tokens, by the untouched logits; None if none did
+    scores: LogprobsTensors | None  # of their tokens, by the untouched logits; None if none did
 
 
 class _NumbersOfRows(NamedTuple):
@@ -225,10 +225,10 @@ class Sampler:
 
     def _scores(
         self, logits: Tensor, token_ids: Tensor, settings: RowSettings, scored: npt.NDArray[np.int64]
-    ) -> TokenScores:
+    ) -> LogprobsTensors:
         lines = self._on_device(scored)
         num_top = int(settings["num_scored"].max()) - 1
-        return score_tokens(logits.index_select(0, lines), token_ids[lines], num_top)
+        return gather_logprobs(logits.index_select(0, lines), token_ids[lines], num_top)
 
     def _choose(self, scores: Tensor, settings: RowSettings, positions: RowNumbers) -> ops.SampledRows:
         is_typical = (settings["typical_p"] < 1.0) & ~settings["is_greedy"]

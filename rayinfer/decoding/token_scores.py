@@ -9,7 +9,7 @@ from rayinfer_kernels.reference.inverse_cdf import padded_to_blocks, row_sums, t
 
 
 @dataclass(frozen=True, slots=True)
-class TokenScores:
+class LogprobsTensors:
     """Scores of one token per line, and of the k most likely ones there, best first and of equals the lowest id."""
 
     token_ids: Tensor  # int64 [lines, 1 + k]: the token itself, then the most likely
@@ -17,14 +17,14 @@ class TokenScores:
     ranks: Tensor  # int32 [lines], of the token itself: 1 is the most likely, and equals rank by id
 
 
-def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenScores:
+def gather_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> LogprobsTensors:
     """Score `token_ids` [lines] by `logits` [lines, vocab]; a line's numbers do not depend on the other lines."""
     logits = logits.float()
     chosen = token_ids.unsqueeze(1)
     own = logits.gather(1, chosen)
     scored = torch.cat((chosen, _most_likely(logits, num_top)), dim=1) if num_top else chosen
     logprobs = (logits.gather(1, scored).double() - _log_sum_exp(logits)).float()
-    return TokenScores(scored, logprobs, _rank(logits, own, chosen))
+    return LogprobsTensors(scored, logprobs, _rank(logits, own, chosen))
 
 
 def _log_sum_exp(logits: Tensor) -> Tensor:

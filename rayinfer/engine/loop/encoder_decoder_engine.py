@@ -22,7 +22,7 @@ class EncoderDecoderEngine(Engine):
         super().__init__(**parts)
         self._answers = answers
 
-    def _accepted(self, request: GenerationRequest, source_token_ids: Int32Array | None = None) -> Request:
+    def _checked_request(self, request: GenerationRequest, source_token_ids: Int32Array | None = None) -> Request:
         source_token_ids = checked_source(request, self.description)
         params, description = request.sampling_params, self.description
         params.check_leaves_a_token(
@@ -31,4 +31,4 @@ class EncoderDecoderEngine(Engine):
         if bad := self._answers.bad_token_sequences:
             params = replace(params, bad_token_sequences=(*params.bad_sequences, *bad))
         answer = replace(request, prompt_token_ids=[self._answers.start_token_id], sampling_params=params)
-        return super()._accepted(answer, source_token_ids)
+        return super()._checked_request(answer, source_token_ids)

@@ -98,7 +98,7 @@ class StepPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScoredTokens:
+class LogprobsArrays:
     """Log probabilities of some tokens, and of the most likely ones at their places, before any sampling setting.
 
     There are as many columns as the most demanding request needs; each takes the first ones.
@@ -110,10 +110,10 @@ class ScoredTokens:
     logprobs: Float32Array  # [num_tokens, 1 + k]
     ranks: Int32Array  # [num_tokens], of the token itself, 1 is the most likely
 
-    def only(self, rows: Int64Array) -> "ScoredTokens":
+    def only(self, rows: Int64Array) -> "LogprobsArrays":
         """The scores of these rows."""
         is_kept = np.isin(self.rows, rows)
-        return ScoredTokens(
+        return LogprobsArrays(
             rows=self.rows[is_kept],
             positions=self.positions[is_kept],
             token_ids=self.token_ids[is_kept],
@@ -128,8 +128,8 @@ class SampledTokens:
 
     token_ids: Int64Array  # [number of true `samples`]
     is_invalid: BoolArray  # of the same length: the logits had no finite maximum, the token means nothing
-    logprobs: ScoredTokens | None = None  # of the new tokens of those requests that asked for them
-    prompt_logprobs: ScoredTokens | None = None  # of prompt tokens, the first of a prompt excepted
+    logprobs: LogprobsArrays | None = None  # of the new tokens of those requests that asked for them
+    prompt_logprobs: LogprobsArrays | None = None  # of prompt tokens, the first of a prompt excepted
 
     def only(self, is_kept: BoolArray, rows: Int64Array) -> "SampledTokens":
         """The tokens of some requests; is_kept [number of tokens], and the rows of which scores are kept."""

@@ -53,7 +53,7 @@ class InProcessExecutor:
         self._memory.restore(level)
         self._runner.decoder = self._memory.decoder
         if level is not SleepLevel.PERSIST:
-            self._runner.record_again()
+            self._runner.recapture()
 
     def check(self) -> None:
         """Nothing happens: it lives as long as this process."""

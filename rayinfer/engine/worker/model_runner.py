@@ -12,8 +12,8 @@ from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
 from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, Stage
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs
 from rayinfer.engine.worker.prompt_scorer import PromptScorer
-from rayinfer.engine.worker.step_inputs import LastTokens, StepInputs, send_plan
-from rayinfer.engine.worker.step_results import NO_TOKENS, FinishedStep, HostCopies, SampledUnderWay, ScoresUnderWay
+from rayinfer.engine.worker.step_inputs import FutureTokens, StepInputs, upload_plan
+from rayinfer.engine.worker.step_results import NO_TOKENS, FinishedStep, HostCopies, PendingLogprobs, PendingSample
 from rayinfer.engine.worker.step_upload import StepUpload
 from rayinfer.models.decoder import Decoder
 
@@ -31,7 +31,7 @@ class ModelRunner:
         self._device = device
         self._upload = StepUpload(device)
         self._graphs: DecodeGraphs | None = None
-        self.last_tokens = LastTokens(sampler.num_rows + 1, device)  # one more for what fills steps up
+        self.future_tokens = FutureTokens(sampler.num_rows + 1, device)  # one more for what fills steps up
         self._no_tokens = [torch.zeros(0, dtype=dtype) for dtype in (torch.int64, torch.bool)]
         self._stage = stage
 
@@ -43,9 +43,9 @@ class ModelRunner:
     def record(self, graphs: DecodeGraphs) -> None:
         """Have decoding steps run as graphs from here on; the model's caches must be bound."""
         self._graphs = graphs
-        self.record_again()
+        self.recapture()
 
-    def record_again(self) -> None:
+    def recapture(self) -> None:
         """Take up graphs where there were some."""
         if self._graphs is not None:
             with torch.inference_mode():
@@ -83,14 +83,14 @@ class ModelRunner:
         assert decoder is not None, "a step without a model"
         if self._graphs is not None and self._graphs.fit(plan) and not self._prompt_scorer.scores(plan):
             return self._replay(self._graphs, plan)
-        inputs = send_plan(plan, self._upload)
+        inputs = upload_plan(plan, self._upload)
         hidden = self._hidden(decoder, plan, inputs)
         if not self._stage.place.is_last_stage:
             return FinishedStep(NO_TOKENS)
         # Before sampling, for what fails here is tried again, and a sampler must not remember a token twice.
         prompt_logprobs = self._prompt_scorer.score(plan, hidden, decoder.logits)
         if not plan.samples.any():
-            return SampledUnderWay(HostCopies(self._no_tokens), 0, prompt_logprobs=prompt_logprobs)
+            return PendingSample(HostCopies(self._no_tokens), 0, prompt_logprobs=prompt_logprobs)
         if inputs.sampled_lines is not None:
             hidden = hidden[inputs.sampled_lines]
         logits = decoder.logits(hidden)  # by all ranks of the stage together, whichever samples
@@ -98,38 +98,36 @@ class ModelRunner:
             return FinishedStep(NO_TOKENS)
         return self._sample(plan, logits, inputs.sampled_rows, prompt_logprobs)
 
-    def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> SampledUnderWay:
+    def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> PendingSample:
         """Compute a step by its graph, and what the graph cannot know of after it."""
         settings = None
         if graphs.draw is not None:
             settings = self._sampler.settings_of_draws(plan.rows, plan.seq_lens)
         outputs = graphs.run(plan, settings)
         if settings is not None:
-            return SampledUnderWay(outputs.tokens.copies(), plan.num_requests)
+            return PendingSample(outputs.tokens.copies(), plan.num_requests)
         return self._sample(plan, outputs.logits, outputs.rows, None)
 
     def _logits(self, inputs: StepInputs) -> torch.Tensor:
         """Return the logits of a step in which every request has one token and samples."""
         assert self.decoder is not None, "a step without a model"
-        return self.decoder.logits(self.decoder.forward(self.last_tokens.fill_in(inputs), inputs.batch))
+        return self.decoder.logits(self.decoder.forward(self.future_tokens.resolve(inputs), inputs.batch))
 
     def _sample(
-        self, plan: StepPlan, logits: torch.Tensor, sampled_rows: torch.Tensor, prompt_logprobs: ScoresUnderWay | None
-    ) -> SampledUnderWay:
+        self, plan: StepPlan, logits: torch.Tensor, sampled_rows: torch.Tensor, prompt_logprobs: PendingLogprobs | None
+    ) -> PendingSample:
         rows, positions = plan.rows[plan.samples], plan.seq_lens[plan.samples].astype(np.int64)
         sampled = self._sampler.sample(logits, rows, positions)
-        self.last_tokens.keep(sampled_rows, sampled.token_ids)
+        self.future_tokens.keep(sampled_rows, sampled.token_ids)
         logprobs = None
         if sampled.scores is not None:
-            logprobs = ScoresUnderWay(rows[sampled.scored], positions[sampled.scored], [sampled.scores])
-        return SampledUnderWay(
-            HostCopies([sampled.token_ids, sampled.is_invalid]), len(rows), logprobs, prompt_logprobs
-        )
+            logprobs = PendingLogprobs(rows[sampled.scored], positions[sampled.scored], [sampled.scores])
+        return PendingSample(HostCopies([sampled.token_ids, sampled.is_invalid]), len(rows), logprobs, prompt_logprobs)
 
     def _hidden(self, decoder: Decoder, plan: StepPlan, inputs: StepInputs) -> torch.Tensor:
         """Compute this stage's layers: [num_tokens, hidden_size], which the next stage, if any, has been sent."""
         place, link = self._stage.place, self._stage.link
-        token_ids = self.last_tokens.fill_in(inputs)
+        token_ids = self.future_tokens.resolve(inputs)
         if link is None:
             return decoder.forward(token_ids, inputs.batch)
         received = None if place.is_first_stage else link.receive(plan.num_tokens)

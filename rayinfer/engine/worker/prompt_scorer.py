@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from rayinfer.decoding.device_copy import copy_to_device
-from rayinfer.decoding.token_scores import score_tokens
+from rayinfer.decoding.token_scores import gather_logprobs
 from rayinfer.engine.plan.step_plan import Int32Array, Int64Array, NewRequestData, StepPlan
-from rayinfer.engine.worker.step_results import ScoresUnderWay
+from rayinfer.engine.worker.step_results import PendingLogprobs
 
 SLICE_BYTES = 16 * 2**20  # of logits in float32; scoring needs about three times as much for a moment
 
@@ -51,7 +51,7 @@ class PromptScorer:
 
     def score(
         self, plan: StepPlan, hidden: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor]
-    ) -> ScoresUnderWay | None:
+    ) -> PendingLogprobs | None:
         """Score what the step has computed of these prompts; `hidden` [num_tokens, hidden_size] are its last states.
 
         A chunk's last token scores the one after it, which only the next chunk computes. Logits are made of a slice
@@ -67,9 +67,9 @@ class PromptScorer:
         for start in range(0, len(lines), self._slice_lines):
             chosen = slice(start, start + self._slice_lines)
             logits = logits_of(hidden[copy_to_device(lines[chosen], hidden.device)])
-            scores.append(score_tokens(logits, copy_to_device(token_ids[chosen], hidden.device), num_top))
+            scores.append(gather_logprobs(logits, copy_to_device(token_ids[chosen], hidden.device), num_top))
         rows = np.repeat([part.row for part in parts], [len(part.token_ids) for part in parts])
-        return ScoresUnderWay(rows, _ranges(parts, lambda part: part.first_position), scores)
+        return PendingLogprobs(rows, _ranges(parts, lambda part: part.first_position), scores)
 
     def _parts(self, plan: StepPlan) -> list[_ScoredPart]:
         parts = []

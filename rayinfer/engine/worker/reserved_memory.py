@@ -2,12 +2,14 @@
 
 from rayinfer.engine.worker.graphs.decode_graphs import graph_memory_bytes
 from rayinfer.engine.worker.prompt_scorer import SLICE_BYTES
-from rayinfer.engine.worker.resolved_config import SettledConfig
+from rayinfer.engine.worker.resolved_config import ResolvedConfig
 from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import ModelConfig
 
 
-def reserved_memory_bytes(config: SettledConfig, model: ModelConfig, longest_sequence: int, *, has_graphs: bool) -> int:
+def reserved_memory_bytes(
+    config: ResolvedConfig, model: ModelConfig, longest_sequence: int, *, has_graphs: bool
+) -> int:
     """Estimate what a rank's steps take beside its weights and blocks."""
     num_rows = config.num_rows
     num_tokens = min(config.max_num_batched_tokens, num_rows * longest_sequence)

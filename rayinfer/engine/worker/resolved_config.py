@@ -8,7 +8,7 @@ from rayinfer.models.model_config import ModelConfig
 _NO_LIMIT = 1 << 62
 
 
-class SettledConfig(EngineConfig):
+class ResolvedConfig(EngineConfig):
     """An EngineConfig in which no setting that follows the device is None, but for the size of the KV pool."""
 
     max_num_seqs: int
@@ -21,7 +21,9 @@ class SettledConfig(EngineConfig):
         return min(self.max_num_seqs, self.max_num_batched_tokens)
 
 
-def settle(config: EngineConfig, model: ModelConfig, device_type: str, group: Ranks | None = None) -> SettledConfig:
+def resolve_config(
+    config: EngineConfig, model: ModelConfig, device_type: str, group: Ranks | None = None
+) -> ResolvedConfig:
     """Fill in what was not given, for a device of type "cpu" or "cuda".
 
     All ranks of a group call it together: the sizes of a batch follow the device of rank 0 on every rank.
@@ -41,4 +43,4 @@ def settle(config: EngineConfig, model: ModelConfig, device_type: str, group: Ra
     settings["max_num_seqs"], settings["max_num_batched_tokens"] = sizes
     has_graphs = device_type == "cuda" and not config.enforce_eager
     largest = min(settings["max_cudagraph_capture_size"], *sizes)
-    return SettledConfig(**settings | {"max_cudagraph_capture_size": largest if has_graphs else 0})
+    return ResolvedConfig(**settings | {"max_cudagraph_capture_size": largest if has_graphs else 0})

@@ -11,7 +11,7 @@ from rayinfer.engine.plan.executor import StepHandle
 from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
 from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, Stage
 from rayinfer.engine.worker.model_runner import ModelRunner
-from rayinfer.engine.worker.step_results import SampledUnderWay
+from rayinfer.engine.worker.step_results import PendingSample
 from rayinfer.models.decoder import Decoder
 from rayinfer.sampling_params import SamplingParams
 
@@ -61,10 +61,10 @@ class StaticShapes:
             output_token_ids=np.zeros(0, np.int32),
             end_token_ids=(),
         )
-        first, *others = (self._filled_up(shape, 0, 0, 0) for shape in self.shapes)
+        first, *others = (self._pad(shape, 0, 0, 0) for shape in self.shapes)
         return [replace(first, new_requests=(nobody,)), *others]
 
-    def fill_up(self, plan: StepPlan) -> StepPlan:
+    def pad(self, plan: StepPlan) -> StepPlan:
         """Return the same step in one of the shapes; it is valid until the next call."""
         num_requests, num_tokens = plan.num_requests, plan.num_tokens
         shape = self._shape_of(plan)
@@ -77,7 +77,7 @@ class StaticShapes:
             getattr(filled, name)[:num_tokens] = getattr(plan, name)
         filled.cu_seqlens_q[: num_requests + 1] = plan.cu_seqlens_q
         filled.block_tables[:num_requests, : plan.block_tables.shape[1]] = plan.block_tables
-        filled = self._filled_up(shape, num_requests, num_tokens, int(plan.samples.sum()))
+        filled = self._pad(shape, num_requests, num_tokens, int(plan.samples.sum()))
         return replace(filled, step=plan.step, new_requests=plan.new_requests)
 
     def _shape_of(self, plan: StepPlan) -> StepShape:
@@ -87,7 +87,7 @@ class StaticShapes:
         needed = plan.num_tokens + 2 * self._num_rows - plan.num_requests
         return next(shape for shape in self._prefilling if shape.num_tokens >= needed)
 
-    def _filled_up(self, shape: StepShape, num_requests: int, num_tokens: int, num_samples: int) -> StepPlan:
+    def _pad(self, shape: StepShape, num_requests: int, num_tokens: int, num_samples: int) -> StepPlan:
         """Fill the arrays of a shape behind so many requests and tokens."""
         plan, num_more = self._plans[shape], shape.num_requests - num_requests
         if not num_more:
@@ -151,5 +151,5 @@ class StaticRunner(ModelRunner):
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Compute the step as a ModelRunner does; of its tokens only those of its own requests count."""
-        step = super().submit(self._shapes.fill_up(plan))
-        return replace(step, count=int(plan.samples.sum())) if isinstance(step, SampledUnderWay) else step
+        step = super().submit(self._shapes.pad(plan))
+        return replace(step, count=int(plan.samples.sum())) if isinstance(step, PendingSample) else step

@@ -22,7 +22,7 @@ class StepInputs:
     sampled_lines: torch.Tensor | None  # int64, where the last tokens of these stand; None if all tokens are such
 
 
-def send_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
+def upload_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
     """Bring a plan to the device."""
     arrays: list[np.ndarray] = [
         plan.token_ids,
@@ -61,7 +61,7 @@ def num_decodes(cu_seqlens_q: np.ndarray) -> int:
     return int(others[0]) if len(others) else len(cu_seqlens_q) - 1
 
 
-class LastTokens:
+class FutureTokens:
     """The token that each row got when it sampled last, kept on the device."""
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
@@ -71,7 +71,7 @@ class LastTokens:
         """Note the rows' new tokens, int64 [number of rows] each."""
         self.by_row[rows] = token_ids
 
-    def fill_in(self, inputs: StepInputs) -> torch.Tensor:
+    def resolve(self, inputs: StepInputs) -> torch.Tensor:
         """The step's tokens, int32 [num_tokens], all of them."""
         if inputs.uses_last_sampled is None:
             return inputs.token_ids

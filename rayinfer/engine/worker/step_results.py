@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rayinfer.decoding.token_scores import TokenScores
-from rayinfer.engine.plan.step_plan import Int64Array, SampledTokens, ScoredTokens
+from rayinfer.decoding.token_scores import LogprobsTensors
+from rayinfer.engine.plan.step_plan import Int64Array, LogprobsArrays, SampledTokens
 
 NO_TOKENS = SampledTokens(np.empty(0, np.int64), np.empty(0, np.bool_))
 
@@ -64,18 +64,18 @@ class _TokenCopies(HostCopies):
         return [memory[: 8 * num_rows].view(np.int64), memory[8 * num_rows :].view(np.bool_)]
 
 
-class ScoresUnderWay:
+class PendingLogprobs:
     """The scores of consecutive tokens, of as many columns each, with the rows and positions of all of them."""
 
-    def __init__(self, rows: Int64Array, positions: Int64Array, scores: Sequence[TokenScores]) -> None:
+    def __init__(self, rows: Int64Array, positions: Int64Array, scores: Sequence[LogprobsTensors]) -> None:
         self._rows, self._positions = rows, positions
         columns = ([part.token_ids for part in scores], [part.logprobs for part in scores])
         self._copies = HostCopies([*map(torch.cat, columns), torch.cat([part.ranks for part in scores])])
 
-    def result(self) -> ScoredTokens:
+    def result(self) -> LogprobsArrays:
         """Wait for them."""
         token_ids, logprobs, ranks = self._copies.arrays()
-        return ScoredTokens(
+        return LogprobsArrays(
             rows=self._rows,
             positions=self._positions,
             token_ids=token_ids.astype(np.int32),
@@ -85,13 +85,13 @@ class ScoresUnderWay:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledUnderWay:
+class PendingSample:
     """The handle of a step whose tokens may be in flight; only the first `count` of them are valid."""
 
     copies: HostCopies  # of the tokens, and of whether they are invalid
     count: int
-    logprobs: ScoresUnderWay | None = None
-    prompt_logprobs: ScoresUnderWay | None = None
+    logprobs: PendingLogprobs | None = None
+    prompt_logprobs: PendingLogprobs | None = None
 
     def result(self) -> SampledTokens:
         """Wait for the step's tokens."""

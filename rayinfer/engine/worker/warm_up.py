@@ -13,7 +13,7 @@ _DRAWN = SamplingParams(temperature=0.8, top_p=0.9, top_k=20, min_p=0.01)
 _PENALISED = SamplingParams(temperature=0.8, top_p=0.9, presence_penalty=0.1)  # its logits are adjusted in float32
 
 
-def first_steps(most: int, longest: int, num_rows: int, block_size: int, padding: Padding) -> Iterator[StepPlan]:
+def warm_up_plans(most: int, longest: int, num_rows: int, block_size: int, padding: Padding) -> Iterator[StepPlan]:
     """Steps of dummy prompts, from one token to `most`, then steps in which up to `num_rows` requests sample.
 
     Kernels look at sizes only coarsely, so powers of two stand for all. No prompt has more than `longest` tokens:

@@ -22,9 +22,9 @@ from rayinfer.engine.worker.in_process_executor import InProcessExecutor
 from rayinfer.engine.worker.model_memory import ModelMemory
 from rayinfer.engine.worker.model_runner import ModelRunner
 from rayinfer.engine.worker.reserved_memory import reserved_memory_bytes
-from rayinfer.engine.worker.resolved_config import SettledConfig, settle
+from rayinfer.engine.worker.resolved_config import ResolvedConfig, resolve_config
 from rayinfer.engine.worker.static_runner import StaticRunner, StaticShapes
-from rayinfer.engine.worker.warm_up import first_steps
+from rayinfer.engine.worker.warm_up import warm_up_plans
 from rayinfer.errors import ConfigError, ModelLoadError
 from rayinfer.kv_cache.cache_tensors import BlockShape
 from rayinfer.kv_cache.pool_size import count_kv_blocks, count_offload_blocks, count_static_blocks
@@ -47,7 +47,7 @@ _CACHE_TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # else the mode
 class ModelPart:
     """A rank's executor, and the sizes that the scheduler needs."""
 
-    config: SettledConfig  # the settings that it was built with: the same batch sizes on every rank
+    config: ResolvedConfig  # the settings that it was built with: the same batch sizes on every rank
     executor: InProcessExecutor
     link: PipelineLink | None  # to the stages before and after, where there are several
     num_blocks: int  # of the pool, for requests: the same on every rank
@@ -60,7 +60,7 @@ class ModelPart:
 class _Setting:
     """Settings, model and device, resolved before anything is loaded."""
 
-    config: SettledConfig
+    config: ResolvedConfig
     model: ModelConfig
     folder: Path
     device: torch.device
@@ -72,7 +72,7 @@ def build_part(config: EngineConfig, folder: Path, group: Ranks | None = None) -
     device = group.device if group is not None else any_device()
     _use_threads(config, device)
     model = read_model_config(folder)
-    settled = settle(config, model, device.type, group)
+    settled = resolve_config(config, model, device.type, group)
     setting = _Setting(config=settled, model=model, folder=folder, device=device, group=group)
     memory = _model_memory(setting)
     num_blocks = memory.num_blocks - num_spare_blocks(settled)
@@ -146,7 +146,7 @@ def _runner(setting: _Setting, memory: ModelMemory, max_model_len: int, stage: S
     if config.engine == "dynamic":
         plain = ModelRunner(decoder, sampler, device, stage)
         most = min(config.max_num_batched_tokens, num_rows * max_model_len)  # of any step, and memory is kept for it
-        steps = first_steps(most, min(most, max_model_len), num_rows, config.block_size, Padding())
+        steps = warm_up_plans(most, min(most, max_model_len), num_rows, config.block_size, Padding())
         if _has_gpu_kernels(setting):
             with start_step("compiling kernels for prompts"):
                 for plan in steps:
@@ -187,7 +187,7 @@ def _graphs(setting: _Setting, runner: ModelRunner, max_model_len: int) -> Decod
         max_blocks=-(-max_model_len // setting.config.block_size),
         device=setting.device,
         new_graph=CudaGraphs(),
-        last_tokens=runner.last_tokens,
+        future_tokens=runner.future_tokens,
         padding=Padding(),
         draw=Draw(ops.uniform, ops.sample_rows),
         max_capture_size=setting.config.max_cudagraph_capture_size,

@@ -10,8 +10,8 @@ import torch
 from rayinfer.decoding.sampling_table import RowSettings
 from rayinfer.engine.plan.step_plan import StepPlan
 from rayinfer.engine.worker.graphs.cuda_graphs import Graph, unowned
-from rayinfer.engine.worker.graphs.graph_input_buffers import GraphLines, Padding, graph_lines
-from rayinfer.engine.worker.step_inputs import LastTokens, StepInputs
+from rayinfer.engine.worker.graphs.graph_input_buffers import GraphInputBuffers, Padding, allocate_graph_inputs
+from rayinfer.engine.worker.step_inputs import FutureTokens, StepInputs
 from rayinfer.engine.worker.step_results import TokenMemory
 from rayinfer.engine.worker.step_upload import StepUpload
 from rayinfer.models.model_config import ModelConfig
@@ -73,7 +73,7 @@ class DecodeGraphs:
         max_blocks: int,
         device: torch.device,
         new_graph: Callable[[], Graph],
-        last_tokens: LastTokens,
+        future_tokens: FutureTokens,
         padding: Padding,
         draw: Draw | None = None,
         max_capture_size: int | None = None,
@@ -82,9 +82,11 @@ class DecodeGraphs:
         self.draw = draw
         self._new_graph = new_graph
         self._device = device
-        self._last_tokens = last_tokens
+        self._future_tokens = future_tokens
         self._upload = StepUpload(device)
-        self._lines = graph_lines(self.sizes, max_blocks=max_blocks, padding=padding, spare_row=num_rows, device=device)
+        self._lines = allocate_graph_inputs(
+            self.sizes, max_blocks=max_blocks, padding=padding, spare_row=num_rows, device=device
+        )
         self._graphs: dict[int, Graph] = {}
         self._logits: dict[int, torch.Tensor] = {}  # by size, where its graph leaves them
         self._tokens = TokenMemory(self.sizes[-1], device)
@@ -119,7 +121,7 @@ class DecodeGraphs:
         count = plan.num_requests
         return GraphOutputs(lines.inputs.rows[:count], self._logits[size][:count], self._tokens)
 
-    def _step_of(self, lines: GraphLines, compute: Compute) -> Callable[[], None]:
+    def _step_of(self, lines: GraphInputBuffers, compute: Compute) -> Callable[[], None]:
         def step() -> None:
             inputs, size = lines.inputs, lines.size
             logits = compute(inputs).contiguous()
@@ -128,11 +130,11 @@ class DecodeGraphs:
                 drawn = self._drawn(self.draw, lines, logits)
                 self._tokens.token_ids[:size].copy_(drawn.token_ids)
                 self._tokens.is_invalid[:size].copy_(drawn.is_invalid)
-                self._last_tokens.keep(inputs.rows, drawn.token_ids)
+                self._future_tokens.keep(inputs.rows, drawn.token_ids)
 
         return step
 
-    def _drawn(self, draw: Draw, lines: GraphLines, logits: torch.Tensor) -> Drawn:
+    def _drawn(self, draw: Draw, lines: GraphInputBuffers, logits: torch.Tensor) -> Drawn:
         on_device = lines.on_device
         numbers = draw.uniform(on_device["seed"], on_device["draw_position"], on_device["choice"])
         truncation = (on_device[name] for name in ("temperature", "top_k", "top_p", "min_p"))

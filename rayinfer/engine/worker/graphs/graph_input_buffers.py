@@ -30,17 +30,17 @@ class Padding:
         return Padding(slot=block * block_size, context_length=1, block=block)
 
 
-def graph_lines(
+def allocate_graph_inputs(
     sizes: Sequence[int], *, max_blocks: int, padding: Padding, spare_row: int, device: torch.device
-) -> dict[int, "GraphLines"]:
+) -> dict[int, "GraphInputBuffers"]:
     """Allocate the inputs of the graphs of all sizes, largest last: they share memory, as no two run at once."""
     most = sizes[-1]
     tables = torch.full((most, max_blocks), padding.block, dtype=torch.int32, device=device)
     memory = torch.zeros(_num_bytes(most), dtype=torch.uint8, device=device)
-    return {size: GraphLines(size, memory, tables, padding, spare_row=spare_row) for size in sizes}
+    return {size: GraphInputBuffers(size, memory, tables, padding, spare_row=spare_row) for size in sizes}
 
 
-class GraphLines:
+class GraphInputBuffers:
     """Inputs of the graph of one size: staging buffer on the host, and static buffer on the device."""
 
     def __init__(
@@ -76,12 +76,12 @@ class GraphLines:
 
     def empty(self) -> None:
         """Fill in a step of padding alone."""
-        self._fill_up(0, 1)
+        self._pad(0, 1)
 
     def fill(self, plan: StepPlan, settings: RowSettings | None) -> None:
         """Copy in a plan and its sampling settings."""
         count, width = plan.block_tables.shape
-        self._fill_up(count, width)
+        self._pad(count, width)
         self._tables_on_host[:count] = plan.block_tables
         for name in _PLANNED:
             self._fields[name][:count] = getattr(plan, name)
@@ -90,7 +90,7 @@ class GraphLines:
         for name in _DRAWN:
             self._fields[name][:count] = _UNTOUCHED[name] if settings is None else settings[name]
 
-    def _fill_up(self, count: int, width: int) -> None:
+    def _pad(self, count: int, width: int) -> None:
         """Pad the rows behind so many, with tables of so many blocks."""
         padding, fields = self._padding, self._fields
         for name in ("token_ids", "positions", "draw_position", "continues"):

@@ -141,7 +141,7 @@ class Scripts(RuleBasedStateMachine):
             engine.control(Sleep(level))
 
     @rule()
-    def go_on(self):
+    def has_next_token(self):
         self.driven.engine.control(Wake())
         self.driven.engine.control(Resume())
 
@@ -154,14 +154,14 @@ class Scripts(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "driven"):
             return
-        self.go_on()
+        self.has_next_token()
         self.driven.run(max_steps=3000)  # nobody waits for ever, and all blocks come back
         assert self.driven.ends.keys() == self.submitted.keys()
         assert sum(self.driven.engine.stats.requests_finished_total.values()) == len(self.submitted)
         batch = self.driven.scheduler._batch
         assert not batch._priorities
         assert not batch._under_way._pending
-        assert not batch.table.rows_with_details | batch.table.rows_with_stop_ids | batch.table.rows_without_answer
+        assert not batch.table.rows_with_details | batch.table.rows_with_stop_ids | batch.table.prompt_only_rows
         for request_id, submission in self.submitted.items():
             self.check_end(request_id, submission)
 

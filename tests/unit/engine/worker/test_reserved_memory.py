@@ -7,7 +7,7 @@ import pytest
 from rayinfer.config import engine_config
 from rayinfer.engine.worker.graphs.decode_graphs import graph_memory_bytes
 from rayinfer.engine.worker.reserved_memory import activation_memory_bytes, reserved_memory_bytes
-from rayinfer.engine.worker.resolved_config import settle
+from rayinfer.engine.worker.resolved_config import resolve_config
 from rayinfer.models.model_config import ModelConfig
 
 MIB = 1 << 20
@@ -60,7 +60,7 @@ def test_experts_have_a_row_for_each_choice_of_a_token():
     ],
 )
 def test_the_largest_step_that_the_settings_allow_is_kept_free(settings, longest, num_tokens, num_rows):
-    config = settle(engine_config(**settings), LLAMA_8B, "cuda")
+    config = resolve_config(engine_config(**settings), LLAMA_8B, "cuda")
     activations = activation_memory_bytes(LLAMA_8B, num_tokens, num_rows, element_bytes=2)
     assert reserved_memory_bytes(config, LLAMA_8B, longest, has_graphs=False) == activations
     graphs = graph_memory_bytes(LLAMA_8B, num_rows, -(-longest // 16), 16)

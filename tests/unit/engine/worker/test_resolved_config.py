@@ -11,7 +11,7 @@ from rayinfer.config import EngineConfig, engine_config
 from rayinfer.credits import credits_of_each
 from rayinfer.engine.build import build_engine
 from rayinfer.engine.worker.device_defaults import CPU, CUDA
-from rayinfer.engine.worker.resolved_config import settle
+from rayinfer.engine.worker.resolved_config import resolve_config
 from rayinfer.kv_cache.pool_size import CPU_POOL_BYTES, count_kv_blocks
 from rayinfer.models.model_config import read_model_config
 from rayinfer.outputs import Credits
@@ -51,15 +51,15 @@ def sizes_of(config):
     ],
 )
 def test_what_is_not_given_follows_the_device(device, settings, sizes, model):
-    settled = settle(engine_config(**settings), model, device)
+    settled = resolve_config(engine_config(**settings), model, device)
     assert sizes_of(settled) == sizes
     assert settled.num_rows == min(sizes[:2])
-    assert settle(settled, model, device) == settled
+    assert resolve_config(settled, model, device) == settled
 
 
 def test_settling_leaves_all_other_settings_alone(model):
     config = engine_config(model="m", block_size=32, seed=9, num_kv_blocks=5, kv_cache_dtype="fp8")
-    settled = settle(config, model, "cuda")
+    settled = resolve_config(config, model, "cuda")
     assert settled.model_dump(exclude=set(SIZES)) == config.model_dump(exclude=set(SIZES))
 
 
@@ -95,11 +95,11 @@ class FakeGroup:
 def test_all_ranks_have_the_batch_sizes_of_rank_0s_device(model):
     config = engine_config(tensor_parallel_size=2)
     others = FakeGroup(0, [1 << 62, 1 << 62])
-    assert sizes_of(settle(config, model, "cuda", others)) == (256, 8192, 0.9, 256)
+    assert sizes_of(resolve_config(config, model, "cuda", others)) == (256, 8192, 0.9, 256)
     first = FakeGroup(1, others.told[0])
-    assert sizes_of(settle(config, model, "cpu", first)) == (256, 8192, None, 0)  # its memory is its own
+    assert sizes_of(resolve_config(config, model, "cpu", first)) == (256, 8192, None, 0)  # its memory is its own
     first = FakeGroup(1, [64, 512])
-    assert sizes_of(settle(config, model, "cuda", first)) == (64, 512, 0.9, 64)
+    assert sizes_of(resolve_config(config, model, "cuda", first)) == (64, 512, 0.9, 64)
     assert min(first.told[0]) > 8192  # a rank that is not the first lowers nothing
 
 
@@ -119,13 +119,13 @@ def test_an_engine_reports_the_sizes_it_was_built_with_and_grants_credits_by_the
 def test_a_gpus_pool_is_a_share_of_what_steps_leave(model, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (11 << 30, 80 << 30))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    config, cuda = settle(engine_config(), model, "cuda"), torch.device("cuda")
+    config, cuda = resolve_config(engine_config(), model, "cuda"), torch.device("cuda")
     assert count_kv_blocks(config, 1 << 20, cuda, reserved_bytes=1 << 30) == 9 << 10
-    assert count_kv_blocks(settle(engine_config(), model, "cpu"), 1 << 20, torch.device("cpu")) == 2 << 10
+    assert count_kv_blocks(resolve_config(engine_config(), model, "cpu"), 1 << 20, torch.device("cpu")) == 2 << 10
 
 
 def test_encoder_decoders_have_the_sizes_of_a_static_engine():
     model = SimpleNamespace(answers=object())
-    settled = settle(engine_config(), model, "cuda")
+    settled = resolve_config(engine_config(), model, "cuda")
     assert (settled.engine, settled.enable_prefix_caching) == ("static", False)
     assert sizes_of(settled) == (64, 2048, None, 64)

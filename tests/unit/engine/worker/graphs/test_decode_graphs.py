@@ -9,7 +9,7 @@ from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
 from rayinfer.engine.worker.graphs.graph_input_buffers import Padding
 from rayinfer.engine.worker.model_runner import ModelRunner
-from rayinfer.engine.worker.step_inputs import LastTokens
+from rayinfer.engine.worker.step_inputs import FutureTokens
 from rayinfer.engine.worker.step_results import TokenMemory
 from rayinfer.sampling_params import SamplingParams
 from support.fakes.fake_graphs import DRAW, FakeGraphs
@@ -37,7 +37,7 @@ class Recorded:
 
     def __init__(self, draw=None):
         self.made = FakeGraphs()
-        self.last = LastTokens(NUM_ROWS + 1, CPU)
+        self.last = FutureTokens(NUM_ROWS + 1, CPU)
         self.seen = []
         self.broken_token = -1  # what follows it is no number
         self.graphs = DecodeGraphs(
@@ -45,7 +45,7 @@ class Recorded:
             max_blocks=MAX_BLOCKS,
             device=CPU,
             new_graph=self.made,
-            last_tokens=self.last,
+            future_tokens=self.last,
             padding=Padding.in_block(9, BLOCK_SIZE),
             draw=draw,
         )
@@ -54,7 +54,7 @@ class Recorded:
 
     def compute(self, inputs):
         self.seen.append(inputs)
-        token_ids = self.last.fill_in(inputs)
+        token_ids = self.last.resolve(inputs)
         logits = torch.nn.functional.one_hot((token_ids.long() + 1) % VOCAB, VOCAB).float()
         return logits.where(token_ids[:, None] != self.broken_token, torch.nan)
 
@@ -202,10 +202,10 @@ class NextToken:
 def test_a_runner_replays_decoding_steps_and_computes_all_others():
     made = FakeGraphs()
     runner = ModelRunner(NextToken(), Sampler(NUM_ROWS, VOCAB), CPU)
-    padding, last = Padding.in_block(9, BLOCK_SIZE), runner.last_tokens
+    padding, last = Padding.in_block(9, BLOCK_SIZE), runner.future_tokens
     runner.record(
         DecodeGraphs(
-            num_rows=NUM_ROWS, max_blocks=MAX_BLOCKS, device=CPU, new_graph=made, last_tokens=last, padding=padding
+            num_rows=NUM_ROWS, max_blocks=MAX_BLOCKS, device=CPU, new_graph=made, future_tokens=last, padding=padding
         )
     )
     entered = tuple(
