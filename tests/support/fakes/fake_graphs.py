@@ -4,7 +4,7 @@ import torch
 
 from rayinfer import LLM
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs, Draw
-from rayinfer.engine.worker.graphs.graph_input_buffers import Padding
+from rayinfer.engine.worker.padding import Padding
 from rayinfer_kernels import ops
 
 

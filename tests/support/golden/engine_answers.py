@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rayinfer.config import EngineConfig, engine_config
-from rayinfer.engine.build_single_rank import build_one_rank_engine
+from rayinfer.engine.build import build_engine
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.models.model_config import read_model_config
 from rayinfer.outputs import TokenDelta
@@ -51,7 +51,7 @@ def answers_of(
     folder: Path,
     *,
     sleeps: bool = False,
-    build: Callable[[EngineConfig, Path], Engine] = build_one_rank_engine,
+    build: Callable[[EngineConfig, Path], Engine] = build_engine,
     **settings: Any,
 ) -> Answers:
     """Run an engine to the end of all requests; it may sleep in between, at every level in turn."""

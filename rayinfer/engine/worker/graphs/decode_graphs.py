@@ -10,7 +10,8 @@ import torch
 from rayinfer.decoding.sampling_table import RowSettings
 from rayinfer.engine.plan.step_plan import StepPlan
 from rayinfer.engine.worker.graphs.cuda_graphs import Graph, unowned
-from rayinfer.engine.worker.graphs.graph_input_buffers import GraphInputBuffers, Padding, allocate_graph_inputs
+from rayinfer.engine.worker.graphs.graph_input_buffers import GraphInputBuffers, allocate_graph_inputs
+from rayinfer.engine.worker.padding import Padding
 from rayinfer.engine.worker.step_inputs import FutureTokens, StepInputs
 from rayinfer.engine.worker.step_results import TokenMemory
 from rayinfer.engine.worker.step_upload import StepUpload
@@ -84,8 +85,8 @@ class DecodeGraphs:
         self._device = device
         self._future_tokens = future_tokens
         self._upload = StepUpload(device)
-        self._lines = allocate_graph_inputs(
-            self.sizes, max_blocks=max_blocks, padding=padding, spare_row=num_rows, device=device
+        self._inputs = allocate_graph_inputs(
+            self.sizes, max_blocks=max_blocks, padding=padding, padding_row=num_rows, device=device
         )
         self._graphs: dict[int, Graph] = {}
         self._logits: dict[int, torch.Tensor] = {}  # by size, where its graph leaves them
@@ -99,11 +100,11 @@ class DecodeGraphs:
     def capture(self, compute: Compute) -> None:
         """Record a graph for each size, the largest first: its memory has room for those of all others."""
         for size in reversed(self.sizes):
-            lines = self._lines[size]
-            lines.empty()
-            lines.send(self._upload)
+            buffers = self._inputs[size]
+            buffers.clear()
+            buffers.send(self._upload)
             graph = self._new_graph()
-            graph.capture(self._step_of(lines, compute))
+            graph.capture(self._step_of(buffers, compute))
             self._graphs[size] = graph
 
     def drop(self) -> None:
@@ -114,28 +115,28 @@ class DecodeGraphs:
     def run(self, plan: StepPlan, settings: RowSettings | None) -> GraphOutputs:
         """Compute a step that fits; its tokens are valid if `settings` [num_requests] are given."""
         size = next(size for size in self.sizes if size >= plan.num_requests)
-        lines = self._lines[size]
-        lines.fill(plan, settings)
-        lines.send(self._upload)
+        buffers = self._inputs[size]
+        buffers.fill(plan, settings)
+        buffers.send(self._upload)
         self._graphs[size].replay()
         count = plan.num_requests
-        return GraphOutputs(lines.inputs.rows[:count], self._logits[size][:count], self._tokens)
+        return GraphOutputs(buffers.inputs.rows[:count], self._logits[size][:count], self._tokens)
 
-    def _step_of(self, lines: GraphInputBuffers, compute: Compute) -> Callable[[], None]:
+    def _step_of(self, buffers: GraphInputBuffers, compute: Compute) -> Callable[[], None]:
         def step() -> None:
-            inputs, size = lines.inputs, lines.size
+            inputs, size = buffers.inputs, buffers.size
             logits = compute(inputs).contiguous()
             self._logits[size] = unowned(logits)
             if self.draw is not None:
-                drawn = self._drawn(self.draw, lines, logits)
+                drawn = self._drawn(self.draw, buffers, logits)
                 self._tokens.token_ids[:size].copy_(drawn.token_ids)
                 self._tokens.is_invalid[:size].copy_(drawn.is_invalid)
                 self._future_tokens.keep(inputs.rows, drawn.token_ids)
 
         return step
 
-    def _drawn(self, draw: Draw, lines: GraphInputBuffers, logits: torch.Tensor) -> Drawn:
-        on_device = lines.on_device
+    def _drawn(self, draw: Draw, buffers: GraphInputBuffers, logits: torch.Tensor) -> Drawn:
+        on_device = buffers.on_device
         numbers = draw.uniform(on_device["seed"], on_device["draw_position"], on_device["choice"])
         truncation = (on_device[name] for name in ("temperature", "top_k", "top_p", "min_p"))
         return draw.sample_rows(logits, *truncation, numbers, on_device["is_greedy"])

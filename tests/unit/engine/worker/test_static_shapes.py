@@ -12,7 +12,7 @@ ROWS, LONGEST, BLOCK_SIZE, SPARE_BLOCK = 4, 40, 8, 99
 def make_shapes(**settings):
     return StaticShapes(
         **{"num_rows": ROWS, "max_step_tokens": 64, "max_model_len": LONGEST, "block_size": BLOCK_SIZE} | settings,
-        spare_block=SPARE_BLOCK,
+        scratch_block=SPARE_BLOCK,
     )
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rayinfer import LLM, SamplingParams
-from rayinfer.engine.worker.graphs.graph_input_buffers import Padding
+from rayinfer.engine.worker.padding import Padding
 from rayinfer.engine.worker.warm_up import warm_up_plans
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 

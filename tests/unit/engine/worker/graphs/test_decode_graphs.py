@@ -7,8 +7,8 @@ import torch
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
-from rayinfer.engine.worker.graphs.graph_input_buffers import Padding
 from rayinfer.engine.worker.model_runner import ModelRunner
+from rayinfer.engine.worker.padding import Padding
 from rayinfer.engine.worker.step_inputs import FutureTokens
 from rayinfer.engine.worker.step_results import TokenMemory
 from rayinfer.sampling_params import SamplingParams
@@ -221,7 +221,7 @@ def test_a_runner_replays_decoding_steps_and_computes_all_others():
         for row in range(3)
     )
     prompts = decoding([0, 1, 2])
-    chunked = StepPlan(**{name: getattr(prompts, name) for name in prompts.__slots__} | {"entered": entered})
+    chunked = StepPlan(**{name: getattr(prompts, name) for name in prompts.__slots__} | {"new_requests": entered})
     chunked.samples[1] = False
     assert runner.submit(chunked).result().token_ids.tolist() == [2, 4]
     assert made.num_replays == 0
