@@ -1,4 +1,4 @@
-"""An `LLM`'s state of one request while it runs."""
+"""State of one request of an `LLM` while it runs."""
 
 from collections import deque
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from rayinfer.traces.request_trace import RequestTrace
 
 @dataclass(slots=True)
 class Answer:
-    """One request's answer as far as it is known."""
+    """Output of one request so far."""
 
     stream: StreamState
     prompt: str | None
-    news: deque[RequestOutput] | None = None  # what a `stream` has yet to yield, whichever call did the steps
+    unread: deque[RequestOutput] | None = None  # deltas that a `stream` has yet to yield, whichever call computed them
     trace: RequestTrace | None = None
 
     def apply(self, delta: TokenDelta) -> RequestOutput | None:
-        """Apply the engine's delta, and return what the caller may see of it, if anything."""
+        """Apply the engine's delta; returns the caller's delta, if there is one."""
         output = self.stream.apply(delta)
         if self.trace is not None and output is not None:
             for choice in output.outputs:
@@ -27,8 +27,8 @@ class Answer:
                     self.trace.record_end(choice.finish_reason, output_tokens=num_tokens, choice=choice.index)
         return output
 
-    def take_over_events(self, delta: TokenDelta | None) -> None:
-        """Keep the engine's events of a traced choice, which come with its end."""
+    def add_events(self, delta: TokenDelta | None) -> None:
+        """Add the engine's events of a traced choice, which come with its last delta."""
         if self.trace is not None and delta is not None and delta.trace is not None:
             self.trace.take_over(delta.trace, choice=int(delta.request_id.rpartition("/")[2]))
 
@@ -39,7 +39,7 @@ class Answer:
         return output
 
     def whole(self) -> RequestOutput:
-        """Return all there is so far."""
+        """Return the whole output so far."""
         output = self.with_trace(self.stream.whole())
         output.prompt = self.prompt
         return output

@@ -1,4 +1,4 @@
-"""Whole decoding steps as graphs: recorded once for each padded number of requests, then launched as one."""
+"""Decode graphs: whole decode steps, captured for each padded batch size and launched as one."""
 
 import importlib
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Compute = Callable[[StepInputs], torch.Tensor]  # a step's logits
 
 
 class Drawn(Protocol):
-    """A token per row, int64, and whether none could be chosen, bool."""
+    """A token per row, and whether none could be chosen."""
 
     @property
     def token_ids(self) -> torch.Tensor:
@@ -36,7 +36,7 @@ class Drawn(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Operations that choose tokens without a look from the host, by settings that lie on the device."""
+    """Operations that sample tokens by settings on the device, without the host."""
 
     uniform: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # of seeds, positions and choices
     # logits, temperature, top_k, top_p, min_p, numbers of `uniform`, is_greedy
@@ -92,13 +92,13 @@ class DecodeGraphs:
         self._logits: dict[int, torch.Tensor] = {}  # by size, where its graph leaves them
         self._tokens = TokenMemory(self.sizes[-1], device)
 
-    def fit(self, plan: StepPlan) -> bool:
-        """Whether there is a graph for the step."""
+    def fits(self, plan: StepPlan) -> bool:
+        """Return whether there is a graph for the step."""
         num_requests = plan.num_requests
         return bool(self._graphs) and num_requests == plan.num_tokens <= self.sizes[-1] and bool(plan.samples.all())
 
     def capture(self, compute: Compute) -> None:
-        """Record a graph for each size, the largest first: its memory has room for those of all others."""
+        """Capture a graph for each size, the largest first: the others fit into its memory."""
         for size in reversed(self.sizes):
             buffers = self._inputs[size]
             buffers.clear()
@@ -108,7 +108,7 @@ class DecodeGraphs:
             self._graphs[size] = graph
 
     def drop(self) -> None:
-        """Forget all graphs: what they read and write is about to move."""
+        """Drop all graphs: what they read and write is about to move."""
         self._graphs.clear()
         self._logits.clear()
 
@@ -142,11 +142,11 @@ class DecodeGraphs:
         return draw.sample_rows(logits, *truncation, numbers, on_device["is_greedy"])
 
 
-# What torch gives cuBLAS for each stream of each thread, from compute capability 9.0 on; older GPUs get a quarter. Of
-# these there are three: that which records, and that of steps in the thread that builds the engine and in its own.
+# What torch allocates to cuBLAS for each stream of each thread, from compute capability 9.0 on (older: a
+# quarter). There are three: that which records, and that of steps in the thread that builds the engine and in its own.
 _WORKSPACE_BYTES, _NUM_WORKSPACES = 32 << 20, 3
-_LAUNCHES_PER_LAYER, _LAUNCH_BYTES = 16, 8 << 10  # what CUDA keeps of a graph itself: so much for each of its kernels
-_SLACK_BYTES = 64 << 20  # for what lies between the blocks of torch's allocator
+_LAUNCHES_PER_LAYER, _LAUNCH_BYTES = 16, 8 << 10  # what CUDA keeps of a graph itself: this much for each of its kernels
+_SLACK_BYTES = 64 << 20  # fragmentation of torch's allocator
 
 
 def graph_memory_bytes(model: ModelConfig, max_capture_size: int, max_blocks: int, block_size: int) -> int:

@@ -90,7 +90,7 @@ def test_a_draw_is_that_of_the_position_which_the_new_token_will_have():
         drawn = runner.submit(plan({0: tokens}, [True], [row])).result().token_ids
         logits = torch.nn.functional.one_hot(torch.tensor([(tokens[-1] + 1) % VOCAB]), VOCAB).float()
         sampler = Sampler(1, VOCAB)
-        sampler.enter(0, params, seed=seed, choice=0, prompt_token_ids=[1], output_token_ids=[], end_token_ids=())
+        sampler.add_row(0, params, seed=seed, choice=0, prompt_token_ids=[1], output_token_ids=[], end_token_ids=())
         assert drawn.tolist() == sampler.sample(logits, np.array([0]), np.array([len(tokens)])).token_ids.tolist()
 
 

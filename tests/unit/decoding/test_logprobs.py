@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rayinfer.decoding.token_scores import gather_logprobs
+from rayinfer.decoding.logprobs import gather_logprobs
 
 VOCAB = 1003
 
