@@ -1,5 +1,6 @@
 """Builds an engine from its settings and a model's folder, on one rank or several."""
 
+import importlib
 import logging
 import time
 from collections.abc import Mapping
@@ -57,10 +58,9 @@ def build_engine(
     if config.num_ranks == 1:
         worker = build_worker(config, folder)
         return _assemble(model, worker, worker.executor, name or config.model, defaults)
-    # Imported here, since engines of one rank need nothing of it.
-    from rayinfer.engine.distributed.build_group import build_group
-
-    worker, executor = build_group(config, folder, rendezvous, group_timeout_s)
+    # By name: engines of one rank load nothing for several.
+    distributed = importlib.import_module("rayinfer.engine.distributed.build_group")
+    worker, executor = distributed.build_group(config, folder, rendezvous, group_timeout_s)
     return _assemble(model, worker, executor, name or config.model, defaults)
 
 

@@ -62,9 +62,9 @@ class DecodeGraphs:
 
     There are graphs for up to `max_capture_size` requests, by default for as many as there are rows.
 
-    A step is filled up to the next size. Its arrays go to the device in one copy, to where the graph of that size reads
-    them: no address ever changes while graphs are there. `last_tokens` has a row more than there are requests, which is
-    that of the padding rows. With `draw` the graphs choose tokens as well.
+    A step is padded to the next size, and copied at once to the static buffers of that size's graph: no address changes
+    while graphs exist. `future_tokens` has one row more than there are requests, for padding. With `draw` the graphs
+    sample tokens as well.
     """
 
     def __init__(

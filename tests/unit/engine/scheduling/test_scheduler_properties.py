@@ -160,7 +160,7 @@ class Scripts(RuleBasedStateMachine):
         assert sum(self.driven.engine.stats.requests_finished_total.values()) == len(self.submitted)
         batch = self.driven.scheduler._batch
         assert not batch._priorities
-        assert not batch._under_way._pending
+        assert not batch._in_flight_prefixes._pending
         assert not batch.table.rows_with_details | batch.table.rows_with_stop_ids | batch.table.prompt_only_rows
         for request_id, submission in self.submitted.items():
             self.check_end(request_id, submission)
