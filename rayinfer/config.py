@@ -1,4 +1,4 @@
-"""The engine's settings, and the only place that reads the environment."""
+"""Engine settings, and all that is read from the environment."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from rayinfer.sampling_defaults import sampling_defaults
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_PACKED_CACHE_BYTES = 20 * 2**30
 
-# nano-vllm's names of settings that mean the same here.
+# nano-vllm's names of settings with the same meaning.
 _OTHER_NAMES = {"kvcache_block_size": "block_size", "num_kvcache_blocks": "num_kv_blocks"}
 _CHOSEN_BY_ENGINE = -1  # nano-vllm's default of num_kvcache_blocks
 
@@ -30,14 +30,14 @@ class EngineConfig(BaseModel):
     model: str = Field(DEFAULT_MODEL, min_length=1, description="folder, GGUF file, hub repository or embedded name")
     engine: Literal["dynamic", "static"] = Field(
         "dynamic",
-        description="static: room for max_num_seqs requests of max_model_len tokens each, all taken at once, and steps"
-        " of few shapes; encoder-decoders always run so",
+        description="static: memory for max_num_seqs requests of max_model_len tokens each, allocated at once, and"
+        " steps of few shapes, as always with encoder-decoders",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="arithmetic of the model; auto is the checkpoint's own"
     )
     load_format: Literal["auto", "dummy"] = Field(
-        "auto", description="dummy: random weights in the shape of config.json, to measure a model that is not there"
+        "auto", description="dummy: random weights in the shape of config.json, for benchmarks without a checkpoint"
     )
     quantization: Literal["int8", "int8-dynamic", "int4", "fp8"] | None = Field(
         None,
@@ -75,10 +75,13 @@ class EngineConfig(BaseModel):
     )
     enable_prefix_caching: bool = Field(True, description="reuse the KV blocks of equal prefixes")
     tensor_parallel_size: int = Field(
-        1, ge=1, le=1024, description="ranks, each a process, among which every layer is cut"
+        1, ge=1, le=1024, description="ranks, each a process, among which every layer is sharded"
     )
     pipeline_parallel_size: int = Field(
-        1, ge=1, le=1024, description="stages, each of so many ranks, among which the layers are shared out"
+        1,
+        ge=1,
+        le=1024,
+        description="stages among which the layers are divided, each of tensor_parallel_size ranks",
     )
     num_threads: int | None = Field(
         None, ge=1, le=1024, description="CPU threads; default: the node's cores over its engines"
@@ -89,21 +92,21 @@ class EngineConfig(BaseModel):
     )
     deterministic: bool | None = Field(
         None,
-        description="true refuses to run where a request's bits may depend on who else is served; where the compiled"
-        " CPU kernels run they never do",
+        description="true: refuse to run where a request's bits may depend on the batch; with the compiled CPU kernels"
+        " they never do",
     )
     weights_generation: int = Field(
         0,
         ge=0,
-        description="which weights of the model these are: it is told in traces, and prefixes of other weights are not"
-        " reused; `rayinfer reload` counts it up",
+        description="weight version: recorded in traces; cached prefixes of other versions are ignored;"
+        " `rayinfer reload` increments it",
     )
     async_scheduling: bool | None = Field(
         None,
         description="plan a step while the one before computes, from tokens that are still on the device; each token"
-        " is told a step later (default: on a GPU)",
+        " is returned a step later (default: on a GPU)",
     )
-    enforce_eager: bool = Field(False, description="no CUDA graphs: every operation is launched by itself")
+    enforce_eager: bool = Field(False, description="no CUDA graphs: every operation is launched separately")
     max_cudagraph_capture_size: int | None = Field(
         None,
         ge=1,
@@ -111,7 +114,7 @@ class EngineConfig(BaseModel):
         description="largest batch for which a CUDA graph is captured, in requests (default by device: max_num_seqs, at"
         " most 512, on a GPU)",
     )
-    seed: int = Field(0, ge=0, lt=2**64, description="seeds the draws of requests that bring no seed")
+    seed: int = Field(0, ge=0, lt=2**64, description="seeds the draws of requests without a seed")
     generation_config: str = Field(
         "auto",
         min_length=1,
@@ -123,6 +126,11 @@ class EngineConfig(BaseModel):
         description='JSON object of keys that replace those of the generation config, as {"temperature": 0.5}; null'
         " removes a key",
     )
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes among which the model is divided."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @field_validator("generation_config")
     @classmethod
@@ -142,7 +150,7 @@ class EngineConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _translate_other_names(cls, settings: Any) -> Any:
-        """Take nano-vllm's names of our settings, and refuse one that means something else."""
+        """Translate nano-vllm's names of our settings, and refuse one that means something else."""
         if not isinstance(settings, dict):
             return settings
         if "gpu_memory_utilization" in settings:
@@ -175,9 +183,8 @@ class EngineConfig(BaseModel):
 
     @model_validator(mode="after")
     def _steps_overlap_on_one_rank(self) -> Self:
-        num_ranks = self.tensor_parallel_size * self.pipeline_parallel_size
-        if self.async_scheduling and num_ranks > 1:  # they tell each other plans, whose tokens are known
-            raise ValueError(f"async_scheduling must not be true with {num_ranks} ranks")
+        if self.async_scheduling and self.num_ranks > 1:  # plans sent to other ranks need known tokens
+            raise ValueError(f"async_scheduling must not be true with {self.num_ranks} ranks")
         return self
 
 
@@ -193,12 +200,12 @@ def engine_config(**settings: Any) -> EngineConfig:
 
 
 def describe_validation_error(error: ValidationError) -> str:
-    """Put pydantic's findings into one line: `field: what is wrong, got what; field: ...`."""
+    """Format pydantic's findings in one line: `field: message, got value; field: ...`."""
     return "; ".join(_in_words(finding) for finding in error.errors(include_url=False)[:10])
 
 
 def _in_words(finding: ErrorDetails) -> str:
-    message = finding["msg"].removeprefix("Value error, ")  # pydantic's word for what our own checks raise
+    message = finding["msg"].removeprefix("Value error, ")  # pydantic's prefix of what our own checks raise
     if not finding["loc"]:
         return f"settings: {message}"
     name = ".".join(str(part) for part in finding["loc"])
@@ -207,7 +214,7 @@ def _in_words(finding: ErrorDetails) -> str:
 
 
 def cache_folder() -> Path:
-    """Return the folder of models, compiled kernels and notes on running services."""
+    """Return the folder of models, compiled kernels and records of running services."""
     if folder := os.environ.get("RAYINFER_CACHE"):
         return Path(folder).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rayinfer"

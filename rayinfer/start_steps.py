@@ -1,4 +1,4 @@
-"""Steps of an engine's start, reported as log records: add a handler to show them."""
+"""Start steps of an engine, reported as log records: add a handler to show them."""
 
 import logging
 import time
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 LOGGER = logging.getLogger(__name__)
-LOGGER.propagate = False  # they are for handlers that ask for them, and no lines of a log
+LOGGER.propagate = False  # only for handlers added to this logger
 LOGGER.addHandler(logging.NullHandler())
 
 
@@ -23,7 +23,7 @@ class StartStep:
 
 @contextmanager
 def start_step(name: str) -> Iterator[None]:
-    """Report a step's begin, and its end unless it fails."""
+    """Report the start of a step, and its end unless it fails."""
     started = time.monotonic()
     _report(StartStep(name=name))
     yield
@@ -31,7 +31,7 @@ def start_step(name: str) -> Iterator[None]:
 
 
 class CountedStep:
-    """A step of several parts, called with the number done and that of all; one that is never called was not needed."""
+    """A step of several parts, called with the number done and that of all; not reported if it is never called."""
 
     def __init__(self, name: str) -> None:
         self._name = name

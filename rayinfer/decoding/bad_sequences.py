@@ -1,4 +1,4 @@
-"""Sequences of tokens that must not come about, and the last tokens of the requests that avoid them."""
+"""Bad token sequences, and the last tokens of the requests that have any."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from rayinfer.decoding.row_lists import RowLists
 from rayinfer.sampling_params import MAX_BAD_SEQUENCE_TOKENS
 
 _REACH = MAX_BAD_SEQUENCE_TOKENS - 1  # how far back a sequence looks
-_NO_TOKEN = -1  # fills up short histories; in a sequence it is matched by every token
+_NO_TOKEN = -1  # pads short histories; in a sequence every token matches it
 
 
 class BadSequences:
@@ -23,18 +23,18 @@ class BadSequences:
         self._sequences = RowLists(max_num_rows, device)  # last tokens [n], and the others [n, _REACH] before them
         self._recent = torch.full((max_num_rows, _REACH), _NO_TOKEN, dtype=torch.int32, device=device)  # newest last
 
-    def enter(
+    def add_row(
         self, row: int, sequences: Sequence[Sequence[int]], prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int64]
     ) -> None:
-        """Watch over a request that has got this far."""
+        """Add a request with these tokens."""
         last_ids = np.array([sequence[-1] for sequence in sequences], dtype=np.int64)
         others = np.stack([_last_tokens(np.array(sequence[:-1])) for sequence in sequences])
         self._sequences.put(row, last_ids, others)
         recent = _last_tokens(np.concatenate((prompt[-_REACH:], output[-_REACH:])))
         self._recent[row] = copy_to_device(recent, self._device)
 
-    def leave(self, row: int) -> None:
-        """Watch no more."""
+    def remove_row(self, row: int) -> None:
+        """Remove the row's request."""
         self._sequences.drop(row)
 
     def forbid_(self, scores: Tensor, rows: npt.NDArray[np.integer]) -> None:
@@ -48,11 +48,11 @@ class BadSequences:
         ]  # [sequences, _REACH]
         is_next = ((others == recent) | (others == _NO_TOKEN)).all(dim=-1)
         ban = torch.zeros_like(is_next, dtype=scores.dtype).masked_fill_(is_next, float("-inf"))
-        # Added, not written: another sequence that is not there yet may end in the same token.
+        # Added, not written: another, incomplete sequence may end in the same token.
         scores.index_put_((gathered.lines, last_ids), ban, accumulate=True)
 
     def record(self, rows: npt.NDArray[np.integer], token_ids: Tensor) -> None:
-        """Remember the tokens just chosen, int64 [len(rows)]."""
+        """Record the tokens just chosen, int64 [len(rows)]."""
         listed = self._sequences.lines_with_lists(rows)
         if not listed.size:
             return
@@ -63,7 +63,7 @@ class BadSequences:
 
 
 def _last_tokens(token_ids: npt.NDArray[np.integer]) -> npt.NDArray[np.int32]:
-    """The last _REACH of them, filled up from the left."""
+    """Return the last _REACH of them, padded on the left."""
     last = np.full(_REACH, _NO_TOKEN, dtype=np.int32)
     kept = token_ids[-_REACH:]
     last[_REACH - len(kept) :] = kept

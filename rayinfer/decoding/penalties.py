@@ -22,7 +22,7 @@ class PenaltyStrengths:
 
 
 class PenaltyHistory:
-    """Tokens that each penalised request has seen, in slots that are taken and given back.
+    """Tokens that each penalised request has seen, in slots that are allocated and freed.
 
     A slot lists the tokens that a penalty may touch, so a step's work grows with the history and not with the
     vocabulary. The list may hold a token twice, or unseen ones as padding: a token's penalties stand in
@@ -43,7 +43,7 @@ class PenaltyHistory:
         return len(self._lengths)
 
     def take(self, prompt_token_ids: npt.NDArray[np.int64], output_token_ids: npt.NDArray[np.int64]) -> int:
-        """Open a slot for a request that has got this far, and return it."""
+        """Allocate a slot for a request with these tokens, and return it."""
         prompt_ids = np.unique(self._within_vocabulary(prompt_token_ids))
         output_ids, counts = np.unique(self._within_vocabulary(output_token_ids), return_counts=True)
         listed_ids = np.union1d(prompt_ids, output_ids)
@@ -58,11 +58,11 @@ class PenaltyHistory:
         return slot
 
     def release(self, slot: int) -> None:
-        """Give a slot back."""
+        """Free a slot."""
         self._free_slots.append(slot)
 
     def reserve(self, slots: npt.NDArray[np.int64]) -> None:
-        """Make room for one more token in each of these slots, so that `record` cannot fail."""
+        """Reserve capacity for one more token in each of these slots, so that `record` cannot fail."""
         self._widen(int(self._lengths[slots].max(initial=0)) + 1)
 
     def penalise_(
@@ -85,14 +85,14 @@ class PenaltyHistory:
         scores[row_column, listed_ids] = listed
 
     def record(self, slots: npt.NDArray[np.int64], token_ids: Tensor, is_valid: Tensor) -> None:
-        """Count the tokens just chosen, but for those that are not valid; `reserve` goes first."""
+        """Count the tokens just chosen, except invalid ones; needs `reserve` before."""
         slot_index = self._on_device(slots)
         self._listed_ids[slot_index, self._on_device(self._lengths[slots])] = token_ids
         self._output_counts[slot_index, token_ids] += is_valid.to(torch.int32)
         self._lengths[slots] += 1
 
     def _within_vocabulary(self, token_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        # An input embedding may be larger than the output layer; what cannot be chosen needs no penalty.
+        # An input embedding may be larger than the output layer; tokens beyond it are never chosen.
         return token_ids[(token_ids >= 0) & (token_ids < self._vocab_size)]
 
     def _on_device(self, array: npt.NDArray[np.generic]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Lists of token ids that a few rows of the batch have and most have not."""
+"""Lists of token ids that only a few rows of the batch have."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class GatheredLists:
 class RowLists:
     """One list per row, of any length and in parallel columns, kept where the logits are.
 
-    Rows without one cost nothing. What a batch gathers is kept for the next step, which mostly has the same rows.
+    Rows without one cost nothing. The gathered lists are cached for the next step, which mostly has the same rows.
     """
 
     def __init__(self, max_num_rows: int, device: torch.device) -> None:
@@ -33,7 +33,7 @@ class RowLists:
         self._gathered: GatheredLists | None = None  # the lists of these rows, as long as none has changed
 
     def put(self, row: int, *columns: npt.NDArray[np.generic]) -> None:
-        """Keep a list for `row` in place of the one it has."""
+        """Set the list of `row`."""
         self._columns[row] = tuple(copy_to_device(column, self._device) for column in columns)
         self._has_list[row] = True
         self._gathered = None
@@ -49,7 +49,7 @@ class RowLists:
         return np.flatnonzero(self._has_list[rows])
 
     def gather(self, rows: npt.NDArray[np.integer]) -> GatheredLists | None:
-        """The lists of a batch of rows; None if none of them has any."""
+        """Return the lists of a batch of rows; None if no row has one."""
         if self._gathered is None or not np.array_equal(rows, self._gathered_rows):
             listed = self.lines_with_lists(rows)
             if not listed.size:

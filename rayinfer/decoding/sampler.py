@@ -1,4 +1,4 @@
-"""Chooses the next token of every row of a batch in one pass."""
+"""Sampler: chooses the next token of every row of a batch in one pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from rayinfer.decoding.device_copy import copy_to_device
+from rayinfer.decoding.logprobs import LogprobsTensors, gather_logprobs
 from rayinfer.decoding.penalties import PenaltyHistory, PenaltyStrengths
 from rayinfer.decoding.row_lists import RowLists
 from rayinfer.decoding.sampling_table import RowSettings, SamplingTable
 from rayinfer.decoding.token_rules import TokenRules
-from rayinfer.decoding.token_scores import TokenScores, score_tokens
 from rayinfer.decoding.typical_set import keep_typical_
 from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
@@ -35,8 +35,8 @@ class Sampled:
 
     token_ids: Tensor  # int64 [rows]
     is_invalid: Tensor  # bool [rows]: no token could be chosen, so the token id (0) means nothing
-    scored: npt.NDArray[np.int64]  # the lines whose requests asked for log probabilities
-    scores: TokenScores | None  # of their tokens, by the untouched logits; None if none did
+    scored_lines: npt.NDArray[np.int64]  # rows of the batch whose requests asked for logprobs
+    logprobs: LogprobsTensors | None  # of their tokens, by the unmodified logits; None if none did
 
 
 class _NumbersOfRows(NamedTuple):
@@ -61,7 +61,7 @@ class Sampler:
     temperature, top-k, top-p, min-p and typical-p, each by transformers' rule, and one draw: the first token in
     vocabulary order whose cumulated kept probability exceeds `u` times their sum, where `u` is a pure function of
     (seed, choice, position). So a request's tokens depend on its logits and its own settings alone: not on its
-    row, its neighbours, the number of threads, or on having left and entered again.
+    row, the rest of the batch, the number of threads, or on preemption.
 
     A model with a forced end has it as the last token of every request, whatever else holds.
     A row is invalid if its best score is NaN or infinite: the logits were, or its bans leave no token.
@@ -88,7 +88,7 @@ class Sampler:
 
     @property
     def num_rows(self) -> int:
-        """Requests that it has room for."""
+        """Rows of the batch."""
         return self._num_rows
 
     @property
@@ -97,7 +97,7 @@ class Sampler:
         return self._vocab_size
 
     @torch.inference_mode()
-    def enter(
+    def add_row(
         self,
         row: int,
         params: SamplingParams,
@@ -109,40 +109,40 @@ class Sampler:
         end_token_ids: Sequence[int],
         last_position: int | None = None,
     ) -> None:
-        """Put a request into `row`, in place of whatever is there.
+        """Put a request into `row`, replacing what is there.
 
-        A request that comes back, from preemption or from another engine, enters with its original prompt and all
-        its outputs and goes on as if it had stayed. `end_token_ids` are those that `min_tokens` forbids, and its last
-        token will stand at `last_position` at the latest.
+        A request that returns, from preemption or from another engine, is added with its original prompt and all its
+        outputs, and continues as if it had stayed. `end_token_ids` are those that `min_tokens` forbids, and
+        `last_position` is the latest position of its last token.
         """
-        self.leave(row)
+        self.remove_row(row)
         prompt, output = _as_array(prompt_token_ids), _as_array(output_token_ids)
         penalty_slot = None
         if params.has_penalties:
             # Only the repetition penalty looks at the prompt.
             penalty_slot = self._penalties.take(prompt if params.repetition_penalty != 1.0 else prompt[:0], output)
         if params.has_token_rules:
-            self._rules.enter(row, params, prompt, output)
+            self._rules.add_row(row, params, prompt, output)
         end_ids = {token_id for token_id in end_token_ids if 0 <= token_id < self._vocab_size}
-        holds_end_back = params.min_tokens > 0 and bool(end_ids)
-        if holds_end_back:
+        forbids_end = params.min_tokens > 0 and bool(end_ids)
+        if forbids_end:
             self._end_ids.put(row, np.array(sorted(end_ids)))
         self._table.fill(
             row,
             params,
             seed=seed,
             choice=choice,
-            min_end_position=len(prompt) + params.min_tokens if holds_end_back else 0,
+            min_end_position=len(prompt) + params.min_tokens if forbids_end else 0,
             last_position=last_position,
             penalty_slot=penalty_slot,
         )
 
-    def leave(self, row: int) -> None:
-        """Free `row`; nothing happens if it is free already."""
+    def remove_row(self, row: int) -> None:
+        """Free `row`, if it is not free."""
         self._table.check(row)
         penalty_slot = self._table.penalty_slot(row)
         self._table.clear(row)
-        self._rules.leave(row)
+        self._rules.remove_row(row)
         self._end_ids.drop(row)
         if penalty_slot is not None:
             self._penalties.release(penalty_slot)
@@ -151,8 +151,8 @@ class Sampler:
     def sample(self, logits: Tensor, rows: RowNumbers, positions: RowNumbers) -> Sampled:
         """Choose a token for each of `rows` from its line of `logits` [len(rows), vocab], which stay as they are.
 
-        `positions` are the indices that the new tokens will have in prompt and output together. What penalties and bad
-        sequences remember grows by what was chosen; if this raises, nothing has changed.
+        `positions` are the indices that the new tokens will have in prompt and output together. The tokens are
+        added to the histories of penalties and bad sequences; if this raises, nothing has changed.
         """
         if logits.shape != (len(rows), self._vocab_size) or len(positions) != len(rows):
             raise InvalidParameter(
@@ -173,27 +173,27 @@ class Sampler:
         scores = self._adjusted(logits, settings, rows, positions)
         sampled = self._choose(scores, settings, positions)
         token_ids, is_invalid = sampled.token_ids, sampled.is_invalid
-        scored = np.flatnonzero(settings["num_scored"])
-        token_scores = self._scores(logits, token_ids, settings, scored) if scored.size else None
+        scored = np.flatnonzero(settings["num_logprobs"])
+        logprobs = self._logprobs(logits, token_ids, settings, scored) if scored.size else None
 
         if penalised.size:
             lines = self._on_device(penalised)
             self._penalties.record(slots, token_ids[lines], ~is_invalid[lines])
         if np.count_nonzero(settings["has_rules"]):
             self._rules.record(rows, token_ids)
-        return Sampled(token_ids, is_invalid, scored, token_scores)
+        return Sampled(token_ids, is_invalid, scored, logprobs)
 
-    def settings_of_draws(self, rows: RowNumbers, positions: RowNumbers) -> RowSettings | None:
-        """The settings of `rows` if all that they ask for new tokens at `positions` is greed or a draw; else None.
+    def plain_settings(self, rows: RowNumbers, positions: RowNumbers) -> RowSettings | None:
+        """Return the settings of `rows` if all are greedy or plain draws at `positions`; else None.
 
-        A draw has a temperature and may be cut short by top-k, top-p and min-p.
+        A plain draw has a temperature, and may have top-k, top-p and min-p.
         """
         settings = self._table.at(rows)
-        asks_more = settings["is_penalised"] | settings["has_rules"] | (settings["num_scored"] > 0)
-        asks_more |= (settings["typical_p"] < 1.0) | (positions < settings["min_end_position"])
+        needs_more = settings["is_penalised"] | settings["has_rules"] | (settings["num_logprobs"] > 0)
+        needs_more |= (settings["typical_p"] < 1.0) | (positions < settings["min_end_position"])
         if self._has_forced_end:
-            asks_more |= positions >= settings["last_position"]
-        return None if asks_more.any() else settings
+            needs_more |= positions >= settings["last_position"]
+        return None if needs_more.any() else settings
 
     def _adjusted(self, logits: Tensor, settings: RowSettings, rows: RowNumbers, positions: RowNumbers) -> Tensor:
         has_rules = np.count_nonzero(settings["has_rules"]) > 0
@@ -223,12 +223,12 @@ class Sampler:
             scores[lines, self._forced_end_token_id] = 0.0
         return scores
 
-    def _scores(
+    def _logprobs(
         self, logits: Tensor, token_ids: Tensor, settings: RowSettings, scored: npt.NDArray[np.int64]
-    ) -> TokenScores:
+    ) -> LogprobsTensors:
         lines = self._on_device(scored)
-        num_top = int(settings["num_scored"].max()) - 1
-        return score_tokens(logits.index_select(0, lines), token_ids[lines], num_top)
+        num_top = int(settings["num_logprobs"].max()) - 1
+        return gather_logprobs(logits.index_select(0, lines), token_ids[lines], num_top)
 
     def _choose(self, scores: Tensor, settings: RowSettings, positions: RowNumbers) -> ops.SampledRows:
         is_typical = (settings["typical_p"] < 1.0) & ~settings["is_greedy"]
@@ -265,7 +265,7 @@ class Sampler:
 
 
 def _is_invalid(values: Tensor) -> Tensor:
-    return (values - values).ne(0.0)  # what is not finite; isfinite would be four operations
+    return (values - values).ne(0.0)  # not finite; isfinite would be four operations
 
 
 def _as_array(token_ids: TokenIds) -> npt.NDArray[np.int64]:

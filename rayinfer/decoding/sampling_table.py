@@ -1,4 +1,4 @@
-"""The sampling settings of the running batch, one row per request, ready to be gathered by row number."""
+"""Sampling settings of the running batch, one row per request, gathered by row number."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ _GREEDY_BELOW = 1e-5  # dividing by less would overflow float32, and the most li
 
 ROW = np.dtype(
     [
-        ("is_entered", np.bool_),
+        ("is_used", np.bool_),
         ("is_greedy", np.bool_),
         ("is_penalised", np.bool_),
         ("has_rules", np.bool_),  # about single tokens
@@ -23,12 +23,15 @@ ROW = np.dtype(
         ("repetition_penalty", np.float32),
         ("presence_penalty", np.float32),
         ("frequency_penalty", np.float32),
-        ("penalty_slot", np.int64),  # means something only where is_penalised
+        ("penalty_slot", np.int64),  # valid where is_penalised
         ("seed", np.int64),  # the bits of the 64-bit seed
         ("choice", np.int64),
         ("min_end_position", np.int64),  # the first position where an end token may stand; 0 where none is held back
-        ("last_position", np.int64),  # where the request's last token will stand
-        ("num_scored", np.int64),  # tokens whose log probabilities are returned: 0, or the chosen one and so many more
+        ("last_position", np.int64),  # of the request's last token
+        (
+            "num_logprobs",
+            np.int64,
+        ),  # tokens with logprobs to return: 0, or 1 + `logprobs`
     ]
 )
 
@@ -36,12 +39,12 @@ RowSettings = npt.NDArray[np.void]  # of dtype ROW
 
 
 class SamplingTable:
-    """Rows of settings on the host, where deciding what a batch needs costs no look at the device."""
+    """Rows of settings on the host, so that choosing what a batch needs does not wait for the device."""
 
     def __init__(self, max_num_rows: int, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._rows: RowSettings = np.zeros(max_num_rows, dtype=ROW)
-        self._is_plain = np.zeros(max_num_rows, np.bool_)  # greedy and nothing else: what most steps ask first
+        self._is_plain = np.zeros(max_num_rows, np.bool_)  # greedy, without any other setting
 
     def fill(
         self,
@@ -72,8 +75,8 @@ class SamplingTable:
         settings["choice"] = choice
         settings["min_end_position"] = min_end_position
         settings["last_position"] = _NO_LAST_POSITION if last_position is None else last_position
-        settings["num_scored"] = 0 if params.logprobs is None else 1 + params.logprobs
-        settings["is_entered"] = True
+        settings["num_logprobs"] = 0 if params.logprobs is None else 1 + params.logprobs
+        settings["is_used"] = True
         plain = not (params.has_penalties or params.has_token_rules or min_end_position or params.logprobs is not None)
         self._is_plain[row] = plain and settings["is_greedy"]
 
@@ -83,21 +86,21 @@ class SamplingTable:
         self._is_plain[row] = False
 
     def penalty_slot(self, row: int) -> int | None:
-        """The slot of the history kept for `row`, if there is one."""
+        """Return the slot of the penalty history of `row`, if there is one."""
         settings = self._rows[row]
         return int(settings["penalty_slot"]) if settings["is_penalised"] else None
 
     def at(self, rows: npt.NDArray[np.integer]) -> RowSettings:
-        """A copy of the settings of `rows`, in that order; raises InvalidParameter for a row that is not in use."""
+        """Return a copy of the settings of `rows`, in that order; raises InvalidParameter for unused rows."""
         for row in rows[(rows < 0) | (rows >= len(self._rows))]:
             self.check(int(row))
         settings: RowSettings = self._rows[rows]
-        if not settings["is_entered"].all():
-            raise InvalidParameter(f"rows {rows[~settings['is_entered']].tolist()} hold no request", "rows")
+        if not settings["is_used"].all():
+            raise InvalidParameter(f"rows {rows[~settings['is_used']].tolist()} hold no request", "rows")
         return settings
 
     def are_plain(self, rows: npt.NDArray[np.integer]) -> bool:
-        """Whether all rows are in use and greedy, and nothing else is asked of them."""
+        """Return whether all rows are in use, greedy and without any other setting."""
         return bool(len(rows) and rows.min() >= 0 and rows.max() < len(self._is_plain) and self._is_plain[rows].all())
 
     def check(self, row: int) -> None:

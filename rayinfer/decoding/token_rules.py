@@ -16,7 +16,7 @@ _NEVER = float("-inf")
 class TokenRules:
     """Logit bias, allowed tokens, and bad tokens and sequences, of the rows that have them.
 
-    Biases come first of all that changes scores, as in transformers; what is forbidden stays so whatever comes after.
+    Biases are added before all other changes, as in transformers; forbidden tokens stay forbidden.
     """
 
     def __init__(self, max_num_rows: int, device: torch.device) -> None:
@@ -26,10 +26,10 @@ class TokenRules:
         self._bad_tokens = RowLists(max_num_rows, device)  # token ids
         self._bad_sequences = BadSequences(max_num_rows, device)
 
-    def enter(
+    def add_row(
         self, row: int, params: SamplingParams, prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int64]
     ) -> None:
-        """Keep the rules of a request that has got this far, for a row that has none."""
+        """Set the rules of a request with these tokens, for a row that has none."""
         if params.biases:
             token_ids, biases = zip(*params.biases, strict=True)
             self._biases.put(row, np.array(token_ids, dtype=np.int64), np.array(biases, dtype=np.float32))
@@ -40,13 +40,13 @@ class TokenRules:
             self._bad_tokens.put(row, np.unique(bad_tokens))
         bad_sequences = [sequence for sequence in params.bad_sequences if len(sequence) > 1]
         if bad_sequences:
-            self._bad_sequences.enter(row, bad_sequences, prompt, output)
+            self._bad_sequences.add_row(row, bad_sequences, prompt, output)
 
-    def leave(self, row: int) -> None:
+    def remove_row(self, row: int) -> None:
         """Forget the rules of `row`."""
         for each in (self._biases, self._allowed, self._bad_tokens):
             each.drop(row)
-        self._bad_sequences.leave(row)
+        self._bad_sequences.remove_row(row)
 
     def add_biases_(self, scores: Tensor, rows: npt.NDArray[np.integer]) -> None:
         """Add in place each row's biases to `scores` [len(rows), vocab], float32."""
@@ -69,5 +69,5 @@ class TokenRules:
         self._bad_sequences.forbid_(scores, rows)
 
     def record(self, rows: npt.NDArray[np.integer], token_ids: Tensor) -> None:
-        """Remember the tokens just chosen, int64 [len(rows)], where sequences depend on them."""
+        """Record the tokens just chosen, int64 [len(rows)], where sequences depend on them."""
         self._bad_sequences.record(rows, token_ids)

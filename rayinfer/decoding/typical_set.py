@@ -7,7 +7,7 @@ from rayinfer_kernels.reference.inverse_cdf import first_exceeding, row_sums
 
 _FLOAT32_ROUNDING = 2.0**-24  # a mass this close to typical_p has reached it, as it has in float32
 _ROWS_AT_ONCE = 8  # on a CPU, whose caches hold what is made of them
-_UNHEARD_OF = 1000.0  # more surprising than any token whose weight float32 can hold
+_MAX_SURPRISE = 1000.0  # more surprising than any token whose weight float32 can hold
 
 
 def keep_typical_(weights: Tensor, typical_p: Tensor) -> None:
@@ -17,13 +17,13 @@ def keep_typical_(weights: Tensor, typical_p: Tensor) -> None:
     Equally typical ones stay or go together. `weights` are float32 [rows, whole blocks], `typical_p` lies below 1.
     """
     at_once = _ROWS_AT_ONCE if weights.is_cpu else max(len(weights), 1)
-    for few, their_p in zip(torch.split(weights, at_once), torch.split(typical_p, at_once), strict=True):
-        _keep_typical_(few, their_p)
+    for few, few_p in zip(torch.split(weights, at_once), torch.split(typical_p, at_once), strict=True):
+        _keep_typical_(few, few_p)
 
 
 def _keep_typical_(weights: Tensor, typical_p: Tensor) -> None:
     probabilities = weights / row_sums(weights).float().unsqueeze(1)
-    surprise = probabilities.log().neg_().clamp_(max=_UNHEARD_OF)
+    surprise = probabilities.log().neg_().clamp_(max=_MAX_SURPRISE)
     entropy = row_sums(probabilities.mul_(surprise)).float().unsqueeze(1)
     distance = surprise.sub_(entropy).abs_()
 

@@ -1,19 +1,41 @@
-"""Builds an engine of one or more ranks from its settings and a model's folder."""
+"""Builds an engine from its settings and a model's folder, on one rank or several."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
+import importlib
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+import rayinfer_kernels
 from rayinfer.config import EngineConfig
-from rayinfer.engine.build_single_rank import build_one_rank_engine, check_settings, engine_of
-from rayinfer.engine.distributed.group_executor import GroupExecutor
-from rayinfer.engine.distributed.process_executor import RankProcesses
 from rayinfer.engine.loop.engine import Engine
-from rayinfer.engine.ranks.rank_coordinates import place_of
-from rayinfer.engine.ranks.rank_group import RankGroup
-from rayinfer.engine.ranks.rendezvous import GROUP_TIMEOUT_S, RendezvousHost, open_rendezvous
-from rayinfer.engine.worker.worker import build_part
+from rayinfer.engine.plan.executor import Executor
+from rayinfer.engine.plan.step_plan import Int32Array
+from rayinfer.engine.ranks.rank_coordinates import any_device
+from rayinfer.engine.scheduling.kv_offload import KVOffload
+from rayinfer.engine.scheduling.request import Request
+from rayinfer.engine.scheduling.request_checks import checked_source
+from rayinfer.engine.scheduling.scheduler import Scheduler
+from rayinfer.engine.worker.cpu_kernels import use_cpu_kernels
+from rayinfer.engine.worker.worker import Worker, build_worker
+from rayinfer.errors import ConfigError
+from rayinfer.kv_cache.block_manager import BlockManager
+from rayinfer.models.encoder_decoder_config import AnswerSettings
 from rayinfer.models.generation_config import default_sampling_params
+from rayinfer.models.loader import torch_dtype
+from rayinfer.models.model_config import ModelConfig, read_model_config
+from rayinfer.optimization.device_modes import check_device
+from rayinfer.optimization.quality_gates import check_quality, measured_model
+from rayinfer.protocols import GenerationRequest, ModelDescription
+
+if TYPE_CHECKING:
+    from rayinfer.engine.ranks.rendezvous import RendezvousHost
+
+_logger = logging.getLogger(__name__)
 
 
 def build_engine(
@@ -21,42 +43,109 @@ def build_engine(
     folder: Path,
     *,
     name: str | None = None,
-    rendezvous: RendezvousHost | None = None,
-    group_timeout_s: float = GROUP_TIMEOUT_S,
+    rendezvous: "RendezvousHost | None" = None,
+    group_timeout_s: float | None = None,
 ) -> Engine:
-    """Load the model and give it its cache; `folder` is what `resolve_model` returned.
+    """Load the model and allocate its KV cache; `folder` is what `resolve_model` returned.
 
-    Where the settings ask for several ranks, this process is rank 0. The others are processes of its own, or with a
-    `rendezvous` those that join by `run_rank`, with the same settings. `group_timeout_s` is for the former: a rank
-    that sends nothing for so long and is stopped is lost; one that is not has GROUP_TIMEOUT_S, if that is longer.
-    Raises EngineDead when a rank is lost or fails meanwhile.
+    With several ranks, this process is rank 0. The others are its child processes, or with a `rendezvous` those that
+    join by `run_rank`, with the same settings. `group_timeout_s` (default GROUP_TIMEOUT_S) is for child processes: a
+    rank that is stopped and sends nothing for so long is lost; one that is not stopped has GROUP_TIMEOUT_S, if that is
+    longer. Raises EngineDead when a rank is lost or fails meanwhile.
     """
-    if place_of(config, 0).world_size == 1:
-        return build_one_rank_engine(config, folder, name=name)
-    model = check_settings(config, folder)
+    model = _check_settings(config, folder)
     defaults = default_sampling_params(config, folder)
-    with ExitStack() as on_failure:
-        group, end_ranks = _gather_ranks(config, folder, rendezvous, group_timeout_s, on_failure)
-        with group.explained_failures():
-            part = build_part(config, folder, group)
-        executor = GroupExecutor(group, part.executor, end_ranks, part.link)
-        on_failure.pop_all()
-        return engine_of(model, part, executor, name, defaults)
+    if config.num_ranks == 1:
+        worker = build_worker(config, folder)
+        return _assemble(model, worker, worker.executor, name or config.model, defaults)
+    # By name: engines of one rank load nothing for several.
+    distributed = importlib.import_module("rayinfer.engine.distributed.build_group")
+    worker, executor = distributed.build_group(config, folder, rendezvous, group_timeout_s)
+    return _assemble(model, worker, executor, name or config.model, defaults)
 
 
-def _gather_ranks(
-    config: EngineConfig, folder: Path, host: RendezvousHost | None, timeout_s: float, on_failure: ExitStack
-) -> tuple[RankGroup, Callable[[float], None]]:
-    """Gather the other ranks; returns their group and the handle that ends those started here."""
-    if host is not None:
-        on_failure.callback(host.close)
-        group = RankGroup.host(place_of(config, 0), host)
-        on_failure.callback(group.close)
-        return group, lambda grace_s: None
-    host = open_rendezvous(timeout_s=timeout_s)
-    on_failure.callback(host.close)
-    processes = RankProcesses(config, folder, host.rendezvous)
-    on_failure.callback(processes.end, 0.0)
-    group = RankGroup.host(place_of(config, 0), host, processes)
-    on_failure.callback(group.close)
-    return group, processes.end
+class EncoderDecoderEngine(Engine):
+    """Engine of an encoder-decoder: a request's prompt is the encoder's source, its output begins with a start token.
+
+    Source and output may each be as long as `max_model_len`, the start token included. Penalties and bad sequences
+    apply to the output.
+    """
+
+    def __init__(self, *, answers: AnswerSettings, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._answers = answers
+
+    def _checked_request(self, request: GenerationRequest, source_token_ids: Int32Array | None = None) -> Request:
+        source_token_ids = checked_source(request, self.description)
+        params = request.sampling_params
+        if bad := self._answers.bad_token_sequences:
+            params = replace(params, bad_token_sequences=(*params.bad_sequences, *bad))
+        answer = replace(request, prompt_token_ids=[self._answers.start_token_id], sampling_params=params)
+        return super()._checked_request(answer, source_token_ids)
+
+
+def _assemble(model: ModelConfig, worker: Worker, executor: Executor, name: str, defaults: Mapping[str, Any]) -> Engine:
+    config, caches_prefixes = worker.config, worker.caches_prefixes
+    block_manager = BlockManager(worker.num_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
+    offload = None
+    if worker.num_offload_blocks:
+        offload = KVOffload(worker.num_offload_blocks, config.block_size, enable_prefix_caching=caches_prefixes)
+    scheduler = Scheduler(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=worker.max_model_len,
+        block_manager=block_manager,
+        eos_token_ids=model.eos_token_ids,
+        forced_end_token_id=model.forced_end_token_id,
+        enable_prefix_caching=caches_prefixes,
+        offload=offload,
+        max_concurrent_batches=executor.max_concurrent_batches,
+        supports_async_scheduling=executor.supports_async_scheduling,
+    )
+    answers = model.answers
+    description = ModelDescription(
+        name=name,
+        max_model_len=worker.max_model_len,
+        vocab_size=model.vocab_size,
+        created=int(time.time()),
+        kv_blocks_total=worker.num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_cudagraph_capture_size=worker.max_cudagraph_capture_size,
+        eos_token_ids=model.eos_token_ids,
+        weights_generation=config.weights_generation,
+        scores_prompts=answers is None,
+        default_sampling_params=defaults,
+        bad_token_sequences=() if answers is None else answers.bad_token_sequences,
+    )
+    _logger.info("engine for %s: %s", description.name, description.capacity)
+    parts: dict[str, Any] = {"description": description, "scheduler": scheduler, "executor": executor}
+    if answers is None:
+        return Engine(**parts, seed=config.seed)
+    return EncoderDecoderEngine(answers=answers, **parts, seed=config.seed)
+
+
+def _check_settings(config: EngineConfig, folder: Path) -> ModelConfig:
+    """Raise ConfigError for what this machine's devices or the model cannot do; returns the model's configuration."""
+    model, device = read_model_config(folder), any_device()
+    dtype = torch_dtype(config.dtype, model)
+    check_device(config, device, dtype)
+    measured = measured_model(config.model, folder)
+    for mode in (config.quantization, None if config.kv_cache_dtype == "auto" else f"{config.kv_cache_dtype}-kv"):
+        if mode is not None:
+            check_quality(mode, is_inaccuracy_allowed=config.allow_inaccurate_quantization, model=measured)
+    if device.type == "cpu":
+        use_cpu_kernels()
+    if config.deterministic:
+        _check_determinism(device, dtype)
+    return model
+
+
+def _check_determinism(device: torch.device, dtype: torch.dtype) -> None:
+    if not rayinfer_kernels.is_batch_invariant(device, dtype):
+        raise ConfigError(
+            f"deterministic must not be true with {dtype} on a {device.type}: only the compiled CPU kernels keep "
+            "results independent of the batch, in float32 and bfloat16 "
+            f"({rayinfer_kernels.cpu_kernels_status().detail})"
+        )

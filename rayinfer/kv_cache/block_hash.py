@@ -1,4 +1,4 @@
-"""The digest that names a full block by everything its keys and values depend on."""
+"""Digests of full blocks, over everything that their keys and values depend on."""
 
 import struct
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ def hash_block(parent_digest: bytes, salt: bytes, token_ids: NDArray[np.int32]) 
 
 
 def prefix_salt(tenant: str, cache_salt: str, adapter: str | None, weights_generation: int = 0) -> bytes:
-    """Write what separates prefixes of equal tokens; routers and engines must agree on it."""
-    # As repr writes it, no name can pass for two, and any text of a client's can be encoded.
+    """Make the salt that separates prefixes of equal tokens; routers and engines must agree on it."""
+    # By repr, no two tuples give the same text, and any client's text can be encoded.
     return repr((tenant, cache_salt, adapter or "", weights_generation)).encode()
 
 
@@ -38,13 +38,13 @@ class PrefixDigests:
 
     def extend(self, token_ids: NDArray[np.int32], num_tokens: int) -> None:
         """Add the digests of blocks that became full; `token_ids[:num_tokens]` are all tokens known so far."""
-        assert num_tokens <= len(token_ids), f"{num_tokens} tokens announced, {len(token_ids)} given"
+        assert num_tokens <= len(token_ids), f"{num_tokens} tokens expected, {len(token_ids)} given"
         first, full = len(self.digests), num_tokens // self._block_size
         if full > first:
             self.append(token_bytes(token_ids[first * self._block_size : full * self._block_size]))
 
     def append(self, written: bytes) -> None:
-        """Add the digests of the next blocks, whose token ids are given as `token_bytes` writes them."""
+        """Add the digests of the next blocks, whose token ids are given in the format of `token_bytes`."""
         digests, salt, width = self.digests, self._salt, self._block_bytes
         digest = digests[-1] if digests else ROOT_DIGEST
         digest_of = xxhash.xxh3_128_digest
@@ -54,7 +54,7 @@ class PrefixDigests:
 
 
 def token_bytes(token_ids: NDArray[np.int32]) -> bytes:
-    """Write token ids as digests take them in: four bytes each, the lowest first."""
+    """Encode token ids for digests: four bytes each, little-endian."""
     return token_ids.astype(_LITTLE_ENDIAN_INT32, copy=False).tobytes()
 
 

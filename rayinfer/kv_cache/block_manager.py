@@ -13,22 +13,22 @@ from rayinfer.kv_cache.stored_blocks import BlockEvents, StoredBlocks
 
 
 class OutOfBlocks(RuntimeError):
-    """More blocks were asked for than are free; nothing was taken. Never leaves the engine."""
+    """More blocks were requested than are free; none was allocated. Never leaves the engine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CachedPrefix:
-    """The blocks that already hold a prompt's first tokens; not kept until they are pinned."""
+    """Blocks that already hold a prompt's first tokens; they may be evicted until they are pinned."""
 
     blocks: list[int]
     num_tokens: int
 
 
 class BlockManager:
-    """Counts the readers of every block; each operation is O(1) for each block it is handed, whatever the pool's size.
+    """Reference counts of all blocks; each operation is O(1) for each of its blocks, whatever the pool's size.
 
-    A block has readers or is free. A free block whose content is stored stays hit-able until it is handed out again.
-    A caller that found a cached prefix pins it before it allocates anything: allocating may evict what is not pinned.
+    A block has readers or is free. A free block that is stored can be hit until it is allocated again. A caller that
+    found a cached prefix pins it before it allocates anything: allocating may evict what is not pinned.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
@@ -52,9 +52,9 @@ class BlockManager:
         return self.num_blocks - len(self._free)
 
     def allocate(self, count: int) -> list[int]:
-        """Hand out blocks for new content with one reader each, least recently used first; raises OutOfBlocks."""
+        """Allocate blocks with one reader each, least recently used first; raises OutOfBlocks."""
         if count > len(self._free):
-            raise OutOfBlocks(f"{count} blocks wanted, {len(self._free)} of {self.num_blocks} free")
+            raise OutOfBlocks(f"{count} blocks requested, {len(self._free)} of {self.num_blocks} free")
         blocks = self._free.take_first(count)
         self._stored.forget(blocks)
         for block in blocks:
@@ -69,7 +69,7 @@ class BlockManager:
         return CachedPrefix(blocks=blocks, num_tokens=len(blocks) * self.block_size)
 
     def pin(self, blocks: Sequence[int]) -> None:
-        """Add one reader to each block, which has readers already or was found as part of a cached prefix."""
+        """Add one reader to each block, which has readers or was found as part of a cached prefix."""
         for block in blocks:
             if not self._readers[block]:
                 if not self._stored.is_holder(block):
@@ -78,7 +78,7 @@ class BlockManager:
             self._readers[block] += 1
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Take one reader from each of a request's blocks, given in the order of its tokens.
+        """Remove one reader from each of a request's blocks, given in the order of its tokens.
 
         The last block is freed first, so it is also evicted first: a cached parent outlives its children.
         """
@@ -92,11 +92,11 @@ class BlockManager:
     def store(
         self, block: int, digest: bytes, *, parent: int | None, token_ids: NDArray[np.int32], salt: bytes = b""
     ) -> None:
-        """Declare that a full block's keys and values are written: from now on it may be hit.
+        """Store a full block whose keys and values are written: from now on it can be hit.
 
-        `parent` is the request's block before this one and must be stored first. When an equal block is stored
-        already, that one goes on being hit and this one is its duplicate. An older block whose own parent is gone
-        can never be hit again and makes way.
+        `parent` is the request's block before this one and must be stored first. If an equal block is stored already,
+        that one continues to be hit and this one is its duplicate. An older block whose own parent is gone can never
+        be hit again and is replaced.
         """
         self.store_all([block], [digest], parents=[parent], token_ids=token_ids[np.newaxis], salts=[salt])
 
@@ -122,9 +122,9 @@ class BlockManager:
                 self._free.add_first(displaced)
 
     def forget(self, digests: Iterable[bytes], blocks: Iterable[int] = ()) -> None:
-        """Let no block be hit under these digests any more, nor any of the `blocks`, even those with readers.
+        """Remove these digests and `blocks` from the prefix cache, even blocks with readers.
 
-        A block that holds the same as another is hit once the other is gone: such blocks must be named too.
+        A duplicate is hit once its equal is gone: `blocks` must include duplicates.
         """
         holders = [holder for digest in digests if (holder := self._stored.holder_of(digest)) is not None]
         self._stored.forget([*holders, *blocks])
@@ -146,7 +146,7 @@ class BlockManager:
         self._stored.forget([block for block in self._stored.holders() if not self._readers[block]])
 
     def _release(self, block: int) -> None:
-        holder = self._stored.settle(block)
+        holder = self._stored.resolve_holder(block)
         if holder == block:
             self._free.add_last(block)
             return

@@ -1,4 +1,4 @@
-"""The memory of KV blocks: one cache per layer, and whole blocks that move between pools."""
+"""Memory of KV blocks: one cache per layer, and copies of whole blocks between pools."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import torch
 
 from rayinfer_kernels import ops
 
-_PROCESSOR = torch.device("cpu")
+_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +19,7 @@ class BlockShape:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype  # of the cache: the model's, or one of eight bits
-    computed_on: torch.device = _PROCESSOR  # lays blocks out, those too that are kept elsewhere meanwhile
+    computed_on: torch.device = _HOST  # lays blocks out, those too that are kept elsewhere meanwhile
 
     @property
     def num_bytes(self) -> int:
@@ -49,7 +49,7 @@ class BlockPool:
             ops.copy_blocks(cache, target_cache, source_index, target_index)
 
     def move_to(self, target: "BlockPool", blocks: Sequence[int], target_blocks: Sequence[int]) -> None:
-        """Copy as `copy_to` does and give each layer's memory back once it is copied: this pool ends."""
+        """Copy as `copy_to` does and free each layer's memory once it is copied."""
         source_index, target_index = _index(blocks), _index(target_blocks)
         for target_cache in target.caches:
             ops.copy_blocks(self.caches.pop(0), target_cache, source_index, target_index)

@@ -4,7 +4,7 @@ from array import array
 
 
 class FreeList:
-    """A doubly linked list of block ids, least recently used first; whatever it does to one block is O(1).
+    """A doubly linked list of block ids, least recently used first; each operation on a block is O(1).
 
     The links are two flat integer arrays: a million blocks cost 8 MB, and the garbage collector nothing.
     """
@@ -21,8 +21,8 @@ class FreeList:
         return self._size
 
     def take_first(self, count: int) -> list[int]:
-        """Take the least recently used blocks."""
-        assert count <= self._size, f"{count} blocks wanted, {self._size} are in the list"
+        """Remove and return the least recently used blocks."""
+        assert count <= self._size, f"{count} blocks requested, {self._size} are in the list"
         blocks, block = [], self._next[self._end]
         for _ in range(count):
             blocks.append(block)
@@ -33,18 +33,18 @@ class FreeList:
         return blocks
 
     def remove(self, block: int) -> None:
-        """Take a block that is in the list, wherever it stands."""
+        """Remove a block that is in the list."""
         before, after = self._previous[block], self._next[block]
         self._next[before] = after
         self._previous[after] = before
         self._size -= 1
 
     def add_first(self, block: int) -> None:
-        """Put a block where it is handed out next."""
+        """Insert a block to be allocated next."""
         self._insert(block, before=self._end, after=self._next[self._end])
 
     def add_last(self, block: int) -> None:
-        """Put a block where it is handed out last."""
+        """Insert a block to be allocated last."""
         self._insert(block, before=self._previous[self._end], after=self._end)
 
     def _insert(self, block: int, before: int, after: int) -> None:

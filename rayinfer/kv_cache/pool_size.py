@@ -1,4 +1,4 @@
-"""Number of blocks in the KV pools: as many as are asked for, or as the memory holds."""
+"""Number of blocks in the KV pools, by the settings or by the available memory."""
 
 import os
 from pathlib import Path
@@ -14,12 +14,12 @@ _MEMINFO = Path("/proc/meminfo")
 
 
 def count_kv_blocks(config: EngineConfig, block_bytes: int, device: torch.device, *, reserved_bytes: int = 0) -> int:
-    """Blocks that the settings ask for or the free memory allows; `block_bytes` is one block of all layers.
+    """Count the blocks by the settings or the free memory; `block_bytes` is one block of all layers.
 
-    `reserved_bytes` of what is free now are kept for other uses: a share of the memory is one of the rest.
+    `reserved_bytes` of the free memory are kept for other uses: `memory_fraction` is of the rest.
     """
     if config.num_kv_blocks is not None:
-        _check_there_is("num_kv_blocks", config.num_kv_blocks, config.num_kv_blocks * block_bytes, device)
+        _check_available("num_kv_blocks", config.num_kv_blocks, config.num_kv_blocks * block_bytes, device)
         return config.num_kv_blocks
     if config.kv_cache_memory_bytes is not None:
         return _blocks_in("kv_cache_memory_bytes", config.kv_cache_memory_bytes, block_bytes, device)
@@ -47,7 +47,7 @@ def count_static_blocks(
     num_rows: int,
     reserved_bytes: int = 0,
 ) -> int:
-    """Blocks for `num_rows` requests that are all as long as they may be; raises ConfigError if they don't fit."""
+    """Count the blocks for `num_rows` requests of maximal length; raises ConfigError if they do not fit."""
     for name in ("num_kv_blocks", "kv_cache_memory_bytes", "memory_fraction"):
         if getattr(config, name) is not None:
             raise ConfigError(f"{name} must be left out: a static engine's pool follows from its batch and length")
@@ -58,40 +58,40 @@ def count_static_blocks(
             f"{num_rows} requests at once of max_model_len {max_model_len} tokens each need {wanted} bytes, there are"
             f" {most} at most, {reserved_bytes} bytes being kept for steps: lower max_num_seqs or max_model_len"
         )
-    # A hundredth of the pool, and one, is kept from newcomers: the last of a full batch must come in nevertheless.
+    # Admission keeps a hundredth of the pool, and one, as headroom: the last request of a full batch must fit besides.
     return num_blocks + num_blocks // 99 + 2
 
 
 def count_offload_blocks(config: EngineConfig, block_bytes: int) -> int:
-    """Blocks of the second pool, in the host's memory; none unless they are asked for."""
+    """Count the blocks of the second pool, in host memory; none by default."""
     if config.kv_offload_bytes is None:
         return 0
     return _blocks_in("kv_offload_bytes", config.kv_offload_bytes, block_bytes, _HOST)
 
 
 def free_memory_bytes(device: torch.device) -> int:
-    """Memory that is free now on the device; the host's page cache counts as free."""
+    """Return the free memory of the device; the host's page cache counts as free."""
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what loading took for a moment, torch keeps for later
+        torch.cuda.empty_cache()  # torch caches what loading used temporarily
         return torch.cuda.mem_get_info(device)[0]
     return available_host_bytes()
 
 
 def _blocks_in(name: str, pool_bytes: int, block_bytes: int, device: torch.device) -> int:
-    _check_there_is(name, pool_bytes, pool_bytes, device)
+    _check_available(name, pool_bytes, pool_bytes, device)
     if pool_bytes < block_bytes:
         raise ConfigError(f"{name} {pool_bytes} holds no KV block: one takes {block_bytes} bytes")
     return pool_bytes // block_bytes
 
 
-def _check_there_is(name: str, value: int, wanted: int, device: torch.device) -> None:
+def _check_available(name: str, value: int, wanted: int, device: torch.device) -> None:
     most = _memory_bytes(device)
     if wanted > most:
         raise ConfigError(f"{name} {value} needs {wanted} bytes, there are {most} at most")
 
 
 def _memory_bytes(device: torch.device) -> int:
-    """All of a host's: what is in use for now may be files that give way."""
+    """Return all memory of a host, whose page cache can be dropped, or a GPU's free memory."""
     return free_memory_bytes(device) if device.type == "cuda" else _host_bytes()
 
 
@@ -100,7 +100,7 @@ def _host_bytes() -> int:
 
 
 def available_host_bytes(meminfo: Path = _MEMINFO) -> int:
-    """Return what programs could have without swapping; on systems without /proc all the memory.
+    """Return the memory available without swapping; on systems without /proc all of it.
 
     Kernels before 3.14 and some containers lack MemAvailable: then it is the free memory and that of cached files.
     """

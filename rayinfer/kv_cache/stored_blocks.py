@@ -8,19 +8,19 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-_NO_CHAIN = 0  # what stands before a first block
+_NO_CHAIN = 0  # the parent of a first block
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockEvents:
-    """Digests that became stored or ceased to be since the last look; no digest is in both lists."""
+    """Digests stored and removed since the last call; no digest is in both lists."""
 
     stored: list[bytes]
     removed: list[bytes]
 
 
 class StoredBlocks:
-    """The map from digest to block, and per block what is needed to verify a hit without trusting the digest.
+    """Map from digest to block, with what verifies a hit without trusting the digest.
 
     A chain is a number, never used twice, for the verified content of a block and all blocks before it. A stored block
     keeps its own chain and its parent's. Duplicates, blocks of equal content, share their chain; only one of them,
@@ -31,15 +31,15 @@ class StoredBlocks:
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
         self._holders: dict[bytes, int] = {}
-        self._digests: list[bytes | None] = [None] * num_blocks  # None: nothing that follows means anything
+        self._digests: list[bytes | None] = [None] * num_blocks  # None: the block's other fields are unused
         self._parent_digests: list[bytes | None] = [None] * num_blocks
         self._salts: list[bytes] = [b""] * num_blocks
         self._chains = array("q", bytes(8 * num_blocks))
         self._parent_chains = array("q", bytes(8 * num_blocks))
         self._token_ids = np.zeros((num_blocks, block_size), dtype=np.int32)
         self._newest_chain = _NO_CHAIN
-        # Dicts are used as ordered sets. A digest that comes and goes between two looks appears in neither, so both
-        # stay smaller than the pool even when they are not read.
+        # Dicts are used as ordered sets. A digest that is stored and removed between two calls is in neither, so both
+        # stay smaller than the pool even if they are never read.
         self._newly_stored: dict[bytes, None] = {}
         self._newly_removed: dict[bytes, None] = {}
 
@@ -80,7 +80,7 @@ class StoredBlocks:
         token_ids: NDArray[np.int32],
         salts: Sequence[bytes],
     ) -> list[int]:
-        """Note what written blocks contain, [num_blocks, block_size]; returns those no longer hit for their digests."""
+        """Store written blocks, [num_blocks, block_size]; returns those that are no longer hit for their digests."""
         displaced = []
         known, chains, holders = self._digests, self._chains, self._holders
         parent_digests, parent_chains, known_salts = self._parent_digests, self._parent_chains, self._salts
@@ -97,7 +97,7 @@ class StoredBlocks:
             parent_digests[block] = None if parent is None else known[parent]
             parent_chains[block] = _NO_CHAIN if parent is None else chains[parent]
             holder = holders.get(digest)
-            if holder is not None and self._are_twins(block, holder):
+            if holder is not None and self._are_equal(block, holder):
                 chains[block] = chains[holder]
                 continue
             self._newest_chain += 1
@@ -109,7 +109,7 @@ class StoredBlocks:
                 displaced.append(holder)
         return displaced
 
-    def settle(self, block: int) -> int | None:
+    def resolve_holder(self, block: int) -> int | None:
         """Return the block that is hit for the digest of one without readers now: itself, another, or none."""
         digest = self._digests[block]
         if digest is None:
@@ -156,7 +156,7 @@ class StoredBlocks:
         else:
             self._newly_stored[digest] = None
 
-    def _are_twins(self, one: int, other: int) -> bool:
+    def _are_equal(self, one: int, other: int) -> bool:
         return (
             self._parent_chains[one] == self._parent_chains[other]
             and self._salts[one] == self._salts[other]

@@ -1,4 +1,4 @@
-"""An `LLM`'s state of one request while it runs."""
+"""State of one request of an `LLM` while it runs."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ from rayinfer.traces.request_trace import RequestTrace
 
 @dataclass(slots=True)
 class Answer:
-    """One request's answer as far as it is known."""
+    """Output of one request so far."""
 
     stream: StreamState
     prompt: str | None
-    news: deque[RequestOutput] | None = None  # what a `stream` has yet to yield, whichever call did the steps
+    unread: deque[RequestOutput] | None = None  # deltas that a `stream` has yet to yield, whichever call computed them
     trace: RequestTrace | None = None
     outputs: OutputAggregate = field(init=False)
 
@@ -23,7 +23,7 @@ class Answer:
         self.outputs = OutputAggregate(self.stream.request.sampling_params.n)
 
     def apply(self, delta: TokenDelta) -> RequestOutput | None:
-        """Apply the engine's delta, and return what the caller may see of it, if anything."""
+        """Apply the engine's delta; returns the caller's delta, if there is one."""
         output = self.stream.apply(delta)
         if output is None:
             return None
@@ -36,7 +36,7 @@ class Answer:
         return output
 
     def add_engine_events(self, delta: TokenDelta | None) -> None:
-        """Keep the engine's events of a traced choice, which come with its end."""
+        """Add the engine's events of a traced choice, which come with its last delta."""
         if self.trace is not None and delta is not None and delta.trace is not None:
             self.trace.add_engine_events(delta.trace, choice=EngineRequestId.parse(delta.request_id).choice)
 
@@ -47,7 +47,7 @@ class Answer:
         return output
 
     def whole(self) -> RequestOutput:
-        """Return all there is so far."""
+        """Return the whole output so far."""
         output = self.with_trace(self.outputs.whole())
         output.prompt = self.prompt
         return output

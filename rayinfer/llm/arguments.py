@@ -20,7 +20,7 @@ def as_prompts(prompts: Any) -> list[Prompt]:
 
 
 def checked_token_ids(token_ids: Any) -> list[int]:
-    """Take a prompt that is no text; raises InvalidParameter unless it is a list of integers."""
+    """Check a prompt of token ids; raises InvalidParameter unless it is a list of integers."""
     items = _listed(token_ids)
     if items is None or not all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
         raise InvalidParameter(f"prompt must be a text or a list of token ids, got {shown(token_ids)}", "prompt")
@@ -28,7 +28,7 @@ def checked_token_ids(token_ids: Any) -> list[int]:
 
 
 def check_request(request_id: Any, timeout_s: Any) -> None:
-    """Raise InvalidParameter for a name that is no text, and for a time that is over before it begins."""
+    """Raise InvalidParameter for an id that is no text, and for a timeout of 0 or less."""
     if request_id is not None and not isinstance(request_id, str):
         raise InvalidParameter(f"request_id must be a text, got {shown(request_id)}", "request_id")
     if isinstance(timeout_s, int | float) and timeout_s <= 0:
@@ -46,8 +46,8 @@ def spread(value: Any, count: int, kind: type, name: str) -> list[Any]:
 
 
 def _listed(values: Any) -> list[Any] | None:
-    """Return what is in it; None for bytes, mappings and what holds nothing in turn."""
+    """Return its items; None for bytes, mappings and what is not iterable."""
     try:
         return None if isinstance(values, bytes | bytearray | Mapping) else list(values)
-    except TypeError:  # an array of no dimension, for one, which says that it is iterable
+    except TypeError:  # such as an array of no dimensions, which has __iter__
         return None

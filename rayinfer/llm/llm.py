@@ -1,4 +1,4 @@
-"""The class itself: one engine, its callers' prompts in, their outputs back."""
+"""`LLM`: an engine in this process, for offline inference."""
 
 import itertools
 import time
@@ -15,7 +15,7 @@ from rayinfer.llm.arguments import Message, Prompt, as_prompts, check_request, c
 from rayinfer.llm.progress_bar import progress_bar
 from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.outputs import EngineStats, RequestOutput
-from rayinfer.protocols import EngineRequestId, GenerationRequest, ModelDescription
+from rayinfer.protocols import EngineRequestId, GenerationRequest, ModelDescription, Pause, Resume, Sleep, Wake
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.bad_words import speller
@@ -38,10 +38,10 @@ class LLM:
         self._engine = build_engine(self.config, folder)
         self._answers: dict[str, Answer] = {}
         self._numbers = itertools.count()
-        self._finished_meanwhile: list[RequestOutput] = []  # for `step`, ended while `generate` or `stream` ran
-        self._is_over = False
+        self._finished_for_step: list[RequestOutput] = []  # for `step`, ended while `generate` or `stream` ran
+        self._is_closed = False
 
-    # A whole answer for every prompt
+    # Whole outputs
 
     def generate(
         self,
@@ -52,12 +52,12 @@ class LLM:
         trace: bool = False,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Answer prompts given as texts or as token ids; the outputs come in the order of the prompts.
+        """Generate outputs of prompts, texts or token ids, in the order of the prompts.
 
         With `trace` each has the events of its request. Raises RequestError (a ValueError) naming the first prompt
         that cannot be served; then none is.
         """
-        self._engine.check_running("generate")  # or it would wait for ever
+        self._engine.check_running("generate")  # or it would never return
         texts = as_prompts(prompts)
         default = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = spread(default, len(texts), SamplingParams, "sampling_params")
@@ -84,13 +84,13 @@ class LLM:
         use_tqdm: bool = True,
         **template_arguments: Any,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several; `template_arguments` go to the chat template."""
+        """Generate the reply to one conversation or several; `template_arguments` are passed to the chat template."""
         conversations = [messages] if not messages or isinstance(messages[0], Mapping) else messages
         prompts = [self.chat_prompt(conversation, **template_arguments) for conversation in conversations]  # type: ignore[arg-type]
         return self.generate(prompts, sampling_params, trace=trace, use_tqdm=use_tqdm)
 
     def chat_prompt(self, messages: Sequence[Message], **template_arguments: Any) -> list[int]:
-        """Turn a conversation into the token ids of the prompt that the model was trained to answer."""
+        """Return the token ids of a conversation by the model's chat template."""
         text = self._chat_template.render(messages, **template_arguments)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
@@ -101,15 +101,15 @@ class LLM:
         *,
         trace: bool = False,
     ) -> Iterator[RequestOutput]:
-        """Yield what is new of one answer as soon as it is known; a list of messages is a conversation."""
+        """Yield the deltas of one output as they are generated; a list of messages is a conversation."""
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
             prompt = self.chat_prompt(prompt)  # type: ignore[arg-type]
         request_id = self.add_request(prompt, sampling_params, trace=trace)  # type: ignore[arg-type]
-        news = self._answers[request_id].news = deque()
+        unread = self._answers[request_id].unread = deque()
         try:
-            while news or request_id in self._answers:
-                if news:
-                    yield news.popleft()
+            while unread or request_id in self._answers:
+                if unread:
+                    yield unread.popleft()
                     continue
                 self._engine.check_running("stream")
                 for advance in self._advance():
@@ -130,7 +130,7 @@ class LLM:
         trace: bool = False,
     ) -> str:
         """Queue a prompt for `step` and return its id; raises RequestError for one that cannot be served."""
-        self._check_not_over()
+        self._check_open()
         check_request(request_id, timeout_s)
         request_id = request_id or self._new_request_id()
         if request_id in self._answers:
@@ -162,47 +162,47 @@ class LLM:
         return request_id
 
     def step(self) -> list[RequestOutput]:
-        """Move every scheduled request one step forward; returns those that gained something, each as a whole."""
-        finished, self._finished_meanwhile = self._finished_meanwhile, []
+        """Compute one step of every scheduled request; returns the whole outputs of those with new tokens."""
+        finished, self._finished_for_step = self._finished_for_step, []
         # Choices advance one by one: a request of several would be returned as often.
         advanced = {advance.delta.request_id: advance.answer for advance in self._advance()}
         return finished + [answer.whole() for answer in advanced.values()]
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything left to compute or return."""
-        return bool(self._answers or self._finished_meanwhile)
+        return bool(self._answers or self._finished_for_step)
 
     def abort(self, request_id: str) -> None:
-        """End a request and free its blocks; nothing happens if it is over."""
+        """Abort a request and free its blocks; finished ones are ignored."""
         answer = self._answers.pop(request_id, None)
         if answer is not None:
             for part in answer.stream.engine_requests():
                 self._engine.abort(part.request_id)
 
-    # The engine as a whole
+    # Engine control
 
     def pause(self) -> None:
-        """Let `step` compute nothing until `resume`; requests stay, and more are taken."""
-        self._check_not_over()
-        self._engine.pause()
+        """Let `step` compute nothing until `resume`; requests stay, and more are accepted."""
+        self._check_open()
+        self._engine.control(Pause())
 
     def resume(self) -> None:
-        """Go on after `pause`."""
-        self._check_not_over()
-        self._engine.resume()
+        """Resume after `pause`."""
+        self._check_open()
+        self._engine.control(Resume())
 
     def sleep(self, level: int = 1) -> None:
-        """Pause and give memory back; level 0 gives none, 1 the blocks not in use (on a GPU all, to the host), 2 all.
+        """Pause and free memory: level 0 none, 1 unused blocks (on a GPU all, to the host), 2 all.
 
-        Raises WrongEngineState when it sleeps at another level, EngineDead when it failed: then this LLM is at its end.
+        Raises WrongEngineState when it sleeps at another level, EngineDead when it fails: then this LLM is unusable.
         """
-        self._check_not_over()
-        self._engine.sleep(level)
+        self._check_open()
+        self._engine.control(Sleep(level))
 
     def wake(self) -> None:
-        """Take the memory again and go on as before `sleep`; raises EngineDead when that cannot be."""
-        self._check_not_over()
-        self._engine.wake()
+        """Allocate the memory again and continue as before `sleep`; raises EngineDead when that fails."""
+        self._check_open()
+        self._engine.control(Wake())
 
     @property
     def stats(self) -> EngineStats:
@@ -219,10 +219,10 @@ class LLM:
         return SamplingParams(**self.description.default_sampling_params)
 
     def exit(self) -> None:
-        """Abort everything and give the engine's memory back."""
+        """Abort all requests and free the engine's memory."""
         for request_id in list(self._answers):
             self.abort(request_id)
-        self._is_over = True
+        self._is_closed = True
         self._engine.exit()
 
     def __enter__(self) -> Self:
@@ -233,12 +233,12 @@ class LLM:
     ) -> None:
         self.exit()
 
-    def _check_not_over(self) -> None:
-        if self._is_over:
+    def _check_open(self) -> None:
+        if self._is_closed:
             raise EngineDead("this LLM has exited")
 
     def _advance(self) -> list[Advance]:
-        """Do one step and turn its tokens into what callers may see; streams get theirs here."""
+        """Compute one step and apply its deltas; streams are given theirs here."""
         advances = []
         for delta in self._engine.step():
             request_id = EngineRequestId.request_id_of(delta.request_id)
@@ -251,8 +251,8 @@ class LLM:
                 answer.add_engine_events(self._engine.abort(stopped))
             if answer.stream.is_finished:
                 del self._answers[request_id]
-            if output is not None and answer.news is not None:
-                answer.news.append(answer.with_trace(output))
+            if output is not None and answer.unread is not None:
+                answer.unread.append(answer.with_trace(output))
             elif output is not None:
                 advances.append(Advance(answer, output))
         return advances
@@ -280,4 +280,4 @@ class LLM:
 
     def _keep_for_step(self, advance: Advance) -> None:
         if advance.delta.finished:
-            self._finished_meanwhile.append(advance.answer.whole())
+            self._finished_for_step.append(advance.answer.whole())

@@ -72,17 +72,19 @@ def test_the_process_in_place_of_rays_agents_loads_next_to_nothing():
 
 # As if there were a GPU, for what is chosen does not depend on which one.
 CONFIGURE = """
-import rayinfer.llm.llm, rayinfer_deployments.engine.engine_building, rayinfer_kernels, sys, torch
+import rayinfer.llm.llm, sys
+for_ranks = any(name.startswith("rayinfer.engine.distributed") for name in sys.modules)
+import rayinfer_deployments.engine.engine_building, rayinfer_kernels, torch
 seen = ["triton" in sys.modules]
 torch.cuda.is_available = lambda: {has_gpu}
 seen.append(rayinfer_kernels.configure_gpu())
-print(*seen, "triton" in sys.modules)
+print(*seen, "triton" in sys.modules, for_ranks)
 """
 
 
 @pytest.mark.parametrize(("has_gpu", "seen"), [(False, "False False False"), (True, "False True True")])
-def test_an_engine_loads_triton_only_where_it_finds_a_gpu(has_gpu, seen):
-    assert run_python(CONFIGURE.format(has_gpu=has_gpu)) == seen
+def test_an_engine_loads_triton_only_with_a_gpu_and_nothing_for_several_ranks(has_gpu, seen):
+    assert run_python(CONFIGURE.format(has_gpu=has_gpu)) == f"{seen} False"
 
 
 def test_a_module_that_loads_torch_is_noticed():

@@ -10,7 +10,7 @@ from typing import Any
 from rayinfer.benchmark.gpu.cases import NANO_TEMPERATURE, even_workload
 from rayinfer.benchmark.load.workloads import Workload
 from rayinfer.config import engine_config
-from rayinfer.engine.build_single_rank import build_one_rank_engine
+from rayinfer.engine.build import build_engine
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
@@ -58,7 +58,7 @@ def open_engine(folder: Path, **settings: Any) -> Iterator[Engine]:
     usual: dict[str, Any] = {"model": str(folder), "load_format": "dummy"}
     if "num_kv_blocks" not in settings:
         usual["memory_fraction"] = TOKEN_MEMORY
-    engine = build_one_rank_engine(engine_config(**{**usual, **settings}), folder)
+    engine = build_engine(engine_config(**{**usual, **settings}), folder)
     try:
         yield engine
     finally:

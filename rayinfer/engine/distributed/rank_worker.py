@@ -26,7 +26,7 @@ from rayinfer.engine.ranks.rank_failures import is_consequence, say_last_words
 from rayinfer.engine.ranks.rank_group import RankGroup
 from rayinfer.engine.ranks.rendezvous import Rendezvous
 from rayinfer.engine.ranks.torch_groups import STEP_TIMEOUT_S
-from rayinfer.engine.worker.worker import build_part
+from rayinfer.engine.worker.worker import build_worker
 from rayinfer.errors import EngineDead
 
 
@@ -45,7 +45,7 @@ def run_rank(
     group = RankGroup.join(place_of(config, rank), rendezvous, is_stopped)
     (line,) = group.lines
     try:
-        part = build_part(config, folder, group)
+        part = build_worker(config, folder, group)
         try:
             RankWorker(group, part.executor, part.link).obey()
         finally:

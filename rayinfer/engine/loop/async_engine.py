@@ -1,20 +1,20 @@
-"""An engine with a thread of its own: requests go in from an event loop, one message per step comes back."""
+"""Asynchronous engine: requests come from event loops, steps run in a thread, and routers get one message per step."""
 
 import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.loop.engine_commands import Abort, Change, Command, Forget, Stop, Submit
 from rayinfer.engine.loop.router_subscriptions import RouterLine, RouterLines
-from rayinfer.engine.loop.self_check import check_itself, needs_check
+from rayinfer.engine.loop.self_check import needs_self_check, run_self_check
 from rayinfer.engine.loop.step_watchdog import Pulse
 from rayinfer.errors import EngineDead, RequestError, WrongEngineState
 from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
-from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription, Pause, Resume, Sleep, States, Wake
 from rayinfer.traces.request_trace import RequestTrace
 
 logger = logging.getLogger(__name__)
@@ -27,9 +27,9 @@ LISTEN_WITHIN_S = 60.0  # a router that submits and does not listen by then is g
 class AsyncEngine:
     """The EngineClient of an engine in this process.
 
-    The engine belongs to the thread: everything reaches it through one queue, between two steps. The thread waits for
-    no reader. If a step raises what no single request explains, or fails for a request of the engine's own, too, the
-    engine is dead: `failure` is the cause, and every `outputs` iterator raises EngineDead.
+    The thread owns the engine: commands reach it through one queue, between two steps. The thread waits for no reader.
+    If a step raises what no single request explains, or the self-check fails, the engine is dead: `failure` is the
+    cause, and every `outputs` iterator raises EngineDead.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class AsyncEngine:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._routers = RouterLines(self.description, listen_within_s)
         self._is_over = False
-        self._lock = threading.Lock()  # no command that waits for an answer comes after _is_over
-        self._owners: dict[str, RouterLine] = {}  # by request id; the thread's own
+        self._lock = threading.Lock()  # no command with a future is queued after _is_over
+        self._owners: dict[str, RouterLine] = {}  # by request id; used by the thread only
         self._stats = engine.stats
         self._pulse = Pulse()
         engine.on_plan = self._pulse.planned
@@ -60,14 +60,14 @@ class AsyncEngine:
         self._thread.start()
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
-        """Queue requests for the next step; one that the engine refuses ends with "error"."""
+        """Queue requests for the next step; a refused one finishes with "error"."""
         router = self._routers.open(router_id)
         if self._is_over:
             raise self._death()
         self._commands.put(Submit(list(requests), router))
 
     async def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests before the next step; unknown ids are ignored."""
+        """Abort requests before the next step; unknown ids are ignored."""
         self._commands.put(Abort(list(request_ids)))
 
     async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
@@ -82,30 +82,43 @@ class AsyncEngine:
             self._routers.leave(router_id, router)
             self._commands.put(Forget(router))
 
+    async def control(self, action: ControlAction) -> list[str]:
+        """Run the action between two steps; returns the engine's state after it. Cancelled before, it has no effect.
+
+        Raises WrongEngineState where the action is refused in this state, InvalidParameter for an unknown level, and
+        EngineDead for an engine that is dead, or dies of the action. `States` waits for no step.
+        """
+        change = Change(action)
+        with self._lock:
+            if self._is_over:
+                raise self._death()
+            if isinstance(action, States):
+                return [self._stats.state]
+            self._commands.put(change)
+        return [await asyncio.wrap_future(change.done)]
+
     async def pause(self) -> None:
-        """Plan no further step; requests stay, and more are taken. Raises WrongEngineState while asleep."""
-        await self._change(Engine.pause)
+        """Run `Pause`."""
+        await self.control(Pause())
 
     async def resume(self) -> None:
-        """Go on after `pause`. Raises WrongEngineState while asleep."""
-        await self._change(Engine.resume)
+        """Run `Resume`."""
+        await self.control(Resume())
 
     async def sleep(self, level: int) -> None:
-        """Pause, and give memory back by level; raises InvalidParameter or WrongEngineState."""
-        await self._change(lambda engine: engine.sleep(level))
+        """Run `Sleep`."""
+        await self.control(Sleep(level))
 
     async def wake(self) -> None:
-        """Take the memory again and go on as before; raises EngineDead when it cannot be had."""
-        await self._change(Engine.wake)
+        """Run `Wake`."""
+        await self.control(Wake())
 
     async def states(self) -> list[str]:
-        """Return the one engine's state; raises EngineDead once it is over."""
-        if self._is_over:
-            raise self._death()
-        return [self._stats.state]
+        """Run `States`."""
+        return await self.control(States())
 
     async def shutdown(self) -> None:
-        """End every `outputs`, abort what still runs, stop the loop and give the engine's memory back."""
+        """Stop the loop: abort all requests, end every `outputs`, and free the engine's memory."""
         self._commands.put(Stop())
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join)
@@ -119,7 +132,7 @@ class AsyncEngine:
     def seconds_since_last_beat(self) -> float:
         """Seconds since the loop's last iteration; steps and idle waits both count.
 
-        Nothing while the engine falls asleep or wakes: reading a checkpoint takes as long as at the start.
+        Zero while the engine falls asleep or wakes: reading a checkpoint takes as long as at the start.
         """
         return self._pulse.silent_s
 
@@ -139,20 +152,11 @@ class AsyncEngine:
         return self._stats.num_running + self._stats.num_waiting + self._commands.qsize()
 
     async def _next_message(self, router: RouterLine) -> StepMessage | None:
-        """Wait a limited time for the thread's next message: a delay is reported as well."""
+        """Wait for the thread's next message; after SIGN_OF_LIFE_S, report the delay instead."""
         try:
             return await router.box.take(SIGN_OF_LIFE_S)
         except TimeoutError:
             return replace(self._message([]), silent_s=self._pulse.silent_s, silent_limit_s=self._pulse.limit_s)
-
-    async def _change(self, action: Callable[[Engine], None]) -> None:
-        """Run the change between two steps and wait for it; cancelled before that, it has no effect."""
-        change = Change(action)
-        with self._lock:
-            if self._is_over:
-                raise self._death()
-            self._commands.put(change)
-        await asyncio.wrap_future(change.done)
 
     def _death(self) -> EngineDead:
         if isinstance(self.failure, EngineDead):
@@ -160,14 +164,14 @@ class AsyncEngine:
         cause = "it was shut down" if self.failure is None else type(self.failure).__name__
         return EngineDead(f"the engine ended: {cause}")
 
-    # From here on: the engine's thread
+    # The engine's thread
 
     def _run(self) -> None:
         try:
-            while self._obey():
+            while self._run_commands():
                 self._engine.check_alive()
                 self._publish(self._step() if self._engine.has_unfinished_requests else [])
-                self._end_unheard_routers()
+                self._abort_unheard_routers()
         except BaseException as error:
             logger.exception("the engine loop ends")
             self.failure = error
@@ -175,43 +179,43 @@ class AsyncEngine:
             with self._lock:
                 self._is_over = True
             self._routers.close()
-            self._refuse_changes()
+            self._fail_changes()
             self._engine.exit()
 
     def _step(self) -> list[TokenDelta]:
         with self._pulse.step():
             deltas = self._engine.step()
-            if needs_check(deltas):
-                deltas += check_itself(self._engine)
+            if needs_self_check(deltas):
+                deltas += run_self_check(self._engine)
             return deltas
 
-    def _obey(self) -> bool:
+    def _run_commands(self) -> bool:
         """Run the commands queued since the last step; when idle, wait for one, at most a heartbeat."""
         is_idle = not self._engine.can_advance
         try:
             command = self._commands.get(block=is_idle, timeout=self._heartbeat_s if is_idle else None)
             while not isinstance(command, Stop):
-                self._carry_out(command)
+                self._run_command(command)
                 command = self._commands.get_nowait()
         except queue.Empty:
             self._pulse.beat()
             return True
-        # No delta reports it: the routers see their outputs end and may continue elsewhere.
+        # Without deltas: routers see their outputs end, and may continue elsewhere.
         for request_id in self._owners:
             self._engine.abort(request_id)
         self._stats = self._engine.stats
         return False
 
-    def _carry_out(self, command: Submit | Abort | Forget | Change) -> None:
+    def _run_command(self, command: Submit | Abort | Forget | Change) -> None:
         if isinstance(command, Submit):
             for request in command.requests:
                 self._add(request, command.router)
         elif isinstance(command, Abort):
-            self._end(command.request_ids)
+            self._abort(command.request_ids)
         elif isinstance(command, Change):
-            self._make(command)
+            self._change(command)
         else:
-            self._end(list(command.router.request_ids))
+            self._abort(list(command.router.request_ids))
 
     def _add(self, request: GenerationRequest, router: RouterLine) -> None:
         try:
@@ -223,12 +227,12 @@ class AsyncEngine:
         router.request_ids.add(request.request_id)
         self._owners[request.request_id] = router
 
-    def _make(self, change: Change) -> None:
+    def _change(self, change: Change) -> None:
         if not change.done.set_running_or_notify_cancel():
             return
         with self._pulse.excused():
             try:
-                change.action(self._engine)
+                state = self._engine.control(change.action)
             except (RequestError, WrongEngineState) as error:
                 change.done.set_exception(error)
             except BaseException as error:
@@ -236,22 +240,22 @@ class AsyncEngine:
                 raise
             else:
                 self._stats = self._engine.stats
-                change.done.set_result(None)
+                change.done.set_result(state)
 
-    def _refuse_changes(self) -> None:
+    def _fail_changes(self) -> None:
         """Fail the changes that are still queued; none is added after `_is_over`."""
         while not self._commands.empty():
             command = self._commands.get()
             if isinstance(command, Change) and command.done.set_running_or_notify_cancel():
                 command.done.set_exception(self._death())
 
-    def _end(self, request_ids: Sequence[str]) -> None:
+    def _abort(self, request_ids: Sequence[str]) -> None:
         aborted = (self._engine.abort(request_id) for request_id in request_ids)
         self._publish([delta for delta in aborted if delta is not None])
 
-    def _end_unheard_routers(self) -> None:
+    def _abort_unheard_routers(self) -> None:
         for router in self._routers.take_unheard():
-            self._end(list(router.request_ids))
+            self._abort(list(router.request_ids))
 
     def _publish(self, deltas: list[TokenDelta]) -> None:
         """Send every router its own deltas and the engine's state."""

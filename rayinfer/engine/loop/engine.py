@@ -1,4 +1,4 @@
-"""The engine: takes requests, moves all of them forward one step at a time, and returns their new tokens."""
+"""Synchronous engine: accepts requests, computes them step by step, and returns their new tokens."""
 
 import contextlib
 import logging
@@ -16,7 +16,7 @@ from rayinfer.engine.scheduling.request_checks import checked_token_ids
 from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.errors import EngineDead, InvalidParameter
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
-from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription, Pause, Resume, Sleep, States, Wake
 
 logger = logging.getLogger(__name__)
 
@@ -36,93 +36,94 @@ class Engine:
         self.description = description
         self._scheduler = scheduler
         self._executor = executor
-        self._seeds = random.Random(seed)  # for requests that bring none
+        self._seeds = random.Random(seed)  # for requests without one
         self._clock = clock
         self._life = LifeCycle()
-        self.on_plan: Callable[[int], None] = lambda num_tokens: None  # called with the tokens that a step will compute
-        self._under_way: deque[tuple[StepPlan, StepHandle]] = deque()  # steps, oldest first
-        self._deltas: list[TokenDelta] = []  # of the step under way: they outlast an interruption
+        self.on_plan: Callable[[int], None] = lambda num_tokens: None  # called with the number of tokens of a step
+        self._in_flight: deque[tuple[StepPlan, StepHandle]] = deque()  # steps, oldest first
+        self._deltas: list[TokenDelta] = []  # of the current step: kept over an interruption
 
     def add_request(self, request: GenerationRequest) -> None:
-        """Queue a request with n == 1, in any state but dead; raises RequestError for one that could never finish."""
+        """Queue a request with n == 1; raises RequestError for one that could never finish, EngineDead."""
         self._life.check_alive()
         if self._scheduler.knows(request.request_id):
             raise InvalidParameter(f"request_id {request.request_id!r} is in use", "request_id")
-        self._scheduler.add(self._accepted(request))
+        self._scheduler.add(self._checked_request(request))
 
     def abort(self, request_id: str) -> TokenDelta | None:
-        """End a request and free what it holds; None if unknown or finished and reported."""
-        untold = [delta for delta in self._deltas if delta.request_id == request_id]
-        if untold:  # of steps that ended as the engine fell asleep: no caller asks for them any more
+        """Abort a request and free what it holds; None if unknown or already finished and reported."""
+        unreported = [delta for delta in self._deltas if delta.request_id == request_id]
+        if unreported:  # of steps that finished as the engine fell asleep
             self._deltas = [delta for delta in self._deltas if delta.request_id != request_id]
         ended = self._scheduler.finish(request_id, "abort")
-        if ended is None or not untold:
-            return ended or (untold[-1] if untold else None)
-        return ended._replace(start_pos=untold[0].start_pos)
+        if ended is None or not unreported:
+            return ended or (unreported[-1] if unreported else None)
+        return ended._replace(start_pos=unreported[0].start_pos)
 
     def step(self) -> list[TokenDelta]:
-        """Move every scheduled request one step forward; while paused or asleep, only end those whose time is up.
+        """Compute one step of every scheduled request; while paused or asleep, only finish overdue requests.
 
-        Where the executor takes several plans at once, the next one is in flight before this one's tokens are here.
+        With several concurrent batches, the next step is in flight before this one's tokens are read.
         """
         self.check_alive()
-        self._end_overdue_requests()
-        with self._dying_with_executor():
+        self._time_out_requests()
+        with self._recording_death():
             while self._can_plan and (plan := self._scheduler.plan()) is not None:
                 self.on_plan(plan.num_tokens)
                 try:
                     self._copy_blocks()
                     self._start(plan)
                 except BaseException:
-                    self._scheduler.enter_again(plan)
+                    self._scheduler.reschedule(plan)
                     raise
-                if not self._under_way:  # it is done
+                if not self._in_flight:  # it is computed
                     break
             self._finish_oldest()
         deltas, self._deltas = self._deltas, []
         return deltas
 
     def check_alive(self) -> None:
-        """Raise EngineDead when nothing can be computed any more."""
+        """Raise EngineDead if no step can be computed any more."""
         self._life.check_alive()
-        with self._dying_with_executor():
+        with self._recording_death():
             self._executor.check()
 
-    # Between two steps
+    def control(self, action: ControlAction) -> str:
+        """Run an action between two steps; returns the state after it.
 
-    def pause(self) -> None:
-        """Plan no further step: requests stay, more are taken, aborts and deadlines still end them."""
-        self._life.pause()
-
-    def resume(self) -> None:
-        """Go on after `pause`."""
-        self._life.resume()
-
-    def sleep(self, level: int = SleepLevel.OFFLOAD) -> None:
-        """Pause and give memory back, as SleepLevel has it; raises InvalidParameter, WrongEngineState or EngineDead."""
-        level = sleep_level(level)
-        with self._dying_with_executor():
-            self._finish_all()
-        self._life.sleep(level, self._give_memory_back)
-
-    def wake(self) -> None:
-        """Take the memory again, and go on unless the engine was paused; if there is none, the engine is dead."""
-        self._life.wake(self._executor.restore)
+        Raises WrongEngineState where the action is refused in this state, InvalidParameter for an unknown level, and
+        EngineDead for an engine that is dead, or dies of the action.
+        """
+        match action:
+            case Pause():
+                self._life.pause()
+            case Resume():
+                self._life.resume()
+            case Sleep(level):
+                level = sleep_level(level)
+                with self._recording_death():
+                    self._finish_all()
+                self._life.sleep(level, self._free_memory)
+            case Wake():
+                self._life.wake(self._executor.restore)
+            case States():
+                self._life.check_alive()
+        return self._life.state.value
 
     def check_running(self, wanted: str) -> None:
-        """Raise WrongEngineState, or EngineDead, unless steps bring requests forward."""
+        """Raise WrongEngineState, or EngineDead, unless steps are planned."""
         self._life.check_running(wanted)
 
     @property
     def has_unfinished_requests(self) -> bool:
         """Whether requests wait or run, a step is in flight, or its results are yet to be returned."""
-        return self._scheduler.num_unfinished > 0 or bool(self._under_way) or bool(self._deltas)
+        return self._scheduler.num_unfinished > 0 or bool(self._in_flight) or bool(self._deltas)
 
     @property
     def can_advance(self) -> bool:
         """Whether another step would advance a request, or return results of an earlier one."""
         return (
-            bool(self._under_way)
+            bool(self._in_flight)
             or bool(self._deltas)
             or (self._life.is_running and self._scheduler.num_unfinished > 0)
         )
@@ -146,15 +147,15 @@ class Engine:
         return self._executor
 
     def take_block_events(self) -> tuple[list[bytes], list[bytes]]:
-        """Digests that entered and left the prefix cache since the last call."""
+        """Return the digests added to and removed from the prefix cache since the last call."""
         events = self._scheduler.take_block_events()
         return events.stored, events.removed
 
     def exit(self) -> None:
-        """Give everything back."""
+        """Free everything that the engine holds."""
         self._executor.shutdown()
 
-    def _accepted(self, request: GenerationRequest, source_token_ids: Int32Array | None = None) -> Request:
+    def _checked_request(self, request: GenerationRequest, source_token_ids: Int32Array | None = None) -> Request:
         return new_request(
             request,
             checked_token_ids(request, self.description),
@@ -169,58 +170,58 @@ class Engine:
 
     @property
     def _can_plan(self) -> bool:
-        return self._life.is_running and len(self._under_way) < self._executor.max_concurrent_batches
+        return self._life.is_running and len(self._in_flight) < self._executor.max_concurrent_batches
 
     def _start(self, plan: StepPlan) -> None:
         if self._executor.max_concurrent_batches == 1:
             self._run(plan)
             return
         try:
-            self._under_way.append((plan, self._executor.submit(plan)))
+            self._in_flight.append((plan, self._executor.submit(plan)))
         except Exception as error:
-            if not _may_be_one_request(error):
+            if not _may_be_one_requests_fault(error):
                 raise
-            logger.info("step %d failed beside another and is computed again: %s", plan.step, error)
+            logger.info("step %d failed beside an in-flight one and is computed again: %s", plan.step, error)
         else:
             return
         self._finish_all()
-        self._run(self._scheduler.with_known_tokens(plan))
+        self._run(self._scheduler.retract(plan))
 
     def _finish_all(self) -> None:
-        """Take the tokens of all in-flight steps."""
-        while self._under_way:
+        """Read the tokens of all in-flight steps."""
+        while self._in_flight:
             self._finish_oldest()
 
     def _finish_oldest(self) -> None:
-        """Take the tokens of the oldest in-flight step, if there is one."""
-        if self._under_way:
-            plan, step = self._under_way[0]
-            self.on_plan(plan.num_tokens)  # it is the one that is waited for
+        """Read the tokens of the oldest in-flight step, if there is one."""
+        if self._in_flight:
+            plan, step = self._in_flight[0]
+            self.on_plan(plan.num_tokens)  # the watchdog's limit is this step's
             sampled = step.result()
-            self._under_way.popleft()
+            self._in_flight.popleft()
             self._deltas += self._scheduler.apply(plan, sampled)
 
     @contextlib.contextmanager
-    def _dying_with_executor(self) -> Iterator[None]:
+    def _recording_death(self) -> Iterator[None]:
         try:
             yield
         except EngineDead as error:
-            self._under_way.clear()
+            self._in_flight.clear()
             self._life.die(error)
             raise
 
     def _run(self, plan: StepPlan) -> None:
         """Compute the plan; if it fails, compute its halves, until the request at fault is alone and ends with "error".
 
-        Nothing needs undoing: a failed step has written only to slot_mapping that the retry writes again.
+        Nothing needs undoing: a failed step has written only to slots that the retry writes again.
         """
-        if not plan.num_requests:  # all of them have left
+        if not plan.num_requests:  # all its requests have left
             return
         failure: Exception | None = None
         try:
             sampled = self._executor.submit(plan).result()
         except Exception as error:
-            if not _may_be_one_request(error):
+            if not _may_be_one_requests_fault(error):
                 raise
             failure = error
         if failure is None:
@@ -235,13 +236,13 @@ class Engine:
             self._finish(request_id, "error")
 
     def _copy_blocks(self) -> None:
-        """Make the copies that the scheduler has noted, in their order, and each until it is done."""
+        """Make the copies that the scheduler has queued, in their order."""
         copies = self._scheduler.block_copies
         while copies:
             self._executor.copy_blocks(copies[0])
             copies.popleft()
 
-    def _give_memory_back(self, level: SleepLevel) -> None:
+    def _free_memory(self, level: SleepLevel) -> None:
         if level is SleepLevel.RECOMPUTE:
             self._scheduler.drop_computed()
         elif level is SleepLevel.OFFLOAD:
@@ -249,7 +250,7 @@ class Engine:
             self._scheduler.forget_cached_prefixes()
         self._executor.release(level, self._scheduler.blocks_in_use)
 
-    def _end_overdue_requests(self) -> None:
+    def _time_out_requests(self) -> None:
         for request_id in self._scheduler.take_overdue(self._clock()):
             self._finish(request_id, "timeout")
 
@@ -259,8 +260,8 @@ class Engine:
             self._deltas.append(delta)
 
 
-def _may_be_one_request(error: Exception) -> bool:
-    # A device error or a lack of memory says nothing about a request, and the state after it cannot be trusted.
+def _may_be_one_requests_fault(error: Exception) -> bool:
+    # After a device error or a lack of memory the state cannot be trusted, whichever request caused it.
     return (
         not isinstance(error, MemoryError | EngineDead)
         and "CUDA error" not in str(error)

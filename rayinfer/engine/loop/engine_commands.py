@@ -1,17 +1,16 @@
 """Commands from event loops to the engine's thread."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.loop.router_subscriptions import RouterLine
-from rayinfer.protocols import GenerationRequest
+from rayinfer.protocols import ControlAction, GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Take requests."""
+    """Add requests."""
 
     requests: Sequence[GenerationRequest]
     router: RouterLine
@@ -19,28 +18,28 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End requests."""
+    """Abort requests."""
 
     request_ids: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """The router is gone: end what it asked for."""
+    """Abort the requests of a router that has gone."""
 
     router: RouterLine
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An action on the engine as a whole, and the future of its result."""
+    """An action on the whole engine, and the future of the state after it."""
 
-    action: Callable[[Engine], None]
-    done: Future[None] = field(default_factory=Future)
+    action: ControlAction
+    done: Future[str] = field(default_factory=Future)
 
 
 class Stop:
-    """End the loop; nothing after it is carried out."""
+    """Stop the loop; commands after it are not run."""
 
 
 Command = Submit | Abort | Forget | Change | Stop

@@ -11,7 +11,7 @@ from rayinfer.outputs import EngineState
 class LifeCycle:
     """The transitions between states; a transition to the present state changes nothing.
 
-    A sleeping engine wakes as what it was when it fell asleep, so it is neither paused nor resumed meanwhile.
+    A sleeping engine wakes in the state in which it fell asleep; meanwhile it can be neither paused nor resumed.
     """
 
     def __init__(self) -> None:
@@ -51,23 +51,23 @@ class LifeCycle:
         self._check_awake("be resumed")
         self.state = EngineState.RUNNING
 
-    def sleep(self, level: SleepLevel, give_back: Callable[[SleepLevel], None]) -> None:
-        """Running, paused -> asleep, once `give_back` has made room; if that fails, the engine is dead."""
+    def sleep(self, level: SleepLevel, free_memory: Callable[[SleepLevel], None]) -> None:
+        """Running, paused -> asleep, once `free_memory` has returned; if that fails, the engine is dead."""
         self.check_alive()
         if self.state is EngineState.ASLEEP:
             if level is self._level:
                 return
             raise self._wrong_state(f"sleep at level {level:d}")
-        with self._dying_of(f"it could not fall asleep at level {level:d}"):
-            give_back(level)
+        with self._dead_if_it_fails(f"it could not fall asleep at level {level:d}"):
+            free_memory(level)
         self._state_before_sleep, self._level, self.state = self.state, level, EngineState.ASLEEP
 
     def wake(self, restore: Callable[[SleepLevel], None]) -> None:
-        """Asleep -> what it was before, once `restore` has brought back what the level took; awake -> awake."""
+        """Asleep -> what it was before, once `restore` has returned; awake -> awake."""
         self.check_alive()
         if self.state is not EngineState.ASLEEP:
             return
-        with self._dying_of(f"it could not wake from level {self._level:d}"):
+        with self._dead_if_it_fails(f"it could not wake from level {self._level:d}"):
             restore(self._level)
         self.state = self._state_before_sleep
 
@@ -81,13 +81,13 @@ class LifeCycle:
         return WrongEngineState(f"the engine is {self.state}{depth}: it cannot {wanted}")
 
     @contextmanager
-    def _dying_of(self, misfortune: str) -> Iterator[None]:
-        # What was given back halfway is neither here nor there: there is no state to return to.
+    def _dead_if_it_fails(self, failure: str) -> Iterator[None]:
+        # Memory may be freed halfway: there is no state to return to.
         try:
             yield
         except BaseException as error:
             self.state = EngineState.DEAD
-            self._death = EngineDead(f"the engine is dead: {misfortune}: {type(error).__name__}: {error}")
+            self._death = EngineDead(f"the engine is dead: {failure}: {type(error).__name__}: {error}")
             if isinstance(error, Exception):
                 raise self._death from error
             raise

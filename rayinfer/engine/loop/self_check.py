@@ -1,4 +1,4 @@
-"""A self-check that tells a failing engine from failing requests: it computes a request of its own."""
+"""Self-check of an engine: a request of its own distinguishes a failing engine from failing requests."""
 
 from collections.abc import Sequence
 
@@ -9,33 +9,33 @@ from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 
 MAX_STEPS = 3  # while others go first; then they have gained tokens, or it is unclear
-OWN_REQUEST = GenerationRequest(
+SELF_CHECK = GenerationRequest(
     request_id="self-check/0",
     prompt_token_ids=[0],
     sampling_params=SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True),
 )
 
 
-def needs_check(deltas: Sequence[TokenDelta]) -> bool:
+def needs_self_check(deltas: Sequence[TokenDelta]) -> bool:
     """Return whether requests have failed in a step, and none has gained a token."""
     # In this order: in most steps the first delta has a token.
     return not any(delta.token_ids for delta in deltas) and any(delta.finish_reason == "error" for delta in deltas)
 
 
-def check_itself(engine: Engine) -> list[TokenDelta]:
-    """Compute a prompt of one token, beside all that runs; returns what the others gained meanwhile.
+def run_self_check(engine: Engine) -> list[TokenDelta]:
+    """Compute a prompt of one token beside all running requests; returns the deltas of the others meanwhile.
 
-    Raises EngineDead when that fails, too: then the failed requests may be computed elsewhere.
+    Raises EngineDead if that fails, too: then the failed requests may be computed elsewhere.
     """
-    engine.add_request(OWN_REQUEST)
+    engine.add_request(SELF_CHECK)
     others: list[TokenDelta] = []
     for _ in range(MAX_STEPS):
         deltas = engine.step()
-        others += [delta for delta in deltas if delta.request_id != OWN_REQUEST.request_id]
-        ends = [delta.finish_reason for delta in deltas if delta.request_id == OWN_REQUEST.request_id]
+        others += [delta for delta in deltas if delta.request_id != SELF_CHECK.request_id]
+        ends = [delta.finish_reason for delta in deltas if delta.request_id == SELF_CHECK.request_id]
         if "error" in ends:
             raise EngineDead("its steps fail, whatever they compute")
         if ends or any(delta.token_ids for delta in others):
             break
-    engine.abort(OWN_REQUEST.request_id)
+    engine.abort(SELF_CHECK.request_id)
     return others

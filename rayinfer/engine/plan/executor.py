@@ -18,12 +18,12 @@ class StepHandle(Protocol):
 class Executor(Protocol):
     """Runs plans and copies blocks, all in the order in which they are submitted."""
 
-    max_concurrent_batches: int  # steps that may be under way before the first one's tokens are asked for
+    max_concurrent_batches: int  # steps that may be in flight before the first one's tokens are read
     supports_async_scheduling: bool  # whether a step may continue from tokens of the one before that are in flight
 
     @property
     def stage_idle_shares(self) -> Sequence[float]:
-        """The share of the time with work so far in which each stage of a pipeline was idle; empty without stages."""
+        """Fraction of the busy time so far in which each pipeline stage was idle; empty without stages."""
         ...
 
     def submit(self, plan: StepPlan) -> StepHandle:
@@ -35,11 +35,11 @@ class Executor(Protocol):
         ...
 
     def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
-        """Give memory back; from here to `restore` nothing is submitted."""
+        """Free memory; nothing is submitted until `restore`."""
         ...
 
     def restore(self, level: SleepLevel) -> None:
-        """Take back what this level gave; the blocks that were in use are as they were, unless it was the deepest."""
+        """Allocate again what this level freed; blocks that were in use are restored, except at level 2."""
         ...
 
     def check(self) -> None:
@@ -47,5 +47,5 @@ class Executor(Protocol):
         ...
 
     def shutdown(self) -> None:
-        """Give back what it holds, in whatever state it is."""
+        """Free what it holds, in any state."""
         ...

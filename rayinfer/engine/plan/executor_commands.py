@@ -12,21 +12,21 @@ from rayinfer.errors import InvalidParameter
 class BlockCopy:
     """Whole blocks to be copied from one pool to the other, source_blocks[i] to target_blocks[i]."""
 
-    direction: Literal["out", "in"]  # out of the model's pool into the second one, or back in
+    direction: Literal["out", "in"]  # from the model's pool to the second one, or back
     source_blocks: Sequence[int]
     target_blocks: Sequence[int]
 
 
 class SleepLevel(IntEnum):
-    """Memory that a sleeping engine gives back; Megatron's persist, offload and recompute."""
+    """Memory that a sleeping engine frees; Megatron's persist, offload and recompute."""
 
     PERSIST = 0  # nothing
-    OFFLOAD = 1  # the blocks without readers; what running requests have computed waits in the host's memory
-    RECOMPUTE = 2  # all of it: weights are read from the checkpoint again, and tokens are computed again
+    OFFLOAD = 1  # unused blocks; those of running requests are kept in host memory
+    RECOMPUTE = 2  # all of it: weights are loaded and tokens computed again
 
 
 def sleep_level(level: int) -> SleepLevel:
-    """Check a level that comes from outside; raises InvalidParameter."""
+    """Check a level; raises InvalidParameter."""
     if isinstance(level, bool) or not isinstance(level, int) or level not in tuple(SleepLevel):
         raise InvalidParameter(f"level must be 0, 1 or 2, got {level!r}", "level")
     return SleepLevel(level)

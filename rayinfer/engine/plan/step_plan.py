@@ -1,6 +1,6 @@
 """A step's input and output as compact arrays."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewRequestData:
-    """A request that takes a row of the batch, for the first time or again after a preemption."""
+    """A request that is added to a row of the batch, for the first time or again after a preemption."""
 
     row: int
     params: SamplingParams
@@ -24,8 +24,8 @@ class NewRequestData:
     prompt_token_ids: Int32Array
     output_token_ids: Int32Array
     end_token_ids: tuple[int, ...]  # the ids that min_tokens forbids
-    last_position: int | None = None  # where its last token will stand at the latest
-    source_token_ids: Int32Array | None = None  # what an encoder reads
+    last_position: int | None = None  # of its last token, at the latest
+    source_token_ids: Int32Array | None = None  # the encoder's input
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,10 +40,10 @@ class StepPlan:
     cu_seqlens_q: Int32Array  # [num_requests + 1]
     seq_lens: Int32Array  # [num_requests], tokens in the cache after this step
     block_tables: Int32Array  # [num_requests, max_blocks]
-    samples: BoolArray  # [num_requests], whether the request's last token is followed by a new one
+    samples: BoolArray  # [num_requests], whether the request gets a new token
     new_requests: tuple[NewRequestData, ...] = field(default=())
     # [num_requests], whether its last token here is the one that its row sampled last, which was still in flight
-    # when this was planned; None where all tokens are known. What stands in token_ids instead means nothing.
+    # when this was planned; None where all tokens are known. Its entry in token_ids is unused.
     uses_last_sampled: BoolArray | None = None
 
     @property
@@ -57,63 +57,52 @@ class StepPlan:
         return len(self.token_ids)
 
     def part(self, first: int, last: int) -> "StepPlan":
-        """The step of the requests first..last-1 alone."""
+        """Return the step of the requests first..last-1 alone."""
         start, end = int(self.cu_seqlens_q[first]), int(self.cu_seqlens_q[last])
-        return StepPlan(
-            step=self.step,
-            rows=self.rows[first:last],
-            token_ids=self.token_ids[start:end],
-            positions=self.positions[start:end],
-            slot_mapping=self.slot_mapping[start:end],
-            cu_seqlens_q=self.cu_seqlens_q[first : last + 1] - start,
-            seq_lens=self.seq_lens[first:last],
-            block_tables=self.block_tables[first:last],
-            samples=self.samples[first:last],
-            new_requests=tuple(
-                new_request for new_request in self.new_requests if new_request.row in self.rows[first:last]
-            ),
-            uses_last_sampled=None if self.uses_last_sampled is None else self.uses_last_sampled[first:last],
-        )
+        return self._select(slice(first, last), slice(start, end), self.cu_seqlens_q[first : last + 1] - start)
 
     def only(self, is_kept: BoolArray) -> "StepPlan":
-        """The step without some of its requests; is_kept [num_requests]."""
+        """Return the step without some of its requests; is_kept [num_requests]."""
         counts = np.diff(self.cu_seqlens_q)
         is_kept_token = np.repeat(is_kept, counts)
         cu_seqlens_q = np.zeros(int(is_kept.sum()) + 1, np.int32)
         counts[is_kept].cumsum(out=cu_seqlens_q[1:])
-        rows = self.rows[is_kept]
-        return StepPlan(
-            step=self.step,
+        return self._select(is_kept, is_kept_token, cu_seqlens_q)
+
+    def _select(self, requests: slice | BoolArray, tokens: slice | BoolArray, cu_seqlens_q: Int32Array) -> "StepPlan":
+        rows = self.rows[requests]
+        return replace(
+            self,
             rows=rows,
-            token_ids=self.token_ids[is_kept_token],
-            positions=self.positions[is_kept_token],
-            slot_mapping=self.slot_mapping[is_kept_token],
+            token_ids=self.token_ids[tokens],
+            positions=self.positions[tokens],
+            slot_mapping=self.slot_mapping[tokens],
             cu_seqlens_q=cu_seqlens_q,
-            seq_lens=self.seq_lens[is_kept],
-            block_tables=self.block_tables[is_kept],
-            samples=self.samples[is_kept],
+            seq_lens=self.seq_lens[requests],
+            block_tables=self.block_tables[requests],
+            samples=self.samples[requests],
             new_requests=tuple(new_request for new_request in self.new_requests if new_request.row in rows),
-            uses_last_sampled=None if self.uses_last_sampled is None else self.uses_last_sampled[is_kept],
+            uses_last_sampled=None if self.uses_last_sampled is None else self.uses_last_sampled[requests],
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ScoredTokens:
-    """Log probabilities of some tokens, and of the most likely ones at their places, before any sampling setting.
+class LogprobsArrays:
+    """Logprobs of some tokens and of the most likely ones at their positions, before any sampling setting.
 
-    There are as many columns as the most demanding request needs; each takes the first ones.
+    There are as many columns as the request with most `logprobs` needs; others use the first ones.
     """
 
     rows: Int64Array  # [num_tokens], the requests' rows, one request's tokens together and in order
-    positions: Int64Array  # [num_tokens], of the scored tokens in prompt and output together
+    positions: Int64Array  # [num_tokens], of these tokens, in prompt and output together
     token_ids: Int32Array  # [num_tokens, 1 + k]: the token itself, then the k most likely, best first
     logprobs: Float32Array  # [num_tokens, 1 + k]
     ranks: Int32Array  # [num_tokens], of the token itself, 1 is the most likely
 
-    def only(self, rows: Int64Array) -> "ScoredTokens":
-        """The scores of these rows."""
+    def only(self, rows: Int64Array) -> "LogprobsArrays":
+        """Return the logprobs of these rows."""
         is_kept = np.isin(self.rows, rows)
-        return ScoredTokens(
+        return LogprobsArrays(
             rows=self.rows[is_kept],
             positions=self.positions[is_kept],
             token_ids=self.token_ids[is_kept],
@@ -127,12 +116,12 @@ class SampledTokens:
     """The new token of every request that sampled, in the plan's order."""
 
     token_ids: Int64Array  # [number of true `samples`]
-    is_invalid: BoolArray  # of the same length: the logits had no finite maximum, the token means nothing
-    logprobs: ScoredTokens | None = None  # of the new tokens of those requests that asked for them
-    prompt_logprobs: ScoredTokens | None = None  # of prompt tokens, the first of a prompt excepted
+    is_invalid: BoolArray  # of the same length: no token could be chosen
+    logprobs: LogprobsArrays | None = None  # of the new tokens of those requests that asked for them
+    prompt_logprobs: LogprobsArrays | None = None  # of prompt tokens, except the first of a prompt
 
     def only(self, is_kept: BoolArray, rows: Int64Array) -> "SampledTokens":
-        """The tokens of some requests; is_kept [number of tokens], and the rows of which scores are kept."""
+        """Return the tokens of some requests; is_kept [number of tokens], and the rows of kept logprobs."""
         return SampledTokens(
             self.token_ids[is_kept],
             self.is_invalid[is_kept],

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rayinfer.engine.plan.executor_commands import BlockCopy
-from rayinfer.engine.plan.step_plan import NewRequestData, SampledTokens, ScoredTokens, StepPlan
+from rayinfer.engine.plan.step_plan import LogprobsArrays, NewRequestData, SampledTokens, StepPlan
 from rayinfer.engine.ranks.rendezvous_messages import Challenge, Hello, Numbers, StoreAnswer, StoreCall, Welcome
 from rayinfer.errors import RayinferError
 from rayinfer.sampling_params import SamplingParams
@@ -244,7 +244,7 @@ def _entered_row(message: Entered) -> NewRequestData:
     )
 
 
-def _scored_message(scored: ScoredTokens | None) -> Scored | None:
+def _scored_message(scored: LogprobsArrays | None) -> Scored | None:
     if scored is None:
         return None
     return Scored(
@@ -256,12 +256,12 @@ def _scored_message(scored: ScoredTokens | None) -> Scored | None:
     )
 
 
-def _read_scored(message: Scored | None) -> ScoredTokens | None:
+def _read_scored(message: Scored | None) -> LogprobsArrays | None:
     if message is None:
         return None
     rows = _array(message.rows, np.int64)
     token_ids = _array(message.token_ids, np.int32).reshape(len(rows), -1)
-    return ScoredTokens(
+    return LogprobsArrays(
         rows=rows,
         positions=_array(message.positions, np.int64),
         token_ids=token_ids,

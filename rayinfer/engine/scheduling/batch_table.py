@@ -16,7 +16,7 @@ class BatchTable:
         self, num_rows: int, max_model_len: int, block_size: int, *, supports_async_scheduling: bool = False
     ) -> None:
         self.num_rows = num_rows
-        self._plans_ahead = supports_async_scheduling
+        self._is_async = supports_async_scheduling
         self._block_size = block_size
         max_blocks = -(-max_model_len // block_size)
         self.token_ids = np.empty((num_rows, max_blocks * block_size), np.int32)
@@ -24,17 +24,17 @@ class BatchTable:
         self.block_tables = np.zeros((num_rows, max_blocks), np.int32)
         self.num_tokens = np.zeros(num_rows, np.int64)  # known: prompt and output
         self.num_computed = np.zeros(num_rows, np.int64)  # whose keys and values are in the cache
-        # Both as they will be when the steps under way are done. Where requests are in one step at a time they are
-        # looked at between two steps only: there they are the same arrays.
+        # The same two once the in-flight steps are done. Without async scheduling they are only read between steps, and
+        # are the same arrays.
         self.expected_tokens = np.zeros(num_rows, np.int64) if supports_async_scheduling else self.num_tokens
         self.expected_computed = np.zeros(num_rows, np.int64) if supports_async_scheduling else self.num_computed
         self.num_scheduled = np.zeros(num_rows, np.int64)  # to be computed in the step that is being planned
         self.num_blocks = np.zeros(num_rows, np.int64)
         self.num_stored_blocks = np.zeros(num_rows, np.int64)  # of those, hit-able in the prefix cache
-        self.turns = np.zeros(num_rows, np.int64)  # grows whenever the row changes hands
-        self.is_under_way = np.zeros(num_rows, np.bool_)  # in a step whose tokens are not known yet
+        self.generations = np.zeros(num_rows, np.int64)  # of requests: grows when the row is freed
+        self.is_in_flight = np.zeros(num_rows, np.bool_)  # in a step whose tokens have not been read
         self.last_steps = np.zeros(num_rows, np.int64)  # the latest step that the row was planned in
-        # What the row's request has brought along:
+        # Of the row's request:
         self.request_ids = np.full(num_rows, "", np.object_)
         self.prompt_lens = np.zeros(num_rows, np.int64)
         self.max_total_tokens = np.zeros(num_rows, np.int64)
@@ -42,18 +42,18 @@ class BatchTable:
         self.checks_eos = np.zeros(num_rows, np.bool_)
         self.priorities = np.zeros(num_rows, np.int64)
         self.deadlines = np.zeros(num_rows, np.float64)
-        self.keys = np.zeros(num_rows, np.float64)  # of the tickets, as the orders
+        self.keys = np.zeros(num_rows, np.float64)  # of the queue entries, as `orders`
         self.orders = np.zeros(num_rows, np.int64)
         # Rows of requests with rare settings, so that no array is searched for them:
         self.rows_with_stop_ids: set[int] = set()
         self.rows_with_details: set[int] = set()  # log probabilities or a trace
-        self.rows_without_answer: set[int] = set()  # only the prompt is scored
-        self.rows_without_numbers: set[int] = set()  # of those, the prompt's scores are not numbers
-        self.rows_not_to_store: set[int] = set()  # they share blocks that turned out to be invalid
-        self.unproved_rows: set[int] = set()  # they have not sampled from finite logits since they were taken
+        self.prompt_only_rows: set[int] = set()  # max_tokens is 0: only prompt logprobs are wanted
+        self.nonfinite_rows: set[int] = set()  # of those, the prompt logprobs are NaN
+        self.uncacheable_rows: set[int] = set()  # they share blocks that turned out to hold NaN
+        self.unverified_rows: set[int] = set()  # they have not sampled from finite logits yet
         self.requests: list[Request | None] = [None] * num_rows
         self._free_rows = list(range(num_rows - 1, -1, -1))
-        self._active: dict[int, None] = {}  # rows in the order in which they were taken
+        self._active: dict[int, None] = {}  # rows in the order in which they were added
         self._active_rows: Int64Array | None = None
 
     def __len__(self) -> int:
@@ -66,51 +66,51 @@ class BatchTable:
 
     @property
     def rows(self) -> Int64Array:
-        """The taken rows, oldest first."""
+        """The rows in use, oldest first."""
         if self._active_rows is None:
             self._active_rows = np.fromiter(self._active, np.int64, len(self._active))
         return self._active_rows
 
     @property
     def scheduled_rows(self) -> Int64Array:
-        """The taken rows that have tokens in the step that is being planned, oldest first."""
+        """The rows with tokens in the step that is being planned, oldest first."""
         rows = self.rows
         is_scheduled = self.num_scheduled[rows] > 0
         return rows if is_scheduled.all() else rows[is_scheduled]
 
     def request_at(self, row: int) -> Request:
-        """The request that has the row."""
+        """Return the request in this row."""
         request = self.requests[row]
         assert request is not None, f"row {row} is free"
         return request
 
     def requests_at(self, rows: Int64Array) -> list[Request]:
-        """The requests that have these rows."""
+        """Return the requests in these rows."""
         return list(map(self.requests.__getitem__, rows.tolist()))  # type: ignore[arg-type]
 
     def num_pending(self, request: Request) -> int:
-        """Tokens of a request that are known or in flight and in no step yet; 0 if not running."""
+        """Count a request's known or in-flight tokens that are in no step yet; 0 if it does not run."""
         row = request.row
         return 0 if row is None else int(self.expected_tokens[row] - self.expected_computed[row])
 
-    def go_on(self, rows: Int64Array) -> BoolArray:
-        """Mask of the rows whose requests have, as far as known, a token for one more step, [num_rows]."""
+    def has_next_token(self, rows: Int64Array) -> BoolArray:
+        """Return the mask of rows whose requests have a token for one more step, as far as known, [num_rows]."""
         expected = self.expected_tokens[rows]
         is_known = expected == self.num_tokens[rows]
-        going_on: BoolArray = expected < self.max_total_tokens[rows]  # else it ends when its last token is here
-        going_on |= is_known & (self.expected_computed[rows] < expected)
-        return going_on
+        has_next: BoolArray = expected < self.max_total_tokens[rows]  # else it ends when its last token is read
+        has_next |= is_known & (self.expected_computed[rows] < expected)
+        return has_next
 
     def is_taken(self, row: int) -> bool:
-        """Whether a request has the row."""
+        """Return whether the row is in use."""
         return self.requests[row] is not None
 
-    def entered_row(self, row: int) -> NewRequestData:
-        """Return the sampler's data of the row's request as it is now."""
-        return self.request_at(row).entered_row(row, self._tokens_at(row))
+    def new_request_data(self, row: int) -> NewRequestData:
+        """Return what workers need of the row's request, as it is now."""
+        return self.request_at(row).new_request_data(row, self._tokens_at(row))
 
-    def take(self, request: Request, *, num_computed: int, num_stored_blocks: int) -> int:
-        """Give the request a row and copy its tokens and blocks in."""
+    def add_row(self, request: Request, *, num_computed: int, num_stored_blocks: int) -> int:
+        """Give the request a free row and copy its tokens and blocks in; returns the row."""
         row = self._free_rows.pop()
         self._active[row] = None
         self._active_rows = None
@@ -127,8 +127,8 @@ class BatchTable:
         return row
 
     def _describe(self, row: int, request: Request) -> None:
-        assert request.ticket is not None, f"{request.request_id} has no place in the order"
-        self.unproved_rows.add(row)
+        assert request.queue_entry is not None, f"{request.request_id} has no queue entry"
+        self.unverified_rows.add(row)
         self.request_ids[row] = request.request_id
         self.prompt_lens[row] = request.prompt_len
         self.max_total_tokens[row] = request.max_total_tokens
@@ -136,33 +136,33 @@ class BatchTable:
         self.checks_eos[row] = not request.params.ignore_eos
         self.priorities[row] = request.priority
         self.deadlines[row] = math.inf if request.deadline is None else request.deadline
-        self.keys[row] = request.ticket.key
-        self.orders[row] = request.ticket.order
+        self.keys[row] = request.queue_entry.key
+        self.orders[row] = request.queue_entry.order
         if request.params.stop_ids:
             self.rows_with_stop_ids.add(row)
         if request.wants_details:
             self.rows_with_details.add(row)
-        if request.only_scores_prompt:
-            self.rows_without_answer.add(row)
+        if request.is_prompt_only:
+            self.prompt_only_rows.add(row)
 
     def add_blocks(self, rows: Int64Array, blocks: list[int]) -> None:
         """Append a block to each of the rows' tables."""
         self.block_tables[rows, self.num_blocks[rows]] = blocks
         self.num_blocks[rows] += 1
 
-    def release(self, row: int) -> Request:
-        """Free the row and hand its tokens and blocks back to its request."""
+    def remove_row(self, row: int) -> Request:
+        """Free the row and copy its tokens and blocks back to its request."""
         request = self.request_at(row)
         request.token_ids = self._tokens_at(row)
         request.blocks = self.block_tables[row, : self.num_blocks[row]].tolist()
         self.requests[row] = None
         self.request_ids[row] = ""
         self.num_scheduled[row] = 0
-        self.turns[row] += 1
-        self.is_under_way[row] = False
+        self.generations[row] += 1
+        self.is_in_flight[row] = False
         for some_rows in (
-            *(self.rows_with_stop_ids, self.rows_with_details, self.rows_without_answer),
-            *(self.rows_without_numbers, self.rows_not_to_store, self.unproved_rows),
+            *(self.rows_with_stop_ids, self.rows_with_details, self.prompt_only_rows),
+            *(self.nonfinite_rows, self.uncacheable_rows, self.unverified_rows),
         ):
             some_rows.discard(row)
         del self._active[row]
@@ -171,7 +171,7 @@ class BatchTable:
         return request
 
     def blocks_of(self, rows: Int64Array) -> Int32Array:
-        """Every block of these rows, once: several may read the same."""
+        """Return every block of these rows once: several may read the same."""
         width = int(self.num_blocks[rows].max(initial=0))
         is_taken = np.arange(width) < self.num_blocks[rows][:, np.newaxis]
         blocks: Int32Array = np.unique(self.block_tables[rows, :width][is_taken])
@@ -182,7 +182,7 @@ class BatchTable:
         return tokens
 
     def assemble(self, *, step: int, new_requests: tuple[NewRequestData, ...]) -> StepPlan:
-        """Gather the scheduled tokens of all taken rows that have any into one plan."""
+        """Gather the scheduled tokens of all rows into one plan."""
         rows, num_tokens = self.scheduled_rows, int(self.num_scheduled.sum())
         computed = self.expected_computed[rows]
         if num_tokens == len(rows):  # a token each, as in most steps
@@ -200,10 +200,10 @@ class BatchTable:
         offsets = positions - block_indices * self._block_size  # a quarter of what divmod takes
         max_blocks = -(-int(seq_lens.max()) // self._block_size)
         samples = seq_lens == self.expected_tokens[rows]
-        if self.rows_without_answer:
-            samples[indices_of(self.rows_without_answer, rows)] = False
+        if self.prompt_only_rows:
+            samples[indices_of(self.prompt_only_rows, rows)] = False
         token_ids = self.token_ids[token_rows, positions]
-        uses_last_sampled = seq_lens > self.num_tokens[rows] if self._plans_ahead else None
+        uses_last_sampled = seq_lens > self.num_tokens[rows] if self._is_async else None
         if uses_last_sampled is not None:
             token_ids[cu_seqlens_q[1:][uses_last_sampled] - 1] = 0
         return StepPlan(
@@ -221,17 +221,17 @@ class BatchTable:
         )
 
     def expect(self, plan: StepPlan) -> None:
-        """Count the tokens that an in-flight step computes."""
+        """Count the tokens that an in-flight step will compute and sample."""
         self.expected_computed[plan.rows] = plan.seq_lens
         self.expected_tokens[plan.rows[plan.samples]] += 1
 
-    def expect_nothing(self) -> None:
-        """Set the expected counts back to the known ones: no in-flight step will return."""
+    def reset_expected(self) -> None:
+        """Reset the expected counts to the known ones: no step is in flight any more."""
         rows = self.rows
         self.expected_tokens[rows], self.expected_computed[rows] = self.num_tokens[rows], self.num_computed[rows]
 
     def ends_of(self, rows: Int64Array, token_ids: Int64Array, eos_token_ids: Sequence[int]) -> BoolArray:
-        """Mask of the rows whose new tokens are end or stop tokens, [num_rows]."""
+        """Return the mask of rows whose new tokens are end or stop tokens, [num_rows]."""
         ends = np.zeros(len(rows), np.bool_)
         for eos_token_id in eos_token_ids:  # there are few
             ends |= token_ids == eos_token_id

@@ -8,134 +8,137 @@ from rayinfer.engine.plan.step_plan import BoolArray, Int64Array, SampledTokens,
 from rayinfer.engine.scheduling.batch_table import BatchTable
 
 
-def turns_of(table: BatchTable, max_concurrent_batches: int, *, supports_async_scheduling: bool) -> "StepTurns":
-    """Choose the policy: overlap scheduling, one step at a time, or micro-batches."""
+def step_schedule(table: BatchTable, max_concurrent_batches: int, *, supports_async_scheduling: bool) -> "StepSchedule":
+    """Make the schedule: async scheduling, one step at a time, or micro-batches."""
     if supports_async_scheduling:
-        return TurnsAhead(table)
-    return StepTurns(table) if max_concurrent_batches == 1 else SharedTurns(table, max_concurrent_batches)
+        return AsyncSchedule(table)
+    return StepSchedule(table) if max_concurrent_batches == 1 else MicroBatchSchedule(table, max_concurrent_batches)
 
 
-class StepTurns:
-    """One step at a time: each schedules every running request."""
+class StepSchedule:
+    """Schedule of one step at a time, with every running request in each.
 
-    awaits_tokens = False  # whether something that is planned now goes on from tokens that are not known
+    The base of the schedules with several steps in flight, where `start`, `cancel`, `retract` and `finish` keep books.
+    """
+
+    has_unknown_tokens = False  # whether the next step would continue from tokens that are still in flight
 
     def __init__(self, table: BatchTable) -> None:
         self._table = table
 
     def schedule_one_token_each(self) -> None:
-        """Begin a plan: one token for each running request that it may take."""
+        """Schedule one token of each running request that the next step may have."""
         self._table.num_scheduled[self._table.rows] = 1
 
-    def begin(self, plan: StepPlan) -> None:
-        """Note the requests in a step."""
+    def start(self, plan: StepPlan) -> None:
+        """Record the requests of a step that is about to be in flight."""
 
-    def call_off(self, plan: StepPlan) -> None:
-        """Make the requests of an interrupted step schedulable again."""
+    def cancel(self, plan: StepPlan) -> None:
+        """Forget an interrupted step, so that its requests can be scheduled again."""
 
-    def take_back(self, plan: StepPlan) -> StepPlan:
-        """Give up a failed step, when none is in flight; returns what is to be computed of it."""
+    def retract(self, plan: StepPlan) -> StepPlan:
+        """Return what is to be computed again of a failed step, when no other is in flight."""
         return plan
 
-    def end(self, plan: StepPlan, sampled: SampledTokens) -> tuple[StepPlan, SampledTokens]:
-        """Take a step's tokens, without those of requests that have left since."""
+    def finish(self, plan: StepPlan, sampled: SampledTokens) -> tuple[StepPlan, SampledTokens]:
+        """Return a computed step and its tokens, without requests that have left since it was planned."""
         return plan, sampled
 
 
-class _StepsUnderWay(StepTurns):
-    """Several steps in flight: a row may be reused before its step returns.
+class _OverlappingSchedule(StepSchedule):
+    """Schedule of several steps in flight.
 
-    Such stale tokens are dropped.
+    A row can be reused before its in-flight step returns; such stale tokens are dropped by comparing row generations.
     """
 
     def __init__(self, table: BatchTable) -> None:
         super().__init__(table)
-        self._under_way: dict[int, Int64Array] = {}  # by step: the turns of its rows when it was planned
+        self._in_flight: dict[int, Int64Array] = {}  # by step: the generations of its rows when it was planned
 
-    def begin(self, plan: StepPlan) -> None:
-        """Note the requests in a step."""
-        self._under_way[plan.step] = self._table.turns[plan.rows]
+    def start(self, plan: StepPlan) -> None:
+        """Record the requests of a step that is about to be in flight."""
+        self._in_flight[plan.step] = self._table.generations[plan.rows]
 
-    def call_off(self, plan: StepPlan) -> None:
-        """Make the requests of an interrupted step schedulable again."""
-        if plan.step in self._under_way:
-            self._end_turns(plan)
+    def cancel(self, plan: StepPlan) -> None:
+        """Forget an interrupted step, so that its requests can be scheduled again."""
+        if plan.step in self._in_flight:
+            self._finish_rows(plan)
 
-    def take_back(self, plan: StepPlan) -> StepPlan:
-        """Give up a failed step, when none is in flight; returns what is to be computed of it."""
-        return plan.only(self._end_turns(plan))
+    def retract(self, plan: StepPlan) -> StepPlan:
+        """Return what is to be computed again of a failed step, when no other is in flight."""
+        return plan.only(self._finish_rows(plan))
 
-    def end(self, plan: StepPlan, sampled: SampledTokens) -> tuple[StepPlan, SampledTokens]:
-        """Take a step's tokens, without those of requests that have left since."""
-        if plan.step not in self._under_way:  # a part of one that was taken back
+    def finish(self, plan: StepPlan, sampled: SampledTokens) -> tuple[StepPlan, SampledTokens]:
+        """Return a computed step and its tokens, without requests that have left since it was planned."""
+        if plan.step not in self._in_flight:  # a part of a step that was retracted
             return plan, sampled
-        is_same = self._end_turns(plan)
+        is_same = self._finish_rows(plan)
         if is_same.all():
             return plan, sampled
         return plan.only(is_same), sampled.only(is_same[plan.samples], plan.rows[is_same])
 
-    def _end_turns(self, plan: StepPlan) -> BoolArray:
+    def _finish_rows(self, plan: StepPlan) -> BoolArray:
         """Forget the step; returns the mask of rows that still have the same request, [num_requests]."""
-        is_same: BoolArray = self._table.turns[plan.rows] == self._under_way.pop(plan.step)
+        is_same: BoolArray = self._table.generations[plan.rows] == self._in_flight.pop(plan.step)
         return is_same
 
 
-class SharedTurns(_StepsUnderWay):
-    """Micro-batches of a pipeline: each running request is in one in-flight step at a time.
+class MicroBatchSchedule(_OverlappingSchedule):
+    """Micro-batches of a pipeline: each running request is in at most one in-flight step.
 
-    The requests that wait longest go first, and no step takes more than its share of them.
+    Running requests are spread evenly over the micro-batches, those that have waited longest first.
     """
 
     def __init__(self, table: BatchTable, max_concurrent_batches: int) -> None:
         super().__init__(table)
-        self._num_plans_at_once = max_concurrent_batches
+        self._num_batches = max_concurrent_batches
 
     def schedule_one_token_each(self) -> None:
-        """Begin a plan: one token for each running request that it may take."""
+        """Schedule one token of each running request that the next step may have."""
         table, rows = self._table, self._table.rows
         table.num_scheduled[rows] = 0
-        share = -(-len(rows) // self._num_plans_at_once)
-        free = rows[~table.is_under_way[rows]]
+        size = -(-len(rows) // self._num_batches)
+        free = rows[~table.is_in_flight[rows]]
         longest_waiting = np.argsort(table.last_steps[free], kind="stable")
-        table.num_scheduled[free[longest_waiting[:share]]] = 1
+        table.num_scheduled[free[longest_waiting[:size]]] = 1
 
-    def begin(self, plan: StepPlan) -> None:
-        """Note the requests in a step."""
-        super().begin(plan)
-        self._table.is_under_way[plan.rows] = True
+    def start(self, plan: StepPlan) -> None:
+        """Record the requests of a step that is about to be in flight."""
+        super().start(plan)
+        self._table.is_in_flight[plan.rows] = True
         self._table.last_steps[plan.rows] = plan.step
 
-    def _end_turns(self, plan: StepPlan) -> BoolArray:
-        is_same = super()._end_turns(plan)
-        self._table.is_under_way[plan.rows[is_same]] = False
+    def _finish_rows(self, plan: StepPlan) -> BoolArray:
+        is_same = super()._finish_rows(plan)
+        self._table.is_in_flight[plan.rows[is_same]] = False
         return is_same
 
 
-class TurnsAhead(_StepsUnderWay):
-    """Overlap scheduling: every step takes all requests, from tokens of the step before that are still in flight.
+class AsyncSchedule(_OverlappingSchedule):
+    """Async scheduling: a step is planned while the one before computes, with the same requests again.
 
-    A request with its last token is scheduled no more. One that ends otherwise is in one step too many: its row is
-    free or another's when that step's tokens come.
+    A request that reaches its length is not scheduled again. One that ends by a token is computed once more: its row is
+    free or reused when that token is read, which is dropped.
     """
 
     @property
-    def awaits_tokens(self) -> bool:  # type: ignore[override]
-        """Whether something that is planned now goes on from tokens that are not known."""
-        return bool(self._under_way)
+    def has_unknown_tokens(self) -> bool:  # type: ignore[override]
+        """Whether the next step would continue from tokens that are still in flight."""
+        return bool(self._in_flight)
 
     def schedule_one_token_each(self) -> None:
-        """Begin a plan: one token for each running request that has another."""
+        """Schedule one token of each running request that has another."""
         rows = self._table.rows
-        self._table.num_scheduled[rows] = self._table.go_on(rows)
+        self._table.num_scheduled[rows] = self._table.has_next_token(rows)
 
-    def begin(self, plan: StepPlan) -> None:
-        """Note the requests in a step, and expect their tokens."""
-        super().begin(plan)
+    def start(self, plan: StepPlan) -> None:
+        """Record the requests of a step, and count its tokens as expected."""
+        super().start(plan)
         self._table.expect(plan)
 
-    def take_back(self, plan: StepPlan) -> StepPlan:
-        """Give up a failed step, when none is in flight; returns what is to be computed of it."""
-        plan = super().take_back(plan)
+    def retract(self, plan: StepPlan) -> StepPlan:
+        """Return what is to be computed again of a failed step, when no other is in flight."""
+        plan = super().retract(plan)
         assert plan.uses_last_sampled is not None
         token_ids = plan.token_ids.copy()
         rows, lasts = plan.rows[plan.uses_last_sampled], plan.cu_seqlens_q[1:][plan.uses_last_sampled] - 1

@@ -1,4 +1,4 @@
-"""The second pool of blocks, in host memory: what preempted requests had computed waits there for their return."""
+"""KV offloading: blocks of preempted requests in a second pool, in host memory."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ class _SwappedOut:
 class KVOffload:
     """Requests with blocks in the second pool, and the copies that are still to be made.
 
-    Nothing is copied here. The copies wait in `copies`, and the engine makes them in this order, and all of them
-    before the next step writes anything: a block may be handed on as soon as its copy is noted. Equal blocks of
-    several requests are kept once, as in the prefix cache.
+    Nothing is copied here: copies are queued in `copies`, and the engine makes them in this order, all before the next
+    step writes anything. So a block may be reused as soon as its copy is queued. Equal blocks of several requests are
+    kept once, as in the prefix cache.
     """
 
     def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
@@ -38,18 +38,18 @@ class KVOffload:
 
     @property
     def num_used(self) -> int:
-        """Blocks of the second pool that are kept for requests."""
+        """Blocks of the second pool that hold something of a request."""
         return self._pool.num_used
 
     def holds(self, request: Request) -> bool:
-        """Whether the request has something to come back to."""
+        """Return whether the second pool has blocks of the request."""
         return request.request_id in self._swapped_out
 
     def swap_out(self, request: Request, token_ids: Int32Array, blocks: Sequence[int], num_stored_blocks: int) -> bool:
-        """Keep the `blocks` of a request's computed `token_ids`, all of them; False if they do not fit.
+        """Copy out the `blocks` of a request's computed `token_ids`, all of them; False if they do not fit.
 
-        The first `num_stored_blocks` are those that the prefix cache knows by their digests. They are copied although
-        they may be hit there again: the preempting request takes blocks without readers first.
+        The first `num_stored_blocks` are in the prefix cache. They are copied although they may be hit there again: the
+        preempting request is given blocks without readers first.
         """
         count = -(-len(token_ids) // self._pool.block_size)
         digests = request.digests.digests[:num_stored_blocks]
@@ -63,22 +63,22 @@ class KVOffload:
         self._swapped_out[request.request_id] = _SwappedOut(
             blocks=kept, num_tokens=len(token_ids), digests=request.digests.digests
         )
-        self._note("out", blocks[num_kept:count], kept[num_kept:])
+        self._queue_copy("out", blocks[num_kept:count], kept[num_kept:])
         self._store(request, token_ids, kept[: len(digests)], num_kept)
         if request.trace is not None:
             request.trace.record("swapped_out", tokens=len(token_ids), copied_blocks=count - num_kept)
         return True
 
     def swap_in(self, request: Request, blocks: Sequence[int], num_cached_blocks: int) -> int:
-        """Copy what was kept of the request into its new blocks, behind those found in the prefix cache.
+        """Copy the request's blocks back into its new ones, behind those found in the prefix cache.
 
-        Returns how many of its tokens need no computing then.
+        Returns how many of its tokens are computed then.
         """
         num_cached_tokens = num_cached_blocks * self._pool.block_size
         kept = self._swapped_out.pop(request.request_id, None)
         if kept is None:
             return num_cached_tokens
-        self._note("in", kept.blocks[num_cached_blocks:], blocks[num_cached_blocks : len(kept.blocks)])
+        self._queue_copy("in", kept.blocks[num_cached_blocks:], blocks[num_cached_blocks : len(kept.blocks)])
         self._pool.free(kept.blocks)
         if request.trace is not None:
             num_copied = max(len(kept.blocks) - num_cached_blocks, 0)
@@ -86,27 +86,27 @@ class KVOffload:
         return max(num_cached_tokens, kept.num_tokens)
 
     def drop(self, request: Request) -> None:
-        """Free what is kept of a request that will not come back."""
+        """Free the blocks of a finished request."""
         kept = self._swapped_out.pop(request.request_id, None)
         if kept is not None:
             self._pool.free(kept.blocks)
 
     def forget(self, digests: set[bytes]) -> None:
-        """Drop what has blocks of these digests, and let none of them be shared: what they hold is not valid."""
+        """Drop requests with blocks of these digests, and remove them from the prefix cache: they are not finite."""
         for request_id, kept in list(self._swapped_out.items()):
             if not digests.isdisjoint(kept.digests):
                 self._pool.free(self._swapped_out.pop(request_id).blocks)
         self._pool.forget(digests)
 
     def drop_all(self) -> None:
-        """Forget everything: the memory of the pools is given back."""
+        """Drop everything: the memory of the pools is freed."""
         for kept in self._swapped_out.values():
             self._pool.free(kept.blocks)
         self._swapped_out.clear()
         self._pool.reset_prefix_cache()
         self.copies.clear()
 
-    def _note(
+    def _queue_copy(
         self, direction: Literal["out", "in"], source_blocks: Sequence[int], target_blocks: Sequence[int]
     ) -> None:
         if source_blocks:

@@ -1,4 +1,4 @@
-"""Output processing of a step: each request gains its new token, and some end with it."""
+"""Output processing of a step: appends new tokens, finishes requests, and makes their deltas."""
 
 import logging
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from rayinfer.outputs import FinishReason, TokenDelta
 logger = logging.getLogger(__name__)
 
 
-class NewTokens:
-    """Appends new tokens to the rows of a table; `end` frees all that a request holds."""
+class OutputProcessor:
+    """Appends sampled tokens to the table; `finish` frees all that a finished request holds."""
 
     def __init__(
         self,
@@ -23,15 +23,15 @@ class NewTokens:
         *,
         eos_token_ids: tuple[int, ...],
         forced_end_token_id: int | None,
-        end: Callable[[Request, FinishReason], None],
+        finish: Callable[[Request, FinishReason], None],
     ) -> None:
         self._table = table
         self._eos_token_ids = eos_token_ids
         self._forced_end_token_id = forced_end_token_id
-        self._end = end
+        self._finish = finish
 
-    def hand_out(self, rows: Int64Array, sampled: SampledTokens) -> list[TokenDelta]:
-        """Give each of the rows its new token."""
+    def process(self, rows: Int64Array, sampled: SampledTokens) -> list[TokenDelta]:
+        """Append each row's new token and finish the requests that end with it; returns their deltas."""
         table, token_ids, is_invalid = self._table, sampled.token_ids, sampled.is_invalid
         deltas = one_token_deltas(table, rows, token_ids)
         if np.count_nonzero(is_invalid):
@@ -42,38 +42,41 @@ class NewTokens:
         ends = table.ends_of(rows, token_ids, self._eos_token_ids)
         is_full = table.num_tokens[rows] >= table.max_total_tokens[rows]
         if self._forced_end_token_id is not None:
-            ends &= ~(is_full & (token_ids == self._forced_end_token_id))  # it had no choice
+            ends &= ~(is_full & (token_ids == self._forced_end_token_id))  # the forced end: not the model's choice
         is_over = ends | is_invalid | is_full
         for i in is_over.nonzero()[0].tolist():
             reason: FinishReason = "error" if is_invalid[i] else "stop" if ends[i] else "length"
             deltas[i] = self._last_delta(table.request_at(rows[i]), deltas[i], reason)
         return deltas
 
-    def end_scored_prompts(self, rows: Int64Array) -> list[TokenDelta]:
-        """End the requests among the rows that wanted no token, once all of their prompt is computed."""
+    def finish_prompt_only(self, rows: Int64Array) -> list[TokenDelta]:
+        """Finish the rows' requests with max_tokens 0 whose prompt is computed; returns their deltas."""
         table = self._table
         deltas = []
-        for row in rows[indices_of(table.rows_without_answer, rows)].tolist():
+        for row in rows[indices_of(table.prompt_only_rows, rows)].tolist():
             request = table.request_at(row)
             if table.num_computed[row] < table.num_tokens[row]:
                 continue
-            reason: FinishReason = "error" if row in table.rows_without_numbers else "length"
+            reason: FinishReason = "error" if row in table.nonfinite_rows else "length"
             prompt_logprobs = request.take_prompt_logprobs()
-            self._end(request, reason)
-            delta = end_without_token(request, reason)
+            self._finish(request, reason)
+            delta = final_delta(request, reason)
             if reason == "error":
-                logger.error("request %s: the scores of its prompt are no numbers", request.request_id)
+                logger.error("request %s: its prompt logprobs are NaN", request.request_id)
             else:
                 delta = delta._replace(prompt_logprobs=prompt_logprobs)
             deltas.append(delta)
         return deltas
 
     def _last_delta(self, request: Request, delta: TokenDelta, reason: FinishReason) -> TokenDelta:
-        self._end(request, reason)
+        self._finish(request, reason)
         token_ids = delta.token_ids
         if reason == "error":
             token_ids = []
-            logger.error("request %s: no token is left to choose from: its scores are no numbers", request.request_id)
+            logger.error(
+                "request %s: no token to choose: its logits are not finite, or its rules leave none",
+                request.request_id,
+            )
         is_stop_id = reason == "stop" and token_ids[0] in request.params.stop_ids
         return delta._replace(
             token_ids=token_ids,
@@ -83,8 +86,8 @@ class NewTokens:
         )
 
 
-def end_without_token(request: Request, reason: FinishReason) -> TokenDelta:
-    """Make the final delta of a request that ended without a last token."""
+def final_delta(request: Request, reason: FinishReason) -> TokenDelta:
+    """Make the final delta of a request that finishes without a new token."""
     return TokenDelta(
         request.request_id,
         len(request.token_ids) - request.prompt_len,

@@ -1,4 +1,4 @@
-"""One request inside the engine and its life cycle."""
+"""A request inside the engine, and its life cycle."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,14 +16,14 @@ class RequestStatus(Enum):
     """States of a request; transitions are those in `_NEXT`."""
 
     WAITING = "waiting"  # in the queue, for the first time or preempted
-    PARKED = "parked"  # waits for another to write the prefix they share
+    WAITING_FOR_PREFIX = "waiting_for_prefix"  # another request is about to write the prefix they share
     RUNNING = "running"  # has a row of the batch and blocks
     FINISHED = "finished"
 
 
 _NEXT = {
-    RequestStatus.WAITING: {RequestStatus.PARKED, RequestStatus.RUNNING, RequestStatus.FINISHED},
-    RequestStatus.PARKED: {RequestStatus.WAITING, RequestStatus.FINISHED},
+    RequestStatus.WAITING: {RequestStatus.WAITING_FOR_PREFIX, RequestStatus.RUNNING, RequestStatus.FINISHED},
+    RequestStatus.WAITING_FOR_PREFIX: {RequestStatus.WAITING, RequestStatus.FINISHED},
     RequestStatus.RUNNING: {RequestStatus.WAITING, RequestStatus.FINISHED},
     RequestStatus.FINISHED: set(),
 }
@@ -36,9 +36,9 @@ class Request:
     request_id: str
     prompt_len: int  # of the client's prompt: kept through preemptions
     token_ids: Int32Array  # prompt and output known so far; stale while it runs
-    num_given_outputs: int = 0  # tokens of the answer that it came with
-    max_total_tokens: int  # prompt and output together end here
-    source_token_ids: Int32Array | None = None  # of an encoder-decoder's request: its prompt is what begins answers
+    num_given_outputs: int = 0  # output tokens that it arrived with
+    max_total_tokens: int  # limit of prompt and output together
+    source_token_ids: Int32Array | None = None  # the encoder's input, if there is an encoder
     params: SamplingParams
     seed: int
     choice: int = 0
@@ -49,14 +49,14 @@ class Request:
     deadline: float | None = None
     digests: PrefixDigests
     status: RequestStatus = RequestStatus.WAITING
-    ticket: QueueEntry["Request"] | None = None
+    queue_entry: QueueEntry["Request"] | None = None
     row: int | None = None
     blocks: list[int] = field(default_factory=list)  # stale while it runs
     num_cached_tokens: int | None = None  # found in the prefix cache when it first ran
-    num_hit_blocks: int | None = None  # the fewest that it found there whenever it came to run
-    num_blocks_lent: int = 0  # taken by requests that passed this one because it did not fit
+    num_hit_blocks: int | None = None  # the fewest found there at any of its admissions
+    num_blocks_overtaken: int = 0  # allocated to requests that overtook this one, which did not fit
     finish_reason: FinishReason | None = None
-    prompt_logprobs: list[TokenLogprobs | None] | None = None  # as far as known; None if unwanted or handed out
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # as far as known; None if unwanted or returned already
     trace: RequestTrace | None = None
 
     @property
@@ -65,7 +65,7 @@ class Request:
         return None if self.trace is None else self.trace.in_order()
 
     def move_to(self, status: RequestStatus) -> None:
-        """Take the next step of the life cycle."""
+        """Change the state; asserts that the transition is allowed."""
         assert status in _NEXT[self.status], f"{self.request_id}: {self.status.value} -> {status.value}"
         self.status = status
 
@@ -76,17 +76,17 @@ class Request:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt as its client counts them."""
+        """Tokens of the client's prompt."""
         return self.prompt_len if self.source_token_ids is None else len(self.source_token_ids)
 
     @property
-    def only_scores_prompt(self) -> bool:
-        """Whether no token follows the prompt."""
+    def is_prompt_only(self) -> bool:
+        """Whether only prompt logprobs are wanted, and no token."""
         return self.params.max_tokens == 0
 
     @property
     def wants_details(self) -> bool:
-        """Whether its tokens come with more than themselves."""
+        """Whether its deltas have logprobs or a trace."""
         return self.wants_logprobs or self.trace is not None
 
     @property
@@ -96,30 +96,30 @@ class Request:
 
     @property
     def num_reusable_tokens(self) -> int:
-        """Number of its first tokens that need no computing if their keys and values are there already.
+        """Number of its first tokens that may be prefix-cache hits.
 
-        The last token is always computed, since its logits are needed, and so is every one before a token whose log
-        probability is still to be returned.
+        The last token is always computed, since its logits are needed, and so is every one before a token whose
+        logprob is still to be returned.
         """
         scored = self.prompt_logprobs
         return len(self.token_ids if scored is None or len(scored) == self.prompt_len else scored) - 1
 
     def num_blocks_needed(self, block_size: int) -> int:
-        """Blocks that hold the tokens it has."""
+        """Count the blocks that hold its tokens."""
         return -(-len(self.token_ids) // block_size)
 
     def note_hit_blocks(self, num_blocks: int) -> None:
-        """Note how many of its first blocks others have written; after a preemption some may be its own."""
+        """Record how many of its first blocks were hits; after a preemption some may be its own."""
         self.num_hit_blocks = num_blocks if self.num_hit_blocks is None else min(self.num_hit_blocks, num_blocks)
 
     def take_prompt_logprobs(self) -> list[TokenLogprobs | None] | None:
-        """Hand out the prompt's log probabilities when all of it is computed; None if unwanted, and afterwards."""
+        """Return the prompt logprobs once, when all of the prompt is computed; None if unwanted, and afterwards."""
         scored, self.prompt_logprobs = self.prompt_logprobs, None
-        assert scored is None or len(scored) == self.prompt_len, f"{self.request_id}: {len(scored)} places are scored"
+        assert scored is None or len(scored) == self.prompt_len, f"{self.request_id}: {len(scored)} prompt logprobs"
         return scored
 
-    def entered_row(self, row: int, token_ids: Int32Array) -> NewRequestData:
-        """Make the sampler's data of the request in its row, with these tokens."""
+    def new_request_data(self, row: int, token_ids: Int32Array) -> NewRequestData:
+        """Make what workers need of the request in its row, with these tokens."""
         return NewRequestData(
             row=row,
             params=self.params,
@@ -145,7 +145,7 @@ def new_request(
     weights_generation: int = 0,
     source_token_ids: Int32Array | None = None,
 ) -> Request:
-    """Turn what came over the wire into the engine's own state; `token_ids` are its checked prompt and output."""
+    """Make the engine's state of a request; `token_ids` are its checked prompt and output."""
     params = request.sampling_params
     prompt_len = len(request.prompt_token_ids)
     limit = max_model_len if params.max_tokens is None else min(max_model_len, prompt_len + params.max_tokens)

@@ -13,7 +13,7 @@ MAX_TIMEOUT_S = 10**9
 
 
 def checked_token_ids(request: GenerationRequest, description: ModelDescription) -> Int32Array:
-    """Check prompt and output of a request with n == 1; raises RequestError for one that could never finish."""
+    """Check a request with n == 1 and return its tokens; raises RequestError for one that could never finish."""
     params, num_outputs = request.sampling_params, len(request.output_token_ids)
     if not request.prompt_token_ids:
         raise InvalidParameter("prompt must not be empty", "prompt")
@@ -25,7 +25,7 @@ def checked_token_ids(request: GenerationRequest, description: ModelDescription)
         raise InvalidParameter(f"max_tokens is {params.max_tokens}, but {num_outputs} are there already", "max_tokens")
     params.check_vocabulary(description.vocab_size)
     if params.bad_texts:
-        raise InvalidParameter("bad_words must be spelled in tokens before they come to an engine", "bad_words")
+        raise InvalidParameter("bad_words must be tokenised before they are sent to an engine", "bad_words")
     _check_urgency(request.priority, request.timeout_s)
     return token_ids
 
@@ -46,11 +46,11 @@ def checked_source(request: GenerationRequest, description: ModelDescription) ->
 
 
 def _check_length(num_tokens: int, max_tokens: int | None, limit: int) -> None:
-    room = 0 if max_tokens == 0 else 1  # a prompt that is only scored may fill the context
-    if num_tokens + room > limit:
+    num_new = 0 if max_tokens == 0 else 1  # without a new token the prompt may fill the context
+    if num_tokens + num_new > limit:
         raise PromptTooLong(
             f"This model's maximum context length is {limit} tokens. However, your prompt has {num_tokens} tokens"
-            + (" and needs room for at least one more." if room else "."),
+            + (" and needs room for at least one more." if num_new else "."),
             "prompt",
             "context_length_exceeded",
         )
@@ -58,11 +58,11 @@ def _check_length(num_tokens: int, max_tokens: int | None, limit: int) -> None:
 
 def _array(prompt: list[int], vocab_size: int) -> Int32Array:
     try:
-        # `array` refuses what is no integer, and does so much faster than a look at each.
+        # `array` refuses non-integers, much faster than a check of each.
         token_ids = np.frombuffer(array("i", prompt), np.int32)
     except (TypeError, OverflowError):
         token_ids = np.array([-1], np.int32)
-    if token_ids.view(np.uint32).max() >= vocab_size:  # read without a sign, negative ids are above every size
+    if token_ids.view(np.uint32).max() >= vocab_size:  # as unsigned, negative ids are above every size
         wrong = next((i for i in prompt if not (isinstance(i, int) and 0 <= i < vocab_size)), prompt)
         raise InvalidParameter(f"prompt must hold token ids from 0 to {vocab_size - 1}, got {shown(wrong)}", "prompt")
     return token_ids
@@ -75,7 +75,7 @@ def _check_urgency(priority: object, timeout_s: object) -> None:
             f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}, got {shown(priority)}", "priority"
         )
     is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
-    # What is left of a client's time may be nothing by now: that request ends, but it is not wrong.
+    # The remaining time may be zero or less by now: that request times out, but is valid.
     if timeout_s is not None and not (is_number and timeout_s <= MAX_TIMEOUT_S):  # type: ignore[operator]
         raise InvalidParameter(
             f"timeout_s must be a number of at most {MAX_TIMEOUT_S} seconds, got {shown(timeout_s)}", "timeout_s"

@@ -1,4 +1,4 @@
-"""The running requests with their rows and blocks, both allocated and freed here."""
+"""Rows and blocks of the running requests, both allocated and freed here."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 
 from rayinfer.engine.plan.step_plan import BoolArray, Int32Array, Int64Array
 from rayinfer.engine.scheduling.batch_table import BatchTable
-from rayinfer.engine.scheduling.in_flight_prefixes import PrefixesUnderWay
+from rayinfer.engine.scheduling.in_flight_prefixes import InFlightPrefixes
 from rayinfer.engine.scheduling.kv_offload import KVOffload
 from rayinfer.engine.scheduling.request import Request, RequestStatus
 from rayinfer.kv_cache.block_hash import token_bytes
@@ -17,14 +17,14 @@ from rayinfer.kv_cache.block_manager import BlockManager, CachedPrefix
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Blocks that a request holds before it has its row; the first of them are hits."""
+    """Blocks allocated to a request that has no row yet; the first ones are prefix-cache hits."""
 
     blocks: list[int]
     num_cached: int
 
 
 class RunningBatch:
-    """Admits requests to rows and blocks, grows them, stores what they wrote, and lets them go."""
+    """Gives requests rows and blocks, grows them, stores their full blocks in the prefix cache, and frees both."""
 
     def __init__(
         self,
@@ -35,17 +35,17 @@ class RunningBatch:
         offload: KVOffload | None = None,
     ) -> None:
         self.table = table
-        self.num_departures = 0  # grows whenever a row and its blocks come back
+        self.num_departures = 0  # grows whenever a row and its blocks are freed
         self._blocks = block_manager
         self._block_size = block_manager.block_size
-        self._under_way = PrefixesUnderWay()
+        self._in_flight_prefixes = InFlightPrefixes()
         self._caches_prefixes = enable_prefix_caching
         self._offload = offload
-        self._priorities: Counter[int] = Counter()  # how many run of each
-        # Of stored blocks: some request has sampled from finite logits with them, so they are finite too.
-        self._is_sound = np.zeros(block_manager.num_blocks, np.bool_)
+        self._priorities: Counter[int] = Counter()  # running requests of each
+        # By stored block: a request has sampled from finite logits with it, so it is finite too.
+        self._is_finite = np.zeros(block_manager.num_blocks, np.bool_)
 
-    # Coming
+    # Admission
 
     def find_cached_prefix(self, request: Request) -> CachedPrefix:
         """Find the blocks that the request need not compute."""
@@ -54,34 +54,34 @@ class RunningBatch:
         request.digests.extend(request.token_ids, len(request.token_ids))
         return self._blocks.find_cached_prefix(self._reusable_digests(request), request.token_ids, request.salt)
 
-    def park_behind_twin(self, request: Request, prefix: CachedPrefix) -> bool:
-        """Set the request aside if a running one is about to write the blocks after its cached prefix."""
+    def wait_for_prefix(self, request: Request, prefix: CachedPrefix) -> bool:
+        """Let the request wait if a running one is about to write the blocks after its cached prefix."""
         if not self._caches_prefixes or (self._offload is not None and self._offload.holds(request)):
             return False
         reusable = self._reusable_digests(request)
         last = len(prefix.blocks)
-        while last < len(reusable) and self._under_way.is_under_way(reusable[last], request):
+        while last < len(reusable) and self._in_flight_prefixes.is_pending(reusable[last], request):
             last += 1
         if last == len(prefix.blocks):
             return False
-        # Behind the last of them: it is woken once, not block by block.
-        self._under_way.park(request, reusable[last - 1])
+        # For the last of them: it is queued again once, not block by block.
+        self._in_flight_prefixes.add_waiter(request, reusable[last - 1])
         return True
 
     def reserve(self, request: Request, prefix: CachedPrefix) -> Reservation | None:
-        """Take blocks for all tokens the request has, cached ones first; None, and nothing taken, if they don't fit."""
+        """Allocate blocks for all tokens of the request, cached ones first; None if they do not fit."""
         if not self.table.has_free_row:
             return None
         cached = prefix.blocks
         self._blocks.pin(cached)  # before anything is evicted
         needed = request.num_blocks_needed(self._block_size) - len(cached)
-        if needed + self._num_spare(len(self.table)) > self._blocks.num_free:
+        if needed + self._headroom(len(self.table)) > self._blocks.num_free:
             self._blocks.free(cached)
             return None
         return Reservation(cached + self._blocks.allocate(needed), len(cached))
 
-    def enter(self, request: Request, reservation: Reservation) -> int:
-        """Give the request its row; returns the number of tokens that need no computing."""
+    def add(self, request: Request, reservation: Reservation) -> int:
+        """Give the request its row; returns the number of its tokens that are computed already."""
         num_computed = reservation.num_cached * self._block_size
         request.move_to(RequestStatus.RUNNING)
         if request.num_cached_tokens is None:
@@ -91,41 +91,41 @@ class RunningBatch:
         self._priorities[request.priority] += 1
         request.note_hit_blocks(reservation.num_cached)
         request.blocks = reservation.blocks
-        request.row = self.table.take(request, num_computed=num_computed, num_stored_blocks=reservation.num_cached)
+        request.row = self.table.add_row(request, num_computed=num_computed, num_stored_blocks=reservation.num_cached)
         if self._caches_prefixes:
-            self._under_way.announce(request, request.digests.digests[reservation.num_cached :])
+            self._in_flight_prefixes.register(request, request.digests.digests[reservation.num_cached :])
         return num_computed
 
-    # Staying
+    # Running
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that can be handed out."""
+        """Blocks that can be allocated."""
         return self._blocks.num_free
 
     def rows_short_of_a_block(self) -> Int64Array:
-        """Return the rows whose next token has no block to go to."""
+        """Return the rows whose next token has no block."""
         table, rows = self.table, self.table.rows
         short = rows[table.expected_tokens[rows] > table.num_blocks[rows] * self._block_size]
-        return short[table.go_on(short)] if len(short) else short
+        return short[table.has_next_token(short)] if len(short) else short
 
     def grow(self, rows: Int64Array) -> None:
         """Give each of the rows one more block."""
         self.table.add_blocks(rows, self._blocks.allocate(len(rows)))
 
     def store_written_blocks(self, rows: Int64Array, has_sampled: BoolArray) -> list[Request]:
-        """Make the rows' newly full blocks hit-able; returns the requests that waited for them.
+        """Store the rows' newly full blocks in the prefix cache; returns the requests that waited for them.
 
-        `has_sampled` marks the rows that have sampled in this step: what the others wrote may not be finite.
+        `has_sampled` marks the rows that sampled in this step: what the others wrote may not be finite.
         """
         if not self._caches_prefixes:
             return []
         table = self.table
-        if table.rows_not_to_store:
-            may_store = ~np.isin(rows, list(table.rows_not_to_store))
+        if table.uncacheable_rows:
+            may_store = ~np.isin(rows, list(table.uncacheable_rows))
             rows, has_sampled = rows[may_store], has_sampled[may_store]
-        if table.unproved_rows:
-            self._note_proved(table.unproved_rows.intersection(rows[has_sampled].tolist()))
+        if table.unverified_rows:
+            self._mark_finite(table.unverified_rows.intersection(rows[has_sampled].tolist()))
         num_unstored_tokens = table.num_computed[rows] - table.num_stored_blocks[rows] * self._block_size
         rows = rows[num_unstored_tokens >= self._block_size]
         if not len(rows):
@@ -142,7 +142,7 @@ class RunningBatch:
         digests = _digests_of(writers, indices.tolist(), token_ids)
         parents = table.block_tables[rows, indices - 1].tolist()
         blocks = table.block_tables[rows, indices]
-        self._is_sound[blocks] = ~np.isin(rows, list(table.unproved_rows)) if table.unproved_rows else True
+        self._is_finite[blocks] = ~np.isin(rows, list(table.unverified_rows)) if table.unverified_rows else True
         self._blocks.store_all(
             blocks.tolist(),
             digests,
@@ -150,13 +150,13 @@ class RunningBatch:
             token_ids=token_ids,
             salts=[writer.salt for writer in writers],
         )
-        return self._under_way.settle(writers, digests)
+        return self._in_flight_prefixes.resolve(writers, digests)
 
     def forget_written_blocks(self, rows: Int64Array) -> None:
-        """Let nothing be hit that these rows' requests have written: it is not valid.
+        """Remove from the prefix cache what these rows' requests have written: it is not finite.
 
-        What they have hit goes as well unless a request has sampled from it: its writer may have been aborted.
-        Requests that share some of it run on, but store nothing more, nor are they swapped out.
+        Blocks that they hit are removed too, unless a request has sampled from them: their writer may have been
+        aborted. Requests that share such blocks continue, but store nothing more and are not swapped out.
         """
         if not self._caches_prefixes:
             return
@@ -167,19 +167,19 @@ class RunningBatch:
             shared = [i for i, digest in enumerate(sharer.digests.digests) if digest in digests]
             if shared:
                 blocks += table.block_tables[row, shared[0] : table.num_blocks[row]].tolist()
-                table.rows_not_to_store.add(row)
+                table.uncacheable_rows.add(row)
         self._blocks.forget(digests, blocks)
         if self._offload is not None:
             self._offload.forget(digests)
 
-    # Going
+    # Leaving
 
     def swap_out(self, request: Request) -> None:
-        """Keep what a running request has computed in the second pool, if there is one and it has room."""
+        """Copy what a running request has computed to the second pool, if there is one with enough free blocks."""
         if self._offload is None:
             return
         table, row = self.table, request.row
-        if row in table.rows_not_to_store:
+        if row in table.uncacheable_rows:
             return
         self._offload.swap_out(
             request,
@@ -189,45 +189,45 @@ class RunningBatch:
         )
 
     def drop_swapped(self, request: Request) -> None:
-        """Free what the second pool keeps of a request that waits and will not come back."""
+        """Free a finished request's blocks in the second pool."""
         if self._offload is not None:
             self._offload.drop(request)
 
-    def leave(self, request: Request) -> list[Request]:
-        """Free row and blocks; returns the requests that waited for blocks that this one did not write."""
+    def free(self, request: Request) -> list[Request]:
+        """Free row and blocks; returns the requests that waited for blocks that this one has not written."""
         row = request.row
         assert row is not None, f"{request.request_id} does not run"
         unwritten = request.digests.digests[int(self.table.num_stored_blocks[row]) :]
-        self.table.release(row)
+        self.table.remove_row(row)
         self._blocks.free(request.blocks)
         request.blocks, request.row = [], None
         self.num_departures += 1
         self._priorities[request.priority] -= 1
         if not self._priorities[request.priority]:
             del self._priorities[request.priority]
-        return self._under_way.settle(repeat(request), unwritten)
+        return self._in_flight_prefixes.resolve(repeat(request), unwritten)
 
     def has_lower_priority_than(self, request: Request) -> bool:
         """Whether a request of lower priority runs."""
         return request.priority < max(self._priorities, default=request.priority)
 
     def victim(self) -> Request:
-        """Return the request to preempt when blocks are short: not the first in the order of all, if others run.
+        """Return the request to preempt when blocks are short: never the first in queue order, if others run.
 
-        So one request always runs until it is done, and in time every request becomes that one.
+        So the first request always runs to its end, and in time every request becomes the first.
         """
         table, rows = self.table, self.table.rows
         first = np.lexsort((table.orders[rows], table.deadlines[rows], table.keys[rows]))[0]
         return self._victim_among(np.delete(rows, first) if len(rows) > 1 else rows)
 
     def victim_for(self, request: Request, prefix: CachedPrefix) -> Request | None:
-        """Return a less important request to preempt for a waiting one; None if preempting all such is not enough."""
+        """Return a request of lower priority to preempt for a waiting one; None if preempting all is not enough."""
         if not self.has_lower_priority_than(request):
             return None
         table, rows = self.table, self.table.rows
-        matters_less = self._matters_less(rows, request)
-        below, others = rows[matters_less], rows[~matters_less]
-        wanted = request.num_blocks_needed(self._block_size) + self._num_spare(len(others))
+        is_lower = self._has_lower_priority(rows, request)
+        below, others = rows[is_lower], rows[~is_lower]
+        wanted = request.num_blocks_needed(self._block_size) + self._headroom(len(others))
         most = self._blocks.num_free + int(table.num_blocks[below].sum())  # if they share none with others
         if not len(below) or wanted - len(prefix.blocks) > most:
             return None
@@ -238,55 +238,55 @@ class RunningBatch:
         return self._victim_among(below)
 
     def _victim_among(self, rows: Int64Array) -> Request:
-        """The one of lowest priority, then with most slack before its deadline, then with least to lose.
+        """Return the one of lowest priority, then with the latest deadline, then with the fewest computed tokens.
 
-        Among equals, the one that came last.
+        Of equals, the one that was admitted last.
         """
         table = self.table
-        for worth in (-table.priorities, -table.deadlines, table.num_computed):
-            worths = worth[rows]
-            rows = rows[worths == worths.min()]
+        for column in (-table.priorities, -table.deadlines, table.num_computed):
+            values = column[rows]
+            rows = rows[values == values.min()]
         return table.request_at(rows[-1])
 
-    def _matters_less(self, rows: Int64Array, request: Request) -> BoolArray:
-        # Equal priorities never take each other's place, and the one that has waited longer keeps what it has.
-        assert request.ticket is not None
+    def _has_lower_priority(self, rows: Int64Array, request: Request) -> BoolArray:
+        # Equal priorities never preempt each other, nor does a later arrival an earlier one that ageing has put first.
+        assert request.queue_entry is not None
         less: BoolArray = (self.table.priorities[rows] > request.priority) & (
-            self.table.keys[rows] > request.ticket.key
+            self.table.keys[rows] > request.queue_entry.key
         )
         return less
 
-    def _num_spare(self, num_running: int) -> int:
-        # Without something to spare the next decode step would send a newcomer away again.
+    def _headroom(self, num_running: int) -> int:
+        # Without headroom the next decode step would preempt the request just admitted.
         return self._blocks.num_blocks // 100 + 1 if num_running else 0
 
-    def _note_proved(self, rows: set[int]) -> None:
-        """Take the rows' stored blocks for finite, and those that they are about to store."""
+    def _mark_finite(self, rows: set[int]) -> None:
+        """Mark the rows' stored blocks as finite, and those that they are about to store."""
         table = self.table
         for row in rows:
-            self._is_sound[table.block_tables[row, : table.num_stored_blocks[row]]] = True
-        table.unproved_rows -= rows
+            self._is_finite[table.block_tables[row, : table.num_stored_blocks[row]]] = True
+        table.unverified_rows -= rows
 
     def _suspect_digests(self, row: int) -> list[bytes]:
-        """The digests of the blocks that may be why the row's logits are not finite."""
+        """Return the digests of blocks that may have made the row's logits non-finite."""
         request = self.table.request_at(row)
-        is_sound = self._is_sound[self.table.block_tables[row, : request.num_hit_blocks or 0]]
-        # Only up to the first that is not: behind it may be blocks of a request that computed its own copy of it.
-        num_sound = int(np.logical_and.accumulate(is_sound).sum())
-        return request.digests.digests[num_sound:]
+        is_finite = self._is_finite[self.table.block_tables[row, : request.num_hit_blocks or 0]]
+        # Up to the first that is not: later blocks may belong to a request that computed its own copy of that one.
+        num_finite = int(np.logical_and.accumulate(is_finite).sum())
+        return request.digests.digests[num_finite:]
 
     def _reusable_digests(self, request: Request) -> list[bytes]:
         return request.digests.digests[: request.num_reusable_tokens // self._block_size]
 
 
 def _digests_of(writers: list[Request], indices: list[int], token_ids: Int32Array) -> list[bytes]:
-    """The digests of blocks of these tokens, [num_blocks, block_size], each its writer's block of that index."""
+    """Return the digests of blocks of these tokens, [num_blocks, block_size]: block `index` of each writer."""
     written = token_bytes(token_ids)
     width = len(written) // len(writers)
     digests = []
     for writer, index, start in zip(writers, indices, range(0, len(written), width), strict=True):
         known = writer.digests.digests
-        if index == len(known):  # a block of the answer: a prompt's are known since it was queued
+        if index == len(known):  # an output block: a prompt's are known since it was queued
             writer.digests.append(written[start : start + width])
         digests.append(known[index])
     return digests

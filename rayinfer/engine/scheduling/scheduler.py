@@ -1,20 +1,20 @@
-"""Decides what each step computes under one token budget, and owns all unfinished requests."""
+"""Scheduler of the engine: chooses each step's tokens under a budget, and owns all unfinished requests."""
 
 from collections import deque
 
 import numpy as np
 
 from rayinfer.engine.plan.executor_commands import BlockCopy
-from rayinfer.engine.plan.step_plan import BoolArray, NewRequestData, SampledTokens, ScoredTokens, StepPlan
+from rayinfer.engine.plan.step_plan import BoolArray, LogprobsArrays, NewRequestData, SampledTokens, StepPlan
 from rayinfer.engine.scheduling.admission import Admission, Admitted, order_key
 from rayinfer.engine.scheduling.batch_table import BatchTable, indices_of
 from rayinfer.engine.scheduling.deadlines import Deadlines
-from rayinfer.engine.scheduling.inflight_steps import turns_of
+from rayinfer.engine.scheduling.inflight_steps import step_schedule
 from rayinfer.engine.scheduling.kv_offload import KVOffload
-from rayinfer.engine.scheduling.output_processor import NewTokens, end_without_token
+from rayinfer.engine.scheduling.output_processor import OutputProcessor, final_delta
 from rayinfer.engine.scheduling.request import Request
 from rayinfer.engine.scheduling.running_batch import RunningBatch
-from rayinfer.engine.scheduling.step_deltas import collect_prompt_logprobs, note_prefill_chunks
+from rayinfer.engine.scheduling.step_deltas import add_prompt_logprobs, trace_prefill_chunks
 from rayinfer.engine.scheduling.waiting_queue import WaitingQueue
 from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.kv_cache.stored_blocks import BlockEvents
@@ -26,9 +26,9 @@ AGEING_S = 10.0  # one level of priority counts as having arrived this much earl
 class Scheduler:
     """Continuous batching with chunked prefill, priorities, and preemption by swapping or recomputing.
 
-    Decoding requests come first with one token each; what is left of the budget goes to prompts, in chunks. A request
-    gets the blocks for all tokens it has when it is admitted, so only decoding can run out of blocks; then the request
-    that matters least gives its blocks back and waits again.
+    Decoding requests come first with one token each; the rest of the budget goes to prompts, in chunks. A request is
+    given the blocks for all its tokens when it is admitted, so only decoding can run out of blocks; then the request of
+    lowest priority is preempted.
     """
 
     def __init__(
@@ -61,16 +61,18 @@ class Scheduler:
         self._blocks = block_manager
         self._offload = offload
         self._budget = max_num_batched_tokens
-        self._new_tokens = NewTokens(
-            self._table, eos_token_ids=eos_token_ids, forced_end_token_id=forced_end_token_id, end=self._end
+        self._outputs = OutputProcessor(
+            self._table, eos_token_ids=eos_token_ids, forced_end_token_id=forced_end_token_id, finish=self._finish
         )
-        self._queue = turns_of(self._table, max_concurrent_batches, supports_async_scheduling=supports_async_scheduling)
-        self._entered: list[NewRequestData] = []
-        self._rows_to_enter_again: list[int] = []
-        self._prefilling: dict[Request, None] = {}  # an ordered set, which some have left since it was last looked at
+        self._schedule = step_schedule(
+            self._table, max_concurrent_batches, supports_async_scheduling=supports_async_scheduling
+        )
+        self._new_requests: list[NewRequestData] = []
+        self._rows_to_resend: list[int] = []
+        self._prefilling: dict[Request, None] = {}  # an ordered set; some may have left since the last plan
         self._totals = EngineStats(kv_blocks_total=block_manager.num_blocks)
 
-    # What comes from outside
+    # Requests
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -82,19 +84,19 @@ class Scheduler:
             request.trace.record("queued", prompt_tokens=request.num_prompt_tokens, priority=request.priority)
 
     def finish(self, request_id: str, reason: FinishReason) -> TokenDelta | None:
-        """End a request wherever it stands and free what it holds; None if it is unknown or over."""
+        """Finish a request and free all that it holds; None if it is unknown or finished."""
         request = self._requests.get(request_id)
         if request is None:
             return None
-        self._end(request, reason)
-        return end_without_token(request, reason)
+        self._finish(request, reason)
+        return final_delta(request, reason)
 
     def knows(self, request_id: str) -> bool:
-        """Whether the request is here and not over."""
+        """Return whether the request is unfinished."""
         return request_id in self._requests
 
     def take_overdue(self, now: float) -> list[str]:
-        """Return, once, the requests that are not over although their time is."""
+        """Return, once, the unfinished requests whose deadline has passed."""
         return self._deadlines.take_overdue(now)
 
     def request_id_at(self, row: int) -> str:
@@ -102,35 +104,35 @@ class Scheduler:
         return self._table.request_at(row).request_id
 
     def take_block_events(self) -> BlockEvents:
-        """Digests that entered and left the prefix cache since the last call."""
+        """Return the digests added to and removed from the prefix cache since the last call."""
         return self._blocks.take_events()
 
-    # Between steps, when memory is given back
+    # Memory, between steps
 
     @property
     def block_copies(self) -> deque[BlockCopy]:
-        """The copies between the two pools to be made before the next plan is computed, in this order."""
+        """Copies between the two pools, to be made in this order before the next plan is computed."""
         return deque() if self._offload is None else self._offload.copies
 
     @property
     def blocks_in_use(self) -> list[int]:
-        """The blocks of running requests; once `forget_cached_prefixes` is done, the others need hold nothing."""
+        """Blocks of running requests; after `forget_cached_prefixes` the content of all others is unused."""
         blocks: list[int] = self._table.blocks_of(self._table.rows).tolist()
         return blocks
 
     def forget_cached_prefixes(self) -> None:
-        """Let nothing be hit in blocks that no running request reads."""
+        """Remove blocks that no running request reads from the prefix cache."""
         self._blocks.reset_prefix_cache()
 
     def drop_computed(self) -> None:
-        """Send every running request back to the queue and forget all blocks, those of the second pool too."""
+        """Preempt every running request and forget all blocks, those of the second pool too."""
         for row in self._table.rows.tolist():
             self._admission.preempt(self._table.request_at(row), may_swap=False)
         if self._offload is not None:
             self._offload.drop_all()
         self._blocks.reset_prefix_cache()
 
-    # What there is
+    # State
 
     @property
     def num_unfinished(self) -> int:
@@ -156,52 +158,52 @@ class Scheduler:
             requests_finished_total=dict(totals.requests_finished_total),
         )
 
-    # A step is planned
+    # Planning a step
 
     def plan(self) -> StepPlan | None:
-        """Choose the next step's tokens; None when there is nothing to compute, or nothing before others are known."""
-        if self._queue.awaits_tokens and (self._rows_to_enter_again or self._admission.lacks_blocks):
-            return None  # some may end with steps in flight; never preempt a request whose last token is in flight
-        self._enter_interrupted()
+        """Choose the next step's tokens; None if nothing can be computed, or in-flight tokens are needed first."""
+        if self._schedule.has_unknown_tokens and (self._rows_to_resend or self._admission.lacks_blocks):
+            return None  # never preempt a request whose last token is still in flight
+        self._resend_interrupted()
         self._admission.grow_decoding_requests()
-        self._spread_budget()
+        self._schedule_tokens()
         if not self._table.num_scheduled.any():
             return None
         self._totals.num_steps_total += 1
-        plan = self._table.assemble(step=self._totals.num_steps_total, new_requests=self._take_entered())
-        self._queue.begin(plan)
+        plan = self._table.assemble(step=self._totals.num_steps_total, new_requests=self._take_new_requests())
+        self._schedule.start(plan)
         return plan
 
-    def enter_again(self, plan: StepPlan) -> None:
-        """Send the rows' requests of an interrupted plan once more, with the next plan."""
-        self._queue.call_off(plan)
-        self._rows_to_enter_again += plan.rows.tolist()
+    def reschedule(self, plan: StepPlan) -> None:
+        """Send the requests of an interrupted plan to the workers again, with the next plan."""
+        self._schedule.cancel(plan)
+        self._rows_to_resend += plan.rows.tolist()
 
-    def with_known_tokens(self, plan: StepPlan) -> StepPlan:
-        """Return a failed step without requests that have left, now that all before it is known."""
-        return self._queue.take_back(plan)
+    def retract(self, plan: StepPlan) -> StepPlan:
+        """Return what is to be computed again of a failed step, now that no other is in flight."""
+        return self._schedule.retract(plan)
 
-    def _enter_interrupted(self) -> None:
-        if self._rows_to_enter_again:
-            self._table.expect_nothing()
-            rows = [row for row in self._rows_to_enter_again if self._table.is_taken(row)]
-            self._entered += map(self._table.entered_row, rows)
-            self._rows_to_enter_again.clear()
+    def _resend_interrupted(self) -> None:
+        if self._rows_to_resend:
+            self._table.reset_expected()
+            rows = [row for row in self._rows_to_resend if self._table.is_taken(row)]
+            self._new_requests += map(self._table.new_request_data, rows)
+            self._rows_to_resend.clear()
 
-    def _take_entered(self) -> tuple[NewRequestData, ...]:
-        # Some may have been sent away again while the step was planned.
-        new_requests = tuple(new_request for new_request in self._entered if self._table.is_taken(new_request.row))
-        self._entered.clear()
+    def _take_new_requests(self) -> tuple[NewRequestData, ...]:
+        # Some may have been preempted again while the step was planned.
+        new_requests = tuple(new_request for new_request in self._new_requests if self._table.is_taken(new_request.row))
+        self._new_requests.clear()
         return new_requests
 
-    def _spread_budget(self) -> None:
-        """Set what each request computes: first one token for all that run, then prompts and arrivals by importance."""
+    def _schedule_tokens(self) -> None:
+        """Schedule one token of each running request, then prompts and arrivals in queue order."""
         table = self._table
-        self._queue.schedule_one_token_each()
+        self._schedule.schedule_one_token_each()
         self._prefilling = {request: None for request in self._prefilling if table.num_pending(request) > 1}
         for request in sorted(self._prefilling, key=order_key):
             self._admit(before=request)
-            # An arrival may have taken its place, and with several steps at once it need not be its turn.
+            # An arrival may have preempted it, and in a micro-batch it need not be scheduled.
             if request.row is not None and table.num_scheduled[request.row]:
                 num_more = min(table.num_pending(request) - 1, self._num_tokens_left)
                 table.num_scheduled[request.row] += num_more
@@ -212,66 +214,66 @@ class Scheduler:
         return self._budget - int(self._table.num_scheduled.sum())
 
     def _admit(self, before: Request | None = None) -> None:
-        """Let waiting requests in while there are tokens for them; with `before`, those that matter more than it."""
+        """Admit waiting requests while tokens are left; with `before`, only those of higher priority than it."""
         if self._admission.is_idle:
             return
-        # Without a free row an arrival comes in, if at all, with the tokens of the request that it replaces.
+        # Without a free row an arrival can only be admitted with the tokens of the request that it preempts.
         while self._num_tokens_left or not self._table.has_free_row:
             admitted = self._admission.admit_next(before)
             if admitted is None:
                 return
-            self._enter(admitted)
+            self._start(admitted)
 
-    def _enter(self, admitted: Admitted) -> None:
+    def _start(self, admitted: Admitted) -> None:
         request = admitted.request
         row = request.row
         assert row is not None
         num_pending = len(request.token_ids) - admitted.num_computed
         self._table.num_scheduled[row] = min(num_pending, self._num_tokens_left)
         self._prefilling[request] = None
-        self._entered.append(request.entered_row(row, request.token_ids))
+        self._new_requests.append(request.new_request_data(row, request.token_ids))
         if admitted.is_first_time:
             self._totals.prompt_tokens_total += request.num_prompt_tokens
             self._totals.cached_prompt_tokens_total += request.num_cached_tokens or 0
 
-    # A step's tokens are in
+    # Applying a step's tokens
 
     def apply(self, plan: StepPlan, sampled: SampledTokens) -> list[TokenDelta]:
-        """Move the plan's requests forward and end those that are done; returns what each of them gained.
+        """Append a step's tokens and finish requests that end with them; returns a delta for each request.
 
-        Requests that have left since the step was planned get nothing.
+        Tokens of requests that have left since the step was planned are dropped.
         """
         table = self._table
-        plan, sampled = self._queue.end(plan, sampled)
+        plan, sampled = self._schedule.finish(plan, sampled)
         table.num_computed[plan.rows] = plan.seq_lens
         rows, has_sampled = plan.rows, plan.samples
         if has_invalid := bool(sampled.is_invalid.any()):
             may_store = _has_finite_logits(plan, sampled)
             rows, has_sampled = rows[may_store], has_sampled[may_store]
-        self._admission.queue_again(self._batch.store_written_blocks(rows, has_sampled))
+        self._admission.requeue(self._batch.store_written_blocks(rows, has_sampled))
         if has_invalid:
             self._batch.forget_written_blocks(plan.rows[plan.samples][sampled.is_invalid])
-        note_prefill_chunks(table, plan)
+        trace_prefill_chunks(table, plan)
         if sampled.prompt_logprobs is not None:
-            collect_prompt_logprobs(table, sampled.prompt_logprobs)
+            add_prompt_logprobs(table, sampled.prompt_logprobs)
             if np.isnan(sampled.prompt_logprobs.logprobs).any():
-                self._forget_unscorable(sampled.prompt_logprobs)
-        deltas = self._new_tokens.hand_out(plan.rows[plan.samples], sampled) if len(sampled.token_ids) else []
+                self._forget_nonfinite(sampled.prompt_logprobs)
+        deltas = self._outputs.process(plan.rows[plan.samples], sampled) if len(sampled.token_ids) else []
         self._totals.generation_tokens_total += len(deltas) - int(np.count_nonzero(sampled.is_invalid))
-        if table.rows_without_answer:
-            deltas += self._new_tokens.end_scored_prompts(plan.rows)
+        if table.prompt_only_rows:
+            deltas += self._outputs.finish_prompt_only(plan.rows)
         return deltas
 
-    def _forget_unscorable(self, scored: ScoredTokens) -> None:
-        """Forget the blocks of requests that sample nothing and whose scores are not finite."""
+    def _forget_nonfinite(self, scored: LogprobsArrays) -> None:
+        """Forget the blocks of prompt-only requests whose logprobs are not finite."""
         rows = np.unique(scored.rows[np.isnan(scored.logprobs[:, 0])])
-        rows = rows[indices_of(self._table.rows_without_answer, rows)]
-        self._table.rows_without_numbers.update(rows.tolist())
+        rows = rows[indices_of(self._table.prompt_only_rows, rows)]
+        self._table.nonfinite_rows.update(rows.tolist())
         self._batch.forget_written_blocks(rows)
 
-    def _end(self, request: Request, reason: FinishReason) -> None:
+    def _finish(self, request: Request, reason: FinishReason) -> None:
         del self._requests[request.request_id]
-        self._admission.end(request)
+        self._admission.free(request)
         request.finish_reason = reason
         finished = self._totals.requests_finished_total
         finished[reason] = finished.get(reason, 0) + 1
@@ -280,7 +282,7 @@ class Scheduler:
 
 
 def _has_finite_logits(plan: StepPlan, sampled: SampledTokens) -> BoolArray:
-    """Return which of the plan's rows may store what they wrote: those without logits too, until one has them."""
+    """Return the mask of the plan's rows without invalid logits; rows that have not sampled count as finite."""
     is_finite = np.ones(plan.num_requests, np.bool_)
     is_finite[plan.samples] = ~sampled.is_invalid
     return is_finite

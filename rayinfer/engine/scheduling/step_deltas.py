@@ -5,7 +5,7 @@ from itertools import pairwise, repeat
 
 import numpy as np
 
-from rayinfer.engine.plan.step_plan import Int64Array, SampledTokens, ScoredTokens, StepPlan
+from rayinfer.engine.plan.step_plan import Int64Array, LogprobsArrays, SampledTokens, StepPlan
 from rayinfer.engine.scheduling.batch_table import BatchTable, indices_of
 from rayinfer.outputs import Logprob, TokenDelta, TokenLogprobs
 
@@ -13,7 +13,7 @@ _NONE = repeat(None)
 
 
 def one_token_deltas(table: BatchTable, rows: Int64Array, token_ids: Int64Array) -> list[TokenDelta]:
-    """Make a delta for each row's new token, not in the table yet; no request ends or asks for more."""
+    """Make a delta for each row's new token, not in the table yet, without finish reasons and logprobs."""
     fields = zip(
         table.request_ids[rows].tolist(),
         (table.num_tokens[rows] - table.prompt_lens[rows]).tolist(),
@@ -31,7 +31,7 @@ def one_token_deltas(table: BatchTable, rows: Int64Array, token_ids: Int64Array)
 
 
 def add_details(deltas: list[TokenDelta], table: BatchTable, rows: Int64Array, sampled: SampledTokens) -> None:
-    """Add log probabilities to the deltas of requests that asked for them, and note first tokens in traces."""
+    """Add logprobs to the deltas of requests that asked for them, and record first tokens in traces."""
     indices = indices_of(table.rows_with_details, rows)
     if not indices:
         return
@@ -46,33 +46,33 @@ def add_details(deltas: list[TokenDelta], table: BatchTable, rows: Int64Array, s
         if request.trace is not None and deltas[i].start_pos == request.num_given_outputs:
             request.trace.record("first_token")
         if not request.wants_logprobs:
-            table.rows_with_details.discard(int(rows[i]))  # while it runs, its end alone is still to be reported
+            table.rows_with_details.discard(int(rows[i]))  # only its end is still to be traced
 
 
-def collect_prompt_logprobs(table: BatchTable, scored: ScoredTokens) -> None:
-    """Add what a step has scored of prompts; places that are known are passed over: they were computed twice."""
+def add_prompt_logprobs(table: BatchTable, scored: LogprobsArrays) -> None:
+    """Add a step's prompt logprobs to their requests; positions that are known, computed again, are skipped."""
     by_row = logprobs_by_row(scored, lambda row: table.request_at(row).params.prompt_logprobs or 0)
     rows, firsts = np.unique(scored.rows, return_index=True)
     for row, position in zip(rows.tolist(), scored.positions[firsts].tolist(), strict=True):
         known = table.request_at(row).prompt_logprobs
         if known is not None:
-            assert position <= len(known), f"row {row}: place {position} is scored, {len(known)} is next"
+            assert position <= len(known), f"row {row}: got position {position}, expected {len(known)}"
             known += by_row[row][len(known) - position :]
 
 
-def note_prefill_chunks(table: BatchTable, plan: StepPlan) -> None:
-    """Note in the traces which part of a prompt, or of what is computed again, the step has computed."""
+def trace_prefill_chunks(table: BatchTable, plan: StepPlan) -> None:
+    """Record in traces which part of a prompt, or of tokens computed again, the step has computed."""
     for i in indices_of(table.rows_with_details, plan.rows):
         request = table.request_at(plan.rows[i])
-        # While it runs, its own tokens are those that it has entered with.
+        # While it runs, `request.token_ids` are those that it was admitted with.
         if request.trace is not None and (start := int(plan.positions[plan.cu_seqlens_q[i]])) < len(request.token_ids):
             request.trace.record("prefill_chunk", start=start, end=int(plan.seq_lens[i]))
 
 
-def logprobs_by_row(scored: ScoredTokens | None, num_top: Callable[[int], int]) -> dict[int, list[TokenLogprobs]]:
-    """Group scores by row, in order of position; `num_top` is how many likely tokens a row asked for.
+def logprobs_by_row(scored: LogprobsArrays | None, num_top: Callable[[int], int]) -> dict[int, list[TokenLogprobs]]:
+    """Group logprobs by row, in order of position; `num_top` returns how many top tokens a row asked for.
 
-    It is a request's `logprobs` for new tokens and its `prompt_logprobs` for those of the prompt.
+    That is the request's `logprobs` for new tokens, and its `prompt_logprobs` for prompt tokens.
     """
     if scored is None or not len(scored.rows):
         return {}
@@ -81,18 +81,18 @@ def logprobs_by_row(scored: ScoredTokens | None, num_top: Callable[[int], int]) 
     for start, end in pairwise(starts):
         row = int(scored.rows[start])
         width = 1 + num_top(row)
-        places = zip(
+        positions = zip(
             scored.token_ids[start:end, :width].tolist(),
             scored.logprobs[start:end, :width].tolist(),
             scored.ranks[start:end].tolist(),
             strict=True,
         )
-        logprobs[row] = [_place(*place) for place in places]
+        logprobs[row] = [_token_logprobs(*position) for position in positions]
     return logprobs
 
 
-def _place(token_ids: list[int], logprobs: list[float], rank: int) -> TokenLogprobs:
-    place = {token_ids[0]: Logprob(logprobs[0], rank)}
+def _token_logprobs(token_ids: list[int], logprobs: list[float], rank: int) -> TokenLogprobs:
+    by_token = {token_ids[0]: Logprob(logprobs[0], rank)}
     for index in range(1, len(token_ids)):
-        place.setdefault(token_ids[index], Logprob(logprobs[index], index))
-    return place
+        by_token.setdefault(token_ids[index], Logprob(logprobs[index], index))
+    return by_token

@@ -1,4 +1,4 @@
-"""The requests that wait, in one order, and yet such that a small one can be found behind a large one."""
+"""Waiting requests in one order, searchable by size, so that small ones can overtake large ones."""
 
 import itertools
 
@@ -17,33 +17,33 @@ class WaitingQueue:
         self._block_size = block_size
         self._orders = itertools.count()
         self._classes: dict[int, PriorityQueue[Request]] = {}
-        self.num_changes = 0  # grows whenever a request comes or goes
+        self.num_changes = 0  # grows whenever a request is added or removed
 
     def add(self, request: Request) -> None:
-        """Queue a request for the first time, which fixes its place in the order."""
+        """Queue a request for the first time, which fixes its position in the order."""
         self.num_changes += 1
-        request.ticket = self._class_of(request).push(
+        request.queue_entry = self._class_of(request).push(
             request, priority=request.priority, arrival=request.arrival, deadline=request.deadline
         )
 
     def put_back(self, request: Request) -> None:
-        """Return a request to its place in the order."""
-        assert request.ticket is not None
+        """Return a request to its position in the order."""
+        assert request.queue_entry is not None
         self.num_changes += 1
-        self._class_of(request).push_back(request.ticket)
+        self._class_of(request).push_back(request.queue_entry)
 
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it stands."""
-        assert request.ticket is not None
+        """Remove a request."""
+        assert request.queue_entry is not None
         self.num_changes += 1
-        self._class_of(request).remove(request.ticket)
+        self._class_of(request).remove(request.queue_entry)
 
     def heads(self) -> list[Request]:
-        """The first of every class, in their order."""
-        tickets = [ticket for queue in self._classes.values() if (ticket := queue.peek()) is not None]
-        if len(tickets) > 1:
-            tickets.sort(key=lambda ticket: ticket.sort_key)
-        return [ticket.item for ticket in tickets]
+        """Return the first request of every class, in their order."""
+        entries = [entry for queue in self._classes.values() if (entry := queue.peek()) is not None]
+        if len(entries) > 1:
+            entries.sort(key=lambda entry: entry.sort_key)
+        return [entry.item for entry in entries]
 
     def _class_of(self, request: Request) -> PriorityQueue[Request]:
         # A request has the same tokens, and so the same class, for as long as it waits.

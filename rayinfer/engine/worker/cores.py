@@ -1,4 +1,4 @@
-"""The cores that an engine's threads keep to.
+"""Threads of an engine and the cores they are pinned to.
 
 Threads of a step meet hundreds of times. Where another program keeps one core busy, the system may leave two of them on
 another, where one spins through the time slice that the other needs: beside one busy process of their own
@@ -15,29 +15,50 @@ import filelock
 import torch
 
 import rayinfer_kernels
+from rayinfer.config import EngineConfig, cache_folder
+from rayinfer.engine.worker.cpu_kernels import use_cpu_kernels
 
 CAN_PIN = hasattr(os, "sched_setaffinity")
 
 
 def usable_cores() -> list[int]:
-    """The numbers of the cores that this thread may use."""
+    """Return the numbers of the cores that this thread may use."""
     return sorted(os.sched_getaffinity(0)) if CAN_PIN else list(range(os.cpu_count() or 1))
 
 
 def fill_machine(num_threads: int, num_engines: int = 1) -> bool:
-    """Whether so many threads of each engine leave no core free, so that it matters which one each is on.
+    """Return whether so many threads of each engine leave no core free, so that pinning helps.
 
-    Where cores are left, the system moves threads to them. Pinning would do harm there: another program on the machine,
+    Where cores are free, the system moves threads to them, and pinning would do harm: another program on the machine,
     maybe in a container, might be pinned to the same cores.
     """
     return num_threads > 1 and num_threads * num_engines >= len(usable_cores())
 
 
-class Cores:
-    """Cores for the threads of one engine, a core for each; nothing where there are not enough.
+def set_threads(config: EngineConfig, device: torch.device) -> None:
+    """Set the number of threads by the settings, and load the device's kernels."""
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    elif config.num_ranks > 1 and device.type == "cpu":
+        torch.set_num_threads(max(1, len(usable_cores()) // config.num_ranks))
+    if device.type == "cpu":
+        use_cpu_kernels()
+    else:
+        rayinfer_kernels.configure_gpu()
 
-    An engine that uses only some of the machine's holds a lock on each of its own, in files of a folder that all of
-    them know, so that no two engines choose the same. The system gives them back when a process dies.
+
+def cores_of(config: EngineConfig, device: torch.device) -> "Cores | None":
+    """Reserve cores for an engine's threads where the settings, or a machine without free cores, ask for it."""
+    num_threads = torch.get_num_threads()
+    is_pinned = fill_machine(num_threads, config.num_ranks) if config.pin_threads is None else config.pin_threads
+    return Cores(num_threads, cache_folder() / "cores") if is_pinned and device.type == "cpu" else None
+
+
+class Cores:
+    """Cores for the threads of one engine, one for each; none if there are not enough.
+
+    An engine that uses only some of the machine's cores holds a file lock on each of them, in a folder shared by all
+    engines, so that no two engines choose the same. The system releases the locks when a process dies.
     """
 
     def __init__(self, num_threads: int, folder: Path) -> None:
@@ -53,12 +74,12 @@ class Cores:
             self._cores = self._take(num_threads, usable, folder)
 
     def __iter__(self) -> Iterator[int]:
-        """Their numbers, in the order of the threads."""
+        """Iterate over their numbers, in the order of the threads."""
         return iter(self._cores)
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Pin the team of the calling thread, and itself until it leaves: what it starts later shall run anywhere."""
+        """Pin the calling thread's team, and the thread itself until it leaves, so that its later threads are not."""
         if len(self._cores) != torch.get_num_threads():  # none, or the team was changed
             self._thread.has_pinned_team = False
             yield
@@ -74,7 +95,7 @@ class Cores:
             os.sched_setaffinity(0, before)
 
     def release(self) -> None:
-        """Let others have them, and the calling thread's team run anywhere."""
+        """Release the cores, and unpin the calling thread's team."""
         if self._cores:
             rayinfer_kernels.pin_team(None)
         self._cores = ()

@@ -6,5 +6,5 @@ from rayinfer.start_steps import CountedStep
 
 
 def use_cpu_kernels() -> None:
-    """Load the kernels; where they have to be compiled first, that is a step of the start."""
+    """Load the kernels; compiling them first, if need be, is reported as a start step."""
     rayinfer_kernels.configure(cache_folder() / "kernels", tell=CountedStep("compiling kernels"))

@@ -17,7 +17,7 @@ CPU = DeviceDefaults(max_num_seqs=64, max_num_batched_tokens=512)
 CUDA = DeviceDefaults(
     max_num_seqs=256, max_num_batched_tokens=8192, memory_fraction=0.9, max_cudagraph_capture_size=512
 )
-# A static engine allocates max_num_seqs * max_model_len tokens of KV cache and computes a line per row in every step.
+# A static engine allocates max_num_seqs * max_model_len tokens of KV cache and computes a token per row in every step.
 STATIC_CUDA = replace(CUDA, max_num_seqs=64, max_num_batched_tokens=2048, memory_fraction=None)
 
 

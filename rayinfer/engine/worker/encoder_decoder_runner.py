@@ -1,4 +1,4 @@
-"""Runs the steps of an encoder-decoder: a request that takes a row has its source read first."""
+"""Model runner of encoder-decoders: encodes the sources of new requests before their first step."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from rayinfer.models.encoder_decoder import EncoderDecoder
 
 
 class EncoderDecoderRunner(StaticRunner):
-    """A StaticRunner that also reads sources, at most `max_read_tokens` at once unless a single one is longer."""
+    """A StaticRunner that also encodes sources, at most `max_read_tokens` at once unless a single one is longer."""
 
     def __init__(
         self,
@@ -29,13 +29,13 @@ class EncoderDecoderRunner(StaticRunner):
         self._max_read_tokens = max_read_tokens
 
     def submit(self, plan: StepPlan) -> StepHandle:
-        """Read the sources of new requests, and compute the step."""
+        """Encode the sources of new requests, and compute the step."""
         for readers in self.read_together(plan.new_requests):
             self._read(readers)
         return super().submit(plan)
 
     def read_together(self, new_requests: Sequence[NewRequestData]) -> list[list[NewRequestData]]:
-        """Group requests, in their order, into those whose sources are read at once."""
+        """Group requests, in their order, into those whose sources are encoded at once."""
         groups: list[list[NewRequestData]] = []
         num_tokens = 0
         for reader in new_requests:
@@ -58,7 +58,7 @@ class EncoderDecoderRunner(StaticRunner):
         )
 
     def _encoded(self, decoder: EncoderDecoder, sources: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Compute this stage's part, and return what the last stage has made of it: [num_tokens, hidden_size]."""
+        """Compute this stage's layers, and return the last stage's output: [num_tokens, hidden_size]."""
         place, link = self._stage.place, self._stage.link
         if link is None:
             return decoder.encode(sources)

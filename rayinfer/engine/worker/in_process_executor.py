@@ -1,4 +1,4 @@
-"""Runs the model in this process, in the caller's thread."""
+"""Executor in this process, in the caller's thread."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -12,7 +12,7 @@ from rayinfer.engine.worker.model_runner import ModelRunner
 
 
 class InProcessExecutor:
-    """An Executor: a model runner, and the memory of the model that it runs."""
+    """An Executor of a model runner and its model's memory."""
 
     stage_idle_shares: Sequence[float] = ()
 
@@ -31,35 +31,35 @@ class InProcessExecutor:
         self._cores = cores
 
     def submit(self, plan: StepPlan) -> StepHandle:
-        """Start the step; on a CPU it is done then."""
+        """Start the step; on a CPU, compute it."""
         with self._cores.hold() if self._cores is not None else nullcontext():
             return self._runner.submit(plan)
 
     def copy_blocks(self, copy: BlockCopy) -> None:
-        """Copy now, or on a GPU in its turn among the steps."""
+        """Copy now, or on a GPU in the order of the steps."""
         move = self._memory.copy_out if copy.direction == "out" else self._memory.copy_in
         move(copy.source_blocks, copy.target_blocks)
 
     def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
-        """Give memory back."""
+        """Free memory."""
         if level is not SleepLevel.PERSIST:
             self._runner.drop_graphs()
         if level is SleepLevel.RECOMPUTE:
-            self._runner.decoder = None  # or it would hold on to the weights
+            self._runner.decoder = None  # or it would keep the weights
         self._memory.release(level, blocks_in_use)
 
     def restore(self, level: SleepLevel) -> None:
-        """Take it again."""
+        """Allocate it again."""
         self._memory.restore(level)
         self._runner.decoder = self._memory.decoder
         if level is not SleepLevel.PERSIST:
-            self._runner.record_again()
+            self._runner.recapture()
 
     def check(self) -> None:
-        """Nothing happens: it lives as long as this process."""
+        """Do nothing: it lives as long as this process."""
 
     def shutdown(self) -> None:
-        """Let go of the weights and the cache."""
+        """Free the weights and the cache."""
         self._runner.decoder = None
         self._memory.drop()
         if self._cores is not None:

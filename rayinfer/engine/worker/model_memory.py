@@ -14,9 +14,9 @@ _HOST = torch.device("cpu")
 
 
 class ModelMemory:
-    """A loaded decoder and its blocks; `load` reads the decoder again, ready for its blocks, from where it came.
+    """A loaded decoder and its blocks; `load` loads the decoder again, prepared for its blocks.
 
-    Between `release` and `restore` nothing can be computed and no block copied.
+    Between `release` and `restore` no step can run and no block be copied.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ModelMemory:
         self._offload_pool.copy_to(self._pool, offload_blocks, blocks)
 
     def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
-        """Give back memory by level; of the pool's blocks only those in use are ever kept."""
+        """Free memory by level; of the pool's blocks only those in use are ever kept."""
         if level is SleepLevel.OFFLOAD:
             self._keep_blocks(blocks_in_use)
             self._move_weights(_HOST)
@@ -61,7 +61,7 @@ class ModelMemory:
             _return_free_memory(self._device)
 
     def restore(self, level: SleepLevel) -> None:
-        """Take again what `release` of this level gave back; raises ModelLoadError when the checkpoint is gone."""
+        """Allocate again what `release` of this level freed; raises ModelLoadError when the checkpoint is gone."""
         if level is SleepLevel.PERSIST:
             return
         if level is SleepLevel.OFFLOAD:
@@ -73,27 +73,28 @@ class ModelMemory:
         if self._kept is not None:
             self._kept.move_to(self._pool, range(len(self._kept_blocks)), self._kept_blocks)
             self._kept, self._kept_blocks = None, ()
-        self._loaded.bind_kv_caches(self._pool.caches)
+        self.loaded_decoder.bind_kv_caches(self._pool.caches)
 
     def drop(self) -> None:
-        """Let go of everything for good."""
+        """Free everything for good."""
         self.decoder = self._kept = None
         self._pool, self._offload_pool = self._no_pool(), self._no_pool()
-        if self._device.type == "cuda":  # or the next engine of this process would find too little that is free
+        if self._device.type == "cuda":  # or the next engine of this process would find too little free memory
             _return_free_memory(self._device)
 
     @property
-    def _loaded(self) -> Decoder:
-        assert self.decoder is not None, "the weights were given back"
+    def loaded_decoder(self) -> Decoder:
+        """The decoder, between `restore` and `release`."""
+        assert self.decoder is not None, "the weights are released"
         return self.decoder
 
     def _keep_blocks(self, blocks: Sequence[int]) -> None:
         self._kept, self._kept_blocks = BlockPool(self._shape, len(blocks), _HOST), blocks
-        self._loaded.bind_kv_caches(self._no_pool().caches)  # or it would hold on to the memory
+        self.loaded_decoder.bind_kv_caches(self._no_pool().caches)  # or it would keep the memory
         self._pool.move_to(self._kept, blocks, range(len(blocks)))
 
     def _move_weights(self, device: torch.device) -> None:
-        decoder = self._loaded
+        decoder = self.loaded_decoder
         assert isinstance(decoder, torch.nn.Module)
         decoder.to(device)
 
@@ -108,7 +109,7 @@ class ModelMemory:
 
 
 def _return_free_memory(device: torch.device) -> None:
-    """Hand what was freed on to the system; both allocators would keep it for later."""
+    """Return freed memory to the system; both allocators would cache it."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     with contextlib.suppress(AttributeError):  # not every C library has it

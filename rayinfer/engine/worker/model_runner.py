@@ -1,6 +1,6 @@
-"""Runs one step of the model in this process: arrays in, sampled tokens out.
+"""Model runner: computes a step on one rank, from a plan's arrays to sampled tokens.
 
-Nothing here waits for a GPU: `submit` leaves it with its work, and the step's handle waits for the tokens.
+Nothing here waits for a GPU: `submit` starts its work, and the step's handle waits for the tokens.
 """
 
 import numpy as np
@@ -12,16 +12,16 @@ from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
 from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, Stage
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs
 from rayinfer.engine.worker.prompt_scorer import PromptScorer
-from rayinfer.engine.worker.step_inputs import LastTokens, StepInputs, send_plan
-from rayinfer.engine.worker.step_results import NO_TOKENS, FinishedStep, HostCopies, SampledUnderWay, ScoresUnderWay
+from rayinfer.engine.worker.step_inputs import FutureTokens, StepInputs, upload_plan
+from rayinfer.engine.worker.step_results import NO_TOKENS, FinishedStep, HostCopies, PendingLogprobs, PendingSample
 from rayinfer.engine.worker.step_upload import StepUpload
 from rayinfer.models.decoder import Decoder
 
 
 class ModelRunner:
-    """Computes one step after the other in the caller's thread; `decoder` is None while its memory is given back.
+    """Computes steps one after the other in the caller's thread; `decoder` is None while its memory is released.
 
-    Where a model has several ranks, each computes its stage's part, and all but one return no tokens.
+    In a group of ranks, each computes its shard, and all but one return no tokens.
     """
 
     def __init__(self, decoder: Decoder, sampler: Sampler, device: torch.device, stage: Stage = ONLY_STAGE) -> None:
@@ -31,7 +31,7 @@ class ModelRunner:
         self._device = device
         self._upload = StepUpload(device)
         self._graphs: DecodeGraphs | None = None
-        self.last_tokens = LastTokens(sampler.num_rows + 1, device)  # one more for what fills steps up
+        self.future_tokens = FutureTokens(sampler.num_rows + 1, device)  # one more for padding
         self._no_tokens = [torch.zeros(0, dtype=dtype) for dtype in (torch.int64, torch.bool)]
         self._stage = stage
 
@@ -41,33 +41,33 @@ class ModelRunner:
         return self._sampler.num_rows
 
     def record(self, graphs: DecodeGraphs) -> None:
-        """Have decoding steps run as graphs from here on; the model's caches must be bound."""
+        """Run decode steps as graphs from now on; the model's caches must be bound."""
         self._graphs = graphs
-        self.record_again()
+        self.recapture()
 
-    def record_again(self) -> None:
-        """Take up graphs where there were some."""
+    def recapture(self) -> None:
+        """Capture the graphs again, if there were some."""
         if self._graphs is not None:
             with torch.inference_mode():
                 self._graphs.capture(self._logits)
 
     def drop_graphs(self) -> None:
-        """Give them up until they are recorded again: weights or caches are about to move."""
+        """Drop the graphs until they are captured again: weights or caches are about to move."""
         if self._graphs is not None:
             self._graphs.drop()
 
     def submit(self, plan: StepPlan) -> StepHandle:
-        """Compute the step now, or on a GPU after the one before; raises errors that are known by now."""
+        """Compute the step, or on a GPU start it; raises errors that are known by then."""
         for new_request in plan.new_requests:
-            self._enter(new_request)
+            self._add_row(new_request)
         with torch.inference_mode():
             return self._run(plan)
 
-    def _enter(self, new_request: NewRequestData) -> None:
+    def _add_row(self, new_request: NewRequestData) -> None:
         if self._stage.place.is_last_stage:
-            self._prompt_scorer.enter(new_request)
+            self._prompt_scorer.add_row(new_request)
         if self._stage.samples:
-            self._sampler.enter(
+            self._sampler.add_row(
                 new_request.row,
                 new_request.params,
                 seed=new_request.seed,
@@ -81,55 +81,53 @@ class ModelRunner:
     def _run(self, plan: StepPlan) -> StepHandle:
         decoder = self.decoder
         assert decoder is not None, "a step without a model"
-        if self._graphs is not None and self._graphs.fit(plan) and not self._prompt_scorer.scores(plan):
+        if self._graphs is not None and self._graphs.fits(plan) and not self._prompt_scorer.scores(plan):
             return self._replay(self._graphs, plan)
-        inputs = send_plan(plan, self._upload)
+        inputs = upload_plan(plan, self._upload)
         hidden = self._hidden(decoder, plan, inputs)
         if not self._stage.place.is_last_stage:
             return FinishedStep(NO_TOKENS)
-        # Before sampling, for what fails here is tried again, and a sampler must not remember a token twice.
+        # Before sampling: a step that fails here is computed again, and a sampler must not record a token twice.
         prompt_logprobs = self._prompt_scorer.score(plan, hidden, decoder.logits)
         if not plan.samples.any():
-            return SampledUnderWay(HostCopies(self._no_tokens), 0, prompt_logprobs=prompt_logprobs)
+            return PendingSample(HostCopies(self._no_tokens), 0, prompt_logprobs=prompt_logprobs)
         if inputs.sampled_lines is not None:
             hidden = hidden[inputs.sampled_lines]
-        logits = decoder.logits(hidden)  # by all ranks of the stage together, whichever samples
+        logits = decoder.logits(hidden)  # computed by all ranks of the stage
         if not self._stage.samples:
             return FinishedStep(NO_TOKENS)
         return self._sample(plan, logits, inputs.sampled_rows, prompt_logprobs)
 
-    def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> SampledUnderWay:
-        """Compute a step by its graph, and what the graph cannot know of after it."""
+    def _replay(self, graphs: DecodeGraphs, plan: StepPlan) -> PendingSample:
+        """Replay a step's graph, and sample after it what the graph cannot."""
         settings = None
         if graphs.draw is not None:
-            settings = self._sampler.settings_of_draws(plan.rows, plan.seq_lens)
+            settings = self._sampler.plain_settings(plan.rows, plan.seq_lens)
         outputs = graphs.run(plan, settings)
         if settings is not None:
-            return SampledUnderWay(outputs.tokens.copies(), plan.num_requests)
+            return PendingSample(outputs.tokens.copies(), plan.num_requests)
         return self._sample(plan, outputs.logits, outputs.rows, None)
 
     def _logits(self, inputs: StepInputs) -> torch.Tensor:
         """Return the logits of a step in which every request has one token and samples."""
         assert self.decoder is not None, "a step without a model"
-        return self.decoder.logits(self.decoder.forward(self.last_tokens.fill_in(inputs), inputs.batch))
+        return self.decoder.logits(self.decoder.forward(self.future_tokens.resolve(inputs), inputs.batch))
 
     def _sample(
-        self, plan: StepPlan, logits: torch.Tensor, sampled_rows: torch.Tensor, prompt_logprobs: ScoresUnderWay | None
-    ) -> SampledUnderWay:
+        self, plan: StepPlan, logits: torch.Tensor, sampled_rows: torch.Tensor, prompt_logprobs: PendingLogprobs | None
+    ) -> PendingSample:
         rows, positions = plan.rows[plan.samples], plan.seq_lens[plan.samples].astype(np.int64)
         sampled = self._sampler.sample(logits, rows, positions)
-        self.last_tokens.keep(sampled_rows, sampled.token_ids)
+        self.future_tokens.keep(sampled_rows, sampled.token_ids)
         logprobs = None
-        if sampled.scores is not None:
-            logprobs = ScoresUnderWay(rows[sampled.scored], positions[sampled.scored], [sampled.scores])
-        return SampledUnderWay(
-            HostCopies([sampled.token_ids, sampled.is_invalid]), len(rows), logprobs, prompt_logprobs
-        )
+        if sampled.logprobs is not None:
+            logprobs = PendingLogprobs(rows[sampled.scored_lines], positions[sampled.scored_lines], [sampled.logprobs])
+        return PendingSample(HostCopies([sampled.token_ids, sampled.is_invalid]), len(rows), logprobs, prompt_logprobs)
 
     def _hidden(self, decoder: Decoder, plan: StepPlan, inputs: StepInputs) -> torch.Tensor:
-        """Compute this stage's layers: [num_tokens, hidden_size], which the next stage, if any, has been sent."""
+        """Compute this stage's layers, and send them to the next stage, if any: [num_tokens, hidden_size]."""
         place, link = self._stage.place, self._stage.link
-        token_ids = self.last_tokens.fill_in(inputs)
+        token_ids = self.future_tokens.resolve(inputs)
         if link is None:
             return decoder.forward(token_ids, inputs.batch)
         received = None if place.is_first_stage else link.receive(plan.num_tokens)

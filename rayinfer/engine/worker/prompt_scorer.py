@@ -7,9 +7,9 @@ import numpy as np
 import torch
 
 from rayinfer.decoding.device_copy import copy_to_device
-from rayinfer.decoding.token_scores import score_tokens
+from rayinfer.decoding.logprobs import gather_logprobs
 from rayinfer.engine.plan.step_plan import Int32Array, Int64Array, NewRequestData, StepPlan
-from rayinfer.engine.worker.step_results import ScoresUnderWay
+from rayinfer.engine.worker.step_results import PendingLogprobs
 
 SLICE_BYTES = 16 * 2**20  # of logits in float32; scoring needs about three times as much for a moment
 
@@ -22,7 +22,7 @@ class _Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _ScoredPart:
-    """The tokens of one prompt that a step can score: each by the hidden state of the token before it."""
+    """Tokens of one prompt that a step can score, each by the hidden state of the token before it."""
 
     row: int
     num_top: int
@@ -32,30 +32,30 @@ class _ScoredPart:
 
 
 class PromptScorer:
-    """The prompts to be scored, by row; a step without any costs nothing."""
+    """Prompts whose logprobs are wanted, by row; a step without any costs nothing."""
 
     def __init__(self, vocab_size: int) -> None:
         self._slice_lines = max(1, SLICE_BYTES // (4 * vocab_size))
         self._prompts: dict[int, _Prompt] = {}
 
     def scores(self, plan: StepPlan) -> bool:
-        """Whether the step may have something to score."""
+        """Return whether the step may have something to score."""
         return bool(self._prompts) and any(row in self._prompts for row in plan.rows.tolist())
 
-    def enter(self, entered: NewRequestData) -> None:
-        """Note the request that takes a row."""
-        self._prompts.pop(entered.row, None)
-        num_top = entered.params.prompt_logprobs
+    def add_row(self, new_request: NewRequestData) -> None:
+        """Record the request that is added to a row."""
+        self._prompts.pop(new_request.row, None)
+        num_top = new_request.params.prompt_logprobs
         if num_top is not None:
-            self._prompts[entered.row] = _Prompt(entered.prompt_token_ids, num_top)
+            self._prompts[new_request.row] = _Prompt(new_request.prompt_token_ids, num_top)
 
     def score(
         self, plan: StepPlan, hidden: torch.Tensor, logits_of: Callable[[torch.Tensor], torch.Tensor]
-    ) -> ScoresUnderWay | None:
+    ) -> PendingLogprobs | None:
         """Score what the step has computed of these prompts; `hidden` [num_tokens, hidden_size] are its last states.
 
-        A chunk's last token scores the one after it, which only the next chunk computes. Logits are made of a slice
-        of states at a time, so that memory stays bounded however long the prompts are.
+        A chunk's last token scores the first one of the next chunk. Logits are computed for a slice of states at
+        a time, so that memory stays bounded for prompts of any length.
         """
         parts = self._parts(plan) if self._prompts else []
         if not parts:
@@ -67,9 +67,9 @@ class PromptScorer:
         for start in range(0, len(lines), self._slice_lines):
             chosen = slice(start, start + self._slice_lines)
             logits = logits_of(hidden[copy_to_device(lines[chosen], hidden.device)])
-            scores.append(score_tokens(logits, copy_to_device(token_ids[chosen], hidden.device), num_top))
+            scores.append(gather_logprobs(logits, copy_to_device(token_ids[chosen], hidden.device), num_top))
         rows = np.repeat([part.row for part in parts], [len(part.token_ids) for part in parts])
-        return ScoresUnderWay(rows, _ranges(parts, lambda part: part.first_position), scores)
+        return PendingLogprobs(rows, _ranges(parts, lambda part: part.first_position), scores)
 
     def _parts(self, plan: StepPlan) -> list[_ScoredPart]:
         parts = []
@@ -79,7 +79,7 @@ class PromptScorer:
             token_ids = prompt.token_ids[first : first + end - start]
             if len(token_ids):
                 parts.append(_ScoredPart(row, prompt.num_top, start, first, token_ids))
-            else:  # the step that computed the last of them is over: this one would have repeated it, had it failed
+            else:  # all were scored, in a step that did not fail
                 del self._prompts[row]
         return parts
 

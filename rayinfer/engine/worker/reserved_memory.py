@@ -1,18 +1,18 @@
-"""GPU memory that is kept free of KV blocks: for the activations of the largest step, and for CUDA graphs."""
+"""GPU memory kept free of KV blocks: for the activations of the largest step, and for CUDA graphs."""
 
 from rayinfer.engine.worker.graphs.decode_graphs import graph_memory_bytes
 from rayinfer.engine.worker.prompt_scorer import SLICE_BYTES
-from rayinfer.engine.worker.resolved_config import SettledConfig
+from rayinfer.engine.worker.resolved_config import ResolvedConfig
 from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import ModelConfig
 
 
-def reserved_memory_bytes(config: SettledConfig, model: ModelConfig, longest_sequence: int, *, has_graphs: bool) -> int:
-    """Estimate what a rank's steps take beside its weights and blocks."""
+def reserved_memory_bytes(
+    config: ResolvedConfig, model: ModelConfig, longest_sequence: int, *, num_padding_tokens: int, has_graphs: bool
+) -> int:
+    """Estimate the memory of a rank's steps beside its weights and blocks."""
     num_rows = config.num_rows
-    num_tokens = min(config.max_num_batched_tokens, num_rows * longest_sequence)
-    if config.engine == "static":
-        num_tokens += 2 * num_rows  # its steps are filled up
+    num_tokens = min(config.max_num_batched_tokens, num_rows * longest_sequence) + num_padding_tokens
     reserved = activation_memory_bytes(
         model,
         num_tokens,
@@ -47,13 +47,13 @@ def activation_memory_bytes(
 
 
 def _widest_layer(model: ModelConfig, num_parts: int) -> int:
-    """Elements per token that a rank holds at once: four states, and what its heads or its feed-forward add."""
+    """Count the elements per token that a rank holds at once: four states, and those of its heads or feed-forward."""
     hidden = model.hidden_size
     query = -(-model.num_heads // num_parts) * model.head_dim
     key_and_value = 2 * -(-model.num_kv_heads // num_parts) * model.head_dim
     attention = 4 * query + key_and_value  # projected, rotated, attended, and attended of the layer before
     inner = -(-model.intermediate_size // num_parts)
-    feed_forward = query + 3 * inner  # gate and up, their product, and what attention has left
+    feed_forward = query + 3 * inner  # gate and up, their product, and attention's output
     num_experts = int(model.raw.get("num_experts_per_tok") or 0)  # a token's rows for its experts, on any rank
     expert_inner = int(model.raw.get("moe_intermediate_size") or model.intermediate_size)
     experts = query + num_experts * (2 * hidden + 3 * expert_inner)

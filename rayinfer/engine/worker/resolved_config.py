@@ -1,15 +1,14 @@
-"""The engine's settings with nothing left open: what was not given follows the model and the device."""
+"""Engine settings with all defaults resolved: those that are not given follow the device."""
 
 from rayinfer.config import EngineConfig
 from rayinfer.engine.ranks.rank_coordinates import Ranks
 from rayinfer.engine.worker.device_defaults import device_defaults
-from rayinfer.models.model_config import ModelConfig
 
 _NO_LIMIT = 1 << 62
 
 
-class SettledConfig(EngineConfig):
-    """An EngineConfig in which no setting that follows the device is None, but for the size of the KV pool."""
+class ResolvedConfig(EngineConfig):
+    """An EngineConfig in which every setting that follows the device is set, except the size of the KV pool."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -21,24 +20,23 @@ class SettledConfig(EngineConfig):
         return min(self.max_num_seqs, self.max_num_batched_tokens)
 
 
-def settle(config: EngineConfig, model: ModelConfig, device_type: str, group: Ranks | None = None) -> SettledConfig:
+def resolve_config(
+    config: EngineConfig, device_type: str, *, is_static: bool = False, group: Ranks | None = None
+) -> ResolvedConfig:
     """Fill in what was not given, for a device of type "cpu" or "cuda".
 
-    All ranks of a group call it together: the sizes of a batch follow the device of rank 0 on every rank.
+    All ranks of a group call it together: every rank uses the batch sizes of rank 0's device.
     """
     settings = {name: getattr(config, name) for name in EngineConfig.model_fields}
-    if model.answers is not None:
-        # The tokens of its answers do not say what they answer: they are no cached prefixes.
-        settings |= {"engine": "static", "enable_prefix_caching": False}
-    defaults = device_defaults(device_type, is_static=settings["engine"] == "static")
+    defaults = device_defaults(device_type, is_static=is_static)
     for name in ("max_num_seqs", "max_num_batched_tokens", "memory_fraction", "max_cudagraph_capture_size"):
         if settings[name] is None:
             settings[name] = getattr(defaults, name)
     sizes = [settings["max_num_seqs"], settings["max_num_batched_tokens"]]
     if group is not None:
-        # The minimum over ranks counts, so only rank 0 gives sizes.
+        # The minimum over ranks is taken, so only rank 0 sends its sizes.
         sizes = group.agree_least(sizes if group.place.rank == 0 else [_NO_LIMIT] * len(sizes))
     settings["max_num_seqs"], settings["max_num_batched_tokens"] = sizes
     has_graphs = device_type == "cuda" and not config.enforce_eager
     largest = min(settings["max_cudagraph_capture_size"], *sizes)
-    return SettledConfig(**settings | {"max_cudagraph_capture_size": largest if has_graphs else 0})
+    return ResolvedConfig(**settings | {"max_cudagraph_capture_size": largest if has_graphs else 0})

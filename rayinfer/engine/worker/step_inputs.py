@@ -1,4 +1,4 @@
-"""A plan as the tensors that a model computes with."""
+"""Tensors of a step on the device."""
 
 from dataclasses import dataclass
 
@@ -19,11 +19,11 @@ class StepInputs:
     rows: torch.Tensor  # int64 [num_requests]
     uses_last_sampled: torch.Tensor | None  # bool [num_requests], as in the plan; None if all tokens are known
     sampled_rows: torch.Tensor  # int64, of those that sample, in the plan's order
-    sampled_lines: torch.Tensor | None  # int64, where the last tokens of these stand; None if all tokens are such
+    sampled_lines: torch.Tensor | None  # int64, indices of their last tokens; None if these are all tokens
 
 
-def send_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
-    """Bring a plan to the device."""
+def upload_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
+    """Copy a plan to the device."""
     arrays: list[np.ndarray] = [
         plan.token_ids,
         plan.positions,
@@ -56,23 +56,23 @@ def send_plan(plan: StepPlan, upload: StepUpload) -> StepInputs:
 
 
 def num_decodes(cu_seqlens_q: np.ndarray) -> int:
-    """Count the leading requests with one new token each: the oldest, which decode, come first in a plan."""
+    """Count the leading requests with one new token each: decoding ones come first in a plan."""
     others = np.flatnonzero(np.diff(cu_seqlens_q) != 1)
     return int(others[0]) if len(others) else len(cu_seqlens_q) - 1
 
 
-class LastTokens:
-    """The token that each row got when it sampled last, kept on the device."""
+class FutureTokens:
+    """The token that each row sampled last, kept on the device."""
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
         self.by_row = torch.zeros(num_rows, dtype=torch.int64, device=device)
 
     def keep(self, rows: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """Note the rows' new tokens, int64 [number of rows] each."""
+        """Record the rows' new tokens, int64 [number of rows] each."""
         self.by_row[rows] = token_ids
 
-    def fill_in(self, inputs: StepInputs) -> torch.Tensor:
-        """The step's tokens, int32 [num_tokens], all of them."""
+    def resolve(self, inputs: StepInputs) -> torch.Tensor:
+        """Return all of the step's tokens, int32 [num_tokens], in-flight ones included."""
         if inputs.uses_last_sampled is None:
             return inputs.token_ids
         newest = self.by_row[inputs.rows].to(inputs.token_ids.dtype)

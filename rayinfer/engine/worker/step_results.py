@@ -6,25 +6,25 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rayinfer.decoding.token_scores import TokenScores
-from rayinfer.engine.plan.step_plan import Int64Array, SampledTokens, ScoredTokens
+from rayinfer.decoding.logprobs import LogprobsTensors
+from rayinfer.engine.plan.step_plan import Int64Array, LogprobsArrays, SampledTokens
 
 NO_TOKENS = SampledTokens(np.empty(0, np.int64), np.empty(0, np.bool_))
 
 
 class FinishedStep:
-    """The handle of a step whose tokens are here."""
+    """The handle of a step whose tokens are on the host."""
 
     def __init__(self, sampled: SampledTokens) -> None:
         self._sampled = sampled
 
     def result(self) -> SampledTokens:
-        """The step's tokens."""
+        """Return the step's tokens."""
         return self._sampled
 
 
 class HostCopies:
-    """Copies of tensors, in pinned memory where they come from a GPU; no wait before they are asked for."""
+    """Copies of tensors on the host, in pinned memory if they come from a GPU; `arrays` waits for them."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._copies: list[torch.Tensor] = []
@@ -38,22 +38,22 @@ class HostCopies:
             self._event.record()
 
     def arrays(self) -> list[np.ndarray]:
-        """Wait for them."""
+        """Wait for the copies."""
         if self._event is not None:
             self._event.synchronize()
         return [copy.numpy() for copy in self._copies]
 
 
 class TokenMemory:
-    """A device's memory for the tokens of so many rows, and for whether they are invalid: one copy brings both."""
+    """Device memory of the tokens of rows and of whether they are invalid; one copy reads both."""
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
         self._memory = torch.zeros(9 * num_rows, dtype=torch.uint8, device=device)
         self.token_ids = self._memory[: 8 * num_rows].view(torch.int64)
         self.is_invalid = self._memory[8 * num_rows :].view(torch.bool)
 
-    def copies(self) -> "HostCopies":
-        """Copies of the tokens, and of whether they are invalid, of all rows."""
+    def copies(self) -> HostCopies:
+        """Start copies of both, of all rows."""
         return _TokenCopies([self._memory])
 
 
@@ -64,18 +64,18 @@ class _TokenCopies(HostCopies):
         return [memory[: 8 * num_rows].view(np.int64), memory[8 * num_rows :].view(np.bool_)]
 
 
-class ScoresUnderWay:
-    """The scores of consecutive tokens, of as many columns each, with the rows and positions of all of them."""
+class PendingLogprobs:
+    """Logprobs in transfer, with the rows and positions of their tokens."""
 
-    def __init__(self, rows: Int64Array, positions: Int64Array, scores: Sequence[TokenScores]) -> None:
+    def __init__(self, rows: Int64Array, positions: Int64Array, parts: Sequence[LogprobsTensors]) -> None:
         self._rows, self._positions = rows, positions
-        columns = ([part.token_ids for part in scores], [part.logprobs for part in scores])
-        self._copies = HostCopies([*map(torch.cat, columns), torch.cat([part.ranks for part in scores])])
+        columns = ([part.token_ids for part in parts], [part.logprobs for part in parts])
+        self._copies = HostCopies([*map(torch.cat, columns), torch.cat([part.ranks for part in parts])])
 
-    def result(self) -> ScoredTokens:
-        """Wait for them."""
+    def result(self) -> LogprobsArrays:
+        """Wait for the copies."""
         token_ids, logprobs, ranks = self._copies.arrays()
-        return ScoredTokens(
+        return LogprobsArrays(
             rows=self._rows,
             positions=self._positions,
             token_ids=token_ids.astype(np.int32),
@@ -85,13 +85,13 @@ class ScoresUnderWay:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledUnderWay:
-    """The handle of a step whose tokens may be in flight; only the first `count` of them are valid."""
+class PendingSample:
+    """The handle of a step whose tokens are in transfer; only the first `count` of them are valid."""
 
     copies: HostCopies  # of the tokens, and of whether they are invalid
     count: int
-    logprobs: ScoresUnderWay | None = None
-    prompt_logprobs: ScoresUnderWay | None = None
+    logprobs: PendingLogprobs | None = None
+    prompt_logprobs: PendingLogprobs | None = None
 
     def result(self) -> SampledTokens:
         """Wait for the step's tokens."""

@@ -1,4 +1,4 @@
-"""Brings the arrays of a step to the device, all of them in one copy."""
+"""Upload of a step's arrays to the device in one copy."""
 
 from collections.abc import Sequence
 
@@ -10,27 +10,27 @@ _FIRST_BYTES = 1 << 16
 
 
 class StepUpload:
-    """Memory that the arrays of one step are laid out in, and as much for the next: one is filled while one is read.
+    """Staging buffers of a step's arrays, used in rotation: one is filled while another is read.
 
-    On a CPU they are read where they are laid out.
+    On a CPU the arrays are read from the buffer itself.
     """
 
     def __init__(self, device: torch.device, num_buffers: int = 2) -> None:
         self._buffers = [_Buffer(device) for _ in range(num_buffers)]
-        self._turn = 0
+        self._next = 0
 
     def send(self, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
-        """Copy the arrays; what is returned has their shapes and types and is valid for as many calls as buffers."""
-        buffer = self._buffers[self._turn]
-        self._turn = (self._turn + 1) % len(self._buffers)
+        """Copy the arrays; returns tensors of their shapes and types, valid for as many calls as there are buffers."""
+        buffer = self._buffers[self._next]
+        self._next = (self._next + 1) % len(self._buffers)
         starts, num_bytes = [], 0
         for array in arrays:
             starts.append(num_bytes)
             num_bytes += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-        buffer.make_room(num_bytes)
+        buffer.ensure_capacity(num_bytes)
         for array, start in zip(arrays, starts, strict=True):
-            place = buffer.bytes_on_host[start : start + array.nbytes].view(array.dtype)
-            place.reshape(array.shape)[...] = array
+            target = buffer.bytes_on_host[start : start + array.nbytes].view(array.dtype)
+            target.reshape(array.shape)[...] = array
         buffer.send(num_bytes)
         return [buffer.tensor(array, start) for array, start in zip(arrays, starts, strict=True)]
 
@@ -38,7 +38,7 @@ class StepUpload:
 class _Buffer:
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._is_pinned = device.type == "cuda"  # or the copy would not go on by itself
+        self._is_pinned = device.type == "cuda"  # or the copy would not be asynchronous
         self._sent = torch.cuda.Event() if self._is_pinned else None  # type: ignore[no-untyped-call]
         self._allocate(_FIRST_BYTES)
 
@@ -47,8 +47,8 @@ class _Buffer:
         self._on_device = torch.empty_like(self._on_host, device=self._device) if self._is_pinned else self._on_host
         self.bytes_on_host: np.ndarray = self._on_host.numpy()
 
-    def make_room(self, num_bytes: int) -> None:
-        """Wait until what was sent last is there, and grow where that is too little."""
+    def ensure_capacity(self, num_bytes: int) -> None:
+        """Wait for the last copy, and grow the buffer if it is too small."""
         if self._sent is not None:
             self._sent.synchronize()
         if num_bytes > len(self.bytes_on_host):

@@ -1,11 +1,12 @@
-"""Warm-up steps of a GPU engine, so that no kernel is compiled while a request is served."""
+"""Warm-up steps of a GPU engine: dummy prompts of a few sizes, to compile its kernels."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
 from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
-from rayinfer.engine.worker.graphs.graph_input_buffers import Padding
+from rayinfer.engine.worker.padding import Padding, empty_plan
 from rayinfer.sampling_params import SamplingParams
 
 _GREEDY = SamplingParams(temperature=0.0)
@@ -13,12 +14,12 @@ _DRAWN = SamplingParams(temperature=0.8, top_p=0.9, top_k=20, min_p=0.01)
 _PENALISED = SamplingParams(temperature=0.8, top_p=0.9, presence_penalty=0.1)  # its logits are adjusted in float32
 
 
-def first_steps(most: int, longest: int, num_rows: int, block_size: int, padding: Padding) -> Iterator[StepPlan]:
-    """Steps of dummy prompts, from one token to `most`, then steps in which up to `num_rows` requests sample.
+def warm_up_plans(most: int, longest: int, num_rows: int, block_size: int, padding: Padding) -> Iterator[StepPlan]:
+    """Yield steps of dummy prompts, from one token to `most`, then steps in which up to `num_rows` requests sample.
 
-    Kernels look at sizes only coarsely, so powers of two stand for all. No prompt has more than `longest` tokens:
-    larger steps have several. Keys and values go to the block of `padding`. All requests take row 0 of the batch, and a
-    request that enters it later finds nothing of them.
+    Kernels are tuned by coarse sizes, so powers of two stand for all. No prompt has more than `longest` tokens: larger
+    steps have several. Keys and values go to the block of `padding`. All requests use row 0 of the batch, which the
+    next request there overwrites.
     """
     yield _prompts([1], _GREEDY, block_size, padding)
     for num_tokens in _powers_up_to(most):
@@ -30,14 +31,14 @@ def first_steps(most: int, longest: int, num_rows: int, block_size: int, padding
 
 
 def _powers_up_to(most: int) -> list[int]:
-    """The powers of two below a number, and the number."""
+    """Return the powers of two below a number, and the number."""
     return [*(1 << power for power in range((most - 1).bit_length())), most]
 
 
 def _prompts(
     lengths: list[int], params: SamplingParams, block_size: int, padding: Padding, *, all_sample: bool = False
 ) -> StepPlan:
-    """Prompts of these lengths side by side; the last one samples, or all of them do."""
+    """Make a step of prompts of these lengths; the last one samples, or all of them do."""
     new_request = NewRequestData(
         row=0,
         params=params,
@@ -48,10 +49,8 @@ def _prompts(
         end_token_ids=(),
     )
     count, num_tokens = len(lengths), sum(lengths)
-    return StepPlan(
-        step=0,
-        rows=np.zeros(count, np.int64),
-        token_ids=np.zeros(num_tokens, np.int32),
+    return replace(
+        empty_plan(count, num_tokens, 0),
         positions=np.concatenate([np.arange(length) for length in lengths]),
         slot_mapping=np.full(num_tokens, padding.slot, np.int64),
         cu_seqlens_q=np.append(0, np.cumsum(lengths)).astype(np.int32),
@@ -59,4 +58,5 @@ def _prompts(
         block_tables=np.full((count, -(-max(lengths) // block_size)), padding.block, np.int32),
         samples=np.full(count, True) if all_sample else np.arange(count) == count - 1,
         new_requests=(new_request,),
+        uses_last_sampled=None,
     )

@@ -1,30 +1,28 @@
-"""One rank's part of a model, in the simplest case all of it: weights, blocks, and what runs steps with them."""
+"""Worker of one rank: its weights, KV blocks and model runner, for each kind of engine."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
-import rayinfer_kernels
 from rayinfer.config import EngineConfig, cache_folder, packed_cache_bytes
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, PipelineLink, Stage
-from rayinfer.engine.ranks.rank_coordinates import Ranks, any_device, place_of
-from rayinfer.engine.worker.cores import Cores, fill_machine, usable_cores
-from rayinfer.engine.worker.cpu_kernels import use_cpu_kernels
+from rayinfer.engine.ranks.rank_coordinates import Ranks, any_device
+from rayinfer.engine.worker.cores import cores_of, set_threads
 from rayinfer.engine.worker.encoder_decoder_runner import EncoderDecoderRunner
 from rayinfer.engine.worker.graphs.cuda_graphs import CudaGraphs
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs, Draw
-from rayinfer.engine.worker.graphs.graph_input_buffers import Padding
 from rayinfer.engine.worker.in_process_executor import InProcessExecutor
 from rayinfer.engine.worker.model_memory import ModelMemory
 from rayinfer.engine.worker.model_runner import ModelRunner
+from rayinfer.engine.worker.padding import Padding
 from rayinfer.engine.worker.reserved_memory import reserved_memory_bytes
-from rayinfer.engine.worker.resolved_config import SettledConfig, settle
+from rayinfer.engine.worker.resolved_config import resolve_config
 from rayinfer.engine.worker.static_runner import StaticRunner, StaticShapes
-from rayinfer.engine.worker.warm_up import first_steps
+from rayinfer.engine.worker.warm_up import warm_up_plans
 from rayinfer.errors import ConfigError, ModelLoadError
 from rayinfer.kv_cache.cache_tensors import BlockShape
 from rayinfer.kv_cache.pool_size import count_kv_blocks, count_offload_blocks, count_static_blocks
@@ -43,246 +41,267 @@ from rayinfer_kernels.selection import implementation_of
 _CACHE_TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # else the model's
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelPart:
-    """A rank's executor, and the sizes that the scheduler needs."""
-
-    config: SettledConfig  # the settings that it was built with: the same batch sizes on every rank
-    executor: InProcessExecutor
-    link: PipelineLink | None  # to the stages before and after, where there are several
-    num_blocks: int  # of the pool, for requests: the same on every rank
-    num_offload_blocks: int
-    max_model_len: int
-    largest_graph: int  # requests in the largest captured step; 0: none is captured
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Setting:
-    """Settings, model and device, resolved before anything is loaded."""
-
-    config: SettledConfig
-    model: ModelConfig
-    folder: Path
-    device: torch.device
-    group: Ranks | None  # None for a rank that is alone
-
-
-def build_part(config: EngineConfig, folder: Path, group: Ranks | None = None) -> ModelPart:
-    """Load this rank's weights and give them their blocks; with a group, as many as every rank has room for."""
-    device = group.device if group is not None else any_device()
-    _use_threads(config, device)
+def build_worker(config: EngineConfig, folder: Path, group: Ranks | None = None) -> "Worker":
+    """Load this rank's weights and allocate its KV blocks; in a group, as many as every rank has memory for."""
     model = read_model_config(folder)
-    settled = settle(config, model, device.type, group)
-    setting = _Setting(config=settled, model=model, folder=folder, device=device, group=group)
-    memory = _model_memory(setting)
-    num_blocks = memory.num_blocks - num_spare_blocks(settled)
-    max_model_len = _max_model_len(setting, num_blocks)
-    stage = _stage(setting)
-    runner = _runner(setting, memory, max_model_len, stage)
-    graphs = _graphs(setting, runner, max_model_len) if _uses_graphs(setting) else None
-    if graphs is not None:
-        with start_step("capturing CUDA graphs"):
-            runner.record(graphs)
-    return ModelPart(
-        config=settled,
-        executor=InProcessExecutor(
-            runner, memory, _cores(settled, device), supports_async_scheduling=_plans_ahead(settled, device)
-        ),
-        link=stage.link,
-        num_blocks=num_blocks,
-        num_offload_blocks=memory.num_offload_blocks,
-        max_model_len=max_model_len,
-        largest_graph=0 if graphs is None else graphs.sizes[-1],
-    )
+    if model.answers is not None:
+        return Seq2SeqWorker(config, model, folder, group)
+    return (StaticWorker if config.engine == "static" else PagedWorker)(config, model, folder, group)
 
 
-def num_spare_blocks(config: EngineConfig) -> int:
-    """Count scratch blocks: a static engine's padding uses the pool's last block."""
-    return 1 if config.engine == "static" else 0
+class Worker(ABC):
+    """A rank's executor, and the sizes that the scheduler needs: the same on every rank."""
 
+    is_static = False  # whether the batch and its memory have one size, allocated at once
+    num_scratch = 0  # KV blocks, and rows of the sampler, that padding uses
 
-def _plans_ahead(config: EngineConfig, device: torch.device) -> bool:
-    if config.async_scheduling is None:
-        return device.type == "cuda" and place_of(config, 0).world_size == 1
-    return config.async_scheduling
+    def __init__(self, config: EngineConfig, model: ModelConfig, folder: Path, group: Ranks | None) -> None:
+        self._model, self._folder, self._group = model, folder, group
+        self._device = group.device if group is not None else any_device()
+        set_threads(config, self._device)
+        self.config = resolve_config(config, self._device.type, is_static=self.is_static, group=group)
+        self._dtype = torch_dtype(self.config.dtype, model)
+        self._longest = _longest_sequence(self.config, model)
+        self._stage = self._pipeline_stage()
+        memory = self._load_model()
+        self.num_offload_blocks = memory.num_offload_blocks
+        runner = self._new_runner(memory)
+        graphs = self._new_graphs(runner) if self._uses_graphs else None
+        self.max_cudagraph_capture_size = 0 if graphs is None else graphs.sizes[-1]  # in requests; 0: no graphs
+        if graphs is not None:
+            with start_step("capturing CUDA graphs"):
+                runner.record(graphs)
+        self.executor = InProcessExecutor(
+            runner, memory, cores_of(self.config, self._device), supports_async_scheduling=self._is_async
+        )
 
+    @property
+    def link(self) -> PipelineLink | None:
+        """The link to the pipeline stages before and after, if there are several."""
+        return self._stage.link
 
-def _use_threads(config: EngineConfig, device: torch.device) -> None:
-    num_ranks = place_of(config, 0).world_size
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
-    elif num_ranks > 1 and device.type == "cpu":
-        torch.set_num_threads(max(1, len(usable_cores()) // num_ranks))
-    if device.type == "cpu":
-        use_cpu_kernels()
-    else:
-        rayinfer_kernels.configure_gpu()
+    @property
+    def caches_prefixes(self) -> bool:
+        """Whether blocks of equal prefixes can be shared."""
+        return self.config.enable_prefix_caching
 
-
-def _cores(config: EngineConfig, device: torch.device) -> Cores | None:
-    num_threads, num_ranks = torch.get_num_threads(), place_of(config, 0).world_size
-    wanted = config.pin_threads if config.pin_threads is not None else fill_machine(num_threads, num_ranks)
-    return Cores(num_threads, cache_folder() / "cores") if wanted and device.type == "cpu" else None
-
-
-def _stage(setting: _Setting) -> Stage:
-    group = setting.group
-    if group is None:
-        return ONLY_STAGE
-    if group.everybody is None:
-        return Stage(group.place)
-    dtype = torch_dtype(setting.config.dtype, setting.model)
-    link = PipelineLink(group.place, group.everybody, setting.device, setting.model.hidden_size, dtype)
-    return Stage(group.place, link)
-
-
-def _runner(setting: _Setting, memory: ModelMemory, max_model_len: int, stage: Stage) -> ModelRunner:
-    """Build the model runner and warm it up: where kernels need compiling, and a static one in each shape."""
-    config, model, device = setting.config, setting.model, setting.device
-    decoder, num_rows = memory.decoder, config.num_rows
-    assert decoder is not None, "the weights are gone"
-    num_sampler_rows = num_rows + num_spare_blocks(config)  # the spare block has a row, too
-    sampler = Sampler(num_sampler_rows, model.vocab_size, device, forced_end_token_id=model.forced_end_token_id)
-    if config.engine == "dynamic":
-        plain = ModelRunner(decoder, sampler, device, stage)
-        most = min(config.max_num_batched_tokens, num_rows * max_model_len)  # of any step, and memory is kept for it
-        steps = first_steps(most, min(most, max_model_len), num_rows, config.block_size, Padding())
-        if _has_gpu_kernels(setting):
-            with start_step("compiling kernels for prompts"):
-                for plan in steps:
-                    plain.submit(plan).result()
-        return plain
-    shapes = StaticShapes(
-        num_rows=num_rows,
-        max_step_tokens=config.max_num_batched_tokens,
-        max_model_len=max_model_len,
-        block_size=config.block_size,
-        spare_block=memory.num_blocks - 1,
-    )
-    runner = StaticRunner(decoder, sampler, device, shapes, stage)
-    if isinstance(decoder, EncoderDecoder):
-        max_read_tokens = config.max_num_batched_tokens
-        runner = EncoderDecoderRunner(decoder, sampler, device, shapes, stage, max_read_tokens=max_read_tokens)
-    with start_step("taking the first steps of each shape"):
-        runner.warm_up()
-    return runner
-
-
-def _has_gpu_kernels(setting: _Setting) -> bool:
-    """Whether one rank runs a decoder by kernels made for GPUs."""
-    model, device = setting.model, setting.device
-    is_alone = setting.group is None and model.answers is None
-    dtype = torch_dtype(setting.config.dtype, model)
-    return device.type == "cuda" and is_alone and implementation_of(device, dtype) is not reference
-
-
-def _uses_graphs(setting: _Setting) -> bool:
-    """Whether decoding steps are captured: by such kernels alone, as the reference reads values on the host."""
-    return _has_gpu_kernels(setting) and setting.config.max_cudagraph_capture_size > 0
-
-
-def _graphs(setting: _Setting, runner: ModelRunner, max_model_len: int) -> DecodeGraphs:
-    return DecodeGraphs(
-        num_rows=runner.num_rows,
-        max_blocks=-(-max_model_len // setting.config.block_size),
-        device=setting.device,
-        new_graph=CudaGraphs(),
-        last_tokens=runner.last_tokens,
-        padding=Padding(),
-        draw=Draw(ops.uniform, ops.sample_rows),
-        max_capture_size=setting.config.max_cudagraph_capture_size,
-    )
-
-
-def _reserved_bytes(setting: _Setting) -> int:
-    """GPU memory to keep free of blocks: activations, and graphs, which are captured when the blocks are there."""
-    if setting.device.type != "cuda":
+    @property
+    def num_padding_tokens(self) -> int:
+        """Tokens that padding may add to a step."""
         return 0
-    longest = _longest_sequence(setting.config, setting.model)
-    return reserved_memory_bytes(setting.config, setting.model, longest, has_graphs=_uses_graphs(setting))
+
+    @abstractmethod
+    def _count_blocks(self, block_bytes: int, reserved_bytes: int) -> int:
+        """Count the blocks of the KV pool, scratch blocks included."""
+
+    @abstractmethod
+    def _new_runner(self, memory: ModelMemory) -> ModelRunner:
+        """Make the model runner and warm it up."""
+
+    def _preparation(self) -> Callable[[Decoder], None]:
+        """Make the function that prepares a loaded decoder; it must not refer to the worker, which would be a cycle."""
+        return partial(_prepare, self._dtype, self._device, self.max_model_len, self._longest)
+
+    @property
+    def _has_gpu_kernels(self) -> bool:
+        """Whether the model runs by kernels made for GPUs, on one rank."""
+        is_on_gpu = self._device.type == "cuda" and self._group is None
+        return is_on_gpu and implementation_of(self._device, self._dtype) is not reference
+
+    @property
+    def _uses_graphs(self) -> bool:
+        """Whether decode steps are captured: with GPU kernels only, as the reference reads values on the host."""
+        return self._has_gpu_kernels and self.config.max_cudagraph_capture_size > 0
+
+    @property
+    def _is_async(self) -> bool:
+        is_async = self.config.async_scheduling
+        return self._device.type == "cuda" and self.config.num_ranks == 1 if is_async is None else is_async
+
+    def _pipeline_stage(self) -> Stage:
+        group = self._group
+        if group is None:
+            return ONLY_STAGE
+        if group.everybody is None:
+            return Stage(group.place)
+        hidden_size = self._model.hidden_size
+        return Stage(group.place, PipelineLink(group.place, group.everybody, self._device, hidden_size, self._dtype))
+
+    def _load_model(self) -> ModelMemory:
+        """Load the weights and allocate as many blocks as the remaining memory holds."""
+        load = self._loader()
+        decoder = load()
+        shape = BlockShape(
+            num_layers=decoder.num_layers_here,
+            block_size=self.config.block_size,
+            num_kv_heads=decoder.num_kv_heads_here,
+            head_dim=self._model.head_dim,
+            dtype=_CACHE_TYPES.get(self.config.kv_cache_dtype, self._dtype),
+            computed_on=self._device,
+        )
+        num_blocks, num_offload_blocks = self._agree_on_blocks(shape)
+        self.num_blocks = num_blocks - self.num_scratch  # of the pool, for requests
+        self.max_model_len = min(self._longest, self.num_blocks * self.config.block_size)
+        prepare = self._preparation()
+        load_again = partial(_load_again, load, prepare, self._folder, self._model)
+        with start_step("taking memory for the KV cache"):
+            prepare(decoder)
+            sizes = {"num_blocks": num_blocks, "num_offload_blocks": num_offload_blocks}
+            return ModelMemory(decoder, load_again, shape, device=self._device, **sizes)
+
+    def _agree_on_blocks(self, shape: BlockShape) -> list[int]:
+        """Count the blocks of both pools that all ranks have memory for."""
+        host_bytes = shape.num_bytes * self.config.num_ranks  # ranks share the host's memory
+        block_bytes = host_bytes if self._device.type == "cpu" else shape.num_bytes
+        reserved_bytes = 0  # GPU memory for activations, and for graphs, which are captured after the allocation
+        if self._device.type == "cuda":
+            padding, has_graphs = self.num_padding_tokens, self._uses_graphs
+            reserved_bytes = reserved_memory_bytes(
+                self.config, self._model, self._longest, num_padding_tokens=padding, has_graphs=has_graphs
+            )
+        counts = [self._count_blocks(block_bytes, reserved_bytes), count_offload_blocks(self.config, host_bytes)]
+        return counts if self._group is None else self._group.agree_least(counts)
+
+    def _loader(self) -> Callable[[], Decoder]:
+        """Make the function that loads the weights, now and after a sleep at level 2."""
+        config, shard = self.config, UNSHARDED if self._group is None else self._group.share
+        if config.load_format == "dummy":
+            if config.quantization is not None:
+                raise ConfigError("quantization needs real weights: load_format must not be dummy")
+            return partial(random_decoder, self._folder, self._dtype, self._device, shard)
+        return partial(
+            load_ready_decoder,
+            self._folder,
+            self._dtype,
+            self._device,
+            quantization=config.quantization,
+            cache=PackedCache(cache_folder() / "packed", max_bytes=packed_cache_bytes()),
+            share=shard,
+        )
+
+    def _new_sampler(self) -> Sampler:
+        num_rows, forced_end = self.config.num_rows + self.num_scratch, self._model.forced_end_token_id
+        return Sampler(num_rows, self._model.vocab_size, self._device, forced_end_token_id=forced_end)
+
+    def _new_graphs(self, runner: ModelRunner) -> DecodeGraphs:
+        return DecodeGraphs(
+            num_rows=runner.num_rows,
+            max_blocks=-(-self.max_model_len // self.config.block_size),
+            device=self._device,
+            new_graph=CudaGraphs(),
+            future_tokens=runner.future_tokens,
+            padding=Padding(),
+            draw=Draw(ops.uniform, ops.sample_rows),
+            max_capture_size=self.config.max_cudagraph_capture_size,
+        )
 
 
-def _model_memory(setting: _Setting) -> ModelMemory:
-    """Load the weights and reserve the blocks, as many as there is room for beside them."""
-    config, model, device = setting.config, setting.model, setting.device
-    dtype = torch_dtype(config.dtype, model)
-    load = _loader(setting, dtype)
+class PagedWorker(Worker):
+    """Worker of a dynamic engine: the batch varies, and blocks are allocated to requests as they grow."""
+
+    def _count_blocks(self, block_bytes: int, reserved_bytes: int) -> int:
+        return count_kv_blocks(self.config, block_bytes, self._device, reserved_bytes=reserved_bytes)
+
+    def _new_runner(self, memory: ModelMemory) -> ModelRunner:
+        config = self.config
+        runner = ModelRunner(memory.loaded_decoder, self._new_sampler(), self._device, self._stage)
+        if self._has_gpu_kernels:
+            most = min(config.max_num_batched_tokens, config.num_rows * self.max_model_len)  # tokens of a step
+            longest = min(most, self.max_model_len)
+            with start_step("compiling kernels for prompts"):
+                for plan in warm_up_plans(most, longest, config.num_rows, config.block_size, Padding()):
+                    runner.submit(plan).result()
+        return runner
+
+
+class StaticWorker(Worker):
+    """Worker of a static engine: a fixed batch with memory for `max_num_seqs` requests of `max_model_len` tokens."""
+
+    is_static = True
+    num_scratch = 1
+    blocks_per_block = 1  # memory that a block of the pool takes, in blocks
+
+    @property
+    def num_padding_tokens(self) -> int:
+        """Tokens that padding may add to a step."""
+        return 2 * self.config.num_rows
+
+    def _count_blocks(self, block_bytes: int, reserved_bytes: int) -> int:
+        config, block_bytes = self.config, self.blocks_per_block * block_bytes
+        size = (config, self._longest, block_bytes, self._device)
+        return self.num_scratch + count_static_blocks(*size, num_rows=config.num_rows, reserved_bytes=reserved_bytes)
+
+    def _new_runner(self, memory: ModelMemory) -> ModelRunner:
+        shapes = StaticShapes(
+            num_rows=self.config.num_rows,
+            max_step_tokens=self.config.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            block_size=self.config.block_size,
+            scratch_block=memory.num_blocks - 1,
+        )
+        runner = self._runner_of(memory.loaded_decoder, shapes)
+        with start_step("taking the first steps of each shape"):
+            runner.warm_up()
+        return runner
+
+    def _runner_of(self, decoder: Decoder, shapes: StaticShapes) -> StaticRunner:
+        return StaticRunner(decoder, self._new_sampler(), self._device, shapes, self._stage)
+
+
+class Seq2SeqWorker(StaticWorker):
+    """Worker of an encoder-decoder: a static one whose requests also keep what the encoder made of their source."""
+
+    blocks_per_block = 2  # an encoded source takes as much memory as the longest output
+
+    @property
+    def caches_prefixes(self) -> bool:
+        """No: equal output tokens may follow different sources."""
+        return False
+
+    @property
+    def _has_gpu_kernels(self) -> bool:
+        return False
+
+    def _preparation(self) -> Callable[[Decoder], None]:
+        num_rows = self.config.num_rows + self.num_scratch
+        return partial(_prepare_for_sources, super()._preparation(), num_rows, self._longest, self._dtype, self._device)
+
+    def _runner_of(self, decoder: Decoder, shapes: StaticShapes) -> StaticRunner:
+        assert isinstance(decoder, EncoderDecoder), "an encoder-decoder's configuration without its model"
+        most = self.config.max_num_batched_tokens
+        return EncoderDecoderRunner(
+            decoder, self._new_sampler(), self._device, shapes, self._stage, max_read_tokens=most
+        )
+
+
+def _prepare(
+    dtype: torch.dtype, device: torch.device, max_model_len: int, longest_sequence: int, decoder: Decoder
+) -> None:
+    # Some rotary scalings depend on the longest sequence: the allowed one, since what fits differs by machine.
+    decoder.prepare(dtype, device, max_model_len, longest_sequence)
+
+
+def _prepare_for_sources(
+    prepare: Callable[[Decoder], None],
+    num_rows: int,
+    longest_sequence: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    decoder: Decoder,
+) -> None:
+    prepare(decoder)
+    assert isinstance(decoder, EncoderDecoder), "an encoder-decoder's configuration without its model"
+    decoder.make_room_for_sources(num_rows, longest_sequence, dtype, device)
+
+
+def _load_again(
+    load: Callable[[], Decoder], prepare: Callable[[Decoder], None], folder: Path, model: ModelConfig
+) -> Decoder:
+    if read_model_config(folder) != model:
+        raise ModelLoadError(f"{folder}: config.json is not what it was when the engine was built")
     decoder = load()
-    shape = BlockShape(
-        num_layers=decoder.num_layers_here,
-        block_size=config.block_size,
-        num_kv_heads=decoder.num_kv_heads_here,
-        head_dim=model.head_dim,
-        dtype=_CACHE_TYPES.get(config.kv_cache_dtype, dtype),
-        computed_on=device,
-    )
-    num_blocks, num_offload_blocks = _num_blocks(setting, shape)
-    longest = _longest_sequence(config, model)
-
-    def make_ready(decoder: Decoder) -> None:
-        # Some rotary scalings look at the longest sequence: at what is allowed, for what fits differs between machines.
-        decoder.prepare(dtype, device, _max_model_len(setting, num_blocks), longest)
-        if isinstance(decoder, EncoderDecoder):
-            decoder.make_room_for_sources(config.num_rows + 1, longest, dtype, device)
-
-    def load_again() -> Decoder:
-        if read_model_config(setting.folder) != model:
-            raise ModelLoadError(f"{setting.folder}: config.json is not what it was when the engine was built")
-        again = load()
-        make_ready(again)
-        return again
-
-    with start_step("taking memory for the KV cache"):
-        make_ready(decoder)
-        return ModelMemory(
-            decoder, load_again, shape, num_blocks=num_blocks, num_offload_blocks=num_offload_blocks, device=device
-        )
-
-
-def _loader(setting: _Setting, dtype: torch.dtype) -> Callable[[], Decoder]:
-    """Make the function that loads the weights, now and after a deep sleep."""
-    config, share = setting.config, UNSHARDED if setting.group is None else setting.group.share
-    if config.load_format == "dummy":
-        if config.quantization is not None:
-            raise ConfigError("quantization needs weights that mean something: load_format must not be dummy")
-        return partial(random_decoder, setting.folder, dtype, setting.device, share)
-    return partial(
-        load_ready_decoder,
-        setting.folder,
-        dtype,
-        setting.device,
-        quantization=config.quantization,
-        cache=PackedCache(cache_folder() / "packed", max_bytes=packed_cache_bytes()),
-        share=share,
-    )
-
-
-def _num_blocks(setting: _Setting, shape: BlockShape) -> tuple[int, int]:
-    """Count the blocks of both pools that all ranks have memory for."""
-    config, group = setting.config, setting.group
-    num_ranks = 1 if group is None else group.place.world_size
-    host_bytes = shape.num_bytes * num_ranks  # ranks share the host's memory: so much takes a block in all of them
-    block_bytes = host_bytes if setting.device.type == "cpu" else shape.num_bytes
-    reserved = _reserved_bytes(setting)
-    if config.engine == "static":
-        # An encoder-decoder's sources take as much again as its answers.
-        row_bytes = block_bytes if setting.model.answers is None else 2 * block_bytes
-        longest = _longest_sequence(config, setting.model)
-        num_blocks = num_spare_blocks(config) + count_static_blocks(
-            *(config, longest, row_bytes, setting.device), num_rows=config.num_rows, reserved_bytes=reserved
-        )
-    else:
-        num_blocks = count_kv_blocks(config, block_bytes, setting.device, reserved_bytes=reserved)
-    num_offload_blocks = count_offload_blocks(config, host_bytes)
-    if group is None:
-        return num_blocks, num_offload_blocks
-    least, least_offload = group.agree_least([num_blocks, num_offload_blocks])
-    return least, least_offload
-
-
-def _max_model_len(setting: _Setting, num_blocks: int) -> int:
-    """The longest sequence that the model, the settings and the pool allow."""
-    return min(_longest_sequence(setting.config, setting.model), num_blocks * setting.config.block_size)
+    prepare(decoder)
+    return decoder
 
 
 def _longest_sequence(config: EngineConfig, model: ModelConfig) -> int:

@@ -12,7 +12,14 @@ import numpy as np
 
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
-from rayinfer.engine.plan.step_plan import Int32Array, Int64Array, NewRequestData, SampledTokens, ScoredTokens, StepPlan
+from rayinfer.engine.plan.step_plan import (
+    Int32Array,
+    Int64Array,
+    LogprobsArrays,
+    NewRequestData,
+    SampledTokens,
+    StepPlan,
+)
 from rayinfer.engine.scheduling.kv_offload import KVOffload
 from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.errors import EngineDead
@@ -162,7 +169,7 @@ class FakeExecutor:
         """Note that the engine gave it back."""
         self.is_shut_down = True
 
-    def _score_new_tokens(self, plan: StepPlan, token_ids: Int64Array) -> ScoredTokens | None:
+    def _score_new_tokens(self, plan: StepPlan, token_ids: Int64Array) -> LogprobsArrays | None:
         wanted = [
             (self.new_requests[row].params.logprobs, row, token_id)
             for row, token_id in zip(plan.rows[plan.samples].tolist(), token_ids.tolist(), strict=True)
@@ -173,7 +180,7 @@ class FakeExecutor:
         ]
         return score(places, max((num_top or 0 for num_top, _, _ in wanted), default=0), VOCAB_SIZE)
 
-    def _score_prompts(self, plan: StepPlan) -> ScoredTokens | None:
+    def _score_prompts(self, plan: StepPlan) -> LogprobsArrays | None:
         places, num_top = [], 0
         for i, row in enumerate(plan.rows.tolist()):
             new_request = self.new_requests[row]

@@ -4,7 +4,7 @@ import torch
 
 from rayinfer import LLM
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs, Draw
-from rayinfer.engine.worker.graphs.graph_input_buffers import Padding
+from rayinfer.engine.worker.padding import Padding
 from rayinfer_kernels import ops
 
 
@@ -53,7 +53,7 @@ def record_fake_graphs(llm: LLM, *, draws: bool = False) -> FakeGraphs:
             max_blocks=-(-description.max_model_len // description.block_size),
             device=torch.device("cpu"),
             new_graph=graphs,
-            last_tokens=runner.last_tokens,
+            future_tokens=runner.future_tokens,
             padding=Padding.in_block(spare, description.block_size),
             draw=DRAW if draws else None,
         )

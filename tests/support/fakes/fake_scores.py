@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rayinfer.engine.plan.step_plan import ScoredTokens
+from rayinfer.engine.plan.step_plan import LogprobsArrays
 from rayinfer.outputs import Logprob, TokenLogprobs
 
 
@@ -20,13 +20,13 @@ class ScoredPlace:
     token_id: int
 
 
-def score(places: Sequence[ScoredPlace], num_top: int, vocab_size: int) -> ScoredTokens | None:
+def score(places: Sequence[ScoredPlace], num_top: int, vocab_size: int) -> LogprobsArrays | None:
     """Do what a sampler does for these places; every place gets `num_top` likely tokens."""
     if not places:
         return None
     likely = [_likely(place.context, num_top, vocab_size) for place in places]
     own = [_own(place.context, place.token_id) for place in places]
-    return ScoredTokens(
+    return LogprobsArrays(
         rows=np.array([place.row for place in places]),
         positions=np.array([place.position for place in places]),
         token_ids=np.array([[place.token_id, *ids] for place, ids in zip(places, likely, strict=True)], np.int32),

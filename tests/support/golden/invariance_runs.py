@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import rayinfer
 from rayinfer.config import engine_config
-from rayinfer.engine.build_single_rank import build_one_rank_engine
+from rayinfer.engine.build import build_engine
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.outputs import EngineStats, OutputAggregate, RequestOutput
 from rayinfer.protocols import EngineRequestId, GenerationRequest
@@ -123,7 +123,7 @@ def _stream(request: MixedRequest, tokenizer: Tokenizer) -> StreamState:
 
 
 def build_mixed_engine(folder: Path, settings: dict[str, Any]) -> Engine:
-    return build_one_rank_engine(engine_config(model=str(folder), **SETTINGS | settings), folder)
+    return build_engine(engine_config(model=str(folder), **SETTINGS | settings), folder)
 
 
 def _add(llm: AnyLLM, request: MixedRequest, *, trace: bool = False) -> None:

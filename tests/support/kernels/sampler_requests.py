@@ -53,7 +53,7 @@ def logits_of(seed, num_rows=1, spread=2.0):
 
 
 def enter(sampler, row, params, *, seed=1, choice=0, prompt=(10, 11, 12), outputs=(), end_token_ids=(EOS,)):
-    sampler.enter(
+    sampler.add_row(
         row,
         params,
         seed=seed,

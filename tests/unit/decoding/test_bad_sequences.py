@@ -31,20 +31,20 @@ def test_what_is_banned_is_what_transformers_bans(seed):
     history = generator.integers(0, 3, 9)
     expected = NoBadWordsLogitsProcessor(sequences)(torch.from_numpy(history)[None], torch.zeros(1, VOCAB))
     watched = bad_sequences()
-    watched.enter(2, sequences, history[:5], history[5:])
+    watched.add_row(2, sequences, history[:5], history[5:])
     assert banned(watched, 2) == [(expected[0] < 0).nonzero().flatten().tolist()]
 
 
 def test_a_sequence_may_begin_in_the_prompt_and_end_in_the_output():
     watched = bad_sequences()
-    watched.enter(0, [[3, 4, 5]], ids(1, 3), ids(4))
-    watched.enter(1, [[3, 4, 5]], ids(1, 3), ids(4, 1))
+    watched.add_row(0, [[3, 4, 5]], ids(1, 3), ids(4))
+    watched.add_row(1, [[3, 4, 5]], ids(1, 3), ids(4, 1))
     assert banned(watched, 0, 1) == [[5], []]
 
 
 def test_chosen_tokens_count_like_those_a_request_came_with():
     watched = bad_sequences()
-    watched.enter(0, [[3, 4, 5], [4, 6]], ids(9), ids())
+    watched.add_row(0, [[3, 4, 5], [4, 6]], ids(9), ids())
     assert banned(watched, 0) == [[]]
     watched.record(ids(0), torch.tensor([3]))
     assert banned(watched, 0) == [[]]
@@ -56,15 +56,15 @@ def test_chosen_tokens_count_like_those_a_request_came_with():
 
 def test_two_sequences_that_end_alike_are_told_apart():
     watched = bad_sequences()
-    watched.enter(0, [[1, 5], [2, 5], [3, 5]], ids(2), ids())
-    watched.enter(1, [[1, 5], [2, 5]], ids(7), ids())
+    watched.add_row(0, [[1, 5], [2, 5], [3, 5]], ids(2), ids())
+    watched.add_row(1, [[1, 5], [2, 5]], ids(7), ids())
     assert banned(watched, 0, 1) == [[5], []]
 
 
 def test_rows_are_watched_apart_whatever_their_order_in_the_batch():
     watched = bad_sequences()
-    watched.enter(3, [[1, 2], [4, 1, 2]], ids(4, 1), ids())
-    watched.enter(1, [[1, 6]], ids(1), ids())
+    watched.add_row(3, [[1, 2], [4, 1, 2]], ids(4, 1), ids())
+    watched.add_row(1, [[1, 6]], ids(1), ids())
     watched.record(ids(2, 1, 3), torch.tensor([8, 1, 4]))
     watched.record(ids(3), torch.tensor([1]))
     assert banned(watched, 1, 0, 3) == [[6], [], [2]]
@@ -72,14 +72,14 @@ def test_rows_are_watched_apart_whatever_their_order_in_the_batch():
 
 def test_a_history_shorter_than_the_sequence_is_no_match():
     watched = bad_sequences()
-    watched.enter(0, [[0, 0, 5], [0, 6]], ids(0), ids())
+    watched.add_row(0, [[0, 0, 5], [0, 6]], ids(0), ids())
     assert banned(watched, 0) == [[6]]
 
 
 def test_the_longest_sequence_is_watched_to_its_end():
     sequence = [1] * (MAX_BAD_SEQUENCE_TOKENS - 1) + [2]
     watched = bad_sequences()
-    watched.enter(0, [sequence], ids(3, *sequence[:-2]), ids())
+    watched.add_row(0, [sequence], ids(3, *sequence[:-2]), ids())
     assert banned(watched, 0) == [[]]
     watched.record(ids(0), torch.tensor([1]))
     assert banned(watched, 0) == [[2]]
@@ -87,8 +87,8 @@ def test_the_longest_sequence_is_watched_to_its_end():
 
 def test_a_row_that_was_left_is_watched_no_more():
     watched = bad_sequences()
-    watched.enter(0, [[1, 2]], ids(1), ids())
-    watched.leave(0)
+    watched.add_row(0, [[1, 2]], ids(1), ids())
+    watched.remove_row(0)
     assert banned(watched, 0) == [[]]
-    watched.enter(0, [[4, 2]], ids(1), ids())
+    watched.add_row(0, [[4, 2]], ids(1), ids())
     assert banned(watched, 0) == [[]]

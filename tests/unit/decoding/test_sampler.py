@@ -176,7 +176,7 @@ def test_a_new_request_inherits_nothing_from_the_row_before():
     logits[0, [EOS, 5]] = torch.tensor([4.0, 3.5])
     enter(sampler, 0, greedy, prompt=(5, 6), outputs=(5,))
     assert sample(sampler, logits, [0], [3]) != [EOS]
-    sampler.leave(0)
+    sampler.remove_row(0)
     enter(sampler, 0, SamplingParams(temperature=0.0, presence_penalty=0.1), prompt=(1,))
     assert sample(sampler, logits, [0], [1]) == [EOS]
     enter(sampler, 0, SamplingParams(temperature=0.0), prompt=(1,))
@@ -302,22 +302,22 @@ def test_those_who_ask_are_told_what_the_untouched_logits_say():
     enter(sampler, 3, SamplingParams(temperature=0.0, allowed_token_ids=[9], logprobs=5))
     logits = logits_of(3, num_rows=4)
     sampled = sampler.sample(logits, np.array([2, 1, 3, 0]), np.full(4, 3))
-    assert sampled.scored.tolist() == [0, 2, 3]
-    assert sampled.scores.token_ids[:, 0].tolist() == sampled.token_ids[[0, 2, 3]].tolist()
+    assert sampled.scored_lines.tolist() == [0, 2, 3]
+    assert sampled.logprobs.token_ids[:, 0].tolist() == sampled.token_ids[[0, 2, 3]].tolist()
     expected = logits[[0, 2, 3]].log_softmax(-1)
-    assert torch.equal(sampled.scores.token_ids[:, 1:], expected.topk(5).indices)
-    told = expected.gather(1, sampled.scores.token_ids)
-    torch.testing.assert_close(sampled.scores.logprobs, told, atol=1e-5, rtol=0)
-    assert torch.equal(sampled.scores.ranks, (expected > told[:, :1]).sum(-1) + 1)
-    assert sampled.scores.ranks[1] > 1
+    assert torch.equal(sampled.logprobs.token_ids[:, 1:], expected.topk(5).indices)
+    told = expected.gather(1, sampled.logprobs.token_ids)
+    torch.testing.assert_close(sampled.logprobs.logprobs, told, atol=1e-5, rtol=0)
+    assert torch.equal(sampled.logprobs.ranks, (expected > told[:, :1]).sum(-1) + 1)
+    assert sampled.logprobs.ranks[1] > 1
 
 
 def test_nobody_asks_nobody_is_told():
     sampler = Sampler(1, VOCAB)
     enter(sampler, 0, SamplingParams())
     sampled = sampler.sample(logits_of(0), np.array([0]), np.array([3]))
-    assert sampled.scores is None
-    assert not len(sampled.scored)
+    assert sampled.logprobs is None
+    assert not len(sampled.scored_lines)
 
 
 # Bad rows and bad calls
@@ -350,8 +350,8 @@ def test_leaving_twice_gives_a_history_back_only_once():
     sampler = Sampler(3, VOCAB)
     frequent = SamplingParams(temperature=0.0, frequency_penalty=2.0)
     enter(sampler, 0, frequent)
-    sampler.leave(0)
-    sampler.leave(0)
+    sampler.remove_row(0)
+    sampler.remove_row(0)
     enter(sampler, 1, frequent, outputs=(5,))
     enter(sampler, 2, frequent, outputs=(6,))
     logits = torch.zeros(2, VOCAB)

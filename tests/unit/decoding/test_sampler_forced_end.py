@@ -18,7 +18,7 @@ PARAMS = [
 def sampled_at(position, forced_end_token_id):
     sampler = Sampler(4, VOCAB, forced_end_token_id=forced_end_token_id)
     for row, params in enumerate(PARAMS):
-        sampler.enter(
+        sampler.add_row(
             row,
             params,
             seed=params.seed or 0,

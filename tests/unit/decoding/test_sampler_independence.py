@@ -34,7 +34,7 @@ def test_a_request_draws_the_same_alone_in_company_in_another_row_and_after_comi
         enter(busy, row, other, seed=row)
     enter(busy, 6, params, seed=77)
     first = generate(busy, 6, 4, start=3, neighbours=neighbours)
-    busy.leave(6)
+    busy.remove_row(6)
     last = len(MIXED) + 1
     enter(busy, last, params, seed=77, outputs=first)
     rest = generate(busy, last, 5, start=7, neighbours=neighbours)

@@ -23,7 +23,7 @@ def drawn_on(device, dtype):
     """Tokens and log probabilities of some steps."""
     sampler = Sampler(len(SETTINGS), VOCAB, device)
     for row, params in enumerate(SETTINGS):
-        sampler.enter(
+        sampler.add_row(
             row, params, seed=row, choice=0, prompt_token_ids=[1, 2, 3], output_token_ids=[4], end_token_ids=[2, 9]
         )
     rows = np.arange(len(SETTINGS))
@@ -33,7 +33,7 @@ def drawn_on(device, dtype):
         logits = torch.randn(len(rows), VOCAB, generator=generator).mul(3).to(dtype)
         sampled = sampler.sample(logits.to(device), rows, np.full(len(rows), position))
         tokens.append(sampled.token_ids.tolist())
-        scores.append(sampled.scores)
+        scores.append(sampled.logprobs)
     return tokens, scores
 
 

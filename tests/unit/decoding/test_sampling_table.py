@@ -52,7 +52,7 @@ def test_a_temperature_too_small_to_divide_by_is_greedy(table):
 def test_no_log_probabilities_are_told_apart_from_those_of_the_chosen_token_alone(table):
     for row, logprobs in enumerate((None, 0, 20)):
         fill(table, row, SamplingParams(logprobs=logprobs))
-    assert table.at(np.array([0, 1, 2]))["num_scored"].tolist() == [0, 1, 21]
+    assert table.at(np.array([0, 1, 2]))["num_logprobs"].tolist() == [0, 1, 21]
 
 
 @pytest.mark.parametrize(("seed", "bits"), [(2**64 - 1, -1), (-1, -1), (2**63, -(2**63)), (-(2**63), -(2**63)), (5, 5)])

@@ -29,7 +29,7 @@ def scores_of(seed, num_rows=1):
 
 
 def enter(rules, row, params, history=HISTORY):
-    rules.enter(row, params, np.array(history[:1]), np.array(history[1:]))
+    rules.add_row(row, params, np.array(history[:1]), np.array(history[1:]))
 
 
 def ruled(rules, scores, *rows):
@@ -75,8 +75,8 @@ def test_rows_with_different_rules_and_rows_without_share_a_batch():
 def test_nothing_is_left_of_a_row_that_was_left():
     rules = TokenRules(2, torch.device("cpu"))
     enter(rules, 0, RULES["all"])
-    rules.leave(0)
-    rules.leave(1)
+    rules.remove_row(0)
+    rules.remove_row(1)
     assert torch.equal(ruled(rules, scores_of(2), 0), scores_of(2))
     enter(rules, 0, SamplingParams(logit_bias={1: 1.0}))
     assert (ruled(rules, scores_of(2), 0) != scores_of(2)).nonzero().tolist() == [[0, 1]]

@@ -28,7 +28,7 @@ def folder(tmp_path_factory):
     return make_tiny_llama(tmp_path_factory.mktemp("llama"), tie=False)
 
 
-def engine_of(folder, **settings):
+def new_engine(folder, **settings):
     config = engine_config(model=str(folder), **{"num_kv_blocks": 32, "block_size": 8, "dtype": "float32"} | settings)
     return build_engine(config, folder)
 
@@ -60,7 +60,7 @@ def run(engine, *requests):
 
 @pytest.fixture(scope="module")
 def uninterrupted(folder):
-    tokens, _ = run(engine_of(folder), *(request(name, params, choice=2) for name, params in PARAMS.items()))
+    tokens, _ = run(new_engine(folder), *(request(name, params, choice=2) for name, params in PARAMS.items()))
     return tokens
 
 
@@ -70,12 +70,12 @@ def test_a_continuation_on_a_fresh_engine_equals_the_uninterrupted_run(name, num
     whole = uninterrupted[name]
     assert len(whole) > num_known
     known = whole[:num_known]
-    tokens, _ = run(engine_of(folder), request("again", PARAMS[name], outputs=known, choice=2))
+    tokens, _ = run(new_engine(folder), request("again", PARAMS[name], outputs=known, choice=2))
     assert known + tokens["again"] == whole
 
 
 def test_choices_of_one_seed_differ(folder):
-    tokens, _ = run(engine_of(folder), *(request(f"{k}", PARAMS["seeded"], choice=k) for k in range(3)))
+    tokens, _ = run(new_engine(folder), *(request(f"{k}", PARAMS["seeded"], choice=k) for k in range(3)))
     assert len(set(map(tuple, tokens.values()))) == 3
 
 
@@ -86,18 +86,18 @@ def test_a_request_whose_logits_are_not_numbers_ends_alone(folder, tmp_path):
     save_weights(poisoned, weights)
     good = request("good", PARAMS["greedy"])
     tokens, reasons = run(
-        engine_of(poisoned),
+        new_engine(poisoned),
         request("bad", PARAMS["greedy"], prompt=[5, 77, 6]),
         good,
         request("bad too", PARAMS["seeded"], prompt=[77]),
     )
     assert reasons == {"good": "length", "bad": "error", "bad too": "error"}
-    wanted, _ = run(engine_of(folder), good)
+    wanted, _ = run(new_engine(folder), good)
     assert tokens == {"good": wanted["good"], "bad": [], "bad too": []}
 
 
 def test_blocks_are_found_again_by_the_real_executor(folder):
-    engine = engine_of(folder)
+    engine = new_engine(folder)
     long = [(5 * i) % 380 + 3 for i in range(50)]
     first, _ = run(engine, request("first", PARAMS["greedy"], prompt=long))
     second, _ = run(engine, request("second", PARAMS["greedy"], prompt=long))
@@ -106,7 +106,7 @@ def test_blocks_are_found_again_by_the_real_executor(folder):
 
 
 def test_a_description_tells_the_limits(folder):
-    description = engine_of(folder).description
+    description = new_engine(folder).description
     assert description.name == str(folder)
     assert (description.max_model_len, description.vocab_size) == (256, 384)
     assert (description.kv_blocks_total, description.block_size) == (32, 8)
@@ -114,7 +114,7 @@ def test_a_description_tells_the_limits(folder):
 
 def test_the_models_end_tokens_end_an_answer(folder):
     hot = SamplingParams(temperature=2.0, seed=1, max_tokens=100)
-    tokens, reasons = run(engine_of(folder, num_kv_blocks=320), *(request(f"{i}", hot, choice=i) for i in range(24)))
+    tokens, reasons = run(new_engine(folder, num_kv_blocks=320), *(request(f"{i}", hot, choice=i) for i in range(24)))
     ended = [request_id for request_id, reason in reasons.items() if reason == "stop"]
     assert ended
     assert all(tokens[request_id][-1] == 2 and 2 not in tokens[request_id][:-1] for request_id in ended)
@@ -122,7 +122,7 @@ def test_the_models_end_tokens_end_an_answer(folder):
 
 def test_more_context_than_the_model_has_is_refused(folder):
     with pytest.raises(ConfigError, match="max_model_len 513 is above the model's 512"):
-        engine_of(folder, max_model_len=513)
+        new_engine(folder, max_model_len=513)
 
 
 @pytest.fixture(scope="module")
@@ -132,15 +132,15 @@ def stretchable_folder(tmp_path_factory):
 
 
 def test_a_rotary_scaling_makes_room_for_longer_sequences_when_it_is_asked_for(stretchable_folder):
-    assert engine_of(stretchable_folder).description.max_model_len == 64
-    assert engine_of(stretchable_folder, max_model_len=192).description.max_model_len == 192
+    assert new_engine(stretchable_folder).description.max_model_len == 64
+    assert new_engine(stretchable_folder, max_model_len=192).description.max_model_len == 192
     with pytest.raises(ConfigError, match="max_model_len 193 is above the model's 192"):
-        engine_of(stretchable_folder, max_model_len=193)
+        new_engine(stretchable_folder, max_model_len=193)
 
 
 def test_settings_and_not_memory_decide_how_positions_turn(stretchable_folder):
     answers = [
-        run(engine_of(stretchable_folder, **settings), request("a", PARAMS["greedy"]))[0]
+        run(new_engine(stretchable_folder, **settings), request("a", PARAMS["greedy"]))[0]
         for settings in ({"max_model_len": 192}, {"max_model_len": 192, "num_kv_blocks": 5}, {"max_model_len": 64})
     ]
     assert answers[0] == answers[1] != answers[2]
@@ -149,7 +149,7 @@ def test_settings_and_not_memory_decide_how_positions_turn(stretchable_folder):
 def test_threads_are_set_when_asked_for(folder):
     before = torch.get_num_threads()
     try:
-        engine_of(folder, num_threads=before + 1)
+        new_engine(folder, num_threads=before + 1)
         assert torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)
@@ -157,7 +157,7 @@ def test_threads_are_set_when_asked_for(folder):
 
 def test_a_pool_beyond_all_memory_is_refused_in_one_line(folder):
     with pytest.raises((ConfigError, ModelLoadError), match="num_kv_blocks") as caught:
-        engine_of(folder, num_kv_blocks=10**12)
+        new_engine(folder, num_kv_blocks=10**12)
     assert "\n" not in str(caught.value)
 
 
@@ -166,7 +166,7 @@ def test_a_cache_of_eight_bits_takes_a_third_of_the_memory_and_changes_logits_li
     memory = {"num_kv_blocks": None, "kv_cache_memory_bytes": 1 << 20}
     found = {}
     for kind in ("auto", "int8"):
-        engine = engine_of(folder, kv_cache_dtype=kind, **memory)
+        engine = new_engine(folder, kv_cache_dtype=kind, **memory)
         engine.add_request(request("scored", scored, prompt=list(range(20, 80))))
         (delta,) = engine.step()
         logprobs = [place[20 + i].logprob for i, place in enumerate(delta.prompt_logprobs) if place is not None]
@@ -177,9 +177,9 @@ def test_a_cache_of_eight_bits_takes_a_third_of_the_memory_and_changes_logits_li
 
 
 def test_bits_that_depend_on_nobody_are_promised_only_where_the_kernels_keep_that(folder):
-    engine_of(folder, deterministic=True).exit()
+    new_engine(folder, deterministic=True).exit()
     with pytest.raises(ConfigError, match=r"deterministic must not be true with torch.float16 on a cpu"):
-        engine_of(folder, deterministic=True, dtype="float16")
+        new_engine(folder, deterministic=True, dtype="float16")
 
 
 @pytest.mark.parametrize(
@@ -188,13 +188,13 @@ def test_bits_that_depend_on_nobody_are_promised_only_where_the_kernels_keep_tha
 def test_a_mode_that_was_measured_to_lose_too_much_has_to_be_allowed(mode, settings, folder, monkeypatch):
     monkeypatch.setitem(check_quality.__kwdefaults__, "measured", {"stories15m": {"int8-dynamic": 3.1, "int8-kv": 3.1}})
     with pytest.raises(ConfigError, match=f"{mode} makes perplexity 3.1 % worse"):
-        engine_of(folder, **settings)
-    engine_of(folder, **settings, allow_inaccurate_quantization=True).exit()
+        new_engine(folder, **settings)
+    new_engine(folder, **settings, allow_inaccurate_quantization=True).exit()
 
 
 @pytest.mark.parametrize("overlaps", [None, False, True])
 def test_steps_overlap_where_the_settings_say_so_and_by_themselves_on_a_gpu_alone(overlaps, folder):
-    engine = engine_of(folder, async_scheduling=overlaps)
+    engine = new_engine(folder, async_scheduling=overlaps)
     assert engine.executor.supports_async_scheduling == (torch.cuda.is_available() if overlaps is None else overlaps)
-    expected = run(engine_of(folder, async_scheduling=False), *(request(name, PARAMS[name]) for name in PARAMS))
+    expected = run(new_engine(folder, async_scheduling=False), *(request(name, PARAMS[name]) for name in PARAMS))
     assert run(engine, *(request(name, PARAMS[name]) for name in PARAMS)) == expected

@@ -5,9 +5,9 @@ import random
 import pytest
 import torch
 
-from rayinfer.engine.build_single_rank import build_one_rank_engine
+from rayinfer.engine.build import build_engine
 from rayinfer.layers.matrix import Matrix
-from rayinfer.protocols import GenerationRequest
+from rayinfer.protocols import GenerationRequest, Sleep, Wake
 from rayinfer.sampling_params import SamplingParams
 from rayinfer_kernels.gpu.language import triton
 from support.golden.engine_answers import answers_of, assert_alike, config_of
@@ -38,12 +38,12 @@ def numbers_of(engine):
 def test_weights_leave_the_gpu_for_a_sleep_and_come_back_as_they_were(quantization, tmp_path):
     folder = make_tiny_llama(tmp_path, hidden=1024, heads=8, layers=4, intermediate_size=4096)
     settings = {"dtype": "bfloat16", "quantization": quantization, "allow_inaccurate_quantization": True}
-    engine = build_one_rank_engine(config_of(folder, **settings), folder)
+    engine = build_engine(config_of(folder, **settings), folder)
     try:
         before, awake = numbers_of(engine), torch.cuda.memory_allocated()
-        engine.sleep(1)
+        engine.control(Sleep(1))
         assert awake - torch.cuda.memory_allocated() > sum(len(each.flatten()) for each in before)
-        engine.wake()
+        engine.control(Wake())
         assert all(map(torch.equal, numbers_of(engine), before))
         assert torch.cuda.memory_allocated() == pytest.approx(awake, rel=0.1)
     finally:
@@ -56,7 +56,7 @@ def test_no_kernel_is_compiled_while_requests_are_served(settings, tmp_path, mon
     folder = make_tiny_llama(tmp_path, hidden=256, heads=4, kv_heads=2, layers=2, vocab_size=5000)
     sizes = {"max_model_len": 256, "max_num_seqs": 24, "max_num_batched_tokens": 300, "num_kv_blocks": 400}
     common = {"dtype": "bfloat16", "allow_inaccurate_quantization": True}
-    engine = build_one_rank_engine(config_of(folder, **(common | sizes | settings)), folder)
+    engine = build_engine(config_of(folder, **(common | sizes | settings)), folder)
     compiled = []
     monkeypatch.setattr(
         triton.knobs.runtime, "jit_post_compile_hook", lambda *_args, **told: compiled.append(told["repr"])

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from rayinfer.config import engine_config
-from rayinfer.engine.build_single_rank import build_one_rank_engine
+from rayinfer.engine.build import build_engine
+from rayinfer.protocols import Sleep, Wake
 from rayinfer.tokenization.tokenizer import Tokenizer
 from support.golden.golden_prompts import GOLDEN_PROMPTS
 from support.golden.greedy_runs import greedy_answers
@@ -36,7 +37,7 @@ WAYS = {
 
 def open_engine(folder, **settings):
     limits = {"dtype": "float32", "num_threads": 1, "max_model_len": 512}
-    return build_one_rank_engine(engine_config(model=str(folder), **limits | settings), folder)
+    return build_engine(engine_config(model=str(folder), **limits | settings), folder)
 
 
 def prompts_of(folder, count):
@@ -49,8 +50,8 @@ def sleep_every(num_steps):
 
     def rest(engine):
         if next(steps) % num_steps == 0:
-            engine.sleep(next(levels))
-            engine.wake()
+            engine.control(Sleep(next(levels)))
+            engine.control(Wake())
 
     return rest
 

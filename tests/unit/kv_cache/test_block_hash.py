@@ -84,7 +84,7 @@ def test_tokens_beyond_the_announced_ones_are_not_hashed():
 
 
 def test_announcing_more_tokens_than_given_is_our_own_mistake():
-    with pytest.raises(AssertionError, match="9 tokens announced, 8 given"):
+    with pytest.raises(AssertionError, match="9 tokens expected, 8 given"):
         PrefixDigests(4, b"").extend(np.zeros(8, dtype=np.int32), 9)
 
 

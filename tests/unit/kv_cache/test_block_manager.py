@@ -52,7 +52,7 @@ def test_free_and_used_blocks_add_up(manager):
 def test_asking_for_too_many_blocks_takes_nothing(manager):
     blocks = compute(manager, prompt(0, 2))
     manager.free(blocks)
-    with pytest.raises(OutOfBlocks, match="7 blocks wanted, 6 of 6 free"):
+    with pytest.raises(OutOfBlocks, match="7 blocks requested, 6 of 6 free"):
         manager.allocate(7)
     assert manager.num_free == 6
     assert find(manager, prompt(0, 2)) == blocks

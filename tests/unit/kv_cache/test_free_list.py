@@ -33,7 +33,7 @@ def test_a_block_is_taken_from_the_middle():
 def test_a_list_gives_no_more_than_it_has():
     free_list = FreeList(2)
     assert free_list.take_first(1) == [0]
-    with pytest.raises(AssertionError, match="2 blocks wanted, 1 are in the list"):
+    with pytest.raises(AssertionError, match="2 blocks requested, 1 are in the list"):
         free_list.take_first(2)
     assert free_list.take_first(0) == []
     assert drain(free_list) == [1]

@@ -10,7 +10,7 @@ from typing import Any
 
 from rayinfer.benchmark.report import Environment, Table, describe_environment, write_markdown
 from rayinfer.config import EngineConfig, engine_config
-from rayinfer.engine.build_single_rank import build_one_rank_engine
+from rayinfer.engine.build import build_engine
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.errors import ConfigError
 from rayinfer.optimization.quality_gates import QUALITY_LIMITS
@@ -123,7 +123,7 @@ def run_quality(
     settings: Mapping[str, Any],
     command: str,
     log: Callable[[str], None],
-    build: BuildEngine = build_one_rank_engine,
+    build: BuildEngine = build_engine,
 ) -> QualityReport:
     """Predict the texts in every mode, one engine after the other; float32 always runs, and first."""
     reference, found = None, []
@@ -143,7 +143,7 @@ def run_quality(
     )
 
 
-def predict(plan: QualityPlan, settings: Mapping[str, Any], build: BuildEngine = build_one_rank_engine) -> Predictions:
+def predict(plan: QualityPlan, settings: Mapping[str, Any], build: BuildEngine = build_engine) -> Predictions:
     """Predict every token of the texts from those before it, with an engine of these settings."""
     defaults = {"allow_inaccurate_quantization": True, "enable_prefix_caching": False}
     engine = build(engine_config(model=plan.model, **{**defaults, **settings}), plan.folder)

@@ -1,4 +1,4 @@
-"""Whole decoding steps as graphs: recorded once for each padded number of requests, then launched as one."""
+"""Decode graphs: whole decode steps, captured for each padded batch size and launched as one."""
 
 import importlib
 from collections.abc import Callable
@@ -10,8 +10,9 @@ import torch
 from rayinfer.decoding.sampling_table import RowSettings
 from rayinfer.engine.plan.step_plan import StepPlan
 from rayinfer.engine.worker.graphs.cuda_graphs import Graph, unowned
-from rayinfer.engine.worker.graphs.graph_input_buffers import GraphLines, Padding, graph_lines
-from rayinfer.engine.worker.step_inputs import LastTokens, StepInputs
+from rayinfer.engine.worker.graphs.graph_input_buffers import GraphInputBuffers, allocate_graph_inputs
+from rayinfer.engine.worker.padding import Padding
+from rayinfer.engine.worker.step_inputs import FutureTokens, StepInputs
 from rayinfer.engine.worker.step_results import TokenMemory
 from rayinfer.engine.worker.step_upload import StepUpload
 from rayinfer.models.model_config import ModelConfig
@@ -20,7 +21,7 @@ Compute = Callable[[StepInputs], torch.Tensor]  # a step's logits
 
 
 class Drawn(Protocol):
-    """A token per row, int64, and whether none could be chosen, bool."""
+    """A token per row, and whether none could be chosen."""
 
     @property
     def token_ids(self) -> torch.Tensor:
@@ -35,7 +36,7 @@ class Drawn(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Operations that choose tokens without a look from the host, by settings that lie on the device."""
+    """Operations that sample tokens by settings on the device, without the host."""
 
     uniform: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # of seeds, positions and choices
     # logits, temperature, top_k, top_p, min_p, numbers of `uniform`, is_greedy
@@ -61,9 +62,9 @@ class DecodeGraphs:
 
     There are graphs for up to `max_capture_size` requests, by default for as many as there are rows.
 
-    A step is filled up to the next size. Its arrays go to the device in one copy, to where the graph of that size reads
-    them: no address ever changes while graphs are there. `last_tokens` has a row more than there are requests, which is
-    that of the padding rows. With `draw` the graphs choose tokens as well.
+    A step is padded to the next size, and copied at once to the static buffers of that size's graph: no address changes
+    while graphs exist. `future_tokens` has one row more than there are requests, for padding. With `draw` the graphs
+    sample tokens as well.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class DecodeGraphs:
         max_blocks: int,
         device: torch.device,
         new_graph: Callable[[], Graph],
-        last_tokens: LastTokens,
+        future_tokens: FutureTokens,
         padding: Padding,
         draw: Draw | None = None,
         max_capture_size: int | None = None,
@@ -82,68 +83,70 @@ class DecodeGraphs:
         self.draw = draw
         self._new_graph = new_graph
         self._device = device
-        self._last_tokens = last_tokens
+        self._future_tokens = future_tokens
         self._upload = StepUpload(device)
-        self._lines = graph_lines(self.sizes, max_blocks=max_blocks, padding=padding, spare_row=num_rows, device=device)
+        self._inputs = allocate_graph_inputs(
+            self.sizes, max_blocks=max_blocks, padding=padding, padding_row=num_rows, device=device
+        )
         self._graphs: dict[int, Graph] = {}
         self._logits: dict[int, torch.Tensor] = {}  # by size, where its graph leaves them
         self._tokens = TokenMemory(self.sizes[-1], device)
 
-    def fit(self, plan: StepPlan) -> bool:
-        """Whether there is a graph for the step."""
+    def fits(self, plan: StepPlan) -> bool:
+        """Return whether there is a graph for the step."""
         num_requests = plan.num_requests
         return bool(self._graphs) and num_requests == plan.num_tokens <= self.sizes[-1] and bool(plan.samples.all())
 
     def capture(self, compute: Compute) -> None:
-        """Record a graph for each size, the largest first: its memory has room for those of all others."""
+        """Capture a graph for each size, the largest first: the others fit into its memory."""
         for size in reversed(self.sizes):
-            lines = self._lines[size]
-            lines.empty()
-            lines.send(self._upload)
+            buffers = self._inputs[size]
+            buffers.clear()
+            buffers.send(self._upload)
             graph = self._new_graph()
-            graph.capture(self._step_of(lines, compute))
+            graph.capture(self._step_of(buffers, compute))
             self._graphs[size] = graph
 
     def drop(self) -> None:
-        """Forget all graphs: what they read and write is about to move."""
+        """Drop all graphs: what they read and write is about to move."""
         self._graphs.clear()
         self._logits.clear()
 
     def run(self, plan: StepPlan, settings: RowSettings | None) -> GraphOutputs:
         """Compute a step that fits; its tokens are valid if `settings` [num_requests] are given."""
         size = next(size for size in self.sizes if size >= plan.num_requests)
-        lines = self._lines[size]
-        lines.fill(plan, settings)
-        lines.send(self._upload)
+        buffers = self._inputs[size]
+        buffers.fill(plan, settings)
+        buffers.send(self._upload)
         self._graphs[size].replay()
         count = plan.num_requests
-        return GraphOutputs(lines.inputs.rows[:count], self._logits[size][:count], self._tokens)
+        return GraphOutputs(buffers.inputs.rows[:count], self._logits[size][:count], self._tokens)
 
-    def _step_of(self, lines: GraphLines, compute: Compute) -> Callable[[], None]:
+    def _step_of(self, buffers: GraphInputBuffers, compute: Compute) -> Callable[[], None]:
         def step() -> None:
-            inputs, size = lines.inputs, lines.size
+            inputs, size = buffers.inputs, buffers.size
             logits = compute(inputs).contiguous()
             self._logits[size] = unowned(logits)
             if self.draw is not None:
-                drawn = self._drawn(self.draw, lines, logits)
+                drawn = self._drawn(self.draw, buffers, logits)
                 self._tokens.token_ids[:size].copy_(drawn.token_ids)
                 self._tokens.is_invalid[:size].copy_(drawn.is_invalid)
-                self._last_tokens.keep(inputs.rows, drawn.token_ids)
+                self._future_tokens.keep(inputs.rows, drawn.token_ids)
 
         return step
 
-    def _drawn(self, draw: Draw, lines: GraphLines, logits: torch.Tensor) -> Drawn:
-        on_device = lines.on_device
+    def _drawn(self, draw: Draw, buffers: GraphInputBuffers, logits: torch.Tensor) -> Drawn:
+        on_device = buffers.on_device
         numbers = draw.uniform(on_device["seed"], on_device["draw_position"], on_device["choice"])
         truncation = (on_device[name] for name in ("temperature", "top_k", "top_p", "min_p"))
         return draw.sample_rows(logits, *truncation, numbers, on_device["is_greedy"])
 
 
-# What torch gives cuBLAS for each stream of each thread, from compute capability 9.0 on; older GPUs get a quarter. Of
-# these there are three: that which records, and that of steps in the thread that builds the engine and in its own.
+# What torch allocates to cuBLAS for each stream of each thread, from compute capability 9.0 on (older: a
+# quarter). There are three: that which records, and that of steps in the thread that builds the engine and in its own.
 _WORKSPACE_BYTES, _NUM_WORKSPACES = 32 << 20, 3
-_LAUNCHES_PER_LAYER, _LAUNCH_BYTES = 16, 8 << 10  # what CUDA keeps of a graph itself: so much for each of its kernels
-_SLACK_BYTES = 64 << 20  # for what lies between the blocks of torch's allocator
+_LAUNCHES_PER_LAYER, _LAUNCH_BYTES = 16, 8 << 10  # what CUDA keeps of a graph itself: this much for each of its kernels
+_SLACK_BYTES = 64 << 20  # fragmentation of torch's allocator
 
 
 def graph_memory_bytes(model: ModelConfig, max_capture_size: int, max_blocks: int, block_size: int) -> int:

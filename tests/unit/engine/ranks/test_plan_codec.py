@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rayinfer.engine.plan.executor_commands import BlockCopy
-from rayinfer.engine.plan.step_plan import NewRequestData, SampledTokens, ScoredTokens, StepPlan
+from rayinfer.engine.plan.step_plan import LogprobsArrays, NewRequestData, SampledTokens, StepPlan
 from rayinfer.engine.ranks.plan_codec import (
     BadMessage,
     computed_message,
@@ -58,7 +58,7 @@ PLAN = StepPlan(
     samples=np.array([False, True]),
     new_requests=(ENTERED, NewRequestData(**{field.name: getattr(ENTERED, field.name) for field in fields(ENTERED)})),
 )
-SCORED = ScoredTokens(
+SCORED = LogprobsArrays(
     rows=np.array([0, 0], np.int64),
     positions=np.array([3, 4], np.int64),
     token_ids=np.array([[1, 2, 3], [4, 5, 6]], np.int32),
@@ -75,7 +75,7 @@ def assert_same(one, other):
             assert (mine.dtype, mine.shape) == (its.dtype, its.shape), field.name
             assert (mine == its).all(), field.name
             assert its.flags.writeable, field.name
-        elif isinstance(mine, ScoredTokens):
+        elif isinstance(mine, LogprobsArrays):
             assert_same(mine, its)
         elif field.name == "new_requests":
             assert len(mine) == len(its)

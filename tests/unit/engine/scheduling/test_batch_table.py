@@ -26,7 +26,7 @@ def request(length, blocks, **params):
 
 
 def take(table, made, num_computed=0, num_stored_blocks=0):
-    return table.take(made, num_computed=num_computed, num_stored_blocks=num_stored_blocks)
+    return table.add_row(made, num_computed=num_computed, num_stored_blocks=num_stored_blocks)
 
 
 def test_rows_are_taken_in_order_and_used_again():
@@ -34,7 +34,7 @@ def test_rows_are_taken_in_order_and_used_again():
     rows = [take(table, request(5, [0, 1])) for _ in range(3)]
     assert sorted(rows) == [0, 1, 2]
     assert not table.has_free_row
-    table.release(rows[1])
+    table.remove_row(rows[1])
     assert table.rows.tolist() == [rows[0], rows[2]]
     assert take(table, request(5, [0, 1])) == rows[1]
     assert table.rows.tolist() == [rows[0], rows[2], rows[1]]  # oldest first
@@ -44,7 +44,7 @@ def test_rows_are_taken_in_order_and_used_again():
 def test_a_row_that_is_used_again_keeps_nothing_of_its_last_request():
     table = BatchTable(1, 32, 4)
     take(table, request(5, [0, 1], stop_token_ids=[9], ignore_eos=True), 4, 1)
-    table.release(0)
+    table.remove_row(0)
     take(table, request(3, [7]))
     assert not table.rows_with_stop_ids
     assert table.checks_eos[0]
@@ -56,7 +56,7 @@ def test_released_tokens_go_back_to_their_request():
     made = request(3, [5])
     row = take(table, made)
     table.append(np.array([row]), np.array([77]))
-    assert table.release(row) is made
+    assert table.remove_row(row) is made
     assert made.token_ids.tolist() == [0, 1, 2, 77]
     with pytest.raises(AssertionError, match="row 0 is free"):
         table.request_at(row)

@@ -8,17 +8,17 @@ from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.preparation import block_digests
 from rayinfer.sampling_params import SamplingParams
 
-WAITING, PARKED, RUNNING, FINISHED = RequestStatus
+WAITING, WAITING_FOR_PREFIX, RUNNING, FINISHED = RequestStatus
 LEGAL = {
-    (WAITING, PARKED),
+    (WAITING, WAITING_FOR_PREFIX),
     (WAITING, RUNNING),
     (WAITING, FINISHED),
-    (PARKED, WAITING),
-    (PARKED, FINISHED),
+    (WAITING_FOR_PREFIX, WAITING),
+    (WAITING_FOR_PREFIX, FINISHED),
     (RUNNING, WAITING),
     (RUNNING, FINISHED),
 }
-WAY_TO = {WAITING: (), PARKED: (PARKED,), RUNNING: (RUNNING,), FINISHED: (FINISHED,)}
+WAY_TO = {WAITING: (), WAITING_FOR_PREFIX: (WAITING_FOR_PREFIX,), RUNNING: (RUNNING,), FINISHED: (FINISHED,)}
 
 
 def accepted(*, max_model_len=100, eos_token_ids=(2,), params=None, **fields):
@@ -100,7 +100,7 @@ def test_tenant_salt_and_adapter_cannot_be_mistaken_for_each_other():
 
 def test_a_request_enters_a_row_with_its_prompt_and_outputs_apart():
     request = accepted(output_token_ids=[8, 9], choice=3)
-    entered = request.entered_row(6, request.token_ids)
+    entered = request.new_request_data(6, request.token_ids)
     assert (entered.row, entered.choice, entered.seed) == (6, 3, 77)
     assert entered.prompt_token_ids.tolist() == [5, 6, 7]
     assert entered.output_token_ids.tolist() == [8, 9]

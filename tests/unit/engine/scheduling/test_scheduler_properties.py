@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from rayinfer.outputs import EngineState
+from rayinfer.protocols import Pause, Resume, Sleep, Wake
 from support.fakes.fake_executor import EOS, INVALID, VOCAB_SIZE, drive, expected_tokens, mixed_answer, numbers
 from support.fakes.fake_scores import expected_logprobs
 
@@ -133,16 +134,16 @@ class Scripts(RuleBasedStateMachine):
     def change(self, level):
         engine = self.driven.engine
         if engine.stats.state == EngineState.ASLEEP:
-            engine.wake()
+            engine.control(Wake())
         elif level is None:
-            engine.pause()
+            engine.control(Pause())
         else:
-            engine.sleep(level)
+            engine.control(Sleep(level))
 
     @rule()
-    def go_on(self):
-        self.driven.engine.wake()
-        self.driven.engine.resume()
+    def has_next_token(self):
+        self.driven.engine.control(Wake())
+        self.driven.engine.control(Resume())
 
     @invariant()
     def nobody_is_counted_twice_or_lost(self):
@@ -153,14 +154,14 @@ class Scripts(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "driven"):
             return
-        self.go_on()
+        self.has_next_token()
         self.driven.run(max_steps=3000)  # nobody waits for ever, and all blocks come back
         assert self.driven.ends.keys() == self.submitted.keys()
         assert sum(self.driven.engine.stats.requests_finished_total.values()) == len(self.submitted)
         batch = self.driven.scheduler._batch
         assert not batch._priorities
-        assert not batch._under_way._pending
-        assert not batch.table.rows_with_details | batch.table.rows_with_stop_ids | batch.table.rows_without_answer
+        assert not batch._in_flight_prefixes._pending
+        assert not batch.table.rows_with_details | batch.table.rows_with_stop_ids | batch.table.prompt_only_rows
         for request_id, submission in self.submitted.items():
             self.check_end(request_id, submission)
 

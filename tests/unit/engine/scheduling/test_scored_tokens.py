@@ -2,13 +2,13 @@ import math
 
 import numpy as np
 
-from rayinfer.engine.plan.step_plan import ScoredTokens
+from rayinfer.engine.plan.step_plan import LogprobsArrays
 from rayinfer.engine.scheduling.step_deltas import logprobs_by_row
 from rayinfer.outputs import Logprob
 
 
 def scored(rows, token_ids, logprobs, ranks):
-    return ScoredTokens(
+    return LogprobsArrays(
         rows=np.array(rows),
         positions=np.arange(len(rows)),
         token_ids=np.array(token_ids, np.int32),

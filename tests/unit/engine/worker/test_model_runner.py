@@ -46,7 +46,7 @@ def plan(parts, samples, new_requests=()):
     )
 
 
-def entered_row(row, params=GREEDY):
+def new_request_data(row, params=GREEDY):
     return NewRequestData(
         row=row,
         params=params,
@@ -61,7 +61,7 @@ def entered_row(row, params=GREEDY):
 def test_only_requests_whose_last_token_is_in_get_a_new_one_in_the_plans_order():
     decoder = NextToken()
     runner = ModelRunner(decoder, Sampler(4, VOCAB), torch.device("cpu"))
-    step = plan({2: [5, 6], 0: [1, 2, 3], 3: [9]}, [True, False, True], map(entered_row, (0, 2, 3)))
+    step = plan({2: [5, 6], 0: [1, 2, 3], 3: [9]}, [True, False, True], map(new_request_data, (0, 2, 3)))
     sampled = runner.submit(step).result()
     assert sampled.token_ids.tolist() == [7, 10]
     assert sampled.is_invalid.tolist() == [False, False]
@@ -71,7 +71,7 @@ def test_only_requests_whose_last_token_is_in_get_a_new_one_in_the_plans_order()
 def test_a_step_of_chunks_alone_computes_no_logits():
     decoder = NextToken()
     runner = ModelRunner(decoder, Sampler(4, VOCAB), torch.device("cpu"))
-    sampled = runner.submit(plan({1: [5, 6]}, [False], [entered_row(1)])).result()
+    sampled = runner.submit(plan({1: [5, 6]}, [False], [new_request_data(1)])).result()
     assert len(sampled.token_ids) == len(sampled.is_invalid) == 0
     assert decoder.rows_asked_for == []
 
@@ -85,19 +85,21 @@ def test_a_row_that_nobody_entered_is_an_error():
 def test_a_draw_is_that_of_the_position_which_the_new_token_will_have():
     params, tokens = SamplingParams(temperature=2.0), [4, 8, 15]
     for seed in range(20):
-        row = replace(entered_row(0, params), seed=seed)
+        row = replace(new_request_data(0, params), seed=seed)
         runner = ModelRunner(NextToken(), Sampler(1, VOCAB), torch.device("cpu"))
         drawn = runner.submit(plan({0: tokens}, [True], [row])).result().token_ids
         logits = torch.nn.functional.one_hot(torch.tensor([(tokens[-1] + 1) % VOCAB]), VOCAB).float()
         sampler = Sampler(1, VOCAB)
-        sampler.enter(0, params, seed=seed, choice=0, prompt_token_ids=[1], output_token_ids=[], end_token_ids=())
+        sampler.add_row(0, params, seed=seed, choice=0, prompt_token_ids=[1], output_token_ids=[], end_token_ids=())
         assert drawn.tolist() == sampler.sample(logits, np.array([0]), np.array([len(tokens)])).token_ids.tolist()
 
 
 def test_log_probabilities_come_for_the_rows_that_asked_with_their_positions():
-    asking = entered_row(3, SamplingParams(temperature=0.0, logprobs=2))
+    asking = new_request_data(3, SamplingParams(temperature=0.0, logprobs=2))
     runner = ModelRunner(NextToken(), Sampler(4, VOCAB), torch.device("cpu"))
-    step = plan({2: [5, 6], 3: [9], 0: [1, 2, 3]}, [True, True, True], [entered_row(2), asking, entered_row(0)])
+    step = plan(
+        {2: [5, 6], 3: [9], 0: [1, 2, 3]}, [True, True, True], [new_request_data(2), asking, new_request_data(0)]
+    )
     sampled = runner.submit(step).result()
     scored = sampled.logprobs
     assert scored.rows.tolist() == [3]
@@ -111,7 +113,7 @@ def test_log_probabilities_come_for_the_rows_that_asked_with_their_positions():
 
 def test_nobody_who_asked_no_log_probabilities():
     runner = ModelRunner(NextToken(), Sampler(4, VOCAB), torch.device("cpu"))
-    sampled = runner.submit(plan({2: [5, 6]}, [True], [entered_row(2)])).result()
+    sampled = runner.submit(plan({2: [5, 6]}, [True], [new_request_data(2)])).result()
     assert sampled.logprobs is None
     assert sampled.prompt_logprobs is None
 
@@ -120,7 +122,9 @@ def test_nobody_who_asked_no_log_probabilities():
 def test_a_prompt_is_scored_whether_or_not_its_chunk_ends_in_a_new_token(samples):
     decoder = NextToken()
     runner = ModelRunner(decoder, Sampler(4, VOCAB), torch.device("cpu"))
-    row = replace(entered_row(1, SamplingParams(prompt_logprobs=1)), prompt_token_ids=np.array([4, 5, 9], np.int32))
+    row = replace(
+        new_request_data(1, SamplingParams(prompt_logprobs=1)), prompt_token_ids=np.array([4, 5, 9], np.int32)
+    )
     sampled = runner.submit(plan({1: [4, 5, 9]}, [samples], [row])).result()
     assert sampled.prompt_logprobs.positions.tolist() == [1, 2]
     assert sampled.prompt_logprobs.token_ids.tolist() == [[5, 5], [9, 6]]

@@ -13,7 +13,7 @@ VOCAB = 50
 PROMPT = [7, 3, 3, 40, 9, 0, 49, 12]
 
 
-def entered(row, prompt=PROMPT, outputs=(), prompt_logprobs=2):
+def new_request(row, prompt=PROMPT, outputs=(), prompt_logprobs=2):
     return NewRequestData(
         row=row,
         params=SamplingParams(prompt_logprobs=prompt_logprobs),
@@ -66,7 +66,7 @@ def score(scorer, chunks):
 @pytest.mark.parametrize("lengths", [(8,), (1, 7), (3, 4, 1), (7, 1), (1,) * 8])
 def test_however_a_prompt_is_cut_every_token_but_the_first_is_scored_once(lengths):
     scorer = PromptScorer(VOCAB)
-    scorer.enter(entered(5))
+    scorer.add_row(new_request(5))
     first, places = 0, []
     for length in lengths:
         scored = score(scorer, {5: (first, length)})
@@ -87,9 +87,9 @@ def test_however_a_prompt_is_cut_every_token_but_the_first_is_scored_once(length
 
 def test_prompts_of_one_step_are_scored_together_and_others_are_left_out():
     scorer = PromptScorer(VOCAB)
-    scorer.enter(entered(2, prompt_logprobs=0))
-    scorer.enter(entered(0, prompt=[1, 2, 3], prompt_logprobs=3))
-    scorer.enter(entered(4, prompt_logprobs=None))
+    scorer.add_row(new_request(2, prompt_logprobs=0))
+    scorer.add_row(new_request(0, prompt=[1, 2, 3], prompt_logprobs=3))
+    scorer.add_row(new_request(4, prompt_logprobs=None))
     scored = score(scorer, {4: (0, 8), 2: (2, 3), 1: (20, 1), 0: (0, 3)})
     assert scored.rows.tolist() == [2, 2, 2, 0, 0]
     assert scored.positions.tolist() == [3, 4, 5, 1, 2]
@@ -109,7 +109,7 @@ def test_logits_are_made_of_a_slice_of_states_at_a_time():
     step = plan({5: (0, 8)})
     whole, sliced = PromptScorer(VOCAB), PromptScorer(SLICE_BYTES // 4 // 3)  # such logits fit three to a slice
     for scorer in (whole, sliced):
-        scorer.enter(entered(5))
+        scorer.add_row(new_request(5))
     expected = whole.score(step, hidden_states(step), logits_of).result()
     scored = sliced.score(step, hidden_states(step), counted).result()
     assert sizes == [3, 3, 1]
@@ -120,27 +120,27 @@ def test_logits_are_made_of_a_slice_of_states_at_a_time():
 
 def test_a_step_that_failed_is_scored_again():
     scorer = PromptScorer(VOCAB)
-    scorer.enter(entered(5))
+    scorer.add_row(new_request(5))
     once, again = score(scorer, {5: (0, 8)}), score(scorer, {5: (0, 8)})
     assert np.array_equal(once.logprobs, again.logprobs)
 
 
 def test_a_request_that_comes_back_is_scored_again_but_not_its_answer():
     scorer = PromptScorer(VOCAB)
-    scorer.enter(entered(5))
+    scorer.add_row(new_request(5))
     score(scorer, {5: (0, 4)})
-    scorer.enter(entered(1, outputs=(6, 7)))
+    scorer.add_row(new_request(1, outputs=(6, 7)))
     assert score(scorer, {1: (4, 6)}).positions.tolist() == [5, 6, 7]
 
 
 def test_a_row_is_scored_for_the_request_that_has_it_now():
     scorer = PromptScorer(VOCAB)
-    scorer.enter(entered(5))
-    scorer.enter(replace(entered(5), params=SamplingParams()))
+    scorer.add_row(new_request(5))
+    scorer.add_row(replace(new_request(5), params=SamplingParams()))
     assert score(scorer, {5: (0, 8)}) is None
 
 
 def test_a_prompt_of_one_token_has_nothing_to_score():
     scorer = PromptScorer(VOCAB)
-    scorer.enter(entered(5, prompt=[3]))
+    scorer.add_row(new_request(5, prompt=[3]))
     assert score(scorer, {5: (0, 1)}) is None

@@ -7,7 +7,7 @@ import pytest
 from rayinfer.config import engine_config
 from rayinfer.engine.worker.graphs.decode_graphs import graph_memory_bytes
 from rayinfer.engine.worker.reserved_memory import activation_memory_bytes, reserved_memory_bytes
-from rayinfer.engine.worker.resolved_config import settle
+from rayinfer.engine.worker.resolved_config import resolve_config
 from rayinfer.models.model_config import ModelConfig
 
 MIB = 1 << 20
@@ -51,17 +51,18 @@ def test_experts_have_a_row_for_each_choice_of_a_token():
 
 
 @pytest.mark.parametrize(
-    ("settings", "longest", "num_tokens", "num_rows"),
+    ("settings", "longest", "padding", "num_tokens", "num_rows"),
     [
-        ({}, 131_072, 8192, 256),
-        ({"max_num_batched_tokens": 100_000}, 131_072, 100_000, 256),
-        ({"max_num_seqs": 2}, 100, 200, 2),  # two requests have no more tokens
-        ({"engine": "static"}, 131_072, 2048 + 2 * 64, 64),
+        ({}, 131_072, 0, 8192, 256),
+        ({"max_num_batched_tokens": 100_000}, 131_072, 0, 100_000, 256),
+        ({"max_num_seqs": 2}, 100, 0, 200, 2),  # two requests have no more tokens
+        ({}, 131_072, 128, 8192 + 128, 256),
     ],
 )
-def test_the_largest_step_that_the_settings_allow_is_kept_free(settings, longest, num_tokens, num_rows):
-    config = settle(engine_config(**settings), LLAMA_8B, "cuda")
+def test_the_largest_step_that_the_settings_allow_is_kept_free(settings, longest, padding, num_tokens, num_rows):
+    config = resolve_config(engine_config(**settings), "cuda")
     activations = activation_memory_bytes(LLAMA_8B, num_tokens, num_rows, element_bytes=2)
-    assert reserved_memory_bytes(config, LLAMA_8B, longest, has_graphs=False) == activations
     graphs = graph_memory_bytes(LLAMA_8B, num_rows, -(-longest // 16), 16)
-    assert reserved_memory_bytes(config, LLAMA_8B, longest, has_graphs=True) == activations + graphs
+    for has_graphs, expected in ((False, activations), (True, activations + graphs)):
+        size = {"num_padding_tokens": padding, "has_graphs": has_graphs}
+        assert reserved_memory_bytes(config, LLAMA_8B, longest, **size) == expected

@@ -2,7 +2,6 @@
 
 import inspect
 import logging
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,9 +10,8 @@ from rayinfer.config import EngineConfig, engine_config
 from rayinfer.credits import credits_of_each
 from rayinfer.engine.build import build_engine
 from rayinfer.engine.worker.device_defaults import CPU, CUDA
-from rayinfer.engine.worker.resolved_config import settle
+from rayinfer.engine.worker.resolved_config import resolve_config
 from rayinfer.kv_cache.pool_size import CPU_POOL_BYTES, count_kv_blocks
-from rayinfer.models.model_config import read_model_config
 from rayinfer.outputs import Credits
 from rayinfer.tensor_parallel import RankCoordinates
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
@@ -26,11 +24,6 @@ def folder(tmp_path_factory):
     return make_tiny_llama(tmp_path_factory.mktemp("llama"))
 
 
-@pytest.fixture(scope="module")
-def model(folder):
-    return read_model_config(folder)
-
-
 def sizes_of(config):
     return tuple(getattr(config, name) for name in SIZES)
 
@@ -40,8 +33,6 @@ def sizes_of(config):
     [
         ("cpu", {}, (64, 512, None, 0)),
         ("cuda", {}, (256, 8192, 0.9, 256)),
-        ("cpu", {"engine": "static"}, (64, 512, None, 0)),
-        ("cuda", {"engine": "static"}, (64, 2048, None, 64)),
         ("cuda", {"enforce_eager": True}, (256, 8192, 0.9, 0)),
         ("cuda", {"max_num_seqs": 1000}, (1000, 8192, 0.9, 512)),
         ("cuda", {"max_num_seqs": 8, "memory_fraction": 0.5}, (8, 8192, 0.5, 8)),
@@ -50,17 +41,22 @@ def sizes_of(config):
         ("cpu", {"max_num_seqs": 7, "max_num_batched_tokens": 99, "memory_fraction": 0.1}, (7, 99, 0.1, 0)),
     ],
 )
-def test_what_is_not_given_follows_the_device(device, settings, sizes, model):
-    settled = settle(engine_config(**settings), model, device)
-    assert sizes_of(settled) == sizes
-    assert settled.num_rows == min(sizes[:2])
-    assert settle(settled, model, device) == settled
+def test_what_is_not_given_follows_the_device(device, settings, sizes):
+    resolved = resolve_config(engine_config(**settings), device)
+    assert sizes_of(resolved) == sizes
+    assert resolved.num_rows == min(sizes[:2])
+    assert resolve_config(resolved, device) == resolved
 
 
-def test_settling_leaves_all_other_settings_alone(model):
+def test_static_engines_have_defaults_of_their_own_on_a_gpu():
+    assert sizes_of(resolve_config(engine_config(), "cpu", is_static=True)) == (64, 512, None, 0)
+    assert sizes_of(resolve_config(engine_config(), "cuda", is_static=True)) == (64, 2048, None, 64)
+
+
+def test_resolving_leaves_all_other_settings_alone():
     config = engine_config(model="m", block_size=32, seed=9, num_kv_blocks=5, kv_cache_dtype="fp8")
-    settled = settle(config, model, "cuda")
-    assert settled.model_dump(exclude=set(SIZES)) == config.model_dump(exclude=set(SIZES))
+    resolved = resolve_config(config, "cuda")
+    assert resolved.model_dump(exclude=set(SIZES)) == config.model_dump(exclude=set(SIZES))
 
 
 def test_the_descriptions_of_the_settings_name_the_defaults():
@@ -80,27 +76,27 @@ def test_every_default_by_device_belongs_to_a_setting_that_may_be_left_out():
 
 
 class FakeGroup:
-    """One rank of some, of which the others have told these numbers."""
+    """One rank of some, of which the others have sent these numbers."""
 
     def __init__(self, rank, of_others):
         self.place = RankCoordinates(rank, 2, 1)
         self.of_others = of_others
-        self.told = []
+        self.sent = []
 
     def agree_least(self, values):
-        self.told.append(list(values))
+        self.sent.append(list(values))
         return [min(pair) for pair in zip(values, self.of_others, strict=True)]
 
 
-def test_all_ranks_have_the_batch_sizes_of_rank_0s_device(model):
+def test_all_ranks_have_the_batch_sizes_of_rank_0s_device():
     config = engine_config(tensor_parallel_size=2)
     others = FakeGroup(0, [1 << 62, 1 << 62])
-    assert sizes_of(settle(config, model, "cuda", others)) == (256, 8192, 0.9, 256)
-    first = FakeGroup(1, others.told[0])
-    assert sizes_of(settle(config, model, "cpu", first)) == (256, 8192, None, 0)  # its memory is its own
+    assert sizes_of(resolve_config(config, "cuda", group=others)) == (256, 8192, 0.9, 256)
+    first = FakeGroup(1, others.sent[0])
+    assert sizes_of(resolve_config(config, "cpu", group=first)) == (256, 8192, None, 0)  # its memory is its own
     first = FakeGroup(1, [64, 512])
-    assert sizes_of(settle(config, model, "cuda", first)) == (64, 512, 0.9, 64)
-    assert min(first.told[0]) > 8192  # a rank that is not the first lowers nothing
+    assert sizes_of(resolve_config(config, "cuda", group=first)) == (64, 512, 0.9, 64)
+    assert min(first.sent[0]) > 8192  # a rank that is not the first lowers nothing
 
 
 def test_an_engine_reports_the_sizes_it_was_built_with_and_grants_credits_by_them(folder, caplog):
@@ -116,16 +112,9 @@ def test_an_engine_reports_the_sizes_it_was_built_with_and_grants_credits_by_the
     engine.exit()
 
 
-def test_a_gpus_pool_is_a_share_of_what_steps_leave(model, monkeypatch):
+def test_a_gpus_pool_is_a_share_of_what_steps_leave(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (11 << 30, 80 << 30))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    config, cuda = settle(engine_config(), model, "cuda"), torch.device("cuda")
+    config, cuda = resolve_config(engine_config(), "cuda"), torch.device("cuda")
     assert count_kv_blocks(config, 1 << 20, cuda, reserved_bytes=1 << 30) == 9 << 10
-    assert count_kv_blocks(settle(engine_config(), model, "cpu"), 1 << 20, torch.device("cpu")) == 2 << 10
-
-
-def test_encoder_decoders_have_the_sizes_of_a_static_engine():
-    model = SimpleNamespace(answers=object())
-    settled = settle(engine_config(), model, "cuda")
-    assert (settled.engine, settled.enable_prefix_caching) == ("static", False)
-    assert sizes_of(settled) == (64, 2048, None, 64)
+    assert count_kv_blocks(resolve_config(engine_config(), "cpu"), 1 << 20, torch.device("cpu")) == 2 << 10

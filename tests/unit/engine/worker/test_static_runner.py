@@ -49,7 +49,7 @@ class Executor:
 def make_engine():
     decoder = NextToken()
     shapes = StaticShapes(
-        num_rows=ROWS, max_step_tokens=BUDGET, max_model_len=LONGEST, block_size=BLOCK_SIZE, spare_block=NUM_BLOCKS
+        num_rows=ROWS, max_step_tokens=BUDGET, max_model_len=LONGEST, block_size=BLOCK_SIZE, scratch_block=NUM_BLOCKS
     )
     runner = StaticRunner(decoder, Sampler(ROWS + 1, VOCAB), CPU, shapes)
     runner.warm_up()

@@ -12,7 +12,7 @@ ROWS, LONGEST, BLOCK_SIZE, SPARE_BLOCK = 4, 40, 8, 99
 def make_shapes(**settings):
     return StaticShapes(
         **{"num_rows": ROWS, "max_step_tokens": 64, "max_model_len": LONGEST, "block_size": BLOCK_SIZE} | settings,
-        spare_block=SPARE_BLOCK,
+        scratch_block=SPARE_BLOCK,
     )
 
 
@@ -37,7 +37,7 @@ def make_plan(chunks, samples=None):
 def test_decoding_steps_have_one_shape_whoever_decodes():
     shapes = make_shapes()
     for num_requests in range(1, ROWS + 1):
-        filled = shapes.fill_up(make_plan([(5, 1)] * num_requests))
+        filled = shapes.pad(make_plan([(5, 1)] * num_requests))
         assert (filled.num_requests, filled.num_tokens) == (ROWS, ROWS)
         assert filled.samples.all()
 
@@ -52,7 +52,7 @@ def test_other_steps_double_their_tokens_from_shape_to_shape():
 
 def test_the_step_itself_stands_first_and_unchanged():
     plan = make_plan([(0, 20), (7, 1), (3, 9)], [True, True, False])
-    filled = make_shapes().fill_up(plan)
+    filled = make_shapes().pad(plan)
     assert filled.step == 7
     for name in ("rows", "seq_lens", "samples"):
         np.testing.assert_array_equal(getattr(filled, name)[:3], getattr(plan, name))
@@ -73,7 +73,7 @@ def plans(draw):
 def test_what_fills_a_step_up_touches_no_request(steps):
     shapes = make_shapes()
     for plan in steps:  # one after the other: nothing of an earlier step may be left
-        filled = shapes.fill_up(plan)
+        filled = shapes.pad(plan)
         assert StepShape(filled.num_requests, filled.num_tokens) in shapes.shapes
         assert filled.samples.sum() == ROWS
         more, more_tokens = slice(plan.num_requests, None), slice(plan.num_tokens, None)
@@ -98,7 +98,7 @@ def test_every_shape_has_room_for_what_fills_it_up(settings):
 
 def test_arrays_are_allocated_once():
     shapes = make_shapes()
-    first, second = (shapes.fill_up(make_plan([(first, 1)])) for first in (3, 4))
+    first, second = (shapes.pad(make_plan([(first, 1)])) for first in (3, 4))
     assert np.shares_memory(first.positions, second.positions)
     assert np.shares_memory(first.block_tables, second.block_tables)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rayinfer.engine.plan.step_plan import StepPlan
-from rayinfer.engine.worker.step_inputs import LastTokens, num_decodes, send_plan
+from rayinfer.engine.worker.step_inputs import FutureTokens, num_decodes, upload_plan
 from rayinfer.engine.worker.step_upload import StepUpload
 
 CPU = torch.device("cpu")
@@ -62,28 +62,28 @@ def test_memory_grows_with_a_step_and_is_kept_for_smaller_ones():
 
 
 def test_a_decoding_step_samples_every_line():
-    inputs = send_plan(plan([1, 1, 1], [True] * 3), StepUpload(CPU))
+    inputs = upload_plan(plan([1, 1, 1], [True] * 3), StepUpload(CPU))
     assert inputs.sampled_lines is None
     assert inputs.sampled_rows.tolist() == [2, 1, 0]
     assert inputs.batch.block_tables.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
 
 
 def test_of_prompts_the_last_tokens_are_sampled():
-    inputs = send_plan(plan([3, 2, 1], [True, False, True]), StepUpload(CPU))
+    inputs = upload_plan(plan([3, 2, 1], [True, False, True]), StepUpload(CPU))
     assert inputs.sampled_rows.tolist() == [2, 0]
     assert inputs.sampled_lines.tolist() == [2, 5]
 
 
 def test_a_row_goes_on_from_the_token_that_it_got_last():
-    last = LastTokens(4, CPU)
+    last = FutureTokens(4, CPU)
     last.keep(torch.tensor([0, 1, 2]), torch.tensor([50, 51, 52]))
     last.keep(torch.tensor([1]), torch.tensor([61]))
-    step = send_plan(plan([1, 1, 1], [True] * 3, [True, True, False]), StepUpload(CPU))
-    assert last.fill_in(step).tolist() == [52, 61, 102]
-    mixed = send_plan(plan([3, 1, 2], [True] * 3, [False, True, False]), StepUpload(CPU))
-    assert last.fill_in(mixed).tolist() == [100, 101, 102, 61, 104, 105]
-    known = send_plan(plan([1, 1], [True] * 2, [False, False]), StepUpload(CPU))
-    assert last.fill_in(known).tolist() == [100, 101]
+    step = upload_plan(plan([1, 1, 1], [True] * 3, [True, True, False]), StepUpload(CPU))
+    assert last.resolve(step).tolist() == [52, 61, 102]
+    mixed = upload_plan(plan([3, 1, 2], [True] * 3, [False, True, False]), StepUpload(CPU))
+    assert last.resolve(mixed).tolist() == [100, 101, 102, 61, 104, 105]
+    known = upload_plan(plan([1, 1], [True] * 2, [False, False]), StepUpload(CPU))
+    assert last.resolve(known).tolist() == [100, 101]
 
 
 @pytest.mark.parametrize(

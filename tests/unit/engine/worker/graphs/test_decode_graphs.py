@@ -7,9 +7,9 @@ import torch
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
-from rayinfer.engine.worker.graphs.graph_input_buffers import Padding
 from rayinfer.engine.worker.model_runner import ModelRunner
-from rayinfer.engine.worker.step_inputs import LastTokens
+from rayinfer.engine.worker.padding import Padding
+from rayinfer.engine.worker.step_inputs import FutureTokens
 from rayinfer.engine.worker.step_results import TokenMemory
 from rayinfer.sampling_params import SamplingParams
 from support.fakes.fake_graphs import DRAW, FakeGraphs
@@ -37,7 +37,7 @@ class Recorded:
 
     def __init__(self, draw=None):
         self.made = FakeGraphs()
-        self.last = LastTokens(NUM_ROWS + 1, CPU)
+        self.last = FutureTokens(NUM_ROWS + 1, CPU)
         self.seen = []
         self.broken_token = -1  # what follows it is no number
         self.graphs = DecodeGraphs(
@@ -45,7 +45,7 @@ class Recorded:
             max_blocks=MAX_BLOCKS,
             device=CPU,
             new_graph=self.made,
-            last_tokens=self.last,
+            future_tokens=self.last,
             padding=Padding.in_block(9, BLOCK_SIZE),
             draw=draw,
         )
@@ -54,7 +54,7 @@ class Recorded:
 
     def compute(self, inputs):
         self.seen.append(inputs)
-        token_ids = self.last.fill_in(inputs)
+        token_ids = self.last.resolve(inputs)
         logits = torch.nn.functional.one_hot((token_ids.long() + 1) % VOCAB, VOCAB).float()
         return logits.where(token_ids[:, None] != self.broken_token, torch.nan)
 
@@ -116,11 +116,11 @@ def test_no_address_changes_from_step_to_step():
 def test_graphs_are_recorded_from_the_largest_to_the_smallest():
     recorded = Recorded()
     recorded.graphs.drop()
-    assert not recorded.graphs.fit(decoding([0]))
+    assert not recorded.graphs.fits(decoding([0]))
     recorded.seen.clear()
     recorded.graphs.capture(recorded.compute)
     assert [len(inputs.rows) for inputs in recorded.seen] == [16, 8, 4, 2, 1]
-    assert recorded.graphs.fit(decoding([0]))
+    assert recorded.graphs.fits(decoding([0]))
 
 
 def test_a_row_goes_on_from_the_token_that_a_graph_drew_for_it():
@@ -129,7 +129,7 @@ def test_a_row_goes_on_from_the_token_that_a_graph_drew_for_it():
     for row in range(3):
         enter(sampler, row, SamplingParams(temperature=0.0))
     plan = decoding([2, 0, 1], [5, 6, 7])
-    settings = sampler.settings_of_draws(plan.rows, plan.seq_lens)
+    settings = sampler.plain_settings(plan.rows, plan.seq_lens)
     assert tokens_of(recorded.graphs.run(plan, settings), 3) == [6, 7, 8]
     again = decoding([0, 1, 2], [0, 0, 11], [True, True, False])
     assert tokens_of(recorded.graphs.run(again, settings), 3) == [8, 9, 12]
@@ -143,7 +143,7 @@ def test_a_row_whose_scores_are_no_numbers_is_invalid_and_no_other(temperature):
     for broken_token in (6, -1, 5):
         recorded.broken_token = broken_token
         plan = decoding([0, 1, 2], [5, 6, 7])
-        outputs = recorded.graphs.run(plan, sampler.settings_of_draws(plan.rows, plan.seq_lens))
+        outputs = recorded.graphs.run(plan, sampler.plain_settings(plan.rows, plan.seq_lens))
         assert outputs.tokens.is_invalid[:3].tolist() == [token == broken_token for token in (5, 6, 7)]
 
 
@@ -163,7 +163,7 @@ def test_tokens_and_whether_they_are_invalid_come_in_one_piece():
 
 
 def enter(sampler, row, params):
-    sampler.enter(row, params, seed=row, choice=0, prompt_token_ids=[1], output_token_ids=[], end_token_ids=[3])
+    sampler.add_row(row, params, seed=row, choice=0, prompt_token_ids=[1], output_token_ids=[], end_token_ids=[3])
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_what_a_graph_cannot_draw_is_drawn_after_it(params, is_simple):
     sampler = Sampler(NUM_ROWS, VOCAB)
     enter(sampler, 0, SamplingParams())
     enter(sampler, 1, SamplingParams(**params))
-    settings = sampler.settings_of_draws(np.array([0, 1]), np.array([5, 5]))
+    settings = sampler.plain_settings(np.array([0, 1]), np.array([5, 5]))
     assert (settings is not None) == is_simple
 
 
@@ -202,10 +202,10 @@ class NextToken:
 def test_a_runner_replays_decoding_steps_and_computes_all_others():
     made = FakeGraphs()
     runner = ModelRunner(NextToken(), Sampler(NUM_ROWS, VOCAB), CPU)
-    padding, last = Padding.in_block(9, BLOCK_SIZE), runner.last_tokens
+    padding, last = Padding.in_block(9, BLOCK_SIZE), runner.future_tokens
     runner.record(
         DecodeGraphs(
-            num_rows=NUM_ROWS, max_blocks=MAX_BLOCKS, device=CPU, new_graph=made, last_tokens=last, padding=padding
+            num_rows=NUM_ROWS, max_blocks=MAX_BLOCKS, device=CPU, new_graph=made, future_tokens=last, padding=padding
         )
     )
     entered = tuple(

@@ -9,22 +9,22 @@ from rayinfer_kernels.reference.inverse_cdf import padded_to_blocks, row_sums, t
 
 
 @dataclass(frozen=True, slots=True)
-class TokenScores:
-    """Scores of one token per line, and of the k most likely ones there, best first and of equals the lowest id."""
+class LogprobsTensors:
+    """Logprobs of one token per row, and of the k most likely ones there, best first and of equals the lowest id."""
 
     token_ids: Tensor  # int64 [lines, 1 + k]: the token itself, then the most likely
     logprobs: Tensor  # float32 [lines, 1 + k]
     ranks: Tensor  # int32 [lines], of the token itself: 1 is the most likely, and equals rank by id
 
 
-def score_tokens(logits: Tensor, token_ids: Tensor, num_top: int) -> TokenScores:
-    """Score `token_ids` [lines] by `logits` [lines, vocab]; a line's numbers do not depend on the other lines."""
+def gather_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> LogprobsTensors:
+    """Compute the logprobs of `token_ids` [lines] by `logits` [lines, vocab]; no row depends on the others."""
     logits = logits.float()
     chosen = token_ids.unsqueeze(1)
     own = logits.gather(1, chosen)
     scored = torch.cat((chosen, _most_likely(logits, num_top)), dim=1) if num_top else chosen
     logprobs = (logits.gather(1, scored).double() - _log_sum_exp(logits)).float()
-    return TokenScores(scored, logprobs, _rank(logits, own, chosen))
+    return LogprobsTensors(scored, logprobs, _rank(logits, own, chosen))
 
 
 def _log_sum_exp(logits: Tensor) -> Tensor:
@@ -37,7 +37,7 @@ def _log_sum_exp(logits: Tensor) -> Tensor:
 
 def _rank(logits: Tensor, own: Tensor, token_ids: Tensor) -> Tensor:
     num_above = (logits > own).sum(dim=-1, dtype=torch.int32)
-    if not logits.is_cpu:  # to look which lines need it would make the host wait
+    if not logits.is_cpu:  # finding the rows that need it would make the host wait
         return num_above + _num_level_before(logits, own, token_ids) + 1
     num_level = (logits >= own).sum(dim=-1, dtype=torch.int32) - num_above
     lines = (num_level > 1).nonzero().squeeze(1)
@@ -58,15 +58,15 @@ def _most_likely(logits: Tensor, num_top: int) -> Tensor:
     best = logits.topk(min(num_top + 1, vocab_size), dim=-1)
     values, token_ids = best.values[:, :num_top], best.indices[:, :num_top]
     if num_top < vocab_size:  # which of the tokens that tie for the last places come in, topk leaves open
-        _settle_ties_(token_ids, logits, values, best.values[:, num_top] == values[:, -1])
+        _resolve_ties_(token_ids, logits, values, best.values[:, num_top] == values[:, -1])
     token_ids, order = token_ids.sort(dim=-1)
     order = values.gather(1, order).sort(dim=-1, descending=True, stable=True).indices
     return token_ids.gather(1, order)
 
 
-def _settle_ties_(token_ids: Tensor, logits: Tensor, values: Tensor, is_split: Tensor) -> None:
-    """Let the lowest ids have those places, in the lines where tied tokens were left out."""
-    if not logits.is_cpu:  # to look would make the host wait, and settling what is settled changes nothing
+def _resolve_ties_(token_ids: Tensor, logits: Tensor, values: Tensor, is_split: Tensor) -> None:
+    """Replace tied tokens by those of lowest id, in the rows where tied tokens were left out."""
+    if not logits.is_cpu:  # a look would make the host wait, and resolving again changes nothing
         token_ids.copy_(_with_lowest_tied(token_ids, logits, values))
         return
     lines = is_split.nonzero().squeeze(1)

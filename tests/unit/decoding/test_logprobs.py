@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from rayinfer.decoding.token_scores import score_tokens
+from rayinfer.decoding.logprobs import gather_logprobs
 
 VOCAB = 1003
 
@@ -23,7 +23,7 @@ def best_by_hand(line, num_top):
 @pytest.mark.parametrize("num_top", [0, 1, 5, 20])
 def test_log_probabilities_are_those_of_log_softmax(num_top, spread):
     logits, chosen = logits_of(1, spread=spread), chosen_of(2)
-    scores = score_tokens(logits, chosen, num_top)
+    scores = gather_logprobs(logits, chosen, num_top)
     expected = logits.double().log_softmax(-1)
     assert scores.token_ids.shape == scores.logprobs.shape == (6, 1 + num_top)
     assert torch.equal(scores.token_ids[:, 0], chosen)
@@ -35,7 +35,7 @@ def test_log_probabilities_are_those_of_log_softmax(num_top, spread):
 @pytest.mark.parametrize("num_top", [1, 7, 20])
 def test_the_most_likely_come_best_first_and_of_equals_the_lowest_id(seed, rounding, num_top):
     logits = logits_of(seed) if rounding is None else logits_of(seed, spread=0.5).to(rounding)
-    scores = score_tokens(logits, chosen_of(seed), num_top)
+    scores = gather_logprobs(logits, chosen_of(seed), num_top)
     assert scores.token_ids[:, 1:].tolist() == [best_by_hand(line, num_top) for line in logits.tolist()]
 
 
@@ -46,11 +46,11 @@ def test_a_rank_is_the_place_in_that_order(seed):
         best_by_hand(line, VOCAB).index(token_id) + 1
         for line, token_id in zip(logits.tolist(), chosen.tolist(), strict=True)
     ]
-    assert score_tokens(logits, chosen, 0).ranks.tolist() == expected
+    assert gather_logprobs(logits, chosen, 0).ranks.tolist() == expected
 
 
 def test_in_a_line_of_equals_ids_are_ranks():
-    scores = score_tokens(torch.zeros(1, VOCAB), torch.tensor([9]), 4)
+    scores = gather_logprobs(torch.zeros(1, VOCAB), torch.tensor([9]), 4)
     assert scores.token_ids.tolist() == [[9, 0, 1, 2, 3]]
     assert scores.ranks.tolist() == [10]
 
@@ -58,14 +58,14 @@ def test_in_a_line_of_equals_ids_are_ranks():
 def test_what_cannot_come_has_no_probability():
     logits = torch.full((1, VOCAB), float("-inf"))
     logits[0, [3, 5]] = torch.tensor([1.0, 2.0])
-    scores = score_tokens(logits, torch.tensor([3]), 3)
+    scores = gather_logprobs(logits, torch.tensor([3]), 3)
     assert scores.token_ids.tolist() == [[3, 5, 3, 0]]
     torch.testing.assert_close(scores.logprobs[0, :3].exp().double()[1:].sum().item(), 1.0, atol=1e-6, rtol=0)
     assert scores.logprobs[0, 3] == float("-inf")
 
 
 def test_more_than_the_vocabulary_is_the_vocabulary():
-    scores = score_tokens(logits_of(1, vocab_size=5), chosen_of(1, vocab_size=5), 20)
+    scores = gather_logprobs(logits_of(1, vocab_size=5), chosen_of(1, vocab_size=5), 20)
     assert scores.token_ids.shape == (6, 6)
     assert all(sorted(line) == [0, 1, 2, 3, 4] for line in scores.token_ids[:, 1:].tolist())
 
@@ -77,9 +77,9 @@ def test_a_lines_numbers_are_the_same_to_the_bit_alone_in_company_and_on_more_th
     try:
         for num_threads in (1, 2):
             torch.set_num_threads(num_threads)
-            together = score_tokens(logits, chosen, 5)
+            together = gather_logprobs(logits, chosen, 5)
             for first, last in ((0, 1), (17, 18), (3, 16)):
-                part = score_tokens(logits[first:last], chosen[first:last], 5)
+                part = gather_logprobs(logits[first:last], chosen[first:last], 5)
                 assert torch.equal(part.logprobs, together.logprobs[first:last])
                 assert torch.equal(part.token_ids, together.token_ids[first:last])
                 assert torch.equal(part.ranks, together.ranks[first:last])
@@ -93,5 +93,5 @@ def test_a_lines_numbers_are_the_same_to_the_bit_alone_in_company_and_on_more_th
 def test_the_logits_stay_as_they_are():
     logits = logits_of(3, vocab_size=512)
     before = logits.clone()
-    score_tokens(logits, chosen_of(3, vocab_size=512), 5)
+    gather_logprobs(logits, chosen_of(3, vocab_size=512), 5)
     assert torch.equal(logits, before)
