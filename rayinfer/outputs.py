@@ -128,7 +128,6 @@ class StepMessage:
     stats: EngineStats
     blocks_stored: list[bytes] = field(default_factory=list)  # digests that entered the prefix cache
     blocks_removed: list[bytes] = field(default_factory=list)
-    # Signs of life, which come when there is nothing else to say: how long the engine has been at its present step, and
-    # from when on that is too long.
-    silent_s: float = 0.0
-    silent_limit_s: float = float("inf")
+    # Of reports that are sent when there are no results: how long the loop has been in its current step, and the limit.
+    stalled_s: float = 0.0
+    stall_limit_s: float = float("inf")

@@ -9,10 +9,11 @@ from rayinfer.engine.build_single_rank import build_one_rank_engine, check_setti
 from rayinfer.engine.distributed.group_executor import GroupExecutor
 from rayinfer.engine.distributed.process_executor import RankProcesses
 from rayinfer.engine.loop.engine import Engine
-from rayinfer.engine.ranks.rank_coordinates import place_of
+from rayinfer.engine.ranks.rank_coordinates import coordinates_of
 from rayinfer.engine.ranks.rank_group import RankGroup
-from rayinfer.engine.ranks.rendezvous import GROUP_TIMEOUT_S, RendezvousHost, open_rendezvous
+from rayinfer.engine.ranks.rendezvous import RendezvousHost, open_rendezvous
 from rayinfer.engine.worker.worker import build_part
+from rayinfer.liveness import DEFAULT_LIMITS
 from rayinfer.models.generation_config import default_sampling_params
 
 
@@ -22,16 +23,16 @@ def build_engine(
     *,
     name: str | None = None,
     rendezvous: RendezvousHost | None = None,
-    group_timeout_s: float = GROUP_TIMEOUT_S,
+    group_timeout_s: float = DEFAULT_LIMITS.group_timeout_s,
 ) -> Engine:
     """Load the model and give it its cache; `folder` is what `resolve_model` returned.
 
     Where the settings ask for several ranks, this process is rank 0. The others are processes of its own, or with a
     `rendezvous` those that join by `run_rank`, with the same settings. `group_timeout_s` is for the former: a rank
-    that sends nothing for so long and is stopped is lost; one that is not has GROUP_TIMEOUT_S, if that is longer.
+    that sends nothing for so long and is stopped is lost; one that is not has the default, if that is longer.
     Raises EngineDead when a rank is lost or fails meanwhile.
     """
-    if place_of(config, 0).world_size == 1:
+    if coordinates_of(config, 0).world_size == 1:
         return build_one_rank_engine(config, folder, name=name)
     model = check_settings(config, folder)
     defaults = default_sampling_params(config, folder)
@@ -50,13 +51,13 @@ def _gather_ranks(
     """Gather the other ranks; returns their group and the handle that ends those started here."""
     if host is not None:
         on_failure.callback(host.close)
-        group = RankGroup.host(place_of(config, 0), host)
+        group = RankGroup.host(coordinates_of(config, 0), host)
         on_failure.callback(group.close)
         return group, lambda grace_s: None
     host = open_rendezvous(timeout_s=timeout_s)
     on_failure.callback(host.close)
     processes = RankProcesses(config, folder, host.rendezvous)
     on_failure.callback(processes.end, 0.0)
-    group = RankGroup.host(place_of(config, 0), host, processes)
+    group = RankGroup.host(coordinates_of(config, 0), host, processes)
     on_failure.callback(group.close)
     return group, processes.end

@@ -14,7 +14,7 @@ from rayinfer.config import EngineConfig
 from rayinfer.engine.loop.encoder_decoder_engine import EncoderDecoderEngine
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.plan.executor import Executor
-from rayinfer.engine.ranks.rank_coordinates import any_device, place_of
+from rayinfer.engine.ranks.rank_coordinates import any_device, coordinates_of
 from rayinfer.engine.scheduling.kv_offload import KVOffload
 from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.engine.worker.cpu_kernels import use_cpu_kernels
@@ -36,7 +36,7 @@ def build_one_rank_engine(config: EngineConfig, folder: Path, *, name: str | Non
 
     Raises ConfigError where the settings ask for several ranks: `assembly.build_engine` builds those, too.
     """
-    if (num_ranks := place_of(config, 0).world_size) > 1:
+    if (num_ranks := coordinates_of(config, 0).world_size) > 1:
         raise ConfigError(f"an engine of one rank cannot be shared by {num_ranks}")
     model = check_settings(config, folder)
     defaults = default_sampling_params(config, folder)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from rayinfer.errors import EngineDead, EngineLeaving, NotReady, QueueFull
+from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import FinishReason, RequestOutput, TokenDelta, TraceEvent
 from rayinfer.protocols import GenerationRequest, ModelDescription, ServiceStatus
@@ -58,6 +59,7 @@ class Dispatcher:
         first_tokens: FirstTokens | None = None,
         most_engines: int = 1,
         clock: Callable[[], float] = time.monotonic,
+        liveness: LivenessLimits = DEFAULT_LIMITS,
     ) -> None:
         self._traces = KeptTraces() if traces is None else traces
         self._model_name = model_name
@@ -81,6 +83,7 @@ class Dispatcher:
             on_room=lambda engine: self._queue.advance(engine),
             on_join=lambda engine: self.control.note_join(engine),
             may_be_empty=self._may_be_empty,
+            liveness=liveness,
         )
         self._queue = DispatchQueue(
             self.engines,

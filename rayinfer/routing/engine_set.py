@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rayinfer.errors import EngineDead, EngineLeaving, NotReady
+from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import StepMessage, TraceEvent
 from rayinfer.protocols import EngineClient, ModelDescription
@@ -47,6 +48,7 @@ class EngineSet:
         on_room: Callable[[str | None], None] = lambda engine: None,
         on_join: Callable[[EngineLink], None] = lambda link: None,
         may_be_empty: bool = False,
+        liveness: LivenessLimits = DEFAULT_LIMITS,
     ) -> None:
         self.links: dict[str, EngineLink] = {}
         self.prefixes = PrefixIndex()
@@ -57,6 +59,7 @@ class EngineSet:
         self._on_room = on_room
         self._on_join = on_join
         self._may_be_empty = may_be_empty
+        self._liveness = liveness
         self._num_waiting = 0
         self._available: list[EngineLink] = []
         self.lost_last_at: float | None = -math.inf  # seconds of the loop's clock; None while an engine is available
@@ -86,6 +89,7 @@ class EngineSet:
             on_lost=self.remove,
             on_trace=self._on_trace,
             is_replaceable=lambda: any(other.name != name for other in self.available()),
+            limits=self._liveness,
         )
         self.links[name] = link
         self._on_join(link)

@@ -133,9 +133,8 @@ def print_parallel_report(report: ParallelReport, console: Console) -> None:
 def echo_plans() -> None:
     """Run rank 1 of the two that compute nothing."""
     rendezvous = Rendezvous(*json.loads(sys.stdin.readline()))
-    place = RankCoordinates(1, 1, 2)
-    group = RankGroup.join(place, rendezvous)
-    RankWorker(group, _NoModel(), None).obey()
+    group = RankGroup.join(RankCoordinates(1, 1, 2), rendezvous)
+    RankWorker(group, _NoModel(), None).serve()
     group.close()
 
 
@@ -148,7 +147,7 @@ def _two_ranks_without_a_model() -> Iterator[GroupExecutor]:
         assert process.stdin is not None
         process.stdin.write(json.dumps([where.host, where.port, where.key, where.timeout_s]) + "\n")
         process.stdin.flush()
-        # Two stages, of which the second has the tokens: so every step is told and answered.
+        # Two stages, of which the second has the tokens: so every step is sent and answered.
         executor = GroupExecutor(RankGroup.host(RankCoordinates(0, 1, 2), host), _NoModel())
         yield executor
         executor.shutdown()

@@ -5,7 +5,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from rayinfer.engine.loop.engine import Engine
-from rayinfer.engine.loop.router_subscriptions import RouterLine
+from rayinfer.engine.loop.router_subscriptions import RouterSubscription
 from rayinfer.protocols import GenerationRequest
 
 
@@ -14,7 +14,7 @@ class Submit:
     """Take requests."""
 
     requests: Sequence[GenerationRequest]
-    router: RouterLine
+    router: RouterSubscription
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Abort:
 class Forget:
     """The router is gone: end what it asked for."""
 
-    router: RouterLine
+    router: RouterSubscription
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def settle(config: EngineConfig, model: ModelConfig, device_type: str, group: Ra
     sizes = [settings["max_num_seqs"], settings["max_num_batched_tokens"]]
     if group is not None:
         # The minimum over ranks counts, so only rank 0 gives sizes.
-        sizes = group.agree_least(sizes if group.place.rank == 0 else [_NO_LIMIT] * len(sizes))
+        sizes = group.reduce_min(sizes if group.coordinates.rank == 0 else [_NO_LIMIT] * len(sizes))
     settings["max_num_seqs"], settings["max_num_batched_tokens"] = sizes
     has_graphs = device_type == "cuda" and not config.enforce_eager
     largest = min(settings["max_cudagraph_capture_size"], *sizes)

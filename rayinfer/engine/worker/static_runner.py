@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.plan.executor import StepHandle
@@ -62,7 +63,7 @@ class StaticShapes:
             end_token_ids=(),
         )
         first, *others = (self._filled_up(shape, 0, 0, 0) for shape in self.shapes)
-        return [replace(first, new_requests=(nobody,)), *others]
+        return [structs.replace(first, new_requests=(nobody,)), *others]
 
     def fill_up(self, plan: StepPlan) -> StepPlan:
         """Return the same step in one of the shapes; it is valid until the next call."""
@@ -78,7 +79,7 @@ class StaticShapes:
         filled.cu_seqlens_q[: num_requests + 1] = plan.cu_seqlens_q
         filled.block_tables[:num_requests, : plan.block_tables.shape[1]] = plan.block_tables
         filled = self._filled_up(shape, num_requests, num_tokens, int(plan.samples.sum()))
-        return replace(filled, step=plan.step, new_requests=plan.new_requests)
+        return structs.replace(filled, step=plan.step, new_requests=plan.new_requests)
 
     def _shape_of(self, plan: StepPlan) -> StepShape:
         if plan.num_tokens == plan.num_requests and plan.samples.all():

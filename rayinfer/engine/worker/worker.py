@@ -11,7 +11,7 @@ import rayinfer_kernels
 from rayinfer.config import EngineConfig, cache_folder, packed_cache_bytes
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, PipelineLink, Stage
-from rayinfer.engine.ranks.rank_coordinates import Ranks, any_device, place_of
+from rayinfer.engine.ranks.rank_coordinates import Ranks, any_device, coordinates_of
 from rayinfer.engine.worker.cores import Cores, fill_machine, usable_cores
 from rayinfer.engine.worker.cpu_kernels import use_cpu_kernels
 from rayinfer.engine.worker.encoder_decoder_runner import EncoderDecoderRunner
@@ -103,12 +103,12 @@ def num_spare_blocks(config: EngineConfig) -> int:
 
 def _plans_ahead(config: EngineConfig, device: torch.device) -> bool:
     if config.async_scheduling is None:
-        return device.type == "cuda" and place_of(config, 0).world_size == 1
+        return device.type == "cuda" and coordinates_of(config, 0).world_size == 1
     return config.async_scheduling
 
 
 def _use_threads(config: EngineConfig, device: torch.device) -> None:
-    num_ranks = place_of(config, 0).world_size
+    num_ranks = coordinates_of(config, 0).world_size
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     elif num_ranks > 1 and device.type == "cpu":
@@ -120,7 +120,7 @@ def _use_threads(config: EngineConfig, device: torch.device) -> None:
 
 
 def _cores(config: EngineConfig, device: torch.device) -> Cores | None:
-    num_threads, num_ranks = torch.get_num_threads(), place_of(config, 0).world_size
+    num_threads, num_ranks = torch.get_num_threads(), coordinates_of(config, 0).world_size
     wanted = config.pin_threads if config.pin_threads is not None else fill_machine(num_threads, num_ranks)
     return Cores(num_threads, cache_folder() / "cores") if wanted and device.type == "cpu" else None
 
@@ -129,11 +129,11 @@ def _stage(setting: _Setting) -> Stage:
     group = setting.group
     if group is None:
         return ONLY_STAGE
-    if group.everybody is None:
-        return Stage(group.place)
+    if group.world is None:
+        return Stage(group.coordinates)
     dtype = torch_dtype(setting.config.dtype, setting.model)
-    link = PipelineLink(group.place, group.everybody, setting.device, setting.model.hidden_size, dtype)
-    return Stage(group.place, link)
+    link = PipelineLink(group.coordinates, group.world, setting.device, setting.model.hidden_size, dtype)
+    return Stage(group.coordinates, link)
 
 
 def _runner(setting: _Setting, memory: ModelMemory, max_model_len: int, stage: Stage) -> ModelRunner:
@@ -241,7 +241,7 @@ def _model_memory(setting: _Setting) -> ModelMemory:
 
 def _loader(setting: _Setting, dtype: torch.dtype) -> Callable[[], Decoder]:
     """Make the function that loads the weights, now and after a deep sleep."""
-    config, share = setting.config, UNSHARDED if setting.group is None else setting.group.share
+    config, share = setting.config, UNSHARDED if setting.group is None else setting.group.shard
     if config.load_format == "dummy":
         if config.quantization is not None:
             raise ConfigError("quantization needs weights that mean something: load_format must not be dummy")
@@ -260,7 +260,7 @@ def _loader(setting: _Setting, dtype: torch.dtype) -> Callable[[], Decoder]:
 def _num_blocks(setting: _Setting, shape: BlockShape) -> tuple[int, int]:
     """Count the blocks of both pools that all ranks have memory for."""
     config, group = setting.config, setting.group
-    num_ranks = 1 if group is None else group.place.world_size
+    num_ranks = 1 if group is None else group.coordinates.world_size
     host_bytes = shape.num_bytes * num_ranks  # ranks share the host's memory: so much takes a block in all of them
     block_bytes = host_bytes if setting.device.type == "cpu" else shape.num_bytes
     reserved = _reserved_bytes(setting)
@@ -276,7 +276,7 @@ def _num_blocks(setting: _Setting, shape: BlockShape) -> tuple[int, int]:
     num_offload_blocks = count_offload_blocks(config, host_bytes)
     if group is None:
         return num_blocks, num_offload_blocks
-    least, least_offload = group.agree_least([num_blocks, num_offload_blocks])
+    least, least_offload = group.reduce_min([num_blocks, num_offload_blocks])
     return least, least_offload
 
 
