@@ -5,20 +5,23 @@ numpy arrays included: nothing that is read can run as code, and no input choose
 """
 
 import asyncio
-import functools
 import hmac
+import struct
 from collections.abc import AsyncIterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from numpy import frombuffer, ndarray
 
 from rayinfer.errors import RayinferError
 
 LENGTH_BYTES = 4
 MAX_MESSAGE_BYTES = 1 << 30
 MAX_HELLO_BYTES = 4096  # of a peer that has not authenticated yet
+
+_LENGTH = struct.Struct(">I")
 
 Message = TypeVar("Message")
 Decoder = msgspec.msgpack.Decoder
@@ -37,7 +40,7 @@ def encode(message: msgspec.Struct) -> bytearray:
     """Encode one message, with its length in front."""
     frame = bytearray(LENGTH_BYTES)
     _ENCODER.encode_into(message, frame, LENGTH_BYTES)
-    frame[:LENGTH_BYTES] = (len(frame) - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "big")
+    _LENGTH.pack_into(frame, 0, len(frame) - LENGTH_BYTES)
     return frame
 
 
@@ -79,44 +82,44 @@ def sign(key: str, text: str) -> bytes:
     return hmac.digest(key.encode(), text.encode(), "sha256")
 
 
-class _ArrayType(NamedTuple):
-    dtype: np.dtype[Any]
-    is_matrix: bool
+class _ArrayTypes(dict[Any, tuple[np.dtype[Any], bool]]):
+    """The dtype of each array annotation, and whether it is a matrix; a lookup takes a third of functools.cache's."""
+
+    def __missing__(self, annotation: Any) -> tuple[np.dtype[Any], bool]:
+        """Read an annotation like np.ndarray[tuple[int, int], np.dtype[np.int32]]; NDArray has one dimension."""
+        shape, dtype = annotation.__args__
+        self[annotation] = np.dtype(dtype.__args__[0]), shape.__args__ == (int, int)
+        return self[annotation]
 
 
-@functools.cache
-def _array_type(annotation: Any) -> _ArrayType:
-    """Read an annotation like np.ndarray[tuple[int, int], np.dtype[np.int32]]; NDArray has one dimension."""
-    shape, dtype = annotation.__args__
-    return _ArrayType(np.dtype(dtype.__args__[0]), shape.__args__ == (int, int))
+_ARRAY_TYPES = _ArrayTypes()
 
 
 def _encode_numpy(value: Any) -> Any:
-    if not isinstance(value, np.ndarray):
-        if isinstance(value, np.integer):
-            return int(value)
-        raise TypeError(f"{type(value).__name__} cannot be sent")
-    if value.ndim == 1:
-        return value.tobytes()
-    num_rows, num_columns = value.shape
-    return num_rows, num_columns, np.ascontiguousarray(value).data
+    if type(value) is ndarray:
+        if value.ndim == 1:
+            return value.tobytes()
+        num_rows, num_columns = value.shape
+        return num_rows, num_columns, np.ascontiguousarray(value).data
+    if isinstance(value, np.integer):
+        return int(value)
+    raise TypeError(f"{type(value).__name__} cannot be sent")
 
 
 def _decode_array(annotation: Any, value: Any) -> npt.NDArray[Any]:
-    """Make a writable array, as torch needs it; raises ValueError for other lengths than the shape's, and TypeError."""
-    dtype, is_matrix = _array_type(annotation)
-    if not is_matrix:
-        return np.frombuffer(bytearray(_checked_bytes(value)), dtype)
-    num_rows, num_columns, data = value
-    if min(num_rows, num_columns) < 0:
-        raise ValueError(f"a matrix of {num_rows} x {num_columns}")
-    return np.frombuffer(bytearray(_checked_bytes(data)), dtype).reshape(num_rows, num_columns)
-
-
-def _checked_bytes(value: Any) -> bytes:
+    """Make a writable array, as torch needs it; raises TypeError and ValueError for anything but its bytes."""
+    dtype, is_matrix = _ARRAY_TYPES[annotation]
+    if is_matrix:
+        return _decode_matrix(dtype, *value)
     if type(value) is not bytes:  # bytearray(10**18) would take memory
         raise TypeError(f"bytes of an array expected, got {type(value).__name__}")
-    return value
+    return frombuffer(bytearray(value), dtype)
+
+
+def _decode_matrix(dtype: np.dtype[Any], num_rows: int, num_columns: int, data: bytes) -> npt.NDArray[Any]:
+    if type(data) is not bytes or min(num_rows, num_columns) < 0:
+        raise ValueError(f"a matrix of {num_rows!r} x {num_columns!r} with {type(data).__name__}")
+    return frombuffer(bytearray(data), dtype).reshape(num_rows, num_columns)
 
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_numpy)
