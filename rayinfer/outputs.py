@@ -191,6 +191,6 @@ class StepMessage:
     stats: EngineStats
     blocks_stored: list[bytes] = field(default_factory=list)  # digests that entered the prefix cache
     blocks_removed: list[bytes] = field(default_factory=list)
-    # Heartbeats, sent when there is no step: how long the engine has been at its present step, and the limit.
-    silent_s: float = 0.0
-    silent_limit_s: float = float("inf")
+    # Heartbeats, sent when there is no step: how long the engine has been in its current step, and the limit.
+    stalled_s: float = 0.0
+    stall_limit_s: float = float("inf")

@@ -65,13 +65,13 @@ class TensorGroup(Protocol):
         ...
 
     def all_gather(self, x: torch.Tensor, widths: Sequence[int]) -> torch.Tensor:
-        """Put every rank's x [..., widths[rank]] side by side: [..., sum of widths]."""
+        """Concatenate every rank's x [..., widths[rank]]: [..., sum of widths]."""
         ...
 
     def all_to_all(self, rows: torch.Tensor, send_counts: Sequence[int], receive_counts: Sequence[int]) -> torch.Tensor:
         """Send the first send_counts[0] rows to rank 0, the next to rank 1, and so on; a count may be 0.
 
-        Returns the rows that came, receive_counts[i] of them from rank i, in the order of ranks.
+        Returns the received rows, receive_counts[i] of them from rank i, in the order of ranks.
         """
         ...
 
@@ -99,7 +99,7 @@ class TorchGroup:
     """A process group of torch: gloo on a CPU, NCCL on GPUs.
 
     Once a rank is gone gloo raises RuntimeError. NCCL reports nothing by itself: a wait on its GPU lasts until
-    the group is aborted, and has then computed rubbish; torch's watchdog may also end the whole process with SIGABRT.
+    the group is aborted, with invalid results; torch's watchdog may also end the whole process with SIGABRT.
     """
 
     def __init__(self, process_group: torch.distributed.ProcessGroup) -> None:
@@ -108,7 +108,7 @@ class TorchGroup:
         self.size = process_group.size()
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """See TensorGroup: on a CPU all add what all have, in the order of ranks."""
+        """See TensorGroup: on a CPU every rank adds all parts, in the order of ranks."""
         x = x.contiguous()
         if x.device.type != "cpu":
             self._group.allreduce([x]).wait()
@@ -131,12 +131,12 @@ class TorchGroup:
         return received
 
     def _gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Put every rank's x, of one shape, behind one another: [size, *shape of x]."""
+        """Stack every rank's x, of one shape: [size, *shape of x]."""
         gathered = x.new_empty(self.size, *x.shape)
         if x.device.type != "cpu":
             self._group._allgather_base(gathered.flatten(), x.flatten()).wait()
             return gathered
-        # gloo's own collectives go through a thread of its own: sending to each other takes less than half the time.
+        # gloo's own collectives go through a thread of its own: direct sends take less than half the time.
         others = [rank for rank in range(self.size) if rank != self.rank]
         sent = [self._group.send([x], rank, tag=0) for rank in others]
         received = [self._group.recv([gathered[rank]], rank, tag=0) for rank in others]
@@ -150,16 +150,19 @@ class TorchGroup:
 class Shard:
     """A rank's shard of a model: its coordinates, and its group."""
 
-    place: RankCoordinates
+    coordinates: RankCoordinates
     group: TensorGroup
 
     def __post_init__(self) -> None:
-        assert (self.group.rank, self.group.size) == (self.place.tensor_rank, self.place.tensor_parallel_size)
+        assert (self.group.rank, self.group.size) == (
+            self.coordinates.tensor_rank,
+            self.coordinates.tensor_parallel_size,
+        )
 
     @property
     def is_whole(self) -> bool:
-        """Whether that is all of it."""
-        return self.place.world_size == 1
+        """Whether it is the whole model."""
+        return self.coordinates.world_size == 1
 
 
 UNSHARDED = Shard(RankCoordinates(), SingleRankGroup())
@@ -168,8 +171,8 @@ UNSHARDED = Shard(RankCoordinates(), SingleRankGroup())
 def split(total: int, num_parts: int, what: str, unit: int = 1) -> list[range]:
     """Cut range(total) into contiguous parts as `even_parts` does, as even as whole units allow.
 
-    Where there are fewer units than parts, units are not kept together. Raises ConfigError for more parts than numbers;
-    `what` names them.
+    Where there are fewer units than parts, units are split. Raises ConfigError for more parts than numbers; `what`
+    names them.
     """
     if total < num_parts:
         raise ConfigError(f"{num_parts} ranks are too many for {total} {what}")

@@ -49,9 +49,9 @@ def build_engine(
     """Load the model and allocate its KV cache; `folder` is what `resolve_model` returned.
 
     With several ranks, this process is rank 0. The others are its child processes, or with a `rendezvous` those that
-    join by `run_rank`, with the same settings. `group_timeout_s` (default GROUP_TIMEOUT_S) is for child processes: a
-    rank that is stopped and sends nothing for so long is lost; one that is not stopped has GROUP_TIMEOUT_S, if that is
-    longer. Raises EngineDead when a rank is lost or fails meanwhile.
+    join by `run_rank`, with the same settings. `group_timeout_s` (default: that of `LivenessLimits`) is for child
+    processes: a rank that is stopped and sends nothing for so long is lost; one that is not stopped has the default,
+    if that is longer. Raises EngineDead when a rank is lost or fails meanwhile.
     """
     model = _check_settings(config, folder)
     defaults = default_sampling_params(config, folder)

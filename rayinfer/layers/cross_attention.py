@@ -28,7 +28,7 @@ class CrossAttention(torch.nn.Module, Shardable):
 
     def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of the heads."""
-        heads = shard_heads(self.num_heads, self.num_heads, share.place).query
+        heads = shard_heads(self.num_heads, self.num_heads, share.coordinates).query
         rows, values = scaled(heads, self._head_dim), self.num_heads * self._head_dim
         self.num_heads = len(heads)
         self.kv_proj.widths = [len(rows)] * 2

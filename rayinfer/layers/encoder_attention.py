@@ -34,7 +34,7 @@ class EncoderAttention(torch.nn.Module, Shardable):
 
     def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of the heads."""
-        rows = scaled(shard_heads(self._num_heads, self._num_heads, share.place).query, self._head_dim)
+        rows = scaled(shard_heads(self._num_heads, self._num_heads, share.coordinates).query, self._head_dim)
         whole = self._num_heads * self._head_dim
         cuts = self.qkv_proj.keep_outputs("qkv_proj", *(shifted(rows, part * whole) for part in range(3)))
         return cuts | self.o_proj.keep_inputs("o_proj", rows, share.group)

@@ -25,7 +25,7 @@ class RelativePositionBias(torch.nn.Module, Shardable):
 
     def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of the heads."""
-        return {"weight": ShardSlice(1, (shard_heads(self._num_heads, self._num_heads, share.place).query,))}
+        return {"weight": ShardSlice(1, (shard_heads(self._num_heads, self._num_heads, share.coordinates).query,))}
 
     def prepare(self) -> None:
         """Look all distances up at once: `table` [num_heads, num_distances] in float32.

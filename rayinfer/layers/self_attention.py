@@ -69,7 +69,7 @@ class SelfAttention(torch.nn.Module, Shardable):
 
     def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of the heads."""
-        heads = shard_heads(self.num_heads, self.num_kv_heads, share.place)
+        heads = shard_heads(self.num_heads, self.num_kv_heads, share.coordinates)
         columns = scaled(heads.query, self.head_dim)
         cuts = self.qkv_proj.keep_outputs("qkv_proj", *self._projected_rows(heads))
         cuts |= self.o_proj.keep_inputs("o_proj", columns, share.group)

@@ -55,11 +55,11 @@ class CausalDecoder(torch.nn.Module, Shardable):
     @property
     def num_kv_heads_here(self) -> int:
         """See Decoder."""
-        return len(shard_heads(self.config.num_heads, self.config.num_kv_heads, self._share.place).key_value)
+        return len(shard_heads(self.config.num_heads, self.config.num_kv_heads, self._share.coordinates).key_value)
 
     def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: leave out what is for other stages, and keep a part of the head's vocabulary."""
-        place, head = share.place, self._head
+        place, head = share.coordinates, self._head
         kept = split(len(self._layers), place.pipeline_parallel_size, "layers")[place.stage]
         elsewhere: list[torch.nn.Module] = [layer for i, (layer, _) in enumerate(self._layers) if i not in kept]
         if not place.is_first_stage:
@@ -117,7 +117,7 @@ class CausalDecoder(torch.nn.Module, Shardable):
         angles = {rotary: rotary.angles(batch.positions) for rotary in self._rotaries}
         for layer, rotary in self._layers:
             x = layer.forward(x, residual, None if rotary is None else angles[rotary], batch)
-        if not self._share.place.is_last_stage:
+        if not self._share.coordinates.is_last_stage:
             return residual + x
         out: torch.Tensor = self._norm.forward(x, residual)
         return out

@@ -87,11 +87,11 @@ class EncoderDecoder(torch.nn.Module, Shardable):
     @property
     def num_kv_heads_here(self) -> int:
         """See Decoder."""
-        return len(shard_heads(self.config.num_heads, self.config.num_kv_heads, self._share.place).key_value)
+        return len(shard_heads(self.config.num_heads, self.config.num_kv_heads, self._share.coordinates).key_value)
 
     def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a stage has some layers of either side; an encoder may have fewer than there are stages."""
-        place = share.place
+        place = share.coordinates
         encoder_parts = even_parts(len(self._encoder_layers), place.pipeline_parallel_size)
         decoder_parts = split(len(self._decoder_layers), place.pipeline_parallel_size, "layers")
         encoders, decoders = encoder_parts[place.stage], decoder_parts[place.stage]
@@ -163,7 +163,7 @@ class EncoderDecoder(torch.nn.Module, Shardable):
             hidden = self.embed(torch.cat(list(sources)), positions)
         for layer in self._encoder_layers:
             hidden = layer.forward(hidden, lengths)
-        if self.encoder_norm is not None and self._share.place.is_last_stage:
+        if self.encoder_norm is not None and self._share.coordinates.is_last_stage:
             hidden = self.encoder_norm.forward(hidden)
         return hidden
 
@@ -183,7 +183,7 @@ class EncoderDecoder(torch.nn.Module, Shardable):
         x = self.embed(token_ids, batch.positions) if hidden is None else hidden
         for layer in self._decoder_layers:
             x = layer.forward(x, batch, sources)
-        if self.decoder_norm is not None and self._share.place.is_last_stage:
+        if self.decoder_norm is not None and self._share.coordinates.is_last_stage:
             x = self.decoder_norm.forward(x)
         return x
 

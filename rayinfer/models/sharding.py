@@ -42,6 +42,6 @@ def leave_out(model: torch.nn.Module, modules: Collection[torch.nn.Module]) -> N
 
 def entry_name(share: Shard) -> str:
     """Name a rank's shard in the cache; empty for the whole model."""
-    place = share.place
+    place = share.coordinates
     size = f"{place.tensor_parallel_size}x{place.pipeline_parallel_size}"
     return "" if share.is_whole else f";rank {place.rank} of {size}"

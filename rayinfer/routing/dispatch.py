@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from rayinfer.errors import EngineDead, EngineLeaving, NotReady, QueueFull
+from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import EngineState, FinishReason, RequestOutput, TraceEvent
 from rayinfer.protocols import EngineRequestId, GenerationRequest, ModelDescription, ServiceStatus
@@ -57,6 +58,7 @@ class Dispatcher:
         first_tokens: FirstTokens | None = None,
         max_engines: int = 1,
         clock: Callable[[], float] = time.monotonic,
+        liveness: LivenessLimits = DEFAULT_LIMITS,
     ) -> None:
         self._traces = TraceStore() if traces is None else traces
         self._model_name = model_name
@@ -71,6 +73,7 @@ class Dispatcher:
             router_id=router_id,
             on_trace=self._record_engine_events,
             may_be_empty=first_tokens is not None,
+            liveness=liveness,
         )
         self._admission = AdmissionControl(
             limits,

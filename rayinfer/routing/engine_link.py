@@ -9,15 +9,11 @@ from typing import Any
 
 from rayinfer.credits import credits_of_each
 from rayinfer.errors import EngineDead, EngineLeaving
+from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits, TickWatch
 from rayinfer.outputs import EngineStats, StepMessage, TraceEvent
 from rayinfer.protocols import EngineClient, EngineControl, GenerationRequest, ModelDescription
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.replica_choice import EngineLoad, RequestCost, cost_of_choice
-
-TICK_S = 0.25
-FROZEN_AFTER_S = 2.0  # an engine gives a sign of life every 0.75 s
-CLOSED_WITHIN_S = 5.0  # an engine that is frozen answers no call
-LOST_AFTER_S = 10.0  # ... and where its streams could not go on elsewhere
 
 
 @dataclass(slots=True)
@@ -33,7 +29,7 @@ class _Route:
 class EngineLink:
     """Sends requests to one engine and fans its messages out to the queues of the streams.
 
-    An engine without heartbeats, or at one step for too long, is lost as well: a process can hang.
+    An engine that sends no messages, or is in one step for too long, is lost as well: a process can hang.
 
     `on_message` gets every message once its tokens are delivered, `on_lost` the cause, once, when the engine's
     outputs end, and `on_trace` the events of a traced request, possibly after its stream has ended.
@@ -50,6 +46,7 @@ class EngineLink:
         on_lost: Callable[[str, str], None],
         on_trace: Callable[[str, list[TraceEvent]], None],
         is_replaceable: Callable[[], bool] = lambda: True,
+        limits: LivenessLimits = DEFAULT_LIMITS,
     ) -> None:
         self.name = name
         self.description = description
@@ -69,10 +66,11 @@ class EngineLink:
         # Ray cancels a client's request together with every call made in its context: an abort must not be one of them.
         self._context = contextvars.copy_context()
         self._is_replaceable = is_replaceable
-        self._num_silent_ticks = 0
+        self._limits = limits
+        self._watch = TickWatch(limits.link_tick_s)
         self._is_over = False
         self._listener = self._start(self._listen())
-        self._watcher = self._start(self._watch())
+        self._watcher = self._start(self._watch_engine())
 
     @property
     def num_in_flight(self) -> int:
@@ -99,7 +97,7 @@ class EngineLink:
         if route is None:
             return  # its outputs have ended, and the queue has the end
         try:
-            # A lost engine may be frozen: its submission does not return until its process ends.
+            # A lost engine may hang: its submission does not return until its process ends.
             if not route.submission.done():
                 await asyncio.wait((route.submission, self._listener), return_when=asyncio.FIRST_COMPLETED)
             if not route.submission.done():
@@ -145,7 +143,7 @@ class EngineLink:
     async def wait_closed(self) -> None:
         """Wait until the connection is closed after `fail`, so that the engine has aborted its requests."""
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLOSED_WITHIN_S)
+            await asyncio.wait(self._tasks, timeout=self._limits.link_close_s)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, context=self._context)
@@ -165,21 +163,22 @@ class EngineLink:
             reason = f"{type(error).__name__}: {error}"
         self._on_lost(self.name, reason)
 
-    async def _watch(self) -> None:
-        """Count own ticks, not seconds: delays of this loop must not count against the engine."""
+    async def _watch_engine(self) -> None:
+        """Report the engine lost when it sends no messages; later, where no other could continue its streams."""
+        limits = self._limits
         while True:
-            await asyncio.sleep(TICK_S)
-            self._num_silent_ticks += 1
-            silent_s = self._num_silent_ticks * TICK_S
-            if silent_s > (FROZEN_AFTER_S if self._is_replaceable() else LOST_AFTER_S):
-                self._on_lost(self.name, f"it has given no sign of life for {silent_s:.1f} s")
+            await asyncio.sleep(limits.link_tick_s)
+            self._watch.tick()
+            limit_s = limits.link_timeout_s if self._is_replaceable() else limits.last_link_timeout_s
+            if self._watch.has_missed(limit_s):
+                self._on_lost(self.name, f"it has sent no message for {self._watch.silent_s:.1f} s")
 
     def _deliver(self, message: StepMessage) -> None:
         if self._is_over:
             return  # the listener is cancelled, but has read further messages already
-        self._num_silent_ticks = 0
-        if message.silent_s > message.silent_limit_s:
-            self._on_lost(self.name, f"it has been at one step for {message.silent_s:.1f} s")
+        self._watch.reset()
+        if message.stalled_s > message.stall_limit_s:
+            self._on_lost(self.name, f"it has been in one step for {message.stalled_s:.1f} s")
             return
         for delta in message.deltas:
             if delta.trace is not None:

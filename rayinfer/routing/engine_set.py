@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rayinfer.errors import EngineDead, EngineLeaving, NotReady
+from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import EngineState, StepMessage, TraceEvent
 from rayinfer.protocols import EngineClient, ModelDescription
@@ -43,6 +44,7 @@ class EngineSet:
         router_id: str,
         on_trace: Callable[[str, list[TraceEvent]], None],
         may_be_empty: bool = False,
+        liveness: LivenessLimits = DEFAULT_LIMITS,
     ) -> None:
         self.links: dict[str, EngineLink] = {}
         self.prefixes = PrefixIndex()
@@ -53,6 +55,7 @@ class EngineSet:
         self._metrics = metrics
         self._router_id = router_id
         self._on_trace = on_trace
+        self._liveness = liveness
         self._num_waiting = 0
         self._available: list[EngineLink] = []
         self.lost_last_at: float | None = -math.inf  # seconds of the loop's clock; None while an engine is available
@@ -82,6 +85,7 @@ class EngineSet:
             on_lost=self.remove,
             on_trace=self._on_trace,
             is_replaceable=lambda: any(other.name != name for other in self.available()),
+            limits=self._liveness,
         )
         self.links[name] = link
         for listener in self.join_listeners:

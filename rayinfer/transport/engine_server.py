@@ -1,4 +1,4 @@
-"""The engine's end of the connection: takes routers' requests and sends them each step's results."""
+"""Engine's end of the connections to routers: takes their requests and sends each step's results."""
 
 import asyncio
 import contextlib
@@ -10,32 +10,29 @@ import ssl
 from dataclasses import dataclass, field
 
 from rayinfer.errors import EngineDead
+from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.protocols import EngineClient
-from rayinfer.transport.frames import (
-    MAX_HELLO_BYTES,
+from rayinfer.transport.engine_certificate import EngineCertificate
+from rayinfer.transport.engine_messages import (
+    FROM_ROUTER,
     VERSION,
-    AbortFrame,
-    BadFrame,
-    EndFrame,
-    FromRouter,
-    HelloFrame,
-    StepFrame,
-    SubmitFrame,
-    encode_frame,
-    read_frame,
-    read_frames,
+    Abort,
+    EndOfOutputs,
+    RouterHello,
+    StepOutputs,
+    Submit,
 )
-from rayinfer.transport.line_certificate import LineCertificate
-from rayinfer.transport.unauthenticated_lines import UnauthenticatedLines
+from rayinfer.transport.unauthenticated_connections import UnauthenticatedConnections
+from rayinfer.wire import MAX_HELLO_BYTES, BadMessage, encode, read_message, read_messages
 
 logger = logging.getLogger(__name__)
 
-HELLO_WITHIN_S = 10.0  # TLS included
-MAX_UNAUTHENTICATED_LINES = 64
+MAX_UNAUTHENTICATED = 64
 BACKLOG = 128
 ACCEPT_PAUSE_S = 0.1  # while the process may open no further socket
-GONE_AFTER_S = 20.0  # a router whose machine takes nothing for so long is gone, and its requests with it
 KEY_BYTES = 32
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,19 +48,26 @@ class TransportAddress:
 class EngineServer:
     """Server of one engine for routers; peers without its key receive nothing and change nothing.
 
-    The line is plain unless it is given `tls`, which both ends know, or a certificate of the engine's own.
-    A router that goes, in whatever way, has its requests aborted at once, as closing `outputs` does.
+    Connections are plain unless it is given `tls`, which both ends know, or a certificate of the engine's own.
+    A router that disconnects, in whatever way, has its requests aborted at once, as closing `outputs` does.
     """
 
     def __init__(
-        self, engine: EngineClient, *, tls: ssl.SSLContext | None = None, certificate: LineCertificate | None = None
+        self,
+        engine: EngineClient,
+        *,
+        tls: ssl.SSLContext | None = None,
+        certificate: EngineCertificate | None = None,
+        limits: LivenessLimits = DEFAULT_LIMITS,
+        max_unauthenticated: int = MAX_UNAUTHENTICATED,
     ) -> None:
         self._engine = engine
         self._tls = tls if certificate is None else certificate.server_context()
         self.certificate = "" if certificate is None else certificate.certificate  # PEM
+        self._limits = limits
         self._key = secrets.token_bytes(KEY_BYTES)
-        self._lines: set[asyncio.Task[None]] = set()
-        self._unauthenticated = UnauthenticatedLines(MAX_UNAUTHENTICATED_LINES)
+        self._connections: set[asyncio.Task[None]] = set()
+        self._unauthenticated = UnauthenticatedConnections(max_unauthenticated)
         self._accepting: asyncio.Task[None] | None = None
 
     async def start(self, host: str) -> TransportAddress:
@@ -80,118 +84,121 @@ class EngineServer:
         if self._accepting is not None:
             self._accepting.cancel()
             await asyncio.wait((self._accepting,))
-        if self._lines and grace_s:
-            await asyncio.wait(self._lines, timeout=grace_s)
-        for line in self._lines:
-            line.cancel()
-        if self._lines:
-            await asyncio.wait(self._lines)
+        if self._connections and grace_s:
+            await asyncio.wait(self._connections, timeout=grace_s)
+        for connection in self._connections:
+            connection.cancel()
+        if self._connections:
+            await asyncio.wait(self._connections)
 
     async def _accept(self, listener: socket.socket) -> None:
-        """Take connections for as long as the server is open; those without TLS and key count from here on."""
+        """Accept connections for as long as the server is open; they count as unauthenticated from here on."""
         loop = asyncio.get_running_loop()
         with listener:
             while True:
                 try:
-                    connection, _ = await loop.sock_accept(listener)
+                    accepted, _ = await loop.sock_accept(listener)
                 except OSError as error:  # too many open files, or a client that has gone again
                     logger.warning("no connection could be accepted: %s", error)
                     await asyncio.sleep(ACCEPT_PAUSE_S)
                     continue
-                line = loop.create_task(self._serve(connection))
-                self._lines.add(line)
-                line.add_done_callback(self._lines.discard)
-                self._unauthenticated.add(line)
+                connection = loop.create_task(self._serve(accepted))
+                self._connections.add(connection)
+                connection.add_done_callback(self._connections.discard)
+                self._unauthenticated.add(connection)
                 await asyncio.sleep(0)  # a connection that waits already is accepted without a pause
 
-    async def _serve(self, connection: socket.socket) -> None:
+    async def _serve(self, accepted: socket.socket) -> None:
         try:
-            async with asyncio.timeout(HELLO_WITHIN_S):
-                reader, writer = await self._open(connection)
+            async with asyncio.timeout(self._limits.server_hello_timeout_s):
+                reader, writer = await self._open(accepted)
                 hello = await self._authenticate(reader, writer)
             if hello is None:
                 return
             try:
-                await self._keep_up(hello, reader, writer)
+                await self._serve_router(hello, reader, writer)
             finally:
                 writer.close()
-        except (BadFrame, OSError) as error:
-            logger.warning("the line to a router ends: %s: %s", type(error).__name__, error)
+        except (BadMessage, OSError) as error:
+            logger.warning("the connection to a router ends: %s: %s", type(error).__name__, error)
         except asyncio.CancelledError:
-            pass  # the server closes, or others took this line's place; asyncio would log it as an error
+            pass  # the server closes, or a newer connection replaced this one; asyncio would log it as an error
 
-    async def _open(self, connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Make streams of a connection, once TLS is agreed on where it is spoken."""
+    async def _open(self, accepted: socket.socket) -> Streams:
+        """Make streams of a connection, after the TLS handshake where there is one."""
         loop = asyncio.get_running_loop()
         reader = asyncio.StreamReader()
         protocol = asyncio.StreamReaderProtocol(reader)
-        limit_s = None if self._tls is None else HELLO_WITHIN_S
+        tls_timeout_s = None if self._tls is None else self._limits.server_hello_timeout_s
         transport, _ = await loop.connect_accepted_socket(
-            lambda: protocol, connection, ssl=self._tls, ssl_handshake_timeout=limit_s
+            lambda: protocol, accepted, ssl=self._tls, ssl_handshake_timeout=tls_timeout_s
         )
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
-    async def _authenticate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HelloFrame | None:
-        """Wait until the other end has shown the key; None, and the connection is gone, if it shows something else."""
+    async def _authenticate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> RouterHello | None:
+        """Wait until the other end has shown the key; None, with the connection aborted, if it sends anything else."""
         is_authentic = False
         try:
-            hello = await read_frame(reader, FromRouter, MAX_HELLO_BYTES)
-            is_authentic = isinstance(hello, HelloFrame) and hmac.compare_digest(hello.key, self._key)
+            hello = await read_message(reader, FROM_ROUTER, MAX_HELLO_BYTES)
+            is_authentic = isinstance(hello, RouterHello) and hmac.compare_digest(hello.key, self._key)
         finally:
             if not is_authentic:
                 writer.transport.abort()  # with TLS, to close would wait for the other end's consent
         if not is_authentic:
-            logger.warning("somebody without the key is turned away")
+            logger.warning("a client without the key is rejected")
             return None
-        self._unauthenticated.remove(_this_task())
-        assert isinstance(hello, HelloFrame)
+        self._unauthenticated.remove(_current_task())
+        assert isinstance(hello, RouterHello)
         return hello
 
-    async def _keep_up(self, hello: HelloFrame, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_router(
+        self, hello: RouterHello, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Serve the router's requests until it disconnects, and send it the engine's messages."""
         if hello.version != VERSION:
-            writer.write(encode_frame(EndFrame(f"it speaks version {VERSION} of the line, not {hello.version}")))
+            reason = f"the engine speaks version {VERSION} of the protocol, not {hello.version}"
+            writer.write(encode(EndOfOutputs(reason)))
             return
-        _notice_silence(writer)
+        self._bound_unacknowledged(writer)
         router_id = hello.router_id
-        telling = asyncio.get_running_loop().create_task(self._tell(router_id, writer))
+        sending = asyncio.get_running_loop().create_task(self._send_outputs(router_id, writer))
         try:
-            async for frame in read_frames(reader, FromRouter):
-                if isinstance(frame, SubmitFrame):
-                    await self._engine.submit(frame.requests, router_id)
-                elif isinstance(frame, AbortFrame):
-                    await self._engine.abort(frame.request_ids)
+            async for message in read_messages(reader, FROM_ROUTER):
+                if isinstance(message, Submit):
+                    await self._engine.submit(message.requests, router_id)
+                elif isinstance(message, Abort):
+                    await self._engine.abort(message.request_ids)
         except EngineDead:
-            await telling  # it sends the cause
+            await sending  # it sends the cause
         finally:
-            telling.cancel()
-            await asyncio.wait((telling,))
-            if not telling.cancelled() and (error := telling.exception()) is not None:
-                logger.error("what the engine says could not be sent", exc_info=error)
+            sending.cancel()
+            await asyncio.wait((sending,))
+            if not sending.cancelled() and (error := sending.exception()) is not None:
+                logger.error("the engine's outputs could not be sent", exc_info=error)
 
-    async def _tell(self, router_id: str, writer: asyncio.StreamWriter) -> None:
+    async def _send_outputs(self, router_id: str, writer: asyncio.StreamWriter) -> None:
         try:
             async with contextlib.aclosing(self._engine.outputs(router_id)) as messages:  # type: ignore[type-var]
                 async for message in messages:
-                    writer.write(encode_frame(StepFrame(message)))
+                    writer.write(encode(StepOutputs(message)))
                     await writer.drain()  # while a router is behind, the engine's messages to it become one
-            writer.write(encode_frame(EndFrame("")))
+            writer.write(encode(EndOfOutputs("")))
         except EngineDead as error:
-            writer.write(encode_frame(EndFrame(str(error))))
+            writer.write(encode(EndOfOutputs(str(error))))
         except OSError:
             pass  # the reader gets the error
         finally:
-            writer.close()  # and with it ends what is read
+            writer.close()  # which ends reading, too
+
+    def _bound_unacknowledged(self, writer: asyncio.StreamWriter) -> None:
+        """Have the system end a connection to a vanished machine: idle engines send a message every second."""
+        connected = writer.get_extra_info("socket")
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            timeout_ms = int(1e3 * self._limits.router_timeout_s)
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
 
 
-def _this_task() -> asyncio.Task[None]:
+def _current_task() -> asyncio.Task[None]:
     task = asyncio.current_task()
     assert task is not None
     return task
-
-
-def _notice_silence(writer: asyncio.StreamWriter) -> None:
-    """Have the system end a connection whose other machine has vanished: idle engines send a message every second."""
-    connection = writer.get_extra_info("socket")
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1e3 * GONE_AFTER_S))

@@ -1,4 +1,4 @@
-"""Self-signed certificates of engines; imported only where one is needed, as the package takes time."""
+"""Self-signed certificates of engines; imported only where one is needed, as `cryptography` loads slowly."""
 
 import datetime
 
@@ -6,15 +6,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from rayinfer.transport.line_certificate import LineCertificate
+from rayinfer.transport.engine_certificate import EngineCertificate
 
 COMMON_NAME = "rayinfer engine"
 VALID = datetime.timedelta(days=3650)  # longer than any engine runs
 CLOCKS_DIFFER = datetime.timedelta(days=1)  # at most, between two nodes
 
 
-def make_line_certificate() -> LineCertificate:
-    """Draw a key and sign a certificate with it."""
+def make_certificate() -> EngineCertificate:
+    """Generate a key and sign a certificate with it."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, COMMON_NAME)])
     now = datetime.datetime.now(datetime.UTC)
@@ -26,7 +26,7 @@ def make_line_certificate() -> LineCertificate:
         .sign(key, hashes.SHA256())
     )
     pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
-    return LineCertificate(
+    return EngineCertificate(
         certificate=certificate.public_bytes(pem).decode(),
         key=key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain),
     )

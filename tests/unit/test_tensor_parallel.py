@@ -52,7 +52,7 @@ def numbers(rank, dtype):
 
 def talk(rank):
     """Use every collective with every dtype; returns what came of each."""
-    said, group = {}, rank.share().group
+    said, group = {}, rank.shard().group
     for dtype in (torch.float32, torch.bfloat16, torch.int64):
         own = numbers(group.rank, dtype)
         said["all", dtype] = group.all_reduce(own.clone())

@@ -9,8 +9,8 @@ import ipaddress
 import ssl
 
 from rayinfer.protocols import EngineClient
+from rayinfer.transport.engine_certificate import EngineCertificate
 from rayinfer.transport.engine_server import EngineServer
-from rayinfer.transport.line_certificate import LineCertificate
 from rayinfer_deployments.cluster.ray_environment import TlsFiles, ray_tls_files
 
 SELF_SIGNED = "rayinfer.transport.self_signed"  # imported once it is needed, which it is beyond loopback alone
@@ -18,7 +18,7 @@ SELF_SIGNED = "rayinfer.transport.self_signed"  # imported once it is needed, wh
 
 def make_engine_server(engine: EngineClient, host: str) -> EngineServer:
     """Make the server that listens for routers on one of this machine's addresses."""
-    tls = line_server_tls()
+    tls = server_tls()
     certificate = None if tls is not None or is_loopback(host) else _make_certificate()
     return EngineServer(engine, tls=tls, certificate=certificate)
 
@@ -31,18 +31,18 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def line_server_tls() -> ssl.SSLContext | None:
+def server_tls() -> ssl.SSLContext | None:
     """Make the TLS context of an engine's listener; None where Ray uses no TLS."""
     return _context(ssl.PROTOCOL_TLS_SERVER)
 
 
-def line_client_tls() -> ssl.SSLContext | None:
+def client_tls() -> ssl.SSLContext | None:
     """Make the TLS context of a router's connections; None where Ray uses no TLS."""
     return _context(ssl.PROTOCOL_TLS_CLIENT)
 
 
-def _make_certificate() -> LineCertificate:
-    certificate: LineCertificate = importlib.import_module(SELF_SIGNED).make_line_certificate()
+def _make_certificate() -> EngineCertificate:
+    certificate: EngineCertificate = importlib.import_module(SELF_SIGNED).make_certificate()
     return certificate
 
 

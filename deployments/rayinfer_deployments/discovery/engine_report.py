@@ -10,10 +10,10 @@ class EngineReport:
     """Statistics and liveness of an engine at one moment."""
 
     stats: EngineStats
-    silent_s: float  # how long ago its loop last came round
-    silent_limit_s: float  # from when on that is too long
+    stalled_s: float  # since the last iteration of its loop
+    stall_limit_s: float  # above which its step counts as stuck
 
     @property
     def is_stuck(self) -> bool:
         """Return whether the engine has been in one step for longer than any should take."""
-        return self.silent_s > self.silent_limit_s
+        return self.stalled_s > self.stall_limit_s

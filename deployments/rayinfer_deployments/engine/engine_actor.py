@@ -119,9 +119,7 @@ class EngineActor:
         engine = self._started
         if not engine.is_alive:
             raise EngineDead(f"the engine's loop has ended: {engine.failure!r}")
-        return EngineReport(
-            stats=engine.stats, silent_s=engine.seconds_since_last_beat, silent_limit_s=engine.longest_silence_s
-        )
+        return EngineReport(stats=engine.stats, stalled_s=engine.stalled_s, stall_limit_s=engine.stall_limit_s)
 
     async def stats(self) -> EngineStats:
         """Return the engine's counters."""

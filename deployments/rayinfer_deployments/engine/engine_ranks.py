@@ -1,7 +1,7 @@
 """Processes of one engine: rank 0 schedules, every other rank holds a further part of the model.
 
-They live and die together: what is left of a group that has lost one can compute nothing, so all of it is ended, and
-Serve has another built. Nothing passes through Ray while they compute; see `rayinfer/engine/README.md`.
+They start and end together: a group that has lost a rank can compute nothing, so all its processes are killed and
+Serve starts another. Nothing passes through Ray while they compute; see `rayinfer/engine/README.md`.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rayinfer.config import EngineConfig
-from rayinfer.engine.distributed.process_state import is_stopped
 from rayinfer.errors import EngineDead
+from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits, TickWatch, is_stopped
 from rayinfer.protocols import ModelDescription
 from rayinfer_deployments.cluster.actor_processes import ActorProcess, process_of
 from rayinfer_deployments.cluster.ray_failures import cause_in_one_line, cause_of
@@ -31,13 +31,7 @@ from rayinfer_deployments.engine.start_reports import reports_path, written_step
 if TYPE_CHECKING:
     from rayinfer.engine.ranks.rendezvous import Rendezvous
 
-TICK_S = 0.25  # between two looks at a rank
-SILENT_TICKS = 7  # without an answer, after which it counts that its process is stopped: as quick as routers are
-MOST_SILENT_TICKS = 120  # whatever its process does: Python's lock may be held while weights are read; as ranks have it
-MOST_STARTING_TICKS = 2400  # until Ray has started its process; one that is stopped is noticed as quickly as ever
-BETTER_REASON_S = 1.0  # for the rank that failed first to say so, when another one has already missed it
-
-OWN_ERROR, PROCESS_DIED, CONSEQUENCE = range(3)  # what ranks end with, the best explanation first
+OWN_ERROR, PROCESS_DIED, CONSEQUENCE = range(3)  # a rank's failure, the best explanation first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +51,7 @@ class RankActor:
         self._config = config
         self._num_processes_on_node = num_processes_on_node
         self._rank = rank
-        # Takes seconds, as in the first rank. Beside the constructor: until that returns no ping is answered.
+        # Takes seconds, as in the first rank. Not in the constructor: until that returns no ping is answered.
         threading.Thread(target=importlib.import_module, args=(ENGINE_BUILDING,), daemon=True).start()
 
     def run(self, rendezvous: "Rendezvous") -> None:
@@ -83,12 +77,14 @@ class EngineGroup:
         kill: Callable[[ActorHandle], None] = ray.kill,
         is_stopped: Callable[[int], bool] = is_stopped,
         process_of: Callable[[ActorHandle], ActorProcess | None] = process_of,
+        limits: LivenessLimits = DEFAULT_LIMITS,
     ) -> None:
         self.first = first
         self._name = name
         self._others = dict(enumerate(others, start=1))  # by rank
-        self._runs: dict[int, asyncio.Future[None]] = {}  # by rank; none ends as long as all is well
-        self._process_ids: dict[int, int] = {}  # by rank, of those that have answered or could
+        self._limits = limits
+        self._runs: dict[int, asyncio.Future[None]] = {}  # by rank; none ends while all ranks run
+        self._process_ids: dict[int, int] = {}  # by rank, once it has answered a ping or its actor is ready
         self._kill = kill
         self._is_stopped = is_stopped
         self._process_of = process_of
@@ -101,29 +97,29 @@ class EngineGroup:
     async def start(self) -> ModelDescription:
         """Load all ranks' parts, run a first step together, and return the engine's description.
 
-        Raises Ray's error of the one that explains a failure, and EngineDead when one of several has died or falls
-        silent meanwhile; the others then wait for it until they are killed.
+        Raises Ray's error of the rank that explains a failure, and EngineDead when one of several has died or hangs
+        meanwhile; the others then wait for it until they are killed.
         """
         if self._others:
-            # The answer goes from process to process, also to the one that gives it: read here, it would import torch.
-            meeting = self.first.open_group.remote()
-            self._runs = {rank: _begun(actor.run.remote(meeting)) for rank, actor in self._others.items()}
-            starting = _begun(self.first.start.remote(meeting))
+            # Passed on as a reference from process to process: read here, it would import torch.
+            rendezvous = self.first.open_group.remote()
+            self._runs = {rank: _started(actor.run.remote(rendezvous)) for rank, actor in self._others.items()}
+            starting = _started(self.first.start.remote(rendezvous))
         else:
-            starting = _begun(self.first.start.remote())
+            starting = _started(self.first.start.remote())
         calls = [starting, *self._runs.values()]
-        silences = [_begun(self._silence_of(rank)) for rank in (0, *self._others)] if self._others else []
+        losses = [_started(self._watch_rank(rank)) for rank in (0, *self._others)] if self._others else []
         try:
-            await asyncio.wait([*calls, *silences], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*calls, *losses], return_when=asyncio.FIRST_COMPLETED)
             if starting.done() and starting.exception() is None:
                 description: ModelDescription = starting.result()
                 return description
             if not any(call.done() for call in calls):
-                raise EngineDead(next(silence.result() for silence in silences if silence.done()))
+                raise EngineDead(next(loss.result() for loss in losses if loss.done()))
         finally:
-            for silence in silences:
-                silence.cancel()
-        await asyncio.wait(calls, timeout=BETTER_REASON_S if self._others else None)
+            for loss in losses:
+                loss.cancel()
+        await asyncio.wait(calls, timeout=self._limits.root_cause_s if self._others else None)
         raise self._first_reason(calls)
 
     async def first_loss(self) -> str:
@@ -131,25 +127,25 @@ class EngineGroup:
 
         Where several have ended it is the one that explains the others.
         """
-        silences = [_begun(self._silence_of(rank)) for rank in self._others]
+        losses = [_started(self._watch_rank(rank)) for rank in self._others]
         runs = list(self._runs.values())
         try:
-            await asyncio.wait([*runs, *silences], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([*runs, *losses], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for silence in silences:
-                silence.cancel()
+            for loss in losses:
+                loss.cancel()
         if not any(run.done() for run in runs):
-            loss: str = next(silence.result() for silence in silences if silence.done())
-            return loss
+            reason: str = next(loss.result() for loss in losses if loss.done())
+            return reason
         if all(_reason_order(run) == CONSEQUENCE for run in runs if run.done()):
-            await asyncio.wait(runs, timeout=BETTER_REASON_S)
+            await asyncio.wait(runs, timeout=self._limits.root_cause_s)
         rank = min(
             (rank for rank, run in self._runs.items() if run.done()), key=lambda rank: _reason_order(self._runs[rank])
         )
         return self._end_of(rank, self._runs[rank].exception())
 
     def kill(self) -> None:
-        """End every process at once."""
+        """Kill every process at once."""
         for actor in (self.first, *self._others.values()):
             self._kill(actor)
 
@@ -167,31 +163,36 @@ class EngineGroup:
             return EngineDead(self._end_of(rank, error))
         return error
 
-    async def _silence_of(self, rank: int) -> str:
-        """Count missed pings in ticks of this loop, not seconds: a delay of the loop itself is not a rank's fault.
+    async def _watch_rank(self, rank: int) -> str:
+        """Ping a rank until it is lost; returns the reason.
 
-        A rank that answers nothing may be busy with something that holds Python's lock, and lives: unless its process
-        is stopped it has as long as ranks give each other.
+        A rank that does not answer may be busy with something that holds Python's lock: unless its process is stopped
+        it has as long as ranks give each other.
         """
-        process_id: int | None = None
-        num_silent_ticks, actor = 0, self._others[rank] if rank else self.first
-        answer = _begun(actor.ping.remote())
-        while num_silent_ticks < (MOST_SILENT_TICKS if rank in self._process_ids else MOST_STARTING_TICKS):
-            await asyncio.sleep(TICK_S)
-            num_silent_ticks += 1
+        limits, process_id = self._limits, None
+        watch, actor = TickWatch(limits.ping_interval_s), self._others[rank] if rank else self.first
+        answer = _started(actor.ping.remote())
+        while not watch.has_missed(limits.ping_timeout_s if rank in self._process_ids else limits.first_ping_timeout_s):
+            await asyncio.sleep(limits.ping_interval_s)
+            watch.tick()
             if answer.done():
                 if answer.exception() is None:
-                    num_silent_ticks, self._process_ids[rank] = 0, answer.result()
-                answer = _begun(actor.ping.remote())  # also after a failure, which may have been Ray's and has passed
+                    watch.reset()
+                    self._process_ids[rank] = answer.result()
+                answer = _started(actor.ping.remote())  # also after a failure, which may have been a passing one of Ray
             if rank in self._process_ids:
                 process_id = self._process_ids[rank]
-            elif num_silent_ticks % SILENT_TICKS == 0 and (process := await asyncio.to_thread(self._process_of, actor)):
+            elif watch.num_missed % watch.num_ticks(limits.stopped_ping_timeout_s) == 0 and (
+                process := await asyncio.to_thread(self._process_of, actor)
+            ):
                 process_id = process.process_id
                 if process.is_ready:
-                    num_silent_ticks, self._process_ids[rank] = 0, process_id
-            if num_silent_ticks >= SILENT_TICKS and process_id is not None and self._is_stopped(process_id):
+                    watch.reset()
+                    self._process_ids[rank] = process_id
+            has_missed = watch.has_missed(limits.stopped_ping_timeout_s)
+            if has_missed and process_id is not None and self._is_stopped(process_id):
                 break
-        return f"rank {rank} of engine {self._name} has not answered for {num_silent_ticks * TICK_S:.1f} s"
+        return f"rank {rank} of engine {self._name} has not answered for {watch.silent_s:.1f} s"
 
 
 def create_engine_group(
@@ -221,7 +222,7 @@ def _options(address: EngineAddress, resources: EngineResources, rank: int) -> d
     }
 
 
-def _begun(call: Awaitable[Any]) -> asyncio.Future[Any]:
+def _started(call: Awaitable[Any]) -> asyncio.Future[Any]:
     future = asyncio.ensure_future(call)
     future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # not every failure is read
     return future

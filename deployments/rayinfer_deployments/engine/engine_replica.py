@@ -11,6 +11,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from rayinfer.config import EngineConfig
 from rayinfer.errors import EngineDead, EngineLeaving, ModelLoadError, RayinferError
+from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits, TickWatch
 from rayinfer.outputs import EngineStats
 from rayinfer.routing.first_tokens import FirstTokenCounts
 from rayinfer_deployments.cluster.ray_failures import cause_in_one_line, cause_of
@@ -22,10 +23,6 @@ from rayinfer_deployments.discovery.load_reports import RouterLoads
 from rayinfer_deployments.engine.engine_ranks import EngineResources, create_engine_group
 
 SERVE_NAMESPACE = "serve"  # where Serve keeps its own actors, and we our engines
-WATCH_INTERVAL_S = 0.5
-STALE_AFTER_S = 60.0  # far above the longest step of a healthy engine on a busy machine
-STUCK_GRACE_S = 5.0  # beyond the engine's own limit, at which routers leave it: if the step ends after all, it stays
-ANSWER_WITHIN_S = 8.0  # no step keeps the process from answering: who does not is frozen
 
 logger = logging.getLogger("ray.serve")
 
@@ -34,14 +31,21 @@ class EngineReplica:
     """Owner of the processes of one engine from their start to their end."""
 
     async def __init__(  # type: ignore[misc] # Serve awaits it
-        self, config: EngineConfig, num_processes: int, resources: EngineResources, drain_timeout_s: float
+        self,
+        config: EngineConfig,
+        num_processes: int,
+        resources: EngineResources,
+        drain_timeout_s: float,
+        limits: LivenessLimits = DEFAULT_LIMITS,
     ) -> None:
         self._drain_timeout_s = drain_timeout_s
         self._stats = EngineStats()
         self._weights_generation = config.weights_generation
         self._router_loads = RouterLoads()
-        self._last_beat = time.monotonic()
-        self._longest_silence_s = STALE_AFTER_S
+        self._limits = limits
+        self._report_watch = TickWatch(limits.report_interval_s)
+        self._stalled_s = 0.0  # as of the latest report
+        self._stall_limit_s = limits.max_stall_s
         self._failure: str | None = None
         self._is_leaving = False
         self._address = EngineAddress(
@@ -86,15 +90,15 @@ class EngineReplica:
         return is_meant
 
     async def check_health(self) -> None:
-        """Raise when the engine is dead, leaving, or silent for too long; Serve then starts a new one."""
+        """Raise when the engine is dead, leaving, or stuck in a step; Serve then starts a new one."""
         if self._is_leaving:
-            # Serve offers no way to name the replica that shall go, but ends those that call themselves unhealthy.
-            raise EngineLeaving(f"engine {self._address.actor_name} was told to leave")
+            # Serve offers no way to stop a given replica, but stops those that report themselves unhealthy.
+            raise EngineLeaving(f"engine {self._address.actor_name} is being replaced")
         if self._failure is not None:
             raise EngineDead(self._failure)
-        silent_s = time.monotonic() - self._last_beat
-        if silent_s > self._longest_silence_s:
-            raise EngineDead(f"the engine's loop has not come round for {silent_s:.0f} s")
+        stalled_s = self._stalled_s + self._report_watch.silent_s
+        if stalled_s > self._stall_limit_s:
+            raise EngineDead(f"the engine's loop has stalled for {stalled_s:.0f} s")
 
     async def __del__(self) -> None:
         """Drain the engine within the grace period, and end its processes."""
@@ -111,24 +115,40 @@ class EngineReplica:
             self._group.kill()
 
     async def _watch(self) -> None:
-        """Poll the engine's counters twice a second; a dead engine shows at once, a silent one in `check_health`."""
+        """Poll the engine's report; a dead or hung process fails at once, a stuck step in `check_health`."""
         while self._failure is None:
             try:
-                async with asyncio.timeout(ANSWER_WITHIN_S):
-                    report: EngineReport = await self._actor.report.remote()
-                self._stats = report.stats
-                self._last_beat = time.monotonic() - report.silent_s
-                self._longest_silence_s = min(STALE_AFTER_S, report.silent_limit_s + STUCK_GRACE_S)
+                self._record(await self._next_report())
             except (RayActorError, RayTaskError) as error:
                 self._failure = f"engine {self._address.actor_name} has died: {cause_in_one_line(error)}"
                 logger.error(self._failure)
             except TimeoutError:
-                self._failure = f"engine {self._address.actor_name} has not answered for {ANSWER_WITHIN_S:.0f} s"
+                silent_s = self._report_watch.silent_s
+                self._failure = f"engine {self._address.actor_name} has not answered for {silent_s:.0f} s"
                 logger.error(self._failure)
-            await asyncio.sleep(WATCH_INTERVAL_S)
+            await asyncio.sleep(self._limits.report_interval_s)
+
+    async def _next_report(self) -> EngineReport:
+        """Wait for a report in ticks of this loop; raises TimeoutError."""
+        reporting: asyncio.Future[EngineReport] = asyncio.ensure_future(self._actor.report.remote())
+        try:
+            while not self._report_watch.has_missed(self._limits.report_timeout_s):
+                done, _ = await asyncio.wait((reporting,), timeout=self._limits.report_interval_s)
+                if done:
+                    return reporting.result()
+                self._report_watch.tick()
+        finally:
+            reporting.cancel()
+        raise TimeoutError
+
+    def _record(self, report: EngineReport) -> None:
+        self._report_watch.reset()
+        self._stats = report.stats
+        self._stalled_s = report.stalled_s
+        self._stall_limit_s = min(self._limits.max_stall_s, report.stall_limit_s + self._limits.stall_grace_s)
 
     async def _watch_group(self) -> None:
-        """Kill every process of the engine as soon as a rank beyond the first is lost: the others would only wait."""
+        """Kill every process of the engine as soon as a rank beyond the first is lost: the others would wait for it."""
         loss = await self._group.first_loss()
         self._failure = self._failure or loss
         logger.error(loss)

@@ -50,7 +50,7 @@ class PacedActor(AlwaysRunning):
 
     async def report(self) -> EngineReport:
         """Return a report without a step in flight: steps take no time."""
-        return EngineReport(stats=self._engine.stats, silent_s=0.0, silent_limit_s=math.inf)
+        return EngineReport(stats=self._engine.stats, stalled_s=0.0, stall_limit_s=math.inf)
 
     async def line(self) -> TransportAddress:
         """Return the address at which the engine listens for routers."""

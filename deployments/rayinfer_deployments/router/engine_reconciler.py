@@ -1,4 +1,4 @@
-"""Reconciliation of a router's engines with those that Serve reports."""
+"""Reconciliation of a router's engines with the replicas that Serve reports."""
 
 import asyncio
 import contextlib
@@ -10,15 +10,12 @@ from typing import Protocol
 from ray.serve.handle import DeploymentHandle
 
 from rayinfer.errors import EngineDead
+from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.protocols import EngineClient, ModelDescription
 from rayinfer.routing.engine_set import EngineSet
 from rayinfer_deployments.discovery.addressed_request_router import watch_engines
 from rayinfer_deployments.discovery.engine_address import EngineAddress, Engines
 from rayinfer_deployments.router.ray_engine_client import RayEngineClient
-
-RECONCILE_INTERVAL_S = 1.0
-DESCRIBE_TIMEOUT_S = 10.0
-HAND_OVER_S = 10.0  # how long an engine that leaves may stand in for one that is about to join
 
 logger = logging.getLogger("ray.serve")
 
@@ -35,113 +32,110 @@ class DescribedEngineClient(EngineClient, Protocol):
         ...
 
 
-class EngineRoster:
-    """Reconciler of an engine set with the desired engines; one that was lost but still answers is taken back.
+class EngineReconciler:
+    """Reconciler of an engine set with the desired engines; a lost engine that still answers is added again.
 
-    One that is stuck in a step answers as well, and stays out until that step has ended. No engine waits for another
-    to answer.
+    An engine that is stuck in a step is not added until that step has ended. Engines are added independently.
     """
 
     def __init__(
         self,
         engines: EngineSet,
         connect: Callable[[EngineAddress], DescribedEngineClient] = RayEngineClient.at,
-        reconcile_interval_s: float = RECONCILE_INTERVAL_S,
-        hand_over_s: float = HAND_OVER_S,
+        limits: LivenessLimits = DEFAULT_LIMITS,
     ) -> None:
         self._engines = engines
         self._connect = connect
-        self._reconcile_interval_s = reconcile_interval_s
-        self._hand_over_s = hand_over_s
-        self._latest_leave_s = 0.0  # when engines that are not wanted have to go, whoever is there
-        self._told: Engines = {}
-        self._wanted: Engines = {}  # of those, all that were not dismissed
-        self._dismissed: set[str] = set()
+        self._limits = limits
+        self._drop_deadline = 0.0  # after which undesired engines are drained even without a replacement
+        self._reported: Engines = {}
+        self._desired: Engines = {}  # those reported and not removed
+        self._removed: set[str] = set()
         self._changed = asyncio.Event()
-        self._is_told = asyncio.Event()
+        self._has_report = asyncio.Event()
         self._is_complete = asyncio.Event()
-        self._joining: dict[str, asyncio.Task[None]] = {}  # by engine
+        self._adding: dict[str, asyncio.Task[None]] = {}  # by engine
 
     async def follow(self, handle: DeploymentHandle) -> None:
         """Set the desired engines to those of a deployment, at every change, until cancelled."""
-        async with watch_engines(handle, self.want):
-            await self.keep_up()
+        async with watch_engines(handle, self.set_desired):
+            await self.run()
 
-    def want(self, engines: Engines) -> None:
+    def set_desired(self, engines: Engines) -> None:
         """Set the desired engines.
 
-        Other engines get no new requests from now on, or, where all desired ones have still to join, once one has.
+        Other engines get no new requests from now on, or, where no desired one is added yet, once one is.
         """
-        self._dismissed &= set(engines)
-        self._told = engines
-        self._wanted = {name: address for name, address in engines.items() if name not in self._dismissed}
-        self._latest_leave_s = time.monotonic() + self._hand_over_s
-        self._let_go()
+        self._removed &= set(engines)
+        self._reported = engines
+        self._desired = {name: address for name, address in engines.items() if name not in self._removed}
+        self._drop_deadline = time.monotonic() + self._limits.replace_timeout_s
+        self._drop()
         self._is_complete.clear()
-        if engines:  # who cannot tell yet says that there are none
-            self._is_told.set()
+        if engines:  # Serve reports none as long as it does not know
+            self._has_report.set()
         self._changed.set()
 
-    def dismiss(self, name: str) -> bool:
+    def remove(self, name: str) -> bool:
         """Remove an engine from the desired ones, though Serve still has it; returns whether it was one of them."""
-        if name not in self._wanted:
+        if name not in self._desired:
             return False
-        self._dismissed.add(name)
-        self.want(self._told)
+        self._removed.add(name)
+        self.set_desired(self._reported)
         return True
 
-    async def caught_up(self, wait_s: float) -> None:
-        """Return once every desired engine has joined, or none is known after the timeout."""
+    async def wait_complete(self, timeout_s: float) -> None:
+        """Return once every desired engine is added, or after the timeout."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                await self._is_told.wait()
+            async with asyncio.timeout(timeout_s):
+                await self._has_report.wait()
                 await self._is_complete.wait()
 
-    async def keep_up(self) -> None:
+    async def run(self) -> None:
         """Add missing engines at every change and periodically, until cancelled."""
         try:
             while True:
                 self._changed.clear()
-                self._begin_to_add()
-                self._take_stock()
+                self._start_adding()
+                self._observe()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), self._reconcile_interval_s)
+                    await asyncio.wait_for(self._changed.wait(), self._limits.reconcile_interval_s)
         finally:
-            for joining in self._joining.values():
-                joining.cancel()
+            for adding in self._adding.values():
+                adding.cancel()
 
-    def _begin_to_add(self) -> None:
-        self._joining = {name: joining for name, joining in self._joining.items() if not joining.done()}
-        for name, address in self._wanted.items():
-            if name not in self._engines.names and name not in self._joining:
-                self._joining[name] = asyncio.get_running_loop().create_task(self._add(address))
+    def _start_adding(self) -> None:
+        self._adding = {name: adding for name, adding in self._adding.items() if not adding.done()}
+        for name, address in self._desired.items():
+            if name not in self._engines.names and name not in self._adding:
+                self._adding[name] = asyncio.get_running_loop().create_task(self._add(address))
 
-    def _take_stock(self) -> None:
-        self._let_go()
-        if all(name in self._engines.names for name in self._wanted):
+    def _observe(self) -> None:
+        self._drop()
+        if all(name in self._engines.names for name in self._desired):
             self._is_complete.set()
 
-    def _let_go(self) -> None:
-        """Drain engines that are no longer desired, if another is there, none will come, or none came in time."""
+    def _drop(self) -> None:
+        """Drain undesired engines, if a desired one is there, none is desired, or none was added in time."""
         known = self._engines.names
-        if not self._wanted or self._wanted.keys() & set(known) or time.monotonic() > self._latest_leave_s:
+        if not self._desired or self._desired.keys() & set(known) or time.monotonic() > self._drop_deadline:
             for name in known:
-                if name not in self._wanted:
+                if name not in self._desired:
                     self._engines.drain(name)
 
     async def _add(self, address: EngineAddress) -> None:
         try:
             client = await asyncio.to_thread(self._connect, address)
-            async with asyncio.timeout(DESCRIBE_TIMEOUT_S):
+            async with asyncio.timeout(self._limits.describe_timeout_s):
                 description = await client.describe()
                 if await client.is_stuck():
                     return  # its step may still end; otherwise its replica ends it
         except (EngineDead, TimeoutError):
-            return  # Serve will notice too and build another; until then we ask again
+            return  # Serve will notice as well and start another; until then it is retried
         except Exception:
-            logger.exception("engine %s cannot join yet", address.actor_name)
+            logger.exception("engine %s cannot be added yet", address.actor_name)
             return
-        if address.actor_name in self._wanted:
+        if address.actor_name in self._desired:
             self._engines.add(address.actor_name, client, description)
-            logger.info("engine %s joins", address.actor_name)
-            self._take_stock()
+            logger.info("engine %s is added", address.actor_name)
+            self._observe()

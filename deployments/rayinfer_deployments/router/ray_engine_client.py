@@ -13,7 +13,7 @@ from rayinfer.outputs import StepMessage
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.transport.engine_connection import EngineConnection
 from rayinfer.transport.engine_server import TransportAddress
-from rayinfer_deployments.cluster.transport_tls import line_client_tls
+from rayinfer_deployments.cluster.transport_tls import client_tls
 from rayinfer_deployments.discovery.engine_address import EngineAddress
 from rayinfer_deployments.discovery.engine_report import EngineReport
 
@@ -27,7 +27,7 @@ class RayEngineClient:
 
     def __init__(self, actor: ActorHandle) -> None:
         self._actor = actor
-        self._line = EngineConnection(self._find_line, tls=line_client_tls())
+        self._line = EngineConnection(self._find_line, tls=client_tls())
 
     @staticmethod
     def at(address: EngineAddress) -> "RayEngineClient":

@@ -106,7 +106,7 @@ def echo_plans() -> None:
     """Run rank 1 of two ranks that compute nothing."""
     rendezvous = Rendezvous(*json.loads(sys.stdin.readline()))
     group = RankGroup.join(RankCoordinates(1, 1, 2), rendezvous)
-    RankWorker(group, FixedTokenExecutor(), None).obey()
+    RankWorker(group, FixedTokenExecutor(), None).serve()
     group.close()
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from rayinfer.config import EngineConfig
 from rayinfer.engine.distributed.group_executor import GroupExecutor
 from rayinfer.engine.distributed.process_executor import RankProcesses
-from rayinfer.engine.ranks.rank_coordinates import place_of
+from rayinfer.engine.ranks.rank_coordinates import coordinates_of
 from rayinfer.engine.ranks.rank_group import RankGroup
-from rayinfer.engine.ranks.rendezvous import GROUP_TIMEOUT_S, RendezvousHost, open_rendezvous
+from rayinfer.engine.ranks.rendezvous import RendezvousHost, open_rendezvous
 from rayinfer.engine.worker.worker import Worker, build_worker
+from rayinfer.liveness import DEFAULT_LIMITS
 
 
 def build_group(
@@ -19,10 +20,10 @@ def build_group(
     """Gather the ranks, started here without a `host`, and load rank 0's part; ends all of them if anything fails."""
     with ExitStack() as on_failure:
         if host is None:
-            group, end_ranks = _start_ranks(config, folder, timeout_s or GROUP_TIMEOUT_S, on_failure)
+            group, end_ranks = _start_ranks(config, folder, timeout_s or DEFAULT_LIMITS.group_timeout_s, on_failure)
         else:
             on_failure.callback(host.close)
-            group, end_ranks = RankGroup.host(place_of(config, 0), host), lambda grace_s: None
+            group, end_ranks = RankGroup.host(coordinates_of(config, 0), host), lambda grace_s: None
             on_failure.callback(group.close)
         with group.explained_failures():
             worker = build_worker(config, folder, group)
@@ -38,6 +39,6 @@ def _start_ranks(
     on_failure.callback(host.close)
     processes = RankProcesses(config, folder, host.rendezvous)
     on_failure.callback(processes.end, 0.0)
-    group = RankGroup.host(place_of(config, 0), host, processes)
+    group = RankGroup.host(coordinates_of(config, 0), host, processes)
     on_failure.callback(group.close)
     return group, processes.end

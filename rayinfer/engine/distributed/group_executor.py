@@ -7,41 +7,25 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from rayinfer import wire
 from rayinfer.engine.plan.executor import Executor, StepHandle
 from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
 from rayinfer.engine.plan.step_plan import SampledTokens, StepPlan
-from rayinfer.engine.ranks.control_connection import ControlLine, LineLost, framed, hung_up
+from rayinfer.engine.ranks.control_connection import ConnectionLost, ControlConnection, any_closed
 from rayinfer.engine.ranks.pipeline_link import PipelineLink
-from rayinfer.engine.ranks.plan_codec import (
-    AnyMessage,
-    BadMessage,
-    Computed,
-    Done,
-    End,
-    Failed,
-    Restore,
-    copy_message,
-    plan_message,
-    read_sampled,
-    release_message,
-)
-from rayinfer.engine.ranks.rank_failures import LAST_WORDS_S, failed, lost, rank_that_hung_up
-from rayinfer.engine.ranks.rank_group import RankGroup, own_cause
-from rayinfer.engine.ranks.rendezvous import START_TIMEOUT_S
+from rayinfer.engine.ranks.rank_failures import closed_rank, own_cause, rank_failed, rank_lost
+from rayinfer.engine.ranks.rank_group import RankGroup
+from rayinfer.engine.ranks.rank_messages import Done, Failed, RankMessage, Release, Restore, Shutdown, StageResult
 from rayinfer.engine.ranks.timed_group import StageTimes
-from rayinfer.engine.ranks.torch_groups import STEP_TIMEOUT_S
 from rayinfer.errors import EngineDead
-
-LOOK_ROUND_S = 0.25  # between two looks at the lines of an idle engine
-END_GRACE_S = 5.0  # for ranks to end on command
 
 
 class GroupExecutor:
-    """An Executor over several ranks, which live and die together.
+    """An Executor over several ranks, which start and end together.
 
-    Nothing that fails here is tried again: after a failure the ranks' states are unknown. The first one ends the
-    group, and everything afterwards raises EngineDead with its cause. A rank that has gone or is frozen is noticed in a
-    step as well as between two.
+    Nothing that fails here is tried again: after a failure the ranks' states are unknown. The first failure ends the
+    group, and every later call raises EngineDead with its cause. A rank that has exited or hangs is noticed in a step
+    as well as between two.
     """
 
     def __init__(
@@ -52,31 +36,35 @@ class GroupExecutor:
         link: PipelineLink | None = None,
     ) -> None:
         self.supports_async_scheduling = False
-        self.max_concurrent_batches = min(2, group.place.pipeline_parallel_size)
-        self.stage_times = StageTimes(group.place.pipeline_parallel_size)
+        self.max_concurrent_batches = min(2, group.coordinates.pipeline_parallel_size)
+        self.stage_times = StageTimes(group.coordinates.pipeline_parallel_size)
         self._group = group
+        self._limits = group.limits
         self._own_part: Executor | None = part  # until the end
         self._end_ranks = end_ranks
         self._link = link  # the part's, to the other stages
         self._lock = threading.RLock()  # one command at a time, all ranks in the same order
-        self._under_way: deque[StepUnderWay] = deque()
+        self._in_flight: deque[StepInFlight] = deque()
         self._death: EngineDead | None = None
         self._is_over = False
-        self._at_the_end = weakref.finalize(self, end_ranks, END_GRACE_S)  # also when it is garbage collected
-        lose = weakref.WeakMethod(self._lose)
-        group.on_loss = lambda: (it := lose()) and it()
-        threading.Thread(target=_keep_company, args=(weakref.ref(self),), name="ranks", daemon=True).start()
+        self._finalizer = weakref.finalize(
+            self, end_ranks, group.limits.shutdown_grace_s
+        )  # also when it is garbage collected
+        end_on_loss = weakref.WeakMethod(self._end_on_loss)
+        group.on_loss = lambda: (method := end_on_loss()) and method()
+        arguments = (weakref.ref(self), group.limits.rank_poll_s)
+        threading.Thread(target=_watch_peers, args=arguments, name="ranks", daemon=True).start()
 
     @property
     def stage_idle_shares(self) -> list[float]:
         """See Executor."""
-        if self._group.place.pipeline_parallel_size == 1:
+        if self._group.coordinates.pipeline_parallel_size == 1:
             return []
         return self.stage_times.idle_shares(time.perf_counter())
 
     @property
     def communication_s(self) -> float:
-        """Seconds that rank 0 has spent so far in what its stage's ranks do together."""
+        """Seconds that rank 0 has spent so far in collectives of its stage's ranks."""
         return self._group.communication_s
 
     def submit(self, plan: StepPlan) -> StepHandle:
@@ -84,33 +72,33 @@ class GroupExecutor:
         with self._command():
             waited_s, now = self._waiting_s, time.perf_counter()
             self.stage_times.start(now)
-            self._tell(plan_message(plan))
+            self._broadcast(plan)
             own = self._part.submit(plan)
-            if self._group.place.pipeline_parallel_size == 1:
+            if self._group.coordinates.pipeline_parallel_size == 1:
                 self.stage_times.stop(time.perf_counter())
                 return own
             self.stage_times.add(0, time.perf_counter() - now - (self._waiting_s - waited_s))
-            step = StepUnderWay(self)
-            self._under_way.append(step)
+            step = StepInFlight(self)
+            self._in_flight.append(step)
             return step
 
     def copy_blocks(self, copy: BlockCopy) -> None:
         """Have every rank copy its part of the blocks."""
         with self._command():
-            self._tell(copy_message(copy))
+            self._broadcast(copy)
             self._part.copy_blocks(copy)
 
     def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
-        """Have every rank give its memory back."""
+        """Have every rank release its memory."""
         with self._command():
-            self._tell(release_message(level, blocks_in_use))
+            self._broadcast(Release(level, list(blocks_in_use)))
             self._part.release(level, blocks_in_use)
             self._await_done()
 
     def restore(self, level: SleepLevel) -> None:
-        """Have every rank take its memory again."""
+        """Have every rank allocate its memory again."""
         with self._command():
-            self._tell(Restore(int(level)))
+            self._broadcast(Restore(level))
             self._part.restore(level)
             self._await_done()
 
@@ -120,20 +108,20 @@ class GroupExecutor:
             raise EngineDead(str(self._death))
 
     def shutdown(self) -> None:
-        """Let every rank end, and wait until they have."""
+        """Let every rank exit, and wait until they have."""
         with self._lock:
             with contextlib.suppress(EngineDead):
-                while self._under_way and self._death is None:
-                    self.take_result(self._under_way[0])
+                while self._in_flight and self._death is None:
+                    self.take_result(self._in_flight[0])
             self._is_over = True
-            for line in self._group.lines:
-                with contextlib.suppress(LineLost):
-                    line.send(End(), LAST_WORDS_S)
+            for connection in self._group.connections:
+                with contextlib.suppress(ConnectionLost):
+                    connection.send(Shutdown(), self._limits.final_message_s)
             self._group.close()
             if self._own_part is not None:
                 self._own_part.shutdown()
-            self._own_part = self._link = None  # which keep torch's groups, and those the ports they listen at
-        self._at_the_end()
+            self._own_part = self._link = None  # which keep torch's groups, and those their ports
+        self._finalizer()
 
     # One command
 
@@ -144,36 +132,37 @@ class GroupExecutor:
             try:
                 yield
                 if self._group.was_aborted:
-                    raise EngineDead("the wait for another rank was broken off")
+                    raise EngineDead("the wait for another rank was aborted")
             except BaseException as error:
-                # Even an interruption: the others are in the middle of what this rank has left.
+                # Even an interruption: the others are in the middle of the command that this rank has left.
                 self._die(error)
                 if isinstance(error, Exception):
                     self.check()
                 raise
 
-    def _tell(self, message: AnyMessage) -> None:
-        frame = framed(message)
-        for rank, line in enumerate(self._group.lines, start=1):
+    def _broadcast(self, message: RankMessage) -> None:
+        frame = wire.encode(message)
+        for rank, connection in enumerate(self._group.connections, start=1):
             try:
-                line.send_bytes(frame, STEP_TIMEOUT_S)
-            except LineLost as error:
-                raise lost(rank, error) from None
+                connection.send_frame(frame, self._limits.step_timeout_s)
+            except ConnectionLost as error:
+                raise rank_lost(rank, error) from None
 
     def _await_done(self) -> None:
-        for rank, line in enumerate(self._group.lines, start=1):
-            while isinstance(said := self._hear(rank, line, START_TIMEOUT_S), Computed):
-                self._keep(rank, said)
-            _expect(isinstance(said, Done), rank, said)
+        for rank, connection in enumerate(self._group.connections, start=1):
+            while isinstance(reply := self._receive(rank, connection, self._limits.start_timeout_s), StageResult):
+                self._record(rank, reply)
+            if not isinstance(reply, Done):
+                raise _unexpected(rank, reply)
 
-    def _hear(self, rank: int, line: ControlLine, timeout_s: float) -> AnyMessage:
+    def _receive(self, rank: int, connection: ControlConnection, timeout_s: float) -> RankMessage:
         try:
-            said = line.receive(timeout_s)
-        except (LineLost, BadMessage) as error:
-            raise lost(rank, error) from None
-        if isinstance(said, Failed):
-            raise failed(rank, said)
-        return said
+            message = connection.receive(timeout_s)
+        except (ConnectionLost, wire.BadMessage) as error:
+            raise rank_lost(rank, error) from None
+        if isinstance(message, Failed):
+            raise rank_failed(rank, message)
+        return message
 
     @property
     def _part(self) -> Executor:
@@ -185,9 +174,9 @@ class GroupExecutor:
     def _waiting_s(self) -> float:
         return 0.0 if self._link is None else self._link.waiting_s
 
-    # Steps under way in later stages
+    # Steps in flight in later stages
 
-    def take_result(self, step: "StepUnderWay") -> SampledTokens:
+    def take_result(self, step: "StepInFlight") -> SampledTokens:
         """Wait for a step, and for those before it."""
         with self._command():
             while step.sampled is None:
@@ -196,36 +185,39 @@ class GroupExecutor:
 
     def _finish_oldest(self) -> None:
         """Receive the oldest step's results from the first tensor rank of every later stage."""
-        place = self._group.place
-        oldest = self._under_way[0]
-        for stage in range(1, place.pipeline_parallel_size):
-            rank = stage * place.tensor_parallel_size
-            if stage not in oldest.computed:
-                said = self._hear(rank, self._group.lines[rank - 1], STEP_TIMEOUT_S)
-                _expect(isinstance(said, Computed), rank, said)
-                self._keep(rank, said)
-        self._under_way.popleft()
-        oldest.sampled = read_sampled(oldest.computed[place.pipeline_parallel_size - 1])
-        if not self._under_way:
+        coordinates = self._group.coordinates
+        oldest = self._in_flight[0]
+        for stage in range(1, coordinates.pipeline_parallel_size):
+            rank = stage * coordinates.tensor_parallel_size
+            if stage not in oldest.results:
+                reply = self._receive(rank, self._group.connections[rank - 1], self._limits.step_timeout_s)
+                if not isinstance(reply, StageResult):
+                    raise _unexpected(rank, reply)
+                self._record(rank, reply)
+        self._in_flight.popleft()
+        last = coordinates.pipeline_parallel_size - 1
+        oldest.sampled = oldest.results[last].sampled
+        if oldest.sampled is None:
+            raise EngineDead(f"stage {last} sent a result without tokens")
+        if not self._in_flight:
             self.stage_times.stop(time.perf_counter())
 
-    def _keep(self, rank: int, computed: AnyMessage) -> None:
-        assert isinstance(computed, Computed)
-        stage = rank // self._group.place.tensor_parallel_size
-        step = next(step for step in self._under_way if stage not in step.computed)
-        step.computed[stage] = computed
-        self.stage_times.add(stage, computed.busy_s)
+    def _record(self, rank: int, result: StageResult) -> None:
+        stage = rank // self._group.coordinates.tensor_parallel_size
+        step = next(step for step in self._in_flight if stage not in step.results)
+        step.results[stage] = result
+        self.stage_times.add(stage, result.busy_s)
 
     # The end
 
-    def note_hang_up(self) -> None:
-        """A line is closed at its other end; between two commands that is a failure like any other."""
+    def note_closed_connection(self) -> None:
+        """End the group when a connection is closed at its other end between two commands, as in one."""
         self._group.abort_device_waits()
         with self._lock, contextlib.suppress(EngineDead), self._command():
-            if (loss := rank_that_hung_up(self._group.lines, 1, 0.0)) is not None:
+            if (loss := closed_rank(self._group.connections, 1, 0.0)) is not None:
                 raise loss
 
-    def _lose(self) -> None:
+    def _end_on_loss(self) -> None:
         """End all ranks at once: waits in gloo end when the hung rank's process is gone."""
         if self._death is None and not self._is_over:
             self._death = EngineDead(f"a rank of the engine failed: {self._group.loss}")
@@ -238,20 +230,20 @@ class GroupExecutor:
             cause = self._group.cause_of(error) if isinstance(error, Exception) else own_cause(error)
             self._death = EngineDead(f"a rank of the engine failed: {cause}")
         self._group.close()
-        self._end_ranks(LAST_WORDS_S)
+        self._end_ranks(self._limits.final_message_s)
 
     @property
-    def lines(self) -> list[ControlLine] | None:
+    def watched_connections(self) -> list[ControlConnection] | None:
         """The connections to watch; None once the group is over."""
-        return None if self._is_over or self._death is not None else self._group.lines
+        return None if self._is_over or self._death is not None else self._group.connections
 
 
-class StepUnderWay:
+class StepInFlight:
     """The handle of a step that later stages have yet to compute."""
 
     def __init__(self, executor: GroupExecutor) -> None:
         self._executor = executor
-        self.computed: dict[int, Computed] = {}  # by stage
+        self.results: dict[int, StageResult] = {}  # by stage
         self.sampled: SampledTokens | None = None
 
     def result(self) -> SampledTokens:
@@ -259,18 +251,17 @@ class StepUnderWay:
         return self._executor.take_result(self)
 
 
-def _keep_company(reference: "weakref.ref[GroupExecutor]") -> None:
+def _watch_peers(reference: "weakref.ref[GroupExecutor]", poll_s: float) -> None:
     """Watch the connections in a thread, with a weak reference to the executor."""
-    while (executor := reference()) is not None and (lines := executor.lines) is not None:
+    while (executor := reference()) is not None and (connections := executor.watched_connections) is not None:
         del executor
-        has_hung_up = hung_up(lines, LOOK_ROUND_S)
+        is_closed = any_closed(connections, poll_s)
         if (executor := reference()) is None:
             return
-        if has_hung_up:
-            executor.note_hang_up()
+        if is_closed:
+            executor.note_closed_connection()
         del executor
 
 
-def _expect(is_expected: bool, rank: int, said: AnyMessage) -> None:
-    if not is_expected:
-        raise EngineDead(f"rank {rank} says {type(said).__name__}, which nobody asked for")
+def _unexpected(rank: int, reply: RankMessage) -> EngineDead:
+    return EngineDead(f"rank {rank} sent an unexpected {type(reply).__name__}")

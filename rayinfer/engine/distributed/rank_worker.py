@@ -6,26 +6,15 @@ from pathlib import Path
 
 from rayinfer.config import EngineConfig
 from rayinfer.engine.plan.executor import Executor
-from rayinfer.engine.plan.executor_commands import SleepLevel
-from rayinfer.engine.ranks.control_connection import ControlLine, LineLost
+from rayinfer.engine.plan.executor_commands import BlockCopy
+from rayinfer.engine.plan.step_plan import StepPlan
+from rayinfer.engine.ranks.control_connection import ConnectionLost
 from rayinfer.engine.ranks.pipeline_link import PipelineLink
-from rayinfer.engine.ranks.plan_codec import (
-    Computed,
-    CopyBlocks,
-    Done,
-    End,
-    Release,
-    Restore,
-    RunPlan,
-    computed_message,
-    read_copy,
-    read_plan,
-)
-from rayinfer.engine.ranks.rank_coordinates import place_of
-from rayinfer.engine.ranks.rank_failures import is_consequence, say_last_words
+from rayinfer.engine.ranks.rank_coordinates import coordinates_of
+from rayinfer.engine.ranks.rank_failures import is_consequence, report_failure
 from rayinfer.engine.ranks.rank_group import RankGroup
+from rayinfer.engine.ranks.rank_messages import Done, Release, Restore, Shutdown, StageResult
 from rayinfer.engine.ranks.rendezvous import Rendezvous
-from rayinfer.engine.ranks.torch_groups import STEP_TIMEOUT_S
 from rayinfer.engine.worker.worker import build_worker
 from rayinfer.errors import EngineDead
 
@@ -39,20 +28,19 @@ def run_rank(
 ) -> None:
     """Run rank `rank` of the engine that rank 0 builds with the same settings; returns when that engine ends.
 
-    Raises EngineDead when rank 0 or the group is lost, and whatever fails here; rank 0 gets a report. `is_stopped`
-    returns, where it can be seen, whether the process of rank 0 was stopped.
+    Raises EngineDead when rank 0 or the group is lost, and whatever fails here, which is also reported to rank 0.
+    `is_stopped` returns, where it can be seen, whether the process of rank 0 was stopped.
     """
-    group = RankGroup.join(place_of(config, rank), rendezvous, is_stopped)
-    (line,) = group.lines
+    group = RankGroup.join(coordinates_of(config, rank), rendezvous, is_stopped)
     try:
         part = build_worker(config, folder, group)
         try:
-            RankWorker(group, part.executor, part.link).obey()
+            RankWorker(group, part.executor, part.link).serve()
         finally:
             part.executor.shutdown()
     except BaseException as error:
-        say_last_words(line, error)
-        if is_consequence(error):  # gloo's words name no rank
+        report_failure(group.connections[0], error)
+        if is_consequence(error):  # gloo's messages name no rank
             raise EngineDead(f"rank {rank} has lost the others: {error}") from error
         raise
     finally:
@@ -60,58 +48,55 @@ def run_rank(
 
 
 class RankWorker:
-    """Carries out rank 0's commands, one after the other."""
+    """Server of rank 0's commands, one after the other."""
 
     def __init__(self, group: RankGroup, executor: Executor, link: PipelineLink | None) -> None:
-        place = group.place
+        coordinates = group.coordinates
         self._group = group
-        self._line: ControlLine = group.lines[0]
+        (self._connection,) = group.connections
         self._executor = executor
         self._link = link
-        self._answers_plans = place.stage > 0 and place.tensor_rank == 0  # others have nothing to say
-        self._samples = place.is_last_stage
+        self._reports_steps = coordinates.stage > 0 and coordinates.tensor_rank == 0  # others have no result
+        self._samples = coordinates.is_last_stage
 
-    def obey(self) -> None:
-        """Run commands until the last one; raises EngineDead when rank 0 has gone or is hung."""
+    def serve(self) -> None:
+        """Run commands until the last one; raises EngineDead when rank 0 has exited or hangs."""
         while True:
             try:
-                command = self._line.receive()  # ended by the group when rank 0 shows no sign of life
-            except LineLost as error:
+                command = self._connection.receive()  # aborted by the group when rank 0 sends no heartbeats
+            except ConnectionLost as error:
                 raise self._loss_of_first_rank(error) from None
-            if isinstance(command, RunPlan):
-                self._run(command)
-            elif isinstance(command, CopyBlocks):
-                self._executor.copy_blocks(read_copy(command))
-            elif isinstance(command, Release | Restore):
-                self._move_memory(command)
-            elif isinstance(command, End):
+            if isinstance(command, StepPlan):
+                self._run_step(command)
+            elif isinstance(command, BlockCopy):
+                self._executor.copy_blocks(command)
+            elif isinstance(command, Release):
+                self._executor.release(command.level, command.blocks_in_use)
+                self._reply(Done())
+            elif isinstance(command, Restore):
+                self._executor.restore(command.level)
+                self._reply(Done())
+            elif isinstance(command, Shutdown):
                 return
             else:
-                raise EngineDead(f"rank 0 says {type(command).__name__}, which is no command")
+                raise EngineDead(f"rank 0 sent {type(command).__name__}, which is no command")
 
-    def _run(self, command: RunPlan) -> None:
+    def _run_step(self, plan: StepPlan) -> None:
         waited_s, started = self._waiting_s, time.perf_counter()
-        sampled = self._executor.submit(read_plan(command)).result()
-        if self._answers_plans:
+        sampled = self._executor.submit(plan).result()
+        if self._reports_steps:
             busy_s = time.perf_counter() - started - (self._waiting_s - waited_s)
-            self._say(computed_message(busy_s, sampled) if self._samples else Computed(busy_s))
-
-    def _move_memory(self, command: Release | Restore) -> None:
-        if isinstance(command, Release):
-            self._executor.release(SleepLevel(command.level), command.blocks_in_use)
-        else:
-            self._executor.restore(SleepLevel(command.level))
-        self._say(Done())
+            self._reply(StageResult(busy_s, sampled if self._samples else None))
 
     @property
     def _waiting_s(self) -> float:
         return 0.0 if self._link is None else self._link.waiting_s
 
-    def _say(self, answer: Done | Computed) -> None:
+    def _reply(self, reply: Done | StageResult) -> None:
         try:
-            self._line.send(answer, STEP_TIMEOUT_S)
-        except LineLost as error:
+            self._connection.send(reply, self._group.limits.step_timeout_s)
+        except ConnectionLost as error:
             raise self._loss_of_first_rank(error) from None
 
-    def _loss_of_first_rank(self, error: LineLost) -> EngineDead:
+    def _loss_of_first_rank(self, error: ConnectionLost) -> EngineDead:
         return EngineDead(self._group.loss or f"rank 0 is lost: {error}")

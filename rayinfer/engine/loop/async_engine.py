@@ -9,19 +9,16 @@ from dataclasses import replace
 
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.loop.engine_commands import Abort, Change, Command, Forget, Stop, Submit
-from rayinfer.engine.loop.router_subscriptions import RouterLine, RouterLines
+from rayinfer.engine.loop.router_subscriptions import RouterSubscription, RouterSubscriptions
 from rayinfer.engine.loop.self_check import needs_self_check, run_self_check
-from rayinfer.engine.loop.step_watchdog import Pulse
+from rayinfer.engine.loop.step_watchdog import StepWatchdog
 from rayinfer.errors import EngineDead, RequestError, WrongEngineState
+from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
 from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription, Pause, Resume, Sleep, States, Wake
 from rayinfer.traces.request_trace import RequestTrace
 
 logger = logging.getLogger(__name__)
-
-HEARTBEAT_S = 0.5
-SIGN_OF_LIFE_S = 0.75  # after so long without a message; a little more than a heartbeat, which is one
-LISTEN_WITHIN_S = 60.0  # a router that submits and does not listen by then is gone, and its requests with it
 
 
 class AsyncEngine:
@@ -32,27 +29,20 @@ class AsyncEngine:
     cause, and every `outputs` iterator raises EngineDead.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        *,
-        epoch: int = 0,
-        heartbeat_s: float = HEARTBEAT_S,
-        listen_within_s: float = LISTEN_WITHIN_S,
-    ) -> None:
+    def __init__(self, engine: Engine, *, epoch: int = 0, limits: LivenessLimits = DEFAULT_LIMITS) -> None:
         self.description: ModelDescription = engine.description
         self.failure: BaseException | None = None
         self._engine = engine
         self._epoch = epoch
-        self._heartbeat_s = heartbeat_s
+        self._limits = limits
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._routers = RouterLines(self.description, listen_within_s)
+        self._routers = RouterSubscriptions(self.description, limits.subscribe_timeout_s)
         self._is_over = False
         self._lock = threading.Lock()  # no command with a future is queued after _is_over
-        self._owners: dict[str, RouterLine] = {}  # by request id; used by the thread only
+        self._owners: dict[str, RouterSubscription] = {}  # by request id; used by the thread only
         self._stats = engine.stats
-        self._pulse = Pulse()
-        engine.on_plan = self._pulse.planned
+        self._watchdog = StepWatchdog(limits=limits)
+        engine.on_plan = self._watchdog.record_plan
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -61,7 +51,7 @@ class AsyncEngine:
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
         """Queue requests for the next step; a refused one finishes with "error"."""
-        router = self._routers.open(router_id)
+        router = self._routers.subscribe(router_id)
         if self._is_over:
             raise self._death()
         self._commands.put(Submit(list(requests), router))
@@ -72,14 +62,14 @@ class AsyncEngine:
 
     async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
         """Yield this router's messages; closing the iterator aborts all of the router's requests."""
-        router = self._routers.open(router_id, listens=True)
+        router = self._routers.subscribe(router_id, is_read=True)
         try:
             while (message := await self._next_message(router)) is not None:
                 yield message
             if self.failure is not None:
                 raise self._death()
         finally:
-            self._routers.leave(router_id, router)
+            self._routers.unsubscribe(router_id, router)
             self._commands.put(Forget(router))
 
     async def control(self, action: ControlAction) -> list[str]:
@@ -129,17 +119,17 @@ class AsyncEngine:
         return self._thread.is_alive()
 
     @property
-    def seconds_since_last_beat(self) -> float:
+    def stalled_s(self) -> float:
         """Seconds since the loop's last iteration; steps and idle waits both count.
 
         Zero while the engine falls asleep or wakes: reading a checkpoint takes as long as at the start.
         """
-        return self._pulse.silent_s
+        return self._watchdog.stalled_s
 
     @property
-    def longest_silence_s(self) -> float:
+    def stall_limit_s(self) -> float:
         """Longest time that a loop iteration may take before the engine counts as stuck."""
-        return self._pulse.limit_s
+        return self._watchdog.limit_s
 
     @property
     def stats(self) -> EngineStats:
@@ -151,12 +141,12 @@ class AsyncEngine:
         """Requests that wait or run."""
         return self._stats.num_running + self._stats.num_waiting + self._commands.qsize()
 
-    async def _next_message(self, router: RouterLine) -> StepMessage | None:
-        """Wait for the thread's next message; after SIGN_OF_LIFE_S, report the delay instead."""
+    async def _next_message(self, router: RouterSubscription) -> StepMessage | None:
+        """Wait for the thread's next message; after `message_interval_s` report for how long the loop has stalled."""
         try:
-            return await router.box.take(SIGN_OF_LIFE_S)
+            return await router.outputs.get(self._limits.message_interval_s)
         except TimeoutError:
-            return replace(self._message([]), silent_s=self._pulse.silent_s, silent_limit_s=self._pulse.limit_s)
+            return replace(self._message([]), stalled_s=self.stalled_s, stall_limit_s=self.stall_limit_s)
 
     def _death(self) -> EngineDead:
         if isinstance(self.failure, EngineDead):
@@ -171,7 +161,7 @@ class AsyncEngine:
             while self._run_commands():
                 self._engine.check_alive()
                 self._publish(self._step() if self._engine.has_unfinished_requests else [])
-                self._abort_unheard_routers()
+                self._drop_unread_routers()
         except BaseException as error:
             logger.exception("the engine loop ends")
             self.failure = error
@@ -183,7 +173,7 @@ class AsyncEngine:
             self._engine.exit()
 
     def _step(self) -> list[TokenDelta]:
-        with self._pulse.step():
+        with self._watchdog.step():
             deltas = self._engine.step()
             if needs_self_check(deltas):
                 deltas += run_self_check(self._engine)
@@ -193,12 +183,12 @@ class AsyncEngine:
         """Run the commands queued since the last step; when idle, wait for one, at most a heartbeat."""
         is_idle = not self._engine.can_advance
         try:
-            command = self._commands.get(block=is_idle, timeout=self._heartbeat_s if is_idle else None)
+            command = self._commands.get(block=is_idle, timeout=self._limits.loop_heartbeat_s if is_idle else None)
             while not isinstance(command, Stop):
                 self._run_command(command)
                 command = self._commands.get_nowait()
         except queue.Empty:
-            self._pulse.beat()
+            self._watchdog.record_iteration()
             return True
         # Without deltas: routers see their outputs end, and may continue elsewhere.
         for request_id in self._owners:
@@ -217,12 +207,12 @@ class AsyncEngine:
         else:
             self._abort(list(command.router.request_ids))
 
-    def _add(self, request: GenerationRequest, router: RouterLine) -> None:
+    def _add(self, request: GenerationRequest, router: RouterSubscription) -> None:
         try:
             self._engine.add_request(request)
         except RequestError as error:
             logger.warning("request %s refused: %s", request.request_id, error)
-            router.box.put(self._message([_refusal(request)]))
+            router.outputs.put(self._message([_refusal(request)]))
             return
         router.request_ids.add(request.request_id)
         self._owners[request.request_id] = router
@@ -230,7 +220,7 @@ class AsyncEngine:
     def _change(self, change: Change) -> None:
         if not change.done.set_running_or_notify_cancel():
             return
-        with self._pulse.excused():
+        with self._watchdog.suspended():
             try:
                 state = self._engine.control(change.action)
             except (RequestError, WrongEngineState) as error:
@@ -253,21 +243,22 @@ class AsyncEngine:
         aborted = (self._engine.abort(request_id) for request_id in request_ids)
         self._publish([delta for delta in aborted if delta is not None])
 
-    def _abort_unheard_routers(self) -> None:
-        for router in self._routers.take_unheard():
+    def _drop_unread_routers(self) -> None:
+        """Abort the requests of routers that have not read in time."""
+        for router in self._routers.pop_unread():
             self._abort(list(router.request_ids))
 
     def _publish(self, deltas: list[TokenDelta]) -> None:
         """Send every router its own deltas and the engine's state."""
-        by_router: dict[RouterLine, list[TokenDelta]] = {}
+        by_router: dict[RouterSubscription, list[TokenDelta]] = {}
         for delta in deltas:
             by_router.setdefault(self._owners[delta.request_id], []).append(delta)
             if delta.finish_reason is not None:
                 self._owners.pop(delta.request_id).request_ids.discard(delta.request_id)
         self._stats = self._engine.stats
         stored, removed = self._engine.take_block_events()
-        for router in self._routers.in_use():
-            router.box.put(self._message(by_router.get(router, []), stored, removed))
+        for router in self._routers.current():
+            router.outputs.put(self._message(by_router.get(router, []), stored, removed))
 
     def _message(
         self, deltas: list[TokenDelta], stored: Sequence[bytes] = (), removed: Sequence[bytes] = ()

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from rayinfer.engine.loop.router_subscriptions import RouterLine
+from rayinfer.engine.loop.router_subscriptions import RouterSubscription
 from rayinfer.protocols import ControlAction, GenerationRequest
 
 
@@ -13,7 +13,7 @@ class Submit:
     """Add requests."""
 
     requests: Sequence[GenerationRequest]
-    router: RouterLine
+    router: RouterSubscription
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Abort:
 class Forget:
     """Abort the requests of a router that has gone."""
 
-    router: RouterLine
+    router: RouterSubscription
 
 
 @dataclass(frozen=True, slots=True)

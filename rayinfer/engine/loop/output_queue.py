@@ -1,4 +1,4 @@
-"""The messages that wait for one router: written by the engine's thread, read by the router's event loop."""
+"""Output queue of one router: written by the engine's thread, read by the router's event loop."""
 
 import asyncio
 import threading
@@ -6,8 +6,8 @@ import threading
 from rayinfer.outputs import StepMessage
 
 
-class MessageBox:
-    """Holds at most one message: a router that is behind finds everything since its last look merged into one."""
+class OutputQueue:
+    """A queue of at most one message: a router that is behind gets all outputs since its last read merged into one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,10 +28,10 @@ class MessageBox:
             self._closed = True
             self._wake()
 
-    async def take(self, timeout_s: float | None = None) -> StepMessage | None:
-        """Wait for the next message; None once the box is closed and empty.
+    async def get(self, timeout_s: float | None = None) -> StepMessage | None:
+        """Wait for the next message; None once the queue is closed and empty.
 
-        Raises TimeoutError when none comes in time.
+        Raises TimeoutError when none arrives in time.
         """
         with self._lock:
             self._loop, self._arrived = asyncio.get_running_loop(), asyncio.Event()
@@ -43,7 +43,7 @@ class MessageBox:
                 await arrived.wait()
         finally:
             with self._lock:
-                self._loop = None  # a reader that was cancelled may take its loop with it
+                self._loop = None  # the loop of a cancelled reader may be closed
         with self._lock:
             message, self._pending = self._pending, None
         return message
@@ -51,7 +51,7 @@ class MessageBox:
     def _wake(self) -> None:
         if self._loop is not None and self._arrived is not None:
             self._loop.call_soon_threadsafe(self._arrived.set)
-            self._loop = None  # one wake-up for each take is enough
+            self._loop = None  # one wake-up for each get is enough
 
 
 def _merged(earlier: StepMessage, later: StepMessage) -> StepMessage:

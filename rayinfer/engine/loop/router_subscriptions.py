@@ -1,72 +1,72 @@
-"""The routers that listen to one engine, and the credits of each."""
+"""Subscriptions of routers to one engine's outputs, and the credits of each router."""
 
 import threading
 import time
 from dataclasses import dataclass, field
 
 from rayinfer.credits import credits_of_each
-from rayinfer.engine.loop.output_queue import MessageBox
+from rayinfer.engine.loop.output_queue import OutputQueue
 from rayinfer.protocols import ModelDescription
 
 
 @dataclass(slots=True, eq=False)
-class RouterLine:
-    """One opening of `outputs`; a router that comes back under its old id is another one."""
+class RouterSubscription:
+    """One opening of `outputs`; a router that reconnects under its old id has another one."""
 
-    box: MessageBox = field(default_factory=MessageBox)
-    request_ids: set[str] = field(default_factory=set)  # the engine's thread's own
+    outputs: OutputQueue = field(default_factory=OutputQueue)
+    request_ids: set[str] = field(default_factory=set)  # used by the engine's thread alone
     since: float = field(default_factory=time.monotonic)
-    listens: bool = False
+    is_read: bool = False
 
 
-class RouterLines:
-    """Opens and closes lines from any thread, and shares the engine's credits among the routers that listen."""
+class RouterSubscriptions:
+    """Subscriptions by router, changed from any thread; the routers that read share the engine's credits."""
 
-    def __init__(self, description: ModelDescription, listen_within_s: float) -> None:
-        """Give up on a router that has sent requests and does not listen within so many seconds."""
-        self.credits = credits_of_each(description, 1)  # of each router that listens
+    def __init__(self, description: ModelDescription, timeout_s: float) -> None:
+        """Drop a router that has sent requests and does not read its outputs within `timeout_s`."""
+        self.credits = credits_of_each(description, 1)  # of each router that reads
         self._description = description
-        self._listen_within_s = listen_within_s
-        self._lines: dict[str, RouterLine] = {}
+        self._timeout_s = timeout_s
+        self._subscriptions: dict[str, RouterSubscription] = {}
         self._is_closed = False
         self._lock = threading.Lock()
 
-    def open(self, router_id: str, *, listens: bool = False) -> RouterLine:
-        """Find a router's line, or begin one; nothing comes by a line that is opened after `close`."""
+    def subscribe(self, router_id: str, *, is_read: bool = False) -> RouterSubscription:
+        """Find or create a router's subscription; one that is made after `close` is closed."""
         with self._lock:
-            line = self._lines.setdefault(router_id, RouterLine())
-            line.listens |= listens
-            self._share_credits()
+            subscription = self._subscriptions.setdefault(router_id, RouterSubscription())
+            subscription.is_read |= is_read
+            self._split_credits()
             if self._is_closed:
-                line.box.close()
-            return line
+                subscription.outputs.close()
+            return subscription
 
-    def leave(self, router_id: str, line: RouterLine) -> None:
-        """Forget a router that listens no more."""
+    def unsubscribe(self, router_id: str, subscription: RouterSubscription) -> None:
+        """Drop a router that reads no more."""
         with self._lock:
-            if self._lines.get(router_id) is line:
-                del self._lines[router_id]
-            self._share_credits()
+            if self._subscriptions.get(router_id) is subscription:
+                del self._subscriptions[router_id]
+            self._split_credits()
 
-    def in_use(self) -> list[RouterLine]:
-        """All lines of the moment."""
+    def current(self) -> list[RouterSubscription]:
+        """Return all current subscriptions."""
         with self._lock:
-            return list(self._lines.values())
+            return list(self._subscriptions.values())
 
-    def take_unheard(self) -> list[RouterLine]:
-        """Forget the routers that have not listened in time, and return their lines."""
-        latest = time.monotonic() - self._listen_within_s
+    def pop_unread(self) -> list[RouterSubscription]:
+        """Drop the subscriptions that were not read in time, and return them."""
+        latest = time.monotonic() - self._timeout_s
         with self._lock:
-            gone = [name for name, line in self._lines.items() if not line.listens and line.since < latest]
-            return [self._lines.pop(name) for name in gone]
+            unread = [name for name, each in self._subscriptions.items() if not each.is_read and each.since < latest]
+            return [self._subscriptions.pop(name) for name in unread]
 
     def close(self) -> None:
         """End the messages of all routers, and of those that connect later."""
         with self._lock:
             self._is_closed = True
-            for line in self._lines.values():
-                line.box.close()
+            for subscription in self._subscriptions.values():
+                subscription.outputs.close()
 
-    def _share_credits(self) -> None:
-        num_listening = sum(line.listens for line in self._lines.values())
-        self.credits = credits_of_each(self._description, max(1, num_listening))
+    def _split_credits(self) -> None:
+        num_readers = sum(subscription.is_read for subscription in self._subscriptions.values())
+        self.credits = credits_of_each(self._description, max(1, num_readers))

@@ -1,47 +1,49 @@
-"""Signs of an engine's life: when its loop last came round, and how long it may take to do so again."""
+"""Watchdog of an engine's loop: time since its last iteration, and how long a step may take."""
 
 import contextlib
 import time
 from collections.abc import Callable, Iterator
 
-MIN_LIMIT_S = 5.0
-LIMIT_FACTOR = 10.0  # of the longest step of late, and of what the present one should take
-FORGETTING = 0.99  # what is left of it after each step
+from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
+
+DECAY = 0.99  # of the longest step, with each further one
 
 
-class Pulse:
+class StepWatchdog:
     """Written by the engine's thread, read by any."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, limits: LivenessLimits = DEFAULT_LIMITS) -> None:
         self._clock = clock
-        self._last_beat = clock()
+        self._min_limit_s = limits.min_step_limit_s
+        self._factor = limits.step_limit_factor
+        self._last_iteration = clock()
         self._longest_step_s = 0.0
         self._largest_step = (1, 0.0)  # tokens and seconds of the latest one that had as many as any before it
-        self._num_tokens = 0  # of the present step
-        self._is_excused = False
+        self._num_tokens = 0  # of the current step
+        self._is_suspended = False
 
     @property
-    def silent_s(self) -> float:
-        """Seconds since the loop's last iteration; 0 while it is excused."""
-        return 0.0 if self._is_excused else self._clock() - self._last_beat
+    def stalled_s(self) -> float:
+        """Seconds since the loop's last iteration; 0 while the watchdog is suspended."""
+        return 0.0 if self._is_suspended else self._clock() - self._last_iteration
 
     @property
     def limit_s(self) -> float:
-        """Seconds of silence after which the step counts as stuck.
+        """Seconds without an iteration after which the step counts as stuck.
 
         A step with more tokens than any before may take as much longer: an engine that has only decoded so far, one
         token at a time, is not stuck when it reads its first long prompt.
         """
         num_tokens, seconds = self._largest_step
         predicted_s = seconds * max(1.0, self._num_tokens / num_tokens)
-        return max(MIN_LIMIT_S, LIMIT_FACTOR * max(self._longest_step_s, predicted_s))
+        return max(self._min_limit_s, self._factor * max(self._longest_step_s, predicted_s))
 
-    def beat(self) -> None:
+    def record_iteration(self) -> None:
         """Record an iteration of the loop."""
-        self._last_beat = self._clock()
+        self._last_iteration = self._clock()
 
-    def planned(self, num_tokens: int) -> None:
-        """Record how many tokens the present step computes."""
+    def record_plan(self, num_tokens: int) -> None:
+        """Record how many tokens the current step computes."""
         self._num_tokens = num_tokens
 
     @contextlib.contextmanager
@@ -50,16 +52,16 @@ class Pulse:
         started, self._num_tokens = self._clock(), 0
         yield
         seconds = self._clock() - started
-        self._longest_step_s = max(seconds, FORGETTING * self._longest_step_s)
+        self._longest_step_s = max(seconds, DECAY * self._longest_step_s)
         if self._num_tokens >= self._largest_step[0]:
             self._largest_step = (self._num_tokens, seconds)
         self._num_tokens = 0
 
     @contextlib.contextmanager
-    def excused(self) -> Iterator[None]:
-        """Let the loop take as long as it wants: reading a checkpoint takes as long as at the start."""
-        self._is_excused = True
+    def suspended(self) -> Iterator[None]:
+        """Set no limit meanwhile: reading a checkpoint takes as long as at the start."""
+        self._is_suspended = True
         try:
             yield
         finally:
-            self._last_beat, self._is_excused = self._clock(), False
+            self._last_iteration, self._is_suspended = self._clock(), False

@@ -1,15 +1,15 @@
 """Commands of an executor beside steps: copies of KV blocks, and levels of sleep."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
+
+import msgspec
 
 from rayinfer.errors import InvalidParameter
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlockCopy:
+class BlockCopy(msgspec.Struct, tag="copy", array_like=True, frozen=True, kw_only=True):
     """Whole blocks to be copied from one pool to the other, source_blocks[i] to target_blocks[i]."""
 
     direction: Literal["out", "in"]  # from the model's pool to the second one, or back

@@ -1,7 +1,6 @@
-"""A step's input and output as compact arrays."""
+"""A step's input and output as compact arrays, which also travel between the ranks of an engine."""
 
-from dataclasses import dataclass, field, replace
-
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -11,10 +10,11 @@ Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
+Int32Matrix = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+Float32Matrix = np.ndarray[tuple[int, int], np.dtype[np.float32]]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NewRequestData:
+class NewRequestData(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """A request that is added to a row of the batch, for the first time or again after a preemption."""
 
     row: int
@@ -28,8 +28,7 @@ class NewRequestData:
     source_token_ids: Int32Array | None = None  # the encoder's input
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, tag="plan", array_like=True, frozen=True, kw_only=True):
     """One step: the new tokens of the scheduled requests, one request after the other."""
 
     step: int
@@ -39,9 +38,9 @@ class StepPlan:
     slot_mapping: Int64Array  # [num_tokens], block x block_size + offset
     cu_seqlens_q: Int32Array  # [num_requests + 1]
     seq_lens: Int32Array  # [num_requests], tokens in the cache after this step
-    block_tables: Int32Array  # [num_requests, max_blocks]
+    block_tables: Int32Matrix  # [num_requests, max_blocks]
     samples: BoolArray  # [num_requests], whether the request gets a new token
-    new_requests: tuple[NewRequestData, ...] = field(default=())
+    new_requests: tuple[NewRequestData, ...] = ()
     # [num_requests], whether its last token here is the one that its row sampled last, which was still in flight
     # when this was planned; None where all tokens are known. Its entry in token_ids is unused.
     uses_last_sampled: BoolArray | None = None
@@ -71,7 +70,7 @@ class StepPlan:
 
     def _select(self, requests: slice | BoolArray, tokens: slice | BoolArray, cu_seqlens_q: Int32Array) -> "StepPlan":
         rows = self.rows[requests]
-        return replace(
+        return msgspec.structs.replace(
             self,
             rows=rows,
             token_ids=self.token_ids[tokens],
@@ -86,8 +85,7 @@ class StepPlan:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LogprobsArrays:
+class LogprobsArrays(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Logprobs of some tokens and of the most likely ones at their positions, before any sampling setting.
 
     There are as many columns as the request with most `logprobs` needs; others use the first ones.
@@ -95,8 +93,8 @@ class LogprobsArrays:
 
     rows: Int64Array  # [num_tokens], the requests' rows, one request's tokens together and in order
     positions: Int64Array  # [num_tokens], of these tokens, in prompt and output together
-    token_ids: Int32Array  # [num_tokens, 1 + k]: the token itself, then the k most likely, best first
-    logprobs: Float32Array  # [num_tokens, 1 + k]
+    token_ids: Int32Matrix  # [num_tokens, 1 + k]: the token itself, then the k most likely, best first
+    logprobs: Float32Matrix  # [num_tokens, 1 + k]
     ranks: Int32Array  # [num_tokens], of the token itself, 1 is the most likely
 
     def only(self, rows: Int64Array) -> "LogprobsArrays":
@@ -111,8 +109,7 @@ class LogprobsArrays:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SampledTokens:
+class SampledTokens(msgspec.Struct, array_like=True, frozen=True):
     """The new token of every request that sampled, in the plan's order."""
 
     token_ids: Int64Array  # [number of true `samples`]

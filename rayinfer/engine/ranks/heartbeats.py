@@ -1,83 +1,82 @@
-"""Heartbeats between the ranks of an engine, from a thread of each.
+"""Heartbeats between the ranks of an engine, sent and watched by a thread of each rank.
 
-They come whatever the rank computes, loads or waits for, as long as it gets at Python's lock once in a while: how long
-a step takes does not matter.
+They continue whatever the rank computes, loads or waits for, as long as Python's lock is released once in a while: how
+long a step takes does not matter.
 """
 
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
 
-from rayinfer.engine.ranks.control_connection import ControlLine, LineLost
-from rayinfer.engine.ranks.plan_codec import BadMessage, Beat
-from rayinfer.engine.ranks.rendezvous import GROUP_TIMEOUT_S
-
-LONGEST_INTERVAL_S = 1.0
-BEATS_IN_TIMEOUT = 6
-READ_S = 1.0  # for the rest of a beat that has begun to come
+from rayinfer.engine.ranks.control_connection import ConnectionLost, ControlConnection
+from rayinfer.engine.ranks.rank_messages import Heartbeat
+from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits, TickWatch
+from rayinfer.wire import BadMessage
 
 
-class RankBeats:
-    """Beats on every line, and calls `on_silence` once with the first rank that does so no more, and its seconds.
+class HeartbeatMonitor:
+    """Sender of heartbeats on every connection; calls `on_loss` once with the first rank that sends none, and seconds.
 
-    Where `is_stopped` can tell whether a rank's process computes no more, it is lost after `timeout_s` if so, and
-    otherwise has GROUP_TIMEOUT_S at least: on a busy machine, or while it loads, it may come to nothing for seconds.
+    A rank whose process is stopped, as far as `is_stopped` can tell, is lost after `timeout_s`; any other one not
+    before `group_timeout_s`: on a busy machine, or while it loads, a rank may be delayed for seconds.
     """
 
     def __init__(
         self,
-        lines: Mapping[int, ControlLine],
+        connections: Mapping[int, ControlConnection],
         timeout_s: float,
-        on_silence: Callable[[int, float], None],
+        on_loss: Callable[[int, float], None],
         is_stopped: Callable[[int], bool] | None = None,
+        limits: LivenessLimits = DEFAULT_LIMITS,
     ) -> None:
-        self._lines = lines  # by the rank at the other end
-        self._interval_s = min(LONGEST_INTERVAL_S, timeout_s / BEATS_IN_TIMEOUT)
-        self._silent_ticks = round(timeout_s / self._interval_s)
-        longest_s = timeout_s if is_stopped is None else max(timeout_s, GROUP_TIMEOUT_S)
-        self._most_silent_ticks = round(longest_s / self._interval_s)
+        self._connections = connections  # by the rank at the other end
+        self._timeout_s = timeout_s
+        self._longest_s = timeout_s if is_stopped is None else max(timeout_s, limits.group_timeout_s)
+        self._interval_s = min(limits.heartbeat_interval_s, timeout_s / limits.heartbeats_in_timeout)
+        self._read_s = limits.heartbeat_read_s
         self._is_stopped = is_stopped
-        self._on_silence = on_silence
+        self._on_loss = on_loss
         self._is_over = threading.Event()
-        threading.Thread(target=self._run, name="beats", daemon=True).start()
+        threading.Thread(target=self._run, name="heartbeats", daemon=True).start()
 
     def stop(self) -> None:
-        """Beat no more, and listen no more."""
+        """Neither send nor watch any more."""
         self._is_over.set()
 
     def close(self) -> None:
-        """Stop, and hang up."""
+        """Stop, and shut the connections down."""
         self.stop()
-        for line in self._lines.values():
-            line.hang_up()
+        for connection in self._connections.values():
+            connection.shutdown()
 
     def _run(self) -> None:
-        """Count own ticks, not seconds: delays of this thread must not count against other ranks."""
-        silent_ticks = dict.fromkeys(self._lines, 0)
+        watches = {rank: TickWatch(self._interval_s) for rank in self._connections}
         try:
             while not self._is_over.wait(self._interval_s):
-                for rank, line in self._lines.items():
-                    silent_ticks[rank] = 0 if _has_beaten(line) else silent_ticks[rank] + 1
-                    with contextlib.suppress(LineLost):
-                        line.send(Beat(), 0.0)
-                lost = [rank for rank, ticks in silent_ticks.items() if self._is_lost(rank, ticks)]
+                for rank, connection in self._connections.items():
+                    if self._has_arrived(connection):
+                        watches[rank].reset()
+                    else:
+                        watches[rank].tick()
+                    with contextlib.suppress(ConnectionLost):
+                        connection.send(Heartbeat(), 0.0)
+                lost = [rank for rank, watch in watches.items() if self._is_lost(rank, watch)]
                 if lost and not self._is_over.is_set():
                     self.stop()
-                    first = max(lost, key=silent_ticks.__getitem__)
-                    self._on_silence(first, silent_ticks[first] * self._interval_s)
+                    first = max(lost, key=lambda rank: watches[rank].num_missed)
+                    self._on_loss(first, watches[first].silent_s)
         finally:
-            for line in self._lines.values():
-                line.close()
+            for connection in self._connections.values():
+                connection.close()
 
-    def _is_lost(self, rank: int, silent_ticks: int) -> bool:
-        if silent_ticks >= self._most_silent_ticks:
+    def _is_lost(self, rank: int, watch: TickWatch) -> bool:
+        if watch.has_missed(self._longest_s):
             return True
-        return silent_ticks >= self._silent_ticks and self._is_stopped is not None and self._is_stopped(rank)
+        return watch.has_missed(self._timeout_s) and self._is_stopped is not None and self._is_stopped(rank)
 
-
-def _has_beaten(line: ControlLine) -> bool:
-    has_beaten = False
-    with contextlib.suppress(LineLost, BadMessage):
-        while line.has_unread:
-            has_beaten |= isinstance(line.receive(READ_S), Beat)
-    return has_beaten
+    def _has_arrived(self, connection: ControlConnection) -> bool:
+        has_arrived = False
+        with contextlib.suppress(ConnectionLost, BadMessage):
+            while connection.has_unread:
+                has_arrived |= isinstance(connection.receive(self._read_s), Heartbeat)
+        return has_arrived

@@ -10,28 +10,29 @@ from torch.distributed import ProcessGroup, Work
 
 from rayinfer.tensor_parallel import RankCoordinates
 
-NUM_UNDER_WAY = 2  # steps of which a stage may be ahead of the next one
+MAX_IN_FLIGHT = 2  # steps that a stage may be ahead of the next one
 
 
 class PipelineLink:
-    """A rank's neighbours: the same tensor rank in the stage before, in the one after, and across all in the last one.
+    """A rank's peers of the same tensor rank: in the stage before, in the one after, and in all stages.
 
-    A stage continues as soon as its send is started; it waits only when `NUM_UNDER_WAY` sends are in flight. Raises
-    RuntimeError when a neighbour is gone, or takes longer than the group's timeout.
+    A stage continues as soon as its send is started; it waits only when `MAX_IN_FLIGHT` sends are in flight. Raises
+    RuntimeError when a peer is gone, or takes longer than the group's timeout.
     """
 
     def __init__(
         self,
-        place: RankCoordinates,
-        everybody: ProcessGroup,
+        coordinates: RankCoordinates,
+        world: ProcessGroup,
         device: torch.device,
         hidden_size: int,
         dtype: torch.dtype,
     ) -> None:
-        self._everybody = everybody
-        self._rank_before = place.rank - place.tensor_parallel_size
-        self._rank_after = place.rank + place.tensor_parallel_size
-        self._same_in_all_stages = range(place.tensor_rank, place.world_size, place.tensor_parallel_size)
+        self._world = world
+        size = coordinates.tensor_parallel_size
+        self._rank_before = coordinates.rank - size
+        self._rank_after = coordinates.rank + size
+        self._same_in_all_stages = range(coordinates.tensor_rank, coordinates.world_size, size)
         self._device = device
         self._hidden_size = hidden_size
         self._dtype = dtype
@@ -39,49 +40,49 @@ class PipelineLink:
         self.waiting_s = 0.0  # for the stages before and after
 
     def receive(self, num_tokens: int) -> torch.Tensor:
-        """Wait for what the stage before has made of a step: [num_tokens, hidden_size]."""
+        """Wait for the hidden states of the stage before: [num_tokens, hidden_size]."""
         return self._receive(num_tokens, self._rank_before)
 
     def receive_from_last(self, num_tokens: int) -> torch.Tensor:
-        """Wait, in any other stage, for what the last one gives back: [num_tokens, hidden_size]."""
+        """Wait, in any other stage, for what the last one broadcasts: [num_tokens, hidden_size]."""
         return self._receive(num_tokens, self._same_in_all_stages[-1])
 
-    def pass_on(self, hidden: torch.Tensor) -> None:
+    def send_next(self, hidden: torch.Tensor) -> None:
         """Start to send a step to the next stage."""
         self._send(hidden, [self._rank_after])
 
-    def give_back(self, hidden: torch.Tensor) -> None:
-        """Start to send, from the last stage, what all others need."""
+    def broadcast_from_last(self, hidden: torch.Tensor) -> None:
+        """Start to send, from the last stage, the encoder's output to all others."""
         self._send(hidden, self._same_in_all_stages[:-1])
 
     def _receive(self, num_tokens: int, rank: int) -> torch.Tensor:
         started = time.perf_counter()
         hidden = torch.empty(num_tokens, self._hidden_size, dtype=self._dtype, device=self._device)
-        self._everybody.recv([hidden], rank, 0).wait()
+        self._world.recv([hidden], rank, 0).wait()
         self.waiting_s += time.perf_counter() - started
         return hidden
 
     def _send(self, hidden: torch.Tensor, ranks: Sequence[int]) -> None:
         started = time.perf_counter()
-        while len(self._sent) >= NUM_UNDER_WAY:
+        while len(self._sent) >= MAX_IN_FLIGHT:
             for work in self._sent.popleft()[0]:
                 work.wait()
         hidden = hidden.contiguous()
-        self._sent.append(([self._everybody.send([hidden], rank, 0) for rank in ranks], hidden))
+        self._sent.append(([self._world.send([hidden], rank, 0) for rank in ranks], hidden))
         self.waiting_s += time.perf_counter() - started
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A rank's part of a step: its place, and the link to the other stages where there are any."""
+    """A rank's part of a step: its coordinates, and the link to the other stages where there are any."""
 
-    place: RankCoordinates
+    coordinates: RankCoordinates
     link: PipelineLink | None = None
 
     @property
     def samples(self) -> bool:
-        """Whether this rank chooses tokens; of the last stage's ranks, all of which have the logits, one does."""
-        return self.place.is_last_stage and self.place.tensor_rank == 0
+        """Whether this rank samples tokens: one does, though all ranks of the last stage have the logits."""
+        return self.coordinates.is_last_stage and self.coordinates.tensor_rank == 0
 
 
 ONLY_STAGE = Stage(RankCoordinates())

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from rayinfer.engine.ranks.control_connection import ControlLine, LineLost, hung_up
-from rayinfer.engine.ranks.plan_codec import BadMessage, Failed
+from rayinfer.engine.ranks.control_connection import ConnectionLost, ControlConnection, any_closed
+from rayinfer.engine.ranks.rank_messages import Failed
 from rayinfer.errors import EngineDead
+from rayinfer.wire import BadMessage
 
-LAST_WORDS_S = 0.5  # for a rank that is going to say why it ends
-TELL_S = 1.0  # to send it
-LOOK_S = 0.02
+SEND_S = 1.0  # for the report of a failure
+POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class RankFailure:
 
     rank: int
     text: str  # names it
-    is_consequence: bool  # of another rank's end
-    failed_at: float | None = None  # None of a rank that has gone without a word
+    is_consequence: bool  # of another rank's exit
+    failed_at: float | None = None  # None for a rank that has gone without a report
 
     @property
     def order(self) -> tuple[bool, bool, float]:
@@ -39,70 +39,76 @@ class RankLost(EngineDead):
         self.failure = failure
 
 
-def lost(rank: int, error: Exception) -> RankLost:
+def rank_lost(rank: int, error: Exception) -> RankLost:
     """Make the error for a rank whose connection has broken."""
     return RankLost(RankFailure(rank, f"rank {rank} is lost: {error}", is_consequence=False))
 
 
-def failed(rank: int, said: Failed) -> RankLost:
-    """Make the error for a rank that has reported why it ends."""
-    return RankLost(RankFailure(rank, f"rank {rank} failed: {said.reason}", said.is_consequence, said.failed_at))
+def rank_failed(rank: int, message: Failed) -> RankLost:
+    """Make the error for a rank that has reported why it exits."""
+    text = f"rank {rank} failed: {message.reason}"
+    return RankLost(RankFailure(rank, text, message.is_consequence, message.failed_at))
 
 
-def say_last_words(line: ControlLine, error: BaseException) -> None:
-    """Send rank 0 the reason why this rank ends, if it still listens."""
-    with contextlib.suppress(LineLost):
-        line.send(Failed(f"{type(error).__name__}: {error}", is_consequence(error), time.time()), TELL_S)
+def report_failure(connection: ControlConnection, error: BaseException) -> None:
+    """Send rank 0 the reason why this rank exits, if it still reads."""
+    with contextlib.suppress(ConnectionLost):
+        connection.send(Failed(f"{type(error).__name__}: {error}", is_consequence(error), time.time()), SEND_S)
 
 
 def is_consequence(error: BaseException) -> bool:
     """Return whether an error only reports that another rank has gone."""
-    return isinstance(error, LineLost | EngineDead | dist.DistError) or (
+    return isinstance(error, ConnectionLost | EngineDead | dist.DistError) or (
         isinstance(error, RuntimeError) and "gloo" in str(error)  # which names its source files
     )
 
 
-def first_failure(error: BaseException, lines: Sequence[ControlLine], grace_s: float = LAST_WORDS_S) -> RankFailure:
+def own_cause(error: BaseException) -> str:
+    """Describe a failure as this rank has seen it."""
+    return str(error) if isinstance(error, EngineDead) else f"{type(error).__name__}: {error}"
+
+
+def root_cause(error: BaseException, connections: Sequence[ControlConnection], grace_s: float) -> RankFailure:
     """Return the cause of a failure that rank 0 has seen: this one, or an earlier one that a rank reports.
 
-    `lines` are those to rank 1, rank 2 and so on. Unless a cause is found, it is waited for until the grace is over.
+    `connections` are those to rank 1, rank 2 and so on. Unless a cause is found, reports are awaited for `grace_s`.
     """
     seen = _seen(error)
     failures, deadline = {seen.rank: seen}, time.monotonic() + grace_s
-    open_lines = dict(enumerate(lines, start=1))
+    still_open = dict(enumerate(connections, start=1))
     while True:
-        for rank, line in list(open_lines.items()):
-            if (failure := _end_of(rank, line)) is not None:
-                del open_lines[rank]
-                if rank not in failures or failure.failed_at is not None:  # its words say more than its silence
+        for rank, connection in list(still_open.items()):
+            if (failure := _end_of(rank, connection, grace_s)) is not None:
+                del still_open[rank]
+                if rank not in failures or failure.failed_at is not None:  # a report says more than a closed connection
                     failures[rank] = failure
         best = min(failures.values(), key=lambda failure: failure.order)
-        if not best.is_consequence or not open_lines or time.monotonic() > deadline:
+        if not best.is_consequence or not still_open or time.monotonic() > deadline:
             return best
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
-def rank_that_hung_up(lines: Sequence[ControlLine], first_rank: int, timeout_s: float) -> RankLost | None:
-    """Wait for a line to be closed at its other end; returns the loss of that rank, or None when the time is over."""
-    if not hung_up(lines, timeout_s):
+def closed_rank(connections: Sequence[ControlConnection], first_rank: int, timeout_s: float) -> RankLost | None:
+    """Wait for a connection to be closed at its other end; returns the loss of that rank, or None after the timeout."""
+    if not any_closed(connections, timeout_s):
         return None
-    rank = next((rank for rank, line in enumerate(lines, start=first_rank) if hung_up([line], 0.0)), first_rank)
-    return lost(rank, LineLost("it has hung up"))
+    ranks = enumerate(connections, start=first_rank)
+    rank = next((rank for rank, connection in ranks if any_closed([connection], 0.0)), first_rank)
+    return rank_lost(rank, ConnectionLost("it has closed the connection"))
 
 
 def _seen(error: BaseException) -> RankFailure:
     if isinstance(error, RankLost):
         return error.failure
-    text = str(error) if isinstance(error, EngineDead) else f"{type(error).__name__}: {error}"
-    return RankFailure(0, text, is_consequence(error), time.time())
+    return RankFailure(0, own_cause(error), is_consequence(error), time.time())
 
 
-def _end_of(rank: int, line: ControlLine) -> RankFailure | None:
+def _end_of(rank: int, connection: ControlConnection, timeout_s: float) -> RankFailure | None:
     """Read a rank's final message; None as long as the rank runs."""
     try:
-        while line.has_unread:
-            if isinstance(said := line.receive(LAST_WORDS_S), Failed):
-                return failed(rank, said).failure
-    except (LineLost, BadMessage) as error:
-        return lost(rank, error).failure
+        while connection.has_unread:
+            if isinstance(message := connection.receive(timeout_s), Failed):
+                return rank_failed(rank, message).failure
+    except (ConnectionLost, BadMessage) as error:
+        return rank_lost(rank, error).failure
     return None

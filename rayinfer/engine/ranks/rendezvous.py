@@ -1,31 +1,26 @@
 """Rendezvous of an engine's ranks: rank 0 listens, the others connect and authenticate with a shared key.
 
-The key itself is never sent: each end signs a nonce of the other's, so that what is overheard opens nothing later.
+The key itself is never sent: each end signs a nonce of the other's, so a recorded handshake cannot be replayed.
 """
 
-import contextlib
 import hmac
 import secrets
 import select
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import get_args
 
-from rayinfer.engine.ranks.control_connection import ControlLine, LineLost
-from rayinfer.engine.ranks.plan_codec import BadMessage
-from rayinfer.engine.ranks.rendezvous_messages import Challenge, Hello, Purpose, Welcome
+from rayinfer.engine.ranks.control_connection import ConnectionLost, ControlConnection, close_all
+from rayinfer.engine.ranks.rank_messages import Challenge, Hello, Purpose, Welcome
 from rayinfer.errors import EngineDead
+from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.tensor_parallel import RankCoordinates
+from rayinfer.wire import MAX_HELLO_BYTES, BadMessage, sign
 
-GROUP_TIMEOUT_S = 30.0  # without a beat of another rank, after which it counts as frozen
-START_TIMEOUT_S = 1800.0  # while ranks are started and read their weights, and whenever they read them again
-HELLO_TIMEOUT_S = 5.0  # for a peer that has not proved that it has the key
-MAX_STRANGERS = 64  # at once; one more takes the place of the oldest
-MAX_HELLO_BYTES = 4096
+MAX_PENDING = 64  # connections that have not authenticated; one more replaces the oldest
 NONCE_BYTES = 16
-LOOK_ROUND_S = 0.2  # between two checks that the awaited ranks are alive
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
 
@@ -36,184 +31,198 @@ class Rendezvous:
     host: str
     port: int
     key: str = field(repr=False)
-    timeout_s: float = GROUP_TIMEOUT_S  # of silence; the same on every rank
+    timeout_s: float = DEFAULT_LIMITS.group_timeout_s  # without a heartbeat; the same on every rank
 
 
 @dataclass(frozen=True, slots=True)
-class RankLines:
+class RankConnections:
     """The connections of one rank to another."""
 
-    commands: ControlLine  # and their answers
-    beats: ControlLine
-    store: ControlLine  # torch's, which rank 0 keeps
+    commands: ControlConnection  # and their replies
+    heartbeats: ControlConnection
+    store: ControlConnection  # torch's, which rank 0 keeps
+
+    def close(self) -> None:
+        """Close all three."""
+        close_all([self.commands, self.heartbeats, self.store])
 
 
 @dataclass(frozen=True, slots=True)
-class Stranger:
-    """A connection that has yet to answer its challenge."""
+class PendingConnection:
+    """A connection that has yet to reply to its challenge."""
 
-    line: ControlLine
+    connection: ControlConnection
     nonce: bytes
     deadline: float
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class AuthenticatedConnection:
     """A connection whose other end has proved the key."""
 
-    line: ControlLine
+    connection: ControlConnection
     hello: Hello
 
 
 class RendezvousHost:
-    """Rank 0's listener, open until all ranks are there."""
+    """Rank 0's listener, open until all ranks are connected."""
 
-    def __init__(self, host: str, timeout_s: float) -> None:
+    def __init__(self, host: str, timeout_s: float, limits: LivenessLimits = DEFAULT_LIMITS) -> None:
         # A port of the system's choice, taken once and kept: one that is only looked up may be gone a moment later.
         self._listener = socket.create_server((host, 0))
         port: int = self._listener.getsockname()[1]
         self.rendezvous = Rendezvous(host, port, secrets.token_hex(16), timeout_s)
-        self._strangers: list[Stranger] = []  # the oldest first
-        self._guests: dict[tuple[int, Purpose], Guest] = {}
+        self.limits = limits
+        self._pending: list[PendingConnection] = []  # the oldest first
+        self._authenticated: dict[tuple[int, Purpose], AuthenticatedConnection] = {}
 
-    def accept(self, world_size: int, check: Callable[[], None]) -> "list[RankLines]":
-        """Wait for ranks 1 to world_size - 1, in any order; `check` raises when it is no use. Raises EngineDead."""
+    def accept(self, world_size: int, check: Callable[[], None]) -> list[RankConnections]:
+        """Wait for ranks 1 to world_size - 1, in any order; `check` raises if one will not come. Raises EngineDead."""
         try:
             self._await_all(world_size, check)
             for rank in range(1, world_size):
                 self._welcome(rank)
-            lines = {whose: guest.line for whose, guest in self._guests.items()}
-            return [RankLines(*(lines[rank, purpose] for purpose in PURPOSES)) for rank in range(1, world_size)]
+            by_rank = {key: each.connection for key, each in self._authenticated.items()}
+            return [RankConnections(*(by_rank[rank, purpose] for purpose in PURPOSES)) for rank in range(1, world_size)]
         except (OSError, ValueError) as error:  # ValueError: a closed socket has no descriptor
-            close_all(guest.line for guest in self._guests.values())
+            close_all(each.connection for each in self._authenticated.values())
             raise EngineDead(f"the port for the other ranks is closed: {error}") from None
         except BaseException:
-            close_all(guest.line for guest in self._guests.values())
+            close_all(each.connection for each in self._authenticated.values())
             raise
         finally:
-            close_all(stranger.line for stranger in self._strangers)
+            close_all(pending.connection for pending in self._pending)
 
     def close(self) -> None:
-        """Listen no more; connected ranks stay."""
+        """Close the listener; connected ranks stay."""
         self._listener.close()
 
     def _await_all(self, world_size: int, check: Callable[[], None]) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
-        next_look = 0.0
-        while len(self._guests) < len(PURPOSES) * (world_size - 1):
-            if (now := time.monotonic()) >= next_look:
-                next_look = now + LOOK_ROUND_S
+        start_timeout_s = self.limits.start_timeout_s
+        deadline = time.monotonic() + start_timeout_s
+        next_check = 0.0
+        while len(self._authenticated) < len(PURPOSES) * (world_size - 1):
+            if (now := time.monotonic()) >= next_check:
+                next_check = now + self.limits.rank_poll_s
                 check()
             if now > deadline:
-                absent = sorted(set(range(1, world_size)) - {rank for rank, _ in self._guests})
-                raise EngineDead(f"ranks {absent} did not come within {START_TIMEOUT_S:g} s")
-            self._greet(world_size, max(0.0, next_look - now))
+                absent = sorted(set(range(1, world_size)) - {rank for rank, _ in self._authenticated})
+                raise EngineDead(f"ranks {absent} did not connect within {start_timeout_s:g} s")
+            self._poll(world_size, max(0.0, next_check - now))
 
-    def _greet(self, world_size: int, timeout_s: float) -> None:
-        """Wait for events: read hellos, close what is overdue, challenge new connections."""
+    def _poll(self, world_size: int, timeout_s: float) -> None:
+        """Wait for events: read hellos, close overdue connections, challenge new ones."""
         poller = select.poll()
-        for descriptor in (self._listener.fileno(), *(stranger.line.fileno() for stranger in self._strangers)):
+        for descriptor in (self._listener.fileno(), *(pending.connection.fileno() for pending in self._pending)):
             poller.register(descriptor, select.POLLIN)
         ready = {descriptor for descriptor, _ in poller.poll(1000 * timeout_s)}
-        for stranger in list(self._strangers):
-            if stranger.line.fileno() in ready:
-                self._hear(stranger, world_size)
-            elif time.monotonic() > stranger.deadline:
-                self._send_away(stranger)
+        for pending in list(self._pending):
+            if pending.connection.fileno() in ready:
+                self._read_hello(pending, world_size)
+            elif time.monotonic() > pending.deadline:
+                self._reject(pending)
         if self._listener.fileno() in ready:
-            if len(self._strangers) == MAX_STRANGERS:
-                self._send_away(self._strangers[0])
-            self._challenge(ControlLine(self._listener.accept()[0]))
+            if len(self._pending) == MAX_PENDING:
+                self._reject(self._pending[0])
+            self._challenge(ControlConnection(self._listener.accept()[0]))
 
-    def _challenge(self, line: ControlLine) -> None:
-        stranger = Stranger(line, secrets.token_bytes(NONCE_BYTES), time.monotonic() + HELLO_TIMEOUT_S)
-        self._strangers.append(stranger)
+    def _challenge(self, connection: ControlConnection) -> None:
+        deadline = time.monotonic() + self.limits.rank_hello_timeout_s
+        pending = PendingConnection(connection, secrets.token_bytes(NONCE_BYTES), deadline)
+        self._pending.append(pending)
         try:
-            line.send(Challenge(stranger.nonce), 0.0)
-        except LineLost:
-            self._send_away(stranger)
+            connection.send(Challenge(pending.nonce), 0.0)
+        except ConnectionLost:
+            self._reject(pending)
 
-    def _hear(self, stranger: Stranger, world_size: int) -> None:
+    def _read_hello(self, pending: PendingConnection, world_size: int) -> None:
         try:
-            hello = stranger.line.receive_now(max_bytes=MAX_HELLO_BYTES)
-        except (LineLost, BadMessage):
-            return self._send_away(stranger)
+            hello = pending.connection.receive_nowait(max_bytes=MAX_HELLO_BYTES)
+        except (ConnectionLost, BadMessage):
+            return self._reject(pending)
         if hello is None:  # the rest is to come
             return None
         if not (
             isinstance(hello, Hello)
-            and hmac.compare_digest(hello.proof, _proof_of_rank(self.rendezvous.key, stranger.nonce, hello))
+            and hmac.compare_digest(hello.proof, _proof_of_rank(self.rendezvous.key, pending.nonce, hello))
             and hello.world_size == world_size
             and 0 < hello.rank < world_size
-            and (hello.rank, hello.purpose) not in self._guests
+            and (hello.rank, hello.purpose) not in self._authenticated
         ):
-            return self._send_away(stranger)
-        self._strangers.remove(stranger)
-        self._guests[hello.rank, hello.purpose] = Guest(stranger.line, hello)
+            return self._reject(pending)
+        self._pending.remove(pending)
+        self._authenticated[hello.rank, hello.purpose] = AuthenticatedConnection(pending.connection, hello)
         return None
 
-    def _send_away(self, stranger: Stranger) -> None:
-        self._strangers.remove(stranger)
-        stranger.line.close()
+    def _reject(self, pending: PendingConnection) -> None:
+        self._pending.remove(pending)
+        pending.connection.close()
 
     def _welcome(self, rank: int) -> None:
-        guest = self._guests[rank, "commands"]
+        commands = self._authenticated[rank, "commands"]
+        welcome = Welcome(_proof_of_host(self.rendezvous.key, commands.hello.nonce))
         try:
-            guest.line.send(Welcome(_proof_of_host(self.rendezvous.key, guest.hello.nonce)), HELLO_TIMEOUT_S)
-        except LineLost as error:
+            commands.connection.send(welcome, self.limits.rank_hello_timeout_s)
+        except ConnectionLost as error:
             raise EngineDead(f"rank {rank} is lost: {error}") from None
 
 
-def open_rendezvous(host: str = "127.0.0.1", *, timeout_s: float = GROUP_TIMEOUT_S) -> RendezvousHost:
+def open_rendezvous(
+    host: str = "127.0.0.1",
+    *,
+    timeout_s: float = DEFAULT_LIMITS.group_timeout_s,
+    limits: LivenessLimits = DEFAULT_LIMITS,
+) -> RendezvousHost:
     """Listen for an engine's ranks; `host` is an address of this machine that the others can reach."""
-    return RendezvousHost(host, timeout_s)
+    return RendezvousHost(host, timeout_s, limits)
 
 
-def join_rendezvous(place: RankCoordinates, rendezvous: Rendezvous) -> RankLines:
-    """Connect to rank 0, as another rank, and wait until all are there; raises EngineDead when rank 0 is not."""
+def join_rendezvous(
+    coordinates: RankCoordinates, rendezvous: Rendezvous, limits: LivenessLimits = DEFAULT_LIMITS
+) -> RankConnections:
+    """Connect to rank 0, as another rank, and wait until all are connected; raises EngineDead when rank 0 is gone."""
     nonce = secrets.token_bytes(NONCE_BYTES)
-    lines: list[ControlLine] = []
+    connections: list[ControlConnection] = []
     try:
         for purpose in PURPOSES:
             address = (rendezvous.host, rendezvous.port)
-            lines.append(ControlLine(socket.create_connection(address, HELLO_TIMEOUT_S)))
-            introduce(lines[-1], place, rendezvous, purpose, nonce)
-        welcome = lines[0].receive(START_TIMEOUT_S, max_bytes=MAX_HELLO_BYTES)
+            connections.append(ControlConnection(socket.create_connection(address, limits.rank_hello_timeout_s)))
+            authenticate(connections[-1], coordinates, rendezvous.key, purpose, nonce, limits)
+        welcome = connections[0].receive(limits.start_timeout_s, max_bytes=MAX_HELLO_BYTES)
         proof = _proof_of_host(rendezvous.key, nonce)
         if not (isinstance(welcome, Welcome) and hmac.compare_digest(welcome.proof, proof)):
-            raise BadMessage("what is there does not know the engine's key")
-    except (OSError, LineLost, BadMessage) as error:
-        close_all(lines)
+            raise BadMessage("its listener does not have the engine's key")
+    except (OSError, ConnectionLost, BadMessage) as error:
+        close_all(connections)
         raise EngineDead(f"rank 0 is not at {rendezvous.host}:{rendezvous.port}: {error}") from None
     except BaseException:
-        close_all(lines)
+        close_all(connections)
         raise
-    return RankLines(*lines)
+    return RankConnections(*connections)
 
 
-def introduce(
-    line: ControlLine, place: RankCoordinates, rendezvous: Rendezvous, purpose: Purpose, nonce: bytes
+def authenticate(
+    connection: ControlConnection,
+    coordinates: RankCoordinates,
+    key: str,
+    purpose: Purpose,
+    nonce: bytes,
+    limits: LivenessLimits = DEFAULT_LIMITS,
 ) -> None:
-    """Wait for rank 0's challenge on one line, and answer it; raises LineLost, BadMessage."""
-    challenge = line.receive(START_TIMEOUT_S, max_bytes=MAX_HELLO_BYTES)  # rank 0 may still be at something else
+    """Wait for rank 0's challenge on one connection, and sign it; raises ConnectionLost, BadMessage."""
+    challenge = connection.receive(limits.start_timeout_s, max_bytes=MAX_HELLO_BYTES)  # rank 0 may still be busy
     if not isinstance(challenge, Challenge):
-        raise BadMessage(f"rank 0 says {challenge!r:.80} instead of a challenge")
-    unsigned = Hello(place.rank, place.world_size, purpose, nonce, b"")
-    proof = _proof_of_rank(rendezvous.key, challenge.nonce, unsigned)
-    line.send(Hello(place.rank, place.world_size, purpose, nonce, proof), HELLO_TIMEOUT_S)
-
-
-def close_all(lines: Iterable[ControlLine]) -> None:
-    """Close all of them."""
-    for line in lines:
-        with contextlib.suppress(OSError):
-            line.close()
+        raise BadMessage(f"rank 0 sent {challenge!r:.80} instead of a challenge")
+    unsigned = Hello(coordinates.rank, coordinates.world_size, purpose, nonce, b"")
+    proof = _proof_of_rank(key, challenge.nonce, unsigned)
+    hello = Hello(coordinates.rank, coordinates.world_size, purpose, nonce, proof)
+    connection.send(hello, limits.rank_hello_timeout_s)
 
 
 def _proof_of_rank(key: str, challenge: bytes, hello: Hello) -> bytes:
-    signed = f"rank {hello.rank} of {hello.world_size} {hello.purpose} {hello.nonce.hex()} {challenge.hex()}"
-    return hmac.digest(key.encode(), signed.encode(), "sha256")
+    text = f"rank {hello.rank} of {hello.world_size} {hello.purpose} {hello.nonce.hex()} {challenge.hex()}"
+    return sign(key, text)
 
 
 def _proof_of_host(key: str, nonce: bytes) -> bytes:
-    return hmac.digest(key.encode(), f"rank 0 {nonce.hex()}".encode(), "sha256")
+    return sign(key, f"rank 0 {nonce.hex()}")

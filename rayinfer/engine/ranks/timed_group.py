@@ -9,7 +9,7 @@ from rayinfer.tensor_parallel import TensorGroup
 
 
 class TimedGroup:
-    """A TensorGroup that measures another one; on a GPU only what the host waits for is seen."""
+    """A TensorGroup that measures another one; on a GPU only the host's waits count."""
 
     def __init__(self, group: TensorGroup) -> None:
         self._group = group
@@ -48,22 +48,22 @@ class StageTimes:
         self._loaded_since: float | None = None
 
     def start(self, now: float) -> None:
-        """Note that a step begins."""
+        """Record the start of a step."""
         if self._loaded_since is None:
             self._loaded_since = now
 
     def stop(self, now: float) -> None:
-        """Note that no step is in flight any more."""
+        """Record that no step is in flight any more."""
         if self._loaded_since is not None:
             self.loaded_s += now - self._loaded_since
             self._loaded_since = None
 
     def add(self, stage: int, seconds: float) -> None:
-        """Note that a stage has computed its part of a step."""
+        """Record the time of a stage in a step."""
         self.busy_s[stage] += seconds
 
     def idle_shares(self, now: float) -> list[float]:
-        """The share of the loaded time so far in which each stage waited for the others."""
+        """Return the share of the loaded time so far in which each stage waited for the others."""
         loaded_s = self.loaded_s
         if self._loaded_since is not None:
             loaded_s += now - self._loaded_since

@@ -1,8 +1,7 @@
 """Selection of the requests that a step may schedule while earlier steps are still in flight."""
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec import structs
 
 from rayinfer.engine.plan.step_plan import BoolArray, Int64Array, SampledTokens, StepPlan
 from rayinfer.engine.scheduling.batch_table import BatchTable
@@ -143,4 +142,4 @@ class AsyncSchedule(_OverlappingSchedule):
         token_ids = plan.token_ids.copy()
         rows, lasts = plan.rows[plan.uses_last_sampled], plan.cu_seqlens_q[1:][plan.uses_last_sampled] - 1
         token_ids[lasts] = self._table.token_ids[rows, plan.positions[lasts]]
-        return replace(plan, token_ids=token_ids, uses_last_sampled=None)
+        return structs.replace(plan, token_ids=token_ids, uses_last_sampled=None)

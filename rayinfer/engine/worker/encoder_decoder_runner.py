@@ -59,15 +59,15 @@ class EncoderDecoderRunner(StaticRunner):
 
     def _encoded(self, decoder: EncoderDecoder, sources: Sequence[torch.Tensor]) -> torch.Tensor:
         """Compute this stage's layers, and return the last stage's output: [num_tokens, hidden_size]."""
-        place, link = self._stage.place, self._stage.link
+        place, link = self._stage.coordinates, self._stage.link
         if link is None:
             return decoder.encode(sources)
         num_tokens = sum(map(len, sources))
         hidden = decoder.encode(sources, None if place.is_first_stage else link.receive(num_tokens))
         if place.is_last_stage:
-            link.give_back(hidden)
+            link.broadcast_from_last(hidden)
             return hidden
-        link.pass_on(hidden)
+        link.send_next(hidden)
         return link.receive_from_last(num_tokens)
 
 

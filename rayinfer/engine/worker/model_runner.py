@@ -64,7 +64,7 @@ class ModelRunner:
             return self._run(plan)
 
     def _add_row(self, new_request: NewRequestData) -> None:
-        if self._stage.place.is_last_stage:
+        if self._stage.coordinates.is_last_stage:
             self._prompt_scorer.add_row(new_request)
         if self._stage.samples:
             self._sampler.add_row(
@@ -85,7 +85,7 @@ class ModelRunner:
             return self._replay(self._graphs, plan)
         inputs = upload_plan(plan, self._upload)
         hidden = self._hidden(decoder, plan, inputs)
-        if not self._stage.place.is_last_stage:
+        if not self._stage.coordinates.is_last_stage:
             return FinishedStep(NO_TOKENS)
         # Before sampling: a step that fails here is computed again, and a sampler must not record a token twice.
         prompt_logprobs = self._prompt_scorer.score(plan, hidden, decoder.logits)
@@ -126,12 +126,12 @@ class ModelRunner:
 
     def _hidden(self, decoder: Decoder, plan: StepPlan, inputs: StepInputs) -> torch.Tensor:
         """Compute this stage's layers, and send them to the next stage, if any: [num_tokens, hidden_size]."""
-        place, link = self._stage.place, self._stage.link
+        place, link = self._stage.coordinates, self._stage.link
         token_ids = self.future_tokens.resolve(inputs)
         if link is None:
             return decoder.forward(token_ids, inputs.batch)
         received = None if place.is_first_stage else link.receive(plan.num_tokens)
         hidden = decoder.forward(token_ids, inputs.batch, received)
         if not place.is_last_stage:
-            link.pass_on(hidden)
+            link.send_next(hidden)
         return hidden

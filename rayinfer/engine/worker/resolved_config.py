@@ -35,7 +35,7 @@ def resolve_config(
     sizes = [settings["max_num_seqs"], settings["max_num_batched_tokens"]]
     if group is not None:
         # The minimum over ranks is taken, so only rank 0 sends its sizes.
-        sizes = group.agree_least(sizes if group.place.rank == 0 else [_NO_LIMIT] * len(sizes))
+        sizes = group.reduce_min(sizes if group.coordinates.rank == 0 else [_NO_LIMIT] * len(sizes))
     settings["max_num_seqs"], settings["max_num_batched_tokens"] = sizes
     has_graphs = device_type == "cuda" and not config.enforce_eager
     largest = min(settings["max_cudagraph_capture_size"], *sizes)

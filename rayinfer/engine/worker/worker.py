@@ -122,10 +122,12 @@ class Worker(ABC):
         group = self._group
         if group is None:
             return ONLY_STAGE
-        if group.everybody is None:
-            return Stage(group.place)
+        if group.world is None:
+            return Stage(group.coordinates)
         hidden_size = self._model.hidden_size
-        return Stage(group.place, PipelineLink(group.place, group.everybody, self._device, hidden_size, self._dtype))
+        return Stage(
+            group.coordinates, PipelineLink(group.coordinates, group.world, self._device, hidden_size, self._dtype)
+        )
 
     def _load_model(self) -> ModelMemory:
         """Load the weights and allocate as many blocks as the remaining memory holds."""
@@ -160,11 +162,11 @@ class Worker(ABC):
                 self.config, self._model, self._longest, num_padding_tokens=padding, has_graphs=has_graphs
             )
         counts = [self._count_blocks(block_bytes, reserved_bytes), count_offload_blocks(self.config, host_bytes)]
-        return counts if self._group is None else self._group.agree_least(counts)
+        return counts if self._group is None else self._group.reduce_min(counts)
 
     def _loader(self) -> Callable[[], Decoder]:
         """Make the function that loads the weights, now and after a sleep at level 2."""
-        config, shard = self.config, UNSHARDED if self._group is None else self._group.share
+        config, shard = self.config, UNSHARDED if self._group is None else self._group.shard
         if config.load_format == "dummy":
             if config.quantization is not None:
                 raise ConfigError("quantization needs real weights: load_format must not be dummy")

@@ -71,7 +71,7 @@ class MarianMTModel(EncoderDecoder):
 
     def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
         """See EncoderDecoder: the logits' bias is the last stage's, whole on each of its ranks."""
-        if not share.place.is_last_stage:
+        if not share.coordinates.is_last_stage:
             del self.final_logits_bias
         return super().take_shard(share)
 
@@ -80,7 +80,7 @@ class MarianMTModel(EncoderDecoder):
     ) -> None:
         """Compute the sines and cosines of the positions too."""
         super().prepare(dtype, device, max_positions, longest_sequence)
-        if self._share.place.is_first_stage:
+        if self._share.coordinates.is_first_stage:
             self._positions = sinusoids(max_positions, self.config.hidden_size).to(device, dtype)
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

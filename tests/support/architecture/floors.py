@@ -10,6 +10,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.errors",
         "rayinfer.metrics",
         "rayinfer.start_steps",
+        "rayinfer.liveness",
     ),
     (
         "rayinfer.attention",
@@ -19,6 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.sampling_defaults",
         "rayinfer.priority_queue",
         "rayinfer.traces",
+        "rayinfer.wire",
     ),
     ("rayinfer.layers", "rayinfer.decoding", "rayinfer.kv_cache", "rayinfer.protocols", "rayinfer.credits"),
     (
@@ -75,6 +77,8 @@ TORCH_FREE_MODULES = (
     "rayinfer",
     "rayinfer.config",
     "rayinfer.protocols",
+    "rayinfer.liveness",
+    "rayinfer.wire",
     "rayinfer.models.checkpoints.sources",
     "rayinfer.kv_cache.block_hash",
     "rayinfer_deployments.router.router",

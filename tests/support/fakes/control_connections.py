@@ -1,12 +1,12 @@
-"""Both ends of a control line, in one process."""
+"""Both ends of a control connection, in one process."""
 
 import socket
 
-from rayinfer.engine.ranks.control_connection import ControlLine
+from rayinfer.engine.ranks.control_connection import ControlConnection
 
 
-def pair_of_lines() -> tuple[ControlLine, ControlLine]:
+def connection_pair() -> tuple[ControlConnection, ControlConnection]:
     """Connect two ends over the loopback."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        near = ControlLine(socket.create_connection(listener.getsockname()))
-        return near, ControlLine(listener.accept()[0])
+        near = ControlConnection(socket.create_connection(listener.getsockname()))
+        return near, ControlConnection(listener.accept()[0])

@@ -5,6 +5,7 @@ import contextlib
 
 from prometheus_client import CollectorRegistry
 
+from rayinfer.liveness import LivenessLimits
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.dispatch import Dispatcher
@@ -17,7 +18,9 @@ from support.fakes.fake_engine_client import FakeEngineClient
 class Service:
     """A dispatcher with fake engines, and a client's view of it."""
 
-    def __init__(self, tokenizer, num_engines, max_waiting_requests=100, engine_wait_s=5.0, first_tokens=None):
+    def __init__(
+        self, tokenizer, num_engines, max_waiting_requests=100, engine_wait_s=5.0, first_tokens=None, **liveness
+    ):
         self.tokenizer = tokenizer
         self.metrics = ServiceMetrics(CollectorRegistry())
         self.traces = TraceStore()
@@ -30,6 +33,7 @@ class Service:
             traces=self.traces,
             engine_wait_s=engine_wait_s,
             first_tokens=first_tokens,
+            liveness=LivenessLimits(**liveness),
         )
         self.engines = []
         for _ in range(num_engines):

@@ -1,4 +1,4 @@
-"""One stage of a model whose others are processes of their own; what they pass on goes over an engine's own links."""
+"""One stage of a model whose other stages are processes of their own, connected by an engine's own links."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,12 +17,12 @@ from support.golden.decoder_runs import CPU
 
 
 class LinkedStage:
-    """A Decoder that waits for the stage before it; all stages hear the logits of the last one."""
+    """A Decoder that waits for the stage before it; all stages receive the logits of the last one."""
 
-    def __init__(self, stage: Decoder, place: RankCoordinates, everybody: ProcessGroup, dtype: torch.dtype) -> None:
-        self.stage, self.place, self.config, self._dtype = stage, place, stage.config, dtype
-        self.link = PipelineLink(place, everybody, CPU, stage.config.hidden_size, dtype)
-        self._everybody = everybody
+    def __init__(self, stage: Decoder, coordinates: RankCoordinates, world: ProcessGroup, dtype: torch.dtype) -> None:
+        self.stage, self.coordinates, self.config, self._dtype = stage, coordinates, stage.config, dtype
+        self.link = PipelineLink(coordinates, world, CPU, stage.config.hidden_size, dtype)
+        self._world = world
 
     @property
     def num_layers_here(self) -> int:
@@ -48,21 +48,21 @@ class LinkedStage:
         self, token_ids: torch.Tensor, batch: AttentionBatch, hidden: torch.Tensor | None = None
     ) -> torch.Tensor:
         """See Decoder."""
-        received = None if self.place.is_first_stage else self.link.receive(len(token_ids))
+        received = None if self.coordinates.is_first_stage else self.link.receive(len(token_ids))
         passed = self.stage.forward(token_ids, batch, received)
-        if not self.place.is_last_stage:
-            self.link.pass_on(passed)
+        if not self.coordinates.is_last_stage:
+            self.link.send_next(passed)
         return passed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See Decoder; the first rank of the last stage tells all others."""
-        own = self.stage.logits(hidden) if self.place.is_last_stage else None
-        told = torch.empty(len(hidden), self.config.vocab_size, dtype=self._dtype) if own is None else own.clone()
-        self._everybody.broadcast(told, self.place.world_size - self.place.tensor_parallel_size).wait()
-        return told if own is None else own
+        """See Decoder; the first rank of the last stage sends them to all others."""
+        own = self.stage.logits(hidden) if self.coordinates.is_last_stage else None
+        received = torch.empty(len(hidden), self.config.vocab_size, dtype=self._dtype) if own is None else own.clone()
+        self._world.broadcast(received, self.coordinates.world_size - self.coordinates.tensor_parallel_size).wait()
+        return received if own is None else own
 
-    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
-        """It is a share already."""
+    def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
+        """It is a shard already."""
         raise NotImplementedError
 
     def weight_places(self) -> Mapping[str, WeightPlace]:
@@ -88,11 +88,11 @@ class LinkedEncoderDecoder(LinkedStage):
     def read_sources(self, rows: Sequence[int], sources: Sequence[torch.Tensor]) -> None:
         """See EncoderDecoder; what the last stage has encoded is given back to all others."""
         lengths = [len(source) for source in sources]
-        received = None if self.place.is_first_stage else self.link.receive(sum(lengths))
+        received = None if self.coordinates.is_first_stage else self.link.receive(sum(lengths))
         encoded = self.stage.encode(sources, received)
-        if self.place.is_last_stage:
-            self.link.give_back(encoded)
+        if self.coordinates.is_last_stage:
+            self.link.broadcast_from_last(encoded)
         else:
-            self.link.pass_on(encoded)
+            self.link.send_next(encoded)
             encoded = self.link.receive_from_last(sum(lengths))
         self.stage.keep_sources(rows, lengths, encoded)

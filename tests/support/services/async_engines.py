@@ -6,6 +6,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from rayinfer.engine.loop.async_engine import AsyncEngine
+from rayinfer.liveness import LivenessLimits
 from rayinfer.outputs import FinishReason
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
@@ -13,10 +14,11 @@ from support.fakes.fake_executor import FakeExecutor, drive
 
 PATIENCE_S = 10.0
 ENDLESS = 10_000
+QUICK_LIMITS = LivenessLimits(loop_heartbeat_s=0.02)
 
 
 class FakedEngine(AsyncEngine):
-    """An AsyncEngine that also tells what it runs on."""
+    """An AsyncEngine with access to its executor."""
 
     executor: FakeExecutor
 
@@ -28,12 +30,10 @@ def request(request_id: str, prompt: list[int], max_tokens: int = 4, **fields: A
 
 
 @asynccontextmanager
-async def running(
-    heartbeat_s: float = 0.02, listen_within_s: float = 60.0, **settings: Any
-) -> AsyncIterator[FakedEngine]:
+async def running(limits: LivenessLimits = QUICK_LIMITS, **settings: Any) -> AsyncIterator[FakedEngine]:
     """An engine whose loop runs."""
     driven = drive(**settings)
-    engine = FakedEngine(driven.engine, epoch=7, heartbeat_s=heartbeat_s, listen_within_s=listen_within_s)
+    engine = FakedEngine(driven.engine, epoch=7, limits=limits)
     engine.executor = driven.executor
     engine.start()
     try:

@@ -1,4 +1,4 @@
-"""Ranks as processes of their own that meet over gloo, as engines' ranks do on a CPU."""
+"""Ranks as processes of their own, connected by gloo as engines' ranks are on a CPU."""
 
 import multiprocessing
 from collections.abc import Callable
@@ -16,25 +16,25 @@ Result = TypeVar("Result")
 
 
 class GlooRank:
-    """One process's view of all of them; what it asks for, all must ask for in the same order."""
+    """One process's view of all of them; all must make the same calls in the same order."""
 
     def __init__(self, rank: int, size: int, store: Store) -> None:
-        self.everybody = ProcessGroupGloo(PrefixStore("all", store), rank, size, TIMEOUT)
+        self.world = ProcessGroupGloo(PrefixStore("all", store), rank, size, TIMEOUT)
         self.rank, self.size = rank, size
         self._store = store
         self._groups: dict[str, TensorGroup] = {}
 
-    def share(self, num_stages: int = 1) -> Shard:
-        """Return what this rank holds where all of them are so many stages, each of as many tensor ranks."""
-        place = RankCoordinates(self.rank, self.size // num_stages, num_stages)
-        if place.tensor_parallel_size == 1:
-            return Shard(place, SingleRankGroup())
-        name = f"stage {place.stage} of {num_stages}"
+    def shard(self, num_stages: int = 1) -> Shard:
+        """Return this rank's shard where all ranks form so many stages, each of as many tensor ranks."""
+        coordinates = RankCoordinates(self.rank, self.size // num_stages, num_stages)
+        if coordinates.tensor_parallel_size == 1:
+            return Shard(coordinates, SingleRankGroup())
+        name = f"stage {coordinates.stage} of {num_stages}"
         if name not in self._groups:
             store = PrefixStore(name, self._store)
-            group = ProcessGroupGloo(store, place.tensor_rank, place.tensor_parallel_size, TIMEOUT)
+            group = ProcessGroupGloo(store, coordinates.tensor_rank, coordinates.tensor_parallel_size, TIMEOUT)
             self._groups[name] = TorchGroup(group)
-        return Shard(place, self._groups[name])
+        return Shard(coordinates, self._groups[name])
 
 
 def run_processes(size: int, run: Callable[..., Result], *arguments: Any) -> list[Result]:

@@ -58,10 +58,10 @@ def answer_of_stage(folder: Path, rank: GlooRank, num_stages: int, dtype: torch.
     """Return the output of this rank, which is in one of the stages, and the data received from the last one."""
 
     def load_stage(folder: Path, dtype: torch.dtype) -> Decoder:
-        share = rank.share(num_stages)
+        share = rank.shard(num_stages)
         stage = load_share(folder, dtype, share)
         linked = LinkedEncoderDecoder if isinstance(stage, EncoderDecoder) else LinkedStage
-        return linked(stage, share.place, rank.everybody, dtype)
+        return linked(stage, share.coordinates, rank.world, dtype)
 
     return _answer(folder, dtype, load_stage)
 

@@ -194,26 +194,36 @@ async def test_engines_that_come_and_go_give_suspicious_streams_time_until_the_n
         assert [(await reading).outputs[0].text for reading in readings] == ["Y", "Y"]
 
 
-async def test_an_engine_that_stays_at_one_step_for_too_long_is_lost(service):
+async def test_an_engine_that_is_in_one_step_for_too_long_is_lost(service):
     stream = await service.start()
-    service.engines[0].say(silent_s=4.9, silent_limit_s=5.0)
+    service.engines[0].say(stalled_s=4.9, stall_limit_s=5.0)
     assert service.dispatcher.engines.names == ["engine-0", "engine-1"]
-    service.engines[0].say(silent_s=5.1, silent_limit_s=5.0)
-    for _ in range(10):  # long before the engine would be taken for a frozen one
+    service.engines[0].say(stalled_s=5.1, stall_limit_s=5.0)
+    for _ in range(10):  # long before the engine would count as hung
         await asyncio.sleep(0)
     assert service.dispatcher.engines.names == ["engine-1"]
     assert (await read_on(service, stream, engine=1)).finished
 
 
-async def test_an_engine_that_gives_no_sign_of_life_is_lost_where_another_can_go_on(service, monkeypatch):
-    monkeypatch.setattr("rayinfer.routing.engine_link.FROZEN_AFTER_S", 0.5)
-    stream = await service.start()
-    reading = asyncio.ensure_future(read_on(service, stream, engine=1))
-    for _ in range(20):
-        service.engines[1].say()  # the other one lives
-        await asyncio.sleep(0.05)
-    assert (await reading).finished
-    assert "engine-0" not in service.dispatcher.engines.names
+async def test_a_silent_engine_is_lost_where_another_can_continue(tokenizer):
+    async with running(Service(tokenizer, 2, link_tick_s=0.02, link_timeout_s=0.2)) as service:
+        stream = await service.start()
+        reading = asyncio.ensure_future(read_on(service, stream, engine=1))
+        while not reading.done():
+            service.engines[1].say()  # the other one lives
+            await asyncio.sleep(0.01)
+        assert reading.result().finished
+        assert service.dispatcher.engines.names == ["engine-1"]
+
+
+async def test_the_last_engine_is_lost_after_a_longer_silence(tokenizer):
+    limits = {"link_tick_s": 0.02, "link_timeout_s": 0.04, "last_link_timeout_s": 0.3}
+    async with running(Service(tokenizer, 1, **limits)) as service:
+        await service.start()
+        started = asyncio.get_running_loop().time()
+        await until(lambda: not service.dispatcher.engines.names)
+        assert asyncio.get_running_loop().time() - started >= 0.25
+        await until(lambda: not service.engines[0].is_listened_to)
 
 
 def test_a_stream_that_loses_sixteen_engines_is_rejected_despite_its_progress():

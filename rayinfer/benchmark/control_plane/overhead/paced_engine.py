@@ -5,12 +5,12 @@ import itertools
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
-from rayinfer.engine.loop.output_queue import MessageBox
+from rayinfer.engine.loop.output_queue import OutputQueue
 from rayinfer.outputs import Credits, EngineState, EngineStats, StepMessage, TokenDelta
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.tokenization.tokenizer import Tokenizer
 
-HEARTBEAT_S = 0.5
+MESSAGE_INTERVAL_S = 0.5
 ENDLESS = 1 << 20  # tokens of a stream without max_tokens
 NUM_TOKEN_IDS = 1000
 KV_BLOCKS_TOTAL = 1 << 20
@@ -58,7 +58,7 @@ class PacedEngine(AlwaysRunning):
         self._interval_s = interval_s
         self._max_running = max_running
         self._streams: dict[str, _Stream] = {}
-        self._boxes: dict[str, MessageBox] = {}
+        self._queues: dict[str, OutputQueue] = {}
         self._steps = itertools.count(1)
         self._ticking: asyncio.Task[None] | None = None
 
@@ -89,17 +89,17 @@ class PacedEngine(AlwaysRunning):
 
     async def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
         """Yield one message per step, and heartbeats."""
-        box = self._boxes.setdefault(router_id, MessageBox())
+        queue = self._queues.setdefault(router_id, OutputQueue())
         try:
             while True:
                 try:
-                    message = await box.take(HEARTBEAT_S)
+                    message = await queue.get(MESSAGE_INTERVAL_S)
                 except TimeoutError:
                     message = self._message([])
-                assert message is not None, "the box is never closed"
+                assert message is not None, "the queue is never closed"
                 yield message
         finally:
-            self._boxes.pop(router_id, None)
+            self._queues.pop(router_id, None)
             await self.abort([name for name, stream in self._streams.items() if stream.router_id == router_id])
 
     async def _tick(self) -> None:
@@ -124,7 +124,7 @@ class PacedEngine(AlwaysRunning):
             if is_last:
                 del self._streams[request_id]
         for router_id, sent in deltas.items():
-            self._boxes.setdefault(router_id, MessageBox()).put(self._message(sent))
+            self._queues.setdefault(router_id, OutputQueue()).put(self._message(sent))
 
     def _message(self, deltas: list[TokenDelta]) -> StepMessage:
         return StepMessage(epoch=1, step=next(self._steps), deltas=deltas, stats=self.stats)

@@ -144,13 +144,13 @@ def break_attempts(module):
 def break_link(module):
     latest_queues = {}  # by client request, across attempts and engines
 
-    @wrap(module.EngineLink, "_watch")
+    @wrap(module.EngineLink, "_watch_engine")
     async def watch(original, self):
         async def look_away():
             while True:
                 await asyncio.sleep(RESET_S)
                 if is_on("no-watch"):
-                    self._num_silent_ticks = 0
+                    self._watch.reset()
 
         looking_away = asyncio.ensure_future(look_away())
         try:
@@ -161,7 +161,7 @@ def break_link(module):
     @wrap(module.EngineLink, "_deliver")
     def deliver(original, self, message):
         if is_on("no-watch"):
-            message = dataclasses.replace(message, silent_s=0.0)
+            message = dataclasses.replace(message, stalled_s=0.0)
         known = set(self._routes)
         original(self, message)
         for delta in message.deltas if is_on("no-fence") else ():
@@ -216,7 +216,7 @@ def break_queue(module):
         original(self, delta)
 
 
-def break_roster(module):
+def break_reconciler(module):
     def controller_answers():
         try:
             ray = sys.modules["ray"]  # a router's process has it
@@ -226,8 +226,8 @@ def break_roster(module):
             return False
         return True
 
-    @wrap(module.EngineRoster, "keep_up")
-    async def keep_up(original, self):
+    @wrap(module.EngineReconciler, "run")
+    async def run(original, self):
         async def doubt():
             """Know only engines that the controller would confirm at any moment."""
             forgotten = None
@@ -235,12 +235,12 @@ def break_roster(module):
                 await asyncio.sleep(RESET_S)
                 is_confirmed = not is_on("no-memory") or await asyncio.to_thread(controller_answers)
                 if not is_confirmed and forgotten is None:
-                    forgotten = self._told
-                    self.want({})
+                    forgotten = self._reported
+                    self.set_desired({})
                     for name in list(self._engines.names):
                         self._engines.remove(name, "nobody confirms it")
                 elif is_confirmed and forgotten is not None:
-                    self.want(self._told or forgotten)
+                    self.set_desired(self._reported or forgotten)
                     forgotten = None
 
         doubting = asyncio.ensure_future(doubt())
@@ -258,7 +258,7 @@ PATCHES = {
     "rayinfer.engine.scheduling.request_checks": break_length_check,
     "rayinfer.engine.scheduling.deadlines": break_engine_deadlines,
     "rayinfer_deployments.engine.engine_ranks": break_rank_watch,
-    "rayinfer_deployments.router.engine_reconciler": break_roster,
+    "rayinfer_deployments.router.engine_reconciler": break_reconciler,
     "rayinfer.routing.retry_budget": break_attempts,
     "rayinfer.routing.engine_link": break_link,
     "rayinfer.routing.dispatch": break_dispatcher,

@@ -13,12 +13,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from rayinfer.errors import EngineDead
-from rayinfer.transport import engine_server
+from rayinfer.liveness import LivenessLimits
+from rayinfer.transport.engine_certificate import client_context
 from rayinfer.transport.engine_connection import EngineConnection
 from rayinfer.transport.engine_server import EngineServer
-from rayinfer.transport.line_certificate import client_context
-from rayinfer.transport.self_signed import make_line_certificate
-from rayinfer_deployments.cluster.transport_tls import line_client_tls, line_server_tls, make_engine_server
+from rayinfer.transport.self_signed import make_certificate
+from rayinfer_deployments.cluster.transport_tls import client_tls, make_engine_server, server_tls
 from support.fakes.fake_engine_client import FakeEngineClient
 
 HOST = "127.0.0.1"
@@ -74,38 +74,43 @@ async def first_message(server_tls, client_tls):
 
 def test_there_is_no_tls_where_ray_has_none(monkeypatch):
     monkeypatch.delenv("RAY_USE_TLS", raising=False)
-    assert line_server_tls() is None
-    assert line_client_tls() is None
+    assert server_tls() is None
+    assert client_tls() is None
 
 
 async def test_both_ends_speak_tls_with_rays_files(tmp_path, use_files):
     use_files(certificate_files(tmp_path / "ours", "ours"))
-    assert (await first_message(line_server_tls(), line_client_tls())).step == 1
+    assert (await first_message(server_tls(), client_tls())).step == 1
     with pytest.raises(EngineDead):
-        await first_message(line_server_tls(), None)
+        await first_message(server_tls(), None)
 
 
 @pytest.mark.parametrize("stranger", ["router", "engine"])
 async def test_who_belongs_to_another_cluster_is_not_let_in(tmp_path, use_files, stranger):
     use_files(certificate_files(tmp_path / "ours", "ours"))
-    server, client = line_server_tls(), line_client_tls()
+    server, client = server_tls(), client_tls()
     use_files(certificate_files(tmp_path / "others", "others"))
     if stranger == "router":
-        client = line_client_tls()
+        client = client_tls()
         client.verify_mode = ssl.CERT_NONE  # who minds nothing is still not let in
     else:
-        server = line_server_tls()
+        server = server_tls()
         server.verify_mode = ssl.CERT_NONE
     with pytest.raises(EngineDead):
         await first_message(server, client)
 
 
 @contextlib.asynccontextmanager
-async def engine_of_another_node(host=OTHER_NODE):
+async def engine_of_another_node(host=OTHER_NODE, max_unauthenticated=64, **limits):
     """An engine with a certificate of its own, at an address that stands for another machine's."""
     engine = FakeEngineClient()
     engine.say()
-    server = EngineServer(engine, certificate=make_line_certificate())
+    server = EngineServer(
+        engine,
+        certificate=make_certificate(),
+        limits=LivenessLimits(**limits),
+        max_unauthenticated=max_unauthenticated,
+    )
     try:
         yield engine, await server.start(host)
     finally:
@@ -124,7 +129,7 @@ async def first_of(router):
         return await anext(router.outputs("r"))
 
 
-async def test_a_line_between_nodes_speaks_tls_with_the_engines_own_certificate():
+async def test_a_connection_between_nodes_uses_tls_with_the_engines_own_certificate():
     async with engine_of_another_node() as (_, address):
         assert (await first_of(router_to(address))).step == 1
         _, writer = await asyncio.open_connection(OTHER_NODE, address.port, ssl=client_context(address.certificate))
@@ -132,7 +137,7 @@ async def test_a_line_between_nodes_speaks_tls_with_the_engines_own_certificate(
         writer.close()
 
 
-async def test_an_engine_with_another_certificate_is_not_spoken_to():
+async def test_an_engine_with_another_certificate_is_refused():
     async with engine_of_another_node() as (_, expected), engine_of_another_node(HOST) as (stranger, other):
         misled = replace(other, certificate=expected.certificate, key=other.key)
         with pytest.raises(EngineDead, match="CERTIFICATE_VERIFY_FAILED"):
@@ -141,29 +146,27 @@ async def test_an_engine_with_another_certificate_is_not_spoken_to():
 
 
 @pytest.mark.parametrize("changes", [{"certificate": ""}, {"key": bytes(32)}])
-async def test_a_router_without_tls_or_without_the_key_hears_nothing(changes):
+async def test_a_router_without_tls_or_key_receives_nothing(changes):
     async with engine_of_another_node() as (engine, address):
         with pytest.raises(EngineDead):
             await first_of(router_to(replace(address, **changes)))
         assert not engine.is_listened_to
 
 
-async def test_a_router_gets_in_while_silent_clients_take_all_places(monkeypatch):
-    monkeypatch.setattr(engine_server, "MAX_UNAUTHENTICATED_LINES", 4)
-    async with engine_of_another_node() as (_, address):
+async def test_a_router_connects_while_silent_clients_use_all_connections():
+    async with engine_of_another_node(max_unauthenticated=4) as (_, address):
         silent = [await asyncio.open_connection(OTHER_NODE, address.port) for _ in range(12)]
         async with asyncio.timeout(5):  # half of what a silent client has
             assert (await first_of(router_to(address))).step == 1
-            for reader, _ in silent[:8]:  # others took their places
+            for reader, _ in silent[:8]:  # replaced by newer ones
                 with contextlib.suppress(ConnectionError):
                     assert await reader.read() == b""
         for _, writer in silent:
             writer.close()
 
 
-async def test_a_router_that_has_shown_the_key_keeps_its_line_while_silent_clients_come(monkeypatch):
-    monkeypatch.setattr(engine_server, "MAX_UNAUTHENTICATED_LINES", 4)
-    async with engine_of_another_node() as (engine, address), asyncio.timeout(10):
+async def test_an_authenticated_router_stays_connected_while_silent_clients_connect():
+    async with engine_of_another_node(max_unauthenticated=4) as (engine, address), asyncio.timeout(10):
         outputs = router_to(address).outputs("r")
         assert (await anext(outputs)).step == 1
         silent = [await asyncio.open_connection(OTHER_NODE, address.port) for _ in range(12)]
@@ -176,9 +179,8 @@ async def test_a_router_that_has_shown_the_key_keeps_its_line_while_silent_clien
             writer.close()
 
 
-async def test_a_client_that_stays_silent_is_hung_up_on(monkeypatch):
-    monkeypatch.setattr(engine_server, "HELLO_WITHIN_S", 0.2)
-    async with engine_of_another_node() as (_, address):
+async def test_a_silent_client_is_disconnected_after_the_timeout():
+    async with engine_of_another_node(server_hello_timeout_s=0.2) as (_, address):
         silent, plain_writer = await asyncio.open_connection(OTHER_NODE, address.port)
         encrypted, tls_writer = await asyncio.open_connection(
             OTHER_NODE, address.port, ssl=client_context(address.certificate)
@@ -194,6 +196,6 @@ async def test_a_client_that_stays_silent_is_hung_up_on(monkeypatch):
 @pytest.mark.parametrize(
     ("host", "is_encrypted"), [("127.0.0.1", False), ("127.0.0.2", False), ("::1", False), ("192.0.2.7", True)]
 )
-def test_a_line_is_plain_on_loopback_only(monkeypatch, host, is_encrypted):
+def test_a_connection_is_plain_on_loopback_only(monkeypatch, host, is_encrypted):
     monkeypatch.delenv("RAY_USE_TLS", raising=False)
     assert (make_engine_server(FakeEngineClient(), host).certificate != "") == is_encrypted

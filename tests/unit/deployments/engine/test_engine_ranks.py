@@ -1,12 +1,13 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from rayinfer.errors import EngineDead, ModelLoadError
+from rayinfer.liveness import LivenessLimits
 from rayinfer_deployments.cluster.actor_processes import ActorProcess
 from rayinfer_deployments.cluster.ray_failures import cause_in_one_line
-from rayinfer_deployments.engine import engine_ranks as tensor_parallel_ranks
 from rayinfer_deployments.engine.engine_ranks import EngineGroup
 
 
@@ -35,10 +36,14 @@ class FakeMethod:
         return done
 
 
-@pytest.fixture(autouse=True)
-def quick_ticks(monkeypatch):
-    monkeypatch.setattr(tensor_parallel_ranks, "TICK_S", 0.005)
-    monkeypatch.setattr(tensor_parallel_ranks, "BETTER_REASON_S", 0.05)
+TICK_S = 0.005
+QUICK = LivenessLimits(
+    ping_interval_s=TICK_S,
+    stopped_ping_timeout_s=7 * TICK_S,
+    ping_timeout_s=120 * TICK_S,
+    first_ping_timeout_s=2400 * TICK_S,
+    root_cause_s=0.05,
+)
 
 
 def pending():
@@ -49,9 +54,11 @@ def task_error(cause):
     return RayTaskError("run", "traceback", cause)
 
 
-def group_of(first, *others, stopped=(), process_of=lambda actor: None):
+def group_of(first, *others, stopped=(), process_of=lambda actor: None, **limits):
     killed = []
-    return EngineGroup("engine-x", first, others, killed.append, stopped.__contains__, process_of), killed
+    return EngineGroup(
+        "engine-x", first, others, killed.append, stopped.__contains__, process_of, replace(QUICK, **limits)
+    ), killed
 
 
 def test_an_engine_of_one_process_only_starts_it():
@@ -65,18 +72,18 @@ def test_an_engine_of_one_process_only_starts_it():
     asyncio.run(scenario())
 
 
-def test_the_others_run_from_where_the_first_one_opened_the_group():
+def test_the_others_connect_to_the_group_of_the_first_rank():
     async def scenario():
-        meeting = pending()
+        rendezvous = pending()
         first, others = (
-            FakeActor(open_group=meeting, start=pending(), ping=1),
+            FakeActor(open_group=rendezvous, start=pending(), ping=1),
             [FakeActor(run=pending(), ping=7) for _ in range(2)],
         )
         group, _ = group_of(first, *others)
         starting = asyncio.ensure_future(group.start())
         await asyncio.sleep(0.01)
-        assert [other.calls[0] for other in others] == [("run", meeting)] * 2  # unread: it goes on as it is
-        assert first.calls[:2] == [("open_group",), ("start", meeting)]  # which no start overtakes that waits for it
+        assert [other.calls[0] for other in others] == [("run", rendezvous)] * 2  # passed on unread
+        assert first.calls[:2] == [("open_group",), ("start", rendezvous)]  # which no start overtakes that waits for it
         assert not starting.done()
         first.answers["start"].set_result("described")
         assert await starting == "described"
@@ -85,7 +92,7 @@ def test_the_others_run_from_where_the_first_one_opened_the_group():
 
 
 @pytest.mark.parametrize("is_first_to_fail", [True, False])
-def test_a_start_that_fails_is_told_by_the_rank_that_knows_why(is_first_to_fail):
+def test_a_failed_start_raises_the_error_that_explains_it(is_first_to_fail):
     async def scenario():
         first, other = FakeActor(open_group="there", start=pending(), ping=1), FakeActor(run=pending(), ping=7)
         group, _ = group_of(first, other)
@@ -122,7 +129,7 @@ WHAT_ENDS_RANK_2 = [
 
 
 @pytest.mark.parametrize(("end", "reason"), WHAT_ENDS_RANK_2)
-def test_of_several_ranks_that_fail_while_the_engine_starts_the_first_one_is_named(end, reason):
+def test_the_first_of_several_ranks_that_fail_in_a_start_is_named(end, reason):
     async def scenario():
         first = FakeActor(open_group="there", start=pending(), ping=1)
         others = [FakeActor(run=pending(), ping=rank) for rank in range(1, 4)]
@@ -141,7 +148,7 @@ def test_of_several_ranks_that_fail_while_the_engine_starts_the_first_one_is_nam
 
 
 @pytest.mark.parametrize(("end", "reason"), WHAT_ENDS_RANK_2)
-def test_of_several_ranks_that_end_later_the_first_one_to_fail_is_the_groups_loss(end, reason):
+def test_the_first_of_several_ranks_that_fail_later_is_the_loss(end, reason):
     async def scenario():
         others = [FakeActor(run=pending(), ping=rank) for rank in range(1, 4)]
         group, _ = await started(*others)
@@ -170,16 +177,15 @@ def test_a_rank_that_is_stopped_before_its_first_answer_ends_the_start(is_ready)
         assert not starting.done()
         stopped.add(8)
         with pytest.raises(EngineDead, match="rank 1 of engine engine-x has not answered for"):
-            await asyncio.wait_for(starting, 2.0)  # far from MOST_STARTING_TICKS
+            await asyncio.wait_for(starting, 2.0)  # far from first_ping_timeout_s
 
     asyncio.run(scenario())
 
 
-def test_a_rank_whose_constructor_has_returned_has_no_longer_than_any_other_to_answer(monkeypatch):
+def test_a_rank_that_is_ready_has_the_ordinary_ping_timeout():
     async def scenario():
-        monkeypatch.setattr(tensor_parallel_ranks, "MOST_SILENT_TICKS", 40)
         first, other = FakeActor(open_group="there", start=pending(), ping=7), FakeActor(run=pending(), ping=pending())
-        group, _ = group_of(first, other, process_of=lambda actor: ActorProcess(8, is_ready=True))
+        group, _ = group_of(first, other, process_of=lambda actor: ActorProcess(8, is_ready=True), ping_timeout_s=0.2)
         with pytest.raises(EngineDead, match=r"rank 1 of engine engine-x has not answered for 0\.2 s"):
             await asyncio.wait_for(group.start(), 5.0)
 
@@ -205,23 +211,21 @@ def test_a_rank_that_is_stopped_while_the_engine_starts_ends_the_start(rank):
     asyncio.run(scenario())
 
 
-def test_a_rank_that_never_answers_while_the_engine_starts_ends_the_start_in_the_end(monkeypatch):
+def test_a_rank_that_never_answers_ends_the_start_after_the_timeout():
     async def scenario():
-        monkeypatch.setattr(tensor_parallel_ranks, "MOST_SILENT_TICKS", 10)
-        monkeypatch.setattr(tensor_parallel_ranks, "MOST_STARTING_TICKS", 40)
         other = FakeActor(run=pending(), ping=pending())
-        group, _ = group_of(FakeActor(open_group="there", start=pending(), ping=7), other)
+        first = FakeActor(open_group="there", start=pending(), ping=7)
+        group, _ = group_of(first, other, ping_timeout_s=10 * TICK_S, first_ping_timeout_s=0.2)
         with pytest.raises(EngineDead, match=r"rank 1 of engine engine-x has not answered for 0\.2 s"):
             await asyncio.wait_for(group.start(), 5.0)
 
     asyncio.run(scenario())
 
 
-def test_a_ping_that_fails_is_asked_again(monkeypatch):
+def test_a_failed_ping_is_retried():
     async def scenario():
-        monkeypatch.setattr(tensor_parallel_ranks, "MOST_SILENT_TICKS", 20)
         other = FakeActor(run=pending(), ping=7)
-        group, _ = await started(other)
+        group, _ = await started(other, ping_timeout_s=20 * TICK_S)
         losing = asyncio.ensure_future(group.first_loss())
         await asyncio.sleep(0.03)
         other.answers["ping"] = pending()
@@ -235,8 +239,10 @@ def test_a_ping_that_fails_is_asked_again(monkeypatch):
     asyncio.run(scenario())
 
 
-async def started(*others, stopped=()):
-    group, killed = group_of(FakeActor(open_group="there", start="described", ping=1), *others, stopped=stopped)
+async def started(*others, stopped=(), **limits):
+    group, killed = group_of(
+        FakeActor(open_group="there", start="described", ping=1), *others, stopped=stopped, **limits
+    )
     await group.start()
     return group, killed
 
@@ -268,7 +274,7 @@ def test_a_rank_that_is_stopped_is_the_groups_loss():
     asyncio.run(scenario())
 
 
-def test_a_rank_that_is_too_busy_to_answer_is_lost_only_when_it_is_stopped_or_after_very_long(monkeypatch):
+def test_a_busy_rank_is_lost_when_it_is_stopped():
     async def scenario():
         busy, stopped = FakeActor(run=pending(), ping=8), set()
         group, _ = await started(busy, stopped=stopped)
@@ -279,9 +285,18 @@ def test_a_rank_that_is_too_busy_to_answer_is_lost_only_when_it_is_stopped_or_af
         assert not losing.done()
         stopped.add(8)
         assert "rank 1 of engine engine-x has not answered for" in await asyncio.wait_for(losing, 5.0)
-        stopped.clear()
-        monkeypatch.setattr(tensor_parallel_ranks, "MOST_SILENT_TICKS", 20)
-        assert "has not answered for" in await asyncio.wait_for(group.first_loss(), 5.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_running_rank_is_lost_after_the_ping_timeout():
+    async def scenario():
+        busy = FakeActor(run=pending(), ping=8)
+        group, _ = await started(busy, ping_timeout_s=20 * TICK_S)
+        losing = asyncio.ensure_future(group.first_loss())
+        await asyncio.sleep(0.1)
+        busy.answers["ping"] = pending()
+        assert "has not answered for" in await asyncio.wait_for(losing, 5.0)
 
     asyncio.run(scenario())
 

@@ -16,7 +16,7 @@ from rayinfer_deployments.engine.engine_ranks import EngineGroup, EngineResource
 from rayinfer_deployments.engine.engine_replica import EngineReplica
 
 DESCRIPTION = ModelDescription(name="m", max_model_len=9, vocab_size=3, created=1, max_num_seqs=256)
-REPORT = EngineReport(stats=EngineStats(num_running=200, state="running"), silent_s=0.0, silent_limit_s=9.0)
+REPORT = EngineReport(stats=EngineStats(num_running=200, state="running"), stalled_s=0.0, stall_limit_s=9.0)
 
 
 class FakeEngine:
@@ -49,9 +49,9 @@ async def test_a_replica_reports_the_seats_of_the_engine_and_not_those_of_the_se
     assert config.max_num_seqs is None
     replica = Replica.__new__(Replica)
     await replica.__init__(config, 1, EngineResources(num_cpus=1, num_gpus=1), 1.0)
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    told = await replica.record_autoscaling_stats()
-    assert (told[NUM_SEATS], told[NUM_RUNNING]) == (256, 200)
+    async with asyncio.timeout(5):
+        while (reported := await replica.record_autoscaling_stats())[NUM_RUNNING] == 0:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0)
+    assert (reported[NUM_SEATS], reported[NUM_RUNNING]) == (256, 200)
     for task in replica._watching:
         task.cancel()

@@ -4,17 +4,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from rayinfer.errors import EngineDead
+from rayinfer.liveness import LivenessLimits
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.routing.engine_set import EngineSet
 from rayinfer_deployments.discovery.engine_address import EngineAddress
-from rayinfer_deployments.router.engine_reconciler import EngineRoster
+from rayinfer_deployments.router.engine_reconciler import EngineReconciler
 from support.fakes.fake_engine_client import FakeEngineClient
 
 ENGINES = {name: EngineAddress(actor_name=name, namespace="serve", epoch=1) for name in ("a", "b")}
 
 
 class DescribedFake(FakeEngineClient):
-    """A fake engine that may refuse to say what it is."""
+    """A fake engine whose description may fail."""
 
     describe_error: Exception | None = None
     has_stuck_step = False
@@ -23,7 +24,7 @@ class DescribedFake(FakeEngineClient):
     async def describe(self):
         if self.describe_error is not None:
             raise self.describe_error
-        while not self.answers:  # noqa: ASYNC110 - nobody tells
+        while not self.answers:  # noqa: ASYNC110 - no event is set
             await asyncio.sleep(0.001)
         return self.description
 
@@ -44,11 +45,13 @@ async def engines():
 
 
 @pytest.fixture
-async def roster(engines, fakes):
-    roster = EngineRoster(engines, lambda address: fakes[address.actor_name], reconcile_interval_s=0.01)
-    keeping_up = asyncio.create_task(roster.keep_up())
-    yield roster
-    keeping_up.cancel()
+async def reconciler(engines, fakes):
+    reconciler = EngineReconciler(
+        engines, lambda address: fakes[address.actor_name], limits=LivenessLimits(reconcile_interval_s=0.01)
+    )
+    running = asyncio.create_task(reconciler.run())
+    yield reconciler
+    running.cancel()
 
 
 async def until(condition):
@@ -57,95 +60,94 @@ async def until(condition):
             await asyncio.sleep(0.001)
 
 
-async def test_wanted_engines_join_and_unwanted_ones_go(roster, engines):
-    roster.want(ENGINES)
+async def test_desired_engines_are_added_and_others_drained(reconciler, engines):
+    reconciler.set_desired(ENGINES)
     await until(lambda: sorted(engines.names) == ["a", "b"])
-    roster.want({"b": ENGINES["b"]})
+    reconciler.set_desired({"b": ENGINES["b"]})
     await until(lambda: engines.names == ["b"])
 
 
-async def test_an_engine_whose_line_broke_is_taken_back(roster, engines, fakes):
-    roster.want({"a": ENGINES["a"]})
+async def test_an_engine_whose_connection_broke_is_added_again(reconciler, engines, fakes):
+    reconciler.set_desired({"a": ENGINES["a"]})
     await until(lambda: engines.available())
     fakes["a"].answers = False  # for a moment, so that its absence can be seen
-    fakes["a"].die(ConnectionError("the line broke"))
+    fakes["a"].die(ConnectionError("the connection broke"))
     await until(lambda: not engines.available())
     fakes["a"].answers = True
     await until(lambda: engines.available())
 
 
 @pytest.mark.parametrize("error", [EngineDead("gone"), RuntimeError("something else")])
-async def test_an_engine_that_cannot_say_what_it_is_keeps_no_other_out_and_may_come_later(
-    roster, engines, fakes, error
-):
+async def test_an_engine_that_cannot_be_described_delays_no_other_and_is_retried(reconciler, engines, fakes, error):
     fakes["a"].describe_error = error
-    roster.want(ENGINES)
+    reconciler.set_desired(ENGINES)
     await until(lambda: engines.names == ["b"])
     fakes["a"].describe_error = None
     await until(lambda: sorted(engines.names) == ["a", "b"])
 
 
-async def test_an_engine_that_is_stuck_in_a_step_is_taken_back_when_that_has_ended(roster, engines, fakes):
-    roster.want({"a": ENGINES["a"]})
+async def test_an_engine_stuck_in_a_step_is_added_again_after_the_step(reconciler, engines, fakes):
+    reconciler.set_desired({"a": ENGINES["a"]})
     await until(lambda: engines.available())
     fakes["a"].has_stuck_step = True
-    engines.remove("a", "it has been at one step for 6.0 s")
-    await asyncio.sleep(0.05)  # five times as long as the roster takes to look again
+    engines.remove("a", "it has been in one step for 6.0 s")
+    await asyncio.sleep(0.05)  # five reconcile intervals
     assert engines.names == []
     fakes["a"].has_stuck_step = False
     await until(lambda: engines.names == ["a"])
 
 
-async def test_an_engine_that_does_not_answer_keeps_no_other_waiting(roster, engines, fakes):
+async def test_an_engine_that_does_not_answer_delays_no_other(reconciler, engines, fakes):
     fakes["a"].answers = False
-    roster.want({"a": ENGINES["a"]})
+    reconciler.set_desired({"a": ENGINES["a"]})
     await asyncio.sleep(0.02)
-    roster.want(ENGINES)
+    reconciler.set_desired(ENGINES)
     await until(lambda: engines.names == ["b"])
 
 
-async def test_an_engine_that_leaves_goes_once_the_one_that_is_there_instead_has_joined(roster, engines, fakes):
-    roster.want({"a": ENGINES["a"]})
+async def test_a_leaving_engine_is_drained_once_its_replacement_is_added(reconciler, engines, fakes):
+    reconciler.set_desired({"a": ENGINES["a"]})
     await until(lambda: engines.names == ["a"])
     fakes["b"].describe_error = EngineDead("not yet")
-    roster.want({"b": ENGINES["b"]})
+    reconciler.set_desired({"b": ENGINES["b"]})
     await asyncio.sleep(0.05)
     assert [link.name for link in engines.available()] == ["a"]
     fakes["b"].describe_error = None
     await until(lambda: engines.names == ["b"])
 
 
-async def test_an_engine_that_leaves_does_not_wait_for_ever_nor_for_nobody(engines, fakes):
+async def test_a_leaving_engine_is_drained_after_the_timeout_or_without_replacement(engines, fakes):
     fakes["b"].describe_error = EngineDead("never")
-    roster = EngineRoster(engines, lambda address: fakes[address.actor_name], 0.01, hand_over_s=0.05)
-    keeping_up = asyncio.create_task(roster.keep_up())
+    limits = LivenessLimits(reconcile_interval_s=0.01, replace_timeout_s=0.05)
+    reconciler = EngineReconciler(engines, lambda address: fakes[address.actor_name], limits)
+    running = asyncio.create_task(reconciler.run())
     for instead in ({"b": ENGINES["b"]}, {}):
-        roster.want({"a": ENGINES["a"]})
+        reconciler.set_desired({"a": ENGINES["a"]})
         await until(lambda: engines.names == ["a"])
-        roster.want(instead)
+        reconciler.set_desired(instead)
         await until(lambda: engines.names == [])
-    keeping_up.cancel()
+    running.cancel()
 
 
-async def test_an_engine_that_was_dismissed_stays_away_though_serve_still_has_it(roster, engines):
-    roster.want(ENGINES)
+async def test_a_removed_engine_stays_removed_while_serve_reports_it(reconciler, engines):
+    reconciler.set_desired(ENGINES)
     await until(lambda: sorted(engines.names) == ["a", "b"])
-    assert roster.dismiss("a")
-    assert not roster.dismiss("unheard-of")
+    assert reconciler.remove("a")
+    assert not reconciler.remove("unknown")
     await until(lambda: engines.names == ["b"])
-    roster.want(ENGINES)
-    assert roster.dismiss("b")
+    reconciler.set_desired(ENGINES)
+    assert reconciler.remove("b")
     await until(lambda: engines.names == [])
-    roster.want(ENGINES | {"c": EngineAddress(actor_name="c", namespace="serve", epoch=2)})
+    reconciler.set_desired(ENGINES | {"c": EngineAddress(actor_name="c", namespace="serve", epoch=2)})
     await asyncio.sleep(0.05)
     assert not {"a", "b"} & set(engines.names)
 
 
-async def test_a_roster_has_caught_up_once_every_engine_that_there_is_has_joined(roster, engines, fakes):
+async def test_a_reconciler_is_complete_once_every_desired_engine_is_added(reconciler, engines, fakes):
     fakes["b"].describe_error = EngineDead("not yet")
-    waiting = asyncio.create_task(roster.caught_up(10.0))
+    waiting = asyncio.create_task(reconciler.wait_complete(10.0))
     await asyncio.sleep(0.02)
-    roster.want(ENGINES)
+    reconciler.set_desired(ENGINES)
     await until(lambda: engines.names == ["a"])
     assert not waiting.done()
     fakes["b"].describe_error = None
@@ -154,6 +156,6 @@ async def test_a_roster_has_caught_up_once_every_engine_that_there_is_has_joined
     assert sorted(engines.names) == ["a", "b"]
 
 
-async def test_a_roster_that_hears_of_no_engine_does_not_wait_for_long(roster):
+async def test_a_reconciler_without_a_report_waits_no_longer_than_the_timeout(reconciler):
     async with asyncio.timeout(5):
-        await roster.caught_up(0.05)
+        await reconciler.wait_complete(0.05)

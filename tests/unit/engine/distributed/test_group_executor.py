@@ -1,4 +1,4 @@
-"""Rank 0 and the others: all are told the same in one order, and they end together, whoever fails."""
+"""Rank 0 and the others: all run the same commands in one order, and end together when one fails."""
 
 import threading
 import time
@@ -6,20 +6,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from rayinfer.engine.distributed import group_executor
 from rayinfer.engine.distributed.group_executor import GroupExecutor
 from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
 from rayinfer.errors import EngineDead
-from support.fakes.command_threads import ThreadRanks, plan_of
+from rayinfer.liveness import LivenessLimits
+from support.fakes.rank_threads import ThreadRanks, plan_of
 
 SOON_S = 10.0
-TIMEOUT_S = 0.4  # of silence
+TIMEOUT_S = 0.4  # without heartbeats
 
 
 def until(is_so, timeout_s=SOON_S):
     deadline = time.monotonic() + timeout_s
     while not is_so():
-        assert time.monotonic() < deadline, "it never came to be"
+        assert time.monotonic() < deadline, "the condition never became true"
         time.sleep(0.01)
 
 
@@ -39,10 +39,10 @@ def death_of(executor):
 
 
 def failing():
-    raise ValueError("the sky falls")
+    raise ValueError("the step fails")
 
 
-def test_every_rank_is_told_everything_in_one_order():
+def test_every_rank_runs_all_commands_in_one_order():
     ranks = ThreadRanks(2, 2)
     copy = BlockCopy(direction="out", source_blocks=[1, 2], target_blocks=[0, 5])
     steps = [ranks.rank0.submit(plan_of(1))]
@@ -53,28 +53,28 @@ def test_every_rank_is_told_everything_in_one_order():
     ranks.rank0.restore(SleepLevel.OFFLOAD)
     ranks.rank0.shutdown()
     ranks.join()
-    told = [
+    commands = [
         ("plan", 1),
         ("copy", "out", [1, 2], [0, 5]),
         ("plan", 2),
         ("release", SleepLevel.OFFLOAD, [4, 7]),
         ("restore", SleepLevel.OFFLOAD),
     ]
-    assert ranks.executors[0].noted == [*told, "shutdown"]
-    assert all(executor.noted == told for executor in ranks.executors[1:])
+    assert ranks.executors[0].recorded == [*commands, "shutdown"]
+    assert all(executor.recorded == commands for executor in ranks.executors[1:])
     assert ranks.failures == {}
 
 
-def test_a_step_is_under_way_until_its_tokens_are_asked_for_and_later_stages_tell_how_busy_they_were():
+def test_a_step_is_in_flight_until_its_result_and_later_stages_report_their_busy_time():
     may_go = threading.Event()
     ranks = ThreadRanks(1, 2, before_step={1: may_go.wait})
     assert ranks.rank0.max_concurrent_batches == 2
     first, second = ranks.rank0.submit(plan_of(1)), ranks.rank0.submit(plan_of(2, 1))
-    assert ranks.executors[0].noted == [("plan", 1), ("plan", 2)]
-    assert ranks.executors[1].noted == []
+    assert ranks.executors[0].recorded == [("plan", 1), ("plan", 2)]
+    assert ranks.executors[1].recorded == []
     time.sleep(0.2)
     may_go.set()
-    assert second.result().token_ids.tolist() == [0]  # whoever asks later is told of earlier ones, too
+    assert second.result().token_ids.tolist() == [0]  # which also finishes the earlier one
     assert first.result().token_ids.tolist() == [0, 1, 2]
     idle_first, idle_second = ranks.rank0.stage_idle_shares
     assert idle_first > 0.5
@@ -84,7 +84,7 @@ def test_a_step_is_under_way_until_its_tokens_are_asked_for_and_later_stages_tel
     assert ranks.failures == {}
 
 
-def test_what_the_first_stage_waits_for_others_is_no_time_in_which_it_computes():
+def test_waits_of_the_first_stage_do_not_count_as_busy_time():
     def wait():
         link.waiting_s += 1000.0  # more than any step takes
 
@@ -97,17 +97,17 @@ def test_what_the_first_stage_waits_for_others_is_no_time_in_which_it_computes()
     assert ranks.failures == {}
 
 
-def test_a_shutdown_waits_for_the_step_under_way():
+def test_a_shutdown_waits_for_the_step_in_flight():
     ranks = ThreadRanks(1, 2, before_step={1: lambda: time.sleep(0.2)})
     ranks.rank0.submit(plan_of(1))
     ranks.rank0.shutdown()
     ranks.join()
     assert ranks.failures == {}
-    assert ranks.executors[1].noted == [("plan", 1)]
+    assert ranks.executors[1].recorded == [("plan", 1)]
 
 
 @pytest.mark.parametrize(("sizes", "slow_rank"), [((2, 1), 1), ((1, 2), 0), ((1, 2), 1)])
-def test_ranks_outlive_a_long_rest_and_whatever_takes_one_of_them_long(sizes, slow_rank):
+def test_ranks_outlive_a_long_idle_time_and_a_slow_rank(sizes, slow_rank):
     ranks = ThreadRanks(*sizes, timeout_s=TIMEOUT_S, before_step={slow_rank: lambda: time.sleep(2 * TIMEOUT_S)})
     assert ranks.rank0.submit(plan_of(1)).result().token_ids.tolist() == [0, 1, 2]
     time.sleep(2 * TIMEOUT_S)
@@ -119,7 +119,7 @@ def test_ranks_outlive_a_long_rest_and_whatever_takes_one_of_them_long(sizes, sl
 
 
 @pytest.mark.parametrize("slow_rank", [0, 1])
-def test_ranks_may_take_as_long_as_they_need_to_fall_asleep_and_to_wake(slow_rank):
+def test_release_and_restore_may_outlast_the_timeout(slow_rank):
     ranks = ThreadRanks(2, 1, timeout_s=TIMEOUT_S, before_move={slow_rank: lambda: time.sleep(2 * TIMEOUT_S)})
     ranks.rank0.release(SleepLevel.RECOMPUTE, [])
     ranks.rank0.restore(SleepLevel.RECOMPUTE)
@@ -129,11 +129,10 @@ def test_ranks_may_take_as_long_as_they_need_to_fall_asleep_and_to_wake(slow_ran
 
 
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 2), (2, 2)])
-def test_a_rank_that_is_lost_ends_all_of_them(sizes):
+def test_a_lost_rank_ends_the_group(sizes):
     ranks = ThreadRanks(*sizes)
     ranks.rank0.submit(plan_of(1)).result()
-    last = ranks.group.lines[-1]
-    last._socket.shutdown(2)  # as if the process at its other end were gone
+    ranks.group.connections[-1].shutdown()  # as if the process at its other end were gone
     assert "is lost" in death_of(ranks.rank0)
     ranks.join()
     assert all(isinstance(failure, EngineDead) for failure in ranks.failures.values())
@@ -146,66 +145,65 @@ def test_a_rank_that_is_lost_ends_all_of_them(sizes):
     ranks.rank0.shutdown()
 
 
-def test_a_rank_that_fails_in_a_step_ends_all_of_them_and_nothing_is_tried_again():
+def test_a_rank_that_fails_in_a_step_ends_the_group_without_a_retry():
     ranks = ThreadRanks(1, 2, before_step={1: failing})
     step = ranks.rank0.submit(plan_of(1))
     with pytest.raises(EngineDead, match="rank 1"):
         step.result()
     ranks.join()
     assert isinstance(ranks.failures[1], ValueError)
-    assert ranks.executors[0].noted == [("plan", 1)]
+    assert ranks.executors[0].recorded == [("plan", 1)]
 
 
-def test_rank_0_that_fails_in_a_step_ends_all_of_them():
+def test_a_failure_of_rank_0_in_a_step_ends_the_group():
     ranks = ThreadRanks(2, 1, before_step={0: failing})
-    with pytest.raises(EngineDead, match="ValueError: the sky falls"):
+    with pytest.raises(EngineDead, match="ValueError: the step fails"):
         ranks.rank0.submit(plan_of(1))
     ranks.join()
     assert isinstance(ranks.failures[1], EngineDead)
 
 
-def test_a_rank_that_is_frozen_while_the_engine_rests_is_given_up_within_the_timeout():
+def test_a_rank_that_hangs_while_the_engine_is_idle_is_lost_after_the_timeout():
     ranks = ThreadRanks(2, 1, timeout_s=TIMEOUT_S)
     started = time.monotonic()
-    ranks.freeze(1)
-    assert f"rank 1 is lost: it has said nothing for {TIMEOUT_S:g} s" in death_of(ranks.rank0)
+    ranks.stop_heartbeats(1)
+    assert f"rank 1 is lost: it has sent no heartbeat for {TIMEOUT_S:g} s" in death_of(ranks.rank0)
     assert time.monotonic() - started < SOON_S
-    until(lambda: ranks.graces == [0.0])  # at once: what is frozen does not end by itself
+    until(lambda: ranks.graces == [0.0])  # at once: a hung process does not exit by itself
     ranks.rank0.shutdown()
     ranks.join()
 
 
 @pytest.mark.parametrize("command", ["step", "release"])
-def test_a_rank_that_is_frozen_while_it_is_waited_for_is_given_up_within_the_timeout(command):
+def test_a_rank_that_hangs_in_a_command_is_lost_after_the_timeout(command):
     may_go = threading.Event()
     wait = {1: may_go.wait}
     ranks = ThreadRanks(1, 2, timeout_s=TIMEOUT_S, before_step=wait, before_move=wait)
-    ranks.freeze(1)
-    with pytest.raises(EngineDead, match=rf"rank 1 is lost: it has said nothing for {TIMEOUT_S:g} s"):
+    ranks.stop_heartbeats(1)
+    with pytest.raises(EngineDead, match=rf"rank 1 is lost: it has sent no heartbeat for {TIMEOUT_S:g} s"):
         ranks.rank0.submit(plan_of(1)).result() if command == "step" else ranks.rank0.release(SleepLevel.PERSIST, [])
     may_go.set()
     ranks.join()
 
 
-def test_a_rank_that_lives_and_never_ends_its_step_is_given_up_in_the_end(monkeypatch):
-    monkeypatch.setattr(group_executor, "STEP_TIMEOUT_S", 0.5)
+def test_a_step_that_never_ends_is_lost_after_the_step_timeout():
     may_go = threading.Event()
-    ranks = ThreadRanks(1, 2, before_step={1: may_go.wait})
-    with pytest.raises(EngineDead, match=r"rank 1 is lost: it has said nothing for 0\.5 s"):
+    ranks = ThreadRanks(1, 2, limits=LivenessLimits(step_timeout_s=0.5), before_step={1: may_go.wait})
+    with pytest.raises(EngineDead, match=r"rank 1 is lost: it has sent nothing for 0\.5 s"):
         ranks.rank0.submit(plan_of(1)).result()
     may_go.set()
     ranks.join()
 
 
-def test_ranks_end_by_themselves_when_rank_0_is_frozen():
+def test_ranks_exit_by_themselves_when_rank_0_hangs():
     ranks = ThreadRanks(2, 1, timeout_s=TIMEOUT_S)
     ranks.rank0.submit(plan_of(1))
-    ranks.freeze(0)
+    ranks.stop_heartbeats(0)
     ranks.join()
-    assert "rank 0 is lost: it has said nothing" in str(ranks.failures[1])
+    assert "rank 0 is lost: it has sent no heartbeat" in str(ranks.failures[1])
 
 
-def test_an_executor_that_nobody_has_any_more_lets_its_ranks_go():
+def test_an_unreferenced_executor_ends_its_ranks():
     ranks = ThreadRanks(2, 1)
     graces = ranks.graces
     del ranks.rank0

@@ -6,6 +6,7 @@ from contextlib import aclosing
 import pytest
 
 from rayinfer.errors import EngineDead
+from rayinfer.liveness import LivenessLimits
 from support.fakes.fake_executor import expected_tokens, numbers
 from support.services.async_engines import ENDLESS, PATIENCE_S, collect, request, running, wait_until
 
@@ -32,7 +33,9 @@ async def test_a_router_that_submits_before_it_listens_loses_nothing():
 
 
 async def test_a_router_that_submits_and_never_listens_is_taken_for_gone():
-    async with running(num_blocks=4000, listen_within_s=0.05) as engine:
+    async with running(
+        num_blocks=4000, limits=LivenessLimits(loop_heartbeat_s=0.02, subscribe_timeout_s=0.05)
+    ) as engine:
         reader = asyncio.create_task(collect(engine, "listens", 1))
         await asyncio.sleep(0)
         await engine.submit([request("a", numbers(9), ENDLESS)], "gone")
@@ -128,11 +131,11 @@ async def test_a_router_that_comes_back_at_once_starts_afresh():
 
 
 async def test_an_idle_engine_goes_on_telling_its_state():
-    async with running(heartbeat_s=0.01) as engine, asyncio.timeout(PATIENCE_S):
+    async with running(limits=LivenessLimits(loop_heartbeat_s=0.01)) as engine, asyncio.timeout(PATIENCE_S):
         async with aclosing(engine.outputs("r")) as messages:
             beats = [await anext(messages) for _ in range(3)]
         assert all(not beat.deltas and beat.stats.kv_blocks_total == 32 for beat in beats)
-        assert engine.seconds_since_last_beat < 5
+        assert engine.stalled_s < 5
 
 
 async def test_messages_carry_the_blocks_that_came_and_went():

@@ -7,6 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from rayinfer.errors import EngineDead, InvalidParameter, WrongEngineState
+from rayinfer.liveness import LivenessLimits
 from rayinfer.protocols import Pause, Resume, Sleep, States, Wake
 from support.fakes.fake_executor import expected_tokens, numbers
 from support.services.async_engines import ENDLESS, PATIENCE_S, collect, request, running, wait_until
@@ -74,7 +75,7 @@ async def test_streams_go_on_to_the_same_tokens_after_a_sleep(level):
 
 @pytest.mark.parametrize(("stop", "state"), [("pause", "paused"), ("sleep", "asleep")])
 async def test_heartbeats_go_on_and_tell_the_state_with_and_without_requests(stop, state):
-    async with running(num_blocks=4000, heartbeat_s=0.01) as engine:
+    async with running(num_blocks=4000, limits=LivenessLimits(loop_heartbeat_s=0.01)) as engine:
         for requests in ([], [request("a", numbers(9), ENDLESS)]):
             await engine.submit(requests, "r")
             await engine.control(Pause() if stop == "pause" else Sleep(1))
@@ -82,7 +83,7 @@ async def test_heartbeats_go_on_and_tell_the_state_with_and_without_requests(sto
             async with asyncio.timeout(PATIENCE_S), aclosing(engine.outputs("r")) as messages:
                 beats = [await anext(messages) for _ in range(3)]
             assert beats[-1].stats.state == state
-            assert engine.seconds_since_last_beat < 5
+            assert engine.stalled_s < 5
             await engine.control(Resume() if stop == "pause" else Wake())
             assert engine.stats.state == "running"
 
@@ -191,13 +192,13 @@ async def test_a_change_that_is_cancelled_before_its_turn_does_not_happen():
 
 async def test_a_long_awakening_does_not_pass_for_silence():
     gate = Gate()
-    async with running(heartbeat_s=0.01) as engine, asyncio.timeout(PATIENCE_S):
+    async with running(limits=LivenessLimits(loop_heartbeat_s=0.01)) as engine, asyncio.timeout(PATIENCE_S):
         engine.executor.restore = gate
         await engine.control(Sleep(2))
         waking = asyncio.ensure_future(engine.control(Wake()))
         await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
         await asyncio.sleep(0.05)
-        assert (engine.seconds_since_last_beat, engine.stats.state) == (0.0, "asleep")
+        assert (engine.stalled_s, engine.stats.state) == (0.0, "asleep")
         gate.opened.set()
         await waking
         assert engine.stats.state == "running"

@@ -1,6 +1,6 @@
 import asyncio
 
-from rayinfer.engine.loop.router_subscriptions import RouterLines
+from rayinfer.engine.loop.router_subscriptions import RouterSubscriptions
 from rayinfer.outputs import Credits
 from rayinfer.protocols import ModelDescription
 
@@ -9,44 +9,44 @@ DESCRIPTION = ModelDescription(
 )
 
 
-def test_routers_that_listen_share_the_credits_and_one_that_leaves_gives_its_share_back():
-    lines = RouterLines(DESCRIPTION, listen_within_s=60.0)
-    assert lines.credits == Credits(18, 1600, 0)
-    lines.open("first", listens=True)
-    lines.open("only submits")
-    assert lines.credits == Credits(18, 1600, 0)
-    second = lines.open("second", listens=True)
-    assert lines.credits == Credits(9, 800, 0)
-    lines.leave("second", second)
-    assert lines.credits == Credits(18, 1600, 0)
+def test_routers_that_read_share_the_credits():
+    subscriptions = RouterSubscriptions(DESCRIPTION, timeout_s=60.0)
+    assert subscriptions.credits == Credits(18, 1600, 0)
+    subscriptions.subscribe("first", is_read=True)
+    subscriptions.subscribe("only submits")
+    assert subscriptions.credits == Credits(18, 1600, 0)
+    second = subscriptions.subscribe("second", is_read=True)
+    assert subscriptions.credits == Credits(9, 800, 0)
+    subscriptions.unsubscribe("second", second)
+    assert subscriptions.credits == Credits(18, 1600, 0)
 
 
-def test_a_router_has_one_line_until_it_leaves():
-    lines = RouterLines(DESCRIPTION, listen_within_s=60.0)
-    before = lines.open("a")
-    assert lines.open("a", listens=True) is before
-    lines.leave("a", before)
-    after = lines.open("a")
-    lines.leave("a", before)  # who closes late takes nothing from who came back
+def test_a_router_has_one_subscription_until_it_unsubscribes():
+    subscriptions = RouterSubscriptions(DESCRIPTION, timeout_s=60.0)
+    before = subscriptions.subscribe("a")
+    assert subscriptions.subscribe("a", is_read=True) is before
+    subscriptions.unsubscribe("a", before)
+    after = subscriptions.subscribe("a")
+    subscriptions.unsubscribe("a", before)  # a late close does not end the new subscription
     assert after is not before
-    assert lines.in_use() == [after]
+    assert subscriptions.current() == [after]
 
 
-def test_routers_that_do_not_listen_in_time_are_forgotten():
-    patient, strict = (RouterLines(DESCRIPTION, listen_within_s) for listen_within_s in (60.0, 0.0))
-    for lines in (patient, strict):
-        lines.open("listens", listens=True)
-    line = strict.open("does not")
-    patient.open("does not")
-    assert strict.take_unheard() == [line]
-    assert len(strict.in_use()) == 1
-    assert patient.take_unheard() == []
+def test_subscriptions_that_are_not_read_in_time_are_dropped():
+    patient, strict = (RouterSubscriptions(DESCRIPTION, timeout_s) for timeout_s in (60.0, 0.0))
+    for subscriptions in (patient, strict):
+        subscriptions.subscribe("reads", is_read=True)
+    unread = strict.subscribe("does not")
+    patient.subscribe("does not")
+    assert strict.pop_unread() == [unread]
+    assert len(strict.current()) == 1
+    assert patient.pop_unread() == []
 
 
-async def test_nothing_comes_by_a_closed_line_whenever_it_was_opened():
-    lines = RouterLines(DESCRIPTION, listen_within_s=60.0)
-    before = lines.open("before", listens=True)
-    lines.close()
+async def test_closed_subscriptions_end_whenever_they_were_made():
+    subscriptions = RouterSubscriptions(DESCRIPTION, timeout_s=60.0)
+    before = subscriptions.subscribe("before", is_read=True)
+    subscriptions.close()
     async with asyncio.timeout(10):
-        for line in (before, lines.open("after", listens=True)):
-            assert await line.box.take() is None
+        for each in (before, subscriptions.subscribe("after", is_read=True)):
+            assert await each.outputs.get() is None

@@ -4,13 +4,16 @@ from contextlib import aclosing
 
 import pytest
 
-from rayinfer.engine.loop.step_watchdog import LIMIT_FACTOR, MIN_LIMIT_S, Pulse
+from rayinfer.engine.loop.step_watchdog import StepWatchdog
+from rayinfer.liveness import LivenessLimits
 from support.fakes.fake_executor import numbers
 from support.services.async_engines import PATIENCE_S, collect, request, running
 
+LIMITS = LivenessLimits()
+
 
 class Clock:
-    """Time that passes when it is told to."""
+    """Time that passes when a test sets it."""
 
     def __init__(self):
         self.now_s = 100.0
@@ -25,76 +28,75 @@ def clock():
 
 
 @pytest.fixture
-def pulse(clock):
-    return Pulse(clock)
+def watchdog(clock):
+    return StepWatchdog(clock)
 
 
-def step(pulse, clock, seconds, num_tokens=1):
-    with pulse.step():
-        pulse.planned(num_tokens)
+def step(watchdog, clock, seconds, num_tokens=1):
+    with watchdog.step():
+        watchdog.record_plan(num_tokens)
         clock.now_s += seconds
 
 
-def test_silence_lasts_from_one_beat_to_the_next(pulse, clock):
+def test_stalled_time_is_since_the_last_iteration(watchdog, clock):
     clock.now_s += 3
-    assert pulse.silent_s == 3
-    pulse.beat()
-    assert pulse.silent_s == 0
+    assert watchdog.stalled_s == 3
+    watchdog.record_iteration()
+    assert watchdog.stalled_s == 0
 
 
-def test_what_may_take_long_is_no_silence(pulse, clock):
+def test_a_suspended_watchdog_reports_no_stall(watchdog, clock):
     clock.now_s += 3
-    with pulse.excused():
+    with watchdog.suspended():
         clock.now_s += 1000
-        assert pulse.silent_s == 0
-    assert pulse.silent_s == 0
+        assert watchdog.stalled_s == 0
+    assert watchdog.stalled_s == 0
     clock.now_s += 1
-    assert pulse.silent_s == 1
+    assert watchdog.stalled_s == 1
 
 
-def test_a_step_may_take_much_longer_than_those_of_late(pulse, clock):
-    assert pulse.limit_s == MIN_LIMIT_S
-    step(pulse, clock, 0.01)
-    assert pulse.limit_s == MIN_LIMIT_S
-    step(pulse, clock, 2)
-    assert pulse.limit_s == 2 * LIMIT_FACTOR
+def test_a_step_may_take_much_longer_than_recent_ones(watchdog, clock):
+    assert watchdog.limit_s == LIMITS.min_step_limit_s
+    step(watchdog, clock, 0.01)
+    assert watchdog.limit_s == LIMITS.min_step_limit_s
+    step(watchdog, clock, 2)
+    assert watchdog.limit_s == 2 * LIMITS.step_limit_factor
     for _ in range(500):
-        step(pulse, clock, 0.01)
-    assert pulse.limit_s == MIN_LIMIT_S
+        step(watchdog, clock, 0.01)
+    assert watchdog.limit_s == LIMITS.min_step_limit_s
 
 
-def test_a_first_long_prompt_may_take_as_much_longer_as_it_has_more_tokens(pulse, clock):
-    step(pulse, clock, 0.1)
-    with pulse.step():
-        pulse.planned(500)
-        assert pulse.limit_s == pytest.approx(500 * 0.1 * LIMIT_FACTOR)
+def test_the_limit_grows_with_the_tokens_of_a_first_long_prompt(watchdog, clock):
+    step(watchdog, clock, 0.1)
+    with watchdog.step():
+        watchdog.record_plan(500)
+        assert watchdog.limit_s == pytest.approx(500 * 0.1 * LIMITS.step_limit_factor)
         clock.now_s += 10
-    with pulse.step():
-        pulse.planned(1000)
-        assert pulse.limit_s == pytest.approx(2 * 10 * LIMIT_FACTOR)
+    with watchdog.step():
+        watchdog.record_plan(1000)
+        assert watchdog.limit_s == pytest.approx(2 * 10 * LIMITS.step_limit_factor)
         clock.now_s += 0.1
     for _ in range(1000):
-        step(pulse, clock, 0.01)
-    with pulse.step():
-        pulse.planned(1000)  # by now it is known what so many take
-        assert pulse.limit_s == MIN_LIMIT_S
+        step(watchdog, clock, 0.01)
+    with watchdog.step():
+        watchdog.record_plan(1000)  # of which one was measured
+        assert watchdog.limit_s == LIMITS.min_step_limit_s
 
 
-async def test_while_a_step_takes_long_routers_hear_for_how_long_and_what_is_too_long(monkeypatch):
-    monkeypatch.setattr("rayinfer.engine.loop.async_engine.SIGN_OF_LIFE_S", 0.01)
+async def test_routers_get_reports_of_a_long_step_and_its_limit():
     reached, opened = threading.Event(), threading.Event()
 
     def hold_up(*_):
         reached.set()
         opened.wait(PATIENCE_S)
 
-    async with running(failure=hold_up) as engine, asyncio.timeout(PATIENCE_S):
+    async with running(LivenessLimits(message_interval_s=0.01), failure=hold_up) as engine, asyncio.timeout(PATIENCE_S):
         await engine.submit([request("a", numbers(9), 20)], "r")
         await asyncio.to_thread(reached.wait, PATIENCE_S)
         async with aclosing(engine.outputs("listener")) as messages:
-            signs = [await anext(messages) for _ in range(5)]
+            reports = [await anext(messages) for _ in range(5)]
         opened.set()
-        assert all(not sign.deltas for sign in signs)
-        assert signs[-1].silent_s > signs[-2].silent_s > 0
-        assert signs[-1].silent_limit_s == MIN_LIMIT_S
+        assert all(not report.deltas for report in reports)
+        assert reports[-1].stalled_s > reports[-2].stalled_s > 0
+        assert reports[-1].stall_limit_s == LIMITS.min_step_limit_s
         assert (await collect(engine, "r", 1))[1] == {"a": "length"}

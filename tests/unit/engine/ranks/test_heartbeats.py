@@ -1,61 +1,41 @@
-"""Heartbeats of ranks: a silent rank is lost, sooner if its process is known to be stopped."""
+"""Heartbeats of ranks: a rank that sends none is lost, sooner if its process is known to be stopped."""
 
-import socket
 import threading
 
 import pytest
 
-from rayinfer.engine.ranks import heartbeats as rank_beats
-from rayinfer.engine.ranks.control_connection import ControlLine
-from rayinfer.engine.ranks.heartbeats import RankBeats
+from rayinfer.engine.ranks.heartbeats import HeartbeatMonitor
+from rayinfer.liveness import LivenessLimits
+from support.fakes.control_connections import connection_pair
 
 TIMEOUT_S = 0.3
 SOON_S = 10.0
+LIMITS = LivenessLimits(group_timeout_s=5 * TIMEOUT_S)
 
 
-class Silence:
-    """A rank that never beats, and what is said of it."""
+class SilentRank:
+    """A rank that sends no heartbeat, and the loss that is reported."""
 
     def __init__(self, is_stopped=None):
-        with socket.create_server(("127.0.0.1", 0)) as door:
-            self.other = ControlLine(socket.create_connection(door.getsockname()))
-            self.line = ControlLine(door.accept()[0])
-        self.is_told = threading.Event()
-        self.beats = RankBeats({3: self.line}, TIMEOUT_S, self.note, is_stopped)
+        self.other, self.connection = connection_pair()
+        self.is_reported = threading.Event()
+        self.monitor = HeartbeatMonitor({3: self.connection}, TIMEOUT_S, self.report, is_stopped, LIMITS)
 
-    def note(self, rank, silent_s):
-        self.told = (rank, silent_s)
-        self.is_told.set()
+    def report(self, rank, silent_s):
+        self.loss = (rank, silent_s)
+        self.is_reported.set()
 
 
-@pytest.fixture
-def silence():
-    made = []
-
-    def make(*arguments):
-        made.append(Silence(*arguments))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.beats.close()
-        each.other.close()
-
-
-def test_who_is_silent_is_lost_after_the_timeout(silence):
-    silent = silence()
-    assert silent.is_told.wait(SOON_S)
-    assert silent.told == (3, pytest.approx(TIMEOUT_S))
-
-
-def test_who_is_silent_and_not_stopped_is_only_lost_after_the_long_time(silence, monkeypatch):
-    monkeypatch.setattr(rank_beats, "GROUP_TIMEOUT_S", 5 * TIMEOUT_S)
-    silent = silence(lambda rank: False)
-    assert silent.is_told.wait(SOON_S)
-    assert silent.told == (3, pytest.approx(5 * TIMEOUT_S))
-
-
-def test_who_is_silent_and_stopped_is_lost_after_the_timeout(silence):
-    silent = silence({3}.__contains__)
-    assert silent.is_told.wait(SOON_S)
-    assert silent.told == (3, pytest.approx(TIMEOUT_S))
+@pytest.mark.parametrize(
+    ("is_stopped", "expected_s"),
+    [(None, TIMEOUT_S), ({3}.__contains__, TIMEOUT_S), (lambda rank: False, LIMITS.group_timeout_s)],
+    ids=["unknown", "stopped", "running"],
+)
+def test_a_silent_rank_is_lost_after_the_timeout_and_a_running_one_later(is_stopped, expected_s):
+    silent = SilentRank(is_stopped)
+    try:
+        assert silent.is_reported.wait(SOON_S)
+        assert silent.loss == (3, pytest.approx(expected_s))
+    finally:
+        silent.monitor.close()
+        silent.other.close()

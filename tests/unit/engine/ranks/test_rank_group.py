@@ -1,10 +1,9 @@
-"""Rendezvous of a rank group: authenticated by a key, each rank once, with a timeout."""
+"""Rank groups: they open together, agree on sizes, and stop waiting for a rank that is lost."""
 
 import gc
 import socket
 import threading
 import time
-import weakref
 from contextlib import suppress
 
 import psutil
@@ -12,14 +11,14 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from rayinfer.engine.ranks import rank_group, rendezvous
-from rayinfer.engine.ranks.control_connection import LineLost
-from rayinfer.engine.ranks.plan_codec import Failed
+from rayinfer.engine.ranks.control_connection import ConnectionLost
 from rayinfer.engine.ranks.rank_group import RankGroup
-from rayinfer.engine.ranks.rank_store import RankStore, ask_over
-from rayinfer.engine.ranks.rendezvous import Rendezvous, close_all, join_rendezvous, open_rendezvous
+from rayinfer.engine.ranks.rank_messages import Failed
+from rayinfer.engine.ranks.rank_store import RankStore, call_over
+from rayinfer.engine.ranks.rendezvous import Rendezvous, join_rendezvous, open_rendezvous
 from rayinfer.engine.ranks.torch_groups import open_groups
 from rayinfer.errors import EngineDead
+from rayinfer.liveness import LivenessLimits
 from rayinfer.tensor_parallel import RankCoordinates
 
 SIZES = (2, 2)  # tensor ranks, stages
@@ -27,7 +26,7 @@ SOON_S = 10.0
 
 
 class Others:
-    """The ranks as whoever started them sees them: `check` does what it is given, and all are stopped."""
+    """The ranks as seen by the process that started them; all count as stopped."""
 
     def __init__(self, check=lambda: None):
         self.check = check
@@ -48,7 +47,7 @@ def host():
 
 
 def in_threads(*actions):
-    """Return what each of them returns, all at the same time; raises what one of them raised."""
+    """Run all at the same time; returns their results, raises what one of them raised."""
     results, errors = [None] * len(actions), []
 
     def run(index, action):
@@ -68,24 +67,31 @@ def in_threads(*actions):
     return results
 
 
-def test_ranks_meet_in_their_stages_and_agree_on_the_least(host):
-    def be(rank):
-        place = RankCoordinates(rank, *SIZES)
-        group = RankGroup.join(place, host.rendezvous) if rank else RankGroup.host(place, host)
+def open_group(rank, host, sizes=SIZES):
+    coordinates = RankCoordinates(rank, *sizes)
+    return RankGroup.join(coordinates, host.rendezvous) if rank else RankGroup.host(coordinates, host)
+
+
+def pair_of(host):
+    return in_threads(*(lambda rank=rank: open_group(rank, host, (2, 1)) for rank in range(2)))
+
+
+def test_ranks_group_by_stage_and_agree_on_the_minimum(host):
+    def run(rank):
+        group = open_group(rank, host)
         try:
-            least = group.agree_least([10 + rank, 20 - rank])
-            total = group.share.group.all_reduce(torch.tensor([float(10**rank)])).item()
-            return group.share.place, least, total, group.everybody.size(), group.communication_s > 0
+            least = group.reduce_min([10 + rank, 20 - rank])
+            total = group.shard.group.all_reduce(torch.tensor([float(10**rank)])).item()
+            return group.shard.coordinates, least, total, group.world.size(), group.communication_s > 0
         finally:
             group.close()
 
-    met = in_threads(*(lambda rank=rank: be(rank) for rank in range(4)))
-    assert met == [
+    assert in_threads(*(lambda rank=rank: run(rank) for rank in range(4))) == [
         (RankCoordinates(rank, *SIZES), [10, 17], 11.0 if rank < 2 else 1100.0, 4, True) for rank in range(4)
     ]
 
 
-def test_rank_0_stops_waiting_when_it_is_told_that_nobody_will_come(host):
+def test_rank_0_stops_waiting_when_a_rank_will_not_come(host):
     def check():
         raise EngineDead("rank 1 ended with code 9")
 
@@ -94,106 +100,103 @@ def test_rank_0_stops_waiting_when_it_is_told_that_nobody_will_come(host):
 
 
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
-def test_a_rank_that_is_frozen_before_the_groups_are_built_is_ended_and_named(sizes):
+def test_a_rank_that_hangs_before_the_groups_are_built_is_ended_and_named(sizes):
     host, others = open_rendezvous(timeout_s=0.4), Others()
 
-    def meet():
-        with pytest.raises(EngineDead, match=r"rank 1 is lost: it has said nothing for 0\.4 s"):
+    def run():
+        with pytest.raises(EngineDead, match=r"rank 1 is lost: it has sent no heartbeat for 0\.4 s"):
             RankGroup.host(RankCoordinates(0, *sizes), host, others)
 
-    _, lines = in_threads(meet, lambda: join_rendezvous(RankCoordinates(1, *sizes), host.rendezvous))
+    _, connections = in_threads(run, lambda: join_rendezvous(RankCoordinates(1, *sizes), host.rendezvous))
     assert others.graces == [0.0]
-    close_all([lines.commands, lines.beats, lines.store])
+    connections.close()
     host.close()
 
 
-def pair_of(host):
-    return in_threads(
-        lambda: RankGroup.host(RankCoordinates(0, 2, 1), host),
-        lambda: RankGroup.join(RankCoordinates(1, 2, 1), host.rendezvous),
-    )
-
-
-def test_waits_are_broken_off_even_if_what_ends_the_ranks_fails(host):
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_waits_are_aborted_even_if_the_ranks_cannot_be_ended():
     def fail():
         raise OSError("no more processes")
 
+    host = open_rendezvous(timeout_s=0.4)
     groups = pair_of(host)
     groups[0].on_loss = fail
-    with pytest.raises(OSError, match="no more processes"):
-        rank_group._lose(weakref.ref(groups[0]), 1, 3.0)
-    with pytest.raises(LineLost, match="hung up"):
-        groups[1].lines[0].receive(SOON_S)
+    groups[1].monitor.stop()
+    with pytest.raises(ConnectionLost, match="closed"):
+        groups[1].connections[0].receive(SOON_S)
     for group in groups:
         group.close()
 
 
-def test_groups_that_nobody_has_any_more_do_not_beat(host):
+def test_unreferenced_groups_send_no_heartbeats(host):
     before = set(threading.enumerate())
     groups = pair_of(host)
-    beating = [thread for thread in threading.enumerate() if thread.name == "beats" and thread not in before]
-    assert len(beating) == 2
+    sending = [thread for thread in threading.enumerate() if thread.name == "heartbeats" and thread not in before]
+    assert len(sending) == 2
     del groups
     gc.collect()
-    for thread in beating:
+    for thread in sending:
         thread.join(SOON_S)
         assert not thread.is_alive()
 
 
-def test_rank_0_stops_waiting_when_its_door_is_closed(host):
+def test_rank_0_stops_waiting_when_its_listener_is_closed(host):
     threading.Timer(0.3, host.close).start()
     with pytest.raises(EngineDead, match="port for the other ranks is closed"):
         RankGroup.host(RankCoordinates(0, 2, 1), host)
 
 
-def test_rank_0_does_not_wait_for_ever(host, monkeypatch):
-    monkeypatch.setattr(rendezvous, "START_TIMEOUT_S", 0.3)
-    with pytest.raises(EngineDead, match=r"ranks \[1, 2, 3\] did not come within 0\.3 s"):
+def test_rank_0_waits_no_longer_than_the_start_timeout():
+    host = open_rendezvous(limits=LivenessLimits(start_timeout_s=0.3))
+    with pytest.raises(EngineDead, match=r"ranks \[1, 2, 3\] did not connect within 0\.3 s"):
         RankGroup.host(RankCoordinates(0, *SIZES), host)
+    host.close()
 
 
-def test_a_rank_that_finds_nobody_says_so():
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        port = door.getsockname()[1]
+def test_a_rank_without_rank_0_raises():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     with pytest.raises(EngineDead, match=f"rank 0 is not at 127.0.0.1:{port}"):
         RankGroup.join(RankCoordinates(1, 2, 1), Rendezvous("127.0.0.1", port, "key"))
 
 
-def test_who_fails_while_models_are_loaded_is_named_to_rank_0(host):
+def test_a_rank_that_fails_while_models_are_loaded_is_named_to_rank_0(host):
     def fail():
-        group = RankGroup.join(RankCoordinates(1, 2, 1), host.rendezvous)
-        group.lines[0].send(Failed("ModelLoadError: no such file"), 5.0)
+        group = open_group(1, host, (2, 1))
+        group.connections[0].send(Failed("ModelLoadError: no such file"), 5.0)
         group.close()
 
-    def agree():
-        group = RankGroup.host(RankCoordinates(0, 2, 1), host)
+    def reduce():
+        group = open_group(0, host, (2, 1))
         try:
             with pytest.raises(EngineDead, match="ModelLoadError: no such file"):
-                group.agree_least([1])
+                group.reduce_min([1])
         finally:
             group.close()
 
-    in_threads(fail, agree)
+    in_threads(fail, reduce)
 
 
 class LeavesBeforeConnecting(RankStore):
-    """Stores where gloo's other end is, and never comes there."""
+    """A rank's store that closes its connections when gloo reads the other end's address."""
+
+    def wait(self, keys, timeout=None):
+        pass
 
     def get(self, key):
-        self.lines.commands.hang_up()  # as the process's end does
+        self.connections.commands.shutdown()  # as the process's exit does
         self.has_left.set()
         self.may_end.wait()
         raise LookupError(key)
 
 
-def test_a_rank_that_is_killed_between_saying_where_it_is_and_connecting_is_noticed_at_once(host, monkeypatch):
-    monkeypatch.setattr(LeavesBeforeConnecting, "wait", lambda self, keys, timeout=None: None)
+def test_a_rank_killed_between_storing_its_address_and_connecting_is_noticed_at_once(host):
     has_left, may_end = threading.Event(), threading.Event()
 
     def leave():
-        lines = join_rendezvous(RankCoordinates(1, 2, 1), host.rendezvous)
-        store = LeavesBeforeConnecting(ask_over(lines.store), SOON_S)
-        store.lines, store.has_left, store.may_end = lines, has_left, may_end
+        connections = join_rendezvous(RankCoordinates(1, 2, 1), host.rendezvous)
+        store = LeavesBeforeConnecting(call_over(connections.store), SOON_S)
+        store.connections, store.has_left, store.may_end = connections, has_left, may_end
 
         def open_and_leave():
             with suppress(LookupError, RuntimeError):
@@ -201,41 +204,53 @@ def test_a_rank_that_is_killed_between_saying_where_it_is_and_connecting_is_noti
 
         threading.Thread(target=open_and_leave, daemon=True).start()
         assert has_left.wait(SOON_S)
-        return lines
+        return connections
 
-    def meet():
-        with pytest.raises(EngineDead, match="rank 1 is lost: it has hung up"):
-            RankGroup.host(RankCoordinates(0, 2, 1), host)
+    def wait():
+        with pytest.raises(EngineDead, match="rank 1 is lost: it has closed the connection"):
+            open_group(0, host, (2, 1))
         return time.monotonic()
 
     started = time.monotonic()
-    noticed, lines = in_threads(meet, leave)
+    noticed, connections = in_threads(wait, leave)
     may_end.set()
     assert noticed - started < 5.0
-    close_all([lines.commands, lines.beats, lines.store])
+    connections.close()
 
 
-def test_what_is_connected_to_gloo_without_the_key_is_no_rank():
+def test_a_gloo_peer_without_the_key_is_rejected():
     store = HashStore()
 
-    def be(rank, key):
-        with pytest.raises(EngineDead, match=f"connected as rank {1 - rank} of a group does not know"):
+    def run(rank, key):
+        with pytest.raises(EngineDead, match=f"connected as rank {1 - rank} of a group does not have"):
             open_groups(RankCoordinates(rank, 2, 1), store, torch.device("cpu"), "127.0.0.1", key)
 
-    in_threads(lambda: be(0, "key"), lambda: be(1, "another key"))
+    in_threads(lambda: run(0, "key"), lambda: run(1, "another key"))
 
 
-def test_ranks_of_one_machine_listen_on_the_loopback_alone_and_no_secret_is_stored(host):
+def test_ranks_of_one_machine_listen_on_the_loopback_alone(host):
     before = listening()
-    groups = in_threads(*(lambda rank=rank: met_as(rank, host) for rank in range(4)))
+    groups = in_threads(*(lambda rank=rank: open_group(rank, host) for rank in range(4)))
     opened = listening() - before
     assert {address.ip for address in opened} == {"127.0.0.1"}
     assert len(opened) == 8  # gloo's, for two groups of each rank: no store's
-    stored = groups[0]._store_values._values
-    assert stored
-    assert all(host.rendezvous.key.encode() not in key.encode() + value for key, value in stored.items())
     for group in groups:
         group.close()
+
+
+def test_no_secret_is_stored():
+    store = HashStore()
+    in_threads(
+        *(
+            lambda rank=rank: open_groups(
+                RankCoordinates(rank, 2, 1), store, torch.device("cpu"), "127.0.0.1", "secret-key"
+            )
+            for rank in range(2)
+        )
+    )
+    keys = store.list_keys()
+    assert keys
+    assert all(b"secret-key" not in key.encode() + store.get(key) for key in keys)
 
 
 def listening():
@@ -243,10 +258,8 @@ def listening():
     return {connection.laddr for connection in connections if connection.status == psutil.CONN_LISTEN}
 
 
-def met_as(rank, host):
-    place = RankCoordinates(rank, *SIZES)
-    return RankGroup.join(place, host.rendezvous) if rank else RankGroup.host(place, host)
-
-
-def test_the_doors_are_open_to_this_machine_alone(host):
-    assert host._listener.getsockname()[0] == "127.0.0.1"
+def test_the_rendezvous_listens_on_the_loopback_alone():
+    before = listening()
+    host = open_rendezvous()
+    assert {address.ip for address in listening() - before} == {"127.0.0.1"}
+    host.close()

@@ -1,145 +1,148 @@
-"""Authentication at the rendezvous: ranks with the key, each once, however many other connections come first."""
+"""Authentication at the rendezvous: ranks with the key, each once, however many other clients connect."""
 
 import socket
 import threading
 import time
+from contextlib import contextmanager
 
 import pytest
 
-from rayinfer.engine.ranks import rendezvous
-from rayinfer.engine.ranks.control_connection import ControlLine, LineLost, framed
-from rayinfer.engine.ranks.plan_codec import Failed
-from rayinfer.engine.ranks.rendezvous import (
-    MAX_STRANGERS,
-    Rendezvous,
-    close_all,
-    introduce,
-    join_rendezvous,
-    open_rendezvous,
-)
-from rayinfer.engine.ranks.rendezvous_messages import Challenge, Hello
+from rayinfer import wire
+from rayinfer.engine.ranks.control_connection import ConnectionLost, ControlConnection, close_all
+from rayinfer.engine.ranks.rank_messages import Challenge, Failed, Hello
+from rayinfer.engine.ranks.rendezvous import MAX_PENDING, Rendezvous, authenticate, join_rendezvous, open_rendezvous
 from rayinfer.errors import EngineDead
+from rayinfer.liveness import LivenessLimits
 from rayinfer.tensor_parallel import RankCoordinates
 
-PLACE = RankCoordinates(1, 2, 1)
+RANK_1 = RankCoordinates(1, 2, 1)
 SOON_S = 10.0
 
 
-@pytest.fixture
-def host():
-    host = open_rendezvous()
-    yield host
+@contextmanager
+def accepting_host(hello_timeout_s):
+    """Rank 0's listener, the thread that accepts, and what it gets."""
+    host = open_rendezvous(limits=LivenessLimits(rank_hello_timeout_s=hello_timeout_s))
+    accepted = []
+    thread = threading.Thread(target=lambda: accepted.extend(host.accept(2, lambda: None)), daemon=True)
+    thread.start()
+    yield host, thread
+    thread.join(SOON_S)
+    assert not thread.is_alive()
+    for connections in accepted:
+        connections.close()
     host.close()
 
 
 @pytest.fixture
-def accepting(host):
-    """A thread in which rank 0 waits for rank 1, and what it gets."""
-    met = []
-    thread = threading.Thread(target=lambda: met.extend(host.accept(2, lambda: None)), daemon=True)
-    thread.start()
-    yield thread, met
-    thread.join(SOON_S)
-    assert not thread.is_alive()
-    for lines in met:
-        close_all([lines.commands, lines.beats, lines.store])
+def accepting():
+    with accepting_host(hello_timeout_s=60.0) as accepting:
+        yield accepting
+
+
+@pytest.fixture
+def host(accepting):
+    return accepting[0]
 
 
 def connect(host):
-    return ControlLine(socket.create_connection((host.rendezvous.host, host.rendezvous.port), SOON_S))
+    return ControlConnection(socket.create_connection((host.rendezvous.host, host.rendezvous.port), SOON_S))
 
 
-def assert_sent_away(line):
-    with pytest.raises(LineLost, match=r"hung up|closed"):
-        line.receive(SOON_S)
-    line.close()
+def assert_rejected(connection):
+    with pytest.raises(ConnectionLost, match="closed"):
+        connection.receive(SOON_S)
+    connection.close()
 
 
-def leave(lines):
-    close_all([lines.commands, lines.beats, lines.store])
+def join(host):
+    join_rendezvous(RANK_1, host.rendezvous).close()
 
 
-def answer_of(line, place, meeting, purpose="commands"):
-    introduce(line, place, meeting, purpose, b"nonce")
+def reply_to_challenge(connection, coordinates, key, purpose="commands"):
+    authenticate(connection, coordinates, key, purpose, b"nonce")
 
 
-def test_strangers_who_say_nothing_keep_no_rank_waiting(host, accepting):
-    strangers = [connect(host) for _ in range(100)]
+def test_silent_clients_delay_no_rank(host):
+    clients = [connect(host) for _ in range(100)]
     started = time.monotonic()
-    lines = join_rendezvous(PLACE, host.rendezvous)
-    assert time.monotonic() - started < 4.0  # one after the other, five seconds each, they took 500
-    leave(lines)
-    close_all(strangers)
-
-
-def test_no_more_strangers_are_kept_than_the_limit(host, accepting, monkeypatch):
-    monkeypatch.setattr(rendezvous, "HELLO_TIMEOUT_S", 60.0)  # it is not this that ends them
-    strangers = [connect(host) for _ in range(2 * MAX_STRANGERS)]
-    for line in strangers[:MAX_STRANGERS]:  # the oldest have given way
-        assert isinstance(line.receive(SOON_S), Challenge)
-        assert_sent_away(line)
-    assert len(host._strangers) <= MAX_STRANGERS
-    leave(join_rendezvous(PLACE, host.rendezvous))
-    close_all(strangers)
-
-
-def test_who_says_half_a_word_is_not_waited_for(host, accepting):
-    line = connect(host)
-    line._socket.sendall(framed(Failed("half of this"))[:6])
-    started = time.monotonic()
-    leave(join_rendezvous(PLACE, host.rendezvous))
+    join(host)
     assert time.monotonic() - started < 4.0
-    line.close()
+    close_all(clients)
+
+
+def test_a_silent_client_is_rejected_after_the_timeout():
+    with accepting_host(hello_timeout_s=0.1) as (host, _):
+        client = connect(host)
+        assert isinstance(client.receive(SOON_S), Challenge)
+        assert_rejected(client)
+        join(host)
+
+
+def test_the_oldest_clients_beyond_the_limit_are_rejected(host):
+    clients = [connect(host) for _ in range(2 * MAX_PENDING)]
+    for client in clients[:MAX_PENDING]:
+        assert isinstance(client.receive(SOON_S), Challenge)
+        assert_rejected(client)
+    join(host)
+    close_all(clients)
+
+
+def test_half_a_message_delays_no_rank(host):
+    with socket.create_connection((host.rendezvous.host, host.rendezvous.port), SOON_S) as client:
+        client.sendall(wire.encode(Failed("half of this"))[:6])
+        started = time.monotonic()
+        join(host)
+        assert time.monotonic() - started < 4.0
 
 
 @pytest.mark.parametrize(
-    ("place", "key"),
+    ("coordinates", "key"),
     [
-        (PLACE, "another key"),
+        (RANK_1, "another key"),
         (RankCoordinates(2, 3, 1), None),
         (RankCoordinates(0, 2, 1), None),
         (RankCoordinates(1, 4, 1), None),
     ],
 )
-def test_nobody_comes_in_without_the_key_or_as_another_rank(place, key, host, accepting):
-    meeting = host.rendezvous
-    line = connect(host)
-    answer_of(line, place, Rendezvous(meeting.host, meeting.port, key or meeting.key))
-    assert_sent_away(line)
-    leave(join_rendezvous(PLACE, meeting))
+def test_clients_without_the_key_or_as_another_rank_are_rejected(coordinates, key, host):
+    client = connect(host)
+    reply_to_challenge(client, coordinates, key or host.rendezvous.key)
+    assert_rejected(client)
+    join(host)
 
 
-def test_who_says_something_else_is_sent_away(host, accepting):
-    line = connect(host)
-    line.send(Failed("no hello at all"), SOON_S)
-    assert isinstance(line.receive(SOON_S), Challenge)
-    assert_sent_away(line)
-    leave(join_rendezvous(PLACE, host.rendezvous))
+def test_any_other_message_is_rejected(host):
+    client = connect(host)
+    client.send(Failed("no hello at all"), SOON_S)
+    assert isinstance(client.receive(SOON_S), Challenge)
+    assert_rejected(client)
+    join(host)
 
 
-def test_no_rank_comes_in_twice(host, accepting):
+def test_no_rank_is_accepted_twice(accepting):
+    host, thread = accepting
     first, second, *others = (connect(host) for _ in range(4))
-    answer_of(first, PLACE, host.rendezvous, "beats")
-    answer_of(second, PLACE, host.rendezvous, "beats")
-    assert_sent_away(second)
-    for line, purpose in zip(others, ("commands", "store"), strict=True):
-        answer_of(line, PLACE, host.rendezvous, purpose)
-    accepting[0].join(SOON_S)
+    reply_to_challenge(first, RANK_1, host.rendezvous.key, "heartbeats")
+    reply_to_challenge(second, RANK_1, host.rendezvous.key, "heartbeats")
+    assert_rejected(second)
+    for client, purpose in zip(others, ("commands", "store"), strict=True):
+        reply_to_challenge(client, RANK_1, host.rendezvous.key, purpose)
+    thread.join(SOON_S)
     close_all([first, *others])
 
 
-class Eavesdropper:
+class RecordingProxy:
     """Proxy between a rank and rank 0 that records the data of both."""
 
     def __init__(self, host):
-        self.heard = bytearray()
+        self.recorded = bytearray()
         self.listener = socket.create_server(("127.0.0.1", 0))
-        meeting = host.rendezvous
-        self.rendezvous = Rendezvous("127.0.0.1", self.listener.getsockname()[1], meeting.key)
-        self.target = (meeting.host, meeting.port)
-        threading.Thread(target=self._listen, daemon=True).start()
+        self.rendezvous = Rendezvous("127.0.0.1", self.listener.getsockname()[1], host.rendezvous.key)
+        self.target = (host.rendezvous.host, host.rendezvous.port)
+        threading.Thread(target=self._accept, daemon=True).start()
 
-    def _listen(self):
+    def _accept(self):
         while True:
             try:
                 near = self.listener.accept()[0]
@@ -147,52 +150,62 @@ class Eavesdropper:
                 return
             far = socket.create_connection(self.target)
             for pair in ((near, far), (far, near)):
-                threading.Thread(target=self._pass_on, args=pair, daemon=True).start()
+                threading.Thread(target=self._forward, args=pair, daemon=True).start()
 
-    def _pass_on(self, source, target):
+    def _forward(self, source, target):
         try:
             while data := source.recv(4096):
-                self.heard += data
+                self.recorded += data
                 target.sendall(data)
         except OSError:
             pass
         target.close()
 
 
-def test_the_key_is_never_sent(host, accepting):
-    eavesdropper = Eavesdropper(host)
-    lines = join_rendezvous(PLACE, eavesdropper.rendezvous)
-    assert b"hello" in eavesdropper.heard
-    assert host.rendezvous.key.encode() not in eavesdropper.heard
-    assert bytes.fromhex(host.rendezvous.key) not in eavesdropper.heard
+def test_the_key_is_never_sent(host):
+    proxy = RecordingProxy(host)
+    connections = join_rendezvous(RANK_1, proxy.rendezvous)
+    assert b"hello" in proxy.recorded
+    assert host.rendezvous.key.encode() not in proxy.recorded
+    assert bytes.fromhex(host.rendezvous.key) not in proxy.recorded
     assert host.rendezvous.key not in repr(host.rendezvous)
-    leave(lines)
-    eavesdropper.listener.close()
+    connections.close()
+    proxy.listener.close()
 
 
-def test_an_answer_that_was_overheard_opens_nothing(host, accepting):
-    overheard, replaying = connect(host), connect(host)
-    answers = []
-    overheard.send = lambda message, timeout_s: answers.append(message)
-    answer_of(overheard, PLACE, host.rendezvous)
+class RecordingConnection:
+    """A connection that keeps its hello instead of sending it."""
+
+    def __init__(self, connection):
+        self.receive = connection.receive
+        self.sent = []
+
+    def send(self, message, timeout_s):
+        self.sent.append(message)
+
+
+def test_a_recorded_hello_cannot_be_replayed(host):
+    recorded, replaying = connect(host), connect(host)
+    recording = RecordingConnection(recorded)
+    reply_to_challenge(recording, RANK_1, host.rendezvous.key)
     assert isinstance(replaying.receive(SOON_S), Challenge)
-    replaying.send(answers[0], SOON_S)
-    assert_sent_away(replaying)
-    overheard.close()
-    leave(join_rendezvous(PLACE, host.rendezvous))
+    replaying.send(recording.sent[0], SOON_S)
+    assert_rejected(replaying)
+    recorded.close()
+    join(host)
 
 
-def test_a_rank_obeys_nobody_who_does_not_know_the_key():
+def test_a_rank_joins_no_host_without_the_key():
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def pose_as_rank_0():
-            lines = []
+            accepted = []
             for _ in range(3):
-                lines.append(ControlLine(listener.accept()[0]))
-                lines[-1].send(Challenge(b"nonce"), SOON_S)
-                assert isinstance(lines[-1].receive(SOON_S), Hello)
-            lines[0].send(Challenge(b"welcome"), SOON_S)
+                accepted.append(ControlConnection(listener.accept()[0]))
+                accepted[-1].send(Challenge(b"nonce"), SOON_S)
+                assert isinstance(accepted[-1].receive(SOON_S), Hello)
+            accepted[0].send(Challenge(b"welcome"), SOON_S)
 
         threading.Thread(target=pose_as_rank_0, daemon=True).start()
-        with pytest.raises(EngineDead, match="does not know the engine's key"):
-            join_rendezvous(PLACE, Rendezvous(*listener.getsockname(), "key"))
+        with pytest.raises(EngineDead, match="does not have the engine's key"):
+            join_rendezvous(RANK_1, Rendezvous(*listener.getsockname(), "key"))

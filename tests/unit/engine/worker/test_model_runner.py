@@ -1,8 +1,7 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
@@ -85,7 +84,7 @@ def test_a_row_that_nobody_entered_is_an_error():
 def test_a_draw_is_that_of_the_position_which_the_new_token_will_have():
     params, tokens = SamplingParams(temperature=2.0), [4, 8, 15]
     for seed in range(20):
-        row = replace(new_request_data(0, params), seed=seed)
+        row = structs.replace(new_request_data(0, params), seed=seed)
         runner = ModelRunner(NextToken(), Sampler(1, VOCAB), torch.device("cpu"))
         drawn = runner.submit(plan({0: tokens}, [True], [row])).result().token_ids
         logits = torch.nn.functional.one_hot(torch.tensor([(tokens[-1] + 1) % VOCAB]), VOCAB).float()
@@ -122,7 +121,7 @@ def test_nobody_who_asked_no_log_probabilities():
 def test_a_prompt_is_scored_whether_or_not_its_chunk_ends_in_a_new_token(samples):
     decoder = NextToken()
     runner = ModelRunner(decoder, Sampler(4, VOCAB), torch.device("cpu"))
-    row = replace(
+    row = structs.replace(
         new_request_data(1, SamplingParams(prompt_logprobs=1)), prompt_token_ids=np.array([4, 5, 9], np.int32)
     )
     sampled = runner.submit(plan({1: [4, 5, 9]}, [samples], [row])).result()

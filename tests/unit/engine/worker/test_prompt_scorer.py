@@ -1,8 +1,7 @@
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
 from rayinfer.engine.scheduling.step_deltas import logprobs_by_row
@@ -136,7 +135,7 @@ def test_a_request_that_comes_back_is_scored_again_but_not_its_answer():
 def test_a_row_is_scored_for_the_request_that_has_it_now():
     scorer = PromptScorer(VOCAB)
     scorer.add_row(new_request(5))
-    scorer.add_row(replace(new_request(5), params=SamplingParams()))
+    scorer.add_row(structs.replace(new_request(5), params=SamplingParams()))
     assert score(scorer, {5: (0, 8)}) is None
 
 

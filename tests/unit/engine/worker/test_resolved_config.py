@@ -79,11 +79,11 @@ class FakeGroup:
     """One rank of some, of which the others have sent these numbers."""
 
     def __init__(self, rank, of_others):
-        self.place = RankCoordinates(rank, 2, 1)
+        self.coordinates = RankCoordinates(rank, 2, 1)
         self.of_others = of_others
         self.sent = []
 
-    def agree_least(self, values):
+    def reduce_min(self, values):
         self.sent.append(list(values))
         return [min(pair) for pair in zip(values, self.of_others, strict=True)]
 

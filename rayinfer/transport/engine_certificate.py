@@ -1,4 +1,4 @@
-"""The certificate of one engine, with which its line speaks TLS beyond loopback; routers trust it and no other."""
+"""Certificate of one engine, for TLS beyond loopback; its routers trust no other."""
 
 import ssl
 import tempfile
@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LineCertificate:
-    """A self-signed certificate, and its key; the key never leaves the engine's process."""
+class EngineCertificate:
+    """A self-signed certificate, and its private key, which never leaves the engine's process."""
 
     certificate: str  # PEM, which routers get through Ray
     key: bytes = field(repr=False)  # PEM
@@ -25,7 +25,7 @@ class LineCertificate:
 
 
 def client_context(certificate: str) -> ssl.SSLContext:
-    """Make a router's TLS context, which trusts this one certificate."""
+    """Make a router's TLS context, which trusts this certificate alone."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False  # it names no address: nothing but this certificate is trusted

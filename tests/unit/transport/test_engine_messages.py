@@ -1,6 +1,5 @@
-"""Whatever engines and routers say to each other arrives as it was said."""
+"""Round trips of the messages between engines and routers."""
 
-import asyncio
 import math
 from dataclasses import asdict
 
@@ -12,18 +11,8 @@ from hypothesis import strategies as st
 from rayinfer.outputs import Credits, EngineStats, Logprob, StepMessage, TokenDelta, TraceEvent
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
-from rayinfer.transport.frames import (
-    LENGTH_BYTES,
-    AbortFrame,
-    BadFrame,
-    EndFrame,
-    FromEngine,
-    FromRouter,
-    StepFrame,
-    SubmitFrame,
-    encode_frame,
-    read_frame,
-)
+from rayinfer.transport.engine_messages import FROM_ENGINE, FROM_ROUTER, Abort, EndOfOutputs, StepOutputs, Submit
+from rayinfer.wire import LENGTH_BYTES, BadMessage, decode, encode
 
 TOKEN_IDS = st.lists(st.integers(0, 2**31 - 1), max_size=4)
 LOGPROBS = st.dictionaries(
@@ -81,13 +70,13 @@ REQUESTS = st.builds(
 )
 
 
-def cross(frame, decoder):
-    return decoder.decode(encode_frame(frame)[LENGTH_BYTES:])
+def cross(message, decoder):
+    return decode(decoder, encode(message)[LENGTH_BYTES:])
 
 
 @given(REQUESTS)
 def test_a_request_arrives_as_it_was_sent(request):
-    crossed = cross(SubmitFrame([request]), FromRouter).requests[0]
+    crossed = cross(Submit([request]), FROM_ROUTER).requests[0]
     assert crossed == request
     # Lists would not be equal to tuples, but 1 is to 1.0.
     params, crossed_params = (asdict(each.sampling_params) for each in (request, crossed))
@@ -95,7 +84,7 @@ def test_a_request_arrives_as_it_was_sent(request):
 
 
 @given(st.lists(DELTAS, max_size=3), st.lists(st.binary(max_size=16), max_size=3), st.floats(0, 100))
-def test_a_step_arrives_as_it_was_said(deltas, digests, silent_s):
+def test_a_step_arrives_as_it_was_sent(deltas, digests, stalled_s):
     stats = EngineStats(num_running=3, requests_finished_total={"stop": 2}, credits=Credits(1, 2, 3))
     message = StepMessage(
         epoch=2**62,
@@ -103,10 +92,10 @@ def test_a_step_arrives_as_it_was_said(deltas, digests, silent_s):
         deltas=deltas,
         stats=stats,
         blocks_stored=digests,
-        silent_s=silent_s,
-        silent_limit_s=math.inf,
+        stalled_s=stalled_s,
+        stall_limit_s=math.inf,
     )
-    crossed = cross(StepFrame(message), FromEngine).message
+    crossed = cross(StepOutputs(message), FROM_ENGINE).message
     assert crossed == message
     assert all(type(delta) is TokenDelta for delta in crossed.deltas)
     assert type(crossed.stats.credits) is Credits
@@ -115,49 +104,25 @@ def test_a_step_arrives_as_it_was_said(deltas, digests, silent_s):
 def test_a_certain_token_and_an_impossible_one_keep_their_log_probabilities():
     delta = TokenDelta("r/0", 0, [1], [{1: Logprob(0.0, 1), 2: Logprob(-math.inf, 9)}])
     message = StepMessage(epoch=1, step=1, deltas=[delta], stats=EngineStats())
-    (crossed,) = cross(StepFrame(message), FromEngine).message.deltas
+    (crossed,) = cross(StepOutputs(message), FROM_ENGINE).message.deltas
     assert crossed.logprobs == [{1: Logprob(0.0, 1), 2: Logprob(-math.inf, 9)}]
     assert type(crossed.logprobs[0][1]) is Logprob
 
 
-@pytest.mark.parametrize("frame", [AbortFrame(["a/0", "a/1"]), EndFrame("why")])
-def test_short_words_arrive(frame):
-    assert cross(frame, FromRouter if isinstance(frame, AbortFrame) else FromEngine) == frame
-
-
-def reader_of(*pieces):
-    reader = asyncio.StreamReader()
-    for piece in pieces:
-        reader.feed_data(piece)
-    reader.feed_eof()
-    return reader
-
-
-async def test_frames_are_read_one_by_one_however_they_come():
-    said = encode_frame(AbortFrame(["a"])) + encode_frame(AbortFrame(["b"]))
-    reader = reader_of(said[:3], said[3:7], said[7:])
-    assert [await read_frame(reader, FromRouter) for _ in range(3)] == [AbortFrame(["a"]), AbortFrame(["b"]), None]
-
-
-async def test_a_line_that_breaks_within_a_frame_has_ended():
-    assert await read_frame(reader_of(encode_frame(AbortFrame(["a"]))[:-1]), FromRouter) is None
+@pytest.mark.parametrize("message", [Abort(["a/0", "a/1"]), EndOfOutputs("why")])
+def test_short_messages_arrive(message):
+    assert cross(message, FROM_ROUTER if isinstance(message, Abort) else FROM_ENGINE) == message
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        b"\xc1",  # is nothing in MessagePack
-        msgspec.msgpack.encode(["unknown", 1]),
-        msgspec.msgpack.encode(["abort", [1]]),
-        msgspec.msgpack.encode(["submit", [{"request_id": "a", "prompt_token_ids": ["x"], "sampling_params": {}}]]),
-        msgspec.msgpack.encode(["submit", [{"request_id": "a", "prompt_token_ids": [], "sampling_params": {"n": 0}}]]),
+        ["unknown", 1],
+        ["abort", [1]],
+        ["submit", [{"request_id": "a", "prompt_token_ids": ["x"], "sampling_params": {}}]],
+        ["submit", [{"request_id": "a", "prompt_token_ids": [], "sampling_params": {"n": 0}}]],
     ],
 )
-async def test_what_is_no_frame_is_refused(value):
-    with pytest.raises(BadFrame):
-        await read_frame(reader_of(len(value).to_bytes(LENGTH_BYTES, "big") + value), FromRouter)
-
-
-async def test_a_frame_that_is_too_long_is_not_read():
-    with pytest.raises(BadFrame, match="at most 10"):
-        await read_frame(reader_of(encode_frame(AbortFrame(["a" * 20]))), FromRouter, 10)
+def test_invalid_messages_are_refused(value):
+    with pytest.raises(BadMessage):
+        decode(FROM_ROUTER, msgspec.msgpack.encode(value))

@@ -1,4 +1,4 @@
-"""An engine on one end of a line and routers on the others."""
+"""An engine server, and connections of routers to it."""
 
 import asyncio
 import contextlib
@@ -9,24 +9,25 @@ from dataclasses import replace
 import pytest
 
 from rayinfer.errors import EngineDead
-from rayinfer.transport import engine_server
+from rayinfer.liveness import LivenessLimits
 from rayinfer.transport.engine_connection import EngineConnection
+from rayinfer.transport.engine_messages import VERSION, RouterHello, Submit
 from rayinfer.transport.engine_server import EngineServer
-from rayinfer.transport.frames import LENGTH_BYTES, VERSION, HelloFrame, SubmitFrame, encode_frame
+from rayinfer.wire import LENGTH_BYTES, encode
 from support.fakes.fake_engine_client import FakeEngineClient
 from support.services.async_engines import collect, request, running, wait_until
 
 HOST = "127.0.0.1"
-PATIENCE_S = 10.0
+SOON_S = 10.0
 
 
 @contextlib.asynccontextmanager
-async def listening(engine):
-    server = EngineServer(engine)
+async def listening(engine, **limits):
+    server = EngineServer(engine, limits=LivenessLimits(**limits))
     try:
         yield await server.start(HOST)
     finally:
-        await asyncio.wait_for(server.close(), PATIENCE_S)
+        await asyncio.wait_for(server.close(), SOON_S)
 
 
 def connection(address, **changes):
@@ -37,7 +38,7 @@ def connection(address, **changes):
 
 
 async def listener(engine, address):
-    """A router that has heard the engine's first message."""
+    """A router that has received the engine's first message."""
     router = connection(address)
     messages = router.outputs("r")
     engine.say()
@@ -46,11 +47,11 @@ async def listener(engine, address):
 
 
 async def first(messages):
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(SOON_S):
         return await anext(messages)
 
 
-async def test_requests_go_one_way_and_tokens_come_the_other():
+async def test_requests_are_submitted_and_tokens_returned():
     async with running() as engine, listening(engine) as address:
         router = connection(address)
         await router.submit([request("a/0", [1, 2]), request("b/0", [3])], "r")
@@ -59,7 +60,7 @@ async def test_requests_go_one_way_and_tokens_come_the_other():
     assert ends == {"a/0": "length", "b/0": "length"}
 
 
-async def test_each_router_hears_of_its_own_requests_only():
+async def test_each_router_gets_outputs_of_its_own_requests_only():
     async with running() as engine, listening(engine) as address:
         one, other = connection(address), connection(address)
         await one.submit([request("a/0", [1])], "one")
@@ -98,7 +99,7 @@ async def test_a_router_that_goes_has_its_requests_aborted(way):
         await wait_until(lambda: not engine.is_listened_to)
 
 
-async def test_why_an_engine_has_died_is_told():
+async def test_the_cause_of_an_engines_death_is_reported():
     engine = FakeEngineClient()
     async with listening(engine) as address:
         messages = connection(address).outputs("r")
@@ -111,7 +112,7 @@ async def test_an_engine_whose_process_ends_is_dead():
     engine = FakeEngineClient()
     async with listening(engine) as address:
         router, messages = await listener(engine, address)
-    with pytest.raises(EngineDead, match="hung up"):
+    with pytest.raises(EngineDead, match="closed the connection"):
         await first(messages)
     with pytest.raises(EngineDead, match="has ended"):
         await router.submit([request("a/0", [1])], "r")
@@ -136,11 +137,11 @@ async def test_an_engine_that_is_not_there_cannot_be_reached():
             await attempt
 
 
-async def test_an_abort_before_anything_was_said_needs_no_line():
+async def test_an_abort_before_any_request_opens_no_connection():
     await connection(None).abort(["a/0"])
 
 
-async def test_another_key_opens_nothing(caplog):
+async def test_a_client_with_another_key_is_rejected(caplog):
     engine = FakeEngineClient()
     async with listening(engine) as address:
         stranger = connection(address, key=bytes(32))
@@ -149,56 +150,55 @@ async def test_another_key_opens_nothing(caplog):
             await first(stranger.outputs("r"))
         assert not engine.submitted
         assert not engine.is_listened_to
-    assert "without the key" in caplog.text
+    assert "without the key is rejected" in caplog.text
     assert repr(address.key) not in repr(address)
 
 
-async def test_a_router_of_another_version_is_told_so(monkeypatch):
+async def test_a_router_of_another_version_is_refused_with_the_version():
     engine = FakeEngineClient()
     async with listening(engine) as address:
         reader, writer = await asyncio.open_connection(HOST, address.port)
-        writer.write(encode_frame(HelloFrame(VERSION + 1, address.key, "r")))
-        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        writer.write(encode(RouterHello(VERSION + 1, address.key, "r")))
+        answer = await asyncio.wait_for(reader.read(), SOON_S)
         writer.close()
     assert f"version {VERSION}".encode() in answer
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         b"GET / HTTP/1.1\r\n\r\n",
         (1 << 20).to_bytes(LENGTH_BYTES, "big"),
         b"\x00\x00\x00\x01\xc1",
-        encode_frame(SubmitFrame([request("a/0", [1])])),
+        encode(Submit([request("a/0", [1])])),
         b"\x00\x00",
     ],
 )
-async def test_strangers_are_hung_up_on_and_others_do_not_notice(said, monkeypatch):
-    monkeypatch.setattr(engine_server, "HELLO_WITHIN_S", 0.2)
+async def test_unauthenticated_clients_are_disconnected_and_disturb_no_router(sent):
     engine = FakeEngineClient()
-    async with listening(engine) as address:
+    async with listening(engine, server_hello_timeout_s=0.2) as address:
         router = connection(address)
         messages = router.outputs("r")
         reader, writer = await asyncio.open_connection(HOST, address.port)
-        writer.write(said)
+        writer.write(sent)
         with contextlib.suppress(ConnectionError):
-            assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+            assert await asyncio.wait_for(reader.read(), SOON_S) == b""
         writer.close()
         engine.say(engine.delta("a/0", [5]))
         assert (await first(messages)).deltas[0].token_ids == [5]
     assert not engine.submitted
 
 
-async def test_a_router_that_reads_nothing_keeps_nobody_waiting():
+async def test_a_router_that_reads_nothing_delays_no_other():
     async with running() as engine, listening(engine) as address:
 
         async def find():
             return address
 
         _, writer = await asyncio.open_connection(HOST, address.port, limit=1)  # and is never read
-        writer.write(encode_frame(HelloFrame(VERSION, address.key, "slow")))
+        writer.write(encode(RouterHello(VERSION, address.key, "slow")))
         requests = [request(f"slow/{number}", [1], max_tokens=2000) for number in range(8)]
-        writer.write(encode_frame(SubmitFrame(requests)))
+        writer.write(encode(Submit(requests)))
         router = EngineConnection(find)
         await router.submit([request("a/0", [1])], "quick")
         _, ends = await collect(router, "quick", until=1)
@@ -206,12 +206,11 @@ async def test_a_router_that_reads_nothing_keeps_nobody_waiting():
     assert ends == {"a/0": "length"}
 
 
-async def test_a_router_whose_machine_takes_nothing_any_more_is_given_up(monkeypatch):
-    monkeypatch.setattr(engine_server, "GONE_AFTER_S", 0.5)
+async def test_a_router_whose_machine_acknowledges_nothing_is_disconnected():
     engine = FakeEngineClient()
-    async with listening(engine) as address:
+    async with listening(engine, router_timeout_s=0.5) as address:
         _, writer = await asyncio.open_connection(HOST, address.port, limit=1)  # and is never read
-        writer.write(encode_frame(HelloFrame(VERSION, address.key, "r")))
+        writer.write(encode(RouterHello(VERSION, address.key, "r")))
         await wait_until(lambda: engine.is_listened_to)
         for _ in range(40):  # more than the system keeps for it
             engine.say(blocks_stored=[bytes(1 << 20)])
@@ -219,7 +218,7 @@ async def test_a_router_whose_machine_takes_nothing_any_more_is_given_up(monkeyp
         writer.close()
 
 
-async def test_a_line_that_nobody_wants_any_more_when_it_opens_carries_nothing():
+async def test_a_connection_that_is_closed_while_it_opens_sends_nothing():
     engine = FakeEngineClient()
     async with listening(engine) as address:
         may_answer = asyncio.Event()
@@ -237,13 +236,13 @@ async def test_a_line_that_nobody_wants_any_more_when_it_opens_carries_nothing()
         await asyncio.wait((reading,))
         may_answer.set()
         with pytest.raises(EngineDead, match="has ended"):
-            await asyncio.wait_for(submitting, PATIENCE_S)
+            await asyncio.wait_for(submitting, SOON_S)
         _, writer = await router._opening
-        await asyncio.wait_for(writer.wait_closed(), PATIENCE_S)
+        await asyncio.wait_for(writer.wait_closed(), SOON_S)
         assert not engine.submitted
 
 
-async def test_an_engine_that_nobody_can_find_is_dead_whatever_the_reason():
+async def test_an_engine_whose_address_cannot_be_found_is_dead():
     async def find():
         raise RuntimeError("the node is gone")
 
@@ -253,25 +252,25 @@ async def test_an_engine_that_nobody_can_find_is_dead_whatever_the_reason():
             await attempt
 
 
-async def test_what_cannot_be_said_ends_the_line(caplog):
+async def test_outputs_that_cannot_be_encoded_end_the_connection(caplog):
     engine = FakeEngineClient()
     async with listening(engine) as address:
         messages = connection(address).outputs("r")
         engine.say(blocks_stored=[object()])
-        with pytest.raises(EngineDead, match="hung up"):
+        with pytest.raises(EngineDead, match="closed the connection"):
             await first(messages)
         await wait_until(lambda: "could not be sent" in caplog.text)
 
 
-async def test_routers_hear_the_last_word_of_an_engine_before_its_server_hangs_up():
+async def test_routers_get_an_engines_final_message_before_its_server_closes():
     engine = FakeEngineClient()
     server = EngineServer(engine)
     messages = connection(await server.start(HOST)).outputs("r")
     engine.say()
     await first(messages)
     engine.say(engine.delta("a/0", [5]))
-    engine.die(EngineDead("it was told to end"))
-    await asyncio.wait_for(server.close(PATIENCE_S), PATIENCE_S)
+    engine.die(EngineDead("it was stopped"))
+    await asyncio.wait_for(server.close(SOON_S), SOON_S)
     assert (await first(messages)).deltas[0].token_ids == [5]
-    with pytest.raises(EngineDead, match="told to end"):
+    with pytest.raises(EngineDead, match="it was stopped"):
         await first(messages)

@@ -3,7 +3,17 @@ import subprocess
 import sys
 import time
 
-from rayinfer.engine.distributed.process_state import is_stopped
+from rayinfer.liveness import TickWatch, is_stopped
+
+
+def test_a_peer_is_silent_for_as_many_intervals_as_were_missed_in_a_row():
+    watch = TickWatch(0.25)
+    for _ in range(4):
+        watch.tick()
+    assert watch.silent_s == 1.0
+    assert (watch.has_missed(1.0), watch.has_missed(1.25)) == (True, False)
+    watch.reset()
+    assert (watch.silent_s, watch.has_missed(0.0)) == (0.0, False)
 
 
 def test_a_process_is_stopped_from_one_signal_to_another():

@@ -1,4 +1,4 @@
-"""The ranks of a group as threads of this process, with executors that compute nothing."""
+"""Ranks of a group as threads of this process, with executors that compute nothing."""
 
 import threading
 import time
@@ -13,19 +13,20 @@ from rayinfer.engine.plan.step_plan import SampledTokens, StepPlan
 from rayinfer.engine.ranks.rank_group import RankGroup
 from rayinfer.engine.ranks.rendezvous import open_rendezvous
 from rayinfer.engine.worker.step_results import NO_TOKENS, FinishedStep
+from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.tensor_parallel import RankCoordinates
 
 Wait = Callable[[], object]
 
 
-def _go_on() -> None:
+def _do_nothing() -> None:
     pass
 
 
-class NotingExecutor:
+class RecordingExecutor:
     """Executor that records its plans; in the last stage each row's token is its number.
 
-    `before_step`, and `before_move` where memory is given back or taken, may wait or fail.
+    `before_step`, and `before_move` where memory is released or allocated, may wait or fail.
     """
 
     max_concurrent_batches = 1
@@ -33,40 +34,40 @@ class NotingExecutor:
     stage_idle_shares: Sequence[float] = ()
 
     def __init__(
-        self, place: RankCoordinates, before_step: Wait = lambda: None, before_move: Wait = lambda: None
+        self, coordinates: RankCoordinates, before_step: Wait = lambda: None, before_move: Wait = lambda: None
     ) -> None:
-        self.place = place
+        self.coordinates = coordinates
         self.before_step = before_step
         self.before_move = before_move
-        self.noted: list[object] = []
+        self.recorded: list[object] = []
 
     def submit(self, plan: StepPlan) -> FinishedStep:
         self.before_step()
-        self.noted.append(("plan", plan.step))
-        if not self.place.is_last_stage:
+        self.recorded.append(("plan", plan.step))
+        if not self.coordinates.is_last_stage:
             return FinishedStep(NO_TOKENS)
         return FinishedStep(SampledTokens(plan.rows[plan.samples], np.zeros(int(plan.samples.sum()), np.bool_)))
 
     def copy_blocks(self, copy: BlockCopy) -> None:
-        self.noted.append(("copy", copy.direction, list(copy.source_blocks), list(copy.target_blocks)))
+        self.recorded.append(("copy", copy.direction, list(copy.source_blocks), list(copy.target_blocks)))
 
     def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
         self.before_move()
-        self.noted.append(("release", level, list(blocks_in_use)))
+        self.recorded.append(("release", level, list(blocks_in_use)))
 
     def restore(self, level: SleepLevel) -> None:
         self.before_move()
-        self.noted.append(("restore", level))
+        self.recorded.append(("restore", level))
 
     def check(self) -> None:
         pass
 
     def shutdown(self) -> None:
-        self.noted.append("shutdown")
+        self.recorded.append("shutdown")
 
 
 class ThreadRanks:
-    """A whole group: `rank0` is its executor, and every other rank obeys in a thread until it ends or fails."""
+    """A whole group: `rank0` is its executor; every other rank serves in a thread until it exits or fails."""
 
     def __init__(
         self,
@@ -74,6 +75,7 @@ class ThreadRanks:
         pipeline_parallel_size: int = 1,
         *,
         timeout_s: float = 20.0,
+        limits: LivenessLimits = DEFAULT_LIMITS,
         before_step: dict[int, Wait] | None = None,
         before_move: dict[int, Wait] | None = None,
     ) -> None:
@@ -81,39 +83,41 @@ class ThreadRanks:
         num_ranks = tensor_parallel_size * pipeline_parallel_size
         steps, moves = before_step or {}, before_move or {}
         self.executors = [
-            NotingExecutor(RankCoordinates(rank, *sizes), *(waits.get(rank, _go_on) for waits in (steps, moves)))
+            RecordingExecutor(
+                RankCoordinates(rank, *sizes), *(waits.get(rank, _do_nothing) for waits in (steps, moves))
+            )
             for rank in range(num_ranks)
         ]
         self.failures: dict[int, BaseException] = {}
         self.groups: dict[int, RankGroup] = {}
-        host = open_rendezvous(timeout_s=timeout_s)
+        host = open_rendezvous(timeout_s=timeout_s, limits=limits)
         self.threads = [
-            threading.Thread(target=self._be, args=(RankCoordinates(rank, *sizes), host.rendezvous), daemon=True)
+            threading.Thread(target=self._serve, args=(RankCoordinates(rank, *sizes), host.rendezvous), daemon=True)
             for rank in range(1, num_ranks)
         ]
         for thread in self.threads:
             thread.start()
         self.group = self.groups[0] = RankGroup.host(RankCoordinates(0, *sizes), host)
-        self.graces: list[float] = []  # with which the ranks were ended
+        self.graces: list[float] = []  # of the calls that ended the ranks
         self.rank0 = GroupExecutor(self.group, self.executors[0], self.graces.append)
 
-    def _be(self, place: RankCoordinates, rendezvous) -> None:  # type: ignore[no-untyped-def]
-        group = self.groups[place.rank] = RankGroup.join(place, rendezvous)
+    def _serve(self, coordinates: RankCoordinates, rendezvous) -> None:  # type: ignore[no-untyped-def]
+        group = self.groups[coordinates.rank] = RankGroup.join(coordinates, rendezvous)
         try:
-            RankWorker(group, self.executors[place.rank], None).obey()
+            RankWorker(group, self.executors[coordinates.rank], None).serve()
         except BaseException as error:
-            self.failures[place.rank] = error
+            self.failures[coordinates.rank] = error
         finally:
             group.close()
 
-    def freeze(self, rank: int) -> None:
-        """Let a rank show no more sign of life, as a stopped process does."""
+    def stop_heartbeats(self, rank: int) -> None:
+        """Let a rank send no more heartbeats, as a stopped process does."""
         while rank not in self.groups:  # a thread of its own puts it there
             time.sleep(0.01)
-        self.groups[rank].beats.stop()
+        self.groups[rank].monitor.stop()
 
     def join(self, timeout_s: float = 20.0) -> None:
-        """Wait until every rank has ended."""
+        """Wait until every rank has exited."""
         for thread in self.threads:
             thread.join(timeout_s)
             assert not thread.is_alive()
