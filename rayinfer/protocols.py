@@ -103,6 +103,36 @@ class TextGenerator(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Plan no further step; requests stay, and more are accepted. Refused while asleep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Resume after `Pause`. Refused while asleep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Pause and free memory, as `SleepLevel` has it; refused while asleep at another level."""
+
+    level: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Allocate the memory again and continue as before `Sleep`."""
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Report the state and change nothing."""
+
+
+ControlAction = Pause | Resume | Sleep | Wake | States
+
+
 class EngineControl(Protocol):
     """Stops and starts with requests in flight: one engine, or all engines of a model.
 

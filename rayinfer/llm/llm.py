@@ -15,7 +15,7 @@ from rayinfer.llm.arguments import Message, Prompt, as_prompts, check_request, c
 from rayinfer.llm.progress_bar import progress_bar
 from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.outputs import EngineStats, RequestOutput
-from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.protocols import GenerationRequest, ModelDescription, Pause, Resume, Sleep, Wake
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.bad_words import speller
@@ -179,12 +179,12 @@ class LLM:
     def pause(self) -> None:
         """Let `step` compute nothing until `resume`; requests stay, and more are taken."""
         self._check_not_over()
-        self._engine.pause()
+        self._engine.control(Pause())
 
     def resume(self) -> None:
         """Go on after `pause`."""
         self._check_not_over()
-        self._engine.resume()
+        self._engine.control(Resume())
 
     def sleep(self, level: int = 1) -> None:
         """Pause and give memory back; level 0 gives none, 1 the blocks not in use (on a GPU all, to the host), 2 all.
@@ -192,12 +192,12 @@ class LLM:
         Raises WrongEngineState when it sleeps at another level, EngineDead when it failed: then this LLM is at its end.
         """
         self._check_not_over()
-        self._engine.sleep(level)
+        self._engine.control(Sleep(level))
 
     def wake(self) -> None:
         """Take the memory again and go on as before `sleep`; raises EngineDead when that cannot be."""
         self._check_not_over()
-        self._engine.wake()
+        self._engine.control(Wake())
 
     @property
     def stats(self) -> EngineStats:

@@ -18,7 +18,7 @@ import ray
 from rayinfer.config import EngineConfig
 from rayinfer.errors import EngineDead
 from rayinfer.outputs import EngineStats
-from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.start_steps import start_step
 from rayinfer.transport.engine_server import EngineServer, TransportAddress
@@ -85,6 +85,10 @@ class EngineActor:
         if self._address is None:
             raise EngineDead("the engine has not started")
         return self._address
+
+    async def control(self, action: ControlAction) -> list[str]:
+        """Run an action on the engine between two steps; returns its state."""
+        return await self._started.control(action)
 
     async def pause(self) -> None:
         """Plan no further step."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from rayinfer.engine.loop.engine import Engine
@@ -14,7 +14,7 @@ from rayinfer.engine.loop.self_check import check_itself, needs_check
 from rayinfer.engine.loop.step_watchdog import Pulse
 from rayinfer.errors import EngineDead, RequestError, WrongEngineState
 from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
-from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription, Pause, Resume, Sleep, States, Wake
 from rayinfer.traces.request_trace import RequestTrace
 
 logger = logging.getLogger(__name__)
@@ -82,27 +82,40 @@ class AsyncEngine:
             self._routers.leave(router_id, router)
             self._commands.put(Forget(router))
 
+    async def control(self, action: ControlAction) -> list[str]:
+        """Run the action between two steps; returns the engine's state after it. Cancelled before, it has no effect.
+
+        Raises WrongEngineState where the action is refused in this state, InvalidParameter for an unknown level, and
+        EngineDead for an engine that is dead, or dies of the action. `States` waits for no step.
+        """
+        change = Change(action)
+        with self._lock:
+            if self._is_over:
+                raise self._death()
+            if isinstance(action, States):
+                return [self._stats.state]
+            self._commands.put(change)
+        return [await asyncio.wrap_future(change.done)]
+
     async def pause(self) -> None:
-        """Plan no further step; requests stay, and more are taken. Raises WrongEngineState while asleep."""
-        await self._change(Engine.pause)
+        """Run `Pause`."""
+        await self.control(Pause())
 
     async def resume(self) -> None:
-        """Go on after `pause`. Raises WrongEngineState while asleep."""
-        await self._change(Engine.resume)
+        """Run `Resume`."""
+        await self.control(Resume())
 
     async def sleep(self, level: int) -> None:
-        """Pause, and give memory back by level; raises InvalidParameter or WrongEngineState."""
-        await self._change(lambda engine: engine.sleep(level))
+        """Run `Sleep`."""
+        await self.control(Sleep(level))
 
     async def wake(self) -> None:
-        """Take the memory again and go on as before; raises EngineDead when it cannot be had."""
-        await self._change(Engine.wake)
+        """Run `Wake`."""
+        await self.control(Wake())
 
     async def states(self) -> list[str]:
-        """Return the one engine's state; raises EngineDead once it is over."""
-        if self._is_over:
-            raise self._death()
-        return [self._stats.state]
+        """Run `States`."""
+        return await self.control(States())
 
     async def shutdown(self) -> None:
         """End every `outputs`, abort what still runs, stop the loop and give the engine's memory back."""
@@ -144,15 +157,6 @@ class AsyncEngine:
             return await router.box.take(SIGN_OF_LIFE_S)
         except TimeoutError:
             return replace(self._message([]), silent_s=self._pulse.silent_s, silent_limit_s=self._pulse.limit_s)
-
-    async def _change(self, action: Callable[[Engine], None]) -> None:
-        """Run the change between two steps and wait for it; cancelled before that, it has no effect."""
-        change = Change(action)
-        with self._lock:
-            if self._is_over:
-                raise self._death()
-            self._commands.put(change)
-        await asyncio.wrap_future(change.done)
 
     def _death(self) -> EngineDead:
         if isinstance(self.failure, EngineDead):
@@ -228,7 +232,7 @@ class AsyncEngine:
             return
         with self._pulse.excused():
             try:
-                change.action(self._engine)
+                state = self._engine.control(change.action)
             except (RequestError, WrongEngineState) as error:
                 change.done.set_exception(error)
             except BaseException as error:
@@ -236,7 +240,7 @@ class AsyncEngine:
                 raise
             else:
                 self._stats = self._engine.stats
-                change.done.set_result(None)
+                change.done.set_result(state)
 
     def _refuse_changes(self) -> None:
         """Fail the changes that are still queued; none is added after `_is_over`."""

@@ -16,7 +16,7 @@ from rayinfer.engine.scheduling.request_checks import checked_token_ids
 from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.errors import EngineDead, InvalidParameter
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
-from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription, Pause, Resume, Sleep, States, Wake
 
 logger = logging.getLogger(__name__)
 
@@ -88,26 +88,27 @@ class Engine:
         with self._dying_with_executor():
             self._executor.check()
 
-    # Between two steps
+    def control(self, action: ControlAction) -> str:
+        """Run an action between two steps; returns the state after it.
 
-    def pause(self) -> None:
-        """Plan no further step: requests stay, more are taken, aborts and deadlines still end them."""
-        self._life.pause()
-
-    def resume(self) -> None:
-        """Go on after `pause`."""
-        self._life.resume()
-
-    def sleep(self, level: int = SleepLevel.OFFLOAD) -> None:
-        """Pause and give memory back, as SleepLevel has it; raises InvalidParameter, WrongEngineState or EngineDead."""
-        level = sleep_level(level)
-        with self._dying_with_executor():
-            self._finish_all()
-        self._life.sleep(level, self._give_memory_back)
-
-    def wake(self) -> None:
-        """Take the memory again, and go on unless the engine was paused; if there is none, the engine is dead."""
-        self._life.wake(self._executor.restore)
+        Raises WrongEngineState where the action is refused in this state, InvalidParameter for an unknown level, and
+        EngineDead for an engine that is dead, or dies of the action.
+        """
+        match action:
+            case Pause():
+                self._life.pause()
+            case Resume():
+                self._life.resume()
+            case Sleep(level):
+                level = sleep_level(level)
+                with self._dying_with_executor():
+                    self._finish_all()
+                self._life.sleep(level, self._give_memory_back)
+            case Wake():
+                self._life.wake(self._executor.restore)
+            case States():
+                self._life.check_alive()
+        return self._life.state.value
 
     def check_running(self, wanted: str) -> None:
         """Raise WrongEngineState, or EngineDead, unless steps bring requests forward."""

@@ -1,12 +1,11 @@
 """Commands from event loops to the engine's thread."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.loop.router_subscriptions import RouterLine
-from rayinfer.protocols import GenerationRequest
+from rayinfer.protocols import ControlAction, GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +32,10 @@ class Forget:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An action on the engine as a whole, and the future of its result."""
+    """An action on the engine as a whole, and the future of the state after it."""
 
-    action: Callable[[Engine], None]
-    done: Future[None] = field(default_factory=Future)
+    action: ControlAction
+    done: Future[str] = field(default_factory=Future)
 
 
 class Stop:

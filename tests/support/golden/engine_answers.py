@@ -12,7 +12,7 @@ from rayinfer.engine.build_single_rank import build_one_rank_engine
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.models.model_config import read_model_config
 from rayinfer.outputs import TokenDelta
-from rayinfer.protocols import GenerationRequest
+from rayinfer.protocols import GenerationRequest, Sleep, Wake
 from rayinfer.sampling_params import SamplingParams
 
 PROMPTS = ([9, 8, 7, 60, 6, 5, 31], [4] * 40, [1, 2, 3], list(range(5, 70)), [90], [3, 80] * 9, [11, 12, 13, 14, 15])
@@ -68,8 +68,8 @@ def answers_of(
             if num_steps == SOME_STEPS:
                 engine.abort(LEAVING)
             if sleeps and num_steps % SOME_STEPS == 0:
-                engine.sleep(next(levels))
-                engine.wake()
+                engine.control(Sleep(next(levels)))
+                engine.control(Wake())
     finally:
         engine.exit()
     for by_request in answers:

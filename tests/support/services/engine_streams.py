@@ -9,7 +9,7 @@ from typing import Self
 
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.outputs import EngineStats, RequestOutput, TraceEvent
-from rayinfer.protocols import GenerationRequest
+from rayinfer.protocols import GenerationRequest, Pause, Resume, Sleep, Wake
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.bad_words import speller
@@ -77,16 +77,16 @@ class EngineStreams:
         return self.engine.stats
 
     def pause(self) -> None:
-        self.engine.pause()
+        self.engine.control(Pause())
 
     def resume(self) -> None:
-        self.engine.resume()
+        self.engine.control(Resume())
 
     def sleep(self, level: int = 1) -> None:
-        self.engine.sleep(level)
+        self.engine.control(Sleep(level))
 
     def wake(self) -> None:
-        self.engine.wake()
+        self.engine.control(Wake())
 
     def __enter__(self) -> Self:
         return self

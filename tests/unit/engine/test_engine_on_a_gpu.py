@@ -7,7 +7,7 @@ import torch
 
 from rayinfer.engine.build_single_rank import build_one_rank_engine
 from rayinfer.layers.matrix import Matrix
-from rayinfer.protocols import GenerationRequest
+from rayinfer.protocols import GenerationRequest, Sleep, Wake
 from rayinfer.sampling_params import SamplingParams
 from rayinfer_kernels.gpu.language import triton
 from support.golden.engine_answers import answers_of, assert_alike, config_of
@@ -41,9 +41,9 @@ def test_weights_leave_the_gpu_for_a_sleep_and_come_back_as_they_were(quantizati
     engine = build_one_rank_engine(config_of(folder, **settings), folder)
     try:
         before, awake = numbers_of(engine), torch.cuda.memory_allocated()
-        engine.sleep(1)
+        engine.control(Sleep(1))
         assert awake - torch.cuda.memory_allocated() > sum(len(each.flatten()) for each in before)
-        engine.wake()
+        engine.control(Wake())
         assert all(map(torch.equal, numbers_of(engine), before))
         assert torch.cuda.memory_allocated() == pytest.approx(awake, rel=0.1)
     finally:

@@ -11,6 +11,7 @@ import pytest
 
 from rayinfer.config import engine_config
 from rayinfer.engine.build_single_rank import build_one_rank_engine
+from rayinfer.protocols import Sleep, Wake
 from rayinfer.tokenization.tokenizer import Tokenizer
 from support.golden.golden_prompts import GOLDEN_PROMPTS
 from support.golden.greedy_runs import greedy_answers
@@ -49,8 +50,8 @@ def sleep_every(num_steps):
 
     def rest(engine):
         if next(steps) % num_steps == 0:
-            engine.sleep(next(levels))
-            engine.wake()
+            engine.control(Sleep(next(levels)))
+            engine.control(Wake())
 
     return rest
 

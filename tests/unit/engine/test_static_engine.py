@@ -8,7 +8,7 @@ from rayinfer.config import engine_config
 from rayinfer.engine.build import build_engine
 from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.pool_size import count_static_blocks
-from rayinfer.protocols import GenerationRequest
+from rayinfer.protocols import GenerationRequest, Sleep, Wake
 from support.kernels.memory_use import memory_use_of
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
@@ -166,8 +166,8 @@ def test_it_goes_on_as_before_after_sleeping(folder, level):
     for _ in range(9):
         for delta in engine.step():
             tokens.setdefault(delta.request_id, []).extend(delta.token_ids)
-    engine.sleep(level)
-    engine.wake()
+    engine.control(Sleep(level))
+    engine.control(Wake())
     rest = run(engine)
     assert {name: tokens[name] + rest[name] for name in tokens} == expected
 

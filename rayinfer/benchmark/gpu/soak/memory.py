@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from rayinfer.engine.loop.engine import Engine
+from rayinfer.protocols import Sleep, Wake
 
 ALLOCATED_SLACK_BYTES = 16 << 20  # workspaces that libraries take when they need them first
 DEVICE_SLACK_BYTES = 128 << 20  # the allocator takes memory in pieces of a few MiB, and other processes come and go
@@ -40,8 +41,8 @@ class MemoryReading:
 
 def settle(engine: Engine) -> None:
     """Bring an idle engine into the state in which it wakes up: cached prefixes and old graphs are gone."""
-    engine.sleep(1)
-    engine.wake()
+    engine.control(Sleep(1))
+    engine.control(Wake())
 
 
 def read_memory(elapsed_s: float) -> MemoryReading:

@@ -11,6 +11,7 @@ from rayinfer.benchmark.gpu.soak.memory import MemoryReading, read_memory, settl
 from rayinfer.benchmark.gpu.soak.random_requests import REFUSED_SHARE, RandomRequests
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.errors import RequestError
+from rayinfer.protocols import Pause, Resume, Sleep, Wake
 
 NUM_ROUNDS = 5  # each ends with a drain and a reading of the memory; the first one warms up
 MAX_ARRIVALS_PER_STEP = 8
@@ -143,17 +144,17 @@ class RandomLoad:
         kind = INTERRUPTIONS[self.interruptions.total() % len(INTERRUPTIONS)]
         self.interruptions[kind] += 1
         if kind == "pause":
-            self._engine.pause()
+            self._engine.control(Pause())
         else:
-            self._engine.sleep(int(kind.rpartition(" ")[2]))
+            self._engine.control(Sleep(int(kind.rpartition(" ")[2])))
         self._submit()
         self._abort_one()
         for _ in range(3):
             self._step()
         if kind == "pause":
-            self._engine.resume()
+            self._engine.control(Resume())
         else:
-            self._engine.wake()
+            self._engine.control(Wake())
 
     def _drain(self) -> None:
         end_s = self._clock() + DRAIN_S

@@ -7,6 +7,7 @@ from contextlib import aclosing
 import pytest
 
 from rayinfer.errors import EngineDead, InvalidParameter, WrongEngineState
+from rayinfer.protocols import Pause, Resume, Sleep, States, Wake
 from support.fakes.fake_executor import expected_tokens, numbers
 from support.services.async_engines import ENDLESS, PATIENCE_S, collect, request, running, wait_until
 
@@ -46,10 +47,10 @@ async def test_a_stream_stands_still_while_the_engine_is_paused_and_goes_on_to_t
     gate = Gate()
     async with running(failure=gate) as engine:
         await engine.submit([request("a", numbers(9), 20)], "r")
-        await after_the_first_step(gate, engine.pause())
+        await after_the_first_step(gate, engine.control(Pause()))
         await asyncio.sleep(0.05)
         assert len(engine.executor.plans) == 1
-        await engine.resume()
+        await engine.control(Resume())
         assert await collect(engine, "r", 1) == ({"a": expected_tokens(numbers(9), 20)}, {"a": "length"})
 
 
@@ -59,13 +60,13 @@ async def test_streams_go_on_to_the_same_tokens_after_a_sleep(level):
     async with running(num_blocks=200, failure=gate) as engine:
         await engine.submit([request(f"r{i}", numbers(9, i), 100) for i in range(5)], "r")
         reader = asyncio.create_task(collect(engine, "r", 5))
-        await after_the_first_step(gate, engine.sleep(level))
+        await after_the_first_step(gate, engine.control(Sleep(level)))
         for _ in range(3):
-            assert await engine.states() == ["asleep"]
-            await engine.wake()
+            assert await engine.control(States()) == ["asleep"]
+            await engine.control(Wake())
             await asyncio.sleep(0.005)
-            await engine.sleep(level)
-        await engine.wake()
+            await engine.control(Sleep(level))
+        await engine.control(Wake())
         tokens, ends = await reader
         assert tokens == {f"r{i}": expected_tokens(numbers(9, i), 100) for i in range(5)}
         assert set(ends.values()) == {"length"}
@@ -76,13 +77,13 @@ async def test_heartbeats_go_on_and_tell_the_state_with_and_without_requests(sto
     async with running(num_blocks=4000, heartbeat_s=0.01) as engine:
         for requests in ([], [request("a", numbers(9), ENDLESS)]):
             await engine.submit(requests, "r")
-            await (engine.pause() if stop == "pause" else engine.sleep(1))
+            await engine.control(Pause() if stop == "pause" else Sleep(1))
             assert engine.stats.state == state
             async with asyncio.timeout(PATIENCE_S), aclosing(engine.outputs("r")) as messages:
                 beats = [await anext(messages) for _ in range(3)]
             assert beats[-1].stats.state == state
             assert engine.seconds_since_last_beat < 5
-            await (engine.resume() if stop == "pause" else engine.wake())
+            await engine.control(Resume() if stop == "pause" else Wake())
             assert engine.stats.state == "running"
 
 
@@ -90,14 +91,14 @@ async def test_requests_are_taken_aborted_and_timed_out_while_asleep():
     gate = Gate()
     async with running(failure=gate) as engine:
         await engine.submit([request("before", numbers(9), 20)], "r")
-        await after_the_first_step(gate, engine.sleep(2))
+        await after_the_first_step(gate, engine.control(Sleep(2)))
         late = request("comes and times out", numbers(7), timeout_s=0.0)
         await engine.submit([request("comes", numbers(8), 3), late, request("refused", [])], "r")
         await engine.abort(["before"])
         reader = asyncio.create_task(collect(engine, "r", 4))
         await wait_until(lambda: engine.stats.num_waiting == 1)
         assert not reader.done()
-        await engine.wake()
+        await engine.control(Wake())
         tokens, ends = await reader
         assert ends == {"before": "abort", "comes and times out": "timeout", "refused": "error", "comes": "length"}
         assert tokens["comes"] == expected_tokens(numbers(8), 3)
@@ -105,12 +106,12 @@ async def test_requests_are_taken_aborted_and_timed_out_while_asleep():
 
 async def test_what_does_not_go_with_the_state_is_refused_and_the_engine_lives():
     async with running() as engine:
-        await engine.sleep(1)
+        await engine.control(Sleep(1))
         with pytest.raises(WrongEngineState, match="asleep at level 1: it cannot be paused"):
-            await engine.pause()
+            await engine.control(Pause())
         with pytest.raises(InvalidParameter, match="got 7"):
-            await engine.sleep(7)
-        await engine.wake()
+            await engine.control(Sleep(7))
+        await engine.control(Wake())
         await engine.submit([request("a", numbers(9))], "r")
         assert (await collect(engine, "r", 1))[1] == {"a": "length"}
 
@@ -119,13 +120,13 @@ async def test_an_engine_can_be_shut_down_in_its_sleep():
     async with running(num_blocks=4000) as engine:
         await engine.submit([request("a", numbers(9), ENDLESS)], "r")
         reader = asyncio.create_task(collect(engine, "r", 1))
-        await engine.sleep(2)
+        await engine.control(Sleep(2))
         await asyncio.wait_for(engine.shutdown(), PATIENCE_S)
         await reader
         assert engine.executor.is_shut_down
-        for ask in (engine.wake, engine.states):
+        for action in (Wake(), States()):
             with pytest.raises(EngineDead, match="shut down"):
-                await ask()
+                await engine.control(action)
 
 
 @dies
@@ -139,17 +140,19 @@ async def test_a_change_that_fails_ends_the_engine_and_everybody_is_told_why(mov
         await wait_until(lambda: engine.stats.num_running)
         reason = "could not fall asleep at level 2: MemoryError: no room"
         if move == "wake":
-            await engine.sleep(2)
+            await engine.control(Sleep(2))
             reason = "could not wake from level 2: FileNotFoundError: no checkpoint"
         with pytest.raises(EngineDead, match=reason):
-            await (engine.sleep(2) if move == "sleep" else engine.wake())
+            await engine.control(Sleep(2) if move == "sleep" else Wake())
         for reader in readers:
             with pytest.raises(EngineDead, match=reason):
                 await reader
         await wait_until(lambda: not engine.is_alive)
-        for ask in (engine.wake, engine.pause, engine.states, lambda: engine.submit([request("b", numbers(9))], "r")):
+        for action in (Wake(), Pause(), States()):
             with pytest.raises(EngineDead, match=reason):
-                await ask()
+                await engine.control(action)
+        with pytest.raises(EngineDead, match=reason):
+            await engine.submit([request("b", numbers(9))], "r")
         assert engine.executor.is_shut_down
 
 
@@ -164,7 +167,7 @@ async def test_who_waits_for_a_change_when_the_engine_dies_of_something_else_is_
     async with running(failure=fail) as engine, asyncio.timeout(PATIENCE_S):
         await engine.submit([request("a", numbers(9))], "r")
         await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
-        waiting = [asyncio.ensure_future(change) for change in (engine.pause(), engine.sleep(1), engine.wake())]
+        waiting = [asyncio.ensure_future(engine.control(action)) for action in (Pause(), Sleep(1), Wake())]
         await asyncio.sleep(0)
         gate.opened.set()
         for change in waiting:
@@ -177,7 +180,7 @@ async def test_a_change_that_is_cancelled_before_its_turn_does_not_happen():
     async with running(failure=gate) as engine, asyncio.timeout(PATIENCE_S):
         await engine.submit([request("a", numbers(9), 3)], "r")
         await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
-        pausing = asyncio.ensure_future(engine.pause())
+        pausing = asyncio.ensure_future(engine.control(Pause()))
         await asyncio.sleep(0)
         pausing.cancel()
         await asyncio.wait([pausing])
@@ -190,8 +193,8 @@ async def test_a_long_awakening_does_not_pass_for_silence():
     gate = Gate()
     async with running(heartbeat_s=0.01) as engine, asyncio.timeout(PATIENCE_S):
         engine.executor.restore = gate
-        await engine.sleep(2)
-        waking = asyncio.ensure_future(engine.wake())
+        await engine.control(Sleep(2))
+        waking = asyncio.ensure_future(engine.control(Wake()))
         await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
         await asyncio.sleep(0.05)
         assert (engine.seconds_since_last_beat, engine.stats.state) == (0.0, "asleep")
@@ -206,5 +209,5 @@ async def test_routers_learn_which_blocks_a_sleep_has_cost():
         stored = await first_message(engine, "r", lambda message: message.blocks_stored)
         reader = asyncio.create_task(first_message(engine, "r", lambda message: message.blocks_removed))
         await asyncio.sleep(0)
-        await engine.sleep(1)
+        await engine.control(Sleep(1))
         assert set((await reader).blocks_removed) == set(stored.blocks_stored)

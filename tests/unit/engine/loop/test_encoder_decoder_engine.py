@@ -5,7 +5,7 @@ import pytest
 from rayinfer.config import engine_config
 from rayinfer.engine.build import build_engine
 from rayinfer.errors import ConfigError, InvalidParameter, PromptTooLong
-from rayinfer.protocols import GenerationRequest
+from rayinfer.protocols import GenerationRequest, Sleep, Wake
 from rayinfer.sampling_params import SamplingParams
 from support.golden.encoder_decoder_runs import END, PAD, make_tiny_marian, make_tiny_t5, transformers_tokens
 
@@ -128,8 +128,8 @@ def test_sources_outlast_sleep(t5, level):
     for _ in range(7):
         for delta in engine.step():
             begun.setdefault(delta.request_id, []).extend(delta.token_ids)
-    engine.sleep(level)
-    engine.wake()
+    engine.control(Sleep(level))
+    engine.control(Wake())
     rest = run(engine)
     assert {source: begun[source] + rest[source] for source in begun} == expected
 

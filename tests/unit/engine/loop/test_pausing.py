@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from rayinfer.engine.plan.executor_commands import SleepLevel
 from rayinfer.errors import EngineDead, InvalidParameter, WrongEngineState
+from rayinfer.protocols import Pause, Resume, Sleep, States, Wake
 from support.fakes.fake_executor import drive, expected_tokens, numbers
 
 PERSIST, OFFLOAD, RECOMPUTE = SleepLevel
@@ -42,12 +43,12 @@ def check_busy(driven):
 
 def test_a_paused_engine_plans_nothing_and_goes_on_where_it_was():
     driven = busy()
-    driven.engine.pause()
+    driven.engine.control(Pause())
     before, num_plans = driven.engine.stats, len(driven.executor.plans)
     assert [driven.step() for _ in range(3)] == [[], [], []]
     assert (len(driven.executor.plans), driven.engine.can_advance) == (num_plans, False)
     assert driven.engine.stats == before
-    driven.engine.resume()
+    driven.engine.control(Resume())
     assert driven.engine.can_advance
     driven.run()
     check_busy(driven)
@@ -60,7 +61,7 @@ def test_requests_come_and_go_while_nothing_is_computed(level):
     driven.add("overdue", numbers(6), max_tokens=50, timeout_s=10.0)
     driven.add("stays", numbers(7), max_tokens=6)
     driven.step()
-    driven.engine.pause() if level is None else driven.engine.sleep(level)
+    driven.engine.control(Pause() if level is None else Sleep(level))
     driven.add("comes", numbers(8), max_tokens=2)
     driven.add("comes and is overdue", numbers(9), timeout_s=10.0)
     driven.add("comes and is aborted", numbers(10))
@@ -71,20 +72,18 @@ def test_requests_come_and_go_while_nothing_is_computed(level):
     ended = {"aborted": "abort", "comes and is aborted": "abort"}
     ended |= {"overdue": "timeout", "comes and is overdue": "timeout"}
     assert driven.reasons() == ended
-    driven.engine.resume() if level is None else driven.engine.wake()
+    driven.engine.control(Resume() if level is None else Wake())
     driven.run()
     assert driven.reasons() == ended | {"stays": "length", "comes": "length"}
     assert driven.tokens["stays"] == expected_tokens(numbers(7), 6)
     assert driven.tokens["comes"] == expected_tokens(numbers(8), 2)
 
 
-def test_the_stats_tell_the_state():
+def test_every_action_returns_the_state_that_the_stats_report():
     driven = drive()
-    states = [driven.engine.stats.state]
-    for change in (driven.engine.pause, driven.engine.sleep, driven.engine.wake, driven.engine.resume):
-        change()
-        states.append(driven.engine.stats.state)
-    assert states == ["running", "paused", "asleep", "paused", "running"]
+    for action, state in {Pause(): "paused", Sleep(): "asleep", States(): "asleep", Wake(): "paused"}.items():
+        assert driven.engine.control(action) == state == driven.engine.stats.state
+    assert driven.engine.control(Resume()) == "running"
 
 
 # Sleeping
@@ -95,9 +94,9 @@ def test_the_stats_tell_the_state():
 def test_everybody_gets_the_same_tokens_after_a_sleep(level, caching):
     driven = busy(caching=caching)
     for _ in range(4):  # again and again, between any two steps
-        driven.engine.sleep(level)
+        driven.engine.control(Sleep(level))
         assert driven.step() == []
-        driven.engine.wake()
+        driven.engine.control(Wake())
         driven.step()
     driven.run()
     check_busy(driven)
@@ -111,10 +110,10 @@ def test_only_the_deepest_sleep_has_running_requests_compute_again(level, num_mo
     driven.add("b", numbers(6, 1), max_tokens=8)
     for _ in range(4):
         driven.step()
-    driven.engine.sleep(level)
+    driven.engine.control(Sleep(level))
     running = {PERSIST: 2, OFFLOAD: 2, RECOMPUTE: 0}[level]
     assert (driven.engine.stats.num_running, driven.engine.stats.num_waiting) == (running, 2 - running)
-    driven.engine.wake()
+    driven.engine.control(Wake())
     driven.run()
     assert driven.executor.num_tokens_computed == 5 + 6 + 2 * 7 + num_more
 
@@ -125,8 +124,8 @@ def test_what_nobody_reads_is_forgotten_and_told_when_its_memory_goes(level, num
     driven.add("over", numbers(17), max_tokens=1)
     driven.run()
     stored = set(driven.engine.take_block_events()[0])
-    driven.engine.sleep(level)
-    driven.engine.wake()
+    driven.engine.control(Sleep(level))
+    driven.engine.control(Wake())
     removed = set(driven.engine.take_block_events()[1])
     assert removed == (stored if num_hits == 0 else set())
     driven.add("again", numbers(17), max_tokens=1)
@@ -138,8 +137,8 @@ def test_blocks_that_running_requests_read_can_be_hit_after_they_were_offloaded(
     driven = drive()
     driven.add("runs", numbers(17), max_tokens=30)
     driven.step()
-    driven.engine.sleep(OFFLOAD)
-    driven.engine.wake()
+    driven.engine.control(Sleep(OFFLOAD))
+    driven.engine.control(Wake())
     driven.add("shares", numbers(17), max_tokens=1)
     driven.run()
     assert driven.ends["shares"].num_cached_tokens == 16
@@ -148,11 +147,11 @@ def test_blocks_that_running_requests_read_can_be_hit_after_they_were_offloaded(
 def test_falling_asleep_twice_at_one_level_is_like_once_and_another_level_is_refused():
     driven = busy()
     for _ in range(2):
-        driven.engine.sleep(1)
+        driven.engine.control(Sleep(1))
     with pytest.raises(WrongEngineState, match="asleep at level 1: it cannot sleep at level 2"):
-        driven.engine.sleep(2)
+        driven.engine.control(Sleep(2))
     for _ in range(2):
-        driven.engine.wake()
+        driven.engine.control(Wake())
     assert driven.executor.moves == [("release", OFFLOAD), ("restore", OFFLOAD)]
     driven.run()
     check_busy(driven)
@@ -161,7 +160,7 @@ def test_falling_asleep_twice_at_one_level_is_like_once_and_another_level_is_ref
 def test_an_unknown_level_is_refused_and_the_engine_runs_on():
     driven = busy()
     with pytest.raises(InvalidParameter, match="level must be 0, 1 or 2, got 3"):
-        driven.engine.sleep(3)
+        driven.engine.control(Sleep(3))
     driven.run()
     check_busy(driven)
 
@@ -171,12 +170,13 @@ def test_an_unknown_level_is_refused_and_the_engine_runs_on():
 
 def test_an_engine_that_cannot_wake_is_dead_and_says_why_whatever_it_is_asked():
     driven = busy()
-    driven.engine.sleep(2)
+    driven.engine.control(Sleep(2))
     driven.executor.wake_failure = FileNotFoundError("model.safetensors")
     with pytest.raises(EngineDead, match=r"could not wake from level 2: FileNotFoundError: model.safetensors"):
-        driven.engine.wake()
+        driven.engine.control(Wake())
     assert driven.engine.stats.state == "dead"
-    asked = (driven.engine.step, driven.engine.wake, driven.engine.pause, lambda: driven.add("new", numbers(3)))
+    control = driven.engine.control
+    asked = (driven.engine.step, lambda: control(Wake()), lambda: control(Pause()), lambda: driven.add("new", [1, 2]))
     for ask in asked:
         with pytest.raises(EngineDead, match=r"model\.safetensors"):
             ask()
@@ -189,7 +189,7 @@ def test_an_engine_that_cannot_fall_asleep_is_dead_too():
     driven = busy()
     driven.executor.sleep_failure = MemoryError("no room for the copy")
     with pytest.raises(EngineDead, match="could not fall asleep at level 1: MemoryError: no room"):
-        driven.engine.sleep(1)
+        driven.engine.control(Sleep(1))
     with pytest.raises(EngineDead):
         driven.step()
 
@@ -202,18 +202,15 @@ def test_a_step_that_was_interrupted_is_done_again_after_a_sleep():
         driven.add("b", numbers(7, 1), max_tokens=5)
         with pytest.raises(KeyboardInterrupt):
             driven.step()
-        driven.engine.sleep(level)
-        driven.engine.wake()
+        driven.engine.control(Sleep(level))
+        driven.engine.control(Wake())
         driven.run()
         assert driven.tokens == {"a": expected_tokens(numbers(6), 5), "b": expected_tokens(numbers(7, 1), 5)}
 
 
 # Whatever happens
 
-CHANGES = {
-    **{move: lambda engine, name=move: getattr(engine, name)() for move in ("pause", "resume", "wake")},
-    **{f"sleep {level:d}": lambda engine, level=level: engine.sleep(level) for level in SleepLevel},
-}
+ACTIONS = [Pause(), Resume(), Wake(), *map(Sleep, SleepLevel)]
 
 
 @st.composite
@@ -234,7 +231,7 @@ def scripts(draw):
         submission,
         st.tuples(st.just("step"), st.integers(1, 5)),
         st.tuples(st.just("abort"), st.integers(0, 10)),
-        st.tuples(st.just("change"), st.sampled_from(sorted(CHANGES))),
+        st.tuples(st.just("control"), st.sampled_from(ACTIONS)),
     )
     return size, draw(st.lists(move, max_size=30))
 
@@ -261,11 +258,11 @@ def test_whatever_the_order_everybody_gets_the_right_tokens_and_both_pools_end_e
             driven.abort(f"r{details[0]}")
         else:
             try:
-                CHANGES[details[0]](driven.engine)
+                driven.engine.control(details[0])
             except WrongEngineState:
                 assert driven.engine.stats.state == "asleep"
-    driven.engine.wake()
-    driven.engine.resume()
+    driven.engine.control(Wake())
+    driven.engine.control(Resume())
     driven.run(max_steps=3000)
     assert driven.ends.keys() == submitted.keys()
     for name, wanted in submitted.items():

@@ -6,6 +6,7 @@ from itertools import takewhile
 import pytest
 
 from rayinfer.engine.scheduling.request import Request
+from rayinfer.protocols import Pause, Resume
 from support.fakes.fake_executor import drive, expected_tokens, numbers
 from support.kernels.work_count import count_bytecodes
 
@@ -163,11 +164,11 @@ def test_a_waiting_request_is_aborted_without_a_prefill(kind):
     driven.add("runs", numbers(37), max_tokens=9)
     driven.step()
     if kind == "is paused":
-        driven.engine.pause()
+        driven.engine.control(Pause())
     driven.add("waiting", numbers(46, 1))
     driven.step()
     driven.abort("waiting")
-    driven.engine.resume()
+    driven.engine.control(Resume())
     driven.run()
     assert driven.reasons() == {"runs": "length", "waiting": "abort"}
     assert not any("waiting" in names for names in driven.executor.names)

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 
 from rayinfer.errors import EngineDead
+from rayinfer.protocols import Pause, Sleep, Wake
 from support.fakes.fake_executor import drive, expected_tokens, numbers
 
 
@@ -82,10 +83,10 @@ def test_steps_under_way_come_to_their_end_before_the_engine_sleeps(level):
     driven.step()
     driven.step()
     num_plans = len(driven.executor.plans)
-    driven.engine.sleep(level)
+    driven.engine.control(Sleep(level))
     assert len(driven.step()) == 2  # what the step under way has brought
     assert len(driven.executor.plans) == num_plans
-    driven.engine.wake()
+    driven.engine.control(Wake())
     driven.run()
     assert driven.tokens == {f"r{number}": expected_tokens(numbers(5, start=number), 8) for number in range(4)}
 
@@ -96,7 +97,7 @@ def test_a_paused_engine_tells_of_the_step_under_way_and_begins_none():
         driven.add(f"r{number}", numbers(5, start=number), max_tokens=8)
     driven.step()
     driven.step()
-    driven.engine.pause()
+    driven.engine.control(Pause())
     num_plans = len(driven.executor.plans)
     assert len(driven.step()) == 2
     assert driven.step() == []
@@ -133,7 +134,7 @@ def test_what_a_step_brings_as_the_engine_falls_asleep_is_told_though_nobody_is_
     driven.step()
     driven.step()  # one of them ends with it; the other's last step is under way
     assert driven.engine.has_unfinished_requests
-    driven.engine.sleep(level)
+    driven.engine.control(Sleep(level))
     assert driven.engine.has_unfinished_requests
     assert driven.engine.can_advance
     driven.step()
@@ -148,7 +149,7 @@ def test_a_request_that_is_aborted_beside_a_sleep_is_told_of_once(num_steps):
     driven.add("b", numbers(6, start=40), max_tokens=2)
     for _ in range(num_steps):
         driven.step()
-    driven.engine.sleep(1)
+    driven.engine.control(Sleep(1))
     ends = [driven.engine.abort(name) for name in ("a", "b")]
     assert all(end is None or end.finish_reason is not None for end in ends)
     assert any(end is not None for end in ends)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from rayinfer.engine.loop.engine_state import EngineState
+from rayinfer.protocols import Pause, Resume, Sleep, Wake
 from support.fakes.fake_executor import EOS, INVALID, VOCAB_SIZE, drive, expected_tokens, mixed_answer, numbers
 from support.fakes.fake_scores import expected_logprobs
 
@@ -133,16 +134,16 @@ class Scripts(RuleBasedStateMachine):
     def change(self, level):
         engine = self.driven.engine
         if engine.stats.state == EngineState.ASLEEP:
-            engine.wake()
+            engine.control(Wake())
         elif level is None:
-            engine.pause()
+            engine.control(Pause())
         else:
-            engine.sleep(level)
+            engine.control(Sleep(level))
 
     @rule()
     def go_on(self):
-        self.driven.engine.wake()
-        self.driven.engine.resume()
+        self.driven.engine.control(Wake())
+        self.driven.engine.control(Resume())
 
     @invariant()
     def nobody_is_counted_twice_or_lost(self):

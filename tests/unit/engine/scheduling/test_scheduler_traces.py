@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from rayinfer.protocols import Sleep, Wake
 from support.fakes.fake_executor import drive, numbers
 
 PROMPT = numbers(17)
@@ -85,8 +86,8 @@ def test_a_sleep_that_forgets_everything_swaps_nobody():
     driven = drive(num_offload_blocks=32)
     driven.add("a", PROMPT, max_tokens=4, trace=True)
     driven.step()
-    driven.engine.sleep(2)
-    driven.engine.wake()
+    driven.engine.control(Sleep(2))
+    driven.engine.control(Wake())
     driven.run()
     assert driven.executor.copies == []
     assert [name for name, _ in told(driven)][4:7] == ["preempted", "resumed", "prefill_chunk"]

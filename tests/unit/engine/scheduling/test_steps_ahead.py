@@ -2,6 +2,7 @@
 
 import pytest
 
+from rayinfer.protocols import Pause, Resume, Sleep, Wake
 from support.fakes.fake_executor import EOS, INVALID, drive, expected_tokens, mixed_answer, numbers
 
 
@@ -226,10 +227,10 @@ def test_the_step_under_way_comes_to_its_end_before_the_engine_sleeps_and_is_tol
         driven.add(f"r{number}", numbers(5, start=number), max_tokens=8)
     driven.step()
     num_plans = len(driven.executor.plans)
-    driven.engine.sleep(level)
+    driven.engine.control(Sleep(level))
     assert len(driven.step()) == 3
     assert len(driven.executor.plans) == num_plans
-    driven.engine.wake()
+    driven.engine.control(Wake())
     driven.run()
     assert driven.tokens == {f"r{number}": expected_tokens(numbers(5, start=number), 8) for number in range(3)}
 
@@ -238,7 +239,7 @@ def test_who_is_aborted_while_the_engine_sleeps_is_told_of_no_gap():
     driven = ahead()
     driven.add("a", numbers(5), max_tokens=8)
     driven.step()
-    driven.engine.sleep(1)
+    driven.engine.control(Sleep(1))
     driven.abort("a")  # `Driven` checks where its end stands
     assert driven.reasons() == {"a": "abort"}
     assert not driven.engine.has_unfinished_requests
@@ -248,11 +249,11 @@ def test_a_paused_engine_tells_of_the_step_under_way_and_begins_none():
     driven = ahead()
     driven.add("a", numbers(5), max_tokens=8)
     driven.step()
-    driven.engine.pause()
+    driven.engine.control(Pause())
     num_plans = len(driven.executor.plans)
     assert [len(driven.step()), len(driven.step())] == [1, 0]
     assert len(driven.executor.plans) == num_plans
-    driven.engine.resume()
+    driven.engine.control(Resume())
     driven.run()
     assert driven.tokens["a"] == expected_tokens(numbers(5), 8)
 

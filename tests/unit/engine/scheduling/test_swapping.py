@@ -3,6 +3,7 @@
 import pytest
 
 from rayinfer.engine.plan.executor_commands import SleepLevel
+from rayinfer.protocols import Sleep, Wake
 from support.fakes.fake_executor import drive, expected_tokens, numbers
 
 
@@ -162,8 +163,8 @@ def test_swapped_requests_outlast_a_sleep(level):
     driven = crowded(32)
     while not driven.engine.stats.kv_offload_blocks_used:
         driven.step()
-    driven.engine.sleep(level)
+    driven.engine.control(Sleep(level))
     assert (driven.engine.stats.kv_offload_blocks_used == 0) == (level is SleepLevel.RECOMPUTE)
-    driven.engine.wake()
+    driven.engine.control(Wake())
     driven.run()
     check_tokens(driven)
