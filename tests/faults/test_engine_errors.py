@@ -21,7 +21,7 @@ MAX_DEATHS = 3
 
 
 @pytest.mark.parametrize("without", ["", "no-isolation"])
-def test_f10_a_step_that_raises_once_harms_nobody(pair, expected, report, without):
+def test_f10_a_step_that_raises_once_fails_no_request(pair, expected, report, without):
     row = FaultRow(fault="F10", injected="a step raises once")
     with pair.switched(without), under_load(pair, expected, row):
         switch = f"step-{pair.pids('engine')[0]}"

@@ -41,7 +41,7 @@ def test_f08_without_the_watch_streams_stand_still(pair, expected, report):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("without", ["", "no-fence"])
-def test_f09_a_frozen_engine_that_wakes_up_tells_nobody_anything(pair, prefill_s, report, without):
+def test_f09_a_frozen_engine_that_wakes_up_sends_no_stale_tokens(pair, prefill_s, report, without):
     """Streams are long enough for the engine to find them elsewhere when it wakes up."""
     bodies = {number: request_body(number, max_tokens=4 * pair.host.model.num_tokens) for number in range(6)}
     expected = record_answers(pair.url, bodies)

@@ -45,9 +45,9 @@ def test_a_service_behind_haproxy_is_operated_and_leaves_nothing_behind(model, t
         roles = [process["role"] for process in json.loads(run("ps", "--json").stdout)]
         assert (roles.count("router"), roles.count("engine"), "proxy" in roles) == (2, 1, True)
 
-        told = run("status", "--json")
-        (report,) = json.loads(told.stdout)
-        assert (told.returncode, report["ready"], report["state"], len(report["routers"])) == (0, True, "RUNNING", 2)
+        shown = run("status", "--json")
+        (report,) = json.loads(shown.stdout)
+        assert (shown.returncode, report["ready"], report["state"], len(report["routers"])) == (0, True, "RUNNING", 2)
         assert run("pause").stdout == "pause: tiny\n"
         wait_until(lambda: run("status").returncode == 1)
         assert "tiny: paused" in run("status", "--port", service.port).stdout

@@ -98,7 +98,7 @@ def test_the_commands_join_a_ray_by_its_address(deployed, tmp_path):
     assert (found["ready"], found["owns_ray"], found["ray_address"], found["pid"]) == (True, False, address, None)
 
 
-def test_an_address_where_no_ray_is_and_a_missing_token_are_told_in_one_line(deployed, tmp_path, monkeypatch):
+def test_a_wrong_ray_address_and_a_missing_token_are_one_line_errors(deployed, tmp_path, monkeypatch):
     nowhere = run_cli("limits", "--address", f"127.0.0.1:{free_port()}", cache=tmp_path)
     assert (nowhere.returncode, nowhere.stderr.count("\n")) == (1, 1)
     assert "cannot join Ray at 127.0.0.1" in nowhere.stderr

@@ -41,8 +41,8 @@ def main() -> None:
     build_application()(prog_name="rayinfer")
 
 
-def _tell_version(is_asked: bool) -> None:
-    if is_asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(__version__)
         raise typer.Exit
 
@@ -50,7 +50,7 @@ def _tell_version(is_asked: bool) -> None:
 def _root(
     debug: Annotated[bool, typer.Option("--debug", help="tell in detail what is done and what failed")] = False,
     version: Annotated[
-        bool, typer.Option("--version", help="print the version", is_eager=True, callback=_tell_version)
+        bool, typer.Option("--version", help="print the version", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     if debug:

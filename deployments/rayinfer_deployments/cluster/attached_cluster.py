@@ -20,7 +20,7 @@ ENVIRONMENT_S = 10.0
 TOKEN_PLACES = "copy the cluster's ~/.ray/auth_token here, or name it with RAY_AUTH_TOKEN_PATH"
 
 
-class JoinedRay:
+class AttachedCluster:
     """A Ray cluster started outside rayinfer; at the end only our application is removed from it."""
 
     owns_ray = False
@@ -31,8 +31,8 @@ class JoinedRay:
         self._application = application
         self._serve_was_running = False
 
-    def __enter__(self) -> "JoinedRay":
-        self.address = join_ray(self.address, self._check_while_starting)
+    def __enter__(self) -> "AttachedCluster":
+        self.address = attach(self.address, self._check_while_starting)
         self._serve_was_running = bool(serve.status().proxies)
         return self
 
@@ -56,7 +56,7 @@ class JoinedRay:
             raise RayinferError(f"the connection to Ray at {self.address} is lost")
 
 
-def join_ray(address: str, check: Callable[[], None] = lambda: None) -> str:
+def attach(address: str, check: Callable[[], None] = lambda: None) -> str:
     """Connect this process to a Ray cluster; returns its GCS address. `check` is called meanwhile.
 
     Raises RayinferError where nothing listens, and where Ray refuses: without its token, for one.

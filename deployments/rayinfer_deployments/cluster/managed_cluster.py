@@ -37,7 +37,7 @@ RAY_FOLDER = "ray"  # within the private one, as Ray opens it to all users
 VITAL_PROCESSES = ("gcs_server", "raylet")
 
 
-class OwnRay:
+class ManagedCluster:
     """A Ray cluster among this process's descendants; leaving the block ends every one of them.
 
     Ray lets every user of the machine write into its folders, its sockets' too: here they lie in one that only this
@@ -53,7 +53,7 @@ class OwnRay:
         self._vital: list[Process] = []
         self._folder: Path | None = None
 
-    def __enter__(self) -> "OwnRay":
+    def __enter__(self) -> "ManagedCluster":
         adopt_orphans()
         ensure_private_token(settings_of_ray())
         try:

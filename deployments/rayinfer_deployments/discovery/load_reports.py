@@ -22,22 +22,22 @@ class RouterLoads:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told: dict[str, tuple[float, FirstTokenCounts]] = {}  # by router, with the time
+        self._reports: dict[str, tuple[float, FirstTokenCounts]] = {}  # by router, with the time
 
     def note(self, router: str, counts: FirstTokenCounts) -> None:
         """Record a router's report."""
-        self._told[router] = (self._clock(), counts)
+        self._reports[router] = (self._clock(), counts)
 
     def total(self) -> FirstTokenCounts:
         """Add up the routers' recent reports."""
         oldest_s, total = self._clock() - FORGET_S, NOTHING
-        self._told = {router: told for router, told in self._told.items() if told[0] >= oldest_s}
-        for _, counts in self._told.values():
+        self._reports = {router: report for router, report in self._reports.items() if report[0] >= oldest_s}
+        for _, counts in self._reports.values():
             total = total.plus(counts)
         return total
 
 
-async def tell_replicas(handle: DeploymentHandle, router: str, counts: Callable[[], FirstTokenCounts]) -> None:
+async def report_to_replicas(handle: DeploymentHandle, router: str, counts: Callable[[], FirstTokenCounts]) -> None:
     """Report this router's queue to all of a model's replicas once a second, until cancelled."""
     while True:
         try:

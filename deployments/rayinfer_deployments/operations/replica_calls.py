@@ -28,12 +28,12 @@ def find_engine(name: str, engines: dict[str, str]) -> str:
     return found[0]
 
 
-def have_weights(engines: Set[str], told: Iterable[tuple[str, int]], generation: int) -> bool:
+def have_weights(engines: Set[str], reported: Iterable[tuple[str, int]], generation: int) -> bool:
     """Return whether there are engines and each of them has these weights, as its replica reports.
 
     One that Serve has added meanwhile counts as well, and one without a report does not have them.
     """
-    return bool(engines) and engines <= {engine for engine, its in told if its == generation}
+    return bool(engines) and engines <= {engine for engine, its in reported if its == generation}
 
 
 async def is_gone(engine: str) -> bool:
@@ -45,13 +45,13 @@ async def is_gone(engine: str) -> bool:
     return False
 
 
-async def within(timeout_s: float, response: Any, whose: str) -> Any:
+async def within(timeout_s: float, response: Any, source: str) -> Any:
     """Await a replica's answer; raises RayinferError with the cause of a failure there."""
     try:
         async with asyncio.timeout(timeout_s):
             return await response
     except TimeoutError:
-        raise RayinferError(f"{whose} have not answered within {timeout_s:.0f} s") from None
+        raise RayinferError(f"{source} have not answered within {timeout_s:.0f} s") from None
     except RayTaskError as error:
         cause = error.cause
         raise cause if isinstance(cause, RayinferError) else RayinferError(str(cause)) from None

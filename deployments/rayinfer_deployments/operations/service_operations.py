@@ -14,7 +14,7 @@ from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
 from rayinfer_deployments.applications import ROUTER, build_llm_app, engine_deployment_name
 from rayinfer_deployments.operations.application_replicas import ApplicationReplicas
 from rayinfer_deployments.operations.control_socket import Operation
-from rayinfer_deployments.operations.placement_watcher import NoRoom, RoomWatch
+from rayinfer_deployments.operations.placement_watcher import InsufficientResources, PlacementWatcher
 from rayinfer_deployments.operations.replica_calls import (
     engines_in,
     find_engine,
@@ -51,12 +51,14 @@ class ServiceOperations:
         missing_settings: Sequence[str] = (),
         deploy: Callable[[LLMAppArgs], None] | None = None,
         original: Sequence[ModelArgs] | None = None,
+        placement_watcher: Callable[[str, Sequence[str]], PlacementWatcher] = PlacementWatcher,
     ) -> None:
         self._application = application
-        self._hand_over = deploy or (lambda wanted: redeploy(build_llm_app(wanted), application, route_prefix))
+        self._redeploy = deploy or (lambda wanted: redeploy(build_llm_app(wanted), application, route_prefix))
         self._args = args
         self._original = args.models if original is None else original
         self._missing_settings = list(missing_settings)
+        self._placement_watcher = placement_watcher
         self._changing = asyncio.Lock()
         self._replicas = ApplicationReplicas(application)
 
@@ -171,8 +173,8 @@ class ServiceOperations:
                 raise RayinferError(failure_of(overview))
             engines = engines_in(await self._replicas.reports())  # none where no router has answered in time
             now = {engine for engine, name in engines.items() if name == wanted.served_name}
-            told = await self._replicas.of_all(deployment, "weights")
-            return have_weights(now, told, wanted.weights_generation) and await self._are_replaced(leaving)
+            reported = await self._replicas.of_all(deployment, "weights")
+            return have_weights(now, reported, wanted.weights_generation) and await self._are_replaced(leaving)
 
         try:
             await self._until(are_replaced, REPLACE_S, "the engines have not got their weights yet")
@@ -196,7 +198,7 @@ class ServiceOperations:
         """Set the number of engines of one model, or of all; None restores the settings from the service's start.
 
         Returns the engines of each model once they are there. Streams of removed engines migrate to others.
-        Raises NoRoom when some find no room, and takes the change back, unless it is to wait for nodes.
+        Raises InsufficientResources, and restores the number, when some cannot be placed, unless `waits_for_nodes`.
         """
         async with self._changing:
             index_of = {known.served_name: index for index, known in enumerate(self._args.models)}
@@ -208,24 +210,24 @@ class ServiceOperations:
                 known, original = models[index_of[name]], self._original[index_of[name]]
                 models[index_of[name]] = scaled(known, original, num_engines, list(now.values()).count(name))
             before = self._args
-            room = RoomWatch(
+            placement = self._placement_watcher(
                 self._application, [engine_deployment_name(index_of[name], models[index_of[name]]) for name in chosen]
             )
             await self._deploy(before.model_copy(update={"models": models}))
 
             async def are_there() -> bool:
                 if not waits_for_nodes:
-                    await room.check()
+                    await placement.check()
                 return await self._have(chosen)
 
             try:
                 await self._until(are_there, REPLACE_S, "the engines are not all there yet")
-            except NoRoom as error:
+            except InsufficientResources as error:
                 kept = list(before.models)  # others may have changed their numbers themselves meanwhile
                 for name in chosen:
                     kept[index_of[name]] = beginning_with(kept[index_of[name]], list(now.values()).count(name))
                 await self._deploy(before.model_copy(update={"models": kept}))
-                raise NoRoom(f"{error}; their number stays as it was") from None
+                raise InsufficientResources(f"{error}; their number stays as it was") from None
             now = await self._replicas.engines()
             return {name: sorted(engine for engine, its in now.items() if its == name) for name in chosen}
 
@@ -257,7 +259,7 @@ class ServiceOperations:
             raise RayinferError(f"how many engines model {model.served_name!r} has follows its load; `rayinfer scale`")
         if shrink and model.num_replicas == 1:
             raise RayinferError(f"{engine} is the only engine of model {model.served_name!r}, which needs one")
-        await self._replicas.of_all(ROUTER, "dismiss_engine", engine)
+        await self._replicas.of_all(ROUTER, "remove_engine", engine)
         if not any(await self._replicas.of_all(engine_deployment_name(index, model), "leave", engine)):
             raise RayinferError(f"{engine} does not answer; Serve replaces it by itself once it is found dead")
         if shrink:
@@ -271,7 +273,7 @@ class ServiceOperations:
 
     async def _deploy(self, args: LLMAppArgs) -> None:
         """Deploy the application again: Serve replaces what was built from other settings, and nothing else."""
-        await asyncio.to_thread(self._hand_over, args)
+        await asyncio.to_thread(self._redeploy, args)
         self._args = args
 
     async def _are_replaced(self, leaving: set[str]) -> bool:

@@ -18,7 +18,7 @@ from rayinfer_deployments.router.ray_engine_client import RayEngineClient
 
 RECONCILE_INTERVAL_S = 1.0
 DESCRIBE_TIMEOUT_S = 10.0
-HAND_OVER_S = 10.0  # how long an engine that leaves may stand in for one that is about to join
+HANDOVER_S = 10.0  # how long an engine that leaves may stand in for one that is about to join
 
 logger = logging.getLogger("ray.serve")
 
@@ -35,7 +35,7 @@ class DescribedEngineClient(EngineClient, Protocol):
         ...
 
 
-class EngineRoster:
+class EngineReconciler:
     """Reconciler of an engine set with the desired engines; one that was lost but still answers is taken back.
 
     One that is stuck in a step answers as well, and stays out until that step has ended. No engine waits for another
@@ -47,86 +47,86 @@ class EngineRoster:
         engines: EngineSet,
         connect: Callable[[EngineAddress], DescribedEngineClient] = RayEngineClient.at,
         reconcile_interval_s: float = RECONCILE_INTERVAL_S,
-        hand_over_s: float = HAND_OVER_S,
+        handover_s: float = HANDOVER_S,
     ) -> None:
         self._engines = engines
         self._connect = connect
         self._reconcile_interval_s = reconcile_interval_s
-        self._hand_over_s = hand_over_s
-        self._latest_leave_s = 0.0  # when engines that are not wanted have to go, whoever is there
-        self._told: Engines = {}
-        self._wanted: Engines = {}  # of those, all that were not dismissed
-        self._dismissed: set[str] = set()
+        self._handover_s = handover_s
+        self._drop_by_s = 0.0  # when engines that are not wanted have to go, whoever is there
+        self._reported: Engines = {}
+        self._desired: Engines = {}  # of those, all that were not dismissed
+        self._removed: set[str] = set()
         self._changed = asyncio.Event()
-        self._is_told = asyncio.Event()
+        self._has_report = asyncio.Event()
         self._is_complete = asyncio.Event()
         self._joining: dict[str, asyncio.Task[None]] = {}  # by engine
 
     async def follow(self, handle: DeploymentHandle) -> None:
         """Set the desired engines to those of a deployment, at every change, until cancelled."""
-        async with watch_engines(handle, self.want):
-            await self.keep_up()
+        async with watch_engines(handle, self.set_desired):
+            await self.run()
 
-    def want(self, engines: Engines) -> None:
+    def set_desired(self, engines: Engines) -> None:
         """Set the desired engines.
 
         Other engines get no new requests from now on, or, where all desired ones have still to join, once one has.
         """
-        self._dismissed &= set(engines)
-        self._told = engines
-        self._wanted = {name: address for name, address in engines.items() if name not in self._dismissed}
-        self._latest_leave_s = time.monotonic() + self._hand_over_s
-        self._let_go()
+        self._removed &= set(engines)
+        self._reported = engines
+        self._desired = {name: address for name, address in engines.items() if name not in self._removed}
+        self._drop_by_s = time.monotonic() + self._handover_s
+        self._drop()
         self._is_complete.clear()
         if engines:  # who cannot tell yet says that there are none
-            self._is_told.set()
+            self._has_report.set()
         self._changed.set()
 
-    def dismiss(self, name: str) -> bool:
+    def remove(self, name: str) -> bool:
         """Remove an engine from the desired ones, though Serve still has it; returns whether it was one of them."""
-        if name not in self._wanted:
+        if name not in self._desired:
             return False
-        self._dismissed.add(name)
-        self.want(self._told)
+        self._removed.add(name)
+        self.set_desired(self._reported)
         return True
 
-    async def caught_up(self, wait_s: float) -> None:
+    async def wait_until_complete(self, wait_s: float) -> None:
         """Return once every desired engine has joined, or none is known after the timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
-                await self._is_told.wait()
+                await self._has_report.wait()
                 await self._is_complete.wait()
 
-    async def keep_up(self) -> None:
+    async def run(self) -> None:
         """Add missing engines at every change and periodically, until cancelled."""
         try:
             while True:
                 self._changed.clear()
-                self._begin_to_add()
-                self._take_stock()
+                self._start_joining()
+                self._observe()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), self._reconcile_interval_s)
         finally:
             for joining in self._joining.values():
                 joining.cancel()
 
-    def _begin_to_add(self) -> None:
+    def _start_joining(self) -> None:
         self._joining = {name: joining for name, joining in self._joining.items() if not joining.done()}
-        for name, address in self._wanted.items():
+        for name, address in self._desired.items():
             if name not in self._engines.names and name not in self._joining:
                 self._joining[name] = asyncio.get_running_loop().create_task(self._add(address))
 
-    def _take_stock(self) -> None:
-        self._let_go()
-        if all(name in self._engines.names for name in self._wanted):
+    def _observe(self) -> None:
+        self._drop()
+        if all(name in self._engines.names for name in self._desired):
             self._is_complete.set()
 
-    def _let_go(self) -> None:
+    def _drop(self) -> None:
         """Drain engines that are no longer desired, if another is there, none will come, or none came in time."""
         known = self._engines.names
-        if not self._wanted or self._wanted.keys() & set(known) or time.monotonic() > self._latest_leave_s:
+        if not self._desired or self._desired.keys() & set(known) or time.monotonic() > self._drop_by_s:
             for name in known:
-                if name not in self._wanted:
+                if name not in self._desired:
                     self._engines.drain(name)
 
     async def _add(self, address: EngineAddress) -> None:
@@ -141,7 +141,7 @@ class EngineRoster:
         except Exception:
             logger.exception("engine %s cannot join yet", address.actor_name)
             return
-        if address.actor_name in self._wanted:
+        if address.actor_name in self._desired:
             self._engines.add(address.actor_name, client, description)
             logger.info("engine %s joins", address.actor_name)
-            self._take_stock()
+            self._observe()

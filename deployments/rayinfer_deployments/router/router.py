@@ -27,10 +27,10 @@ from rayinfer.tokenization.chat_template import ChatTemplate, renderer
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.kept_traces import KeptTraces
 from rayinfer_deployments.discovery.cold_start import RayTable, write_backlog
-from rayinfer_deployments.discovery.load_reports import tell_replicas
+from rayinfer_deployments.discovery.load_reports import report_to_replicas
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
-from rayinfer_deployments.router.engine_reconciler import EngineRoster
-from rayinfer_deployments.router.http_server import HttpDoor
+from rayinfer_deployments.router.engine_reconciler import EngineReconciler
+from rayinfer_deployments.router.http_server import HttpServer
 from rayinfer_deployments.router.service_log import log_beside_serve
 
 ControlAction = Literal["pause", "resume", "sleep", "wake"]
@@ -107,19 +107,21 @@ class Router:
         self._router_id = serve.get_replica_context().replica_tag
         self._metrics = ServiceMetrics(_registry_of(self._router_id))
         self._dispatchers: list[Dispatcher] = []
-        self._rosters: list[EngineRoster] = []
+        self._reconcilers: list[EngineReconciler] = []
         self._following: list[asyncio.Task[None]] = []
         self._models = {model.name: await self._serve_model(model) for model in models}
         await asyncio.to_thread(renderer)  # the first chat should not wait for it
         # A router that replaces another, or joins others, has to answer as soon as clients reach it.
         waits_s = [CATCH_UP_S if model.scaling is None else FIRST_ENGINE_S for model in models]
-        await asyncio.gather(*(roster.caught_up(s) for roster, s in zip(self._rosters, waits_s, strict=True)))
+        await asyncio.gather(
+            *(reconciler.wait_until_complete(s) for reconciler, s in zip(self._reconcilers, waits_s, strict=True))
+        )
         gc.collect()
         gc.freeze()  # what is loaded stays: a large request's garbage collection need not walk it, for 100 ms
-        self._door: HttpDoor | None = None
+        self._http_server: HttpServer | None = None
         if listen_on is not None:
             app = self._build_app(echoes_request_id=True)
-            self._door = HttpDoor(app, listen_on.host, listen_on.port, limits=connection_limits)
+            self._http_server = HttpServer(app, listen_on.host, listen_on.port, limits=connection_limits)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Apply other limits at once, with streams open; invalid ones are logged as an error and change nothing.
@@ -154,9 +156,9 @@ class Router:
             if error is not None:
                 raise error
 
-    async def dismiss_engine(self, engine: str) -> bool:
+    async def remove_engine(self, engine: str) -> bool:
         """Migrate an engine's streams and send it no more requests; returns whether it was known."""
-        return any(roster.dismiss(engine) for roster in self._rosters)  # names are unique: one roster at most knows it
+        return any(reconciler.remove(engine) for reconciler in self._reconcilers)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._build_app(echoes_request_id=False)  # Serve's proxy puts it on every answer
@@ -175,8 +177,8 @@ class Router:
 
     async def __del__(self) -> None:
         """Disconnect from the engines; Serve has drained requests before, except those on the router's own port."""
-        if (door := getattr(self, "_door", None)) is not None:
-            await door.close(self._drain_timeout_s)
+        if (http_server := getattr(self, "_door", None)) is not None:
+            await http_server.close(self._drain_timeout_s)
         for task in self._following:
             task.cancel()
         await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))
@@ -196,11 +198,11 @@ class Router:
             first_tokens=first_tokens,
             most_engines=1 if scaling is None else scaling.max_replicas,
         )
-        roster = EngineRoster(dispatcher.engines)
-        self._rosters.append(roster)
-        self._follow(roster.follow(model.engines))
+        reconciler = EngineReconciler(dispatcher.engines)
+        self._reconcilers.append(reconciler)
+        self._follow(reconciler.follow(model.engines))
         if first_tokens is not None:
-            self._follow(tell_replicas(model.engines, self._router_id, first_tokens.counts))
+            self._follow(report_to_replicas(model.engines, self._router_id, first_tokens.counts))
             self._follow(
                 write_backlog(
                     RayTable(),

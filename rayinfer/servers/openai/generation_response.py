@@ -12,11 +12,11 @@ from starlette.types import Receive, Scope, Send
 
 from rayinfer.errors import RequestFailed
 from rayinfer.servers import sse
-from rayinfer.servers.client_presence import run_while_connected
 from rayinfer.servers.error_responses import error_body, error_kind, json_response
 from rayinfer.servers.openai.chunks import ChunkWriter
 from rayinfer.servers.openai.prompt_outputs import PromptOutput
 from rayinfer.servers.openai.whole_answer import WholeAnswer
+from rayinfer.servers.run_until_disconnect import run_until_disconnect
 
 KEEP_ALIVE_CHECK_S = 5.0  # a stream without news for two to three of these says that it is still there
 
@@ -36,7 +36,7 @@ class WholeResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate, then send; errors escape to the application's handlers, as nothing was sent yet."""
-        await run_while_connected(receive, self._respond(scope, receive, send))
+        await run_until_disconnect(receive, self._respond(scope, receive, send))
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._outputs) as outputs:
@@ -67,7 +67,7 @@ class StreamedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Wait for the first output, whose errors escape to the application's handlers, then stream."""
-        await run_while_connected(receive, self._respond(send))
+        await run_until_disconnect(receive, self._respond(send))
 
     async def _respond(self, send: Send) -> None:
         async with aclosing(self._outputs) as outputs:

@@ -202,7 +202,7 @@ class Load:
         self._is_over.set()
         self._thread.join()
 
-    def streams_under_way(self, min_pieces: int) -> int:
+    def streams_in_flight(self, min_pieces: int) -> int:
         """Count the streams that have got so many pieces and go on."""
         return sum(answer.ended_s is None and answer.num_pieces >= min_pieces for answer in list(self.answers))
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-PATIENCE_S = 60.0  # a machine that is shared with other work is slow; tests assert on facts, not on speed
+TIMEOUT_S = 60.0  # a machine that is shared with other work is slow; tests assert on facts, not on speed
 
 
 class ServiceClient:
@@ -59,7 +59,7 @@ class ServiceClient:
         return self.metric("rayinfer_kv_blocks_used")
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> float:
+def wait_until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> float:
     """Wait for something to become true; returns how long it took."""
     started = time.monotonic()
     while not condition():

@@ -36,7 +36,7 @@ def test_our_own_mistakes_are_not_hidden():
     assert isinstance(run(ZeroDivisionError("x")).exception, ZeroDivisionError)
 
 
-def test_where_an_error_came_from_is_told_to_those_who_debug(caplog):
+def test_debug_shows_the_traceback_of_an_error(caplog):
     with caplog.at_level(logging.DEBUG):
         run(ConfigError("wrong"))
     assert caplog.records[0].exc_info[0] is ConfigError

@@ -27,13 +27,13 @@ except KeyboardInterrupt:
         ("SIGHUP", "SIG_IGN", "went on"),  # what nohup does
     ],
 )
-def test_a_command_ends_tidily_when_it_is_told_to_or_its_terminal_closes(number, before, said):
+def test_sigterm_and_sighup_end_a_command_like_ctrl_c(number, before, said):
     program = PROGRAM.format(number=number, before=before)
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == said
 
 
-def test_a_comparison_that_is_told_to_end_ends_its_peers_first(tmp_path):
+def test_an_interrupted_comparison_ends_its_peers_first(tmp_path):
     model = make_tiny_llama(tmp_path / "tiny")
     program = f"""
 import os, signal, sys

@@ -16,10 +16,10 @@ GETS = ("/is_sleeping", "/is_paused")
 class Fleet(FakeEngineClient):
     """Fake fleet of several engines."""
 
-    states_told = None
+    states_reported = None
 
     async def states(self):
-        return await super().states() if self.states_told is None else list(self.states_told)
+        return await super().states() if self.states_reported is None else list(self.states_reported)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ async def test_what_does_not_go_with_the_state_is_a_conflict(operator, engine):
     }
 
 
-async def test_an_engine_that_does_not_wake_is_told(operator, engine):
+async def test_an_engine_that_does_not_wake_is_an_error(operator, engine):
     engine.control_error = EngineDead("the engine is dead: it could not wake from level 2")
     refused = await operator.post("/wake_up")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_dead")
@@ -109,7 +109,7 @@ async def test_a_model_sleeps_when_all_of_its_engines_do_and_is_paused_when_none
         ("asleep", "running"): (False, False),
         ("asleep", "asleep"): (True, True),
     }
-    for engine.states_told, (sleeps, rests) in cases.items():
+    for engine.states_reported, (sleeps, rests) in cases.items():
         assert (await operator.get("/is_sleeping")).json() == {"is_sleeping": sleeps}
         assert (await operator.get("/is_paused")).json() == {"is_paused": rests}
 
@@ -131,6 +131,6 @@ async def test_a_model_whose_engines_are_not_ours_to_stop_says_so(operator, mode
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
 
 
-async def test_ready_tells_that_the_model_sleeps(operator, generator):
+async def test_ready_reports_that_the_model_sleeps(operator, generator):
     generator.not_ready = "asleep"
     assert (await operator.get("/ready")).json() == {"ready": False, "reasons": {"org/tiny": "asleep"}}

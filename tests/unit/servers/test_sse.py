@@ -6,5 +6,5 @@ def test_an_event_is_one_data_line_and_a_blank_one():
     assert sse.DONE == b"data: [DONE]\n\n"
 
 
-def test_proxies_are_told_not_to_hold_events_back():
+def test_streams_ask_proxies_not_to_buffer():
     assert sse.HEADERS == {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

@@ -79,7 +79,7 @@ def joined(address: str, application: str | None, *, looks_at_settings: bool = F
     from rayinfer_deployments.cluster.ray_environment import set_ray_settings
 
     set_ray_settings(owns_ray=False)  # before anything imports Ray, which reads the environment
-    from rayinfer_deployments.operations.attached_service import JoinedService
+    from rayinfer_deployments.operations.attached_service import AttachedService
 
-    with JoinedService(address, application, looks_at_settings=looks_at_settings) as service:
+    with AttachedService(address, application, looks_at_settings=looks_at_settings) as service:
         yield service

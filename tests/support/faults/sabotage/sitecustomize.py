@@ -222,7 +222,7 @@ def break_queue(module):
         original(self, delta)
 
 
-def break_roster(module):
+def break_reconciler(module):
     def controller_answers():
         try:
             ray = sys.modules["ray"]  # a router's process has it
@@ -232,8 +232,8 @@ def break_roster(module):
             return False
         return True
 
-    @wrap(module.EngineRoster, "keep_up")
-    async def keep_up(original, self):
+    @wrap(module.EngineReconciler, "run")
+    async def run(original, self):
         async def doubt():
             """Know only engines that the controller would confirm at any moment."""
             forgotten = None
@@ -241,12 +241,12 @@ def break_roster(module):
                 await asyncio.sleep(RESET_S)
                 is_confirmed = not is_on("no-memory") or await asyncio.to_thread(controller_answers)
                 if not is_confirmed and forgotten is None:
-                    forgotten = self._told
-                    self.want({})
+                    forgotten = self._reported
+                    self.set_desired({})
                     for name in list(self._engines.names):
-                        self._engines.remove(name, "nobody confirms it")
+                        self._engines.remove(name, "the controller does not confirm it")
                 elif is_confirmed and forgotten is not None:
-                    self.want(self._told or forgotten)
+                    self.set_desired(self._reported or forgotten)
                     forgotten = None
 
         doubting = asyncio.ensure_future(doubt())
@@ -264,7 +264,7 @@ PATCHES = {
     "rayinfer.engine.scheduling.request_checks": break_length_check,
     "rayinfer.engine.scheduling.deadlines": break_engine_deadlines,
     "rayinfer_deployments.engine.engine_ranks": break_rank_watch,
-    "rayinfer_deployments.router.engine_reconciler": break_roster,
+    "rayinfer_deployments.router.engine_reconciler": break_reconciler,
     "rayinfer.routing.retry_budget": break_attempts,
     "rayinfer.routing.engine_link": break_link,
     "rayinfer.routing.dispatch": break_dispatcher,

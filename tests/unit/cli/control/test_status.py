@@ -45,7 +45,7 @@ def run(*arguments):
     return CliRunner().invoke(application, [str(argument) for argument in arguments])
 
 
-def test_a_service_whose_port_is_dead_still_tells_of_everything_else(port):
+def test_status_reports_all_else_when_the_port_does_not_answer(port):
     with ControlSocket(control_socket_path(port), {"status": report}):
         done = run("--port", port)
     assert done.exit_code == 1

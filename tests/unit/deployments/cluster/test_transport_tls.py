@@ -86,7 +86,7 @@ async def test_both_ends_speak_tls_with_rays_files(tmp_path, use_files):
 
 
 @pytest.mark.parametrize("stranger", ["router", "engine"])
-async def test_who_belongs_to_another_cluster_is_not_let_in(tmp_path, use_files, stranger):
+async def test_a_client_of_another_cluster_is_refused(tmp_path, use_files, stranger):
     use_files(certificate_files(tmp_path / "ours", "ours"))
     server, client = line_server_tls(), line_client_tls()
     use_files(certificate_files(tmp_path / "others", "others"))
@@ -141,7 +141,7 @@ async def test_an_engine_with_another_certificate_is_not_spoken_to():
 
 
 @pytest.mark.parametrize("changes", [{"certificate": ""}, {"key": bytes(32)}])
-async def test_a_router_without_tls_or_without_the_key_hears_nothing(changes):
+async def test_a_router_without_tls_or_the_key_receives_nothing(changes):
     async with engine_of_another_node() as (engine, address):
         with pytest.raises(EngineDead):
             await first_of(router_to(replace(address, **changes)))

@@ -85,7 +85,7 @@ def test_the_others_run_from_where_the_first_one_opened_the_group():
 
 
 @pytest.mark.parametrize("is_first_to_fail", [True, False])
-def test_a_start_that_fails_is_told_by_the_rank_that_knows_why(is_first_to_fail):
+def test_a_failed_start_has_the_error_of_the_rank_that_failed(is_first_to_fail):
     async def scenario():
         first, other = FakeActor(open_group="there", start=pending(), ping=1), FakeActor(run=pending(), ping=7)
         group, _ = group_of(first, other)

@@ -51,7 +51,7 @@ async def test_a_replica_reports_the_seats_of_the_engine_and_not_those_of_the_se
     await replica.__init__(config, 1, EngineResources(num_cpus=1, num_gpus=1), 1.0)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    told = await replica.record_autoscaling_stats()
-    assert (told[NUM_SEATS], told[NUM_RUNNING]) == (256, 200)
+    reported = await replica.record_autoscaling_stats()
+    assert (reported[NUM_SEATS], reported[NUM_RUNNING]) == (256, 200)
     for task in replica._watching:
         task.cancel()

@@ -70,7 +70,7 @@ def test_routers_go_on_with_the_tokenizer_they_have(folders):
     check_weights_fit(moved, str(folders["served"]))
 
 
-def test_a_source_that_is_nowhere_is_told(folders, tmp_path):
+def test_a_source_that_does_not_exist_is_refused(folders, tmp_path):
     with pytest.raises(ModelLoadError):
         check_weights_fit(served(folders), str(tmp_path / "nowhere"))
 

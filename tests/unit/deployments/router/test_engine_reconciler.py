@@ -7,7 +7,7 @@ from rayinfer.errors import EngineDead
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.routing.engine_set import EngineSet
 from rayinfer_deployments.discovery.engine_address import EngineAddress
-from rayinfer_deployments.router.engine_reconciler import EngineRoster
+from rayinfer_deployments.router.engine_reconciler import EngineReconciler
 from support.fakes.fake_engine_client import FakeEngineClient
 
 ENGINES = {name: EngineAddress(actor_name=name, namespace="serve", epoch=1) for name in ("a", "b")}
@@ -44,10 +44,10 @@ async def engines():
 
 
 @pytest.fixture
-async def roster(engines, fakes):
-    roster = EngineRoster(engines, lambda address: fakes[address.actor_name], reconcile_interval_s=0.01)
-    keeping_up = asyncio.create_task(roster.keep_up())
-    yield roster
+async def reconciler(engines, fakes):
+    reconciler = EngineReconciler(engines, lambda address: fakes[address.actor_name], reconcile_interval_s=0.01)
+    keeping_up = asyncio.create_task(reconciler.run())
+    yield reconciler
     keeping_up.cancel()
 
 
@@ -57,15 +57,15 @@ async def until(condition):
             await asyncio.sleep(0.001)
 
 
-async def test_wanted_engines_join_and_unwanted_ones_go(roster, engines):
-    roster.want(ENGINES)
+async def test_wanted_engines_join_and_unwanted_ones_go(reconciler, engines):
+    reconciler.set_desired(ENGINES)
     await until(lambda: sorted(engines.names) == ["a", "b"])
-    roster.want({"b": ENGINES["b"]})
+    reconciler.set_desired({"b": ENGINES["b"]})
     await until(lambda: engines.names == ["b"])
 
 
-async def test_an_engine_whose_line_broke_is_taken_back(roster, engines, fakes):
-    roster.want({"a": ENGINES["a"]})
+async def test_an_engine_whose_line_broke_is_taken_back(reconciler, engines, fakes):
+    reconciler.set_desired({"a": ENGINES["a"]})
     await until(lambda: engines.available())
     fakes["a"].answers = False  # for a moment, so that its absence can be seen
     fakes["a"].die(ConnectionError("the line broke"))
@@ -76,17 +76,17 @@ async def test_an_engine_whose_line_broke_is_taken_back(roster, engines, fakes):
 
 @pytest.mark.parametrize("error", [EngineDead("gone"), RuntimeError("something else")])
 async def test_an_engine_that_cannot_say_what_it_is_keeps_no_other_out_and_may_come_later(
-    roster, engines, fakes, error
+    reconciler, engines, fakes, error
 ):
     fakes["a"].describe_error = error
-    roster.want(ENGINES)
+    reconciler.set_desired(ENGINES)
     await until(lambda: engines.names == ["b"])
     fakes["a"].describe_error = None
     await until(lambda: sorted(engines.names) == ["a", "b"])
 
 
-async def test_an_engine_that_is_stuck_in_a_step_is_taken_back_when_that_has_ended(roster, engines, fakes):
-    roster.want({"a": ENGINES["a"]})
+async def test_an_engine_that_is_stuck_in_a_step_is_taken_back_when_that_has_ended(reconciler, engines, fakes):
+    reconciler.set_desired({"a": ENGINES["a"]})
     await until(lambda: engines.available())
     fakes["a"].has_stuck_step = True
     engines.remove("a", "it has been at one step for 6.0 s")
@@ -96,56 +96,56 @@ async def test_an_engine_that_is_stuck_in_a_step_is_taken_back_when_that_has_end
     await until(lambda: engines.names == ["a"])
 
 
-async def test_an_engine_that_does_not_answer_keeps_no_other_waiting(roster, engines, fakes):
+async def test_an_engine_that_does_not_answer_keeps_no_other_waiting(reconciler, engines, fakes):
     fakes["a"].answers = False
-    roster.want({"a": ENGINES["a"]})
+    reconciler.set_desired({"a": ENGINES["a"]})
     await asyncio.sleep(0.02)
-    roster.want(ENGINES)
+    reconciler.set_desired(ENGINES)
     await until(lambda: engines.names == ["b"])
 
 
-async def test_an_engine_that_leaves_goes_once_the_one_that_is_there_instead_has_joined(roster, engines, fakes):
-    roster.want({"a": ENGINES["a"]})
+async def test_an_engine_that_leaves_goes_once_the_one_that_is_there_instead_has_joined(reconciler, engines, fakes):
+    reconciler.set_desired({"a": ENGINES["a"]})
     await until(lambda: engines.names == ["a"])
     fakes["b"].describe_error = EngineDead("not yet")
-    roster.want({"b": ENGINES["b"]})
+    reconciler.set_desired({"b": ENGINES["b"]})
     await asyncio.sleep(0.05)
     assert [link.name for link in engines.available()] == ["a"]
     fakes["b"].describe_error = None
     await until(lambda: engines.names == ["b"])
 
 
-async def test_an_engine_that_leaves_does_not_wait_for_ever_nor_for_nobody(engines, fakes):
+async def test_a_leaving_engine_is_dropped_after_the_handover_or_when_none_is_desired(engines, fakes):
     fakes["b"].describe_error = EngineDead("never")
-    roster = EngineRoster(engines, lambda address: fakes[address.actor_name], 0.01, hand_over_s=0.05)
-    keeping_up = asyncio.create_task(roster.keep_up())
+    reconciler = EngineReconciler(engines, lambda address: fakes[address.actor_name], 0.01, handover_s=0.05)
+    keeping_up = asyncio.create_task(reconciler.run())
     for instead in ({"b": ENGINES["b"]}, {}):
-        roster.want({"a": ENGINES["a"]})
+        reconciler.set_desired({"a": ENGINES["a"]})
         await until(lambda: engines.names == ["a"])
-        roster.want(instead)
+        reconciler.set_desired(instead)
         await until(lambda: engines.names == [])
     keeping_up.cancel()
 
 
-async def test_an_engine_that_was_dismissed_stays_away_though_serve_still_has_it(roster, engines):
-    roster.want(ENGINES)
+async def test_a_removed_engine_stays_out_though_serve_still_has_it(reconciler, engines):
+    reconciler.set_desired(ENGINES)
     await until(lambda: sorted(engines.names) == ["a", "b"])
-    assert roster.dismiss("a")
-    assert not roster.dismiss("unheard-of")
+    assert reconciler.remove("a")
+    assert not reconciler.remove("unheard-of")
     await until(lambda: engines.names == ["b"])
-    roster.want(ENGINES)
-    assert roster.dismiss("b")
+    reconciler.set_desired(ENGINES)
+    assert reconciler.remove("b")
     await until(lambda: engines.names == [])
-    roster.want(ENGINES | {"c": EngineAddress(actor_name="c", namespace="serve", epoch=2)})
+    reconciler.set_desired(ENGINES | {"c": EngineAddress(actor_name="c", namespace="serve", epoch=2)})
     await asyncio.sleep(0.05)
     assert not {"a", "b"} & set(engines.names)
 
 
-async def test_a_roster_has_caught_up_once_every_engine_that_there_is_has_joined(roster, engines, fakes):
+async def test_reconciliation_is_complete_once_every_reported_engine_has_joined(reconciler, engines, fakes):
     fakes["b"].describe_error = EngineDead("not yet")
-    waiting = asyncio.create_task(roster.caught_up(10.0))
+    waiting = asyncio.create_task(reconciler.wait_until_complete(10.0))
     await asyncio.sleep(0.02)
-    roster.want(ENGINES)
+    reconciler.set_desired(ENGINES)
     await until(lambda: engines.names == ["a"])
     assert not waiting.done()
     fakes["b"].describe_error = None
@@ -154,6 +154,6 @@ async def test_a_roster_has_caught_up_once_every_engine_that_there_is_has_joined
     assert sorted(engines.names) == ["a", "b"]
 
 
-async def test_a_roster_that_hears_of_no_engine_does_not_wait_for_long(roster):
+async def test_without_a_report_of_engines_the_wait_ends_soon(reconciler):
     async with asyncio.timeout(5):
-        await roster.caught_up(0.05)
+        await reconciler.wait_until_complete(0.05)

@@ -6,7 +6,7 @@ import pytest
 
 from rayinfer.engine.loop.step_watchdog import LIMIT_FACTOR, MIN_LIMIT_S, Pulse
 from support.fakes.fake_executor import numbers
-from support.services.async_engines import PATIENCE_S, collect, request, running
+from support.services.async_engines import TIMEOUT_S, collect, request, running
 
 
 class Clock:
@@ -86,11 +86,11 @@ async def test_while_a_step_takes_long_routers_hear_for_how_long_and_what_is_too
 
     def hold_up(*_):
         reached.set()
-        opened.wait(PATIENCE_S)
+        opened.wait(TIMEOUT_S)
 
-    async with running(failure=hold_up) as engine, asyncio.timeout(PATIENCE_S):
+    async with running(failure=hold_up) as engine, asyncio.timeout(TIMEOUT_S):
         await engine.submit([request("a", numbers(9), 20)], "r")
-        await asyncio.to_thread(reached.wait, PATIENCE_S)
+        await asyncio.to_thread(reached.wait, TIMEOUT_S)
         async with aclosing(engine.outputs("listener")) as messages:
             signs = [await anext(messages) for _ in range(5)]
         opened.set()
