@@ -1,6 +1,7 @@
 """Outputs of the engine: token deltas between processes, texts and tokens for callers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from typing import Literal, NamedTuple
 
 FinishReason = Literal["stop", "length", "abort", "error", "timeout"]
@@ -67,6 +68,59 @@ class RequestOutput:
     trace: list[TraceEvent] | None = None
 
 
+class CompletionAggregate:
+    """One choice of a request, aggregated from the outputs of a stream."""
+
+    __slots__ = ("finish_reason", "logprobs", "stop_reason", "texts", "token_ids")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+
+    def add(self, output: CompletionOutput) -> None:
+        """Append what is new of the choice."""
+        self.texts.append(output.text)
+        self.token_ids += output.token_ids
+        self.logprobs += output.logprobs or ()
+        self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+
+
+class OutputAggregate:
+    """The whole output of a request, aggregated from the outputs of its stream."""
+
+    def __init__(self, num_choices: int) -> None:
+        self.choices = [CompletionAggregate() for _ in range(num_choices)]
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
+        self._latest: RequestOutput | None = None
+
+    def add(self, output: RequestOutput) -> None:
+        """Append what is new."""
+        self._latest = output
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
+        for completion in output.outputs:
+            self.choices[completion.index].add(completion)
+
+    def whole(self) -> RequestOutput:
+        """Return all there is so far, in the order of the choices; there must be some output."""
+        assert self._latest is not None
+        outputs = [
+            CompletionOutput(
+                index=index,
+                text="".join(choice.texts),
+                token_ids=list(choice.token_ids),
+                logprobs=list(choice.logprobs) or None,
+                finish_reason=choice.finish_reason,
+                stop_reason=choice.stop_reason,
+            )
+            for index, choice in enumerate(self.choices)
+        ]
+        return replace(self._latest, outputs=outputs, prompt_logprobs=self.prompt_logprobs)
+
+
 class TokenDelta(NamedTuple):
     """The tokens that one request gained in one engine step, or its end."""
 
@@ -92,11 +146,20 @@ class Credits(NamedTuple):
 NO_BOUNDS = Credits()
 
 
+class EngineState(StrEnum):
+    """Engine states; in each but DEAD it takes requests, and ends those that are aborted or overdue."""
+
+    RUNNING = "running"
+    PAUSED = "paused"  # no step is planned, and everything stays where it is
+    ASLEEP = "asleep"  # the same, and memory may be given back
+    DEAD = "dead"
+
+
 @dataclass(kw_only=True, slots=True)
 class EngineStats:
     """An engine's counters (`*_total` only grow) and gauges at one moment."""
 
-    state: str = "running"  # or paused, asleep, dead
+    state: EngineState = EngineState.RUNNING
     num_running: int = 0
     num_waiting: int = 0
     kv_blocks_used: int = 0  # blocks with readers; free blocks that still hold a cached prefix are not counted

@@ -2,19 +2,46 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from rayinfer.errors import Unavailable
 from rayinfer.outputs import EngineStats, RequestOutput, StepMessage
 from rayinfer.sampling_params import SamplingParams
 
 
+class EngineRequestId(NamedTuple):
+    """Identity of an engine request, which is one choice of a client's request.
+
+    Written as `request/choice`, and from the second attempt on as `request/choice@epoch`.
+    """
+
+    request_id: str
+    choice: int
+    epoch: int = 0  # number of the attempt
+
+    def __str__(self) -> str:
+        name = f"{self.request_id}/{self.choice}"
+        return f"{name}@{self.epoch}" if self.epoch else name
+
+    @staticmethod
+    def request_id_of(name: str) -> str:
+        """Read only the client request's id of the written form."""
+        return name.rpartition("/")[0]
+
+    @classmethod
+    def parse(cls, name: str) -> "EngineRequestId":
+        """Read the written form."""
+        request_id, _, part = name.rpartition("/")
+        choice, _, epoch = part.partition("@")
+        return cls(request_id, int(choice), int(epoch or 0))
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
-    """One prompt on its way to an engine.
+    """One prompt to be continued.
 
-    A client's request for n answers travels whole as far as the router or `LLM`, which sends the engine n requests
-    `"{id}/{k}"` with `choice=k` and `n=1`.
+    The router or `LLM` splits a client's request for n choices into n engine requests, each with `n=1` and an
+    EngineRequestId.
     """
 
     request_id: str

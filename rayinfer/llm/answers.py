@@ -1,9 +1,10 @@
 """An `LLM`'s state of one request while it runs."""
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from rayinfer.outputs import RequestOutput, TokenDelta
+from rayinfer.outputs import OutputAggregate, RequestOutput, TokenDelta
+from rayinfer.protocols import EngineRequestId
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.traces.request_trace import RequestTrace
 
@@ -16,21 +17,28 @@ class Answer:
     prompt: str | None
     news: deque[RequestOutput] | None = None  # what a `stream` has yet to yield, whichever call did the steps
     trace: RequestTrace | None = None
+    outputs: OutputAggregate = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.outputs = OutputAggregate(self.stream.request.sampling_params.n)
 
     def apply(self, delta: TokenDelta) -> RequestOutput | None:
         """Apply the engine's delta, and return what the caller may see of it, if anything."""
         output = self.stream.apply(delta)
-        if self.trace is not None and output is not None:
+        if output is None:
+            return None
+        self.outputs.add(output)
+        if self.trace is not None:
             for choice in output.outputs:
                 if choice.finish_reason is not None:
                     num_tokens = self.stream.num_tokens_of(choice.index)
                     self.trace.record_end(choice.finish_reason, output_tokens=num_tokens, choice=choice.index)
         return output
 
-    def take_over_events(self, delta: TokenDelta | None) -> None:
+    def add_engine_events(self, delta: TokenDelta | None) -> None:
         """Keep the engine's events of a traced choice, which come with its end."""
         if self.trace is not None and delta is not None and delta.trace is not None:
-            self.trace.take_over(delta.trace, choice=int(delta.request_id.rpartition("/")[2]))
+            self.trace.add_engine_events(delta.trace, choice=EngineRequestId.parse(delta.request_id).choice)
 
     def with_trace(self, output: RequestOutput) -> RequestOutput:
         """Add the events to the request's last output."""
@@ -40,7 +48,7 @@ class Answer:
 
     def whole(self) -> RequestOutput:
         """Return all there is so far."""
-        output = self.with_trace(self.stream.whole())
+        output = self.with_trace(self.outputs.whole())
         output.prompt = self.prompt
         return output
 

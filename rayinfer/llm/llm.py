@@ -15,7 +15,7 @@ from rayinfer.llm.arguments import Message, Prompt, as_prompts, check_request, c
 from rayinfer.llm.progress_bar import progress_bar
 from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.outputs import EngineStats, RequestOutput
-from rayinfer.protocols import GenerationRequest, ModelDescription, Pause, Resume, Sleep, Wake
+from rayinfer.protocols import EngineRequestId, GenerationRequest, ModelDescription, Pause, Resume, Sleep, Wake
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.bad_words import speller
@@ -236,14 +236,14 @@ class LLM:
         """Do one step and turn its tokens into what callers may see; streams get theirs here."""
         advances = []
         for delta in self._engine.step():
-            request_id = delta.request_id.rpartition("/")[0]
+            request_id = EngineRequestId.request_id_of(delta.request_id)
             answer = self._answers.get(request_id)
             if answer is None:
                 continue
             output = answer.apply(delta)
-            answer.take_over_events(delta)
+            answer.add_engine_events(delta)
             for stopped in answer.stream.stopped_request_ids():
-                answer.take_over_events(self._engine.abort(stopped))
+                answer.add_engine_events(self._engine.abort(stopped))
             if answer.stream.is_finished:
                 del self._answers[request_id]
             if output is not None and answer.news is not None:

@@ -1,32 +1,31 @@
-"""Gives one model's requests to its engines and turns their tokens back into text for the clients."""
+"""Dispatcher of one model's requests to its engines; it turns their tokens into text for the clients."""
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import NamedTuple
 
 from rayinfer.errors import EngineDead, EngineLeaving, NotReady, QueueFull
 from rayinfer.metrics import ServiceMetrics
-from rayinfer.outputs import FinishReason, RequestOutput, TokenDelta, TraceEvent
-from rayinfer.protocols import GenerationRequest, ModelDescription, ServiceStatus
+from rayinfer.outputs import EngineState, FinishReason, RequestOutput, TraceEvent
+from rayinfer.protocols import EngineRequestId, GenerationRequest, ModelDescription, ServiceStatus
 from rayinfer.routing.admission import AdmissionControl, AdmissionSlot
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.dispatch_attempt import DispatchAttempt
 from rayinfer.routing.dispatch_queue import DispatchQueue, QueuedRequest
 from rayinfer.routing.engine_fleet import EngineFleet
-from rayinfer.routing.engine_set import RUNNING, EngineSet
+from rayinfer.routing.engine_set import EngineSet
 from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.routing.preparation import block_digests, prepare
 from rayinfer.routing.replica_choice import cost_of
-from rayinfer.routing.retry_budget import Quarantine, RetryBudget
-from rayinfer.routing.stream_state import StreamState, parts_of
+from rayinfer.routing.retry_budget import Quarantine, QuarantinePermit, RetryBudget
+from rayinfer.routing.stream_state import StreamState
 from rayinfer.routing.stream_timers import StreamTimers
 from rayinfer.tokenization.tokenizer import Tokenizer
-from rayinfer.traces.kept_traces import KeptTraces
+from rayinfer.traces.trace_store import TraceStore
 
 logger = logging.getLogger(__name__)
 
@@ -36,13 +35,13 @@ ENGINE_WAIT_S = 60.0  # how long a stream that lost its engine waits for another
 class Dispatcher:
     """A TextGenerator over a changing set of engines; every client request lives in one `generate` call.
 
-    A stream whose engine is lost, or leaves, goes on from its tokens so far on another engine: its client sees nothing
-    of it. Text is made in that call, never in the task that listens to an engine: what one stream's text does, however
-    wrong, reaches no other stream. Clients learn that an engine is gone; which one, and of what it died, is in the
-    log. Events of traced requests go into `traces`, from here and from the engines.
+    A stream whose engine is lost or drained migrates: it continues from its tokens so far on another engine, invisibly
+    to the client. Text is made in that call, never in the task that listens to an engine, so an error in one stream's
+    text affects no other stream. Clients see that an engine is gone; its name and the cause are in the log only.
+    Events of traced requests go into `traces`, from here and from the engines.
 
-    `first_tokens` is for a model whose engines follow the load. Once the model's description is known, requests wait
-    where there is no engine, new ones too, as many as `most_engines` would let wait: `needs_engine` is what starts one.
+    `first_tokens` is for a model with autoscaling. Once such a model's description is known, requests wait while it has
+    no engine, as many as `max_engines` would let wait; `needs_engine` makes the first engine start.
     """
 
     def __init__(
@@ -53,23 +52,16 @@ class Dispatcher:
         *,
         router_id: str,
         limits: RouterLimits | None = None,
-        traces: KeptTraces | None = None,
+        traces: TraceStore | None = None,
         engine_wait_s: float = ENGINE_WAIT_S,
         first_tokens: FirstTokens | None = None,
-        most_engines: int = 1,
+        max_engines: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._traces = KeptTraces() if traces is None else traces
+        self._traces = TraceStore() if traces is None else traces
         self._model_name = model_name
         self._tokenizer = tokenizer
         limits = RouterLimits() if limits is None else limits
-        self._may_be_empty = first_tokens is not None
-        self._admission = AdmissionControl(
-            limits,
-            first_tokens=first_tokens,
-            most_engines=most_engines,
-            is_starting=lambda: self._may_be_empty and not self.engines.available(),
-        )
         self._metrics = metrics
         self._engine_wait_s = engine_wait_s
         self._clock = clock
@@ -78,9 +70,13 @@ class Dispatcher:
             metrics,
             router_id=router_id,
             on_trace=self._record_engine_events,
-            on_room=lambda engine: self._queue.advance(engine),
-            on_join=lambda engine: self.control.note_join(engine),
-            may_be_empty=self._may_be_empty,
+            may_be_empty=first_tokens is not None,
+        )
+        self._admission = AdmissionControl(
+            limits,
+            first_tokens=first_tokens,
+            max_engines=max_engines,
+            is_starting=lambda: self.engines.is_starting,
         )
         self._queue = DispatchQueue(
             self.engines,
@@ -89,17 +85,17 @@ class Dispatcher:
             on_change=partial(metrics.set_num_queued, model_name),
             clock=clock,
         )
-        self.control = EngineFleet(model_name, self.engines.links)
-        self._quarantine = Quarantine(lambda: bool(self.engines.available()), self.engines.wait_for_any)
+        self.control = EngineFleet(model_name, self.engines)
+        self._quarantine = Quarantine(self.engines)
         metrics.set_num_queued(model_name, 0)
 
     def change_limits(self, limits: RouterLimits) -> None:
-        """Follow other limits from now on; admitted requests stay."""
+        """Apply other limits from now on; admitted requests stay."""
         self._admission.limits = limits
         self._queue.change_limits(limits)
 
     async def close(self) -> None:
-        """Close the links to all engines, which aborts all that still runs."""
+        """Close the links to all engines, which aborts all running requests."""
         self._engine_wait_s = 0.0
         self._queue.close()
         await self.engines.close()
@@ -111,7 +107,7 @@ class Dispatcher:
     def status(self) -> ServiceStatus:
         """Return whether a request could start now, and the stats of every engine."""
         states = {engine.stats.state for engine in self.engines.available()}
-        ready = RUNNING in states or (not states and self._may_be_empty and self.engines.is_described)
+        ready = EngineState.RUNNING in states or (self.engines.is_starting and self.engines.is_described)
         return ServiceStatus(
             ready=ready,
             reason="" if ready else ", ".join(sorted(states)) or self.engines.not_ready_message(),
@@ -121,7 +117,7 @@ class Dispatcher:
         )
 
     def overload(self) -> QueueFull | None:
-        """Return why no request would be admitted now; None as long as there is room."""
+        """Return why no request would be admitted now; None while requests are admitted."""
         return self._admission.overload()
 
     @property
@@ -131,177 +127,172 @@ class Dispatcher:
         return wanted and not self.engines.available()
 
     def generate(self, request: GenerationRequest) -> AsyncIterator[RequestOutput]:
-        """Yield the answer as it grows; closing the iterator aborts what still runs, without waiting for it.
+        """Yield outputs as they come; closing the iterator aborts the request without waiting for the engine.
 
-        Refuses at once, before any other request's work goes on, so that a burst is refused one by one.
+        A rejection is raised at once, before the event loop runs anything else, so the queue's limits hold in a burst.
         """
         request = prepare(request, self.describe(), self._tokenizer, self._admission.limits)
-        ticket = self._admission.admit(
-            request.tenant,
-            cost_of(request).num_tokens,
-            self.engines.num_cache_tokens,
-            len(request.prompt_token_ids),
-        )
-        return self._answer(request, ticket)
+        num_prompt_tokens, num_tokens = len(request.prompt_token_ids), cost_of(request).num_tokens
+        slot = self._admission.admit(request.tenant, num_tokens, self.engines.num_cache_tokens, num_prompt_tokens)
+        return self._answer(request, slot)
 
-    async def _answer(self, request: GenerationRequest, ticket: AdmissionSlot) -> AsyncIterator[RequestOutput]:
-        stream = StreamState(request, self._tokenizer, keeps_outputs=False)
-        timers = self._start_timers(request, stream)
+    async def _answer(self, request: GenerationRequest, slot: AdmissionSlot) -> AsyncIterator[RequestOutput]:
+        stream = StreamState(request, self._tokenizer)
         deadline = None if request.timeout_s is None else self._clock() + request.timeout_s
-        ending: FinishReason = "abort"  # unless something else is the matter
-        budget = RetryBudget()
+        run = _Run(stream, slot, RetryBudget(), self._quarantine.permit(), deadline)
+        timers = self._start_timers(stream)
+        ending: FinishReason = "abort"  # unless the stream ends otherwise
         try:
             while not stream.is_finished:
                 timers.engine_changes()
-                async with self._attempt(stream, budget, deadline) as attempt:
+                attempt = await self._dispatch(run)
+                if attempt is None:
+                    timers.record(ended := stream.fail("timeout"))
+                    yield ended
+                    break
+                try:
                     while not stream.is_finished:
-                        deltas = await self._take(attempt.queue, deadline)
-                        if deltas:
-                            ticket.start()
-                        output = stream.fail("timeout") if deltas is None else stream.apply_all(deltas)
-                        attempt.release(stream.stopped_request_ids())
-                        if budget.is_suspicious and budget.made_progress(stream.num_output_tokens):
-                            await attempt.quarantine.aclose()
-                        if output is not None:
+                        if (output := await self._next_output(run, attempt)) is not None:
                             timers.record(output)
                             yield output
+                except EngineDead as error:
+                    self._record_loss(run, attempt.decision.link.name, error)
+                finally:
+                    attempt.abort()
+                    run.permit.release()
         except Exception:
             ending = "error"
             raise
         finally:
-            ticket.leave()
+            slot.release()
+            run.permit.release()
             timers.finish_all(ending)
-            if budget.has_queued:
+            if run.budget.has_queued:
                 expected, had = cost_of(request), len(request.prompt_token_ids) + stream.num_output_tokens
                 self._queue.charge(request.tenant, expected.priority, had - expected.num_tokens)
 
-    @contextlib.asynccontextmanager
-    async def _attempt(
-        self, stream: StreamState, budget: RetryBudget, deadline: float | None
-    ) -> AsyncIterator["_Attempt"]:
-        """Run the stream on an engine while the block lasts; the loss of that engine ends the block.
+    async def _next_output(self, run: "_Run", attempt: DispatchAttempt) -> RequestOutput | None:
+        """Wait for the stream's next deltas and return the output that they make; None while it has no visible text."""
+        stream, left_s = run.stream, self._time_left_s(run)
+        try:
+            deltas = await attempt.deltas.take(left_s) if left_s is None or left_s > 0 else None
+        except TimeoutError:
+            deltas = None
+        if deltas is None:
+            output: RequestOutput | None = stream.fail("timeout")
+        else:
+            run.slot.start()
+            output = stream.apply_all(deltas)
+        if stopped := stream.stopped_request_ids():
+            attempt.abort(stopped)
+        if run.budget.is_suspicious and run.budget.made_progress(stream.num_output_tokens):
+            run.permit.release()
+        return output
 
-        Raises NotReady when there is no engine for a new stream, EngineDead when a stream cannot go on elsewhere. Where
-        its time has run out meanwhile, the block gets an attempt without an engine.
-        """
-        async with contextlib.AsyncExitStack() as quarantine:
-            try:
-                dispatched = await self._submit(stream, budget, deadline, quarantine)
-            except (NotReady, TimeoutError) as error:
-                if not budget.num_lost and isinstance(error, NotReady):
-                    raise
-                if isinstance(error, NotReady) and (deadline is None or self._clock() < deadline):
-                    raise EngineDead("the engine that ran the request is gone, and no other has come") from None
-                yield _Attempt(DeltaQueue(), lambda _: None, quarantine)
-                return
-            try:
-                yield _Attempt(dispatched.queue, dispatched.link.release, quarantine)
-            except EngineDead as error:
-                self._note_loss(stream, budget, dispatched.link.name, error)
-            finally:
-                dispatched.cancel()
+    async def _dispatch(self, run: "_Run") -> DispatchAttempt | None:
+        """Dispatch the rest of the stream to an engine; None when its time is up before an engine has it.
 
-    def _patience_s(self, budget: RetryBudget, deadline: float | None) -> float:
-        """Return how long to wait for an engine: new streams need not, as other routers may have one."""
-        if not self._may_be_empty and not budget.num_lost and not budget.has_queued:
-            return 0.0
-        return self._engine_wait_s if deadline is None else min(self._engine_wait_s, deadline - self._clock())
-
-    async def _submit(
-        self, stream: StreamState, budget: RetryBudget, deadline: float | None, quarantine: contextlib.AsyncExitStack
-    ) -> DispatchAttempt:
-        """Hand what is left of the stream to an engine that takes it: a new one when its turn comes, others at once.
-
-        Raises NotReady without an engine, TimeoutError when the client's time is up before an engine has the stream.
+        Raises NotReady when there is no engine for a new stream, EngineDead when a stream cannot continue elsewhere.
         """
         while True:
-            wait_s = self._patience_s(budget, deadline)
-            if budget.is_suspicious:
-                await quarantine.aclose()  # its engine was gone before it took the stream, and the next may be long
-                patience_s = partial(self._patience_s, budget, deadline)
-                await quarantine.enter_async_context(self._quarantine.place(patience_s))
-            requests = stream.engine_requests(epoch=budget.begin())
-            interval = self._admission.limits.stream_interval
-            dispatched = DispatchAttempt(requests, self._traces, stream.request_id, self._clock, interval=interval)
             try:
-                await self._send(stream, requests, budget, dispatched, deadline, wait_s)
-                async with asyncio.timeout(None if deadline is None else deadline - self._clock()):
-                    await dispatched.acked()
+                if run.budget.is_suspicious:
+                    run.permit.release()  # the last engine was gone before it had the stream, and the next may be long
+                    await run.permit.acquire(partial(self._engine_wait_left_s, run))
+                attempt = await self._send(run)
+            except TimeoutError:
+                return None
+            except NotReady:
+                if not run.budget.num_lost:
+                    raise
+                if (left_s := self._time_left_s(run)) is None or left_s > 0:
+                    raise EngineDead("the engine that ran the request is gone, and no other has come") from None
+                return None
+            try:
+                async with asyncio.timeout(self._time_left_s(run)):
+                    await attempt.acked()
             except EngineDead as error:
-                self.engines.remove(dispatched.link.name, str(error))
-            except BaseException:
-                dispatched.cancel()
+                self.engines.remove(attempt.decision.link.name, str(error))
+            except BaseException as error:
+                attempt.abort()
+                if isinstance(error, TimeoutError):
+                    return None
                 raise
             else:
-                return dispatched
+                return attempt
 
-    async def _send(
-        self,
-        stream: StreamState,
-        requests: Sequence[GenerationRequest],
-        budget: RetryBudget,
-        dispatched: DispatchAttempt,
-        deadline: float | None,
-        wait_s: float,
-    ) -> None:
-        """Find the engine that the requests go to, and begin to send them."""
+    async def _send(self, run: "_Run") -> DispatchAttempt:
+        """Send the next attempt to an engine: the first one waits in the queue, others ignore credits.
+
+        Raises NotReady without an engine, TimeoutError when the client's time is up before one is selected.
+        """
+        stream, since = run.stream, self._clock()
+        requests = stream.engine_requests(epoch=run.budget.begin())
         digests = partial(block_digests, requests[0], self.engines.block_size, self.engines.weights_generation)
-        if budget.num_begun > 1:
+        deltas = DeltaQueue(self._admission.limits.stream_interval)
+        if run.budget.num_begun > 1:
+            wait_s = self._engine_wait_left_s(run)
             decision = await self.engines.wait_for_replica(cost_of(requests[0]), digests(), wait_s)
-            dispatched.start(decision)
-            return
-        work, tenant = cost_of(stream.request), stream.request.tenant
-        turn = QueuedRequest(work=work, tenant=tenant, deadline=deadline, make_digests=digests, take=dispatched.start)
-        try:
-            await self._queue.wait(turn, None if deadline is None else deadline - self._clock())
-        finally:
-            budget.has_queued = turn.has_waited and turn.is_sent
+            attempt = DispatchAttempt(decision, requests, deltas)
+        else:
+            queued = QueuedRequest(
+                cost=cost_of(stream.request),
+                tenant=stream.request.tenant,
+                deadline=run.deadline,
+                make_digests=digests,
+                requests=requests,
+                deltas=deltas,
+            )
+            try:
+                attempt = await self._queue.dispatch(queued, self._time_left_s(run))
+            finally:
+                run.budget.has_queued = queued.has_waited and queued.is_dispatched
+        if stream.request.trace:
+            attempt.record(self._traces, stream.request_id, self._clock() - since)
+        return attempt
 
-    def _note_loss(self, stream: StreamState, budget: RetryBudget, engine: str, error: EngineDead) -> None:
-        """Count a lost engine; raises EngineDead when the stream may not go on elsewhere."""
-        if isinstance(error, EngineLeaving):
+    def _time_left_s(self, run: "_Run") -> float | None:
+        return None if run.deadline is None else run.deadline - self._clock()
+
+    def _engine_wait_left_s(self, run: "_Run") -> float:
+        """Return how long the stream may wait for an engine: new streams need not, as other routers may have one."""
+        if not (self.engines.may_be_empty or run.budget.num_lost or run.budget.has_queued):
+            return 0.0
+        left_s = self._time_left_s(run)
+        return self._engine_wait_s if left_s is None else min(self._engine_wait_s, left_s)
+
+    def _record_loss(self, run: "_Run", engine: str, error: EngineDead) -> None:
+        """Count a lost or drained engine; raises EngineDead when the stream may not be retried."""
+        stream, budget, is_leaving = run.stream, run.budget, isinstance(error, EngineLeaving)
+        if is_leaving:
             budget.migrated(stream.num_output_tokens)
         else:
             budget.lost(stream.num_output_tokens)
         if budget.is_exhausted:
-            logger.error("request %s is refused: %d engines ended under it", stream.request_id, budget.num_fruitless)
+            logger.error("request %s is rejected: it has lost %d engines", stream.request_id, budget.num_fruitless)
             raise EngineDead("every engine that tried to compute this request has ended") from None
         self._metrics.stream_migrated(self._model_name)
-        reason = "engine leaves" if isinstance(error, EngineLeaving) else "engine lost"
+        reason = "engine leaves" if is_leaving else "engine lost"
         self._traces.migrated(stream.request_id, engine=engine, reason=reason)
 
-    async def _take(self, queue: DeltaQueue, deadline: float | None) -> list[TokenDelta] | None:
-        """Wait for this stream's next deltas; None when the client's time is up."""
-        if deadline is None:
-            return await queue.take()
-        left_s = deadline - self._clock()
-        if left_s <= 0:
-            return None
-        try:
-            return await queue.take(left_s)
-        except TimeoutError:
-            return None
-
-    def _start_timers(self, request: GenerationRequest, stream: StreamState) -> StreamTimers:
-        return StreamTimers(
-            self._metrics,
-            self._model_name,
-            len(request.prompt_token_ids),
-            request.sampling_params.n,
-            on_end=partial(self._record_end, stream) if request.trace else None,
-        )
+    def _start_timers(self, stream: StreamState) -> StreamTimers:
+        request = stream.request
+        on_end = partial(self._record_end, stream) if request.trace else None
+        return StreamTimers(self._metrics, self._model_name, request, on_end=on_end)
 
     def _record_end(self, stream: StreamState, choice: int, reason: FinishReason) -> None:
         self._traces.finished(stream.request_id, choice, reason, stream.num_tokens_of(choice))
 
     def _record_engine_events(self, engine_request_id: str, events: list[TraceEvent]) -> None:
-        request_id, choice, _ = parts_of(engine_request_id)
-        self._traces.take_over(request_id, choice, events)
+        name = EngineRequestId.parse(engine_request_id)
+        self._traces.add_engine_events(name.request_id, name.choice, events)
 
 
-class _Attempt(NamedTuple):
-    """One engine's attempt at a stream."""
+class _Run(NamedTuple):
+    """One admitted request while it runs."""
 
-    queue: DeltaQueue
-    release: Callable[[Iterable[str]], None]  # of engine requests that need not go on
-    quarantine: contextlib.AsyncExitStack  # to be left once the stream has shown to be harmless
+    stream: StreamState
+    slot: AdmissionSlot
+    budget: RetryBudget
+    permit: QuarantinePermit
+    deadline: float | None  # of the dispatcher's clock

@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 
 from rayinfer.errors import NotReady
 from rayinfer.priority_queue import PriorityQueue, QueueEntry
+from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.bounded_wait import wait_within
-from rayinfer.routing.engine_set import EngineSet, RoutingDecision
+from rayinfer.routing.delta_queue import DeltaQueue
+from rayinfer.routing.dispatch_attempt import DispatchAttempt
+from rayinfer.routing.engine_set import EngineSet
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.routing.prefix_groups import PrefixGroups
 from rayinfer.routing.replica_choice import RequestCost
 
-MAX_PREFIX_BATCH = 16  # those that share a prefix and go right after the one whose request it was
-FIRST_RATE = 100.0  # tokens per second that engines are taken to serve before that is known
+MAX_PREFIX_BATCH = 16  # requests that share a prefix with the batch leader and are dispatched right after it
+FIRST_RATE = 100.0  # tokens per second, assumed until the service rate is known
 RATE_WINDOW_S = 1.0
 SMOOTHING = 0.5  # weight of the latest window
 
@@ -23,39 +26,40 @@ SMOOTHING = 0.5  # weight of the latest window
 class QueuedRequest:
     """A queued client request."""
 
-    work: RequestCost
+    cost: RequestCost
     tenant: str
     deadline: float | None  # seconds on any one clock
     make_digests: Callable[[], Sequence[bytes]]  # of the prompt's full blocks
-    take: Callable[[RoutingDecision], None]  # called with the decision, at once
-    ticket: "QueueEntry[QueuedRequest] | None" = None  # while it waits
+    requests: Sequence[GenerationRequest]  # the engine requests of its choices
+    deltas: DeltaQueue  # of their tokens
+    entry: "QueueEntry[QueuedRequest] | None" = None  # while it waits
     has_waited: bool = False
-    has_come: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    attempt: asyncio.Future[DispatchAttempt] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     _digests: Sequence[bytes] | None = None
 
     @property
     def digests(self) -> Sequence[bytes]:
-        """Digests of the prompt's blocks, hashed on first use: a single engine with room needs none."""
+        """Digests of the prompt's blocks, hashed on first use: a single engine with free credits needs none."""
         if self._digests is None:
             self._digests = self.make_digests()
         return self._digests
 
     @property
-    def is_sent(self) -> bool:
-        """Whether an engine has got the request, even if its client has left since."""
-        return self.has_come.done() and not self.has_come.cancelled() and self.has_come.exception() is None
+    def is_dispatched(self) -> bool:
+        """Whether an engine was selected, even if the client has left since."""
+        return self.attempt.done() and not self.attempt.cancelled() and self.attempt.exception() is None
 
 
 class DispatchQueue:
-    """Sends requests on as long as an engine has room, and keeps the others in order.
+    """Dispatches requests while engines have free credits, and keeps the others in order.
 
-    No request waits while there is room. Once one does, the first in the order goes as soon as any engine has room,
-    and some of those follow it that share the longest prefix with it and matter as much: the engine computes that
-    prefix once, while it still has it. Places in the order are fixed at arrival, so a request that goes early
-    does not go again later: shares of tenants stay what they are.
+    No request waits while an engine has free credits. Otherwise the first request is dispatched as soon as any engine
+    has, followed by a prefix batch: requests of the same priority that share the longest prefix with it, which the
+    engine computes once. Positions in the order are fixed at arrival, and a member of a prefix batch uses up its own:
+    the tenants' shares are unchanged.
 
-    The queue's clock is work, not time: it counts tokens served, so that shares do not depend on any estimate. Only
-    what a level of priority is worth, which is given in seconds, is turned into tokens by the pace of late.
+    The queue's clock counts tokens served, not time, so shares depend on no estimate. Only `ageing_s`, the value of one
+    level of priority, is converted from seconds by the recent service rate.
     """
 
     def __init__(
@@ -73,74 +77,71 @@ class DispatchQueue:
         self._queue: PriorityQueue[QueuedRequest] = PriorityQueue()
         self._groups: PrefixGroups[QueuedRequest] = PrefixGroups()
         self._service_rate = _ServiceRate(clock)
-        self._batch_leader: QueuedRequest | None = None  # the latest whose request it was, not being a member
+        self._batch_leader: QueuedRequest | None = None  # the latest request that was dispatched in order
         self._num_batched = 0
         self._arrivals: dict[QueuedRequest, float] = {}  # of waiting requests, in this order; seconds of the loop
         self._engine_timer: asyncio.TimerHandle | None = None  # set for the oldest of them or earlier
-        self._is_advancing = False
+        engines.capacity_listeners.append(self.advance)
         self.change_limits(limits)
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def change_limits(self, limits: RouterLimits) -> None:
-        """Order the requests that come from now on by other limits."""
+        """Order the requests that arrive from now on by other limits."""
         self._limits = limits
         self._queue.change(ageing_s=limits.ageing_s * self._service_rate.rate)
 
-    async def wait(self, request: QueuedRequest, timeout_s: float | None) -> None:
-        """Wait for an engine, which has been given the request when this returns.
+    async def dispatch(self, request: QueuedRequest, timeout_s: float | None) -> DispatchAttempt:
+        """Wait until an engine is selected; the requests have been sent to it when this returns.
 
-        Raises TimeoutError when the request does not come in time, NotReady when there is no engine for too long.
+        Raises TimeoutError when that takes too long, NotReady when there is no engine for too long.
         """
         if not self._queue and self._send(request):
-            return
-        self._push(request)
+            return request.attempt.result()
+        self._enqueue(request)
         try:
-            await wait_within(request.has_come, timeout_s)
-        finally:
-            if request.ticket is not None:
+            return await wait_within(request.attempt, timeout_s)
+        except BaseException:
+            if request.is_dispatched:  # and its client left before it could be resumed
+                request.attempt.result().abort()
+            elif request.entry is not None:
                 self._withdraw(request)
-                self.advance()  # the one that is first now may want less
+                self.advance()  # the next request may need less
+            raise
 
     def advance(self, engine: str | None = None) -> None:
-        """Send requests in order as far as there is room; cheap when none waits.
+        """Dispatch requests in order as far as credits allow; cheap when none waits.
 
-        `engine` is the only one whose room has changed since the last time, None stands for any.
+        `engine` is the only one whose credits have changed since the last time, None stands for any.
         """
-        if self._is_advancing or not self._queue:
-            return
-        self._is_advancing = True  # what is sent may make room elsewhere at once
-        try:
-            while (first := self._first()) is not None:
-                member = self._prefix_member(first)
-                sent = next((request for request in (member, first) if request and self._send(request, engine)), None)
-                if sent is None:
-                    break
-                self._note_service(sent)
-        finally:
-            self._is_advancing = False
+        while (first := self._first()) is not None:
+            member = self._prefix_member(first)
+            served = next((request for request in (member, first) if request and self._send(request, engine)), None)
+            if served is None:
+                break
+            self._record_service(served)
 
     def close(self) -> None:
-        """Refuse all that still wait."""
+        """Reject all requests that still wait."""
         if self._engine_timer is not None:
             self._engine_timer.cancel()
             self._engine_timer = None
         for request in list(self._arrivals):
-            self._refuse(request)
+            self._reject(request)
 
     def charge(self, tenant: str, priority: int, num_tokens: int) -> None:
-        """Charge a tenant for so many tokens more, or less, than its request was expected to have."""
+        """Charge a tenant for so many tokens more, or fewer, than its request was expected to have."""
         self._queue.charge(tenant, priority, num_tokens, self._limits.of_tenant(tenant).weight)
 
-    def _push(self, request: QueuedRequest) -> None:
-        request.ticket = self._queue.push(
+    def _enqueue(self, request: QueuedRequest) -> None:
+        request.entry = self._queue.push(
             request,
-            priority=request.work.priority,
-            arrival=0.0,  # which is when an empty queue's clock starts; later it is where the queue has come
+            priority=request.cost.priority,
+            arrival=0.0,  # where an empty queue's clock starts; later its virtual time counts
             deadline=request.deadline,
             tenant=request.tenant,
-            cost=request.work.num_tokens,
+            cost=request.cost.num_tokens,
             weight=self._limits.of_tenant(request.tenant).weight,
         )
         request.has_waited = True
@@ -150,64 +151,63 @@ class DispatchQueue:
             self._groups.add(request, request.digests)
         self._on_change(len(self._queue))
         if self._first() is request:
-            self.advance()  # a more urgent one may have room where those before had none
+            self.advance()  # credits may suffice for a more urgent request than those before
 
     def _send(self, request: QueuedRequest, engine: str | None = None) -> bool:
-        """Give the request to an engine that has room, if there is one."""
-        if request.has_come.done():  # its client has just left
+        """Send the request to an engine with free credits, if there is one."""
+        if request.attempt.done():  # its client has just left
             self._withdraw(request)
             return True
         digests = request.digests if self._limits.route_by_prefix and len(self._engines.links) > 1 else ()
-        decision = self._engines.select_replica(request.work, digests, among=engine)
+        decision = self._engines.select_replica(request.cost, digests, among=engine)
         if decision is None:
             return False
-        if request.ticket is not None:
-            self._note_order(request)
-            self._queue.serve(request.ticket)
-            self._leave(request)
-        request.take(decision)
-        request.has_come.set_result(None)
+        if request.entry is not None:
+            self._record_order(request)
+            self._queue.serve(request.entry)
+            self._remove(request)
+        request.attempt.set_result(DispatchAttempt(decision, request.requests, request.deltas))
         return True
 
     def _first(self) -> QueuedRequest | None:
-        ticket = self._queue.peek()
-        return None if ticket is None else ticket.item
+        entry = self._queue.peek()
+        return None if entry is None else entry.item
 
     def _prefix_member(self, first: QueuedRequest) -> QueuedRequest | None:
         """Find a request that may follow the latest leader out of order; higher priorities are never overtaken."""
         leader = self._batch_leader
         if leader is None or not self._groups or self._num_batched >= MAX_PREFIX_BATCH:
             return None
-        priority = leader.work.priority
-        if first.work.priority < priority:
+        priority = leader.cost.priority
+        if first.cost.priority < priority:
             return None
         sharing = self._groups.sharing_most(leader.digests)
-        return next((request for request in sharing if request.work.priority == priority), None)
+        return next((request for request in sharing if request.cost.priority == priority), None)
 
-    def _note_order(self, request: QueuedRequest) -> None:
+    def _record_order(self, request: QueuedRequest) -> None:
         if request is self._first():
             self._batch_leader, self._num_batched = request, 0
         else:
             self._num_batched += 1
 
     def _withdraw(self, request: QueuedRequest) -> None:
-        """Take a request without service out of the queue."""
-        self._leave(request)
-        self.charge(request.tenant, request.work.priority, -request.work.num_tokens)
+        """Remove a request without service."""
+        self._remove(request)
+        self.charge(request.tenant, request.cost.priority, -request.cost.num_tokens)
 
-    def _leave(self, request: QueuedRequest) -> None:
-        """Take a request out of the queue if it is there."""
-        if request.ticket is None:
+    def _remove(self, request: QueuedRequest) -> None:
+        """Remove a request from the queue if it is there."""
+        if request.entry is None:
             return
-        self._queue.remove(request.ticket)  # unless it has been served
-        request.ticket = None
+        self._queue.remove(request.entry)  # unless it has been served
+        request.entry = None
         del self._arrivals[request]
         self._groups.remove(request)
         self._on_change(len(self._queue))
 
-    def _note_service(self, request: QueuedRequest) -> None:
-        """Learn how fast the queue moves, which is what a second means in tokens."""
-        if self._service_rate.served(request.work.num_tokens, is_busy=bool(self._queue)):
+    def _record_service(self, request: QueuedRequest) -> None:
+        """Update the service rate, which converts seconds to tokens."""
+        if self._service_rate.served(request.cost.num_tokens, is_busy=bool(self._queue)):
             self._queue.change(ageing_s=self._limits.ageing_s * self._service_rate.rate)
 
     def _set_engine_timer(self, at: float) -> None:
@@ -215,7 +215,7 @@ class DispatchQueue:
             self._engine_timer = asyncio.get_running_loop().call_at(at, self._check_for_engines)
 
     def _check_for_engines(self) -> None:
-        """Refuse the requests for which there has been no engine for `engine_wait_s` since they arrived.
+        """Reject the requests for which there has been no engine for `engine_wait_s` since they arrived.
 
         Runs when the oldest request could be due, and again when the next one could.
         """
@@ -227,12 +227,12 @@ class DispatchQueue:
             if due > now:
                 self._set_engine_timer(due)
                 return
-            self._refuse(request)
+            self._reject(request)
 
-    def _refuse(self, request: QueuedRequest) -> None:
-        self._leave(request)
-        if not request.has_come.done():  # its client may have just left
-            request.has_come.set_exception(NotReady(self._engines.not_ready_message()))
+    def _reject(self, request: QueuedRequest) -> None:
+        self._remove(request)
+        if not request.attempt.done():  # its client may have just left
+            request.attempt.set_exception(NotReady(self._engines.not_ready_message()))
 
 
 class _ServiceRate:
@@ -246,7 +246,7 @@ class _ServiceRate:
         self.rate = FIRST_RATE
 
     def served(self, num_tokens: int, *, is_busy: bool) -> bool:
-        """Count tokens; returns whether the rate is known anew."""
+        """Count tokens; returns whether the rate was updated."""
         now = self._clock()
         if self._since is None or not is_busy:
             self._since, self._num_tokens = now if is_busy else None, 0

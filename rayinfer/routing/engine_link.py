@@ -12,7 +12,7 @@ from rayinfer.errors import EngineDead, EngineLeaving
 from rayinfer.outputs import EngineStats, StepMessage, TraceEvent
 from rayinfer.protocols import EngineClient, EngineControl, GenerationRequest, ModelDescription
 from rayinfer.routing.delta_queue import DeltaQueue
-from rayinfer.routing.replica_choice import EngineLoad, RequestCost, work_of_choice
+from rayinfer.routing.replica_choice import EngineLoad, RequestCost, cost_of_choice
 
 TICK_S = 0.25
 FROZEN_AFTER_S = 2.0  # an engine gives a sign of life every 0.75 s
@@ -22,11 +22,11 @@ LOST_AFTER_S = 10.0  # ... and where its streams could not go on elsewhere
 
 @dataclass(slots=True)
 class _Route:
-    """The queue for one engine request's tokens, and its work."""
+    """The queue for one engine request's tokens, and its cost."""
 
     queue: DeltaQueue
-    work: RequestCost
-    handing_over: asyncio.Task[None]
+    cost: RequestCost
+    submission: asyncio.Task[None]
     has_tokens: bool = False
 
 
@@ -80,33 +80,36 @@ class EngineLink:
         return len(self._routes)
 
     def send(self, requests: Sequence[GenerationRequest], queue: DeltaQueue, num_cached_tokens: int = 0) -> None:
-        """Send one stream's requests, which share a prompt; returns at once; `arrival` has the outcome."""
-        handing_over = self._start(self._client.submit(requests, self._router_id))
-        for number, request in enumerate(requests):
-            work = work_of_choice(request, num_cached_tokens=None if number else num_cached_tokens)
-            self._routes[request.request_id] = _Route(queue, work, handing_over)
-            self.load.add(work)
+        """Send one stream's requests, which share a prompt; returns at once. `acked` has the outcome.
 
-    async def arrival(self, request_ids: Sequence[str]) -> None:
-        """Wait until the engine has what was sent; raises EngineDead when it cannot be reached.
+        They count in the load from now on, and their tokens go to the queue.
+        """
+        submission = self._start(self._client.submit(requests, self._router_id))
+        for number, request in enumerate(requests):
+            cost = cost_of_choice(request, num_cached_tokens=None if number else num_cached_tokens)
+            self._routes[request.request_id] = _Route(queue, cost, submission)
+            self.load.add(cost)
+
+    async def acked(self, request_ids: Sequence[str]) -> None:
+        """Wait until the engine has the requests; raises EngineDead when it cannot be reached.
 
         If the wait is cancelled, the requests are aborted.
         """
         route = self._routes.get(request_ids[0])
         if route is None:
-            return  # its outputs have ended already, and the queue has the end
+            return  # its outputs have ended, and the queue has the end
         try:
-            # An engine that is lost may be frozen, and then says nothing until it is ended.
-            if not route.handing_over.done():
-                await asyncio.wait((route.handing_over, self._listener), return_when=asyncio.FIRST_COMPLETED)
-            if not route.handing_over.done():
+            # A lost engine may be frozen: its submission does not return until its process ends.
+            if not route.submission.done():
+                await asyncio.wait((route.submission, self._listener), return_when=asyncio.FIRST_COMPLETED)
+            if not route.submission.done():
                 raise EngineDead("the engine was lost before it had the request")
-            route.handing_over.result()
+            route.submission.result()
         except BaseException:
-            self.release(request_ids)
+            self.abort(request_ids)
             raise
 
-    async def carry_out(self, action: Callable[[EngineControl], Coroutine[Any, Any, None]]) -> None:
+    async def run_action(self, action: Callable[[EngineControl], Coroutine[Any, Any, None]]) -> None:
         """Run an action on the whole engine, to its end even if the caller is cancelled."""
         await asyncio.shield(self._start(action(self._client)))
 
@@ -114,26 +117,26 @@ class EngineLink:
         """Ask the engine for its state."""
         return await self._client.states()
 
-    def release(self, request_ids: Iterable[str]) -> None:
-        """Forget these requests and abort those that still run; returns at once, whatever state the engine is in."""
-        unfinished = {request_id: route for request_id in request_ids if (route := self._forget(request_id))}
-        if unfinished and not self._listener.done():
-            coming = {route.handing_over for route in unfinished.values() if not route.handing_over.done()}
-            self._start(self._abort(list(unfinished), coming))
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Remove these requests and abort those that still run; returns at once in any engine state."""
+        removed = {request_id: route for request_id in request_ids if (route := self._remove(request_id))}
+        if removed and not self._listener.done():
+            pending = {route.submission for route in removed.values() if not route.submission.done()}
+            self._start(self._abort(list(removed), pending))
 
     def fail(self, error: EngineDead) -> None:
         """End every stream with this error and stop listening."""
         self._is_over = True
         self._fail_queues(error)
         for request_id in list(self._routes):
-            self._forget(request_id)
+            self._remove(request_id)
         self._listener.cancel()
         self._watcher.cancel()
 
-    def hand_over(self, error: EngineLeaving) -> None:
-        """End every stream with this error, abort its requests, and go on listening."""
+    def migrate(self, error: EngineLeaving) -> None:
+        """End every stream with this error, abort its requests, and stay connected."""
         self._fail_queues(error)
-        self.release(list(self._routes))
+        self.abort(list(self._routes))
 
     def _fail_queues(self, error: EngineDead) -> None:
         for queue in {id(route.queue): route.queue for route in self._routes.values()}.values():
@@ -186,22 +189,22 @@ class EngineLink:
                 continue  # it was aborted while this message was on its way
             route.queue.put(delta)
             if delta.finish_reason is not None:
-                self._forget(delta.request_id)
+                self._remove(delta.request_id)
             elif not route.has_tokens:
                 route.has_tokens = True
-                self.load.prefilled(route.work)
+                self.load.prefilled(route.cost)
         self.stats = message.stats
         self._on_message(self.name, message)
 
-    def _forget(self, request_id: str) -> _Route | None:
+    def _remove(self, request_id: str) -> _Route | None:
         route = self._routes.pop(request_id, None)
         if route is not None:
-            self.load.remove(route.work, is_prefilled=route.has_tokens)
+            self.load.remove(route.cost, is_prefilled=route.has_tokens)
         return route
 
-    async def _abort(self, request_ids: Sequence[str], coming: Collection[asyncio.Task[None]]) -> None:
-        # Calls may overtake each other: an abort that came before its request would end nothing, and it would run on.
-        await asyncio.gather(*coming, return_exceptions=True)
-        # An engine that cannot be reached has nothing left to abort; its listener reports the loss.
+    async def _abort(self, request_ids: Sequence[str], pending: Collection[asyncio.Task[None]]) -> None:
+        # Calls may overtake each other: an abort that arrives before its request has no effect.
+        await asyncio.gather(*pending, return_exceptions=True)
+        # An unreachable engine has nothing to abort; the listener reports its loss.
         with contextlib.suppress(Exception):
             await self._client.abort(request_ids)

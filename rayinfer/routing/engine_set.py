@@ -1,4 +1,4 @@
-"""A router's set of one model's engines: available ones, draining ones, and requests that wait for one."""
+"""A router's set of one model's engines: available and draining ones, and the choice between them."""
 
 import asyncio
 import logging
@@ -10,15 +10,13 @@ from typing import NamedTuple
 
 from rayinfer.errors import EngineDead, EngineLeaving, NotReady
 from rayinfer.metrics import ServiceMetrics
-from rayinfer.outputs import StepMessage, TraceEvent
+from rayinfer.outputs import EngineState, StepMessage, TraceEvent
 from rayinfer.protocols import EngineClient, ModelDescription
 from rayinfer.routing.engine_link import EngineLink
 from rayinfer.routing.prefix_index import PrefixIndex
 from rayinfer.routing.replica_choice import Candidate, RequestCost, choose
 
 logger = logging.getLogger(__name__)
-
-RUNNING = "running"  # the one state of an engine in which requests do not just wait
 
 
 class RoutingDecision(NamedTuple):
@@ -30,11 +28,11 @@ class RoutingDecision(NamedTuple):
 
 
 class EngineSet:
-    """Engines come and go at any time; each change wakes the requests that wait for one.
+    """Engines that come and go at any time; each change wakes the requests that wait for an engine.
 
-    `on_room` is called whenever an engine may have room that it had not: with its name, or None where it may be any.
-    `on_join` is called with each engine that is added, before it gets any request.
-    With `may_be_empty` what the model is stays known while it has no engine.
+    `capacity_listeners` are called whenever an engine may have gained capacity: with its name, or None where it may be
+    any. `join_listeners` are called with each engine that is added, before it gets any request.
+    With `may_be_empty` the model's description stays known while it has no engine.
     """
 
     def __init__(
@@ -44,43 +42,41 @@ class EngineSet:
         *,
         router_id: str,
         on_trace: Callable[[str, list[TraceEvent]], None],
-        on_room: Callable[[str | None], None] = lambda engine: None,
-        on_join: Callable[[EngineLink], None] = lambda link: None,
         may_be_empty: bool = False,
     ) -> None:
         self.links: dict[str, EngineLink] = {}
         self.prefixes = PrefixIndex()
+        self.capacity_listeners: list[Callable[[str | None], None]] = []
+        self.join_listeners: list[Callable[[EngineLink], None]] = []
+        self.may_be_empty = may_be_empty
         self._model_name = model_name
         self._metrics = metrics
         self._router_id = router_id
         self._on_trace = on_trace
-        self._on_room = on_room
-        self._on_join = on_join
-        self._may_be_empty = may_be_empty
         self._num_waiting = 0
         self._available: list[EngineLink] = []
         self.lost_last_at: float | None = -math.inf  # seconds of the loop's clock; None while an engine is available
         self._description: ModelDescription | None = None
         self._num_cache_tokens = 0
         self._weights_generation = 0
-        self._why_not_ready = "no engine is ready yet"
+        self._not_ready_reason = "no engine is ready yet"
         self._num_chosen = 0
         self._num_added = 0
         self._changed = asyncio.Event()
 
     @property
     def names(self) -> list[str]:
-        """The engines that are listened to, those that leave included."""
+        """The connected engines, draining ones included."""
         return list(self.links)
 
     def add(self, name: str, client: EngineClient, description: ModelDescription) -> None:
-        """Listen to an engine and give it requests from now on; those that leave hand their streams over to it."""
+        """Connect to an engine and route requests to it from now on; streams of draining engines migrate to it."""
         self._num_added += 1
         link = EngineLink(
             name,
             client,
             description,
-            # An engine that is taken back must not confuse the new line with the end of the old one.
+            # A new connection to a known engine must not be confused with the end of the old one.
             router_id=f"{self._router_id}/{self._num_added}",
             on_message=self._note_message,
             on_lost=self.remove,
@@ -88,49 +84,55 @@ class EngineSet:
             is_replaceable=lambda: any(other.name != name for other in self.available()),
         )
         self.links[name] = link
-        self._on_join(link)
-        self._note_members()
+        for listener in self.join_listeners:
+            listener(link)
+        self._update_members()
         self.prefixes.add_engine(name)
         self._metrics.set_engine_stats(self._model_name, name, link.stats)
         for other in list(self.links.values()):
             if other.is_draining:
-                self._hand_over(other)
-        self._tell_of_change()
+                self._migrate_streams(other)
+        self._notify_change()
 
     def drain(self, name: str) -> None:
-        """Give the engine nothing more; its streams go on elsewhere, or end there if there is no other."""
+        """Route nothing more to the engine; its streams migrate, or end there if there is no other engine."""
         if link := self.links.get(name):
             link.is_draining = True
-            self._note_members()
-            self._why_not_ready = "an engine is shutting down"
+            self._update_members()
+            self._not_ready_reason = "an engine is shutting down"
             if link.num_in_flight == 0:
                 self.remove(name, "it was drained")
             else:
-                self._hand_over(link)
+                self._migrate_streams(link)
 
     def remove(self, name: str, reason: str) -> None:
-        """Forget an engine; the streams that it still ran get EngineDead."""
+        """Remove an engine; the streams that it still ran get EngineDead."""
         link = self.links.pop(name, None)
         if link is None:
             return
-        self._note_members()
+        self._update_members()
         logger.log(logging.INFO if link.is_draining else logging.WARNING, "engine %s is gone: %s", name, reason)
-        self._why_not_ready = "an engine is gone"
+        self._not_ready_reason = "an engine is gone"
         self.prefixes.remove_engine(name)
         self._metrics.drop_engine(self._model_name, name)
         link.fail(EngineDead("the engine that ran the request is gone"))
-        self._tell_of_change()
+        self._notify_change()
 
     async def close(self) -> None:
-        """Close the links to all engines, which aborts all that still runs."""
+        """Close the links to all engines, which aborts all running requests."""
         links = list(self.links.values())
         for link in links:
             self.remove(link.name, "the service is shutting down")
         await asyncio.gather(*(link.wait_closed() for link in links))
 
     def available(self) -> list[EngineLink]:
-        """List the engines that do not leave."""
+        """List the engines that are not draining."""
         return self._available
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether there is no engine, and requests wait for one to start."""
+        return self.may_be_empty and not self._available
 
     @property
     def is_described(self) -> bool:
@@ -144,7 +146,7 @@ class EngineSet:
 
     def not_ready_message(self) -> str:
         """Return why no engine can take a request."""
-        return f"model {self._model_name!r} cannot answer now: {self._why_not_ready}"
+        return f"model {self._model_name!r} cannot answer now: {self._not_ready_reason}"
 
     def describe(self) -> ModelDescription:
         """Describe the model, with the limits of its tightest engine; raises NotReady without engines."""
@@ -154,12 +156,12 @@ class EngineSet:
 
     @property
     def block_size(self) -> int:
-        """Tokens per block, as routers and engines hash them; of engines that differ, the others' never match."""
+        """Tokens per block, as routers and engines hash them; engines with another size never match."""
         return next((link.description.block_size for link in self.links.values()), 16)
 
     @property
     def weights_generation(self) -> int:
-        """Weight version of the newest engines; while engines change over, the others' prefixes never match."""
+        """Weight version of the newest engines; during an update, prefixes of older versions never match."""
         return self._weights_generation
 
     @property
@@ -168,19 +170,19 @@ class EngineSet:
         return self._num_cache_tokens
 
     def select_replica(
-        self, work: RequestCost, digests: Sequence[bytes], *, among: str | None = None, ignore_credits: bool = False
+        self, cost: RequestCost, digests: Sequence[bytes], *, among: str | None = None, ignore_credits: bool = False
     ) -> RoutingDecision | None:
-        """Find the engine that will be the first to have computed this prompt, among those that have room for it.
+        """Select the engine that will be the first to have computed this prompt, among those with enough credits.
 
         None when none has; with `ignore_credits`, only when there is no engine. Engines that are paused or asleep count
-        where there are no others. `among` names the one engine that is asked.
+        where there are no others. `among` restricts the choice to one engine.
         """
         candidates = []
-        for link in self._choosable(among):
-            if not ignore_credits and link.load.is_full(work.priority, link.stats.credits):
-                continue  # under overload that is nearly every engine: what they have cached is not worth a look
+        for link in self._eligible(among):
+            if not ignore_credits and link.load.is_full(cost.priority, link.stats.credits):
+                continue  # under overload that is nearly every engine: its prefixes need no look-up
             num_cached = self._num_cached_tokens(link, digests) if digests else 0
-            if ignore_credits or link.load.has_room(_less_cached(work, num_cached), link.stats.credits):
+            if ignore_credits or link.load.has_credits(_less_cached(cost, num_cached), link.stats.credits):
                 num_blocks = self.prefixes.num_blocks(link.name)
                 candidates.append(Candidate(link.name, link.load, num_cached, num_blocks))
         if not candidates:
@@ -191,10 +193,10 @@ class EngineSet:
         self.prefixes.expect(chosen.name, digests)
         return RoutingDecision(self.links[chosen.name], chosen.num_cached_tokens, _reason(chosen, candidates))
 
-    async def wait_for_replica(self, work: RequestCost, digests: Sequence[bytes], wait_s: float) -> RoutingDecision:
-        """Find the best engine, however full; raises NotReady when there is none for so long."""
+    async def wait_for_replica(self, cost: RequestCost, digests: Sequence[bytes], wait_s: float) -> RoutingDecision:
+        """Select the best engine, whatever its credits; raises NotReady when there is none for so long."""
         latest = time.monotonic() + wait_s
-        while (decision := self.select_replica(work, digests, ignore_credits=True)) is None:
+        while (decision := self.select_replica(cost, digests, ignore_credits=True)) is None:
             await self._wait_for_change(latest - time.monotonic())
         return decision
 
@@ -204,20 +206,20 @@ class EngineSet:
         while not self.available():
             await self._wait_for_change(latest - time.monotonic())
 
-    def _choosable(self, among: str | None) -> list[EngineLink]:
-        asked = self._available if among is None else [link for link in self._available if link.name == among]
-        running = [link for link in asked if link.stats.state == RUNNING]
-        if running or any(link.stats.state == RUNNING for link in self._available):
+    def _eligible(self, among: str | None) -> list[EngineLink]:
+        engines = self._available if among is None else [link for link in self._available if link.name == among]
+        running = [link for link in engines if link.stats.state == EngineState.RUNNING]
+        if running or any(link.stats.state == EngineState.RUNNING for link in self._available):
             return running
-        return asked
+        return engines
 
     def _num_cached_tokens(self, link: EngineLink, digests: Sequence[bytes]) -> int:
         return self.prefixes.num_cached(link.name, digests) * link.description.block_size
 
-    def _hand_over(self, link: EngineLink) -> None:
-        """Migrate the streams of a draining engine, if there is another one."""
+    def _migrate_streams(self, link: EngineLink) -> None:
+        """Migrate the streams of a draining engine, if there is another engine."""
         if self.available():
-            link.hand_over(EngineLeaving("the engine that ran the request is leaving"))
+            link.migrate(EngineLeaving("the engine that ran the request is leaving"))
 
     async def _wait_for_change(self, wait_s: float) -> None:
         self._num_waiting += 1
@@ -229,7 +231,7 @@ class EngineSet:
         finally:
             self._num_waiting -= 1
 
-    def _note_members(self) -> None:
+    def _update_members(self) -> None:
         """Compute what depends on the members once per change: every request needs it."""
         self._available = [link for link in self.links.values() if not link.is_draining]
         if self._available:
@@ -242,13 +244,17 @@ class EngineSet:
         tightest = min(known, key=lambda each: each.max_model_len, default=None)
         if tightest is not None:
             self._description = replace(tightest, name=self._model_name)
-        elif not self._may_be_empty:
+        elif not self.may_be_empty:
             self._description = None
 
-    def _tell_of_change(self) -> None:
+    def _notify_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-        self._on_room(None)
+        self._notify_capacity(None)
+
+    def _notify_capacity(self, name: str | None) -> None:
+        for listener in self.capacity_listeners:
+            listener(name)
 
     def _note_message(self, name: str, message: StepMessage) -> None:
         self._metrics.set_engine_stats(self._model_name, name, message.stats)
@@ -257,14 +263,14 @@ class EngineSet:
         link = self.links.get(name)
         if link is not None and link.is_draining and link.num_in_flight == 0:
             self.remove(name, "it was drained")
-        self._on_room(name)
+        self._notify_capacity(name)
 
 
-def _less_cached(work: RequestCost, num_cached_tokens: int) -> RequestCost:
+def _less_cached(cost: RequestCost, num_cached_tokens: int) -> RequestCost:
     if not num_cached_tokens:
-        return work
-    return work._replace(
-        num_tokens=work.num_tokens - num_cached_tokens, num_prefill_tokens=work.num_prefill_tokens - num_cached_tokens
+        return cost
+    return cost._replace(
+        num_tokens=cost.num_tokens - num_cached_tokens, num_prefill_tokens=cost.num_prefill_tokens - num_cached_tokens
     )
 
 

@@ -1,4 +1,4 @@
-"""Choice of the engine for the next request, and the check of its credits."""
+"""Choice of the engine for a request, and the check of its credits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,18 +7,18 @@ from typing import NamedTuple
 from rayinfer.outputs import Credits
 from rayinfer.protocols import GenerationRequest
 
-EXPECTED_OUTPUT_TOKENS = 256  # what a request without max_tokens is taken to generate
-DECODING_WEIGHT = 0.1  # what a token in flight delays a newcomer, measured in tokens of prompts before it
-MAX_IMBALANCE = 2.0  # a cached prefix does not draw requests to an engine with more than so many times the fewest
+EXPECTED_OUTPUT_TOKENS = 256  # assumed for a request without max_tokens
+DECODING_WEIGHT = 0.1  # delay by a token in flight, relative to a prompt token to be computed
+MAX_IMBALANCE = 2.0  # a cached prefix does not attract requests to an engine with more than so many times the fewest
 MAX_LEAD = 2  # ... and so many requests more
 
 
 class RequestCost(NamedTuple):
-    """RequestCost that one request, or several together, are for an engine."""
+    """Cost of one request, or of several together, for an engine."""
 
     priority: int
     num_requests: int
-    num_tokens: int  # prompts and expected answers, which is what they come to hold in the cache
+    num_tokens: int  # prompts and expected outputs: what they will hold in the cache
     num_prefill_tokens: int  # of prompts, computed before the first token
 
 
@@ -29,24 +29,24 @@ class EngineLoad:
     num_requests: int = 0
     num_tokens: int = 0
     num_prefill_tokens: int = 0  # of requests that have no token yet
-    last_chosen: int = 0  # ordinal of the latest request that it was given
+    last_chosen: int = 0  # ordinal of the latest request routed to it
     _levels: dict[int, list[int]] = field(default_factory=dict)  # the same three by priority
 
-    def add(self, work: RequestCost) -> None:
-        """Count requests that have just been sent."""
-        self._count(work.priority, work.num_requests, work.num_tokens, work.num_prefill_tokens)
+    def add(self, cost: RequestCost) -> None:
+        """Add requests."""
+        self._count(cost.priority, cost.num_requests, cost.num_tokens, cost.num_prefill_tokens)
 
-    def prefilled(self, work: RequestCost) -> None:
-        """Note that the first token is there."""
-        self._count(work.priority, 0, 0, -work.num_prefill_tokens)
+    def prefilled(self, cost: RequestCost) -> None:
+        """Record that the first token has arrived."""
+        self._count(cost.priority, 0, 0, -cost.num_prefill_tokens)
 
-    def remove(self, work: RequestCost, *, is_prefilled: bool) -> None:
-        """Count requests off again."""
-        prefill = 0 if is_prefilled else work.num_prefill_tokens
-        self._count(work.priority, -work.num_requests, -work.num_tokens, -prefill)
+    def remove(self, cost: RequestCost, *, is_prefilled: bool) -> None:
+        """Remove requests."""
+        prefill = 0 if is_prefilled else cost.num_prefill_tokens
+        self._count(cost.priority, -cost.num_requests, -cost.num_tokens, -prefill)
 
     def is_full(self, priority: int, credits: Credits) -> bool:
-        """Whether not even the least work of this priority has room; cheaper than `has_room`."""
+        """Whether no request of this priority fits, however small; cheaper than `has_credits`."""
         granted = credits.num_requests
         if not granted or self.num_requests < granted:
             return False
@@ -58,26 +58,26 @@ class EngineLoad:
                 num_requests += level[0]
         return 0 < num_requests >= granted
 
-    def has_room(self, work: RequestCost, credits: Credits) -> bool:
-        """Whether work may be sent now: lower priorities do not count, as the engine puts them behind it.
+    def has_credits(self, cost: RequestCost, credits: Credits) -> bool:
+        """Whether the credits suffice for a request now: lower priorities do not count, as the engine runs them later.
 
-        A request that costs more than half of the credits has room where half of them is left: neither it nor those
+        A request that costs more than half of the credits fits where half of them is left: neither it nor those
         behind it wait for an empty engine.
         """
         if not self.num_requests:
             return True
         num_requests = num_tokens = num_prefill_tokens = 0
         for priority, level in self._levels.items():
-            if priority <= work.priority:
+            if priority <= cost.priority:
                 num_requests += level[0]
                 num_tokens += level[1]
                 num_prefill_tokens += level[2]
-        wanted = _half_at_most(work.num_requests, credits.num_requests)
+        wanted = _half_at_most(cost.num_requests, credits.num_requests)
         if not _fits(self.num_requests + wanted, 2 * credits.num_requests):
-            return False  # somewhere it ends, however urgent the work is
+            return False  # the bound for any priority
         return not num_requests or (
             _fits(num_requests + wanted, credits.num_requests)
-            and _fits(num_tokens + _half_at_most(work.num_tokens, credits.num_tokens), credits.num_tokens)
+            and _fits(num_tokens + _half_at_most(cost.num_tokens, credits.num_tokens), credits.num_tokens)
             and _fits(num_prefill_tokens + 1, credits.num_prefill_tokens)
         )
 
@@ -94,7 +94,7 @@ class EngineLoad:
 
 
 class Candidate(NamedTuple):
-    """An engine that could take a request."""
+    """A candidate engine for a request."""
 
     name: str
     load: EngineLoad
@@ -105,9 +105,9 @@ class Candidate(NamedTuple):
 def choose(candidates: Sequence[Candidate]) -> Candidate:
     """Choose the engine that will have computed the prompt first.
 
-    That is the one with the fewest tokens of prompts to compute, this request's included, as far as they are not
-    cached; tokens in flight count a little. No prefix, however long, draws requests to an engine that has many more
-    of them than another. Among equals, the one with the emptier cache, then the one chosen least recently.
+    That is the one with the fewest uncached prompt tokens to compute, this request's included; tokens in flight count
+    a little. No prefix, however long, attracts requests to an engine that has many more of them than another. Ties go
+    to the emptier cache, then to the engine chosen least recently.
     """
     if len(candidates) == 1:
         return candidates[0]
@@ -118,12 +118,12 @@ def choose(candidates: Sequence[Candidate]) -> Candidate:
 
 def _delay(candidate: Candidate) -> tuple[float, int, int]:
     load = candidate.load
-    work = load.num_prefill_tokens + DECODING_WEIGHT * load.num_tokens - candidate.num_cached_tokens
-    return (work, candidate.num_cached_blocks, load.last_chosen)
+    cost = load.num_prefill_tokens + DECODING_WEIGHT * load.num_tokens - candidate.num_cached_tokens
+    return (cost, candidate.num_cached_blocks, load.last_chosen)
 
 
 def cost_of(request: GenerationRequest, *, priority: int | None = None) -> RequestCost:
-    """Estimate the work of a client's request, with all its choices."""
+    """Estimate the cost of a client's request, with all its choices."""
     num_prompt, choices = len(request.prompt_token_ids), request.sampling_params.n
     return RequestCost(
         request.priority if priority is None else priority,
@@ -133,8 +133,8 @@ def cost_of(request: GenerationRequest, *, priority: int | None = None) -> Reque
     )
 
 
-def work_of_choice(request: GenerationRequest, *, num_cached_tokens: int | None) -> RequestCost:
-    """Estimate the work of one choice; None stands for one whose prompt another choice computes."""
+def cost_of_choice(request: GenerationRequest, *, num_cached_tokens: int | None) -> RequestCost:
+    """Estimate the cost of one choice; None stands for one whose prompt another choice computes."""
     num_prompt = 0 if num_cached_tokens is None else len(request.prompt_token_ids) - num_cached_tokens
     num_outputs = len(request.output_token_ids)
     num_held = num_prompt + max(_expected_output(request), num_outputs)

@@ -1,15 +1,15 @@
-"""Dispatch attempts of one stream: its lost engines, and the quarantine of streams that may crash engines."""
+"""Retry budget of a stream, and the quarantine of streams that may crash engines."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rayinfer.errors import NotReady
+from rayinfer.routing.engine_set import EngineSet
 
-SUSPICIOUS_AFTER = 2  # engines lost in a row before they gave a token
+SUSPICIOUS_AFTER = 2  # engines lost in a row without a token
 MAX_FRUITLESS = 3
-MAX_ENDED = 16  # engines that may end under one stream, whatever it gained from each
+MAX_CRASHED = 16  # engines that may be lost during one stream, whatever their progress
 
 
 @dataclass(kw_only=True, slots=True)
@@ -17,26 +17,26 @@ class RetryBudget:
     """Counts the engines that a stream has lost.
 
     A stream that gained a token on its engine has shown that it can be computed. One that lost two engines in a row
-    before it gained any may be what ended them: it has to pass the quarantine. If the next engine ends as well, the
-    stream is refused; so is one under which sixteen have ended.
+    without a token may have crashed them: it has to pass the quarantine. If the next engine is lost as well, the
+    stream is rejected; so is one that has lost sixteen engines.
     """
 
     num_lost: int = 0
-    num_begun: int = 0  # more than the lost ones where an engine was gone before it took the stream
-    num_ended: int = 0  # of the lost ones, those that did not just leave
+    num_begun: int = 0  # attempts; more than `num_lost` where an engine was gone before it had the stream
+    num_crashed: int = 0  # lost engines that were not drained
     num_fruitless: int = 0  # losses in a row; the first may have come after some tokens
     num_tokens_before: int = 0  # the stream's tokens when the present attempt began
-    has_queued: bool = False  # whether the first attempt had to wait for its turn
+    has_queued: bool = False  # whether the first attempt had to wait in the dispatch queue
 
     @property
     def is_suspicious(self) -> bool:
-        """Whether the stream may be what ended its engines."""
+        """Whether the stream may have crashed its engines."""
         return self.num_fruitless >= SUSPICIOUS_AFTER
 
     @property
     def is_exhausted(self) -> bool:
-        """Whether no further engine should be risked."""
-        return self.num_fruitless >= MAX_FRUITLESS or self.num_ended >= MAX_ENDED
+        """Whether the stream may not be retried."""
+        return self.num_fruitless >= MAX_FRUITLESS or self.num_crashed >= MAX_CRASHED
 
     def begin(self) -> int:
         """Number the next attempt, from 0."""
@@ -44,56 +44,67 @@ class RetryBudget:
         return self.num_begun - 1
 
     def lost(self, num_tokens: int) -> None:
-        """Note that the engine is gone, when the stream had so many tokens."""
-        self.num_ended += 1
+        """Record a lost engine, when the stream had so many tokens."""
+        self.num_crashed += 1
         self.num_fruitless = 1 if self.made_progress(num_tokens) else self.num_fruitless + 1
-        self._note(num_tokens)
+        self._record(num_tokens)
 
     def migrated(self, num_tokens: int) -> None:
-        """Note that the stream goes elsewhere through no fault of its own, when it had so many tokens."""
+        """Record a drained engine, which is no sign against the stream, when it had so many tokens."""
         if self.made_progress(num_tokens):
             self.num_fruitless = 0
-        self._note(num_tokens)
+        self._record(num_tokens)
 
     def made_progress(self, num_tokens: int) -> bool:
-        """Whether the present engine has given any of so many tokens."""
+        """Whether the present engine has computed any of so many tokens."""
         return num_tokens > self.num_tokens_before
 
-    def _note(self, num_tokens: int) -> None:
+    def _record(self, num_tokens: int) -> None:
         self.num_lost += 1
         self.num_tokens_before = num_tokens
 
 
 class Quarantine:
-    """Runs suspicious streams one at a time, so that the one at fault is distinguished from the others.
+    """Lets one suspicious stream run at a time, so that the one at fault is distinguished from the others."""
 
-    `has_engine` is whether there is an engine to be tried on, and `wait_for_engine` waits some seconds for one, or
-    raises NotReady.
-    """
-
-    def __init__(self, has_engine: Callable[[], bool], wait_for_engine: Callable[[float], Awaitable[None]]) -> None:
-        self._has_engine = has_engine
-        self._wait_for_engine = wait_for_engine
+    def __init__(self, engines: EngineSet) -> None:
+        self._engines = engines
         self._lock = asyncio.Lock()
 
-    @contextlib.asynccontextmanager
-    async def place(self, patience_s: Callable[[], float]) -> AsyncIterator[None]:
-        """Be the only suspicious stream while the block lasts, from a moment on when there is an engine to be tried on.
+    def permit(self) -> "QuarantinePermit":
+        """Make a stream's permit, not acquired yet."""
+        return QuarantinePermit(self._engines, self._lock)
 
-        Waiting for an engine blocks no other stream. Raises NotReady when no engine, or no turn, comes within
-        the time of `patience_s`, called anew whenever an engine has come.
+
+class QuarantinePermit:
+    """One stream's permit to run although it is suspicious; at most one is held at any time."""
+
+    __slots__ = ("_engines", "_is_held", "_lock")
+
+    def __init__(self, engines: EngineSet, lock: asyncio.Lock) -> None:
+        self._engines = engines
+        self._lock = lock
+        self._is_held = False
+
+    async def acquire(self, time_left_s: Callable[[], float]) -> None:
+        """Wait for an engine and for the permit; waiting for an engine blocks no other stream.
+
+        Raises NotReady when either takes longer than `time_left_s`, called anew whenever an engine has come.
         """
         while True:
-            await self._wait_for_engine(patience_s())
+            await self._engines.wait_for_any(time_left_s())
             try:
-                async with asyncio.timeout(max(0.0, patience_s())):
+                async with asyncio.timeout(max(0.0, time_left_s())):
                     await self._lock.acquire()
             except TimeoutError:
                 raise NotReady("other requests that lost their engines are still being tried one by one") from None
-            if self._has_engine():
-                break
-            self._lock.release()
-        try:
-            yield
-        finally:
+            self._is_held = True
+            if self._engines.available():
+                return
+            self.release()
+
+    def release(self) -> None:
+        """Let the next suspicious stream run; does nothing where the permit is not held."""
+        if self._is_held:
+            self._is_held = False
             self._lock.release()

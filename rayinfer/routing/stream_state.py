@@ -1,10 +1,10 @@
-"""State of one client request: engine tokens in, the client's text out, each choice ended exactly once."""
+"""State of one client request: turns engine tokens into text, and ends each choice exactly once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from rayinfer.outputs import CompletionOutput, FinishReason, RequestOutput, TokenDelta, TokenLogprobs
-from rayinfer.protocols import GenerationRequest
+from rayinfer.protocols import EngineRequestId, GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.output_text import OutputText, TextDelta
 from rayinfer.tokenization.tokenizer import Tokenizer
@@ -12,25 +12,20 @@ from rayinfer.tokenization.tokenizer import Tokenizer
 
 @dataclass(kw_only=True, slots=True)
 class _Choice:
-    """One of the n answers, as far as it is known."""
+    """One of the n choices so far."""
 
     index: int
     text: OutputText
     token_ids: list[int] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)  # what the client has seen, if it is kept
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # likewise
     waiting_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    num_delivered: int = 0  # tokens that the client has seen
+    num_delivered: int = 0  # tokens in outputs so far
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
-    def take_output(self, text: str, *, is_kept: bool) -> CompletionOutput:
-        """Make the delta that delivers this text, with every token that has waited for it."""
+    def take_output(self, text: str) -> CompletionOutput:
+        """Make the output that delivers this text, with every token that has waited for it."""
         start, self.num_delivered = self.num_delivered, len(self.token_ids)
         logprobs, self.waiting_logprobs = self.waiting_logprobs, []
-        if is_kept:
-            self.texts.append(text)
-            self.logprobs += logprobs
         return CompletionOutput(
             index=self.index,
             text=text,
@@ -40,30 +35,18 @@ class _Choice:
             stop_reason=self.stop_reason,
         )
 
-    def whole(self) -> CompletionOutput:
-        """Make the output that holds all there is."""
-        return CompletionOutput(
-            index=self.index,
-            text="".join(self.texts),
-            token_ids=list(self.token_ids),
-            logprobs=[*self.logprobs, *self.waiting_logprobs] or None,
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-        )
-
 
 class StreamState:
     """A router's or `LLM`'s state of one client request: n engine requests, their tokens so far and their texts.
 
     Tokens that are known already are dropped, so a stream can continue on another engine from `engine_requests()`.
-    The choices share one prompt, so the first alone asks for the prompt's log probabilities; nothing is given out
-    before they are there. `whole` needs `keeps_outputs`.
+    The choices share one prompt, so only the first one requests the prompt's log probabilities; there is no output
+    before them.
     """
 
-    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer, *, keeps_outputs: bool = True) -> None:
+    def __init__(self, request: GenerationRequest, tokenizer: Tokenizer) -> None:
         params = request.sampling_params
         self._request = request
-        self._keeps_outputs = keeps_outputs
         self._scoring_params = params if params.n == 1 else replace(params, n=1)
         self._awaits_prompt_logprobs = params.prompt_logprobs is not None
         self._engine_params = self._scoring_params
@@ -75,12 +58,12 @@ class StreamState:
         self._choices: list[_Choice] = []
         for index in range(params.n):
             text = _output_text(request, params, tokenizer)
-            text.append(request.output_token_ids, is_last=False)  # the client has seen this before
+            text.append(request.output_token_ids, is_last=False)  # delivered before
             choice = _Choice(index=index, text=text, token_ids=list(request.output_token_ids))
             choice.num_delivered = len(choice.token_ids)
             self._choices.append(choice)
         self._epoch = request.epoch
-        self._choices_by_name: dict[str, _Choice] = {}  # by the engine requests' names, as far as they were heard of
+        self._choices_by_name: dict[str, _Choice] = {}  # by engine request id, as far as deltas have come
         self._num_open = params.n
         self._stopped: list[str] = []
         self._num_cached_tokens: int | None = None
@@ -102,23 +85,23 @@ class StreamState:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of all choices that count, whether the client has seen them or not."""
+        """Tokens of all choices, delivered or not."""
         return sum(len(choice.token_ids) for choice in self._choices)
 
     def num_tokens_of(self, choice: int) -> int:
-        """Tokens of one choice that count."""
+        """Tokens of one choice, delivered or not."""
         return len(self._choices[choice].token_ids)
 
     @property
     def num_cached_tokens(self) -> int:
-        """Prompt tokens that not even the first choice had to compute."""
+        """Prompt tokens that were cached before the request."""
         return self._num_cached_tokens or 0
 
     def engine_requests(self, *, epoch: int | None = None) -> list[GenerationRequest]:
-        """Make the engine's requests for the choices that are still open, each with its tokens so far.
+        """Make the engine requests of the unfinished choices, each with its tokens so far.
 
-        Another epoch begins another attempt, whose requests have names of their own: deltas of those before it
-        are an error from now on.
+        Another epoch begins another attempt, whose requests have ids of their own: deltas of earlier attempts are an
+        error from now on.
         """
         if epoch is not None and epoch != self._epoch:
             self._epoch = epoch
@@ -126,9 +109,9 @@ class StreamState:
         return [
             replace(
                 self._request,
-                request_id=engine_request_id(self.request_id, choice.index, self._epoch),
+                request_id=str(EngineRequestId(self.request_id, choice.index, self._epoch)),
                 output_token_ids=list(choice.token_ids),
-                sampling_params=self._scoring_params if self._must_score(choice) else self._engine_params,
+                sampling_params=self._scoring_params if self._scores_prompt(choice) else self._engine_params,
                 choice=choice.index if self._request.sampling_params.n > 1 else self._request.choice,
                 epoch=self._epoch,
             )
@@ -137,12 +120,12 @@ class StreamState:
         ]
 
     def stopped_request_ids(self) -> list[str]:
-        """Return, once each, the engine requests that were ended here and must now be aborted."""
+        """Return, once each, the engine requests that ended here and must be aborted."""
         stopped, self._stopped = self._stopped, []
         return stopped
 
     def apply_all(self, deltas: Sequence[TokenDelta]) -> RequestOutput | None:
-        """Turn deltas into one output for the client; None while they make no visible text."""
+        """Turn deltas into one output; None while they make no visible text."""
         merged: RequestOutput | None = None
         for delta in deltas:
             output = self.apply(delta)
@@ -153,11 +136,11 @@ class StreamState:
             else:
                 merged.outputs.extend(output.outputs)
                 merged.finished = output.finished
-                merged.num_cached_tokens = output.num_cached_tokens  # of what is known, the latest word counts
+                merged.num_cached_tokens = output.num_cached_tokens
         return merged
 
     def apply(self, delta: TokenDelta) -> RequestOutput | None:
-        """Apply an engine's delta of one choice, and return what the client may see of it, if anything."""
+        """Apply an engine's delta of one choice; returns the output that it makes, if any."""
         choice = self._choices_by_name.get(delta.request_id) or self._choice_of(delta.request_id)
         if choice.finish_reason is not None:
             return None
@@ -181,36 +164,31 @@ class StreamState:
             return self._hold(choice, delta, new.text)
         if not new.text and choice.finish_reason is None:
             return None
-        return self._output([choice.take_output(new.text, is_kept=self._keeps_outputs)])
+        return self._output([choice.take_output(new.text)])
 
     def fail(self, finish_reason: FinishReason) -> RequestOutput:
-        """End every open choice, giving out the text that was held back."""
+        """End every unfinished choice; the output delivers the text that was held back."""
         for choice in self._choices:
             if choice.finish_reason is None:
                 text = choice.text.append((), is_last=True).text
                 self._end(choice, finish_reason, None)
-                self._stopped.append(engine_request_id(self.request_id, choice.index, self._epoch))
+                self._stopped.append(str(EngineRequestId(self.request_id, choice.index, self._epoch)))
                 self._held[choice.index] = self._held.get(choice.index, "") + text
         return self._output(self._take_held())
 
-    def whole(self) -> RequestOutput:
-        """Return all there is so far, in the order of the choices."""
-        output = self._output([choice.whole() for choice in self._choices])
-        output.prompt_logprobs = self._prompt_logprobs
-        return output
-
-    def _must_score(self, choice: _Choice) -> bool:
+    def _scores_prompt(self, choice: _Choice) -> bool:
         return self._awaits_prompt_logprobs and choice.index == 0
 
     def _choice_of(self, request_id: str) -> _Choice:
-        stream_id, index, epoch = parts_of(request_id)
-        if (stream_id, epoch) != (self.request_id, self._epoch) or not 0 <= index < len(self._choices):
-            raise RuntimeError(f"request {self.request_id!r} has no part {request_id!r}")
-        choice = self._choices_by_name[request_id] = self._choices[index]
+        name = EngineRequestId.parse(request_id)
+        is_known = (name.request_id, name.epoch) == (self.request_id, self._epoch)
+        if not is_known or not 0 <= name.choice < len(self._choices):
+            raise RuntimeError(f"request {self.request_id!r} has no engine request {request_id!r}")
+        choice = self._choices_by_name[request_id] = self._choices[name.choice]
         return choice
 
     def _hold(self, choice: _Choice, delta: TokenDelta, text: str) -> RequestOutput | None:
-        """Keep a choice's text until the prompt's log probabilities are there, or will never be."""
+        """Hold a choice's text back until the prompt's log probabilities are there, or will never be."""
         self._held[choice.index] = self._held.get(choice.index, "") + text
         if delta.prompt_logprobs is None and self._choices[0].finish_reason is None:
             return None
@@ -221,27 +199,23 @@ class StreamState:
 
     def _take_held(self) -> list[CompletionOutput]:
         held, self._held = self._held, {}
-        return [
-            choice.take_output(held[choice.index], is_kept=self._keeps_outputs)
-            for choice in self._choices
-            if choice.index in held
-        ]
+        return [choice.take_output(held[choice.index]) for choice in self._choices if choice.index in held]
 
     def _add_text(self, choice: _Choice, token_ids: Sequence[int], delta: TokenDelta) -> TextDelta:
-        """Make text of new tokens; the token that stopped the engine counts, but has no text unless asked for."""
+        """Detokenise new tokens; the token that stopped the engine has no text unless `include_stop_str_in_output`."""
         is_last = delta.finish_reason is not None
-        if not token_ids or not self._is_silent(token_ids[-1], delta):
+        if not token_ids or not self._has_no_text(token_ids[-1], delta):
             return choice.text.append(token_ids, is_last=is_last)
         new = choice.text.append(token_ids[:-1], is_last=True)
         return new if new.stop_string is not None else new._replace(num_tokens=new.num_tokens + 1)
 
-    def _is_silent(self, last_token_id: int, delta: TokenDelta) -> bool:
+    def _has_no_text(self, last_token_id: int, delta: TokenDelta) -> bool:
         if delta.finish_reason != "stop" or self._engine_params.include_stop_str_in_output:
             return False
         return last_token_id == delta.stop_reason or (delta.stop_reason is None and last_token_id in self._special_ids)
 
     def _note_cached_tokens(self, num_cached_tokens: int) -> None:
-        # The other choices find what the first one computed: only the least says what was there before.
+        # The other choices find the blocks of the first one in the cache: only the least counts.
         if self._num_cached_tokens is None or num_cached_tokens < self._num_cached_tokens:
             self._num_cached_tokens = num_cached_tokens
 
@@ -257,18 +231,6 @@ class StreamState:
             num_cached_tokens=self.num_cached_tokens,
             finished=self.is_finished,
         )
-
-
-def engine_request_id(request_id: str, choice: int, epoch: int) -> str:
-    """Name an engine's request: `id/choice`, and from the second attempt on `id/choice@attempt`."""
-    return f"{request_id}/{choice}@{epoch}" if epoch else f"{request_id}/{choice}"
-
-
-def parts_of(engine_request_id: str) -> tuple[str, int, int]:
-    """Read such a name: the client's request, the choice, the attempt."""
-    request_id, _, part = engine_request_id.rpartition("/")
-    choice, _, epoch = part.partition("@")
-    return request_id, int(choice), int(epoch or 0)
 
 
 def _output_text(request: GenerationRequest, params: SamplingParams, tokenizer: Tokenizer) -> OutputText:

@@ -1,13 +1,14 @@
-"""The clocks of one request's choices."""
+"""Timers of one request's choices."""
 
 from collections.abc import Callable
 
 from rayinfer.metrics import RequestTimer, ServiceMetrics
 from rayinfer.outputs import FinishReason, RequestOutput
+from rayinfer.protocols import GenerationRequest
 
 
 class StreamTimers:
-    """Records in the metrics when a request's tokens came and how each of its choices ended, exactly once each.
+    """Records the times of a request's tokens in the metrics, and the end of each of its choices exactly once.
 
     `on_end` is called at each end too.
     """
@@ -16,20 +17,19 @@ class StreamTimers:
         self,
         metrics: ServiceMetrics,
         model_name: str,
-        num_prompt_tokens: int,
-        num_choices: int,
+        request: GenerationRequest,
         *,
         on_end: Callable[[int, FinishReason], None] | None = None,
     ) -> None:
         self._on_end = on_end
         self._running: dict[int, RequestTimer] = {
             # The choices share one prompt, so the first alone counts its tokens.
-            choice: metrics.request_started(model_name, num_prompt_tokens if choice == 0 else 0)
-            for choice in range(num_choices)
+            choice: metrics.request_started(model_name, len(request.prompt_token_ids) if choice == 0 else 0)
+            for choice in range(request.sampling_params.n)
         }
 
     def record(self, output: RequestOutput) -> None:
-        """Note what has just been made for the client."""
+        """Record an output for the client."""
         for completion in output.outputs:
             timer = self._running.get(completion.index)
             if timer is None:
@@ -39,18 +39,18 @@ class StreamTimers:
                 self.finish(completion.index, completion.finish_reason)
 
     def engine_changes(self) -> None:
-        """Note that an engine begins with, or goes on with, whatever has not ended."""
+        """Record that an engine begins or continues the choices that have not ended."""
         for timer in self._running.values():
             timer.engine_changes()
 
     def finish(self, choice: int, reason: FinishReason) -> None:
-        """Note the end of one choice."""
+        """Record the end of one choice."""
         if timer := self._running.pop(choice, None):
             timer.finished(reason)
             if self._on_end is not None:
                 self._on_end(choice, reason)
 
     def finish_all(self, reason: FinishReason) -> None:
-        """Note the end of every choice that has not ended."""
+        """Record the end of every choice that has not ended."""
         for choice in list(self._running):
             self.finish(choice, reason)

@@ -23,7 +23,7 @@ from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, RequestBound
 from rayinfer.servers.served_model import ServedModel as ServedModel
 from rayinfer.servers.tenancy import trust_tenant_header
 from rayinfer.servers.traces import add_trace_routes
-from rayinfer.traces.kept_traces import KeptTraces
+from rayinfer.traces.trace_store import TraceStore
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ def build_app(
     *,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
     request_timeout_s: float | None = None,
-    traces: KeptTraces | None = None,
+    traces: TraceStore | None = None,
     echoes_request_id: bool = True,
     enable_engine_control: bool = False,
     trusts_tenant_header: bool = False,

@@ -7,12 +7,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from rayinfer.errors import InvalidParameter
+from rayinfer.outputs import EngineState
 from rayinfer.protocols import EngineControl
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.served_model import ServedModel, find_model
 
 DEFAULT_SLEEP_LEVEL = "1"
-ASLEEP, RUNNING = "asleep", "running"
 
 
 def add_engine_control_routes(app: FastAPI, models: Mapping[str, ServedModel]) -> None:
@@ -46,12 +46,12 @@ def add_engine_control_routes(app: FastAPI, models: Mapping[str, ServedModel]) -
     async def is_sleeping(request: Request) -> Response:
         """GET /is_sleeping: whether every engine of the model is."""
         states = await _control(models, request).states()
-        return json_response(json.dumps({"is_sleeping": set(states) == {ASLEEP}}).encode())
+        return json_response(json.dumps({"is_sleeping": set(states) == {EngineState.ASLEEP}}).encode())
 
     async def is_paused(request: Request) -> Response:
         """GET /is_paused: whether no engine of the model computes anything."""
         states = await _control(models, request).states()
-        return json_response(json.dumps({"is_paused": RUNNING not in states}).encode())
+        return json_response(json.dumps({"is_paused": EngineState.RUNNING not in states}).encode())
 
     for endpoint in (pause, resume, sleep, wake_up):
         app.add_api_route(f"/{endpoint.__name__}", endpoint, methods=["POST"], response_class=Response)

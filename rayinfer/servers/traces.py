@@ -10,13 +10,13 @@ from rayinfer.errors import TraceNotFound
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.request_bounds import cleaned_name
 from rayinfer.servers.tenancy import tenant_of
-from rayinfer.traces.kept_traces import KeptTrace, KeptTraces
+from rayinfer.traces.trace_store import StoredTrace, TraceStore
 
 PATH = "/v1/requests/{request_id}/trace"
 SWITCHED_OFF = "Traces are not kept here: the service runs with trace_requests=false."
 
 
-def add_trace_routes(app: FastAPI, traces: KeptTraces | None) -> None:
+def add_trace_routes(app: FastAPI, traces: TraceStore | None) -> None:
     """Add the path to an application; None stands for a service that keeps no traces, and the path answers so."""
 
     async def read_trace(request: Request, request_id: str) -> Response:
@@ -38,7 +38,7 @@ def add_trace_routes(app: FastAPI, traces: KeptTraces | None) -> None:
     app.add_api_route(PATH + "/", read_trace, methods=["GET"], response_class=Response, include_in_schema=False)
 
 
-def _as_json(kept: KeptTrace) -> dict[str, Any]:
+def _as_json(kept: StoredTrace) -> dict[str, Any]:
     events = [{"name": event.name, "time_s": event.time_s, "details": event.details} for event in kept.trace.in_order()]
     return {
         "id": kept.answer_id,

@@ -1,1 +1,1 @@
-"""Request traces: recorded while requests run, and kept by a router for a while after."""
+"""Request traces, recorded while requests run and stored by the router for ten minutes."""

@@ -1,18 +1,18 @@
-"""The events of one request, gathered from router and engines."""
+"""Events of one request, collected from the router and its engines."""
 
 import time
 from collections.abc import Iterable
 
 from rayinfer.outputs import FinishReason, TraceEvent, TraceEventName
 
-MAX_EVENTS = 4096  # of one request: one with many prompts or choices must not fill the memory
+MAX_EVENTS = 4096  # of one request: bounds the memory of many prompts or choices
 
 
 class RequestTrace:
-    """The merged events of a request's prompts and choices; `details` name those that each belongs to.
+    """Merged events of a request's prompts and choices; `details` name the prompt and choice of each event.
 
-    Only the owner of the text knows how a choice ended, for the engine sees a stop string as an abort: so "finished"
-    is recorded here, once for each choice, and not taken from the engine.
+    The engine reports a choice that ended at a stop string as aborted: so "finished" is recorded here, once for each
+    choice, and engine events of that name are dropped.
     """
 
     def __init__(self) -> None:
@@ -23,18 +23,18 @@ class RequestTrace:
         return len(self._events)
 
     def record(self, name: TraceEventName, *, time_s: float | None = None, **details: int | float | str) -> None:
-        """Note what has just happened, or happened at `time_s`."""
+        """Record an event that happened now, or at `time_s`."""
         self._add(TraceEvent(name, time.time() if time_s is None else time_s, details))
 
-    def record_end(self, reason: FinishReason, *, output_tokens: int, **place: int) -> None:
-        """Note the end of a choice."""
-        self.record("finished", **place, reason=reason, output_tokens=output_tokens)
+    def record_end(self, reason: FinishReason, *, output_tokens: int, **labels: int) -> None:
+        """Record the end of a choice."""
+        self.record("finished", **labels, reason=reason, output_tokens=output_tokens)
 
-    def take_over(self, events: Iterable[TraceEvent], **place: int) -> None:
+    def add_engine_events(self, events: Iterable[TraceEvent], **labels: int) -> None:
         """Add an engine's events of one choice."""
         for event in events:
             if event.name != "finished":
-                self._add(event._replace(details={**place, **event.details}))
+                self._add(event._replace(details={**labels, **event.details}))
 
     def in_order(self) -> list[TraceEvent]:
         """Return the events in the order of their times."""

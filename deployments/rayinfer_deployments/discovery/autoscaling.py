@@ -9,7 +9,7 @@ from typing import Any
 
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
-from rayinfer.outputs import EngineStats
+from rayinfer.outputs import EngineState, EngineStats
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
 from rayinfer.routing.engine_count import EngineCount, ModelLoad
 from rayinfer.routing.first_tokens import NOTHING, FirstTokenCounts
@@ -18,7 +18,6 @@ from rayinfer_deployments.discovery.cold_start import Backlogs, RayTable
 REPORT_INTERVAL_S = 1.0  # between two reports of an engine's replica
 LOOK_BACK_S = 2.0  # of which Serve keeps the reports; the last one counts
 STALE_AFTER_S = 10.0  # a report that is older says nothing
-RUNNING = "running"  # the one state in which an engine works
 
 NUM_SEATS = "num_seats"  # the reports' keys, beside those of FirstTokenCounts
 NUM_RUNNING = "num_running"
@@ -69,7 +68,7 @@ def engine_report(stats: EngineStats, num_seats: int, of_routers: FirstTokenCoun
         NUM_SEATS: num_seats,
         NUM_RUNNING: stats.num_running,
         CACHE_USAGE: stats.kv_cache_usage,
-        IS_RUNNING: stats.state == RUNNING,
+        IS_RUNNING: stats.state == EngineState.RUNNING,
     }
     return {name: float(value) for name, value in (of_engine | of_routers._asdict()).items()}
 

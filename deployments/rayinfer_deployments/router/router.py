@@ -25,7 +25,7 @@ from rayinfer.servers.app import build_app
 from rayinfer.servers.served_model import ServedModel, find_model
 from rayinfer.tokenization.chat_template import ChatTemplate, renderer
 from rayinfer.tokenization.tokenizer import Tokenizer
-from rayinfer.traces.kept_traces import KeptTraces
+from rayinfer.traces.trace_store import TraceStore
 from rayinfer_deployments.discovery.cold_start import RayTable, write_backlog
 from rayinfer_deployments.discovery.load_reports import report_to_replicas
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
@@ -102,7 +102,7 @@ class Router:
         self._enable_engine_control = enable_engine_control
         self._trust_tenant_header = trust_tenant_header
         self._drain_timeout_s = drain_timeout_s
-        self._traces = KeptTraces() if trace_requests else None
+        self._traces = TraceStore() if trace_requests else None
         self._limits = RouterLimits()  # until Serve brings those that were asked for
         self._router_id = serve.get_replica_context().replica_tag
         self._metrics = ServiceMetrics(_registry_of(self._router_id))
@@ -196,7 +196,7 @@ class Router:
             traces=self._traces,
             engine_wait_s=ENGINE_WAIT_S if scaling is None else scaling.cold_start_timeout_s,
             first_tokens=first_tokens,
-            most_engines=1 if scaling is None else scaling.max_replicas,
+            max_engines=1 if scaling is None else scaling.max_replicas,
         )
         reconciler = EngineReconciler(dispatcher.engines)
         self._reconcilers.append(reconciler)

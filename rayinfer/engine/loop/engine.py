@@ -137,7 +137,7 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counters and gauges as they are now."""
         stats = self._scheduler.stats
-        stats.state = self._life.state.value
+        stats.state = self._life.state
         stats.stage_idle_shares = list(self._executor.stage_idle_shares)
         return stats
 

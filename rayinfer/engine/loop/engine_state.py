@@ -2,19 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 
 from rayinfer.engine.plan.executor_commands import SleepLevel
 from rayinfer.errors import EngineDead, WrongEngineState
-
-
-class EngineState(StrEnum):
-    """Engine states; in each but DEAD it takes requests, and ends those that are aborted or overdue."""
-
-    RUNNING = "running"
-    PAUSED = "paused"  # no step is planned, and everything stays where it is
-    ASLEEP = "asleep"  # the same, and memory may be given back
-    DEAD = "dead"
+from rayinfer.outputs import EngineState
 
 
 class LifeCycle:

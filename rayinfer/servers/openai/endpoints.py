@@ -29,14 +29,14 @@ from rayinfer.servers.request_boundary import RequestIdentity
 from rayinfer.servers.served_model import ServedModel, find_model
 from rayinfer.servers.tenancy import tenant_of
 from rayinfer.tokenization.bad_words import speller
-from rayinfer.traces.kept_traces import KeptTraces
+from rayinfer.traces.trace_store import TraceStore
 
 
 class OpenAIEndpoints:
     """OpenAI's paths over the models in a mapping that may change while we serve."""
 
     def __init__(
-        self, models: Mapping[str, ServedModel], request_timeout_s: float | None, traces: KeptTraces | None
+        self, models: Mapping[str, ServedModel], request_timeout_s: float | None, traces: TraceStore | None
     ) -> None:
         self._models = models
         self._request_timeout_s = request_timeout_s

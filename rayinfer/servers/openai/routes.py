@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from rayinfer.servers.openai.endpoints import OpenAIEndpoints
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
 from rayinfer.servers.served_model import ServedModel
-from rayinfer.traces.kept_traces import KeptTraces
+from rayinfer.traces.trace_store import TraceStore
 
 PREFIX = "/v1"
 CHAT_COMPLETIONS = "/chat/completions"
@@ -28,7 +28,7 @@ def add_openai_routes(
     models: Mapping[str, ServedModel],
     *,
     request_timeout_s: float | None = None,
-    traces: KeptTraces | None = None,
+    traces: TraceStore | None = None,
 ) -> None:
     """Add the paths of OpenAI's protocol to an application; without `traces` no request is traced."""
     endpoints = OpenAIEndpoints(models, request_timeout_s, traces)

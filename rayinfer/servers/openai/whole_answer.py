@@ -3,23 +3,12 @@
 from typing import Any
 
 from rayinfer.errors import RequestFailed
-from rayinfer.outputs import FinishReason, TokenLogprobs
+from rayinfer.outputs import CompletionAggregate, OutputAggregate, TokenLogprobs
 from rayinfer.servers.openai.answer import AnswerSettings, UsageCounter, check_ended_well
 from rayinfer.servers.openai.logprobs_formatter import LogprobsFormatter
 from rayinfer.servers.openai.prompt_outputs import PromptOutput
 
 MANY_POSITIONS = 1000  # whose log probabilities take milliseconds to write down
-
-
-class _Choice:
-    """One choice while its deltas come in."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprobs] = []
-        self.finish_reason: FinishReason | None = None
-        self.stop_reason: int | str | None = None
 
 
 class WholeAnswer:
@@ -28,24 +17,17 @@ class WholeAnswer:
     def __init__(self, settings: AnswerSettings) -> None:
         self._settings = settings
         self._usage = UsageCounter(settings)
-        self._choices = [_Choice() for _ in settings.choices]
-        self._prompt_logprobs: dict[int, list[TokenLogprobs | None]] = {}
+        self._outputs = [OutputAggregate(settings.num_choices) for _ in settings.prompts]
+        self._choices = [choice for output in self._outputs for choice in output.choices]
 
     def add(self, prompt_output: PromptOutput) -> None:
-        """Take a delta; raises the error of a choice that failed."""
+        """Add an output; raises the error of a choice that failed."""
         self._usage.add(prompt_output)
-        if prompt_output.output.prompt_logprobs is not None:
-            self._prompt_logprobs[prompt_output.prompt] = prompt_output.output.prompt_logprobs
         for completion in prompt_output.output.outputs:
             check_ended_well(completion)
-            index = prompt_output.prompt * self._settings.num_choices + completion.index
-            choice = self._choices[index]
-            choice.texts.append(completion.text)
-            choice.token_ids += completion.token_ids
-            choice.logprobs += completion.logprobs or ()
             if completion.finish_reason is not None:
-                choice.finish_reason, choice.stop_reason = completion.finish_reason, completion.stop_reason
-                self._usage.finish(index)
+                self._usage.finish(prompt_output.prompt * self._settings.num_choices + completion.index)
+        self._outputs[prompt_output.prompt].add(prompt_output.output)
 
     @property
     def is_long(self) -> bool:
@@ -53,7 +35,7 @@ class WholeAnswer:
         if self._settings.repeats_much:
             return True
         num_positions = sum(len(choice.logprobs) for choice in self._choices)
-        return num_positions + sum(map(len, self._prompt_logprobs.values())) > MANY_POSITIONS
+        return num_positions + sum(len(output.prompt_logprobs or ()) for output in self._outputs) > MANY_POSITIONS
 
     def chat_completion(self) -> dict[str, Any]:
         """Return the body for /v1/chat/completions; raises RequestFailed when a choice has not ended."""
@@ -81,7 +63,7 @@ class WholeAnswer:
         choices = [self._completion_choice(index, choice) for index, choice in enumerate(self._choices)]
         return self._body("text_completion", choices)
 
-    def _completion_choice(self, index: int, choice: _Choice) -> dict[str, Any]:
+    def _completion_choice(self, index: int, choice: CompletionAggregate) -> dict[str, Any]:
         settings, prompt = self._settings, index // self._settings.num_choices
         echoed = "" if settings.echoed_texts is None else settings.echoed_texts[prompt]
         body = {
@@ -96,7 +78,9 @@ class WholeAnswer:
             body["prompt_logprobs"] = settings.prompt_logprobs.prompt(self._scored_prompt(prompt))
         return body
 
-    def _completion_logprobs(self, index: int, choice: _Choice, formatter: LogprobsFormatter) -> dict[str, Any]:
+    def _completion_logprobs(
+        self, index: int, choice: CompletionAggregate, formatter: LogprobsFormatter
+    ) -> dict[str, Any]:
         token_ids: list[int] = []
         positions: list[TokenLogprobs | None] = []
         if self._settings.echoed_texts is not None:
@@ -107,11 +91,11 @@ class WholeAnswer:
         return lists.format([*token_ids, *choice.token_ids], [*positions, *choice.logprobs])
 
     def _scored_prompt(self, prompt: int) -> list[TokenLogprobs | None]:
-        if prompt not in self._prompt_logprobs:
+        if (logprobs := self._outputs[prompt].prompt_logprobs) is None:
             raise RequestFailed(f"the outputs brought no log probabilities of prompt {prompt}")
-        return self._prompt_logprobs[prompt]
+        return logprobs
 
-    def _choice_end(self, choice: _Choice) -> dict[str, Any]:
+    def _choice_end(self, choice: CompletionAggregate) -> dict[str, Any]:
         end = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
         return {**end, "token_ids": choice.token_ids} if self._settings.with_token_ids else end
 

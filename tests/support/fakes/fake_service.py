@@ -10,7 +10,7 @@ from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.dispatch import Dispatcher
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.sampling_params import SamplingParams
-from rayinfer.traces.kept_traces import KeptTraces
+from rayinfer.traces.trace_store import TraceStore
 from support.fakes.fake_engine_client import FakeEngineClient
 
 
@@ -20,7 +20,7 @@ class Service:
     def __init__(self, tokenizer, num_engines, max_waiting_requests=100, engine_wait_s=5.0, first_tokens=None):
         self.tokenizer = tokenizer
         self.metrics = ServiceMetrics(CollectorRegistry())
-        self.traces = KeptTraces()
+        self.traces = TraceStore()
         self.dispatcher = Dispatcher(
             "m",
             tokenizer,

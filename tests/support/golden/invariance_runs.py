@@ -11,8 +11,8 @@ import rayinfer
 from rayinfer.config import engine_config
 from rayinfer.engine.build_single_rank import build_one_rank_engine
 from rayinfer.engine.loop.engine import Engine
-from rayinfer.outputs import EngineStats, RequestOutput
-from rayinfer.protocols import GenerationRequest
+from rayinfer.outputs import EngineStats, OutputAggregate, RequestOutput
+from rayinfer.protocols import EngineRequestId, GenerationRequest
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.tokenization.bad_words import speller
 from rayinfer.tokenization.tokenizer import Tokenizer
@@ -90,19 +90,22 @@ def run_moving(folder: Path, requests: Iterable[MixedRequest], *, steps_each: in
     """Migrate all requests between two engines again and again, with the tokens that they have by then."""
     tokenizer = Tokenizer.from_folder(folder)
     streams = {request.name: _stream(request, tokenizer) for request in requests}
+    whole = {name: OutputAggregate(stream.request.sampling_params.n) for name, stream in streams.items()}
     engines = itertools.cycle([build_mixed_engine(folder, settings) for _ in range(2)])
     while parts := [part for stream in streams.values() for part in stream.engine_requests()]:
         engine = next(engines)
         for part in parts:
             engine.add_request(part)
         for delta in itertools.chain.from_iterable(engine.step() for _ in range(steps_each)):
-            stream = streams[delta.request_id.rpartition("/")[0]]
-            stream.apply(delta)
+            name = EngineRequestId.request_id_of(delta.request_id)
+            stream = streams[name]
+            if (output := stream.apply(delta)) is not None:
+                whole[name].add(output)
             for request_id in stream.stopped_request_ids():
                 engine.abort(request_id)
         for part in parts:
             engine.abort(part.request_id)
-    return Run({name: stream.whole() for name, stream in streams.items()}, next(engines).stats)
+    return Run({name: outputs.whole() for name, outputs in whole.items()}, next(engines).stats)
 
 
 def on_the_wire(request: MixedRequest) -> GenerationRequest:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Self
 
 from rayinfer.engine.loop.engine import Engine
-from rayinfer.outputs import EngineStats, RequestOutput, TraceEvent
-from rayinfer.protocols import GenerationRequest, Pause, Resume, Sleep, Wake
+from rayinfer.outputs import EngineStats, OutputAggregate, RequestOutput, TraceEvent
+from rayinfer.protocols import EngineRequestId, GenerationRequest, Pause, Resume, Sleep, Wake
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.bad_words import speller
@@ -23,6 +23,7 @@ class EngineStreams:
         self.engine = engine
         self._tokenizer = Tokenizer.from_folder(folder)
         self._streams: dict[str, StreamState] = {}
+        self._outputs: dict[str, OutputAggregate] = {}
         self._events: dict[str, list[TraceEvent]] = {}
 
     def add_request(
@@ -43,6 +44,7 @@ class EngineStreams:
             trace=trace,
         )
         stream = self._streams[request_id] = StreamState(request, self._tokenizer)
+        self._outputs[request_id] = OutputAggregate(params.n)
         for part in stream.engine_requests():
             self.engine.add_request(part)
 
@@ -50,18 +52,19 @@ class EngineStreams:
         """Take the engine's next step; returns the requests that ended with it, each as a whole."""
         finished = []
         for delta in self.engine.step():
-            name = delta.request_id.rpartition("/")[0]
+            name = EngineRequestId.request_id_of(delta.request_id)
             stream = self._streams.get(name)
             if stream is None:  # it was ended by a stop string, a step earlier
                 continue
             events = self._events.setdefault(name, [])
             events += delta.trace or ()
-            stream.apply(delta)
+            if (output := stream.apply(delta)) is not None:
+                self._outputs[name].add(output)
             for stopped in stream.stopped_request_ids():
                 ended = self.engine.abort(stopped)
                 events += (ended.trace or ()) if ended is not None else ()
             if stream.is_finished:
-                output = stream.whole()
+                output = self._outputs.pop(name).whole()
                 output.trace = self._events.pop(name)
                 finished.append(output)
                 del self._streams[name]

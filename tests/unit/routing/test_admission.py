@@ -21,14 +21,14 @@ def test_no_more_than_the_bound_may_wait():
         admission.admit()
     assert admission.num_waiting == len(tickets)
     assert str(admission.overload()) == "2 requests are waiting already, the limit is 2"
-    tickets[0].leave()
+    tickets[0].release()
     assert admission.overload() is None
 
 
 def test_while_the_first_engine_starts_as_many_wait_as_all_that_may_come_would_let_wait():
     is_starting = True
     limits = RouterLimits(max_waiting_requests=2, max_waiting_tokens=10)
-    admission = AdmissionControl(limits, most_engines=3, is_starting=lambda: is_starting)
+    admission = AdmissionControl(limits, max_engines=3, is_starting=lambda: is_starting)
     tickets = [admission.admit(num_tokens=5) for _ in range(6)]
     with pytest.raises(StartingQueueFull, match=r"first engine starts: 6 requests .* the limit is 6") as refusal:
         admission.admit()
@@ -41,8 +41,8 @@ def test_while_the_first_engine_starts_as_many_wait_as_all_that_may_come_would_l
     assert admission.num_waiting == 5
 
 
-@pytest.mark.parametrize("end", ["start", "leave"])
-def test_a_first_token_and_a_departure_both_make_room(end):
+@pytest.mark.parametrize("end", ["start", "release"])
+def test_a_first_token_and_an_end_both_free_the_slot(end):
     admission = AdmissionControl(RouterLimits(max_waiting_requests=1))
     getattr(admission.admit(), end)()
     assert admission.num_waiting == 0
@@ -62,7 +62,7 @@ def test_a_ticket_counts_off_once_whatever_follows():
     ticket, _other = admission.admit(), admission.admit()
     ticket.start()
     ticket.start()
-    ticket.leave()
+    ticket.release()
     assert admission.num_waiting == 1
 
 

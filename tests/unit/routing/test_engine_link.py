@@ -36,7 +36,7 @@ async def test_a_client_that_leaves_while_its_request_is_on_the_way_has_it_abort
     link = open_link(client)
     client.submit_may_arrive.clear()
     link.send([request("a/0")], DeltaQueue())
-    submitting = asyncio.ensure_future(link.arrival(["a/0"]))
+    submitting = asyncio.ensure_future(link.acked(["a/0"]))
     await let_others_run()
     submitting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -54,8 +54,8 @@ async def test_no_call_to_the_engine_is_made_in_the_context_of_the_request_that_
     link = open_link(client)
     caller.set("a request")
     link.send([request("a/0")], DeltaQueue())
-    await link.arrival(["a/0"])
-    link.release(["a/0"])
+    await link.acked(["a/0"])
+    link.abort(["a/0"])
     await let_others_run()
     assert client.callers == [("submit", "nobody"), ("abort", "nobody")]
 
@@ -65,7 +65,7 @@ async def test_who_waits_for_a_request_to_arrive_hears_that_the_engine_is_lost()
     link = open_link(client)
     client.submit_may_arrive.clear()  # as the process is frozen
     link.send([request("a/0")], DeltaQueue())
-    waiting = asyncio.ensure_future(link.arrival(["a/0"]))
+    waiting = asyncio.ensure_future(link.acked(["a/0"]))
     await let_others_run()
     link.fail(EngineDead("it has given no sign of life"))
     with pytest.raises(EngineDead):

@@ -61,8 +61,8 @@ def test_admission_tells_of_every_request_once(first_tokens):
     tickets = [admission.admit(num_tokens=30, num_prompt_tokens=10) for _ in range(3)]
     assert first_tokens.counts() == FirstTokenCounts(num_waiting=3, waiting_tokens=30)
     tickets[0].start()
-    tickets[0].leave()
-    tickets[1].leave()
+    tickets[0].release()
+    tickets[1].release()
     assert first_tokens.counts() == FirstTokenCounts(num_waiting=1, waiting_tokens=10, num_started=1)
     del tickets
     assert first_tokens.counts().num_waiting == 0

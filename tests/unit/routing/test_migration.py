@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from rayinfer.errors import EngineDead
-from rayinfer.routing.retry_budget import MAX_ENDED, RetryBudget
+from rayinfer.routing.retry_budget import MAX_CRASHED, RetryBudget
 from support.fakes.fake_service import Service, running, until
 
 
@@ -218,7 +218,7 @@ async def test_an_engine_that_gives_no_sign_of_life_is_lost_where_another_can_go
 
 def test_a_stream_that_gains_tokens_and_ends_its_engines_all_the_same_is_refused_in_the_end():
     attempts = RetryBudget()
-    for number in range(MAX_ENDED):
+    for number in range(MAX_CRASHED):
         assert not attempts.is_exhausted
         attempts.begin()
         attempts.migrated(2 * number)  # one that leaves is nobody's fault

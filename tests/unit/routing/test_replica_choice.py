@@ -9,7 +9,7 @@ from rayinfer.routing.replica_choice import (
     RequestCost,
     choose,
     cost_of,
-    work_of_choice,
+    cost_of_choice,
 )
 from rayinfer.sampling_params import SamplingParams
 
@@ -76,7 +76,7 @@ def test_what_is_added_is_taken_away_again():
 
 
 @pytest.mark.parametrize(
-    ("wanted", "has_room"),
+    ("wanted", "has_credits"),
     [
         (work(100, prefill=1000), True),  # the last prompt may be longer than what is left
         (work(101), False),
@@ -87,40 +87,40 @@ def test_what_is_added_is_taken_away_again():
     ],
     ids=str,
 )
-def test_room_is_what_the_credits_leave(wanted, has_room):
+def test_room_is_what_the_credits_leave(wanted, has_credits):
     load = load_of(work(100, prefill=9), work(100, prefill=0))
-    assert load.has_room(wanted, Credits(num_requests=3, num_tokens=300, num_prefill_tokens=10)) is has_room
+    assert load.has_credits(wanted, Credits(num_requests=3, num_tokens=300, num_prefill_tokens=10)) is has_credits
 
 
 def test_wide_work_waits_for_half_of_the_credits_and_no_longer():
     credits = Credits(num_requests=8)
-    assert load_of(work(requests=4)).has_room(work(requests=100), credits)
-    assert not load_of(work(requests=5)).has_room(work(requests=100), credits)
-    assert load_of(work(requests=5)).has_room(work(requests=3), credits)
+    assert load_of(work(requests=4)).has_credits(work(requests=100), credits)
+    assert not load_of(work(requests=5)).has_credits(work(requests=100), credits)
+    assert load_of(work(requests=5)).has_credits(work(requests=3), credits)
 
 
 def test_prompts_that_wait_for_their_first_token_take_the_room_until_they_have_it():
     first, credits = work(100, prefill=10), Credits(num_prefill_tokens=10)
     load = load_of(first)
-    assert not load.has_room(work(), credits)
+    assert not load.has_credits(work(), credits)
     load.prefilled(first)
-    assert load.has_room(work(), credits)
+    assert load.has_credits(work(), credits)
 
 
 def test_the_urgent_pass_those_who_matter_less_but_not_without_end():
     credits = Credits(num_requests=2)
     load = load_of(work(priority=5), work(priority=5))
-    assert not load.has_room(work(priority=5), credits)
+    assert not load.has_credits(work(priority=5), credits)
     for _ in range(2):
-        assert load.has_room(work(priority=0), credits)
+        assert load.has_credits(work(priority=0), credits)
         load.add(work(priority=0))
-    assert not load.has_room(work(priority=0), credits)
+    assert not load.has_credits(work(priority=0), credits)
     load.add(work(priority=0))
-    assert not load.has_room(work(priority=-10), credits)
+    assert not load.has_credits(work(priority=-10), credits)
 
 
 def test_without_credits_there_is_always_room():
-    assert load_of(*[work(10**6, prefill=10**6)] * 1000).has_room(work(10**6), Credits())
+    assert load_of(*[work(10**6, prefill=10**6)] * 1000).has_credits(work(10**6), Credits())
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_a_request_counts_its_prompt_once_and_what_each_choice_will_probably_gen
     params = SamplingParams(max_tokens=max_tokens, n=2)
     request = GenerationRequest(request_id="a", prompt_token_ids=[1, 2, 3], sampling_params=params, priority=4)
     assert cost_of(request) == RequestCost(4, 2, 3 + 2 * expected, 3)
-    assert work_of_choice(request, num_cached_tokens=2) == RequestCost(4, 1, 1 + expected, 1)
-    assert work_of_choice(request, num_cached_tokens=None) == RequestCost(4, 1, expected, 0)
+    assert cost_of_choice(request, num_cached_tokens=2) == RequestCost(4, 1, 1 + expected, 1)
+    assert cost_of_choice(request, num_cached_tokens=None) == RequestCost(4, 1, expected, 0)
 
 
 def test_a_stream_that_goes_on_elsewhere_has_its_answer_computed_again():
@@ -141,7 +141,7 @@ def test_a_stream_that_goes_on_elsewhere_has_its_answer_computed_again():
         output_token_ids=[4] * 300,
         sampling_params=SamplingParams(max_tokens=400),
     )
-    assert work_of_choice(request, num_cached_tokens=0) == RequestCost(0, 1, 303, 303)
+    assert cost_of_choice(request, num_cached_tokens=0) == RequestCost(0, 1, 303, 303)
 
 
 @pytest.mark.parametrize("granted", [0, 1, 2, 3])
@@ -149,4 +149,4 @@ def test_a_stream_that_goes_on_elsewhere_has_its_answer_computed_again():
 def test_an_engine_is_full_for_a_priority_where_even_the_least_work_has_no_room(granted, priorities):
     load, credits = load_of(*(work(priority=priority) for priority in priorities)), Credits(num_requests=granted)
     for priority in (-1, 0, 1):
-        assert load.is_full(priority, credits) != load.has_room(RequestCost(priority, 1, 0, 0), credits)
+        assert load.is_full(priority, credits) != load.has_credits(RequestCost(priority, 1, 0, 0), credits)

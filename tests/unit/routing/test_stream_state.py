@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayinfer.outputs import Logprob, RequestOutput, TokenDelta, TokenLogprobs
-from rayinfer.protocols import GenerationRequest
-from rayinfer.routing.stream_state import StreamState, engine_request_id, parts_of
+from rayinfer.outputs import Logprob, OutputAggregate, RequestOutput, TokenDelta, TokenLogprobs
+from rayinfer.protocols import EngineRequestId, GenerationRequest
+from rayinfer.routing.stream_state import StreamState
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tokenization.tokenizer import Tokenizer
 from support.tiny_models import tiny_tokenizers
@@ -21,7 +21,29 @@ def ids(text: str) -> list[int]:
     return [token_id for letter in text for token_id in TOKENIZER.encode(letter)]
 
 
-def stream(*, output_token_ids: Sequence[int] = (), **params) -> StreamState:
+class AggregatedStream(StreamState):
+    """A StreamState whose outputs are aggregated."""
+
+    def __init__(self, request, tokenizer):
+        super().__init__(request, tokenizer)
+        self._outputs = OutputAggregate(request.sampling_params.n)
+
+    def apply(self, delta):
+        return self._add(super().apply(delta))
+
+    def fail(self, finish_reason):
+        return self._add(super().fail(finish_reason))
+
+    def whole(self):
+        return self._outputs.whole()
+
+    def _add(self, output):
+        if output is not None:
+            self._outputs.add(output)
+        return output
+
+
+def stream(*, output_token_ids: Sequence[int] = (), **params) -> AggregatedStream:
     request = GenerationRequest(
         request_id="r",
         prompt_token_ids=PROMPT,
@@ -30,12 +52,12 @@ def stream(*, output_token_ids: Sequence[int] = (), **params) -> StreamState:
         priority=-3,
         tenant="me",
     )
-    return StreamState(request, TOKENIZER)
+    return AggregatedStream(request, TOKENIZER)
 
 
 def delta(text: str | list[int], start: int, choice: int = 0, epoch: int = 0, **fields) -> TokenDelta:
     return TokenDelta(
-        engine_request_id("r", choice, epoch), start, ids(text) if isinstance(text, str) else text, **fields
+        str(EngineRequestId("r", choice, epoch)), start, ids(text) if isinstance(text, str) else text, **fields
     )
 
 
@@ -306,14 +328,6 @@ def test_a_prompt_whose_scoring_fails_holds_nobody_up():
     ]
 
 
-def test_who_keeps_no_outputs_gets_the_same_deltas():
-    request = GenerationRequest(request_id="r", prompt_token_ids=PROMPT, sampling_params=SamplingParams(logprobs=0))
-    state = StreamState(request, TOKENIZER, keeps_outputs=False)
-    output = only(state.apply(delta("ab", 0, logprobs=scored(ids("ab")))))
-    assert (output.text, output.logprobs) == ("ab", scored(ids("ab")))
-    assert only(state.whole()).text == ""
-
-
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(
     st.lists(st.lists(st.integers(0, TOKENIZER.vocab_size), max_size=4), min_size=1, max_size=8),
@@ -357,4 +371,4 @@ def test_a_stream_that_goes_on_elsewhere_tells_every_log_probability_once(steps,
 
 @pytest.mark.parametrize("parts", [("a", 0, 0), ("a/b@3", 12, 0), ("cmpl-7", 2, 5)])
 def test_an_engine_request_is_named_after_its_stream_choice_and_attempt(parts):
-    assert parts_of(engine_request_id(*parts)) == parts
+    assert EngineRequestId.parse(str(EngineRequestId(*parts))) == parts

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from rayinfer.errors import NotReady
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import Credits, EngineStats
+from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.dispatch_queue import DispatchQueue, QueuedRequest
 from rayinfer.routing.engine_set import EngineSet
 from rayinfer.routing.limits import RouterLimits
@@ -49,10 +50,10 @@ class Queue:
             ServiceMetrics(CollectorRegistry()),
             router_id="r",
             on_trace=lambda *_: None,
-            on_room=self._fill_and_advance,
             may_be_empty=True,
         )
-        self.turns = DispatchQueue(self.engines, RouterLimits(), engine_wait_s=ENGINE_WAIT_S, clock=self.loop.time)
+        self.engines.capacity_listeners.append(self._fill)  # before the queue hears of it
+        self.requests = DispatchQueue(self.engines, RouterLimits(), engine_wait_s=ENGINE_WAIT_S, clock=self.loop.time)
         self.num_added = 0
         self.heartbeats = []
         self.availability = []  # (since, until) of each period with an engine
@@ -64,10 +65,9 @@ class Queue:
         self.heartbeats.append(asyncio.ensure_future(beat(client)))
         self.availability.append([self.loop.time(), math.inf])
 
-    def _fill_and_advance(self, engine):
+    def _fill(self, engine):
         for link in self.engines.links.values():
             link.load.add(FULL)
-        self.turns.advance(engine)
 
     def lose_engine(self):
         self.engines.remove(self.engines.names[0], "lost")
@@ -78,16 +78,17 @@ class Queue:
         arrival = self.loop.time()
         deadline = None if wait_s is None else arrival + wait_s
         outcome = Outcome(arrival, deadline)
-        turn = QueuedRequest(
-            work=RequestCost(0, 1, 10, 5),
+        queued = QueuedRequest(
+            cost=RequestCost(0, 1, 10, 5),
             tenant="",
             deadline=deadline,
             make_digests=lambda: (),
-            take=lambda _: None,
+            requests=(),
+            deltas=DeltaQueue(),
         )
         try:
             async with asyncio.timeout(leaves_after_s) as leaving:
-                await self.turns.wait(turn, wait_s)
+                await self.requests.dispatch(queued, wait_s)
             outcome.reason = "sent"
         except NotReady:
             outcome.reason = "refused"

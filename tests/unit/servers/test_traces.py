@@ -5,7 +5,7 @@ import pytest
 
 from rayinfer.outputs import TraceEvent
 from rayinfer.servers.app import build_app
-from rayinfer.traces.kept_traces import MAX_NAMESAKES, KeptTraces
+from rayinfer.traces.trace_store import MAX_SAME_NAME, TraceStore
 
 TEXT = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -14,7 +14,7 @@ HELLO = [{"role": "user", "content": "a secret of mine"}]
 
 @pytest.fixture
 def traces():
-    return KeptTraces()
+    return TraceStore()
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ async def test_a_trace_has_the_events_of_all_choices_in_order_without_texts(clie
     await client.post(TEXT, json={"prompt": ["a secret", "of mine"], "n": 2}, headers={"x-request-id": "mine"})
     now = time.time()
     for request, delay in zip(generator.requests, (2.0, 1.0), strict=True):
-        traces.take_over(request.request_id, 1, [TraceEvent("queued", now + delay, {"prompt_tokens": 4})])
+        traces.add_engine_events(request.request_id, 1, [TraceEvent("queued", now + delay, {"prompt_tokens": 4})])
     (reported,) = await trace(client, "mine")
     assert reported["events"][1:] == [
         {"name": "queued", "time_s": now + 1.0, "details": {"prompt": 1, "choice": 1, "prompt_tokens": 4}},
@@ -128,7 +128,7 @@ async def test_a_request_of_no_tenant_is_hidden_from_tenants(models, metrics, tr
 async def test_requests_of_other_tenants_with_the_same_name_push_no_trace_out(models, metrics, traces):
     app = build_app(models, metrics, traces=traces, trusts_tenant_header=True)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
-        for tenant in ("alice", *["bob"] * (MAX_NAMESAKES + 1)):
+        for tenant in ("alice", *["bob"] * (MAX_SAME_NAME + 1)):
             headers = {"x-tenant-id": tenant, "x-request-id": "same"}
             await client.post(TEXT, json={"prompt": "a"}, headers=headers)
         assert (await client.get("/v1/requests/same/trace", headers={"x-tenant-id": "alice"})).status_code == 200

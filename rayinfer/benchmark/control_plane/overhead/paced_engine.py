@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
 from rayinfer.engine.loop.output_queue import MessageBox
-from rayinfer.outputs import Credits, EngineStats, StepMessage, TokenDelta
+from rayinfer.outputs import Credits, EngineState, EngineStats, StepMessage, TokenDelta
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.tokenization.tokenizer import Tokenizer
 
@@ -33,7 +33,7 @@ class NeverStopped:
 
     async def states(self) -> list[str]:
         """Return that it is running."""
-        return ["running"]
+        return [EngineState.RUNNING]
 
 
 @dataclass(kw_only=True, slots=True)

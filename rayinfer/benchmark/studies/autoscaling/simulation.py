@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from rayinfer.benchmark.studies.autoscaling.counting_policies import CountingPolicy
 from rayinfer.benchmark.studies.autoscaling.simulated_engine import EnginePace, SimulatedEngine, SimulatedRequest
 from rayinfer.benchmark.studies.autoscaling.trace import TracedRequest
-from rayinfer.routing.admission import waiting_share
+from rayinfer.routing.admission import queue_factor
 from rayinfer.routing.engine_count import ModelLoad
 from rayinfer.routing.first_tokens import FirstTokens
 
@@ -96,7 +96,7 @@ class Simulation:
 
     def _admit(self, request: SimulatedRequest) -> None:
         has_engine = any(engine.ready_s <= self._now_s for engine in self._engines)
-        if len(self._unstarted) >= MAX_WAITING * waiting_share(self._most_engines, has_engine=has_engine):
+        if len(self._unstarted) >= MAX_WAITING * queue_factor(self._most_engines, has_engine=has_engine):
             self._replay.num_refused += 1
             return
         key = self._first_tokens.expect(request.traced.prompt_tokens)

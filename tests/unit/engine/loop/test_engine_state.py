@@ -2,9 +2,10 @@
 
 import pytest
 
-from rayinfer.engine.loop.engine_state import EngineState, LifeCycle
+from rayinfer.engine.loop.engine_state import LifeCycle
 from rayinfer.engine.plan.executor_commands import SleepLevel, sleep_level
 from rayinfer.errors import EngineDead, InvalidParameter, WrongEngineState
+from rayinfer.outputs import EngineState
 
 OFFLOAD, RECOMPUTE = SleepLevel.OFFLOAD, SleepLevel.RECOMPUTE
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from rayinfer.engine.loop.engine_state import EngineState
+from rayinfer.outputs import EngineState
 from rayinfer.protocols import Pause, Resume, Sleep, Wake
 from support.fakes.fake_executor import EOS, INVALID, VOCAB_SIZE, drive, expected_tokens, mixed_answer, numbers
 from support.fakes.fake_scores import expected_logprobs

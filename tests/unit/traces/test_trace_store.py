@@ -1,7 +1,7 @@
 import pytest
 
 from rayinfer.outputs import TraceEvent
-from rayinfer.traces.kept_traces import MAX_NAMESAKES, KeptTraces
+from rayinfer.traces.trace_store import MAX_SAME_NAME, TraceStore
 
 
 class Clock:
@@ -28,10 +28,10 @@ def events_of(traces, name):
 
 
 def test_a_requests_way_is_told_with_its_prompts_and_choices():
-    traces = KeptTraces()
+    traces = TraceStore()
     open_trace(traces, "a", ["x", "y"])
     traces.dispatched("y", [0, 1])
-    traces.take_over("y", 1, [TraceEvent("queued", 2e9, {}), TraceEvent("first_token", 2.1e9, {})])
+    traces.add_engine_events("y", 1, [TraceEvent("queued", 2e9, {}), TraceEvent("first_token", 2.1e9, {})])
     traces.finished("y", 0, "length", 5)
     assert events_of(traces, "a") == [
         ("received", {"num_prompts": 2}),
@@ -45,7 +45,7 @@ def test_a_requests_way_is_told_with_its_prompts_and_choices():
 
 
 def test_a_request_is_found_by_its_name_and_by_its_answers_id_only():
-    traces = KeptTraces()
+    traces = TraceStore()
     open_trace(traces, "my-own")
     assert len(traces.find("my-own")) == len(traces.find("cmpl-my-own")) == 1
     for other in ("chatcmpl-my-own", "own", "my", "", "cmpl-", "cmpl-own", "my-own-inside"):
@@ -53,38 +53,38 @@ def test_a_request_is_found_by_its_name_and_by_its_answers_id_only():
 
 
 def test_namesakes_are_all_found_the_latest_first_and_bounded():
-    traces = KeptTraces()
-    for number in range(MAX_NAMESAKES + 2):
+    traces = TraceStore()
+    for number in range(MAX_SAME_NAME + 2):
         open_trace(traces, "same", [f"inside-{number}"], kind="cmpl" if number % 2 else "chatcmpl")
     found = [kept.request_ids for kept in traces.find("same")]
-    assert found == [[f"inside-{number}"] for number in range(MAX_NAMESAKES + 1, 1, -1)]
-    assert len(traces.find("cmpl-same")) == MAX_NAMESAKES // 2
+    assert found == [[f"inside-{number}"] for number in range(MAX_SAME_NAME + 1, 1, -1)]
+    assert len(traces.find("cmpl-same")) == MAX_SAME_NAME // 2
 
 
 def test_a_name_that_looks_like_an_answers_id_hides_nobody():
-    traces = KeptTraces()
+    traces = TraceStore()
     open_trace(traces, "x")
     open_trace(traces, "cmpl-x")
     assert [kept.name for kept in traces.find("cmpl-x")] == ["x", "cmpl-x"]
 
 
 def test_a_trace_is_kept_for_a_while_after_its_latest_event(clock):
-    traces = KeptTraces(keep_s=10.0, clock=clock)
+    traces = TraceStore(keep_s=10.0, clock=clock)
     open_trace(traces, "a")
     clock.now += 9
-    traces.take_over("a-inside", 0, [TraceEvent("queued", 1.0, {})])
+    traces.add_engine_events("a-inside", 0, [TraceEvent("queued", 1.0, {})])
     clock.now += 9
     assert traces.find("a")
     clock.now += 2
     assert traces.find("a") == []
-    traces.take_over("a-inside", 0, [TraceEvent("queued", 1.0, {})])
+    traces.add_engine_events("a-inside", 0, [TraceEvent("queued", 1.0, {})])
     traces.dispatched("a-inside", [0])
     traces.finished("a-inside", 0, "stop", 1)
     assert traces.find("a") == []
 
 
 def test_an_answer_that_takes_longer_than_that_keeps_its_trace(clock):
-    traces = KeptTraces(keep_s=10.0, clock=clock)
+    traces = TraceStore(keep_s=10.0, clock=clock)
     open_trace(traces, "long")
     traces.dispatched("long-inside", [0])
     for _ in range(5):
@@ -96,7 +96,7 @@ def test_an_answer_that_takes_longer_than_that_keeps_its_trace(clock):
 
 
 def test_too_many_requests_make_the_quietest_go():
-    traces = KeptTraces(max_requests=2)
+    traces = TraceStore(max_requests=2)
     open_trace(traces, "a")
     open_trace(traces, "b")
     traces.dispatched("a-inside", [0])
@@ -105,11 +105,11 @@ def test_too_many_requests_make_the_quietest_go():
 
 
 def test_too_many_events_make_the_quietest_go_and_leave_nothing_behind():
-    traces = KeptTraces(max_size=110)
+    traces = TraceStore(max_size=110)
     for number in range(500):
         name = f"r{number}"
         open_trace(traces, name)
-        traces.take_over(f"{name}-inside", 0, [TraceEvent("prefill_chunk", 1.0, {})] * 9)
+        traces.add_engine_events(f"{name}-inside", 0, [TraceEvent("prefill_chunk", 1.0, {})] * 9)
     assert [bool(traces.find(f"r{number}")) for number in (489, 490, 499)] == [False, True, True]
     assert len(traces._by_age) == len(traces._by_name) == len(traces._by_request_id) == 10
     assert traces._size == 110
@@ -117,7 +117,7 @@ def test_too_many_events_make_the_quietest_go_and_leave_nothing_behind():
 
 def test_many_prompts_count_like_events():
     """Requests that are refused at once have one event, however many prompts they bring."""
-    traces = KeptTraces(max_size=100)
+    traces = TraceStore(max_size=100)
     for number in range(10):
         open_trace(traces, f"r{number}", [f"{number}/{prompt}" for prompt in range(24)])
     assert [bool(traces.find(f"r{number}")) for number in (5, 6, 9)] == [False, True, True]

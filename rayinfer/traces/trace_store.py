@@ -1,0 +1,143 @@
+"""Store of request traces; each stays for ten minutes after its latest event."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rayinfer.outputs import FinishReason, TraceEvent
+from rayinfer.traces.request_trace import RequestTrace
+
+KEEP_S = 600.0
+MAX_REQUESTS = 10_000
+MAX_SIZE = 100_000  # events and prompts of all requests together, a few hundred bytes each
+MAX_SAME_NAME = 16
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class StoredTrace:
+    """One client request's trace under its public names."""
+
+    name: str  # given by the client, else generated
+    answer_id: str  # the `id` of the response: a prefix and the name
+    model: str
+    tenant: str  # "" for none; other tenants do not find the trace
+    request_ids: Sequence[str]  # internal ids, one for each prompt
+    trace: RequestTrace = field(default_factory=RequestTrace)
+    running: set[tuple[int, int]] = field(default_factory=set)  # prompt and choice
+    latest_event: float = 0.0
+    counted_size: int = 0  # its part of the store's size
+
+
+class TraceStore:
+    """Store of traces, bounded in number and size; above the bounds, those with the oldest latest event are dropped.
+
+    Clients choose the names, so several requests may share one: `find` returns all of them. Each tenant has a
+    namespace of its own.
+    """
+
+    def __init__(
+        self,
+        *,
+        keep_s: float = KEEP_S,
+        max_requests: int = MAX_REQUESTS,
+        max_size: int = MAX_SIZE,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._keep_s = keep_s
+        self._max_requests = max_requests
+        self._max_size = max_size
+        self._clock = clock
+        self._size = 0
+        self._by_age: OrderedDict[StoredTrace, None] = OrderedDict()  # by their latest events
+        self._by_name: dict[tuple[str, str], list[StoredTrace]] = {}  # by tenant and name
+        self._by_request_id: dict[str, tuple[StoredTrace, int]] = {}  # with the number of the prompt
+
+    def open(
+        self,
+        *,
+        name: str,
+        answer_id: str,
+        model: str,
+        request_ids: Sequence[str],
+        received_s: float,
+        tenant: str = "",
+    ) -> None:
+        """Begin the trace of a client request, which has one internal request for each prompt."""
+        stored = StoredTrace(name=name, answer_id=answer_id, model=model, tenant=tenant, request_ids=request_ids)
+        same_name = self._by_name.setdefault((tenant, name), [])
+        same_name.append(stored)
+        self._by_request_id.update((request_id, (stored, prompt)) for prompt, request_id in enumerate(request_ids))
+        stored.trace.record("received", time_s=received_s, num_prompts=len(request_ids))
+        self._note_change(stored)
+        if len(same_name) > MAX_SAME_NAME:
+            self._forget(same_name[0])
+
+    def dispatched(self, request_id: str, choices: Iterable[int], **details: int | float | str) -> None:
+        """Record that these choices of a prompt are sent to an engine, with the reason in `details`."""
+        if (found := self._by_request_id.get(request_id)) is not None:
+            stored, prompt = found
+            for choice in choices:
+                stored.running.add((prompt, choice))
+                stored.trace.record("dispatched", time_s=None, prompt=prompt, choice=choice, **details)
+            self._note_change(stored)
+
+    def migrated(self, request_id: str, *, engine: str, reason: str) -> None:
+        """Record that a prompt's open choices migrate to another engine."""
+        if (found := self._by_request_id.get(request_id)) is not None:
+            stored, prompt = found
+            stored.trace.record("migrated", prompt=prompt, engine=engine, reason=reason)
+            self._note_change(stored)
+
+    def finished(self, request_id: str, choice: int, reason: FinishReason, output_tokens: int) -> None:
+        """Record the end of a choice, with its number of output tokens."""
+        if (found := self._by_request_id.get(request_id)) is not None:
+            stored, prompt = found
+            stored.running.discard((prompt, choice))
+            stored.trace.record_end(reason, output_tokens=output_tokens, prompt=prompt, choice=choice)
+            self._note_change(stored)
+
+    def add_engine_events(self, request_id: str, choice: int, events: Iterable[TraceEvent]) -> None:
+        """Add an engine's events of a choice; they may arrive after the client's response."""
+        if (found := self._by_request_id.get(request_id)) is not None:
+            stored, prompt = found
+            stored.trace.add_engine_events(events, prompt=prompt, choice=choice)
+            self._note_change(stored)
+
+    def find(self, name: str, tenant: str = "") -> list[StoredTrace]:
+        """Find a tenant's requests by the id of the response or by name; the latest first."""
+        self._forget_old()
+        client_name = name.partition("-")[2]
+        by_answer = [stored for stored in self._by_name.get((tenant, client_name), ()) if stored.answer_id == name]
+        return [*self._by_name.get((tenant, name), ()), *by_answer][::-1]
+
+    def _note_change(self, stored: StoredTrace) -> None:
+        size = len(stored.trace) + len(stored.request_ids)  # a rejected request of a thousand prompts has one event
+        self._size += size - stored.counted_size
+        stored.counted_size = size
+        stored.latest_event = self._clock()
+        self._by_age[stored] = None
+        self._by_age.move_to_end(stored)
+        self._forget_old()
+
+    def _forget_old(self) -> None:
+        while self._by_age:
+            oldest = next(iter(self._by_age))
+            if len(self._by_age) <= self._max_requests and self._size <= self._max_size:
+                if self._clock() - oldest.latest_event <= self._keep_s:
+                    return
+                if oldest.running:  # a long generation: its last events have yet to arrive
+                    oldest.latest_event = self._clock()
+                    self._by_age.move_to_end(oldest)
+                    continue
+            self._forget(oldest)
+
+    def _forget(self, stored: StoredTrace) -> None:
+        del self._by_age[stored]
+        self._size -= stored.counted_size
+        for request_id in stored.request_ids:
+            del self._by_request_id[request_id]
+        same_name = self._by_name[stored.tenant, stored.name]
+        same_name.remove(stored)
+        if not same_name:
+            del self._by_name[stored.tenant, stored.name]
