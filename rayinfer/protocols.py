@@ -161,29 +161,13 @@ ControlAction = Pause | Resume | Sleep | Wake | States
 
 
 class EngineControl(Protocol):
-    """Stops and starts with requests in flight: one engine, or all engines of a model.
+    """Control of one engine, or of all engines of a model, with requests in flight."""
 
-    Raises WrongEngineState for what does not go with an engine's state, EngineDead when it is gone.
-    """
+    async def control(self, action: ControlAction) -> list[str]:
+        """Run an action; returns each engine's state after it: running, paused or asleep.
 
-    async def pause(self) -> None:
-        """Plan no further step; requests stay, and more are taken."""
-        ...
-
-    async def resume(self) -> None:
-        """Go on after `pause`."""
-        ...
-
-    async def sleep(self, level: int) -> None:
-        """Pause and give memory back: 0 none, 1 unused blocks (on a GPU all of it, to the host), 2 all of it."""
-        ...
-
-    async def wake(self) -> None:
-        """Take the memory again and go on as before `sleep`."""
-        ...
-
-    async def states(self) -> list[str]:
-        """Return each engine's state: running, paused or asleep."""
+        Raises WrongEngineState where the action is refused in an engine's state, EngineDead when an engine is gone.
+        """
         ...
 
 

@@ -74,7 +74,7 @@ def test_other_limits_reach_every_router_with_streams_open_and_replace_no_proces
     assert asyncio.run(operations.limits())["ageing_s"] == 1.5
 
 
-def test_all_engines_pause_and_go_on_at_an_operators_word(operated):
+def test_pause_and_resume_act_on_all_engines(operated):
     service, operations = operated
     assert asyncio.run(operations.control("pause")) == ["tiny", "other"]
     wait_until(lambda: reasons_not_ready(service) == {"tiny": "paused", "other": "paused"})

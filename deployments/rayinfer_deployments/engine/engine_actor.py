@@ -90,26 +90,6 @@ class EngineActor:
         """Run an action on the engine between two steps; returns its state."""
         return await self._started.control(action)
 
-    async def pause(self) -> None:
-        """Plan no further step."""
-        await self._started.pause()
-
-    async def resume(self) -> None:
-        """Resume after `pause`."""
-        await self._started.resume()
-
-    async def sleep(self, level: int) -> None:
-        """Pause and free memory."""
-        await self._started.sleep(level)
-
-    async def wake(self) -> None:
-        """Allocate the memory again."""
-        await self._started.wake()
-
-    async def states(self) -> list[str]:
-        """Return the engine's state."""
-        return await self._started.states()
-
     async def describe(self) -> ModelDescription:
         """Return the model's description."""
         return self._started.description

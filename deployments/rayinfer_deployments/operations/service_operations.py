@@ -9,6 +9,7 @@ from ray import serve
 from ray.serve.schema import ApplicationStatus
 
 from rayinfer.errors import RayinferError
+from rayinfer.protocols import ControlAction, Pause, Resume, Sleep, Wake
 from rayinfer.routing.limits import RouterLimits, router_limits
 from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
 from rayinfer_deployments.applications import ROUTER, build_llm_app, engine_deployment_name
@@ -26,7 +27,6 @@ from rayinfer_deployments.operations.replica_calls import (
 from rayinfer_deployments.operations.replica_counts import beginning_with, is_number_right, num_wanted, scaled
 from rayinfer_deployments.operations.service_startup import failure_of, redeploy
 from rayinfer_deployments.operations.weights_check import check_weights_fit
-from rayinfer_deployments.router.router import ControlAction
 
 POLL_S = 0.1
 CONTROL_S = 120.0  # of engines that give their memory back, or take it
@@ -96,9 +96,9 @@ class ServiceOperations:
             "missing_settings": self._missing_settings,
         }
 
-    async def control(self, action: ControlAction, model: str | None = None, level: int = 1) -> list[str]:
+    async def control(self, action: str, model: str | None = None, level: int = 1) -> list[str]:
         """Pause, resume, put to sleep or wake the engines of one model or of all; returns the names of the models."""
-        response = self._replicas.handle(ROUTER).control_engines.remote(action, model, level)
+        response = self._replicas.handle(ROUTER).control_engines.remote(_control_action(action, level), model)
         await within(CONTROL_S, response, "the engines")
         return [model] if model is not None else [known.served_name for known in self._args.models]
 
@@ -296,3 +296,11 @@ class ServiceOperations:
             if time.monotonic() > latest:
                 raise RayinferError(f"{failure} after {timeout_s:.0f} s; `rayinfer status` tells more")
             await asyncio.sleep(POLL_S)
+
+
+def _control_action(name: str, level: int) -> ControlAction:
+    """Return the action of this name; the level is that of `sleep`."""
+    actions: dict[str, ControlAction] = {"pause": Pause(), "resume": Resume(), "sleep": Sleep(level), "wake": Wake()}
+    if name not in actions:
+        raise RayinferError(f"unknown action {name!r}: expected one of {', '.join(actions)}")
+    return actions[name]

@@ -9,7 +9,7 @@ import ray
 from ray import serve
 from ray.serve import Application
 
-from rayinfer.benchmark.control_plane.overhead.paced_engine import NeverStopped, PacedEngine
+from rayinfer.benchmark.control_plane.overhead.paced_engine import AlwaysRunning, PacedEngine
 from rayinfer.protocols import ModelDescription
 from rayinfer.transport.engine_server import TransportAddress
 from rayinfer_deployments.app_args import ModelArgs
@@ -37,7 +37,7 @@ class Pace:
         return PacedEngine(self.description, self.token_ids, interval_s=self.interval_s, max_running=self.max_running)
 
 
-class PacedActor(NeverStopped):
+class PacedActor(AlwaysRunning):
     """Actor process of such an engine, with the interface of EngineActor."""
 
     def __init__(self, pace: Pace) -> None:

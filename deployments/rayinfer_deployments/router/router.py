@@ -7,17 +7,17 @@ import sys
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from rayinfer.errors import ConfigError, RayinferError
+from rayinfer.errors import ConfigError
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.models.checkpoints.sources import resolve_model
-from rayinfer.protocols import EngineControl, ServiceStatus
+from rayinfer.protocols import ControlAction, ServiceStatus
 from rayinfer.routing.dispatch import ENGINE_WAIT_S, Dispatcher
 from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits, router_limits
@@ -32,8 +32,6 @@ from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIM
 from rayinfer_deployments.router.engine_reconciler import EngineReconciler
 from rayinfer_deployments.router.http_server import HttpServer
 from rayinfer_deployments.router.service_log import log_beside_serve
-
-ControlAction = Literal["pause", "resume", "sleep", "wake"]
 
 CATCH_UP_S = 3.0  # at a service's start no engine is there yet, and its clients should hear so
 FIRST_ENGINE_S = 60.0  # where there may be none: a router that has seen none does not know what the model is
@@ -144,17 +142,17 @@ class Router:
             models={name: model.generator.status() for name, model in self._models.items()},
         )
 
-    async def control_engines(self, action: ControlAction, model: str | None, level: int) -> None:
-        """Pause, resume, put to sleep or wake the engines of one model or of all; an error does not stop the others.
+    async def control_engines(self, action: ControlAction, model: str | None) -> None:
+        """Run an action on the engines of one model or of all; an error does not stop the others.
 
         Raises UnknownModel, NotReady or WrongEngineState, the first of them at the end.
         """
         chosen = self._models.values() if model is None else [find_model(self._models, model)]
-        controls = [served.control for served in chosen if served.control is not None]
-        outcomes = await asyncio.gather(*(_carry_out(control, action, level) for control in controls))
-        for error in outcomes:
-            if error is not None:
-                raise error
+        engines = [served.engines for served in chosen if served.engines is not None]
+        outcomes = await asyncio.gather(*(each.control(action) for each in engines), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def remove_engine(self, engine: str) -> bool:
         """Migrate an engine's streams and send it no more requests; returns whether it was known."""
@@ -220,7 +218,7 @@ class Router:
             tokenizer=tokenizer,
             chat_template=ChatTemplate.from_folder(folder),
             created=int(time.time()),
-            control=dispatcher.control,
+            engines=dispatcher.fleet,
         )
 
     def _follow(self, work: Coroutine[Any, Any, None]) -> None:
@@ -233,11 +231,3 @@ def _registry_of(router_id: str) -> CollectorRegistry:
     registry = CollectorRegistry()
     Gauge("rayinfer_router_info", "The router that answered", ["router"], registry=registry).labels(router_id).set(1)
     return registry
-
-
-async def _carry_out(control: EngineControl, action: ControlAction, level: int) -> RayinferError | None:
-    try:
-        await (control.sleep(level) if action == "sleep" else getattr(control, action)())
-    except RayinferError as error:
-        return error
-    return None

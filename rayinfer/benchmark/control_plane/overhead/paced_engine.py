@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
 from rayinfer.engine.loop.output_queue import MessageBox
-from rayinfer.outputs import Credits, EngineState, EngineStats, StepMessage, TokenDelta
-from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.outputs import Credits, EngineStats, StepMessage, TokenDelta
+from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription
 from rayinfer.tokenization.tokenizer import Tokenizer
 
 SIGN_OF_LIFE_S = 0.5
@@ -16,24 +16,12 @@ NUM_TOKEN_IDS = 1000
 KV_BLOCKS_TOTAL = 1 << 20
 
 
-class NeverStopped:
-    """The controls of an engine that has nothing to stop."""
+class AlwaysRunning:
+    """EngineControl without effect."""
 
-    async def pause(self) -> None:
-        """Do nothing."""
-
-    async def resume(self) -> None:
-        """Do nothing."""
-
-    async def sleep(self, level: int) -> None:
-        """Do nothing."""
-
-    async def wake(self) -> None:
-        """Do nothing."""
-
-    async def states(self) -> list[str]:
-        """Return that it is running."""
-        return [EngineState.RUNNING]
+    async def control(self, action: ControlAction) -> list[str]:
+        """Return that the engine is running."""
+        return ["running"]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -43,7 +31,7 @@ class _Stream:
     end: int  # the position behind its last token
 
 
-class PacedEngine(NeverStopped):
+class PacedEngine(AlwaysRunning):
     """An EngineClient whose steps cost nothing, so that only the layers in front of it are measured.
 
     As with a real engine a step makes one message for each router, with one token for every stream.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from prometheus_client import CollectorRegistry
 
-from rayinfer.benchmark.control_plane.overhead.paced_engine import NeverStopped, paced_description
+from rayinfer.benchmark.control_plane.overhead.paced_engine import AlwaysRunning, paced_description
 from rayinfer.errors import RayinferError
 from rayinfer.kv_cache.block_hash import PrefixDigests
 from rayinfer.metrics import ServiceMetrics
@@ -52,7 +52,7 @@ def measure_decisions(
     return asyncio.run(_measure(tokenizer, num_waiting, num_engines, num_decisions, seed))
 
 
-class _ScriptedEngine(NeverStopped):
+class _ScriptedEngine(AlwaysRunning):
     """Engine client that accepts requests and sends scripted messages."""
 
     def __init__(self, on_submit: Callable[[], None]) -> None:
