@@ -1,22 +1,23 @@
 """`rayinfer serve`: a model behind an OpenAI-compatible port, until Ctrl-C."""
 
 import contextlib
+import socket
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rayinfer.config import DEFAULT_MODEL, cache_folder, engine_config
+from rayinfer.errors import RayinferError
 from rayinfer.routing.limits import router_limits
 from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.control.limits import mapping_in
+from rayinfer_deployments.cli.control.scale import engines_asked_for
 from rayinfer_deployments.cli.failures import in_one_line, interrupt_on_signals, leave_at_once
-from rayinfer_deployments.cli.replica_numbers import engines_asked_for
 from rayinfer_deployments.cli.service_run import Service, run_service
 from rayinfer_deployments.cli.terminal import QuietTerminal
 from rayinfer_deployments.cluster.haproxy_files import haproxy_files
-from rayinfer_deployments.cluster.profiles import Profile
-from rayinfer_deployments.cluster.ray_environment import THROUGHPUT_SETTINGS, set_ray_settings
+from rayinfer_deployments.cluster.ray_environment import THROUGHPUT_SETTINGS, Profile, set_ray_settings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS
 
 ProfileOption = Annotated[
@@ -111,7 +112,7 @@ def _start(service: Service) -> None:
     # After the environment is set: these import Ray, which reads it.
     from rayinfer.models.checkpoints.sources import resolve_model
     from rayinfer.models.generation_config import default_sampling_params
-    from rayinfer_deployments.cluster.port_check import check_port_is_free
+    from rayinfer_deployments.cli.serve import check_port_is_free
 
     config = engine_config(model=service.model, **service.settings)
     router_limits(service.limits)
@@ -126,3 +127,17 @@ def _served_name(model: str) -> str:
     """Return the model's default name: a folder's name, a file's stem, else the model as asked for."""
     path = Path(model).expanduser()
     return path.resolve().stem if path.is_file() else path.resolve().name if path.is_dir() else model
+
+
+def check_port_is_free(host: str, port: int) -> None:
+    """Raise RayinferError when another process has the port.
+
+    Serve itself would not notice: it shares ports, and the two services would answer in turn.
+    """
+    try:
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(address[0], socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address[4])
+    except OSError as error:
+        raise RayinferError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from None

@@ -17,7 +17,7 @@ from rich.console import Console
 from rayinfer_deployments.cli.checked_folders import check_folder
 from rayinfer_deployments.cli.terminal import Phases
 from rayinfer_deployments.cluster.haproxy_files import LOOPBACK
-from rayinfer_deployments.cluster.profiles import Profile
+from rayinfer_deployments.cluster.ray_environment import Profile
 
 if TYPE_CHECKING:
     from ray.serve import Application
@@ -257,7 +257,7 @@ def _announce(service: Service, console: Console) -> None:
 def _described(service: Service) -> list[str]:
     """Query the engines' sizes and the defaults of requests; no lines if no router reports them soon."""
     from rayinfer.errors import RayinferError
-    from rayinfer_deployments.cli.description_lines import capacity_lines, default_lines
+    from rayinfer_deployments.cli.start_lines import capacity_lines, default_lines
     from rayinfer_deployments.cluster.service_record import control_socket_path
     from rayinfer_deployments.operations.control_socket import ask
 

@@ -2,11 +2,25 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from rayinfer_deployments.cluster.ray_token import default_token_path
+
+
+class Profile(StrEnum):
+    """Objective that Serve's and the routers' settings are tuned for."""
+
+    LATENCY = "latency"
+    THROUGHPUT = "throughput"
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Return the routers' default settings."""
+        return {"stream_interval": 4} if self is Profile.THROUGHPUT else {}
+
 
 # Ray reads them when it is imported, and every process that it starts inherits them. A user's own value wins.
 RAY_SETTINGS = {

@@ -13,7 +13,7 @@ from ray.core.generated import gcs_pb2
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.cluster.process_tree import descendants
 from rayinfer_deployments.cluster.service_record import ServiceRecord
-from rayinfer_deployments.discovery.engine_names import ENGINE_PREFIX, RankName
+from rayinfer_deployments.discovery.engine_address import ENGINE_PREFIX, RankName
 from rayinfer_deployments.operations.control_socket import ask
 
 Role = Literal["proxy", "controller", "router", "engine_replica", "engine"]

@@ -10,7 +10,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from rayinfer.errors import RayinferError
 from rayinfer.protocols import ServiceStatus
-from rayinfer_deployments.discovery.engine_names import ENGINE_PREFIX
+from rayinfer_deployments.discovery.engine_address import ENGINE_PREFIX
 from rayinfer_deployments.router.router import RouterReport
 
 

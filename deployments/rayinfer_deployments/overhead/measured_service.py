@@ -21,7 +21,7 @@ from rayinfer_deployments.applications import build_app_over
 from rayinfer_deployments.cluster.managed_cluster import ManagedCluster
 from rayinfer_deployments.cluster.process_priority import deprioritize_control_plane
 from rayinfer_deployments.cluster.process_tree import descendants
-from rayinfer_deployments.cluster.profiles import Profile
+from rayinfer_deployments.cluster.ray_environment import Profile
 from rayinfer_deployments.cluster.service_record import service_url
 from rayinfer_deployments.operations.process_listing import identify, read_actors
 from rayinfer_deployments.operations.service_startup import deploy, wait_until_ready

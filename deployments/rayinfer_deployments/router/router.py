@@ -31,7 +31,6 @@ from rayinfer_deployments.discovery.load_reports import report_to_replicas
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
 from rayinfer_deployments.router.engine_reconciler import EngineReconciler
 from rayinfer_deployments.router.http_server import HttpServer
-from rayinfer_deployments.router.service_log import log_beside_serve
 
 CATCH_UP_S = 3.0  # at a service's start no engine is there yet, and its clients should hear so
 FIRST_ENGINE_S = 60.0  # where there may be none: a router that has seen none does not know what the model is
@@ -93,7 +92,10 @@ class Router:
         connection_limits: ConnectionLimits = DEFAULT_CONNECTION_LIMITS,
         drain_timeout_s: float = 0.0,
     ) -> None:
-        log_beside_serve()
+        self._http_server: HttpServer | None = None  # before anything fails: Serve calls __del__ then, too
+        self._dispatchers: list[Dispatcher] = []
+        self._following: list[asyncio.Task[None]] = []
+        log_to_serve()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._max_body_bytes = max_body_bytes
         self._request_timeout_s = request_timeout_s
@@ -104,9 +106,7 @@ class Router:
         self._limits = RouterLimits()  # until Serve brings those that were asked for
         self._router_id = serve.get_replica_context().replica_tag
         self._metrics = ServiceMetrics(_registry_of(self._router_id))
-        self._dispatchers: list[Dispatcher] = []
         self._reconcilers: list[EngineReconciler] = []
-        self._following: list[asyncio.Task[None]] = []
         self._models = {model.name: await self._serve_model(model) for model in models}
         await asyncio.to_thread(renderer)  # the first chat should not wait for it
         # A router that replaces another, or joins others, has to answer as soon as clients reach it.
@@ -116,7 +116,6 @@ class Router:
         )
         gc.collect()
         gc.freeze()  # what is loaded stays: a large request's garbage collection need not walk it, for 100 ms
-        self._http_server: HttpServer | None = None
         if listen_on is not None:
             app = self._build_app(echoes_request_id=True)
             self._http_server = HttpServer(app, listen_on.host, listen_on.port, limits=connection_limits)
@@ -175,8 +174,8 @@ class Router:
 
     async def __del__(self) -> None:
         """Disconnect from the engines; Serve has drained requests before, except those on the router's own port."""
-        if (http_server := getattr(self, "_door", None)) is not None:
-            await http_server.close(self._drain_timeout_s)
+        if self._http_server is not None:
+            await self._http_server.close(self._drain_timeout_s)
         for task in self._following:
             task.cancel()
         await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))
@@ -231,3 +230,12 @@ def _registry_of(router_id: str) -> CollectorRegistry:
     registry = CollectorRegistry()
     Gauge("rayinfer_router_info", "The router that answered", ["router"], registry=registry).labels(router_id).set(1)
     return registry
+
+
+def log_to_serve() -> None:
+    """Pass the records of the library's loggers on to Serve's.
+
+    A replica of Serve turns whatever comes through `sys.stderr` into records of no importance, which the service does
+    not keep: Python's default for loggers that are not set up would lose every error.
+    """
+    logging.getLogger("rayinfer").parent = logging.getLogger("ray.serve")

@@ -1,4 +1,4 @@
-"""Answers that are sent as they are made: everything of a chunk but its text is encoded once per choice."""
+"""Streamed responses as server-sent events: all of a chunk but its text is encoded once per choice."""
 
 import json
 from collections.abc import Sequence
@@ -8,10 +8,21 @@ from typing import Any
 
 from rayinfer.errors import RequestFailed
 from rayinfer.outputs import CompletionOutput
-from rayinfer.servers import sse
 from rayinfer.servers.openai.answer import AnswerSettings, UsageCounter, check_ended_well
 from rayinfer.servers.openai.logprobs_formatter import CompletionLogprobs, PositionLogprobs
 from rayinfer.servers.openai.prompt_outputs import PromptOutput
+
+# Server-sent events
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients skip
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+# Proxies must not buffer a stream.
+EVENT_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def event(data: bytes) -> bytes:
+    """Frame one line of JSON."""
+    return b"data: " + data + b"\n\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,8 +109,8 @@ class ChunkWriter:
         """Encode the usage if it was asked for, and the end; raises RequestFailed when choices have not ended."""
         self._usage.check_is_complete()
         if not self._settings.with_usage:
-            return sse.DONE
-        return self._head + b',"choices":[],"usage":' + _encode(self._usage.usage()) + b"}\n\n" + sse.DONE
+            return DONE
+        return self._head + b',"choices":[],"usage":' + _encode(self._usage.usage()) + b"}\n\n" + DONE
 
     def _text_chunk(self, index: int, completion: CompletionOutput) -> tuple[bytes, ...]:
         logprobs = _NOT_ENDED

@@ -11,9 +11,8 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rayinfer.errors import RequestFailed
-from rayinfer.servers import sse
 from rayinfer.servers.error_responses import error_body, error_kind, json_response
-from rayinfer.servers.openai.chunks import ChunkWriter
+from rayinfer.servers.openai.chunks import DONE, EVENT_HEADERS, EVENT_STREAM, KEEP_ALIVE, ChunkWriter, event
 from rayinfer.servers.openai.prompt_outputs import PromptOutput
 from rayinfer.servers.openai.whole_answer import WholeAnswer
 from rayinfer.servers.run_until_disconnect import run_until_disconnect
@@ -58,7 +57,7 @@ class StreamedResponse(Response):
     def __init__(
         self, outputs: Outputs, writer: ChunkWriter, *, keep_alive_check_s: float = KEEP_ALIVE_CHECK_S
     ) -> None:
-        super().__init__(headers={**sse.HEADERS, "Content-Type": sse.CONTENT_TYPE})
+        super().__init__(headers={**EVENT_HEADERS, "Content-Type": EVENT_STREAM})
         del self.headers["content-length"]
         self._outputs = outputs
         self._writer = writer
@@ -102,7 +101,7 @@ class StreamedResponse(Response):
             if self._num_sent != num_known:
                 num_known, is_silent = self._num_sent, False
             elif is_silent:
-                await send({"type": "http.response.body", "body": sse.KEEP_ALIVE, "more_body": True})
+                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
                 is_silent = False
             else:
                 is_silent = True
@@ -116,7 +115,7 @@ class StreamedResponse(Response):
         except Exception as error:  # the status is sent: the stream itself has to say what went wrong
             if error_kind(error).status == 500:
                 logger.exception("a stream failed after its first output")
-            yield sse.event(error_body(error)) + sse.DONE
+            yield event(error_body(error)) + DONE
 
     async def _write(self, output: PromptOutput) -> bytes:
         if output.output.prompt_logprobs is None and not self._writer.is_slow:

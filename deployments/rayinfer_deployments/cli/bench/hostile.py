@@ -12,8 +12,7 @@ from rich.console import Console
 from rayinfer.config import DEFAULT_MODEL
 from rayinfer.errors import ConfigError
 from rayinfer_deployments.cli.failures import in_one_line, interrupt_on_signals
-from rayinfer_deployments.cluster.profiles import Profile
-from rayinfer_deployments.cluster.ray_environment import set_ray_settings
+from rayinfer_deployments.cluster.ray_environment import Profile, set_ray_settings
 
 if TYPE_CHECKING:
     from rayinfer.benchmark.control_plane.overhead.hostile_load import HostileReport

@@ -208,10 +208,9 @@ def check_packed_weights(cache: Path) -> Finding:
 
 
 def _available_memory_gib() -> float:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 / GIB
-    return 0.0
+    import psutil
+
+    return float(psutil.virtual_memory().available / GIB)
 
 
 def _first_line(program: str, *arguments: str) -> str:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from rayinfer.outputs import EngineStats
 from rayinfer.protocols import ModelDescription, ServiceStatus
 from rayinfer.routing.limits import RouterLimits
-from rayinfer_deployments.cli.description_lines import capacity_lines, default_lines
+from rayinfer_deployments.cli.start_lines import capacity_lines, default_lines
 from rayinfer_deployments.operations.replica_calls import have_weights, in_plain_types
 from rayinfer_deployments.router.router import RouterReport
 
