@@ -27,7 +27,7 @@ from rayinfer.errors import (
 )
 
 MAX_MESSAGE_CHARS = 1000
-INTERNAL_MESSAGE = "The service failed to answer this request; its log says why."
+INTERNAL_MESSAGE = "The service failed to answer this request; see its log."
 
 
 class UnsupportedContentType(RequestError):

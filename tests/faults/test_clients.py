@@ -55,7 +55,7 @@ def test_f22_without_aborts_engines_compute_for_disconnected_clients(pair, repor
         asyncio.run(leave_streams(pair.url, 10, 10, LONG | {"max_tokens": 300}))
         time.sleep(3 * FREED_S)
         row.leaked = pair.num_leaked()
-    with pair.switched(slow_steps="0.001"):  # nobody aborts them any more
+    with pair.switched(slow_steps="0.001"):  # they are not aborted any more
         wait_until(lambda: pair.kv_blocks_used == 0, 240)
     report.is_seen(row)
 
@@ -63,7 +63,7 @@ def test_f22_without_aborts_engines_compute_for_disconnected_clients(pair, repor
 @pytest.mark.faults
 @pytest.mark.parametrize("without", ["", "no-abort", "keep-blocks"])
 def test_f23_clients_that_leave_in_the_queue_in_their_prompt_and_between_choices(host, model, report, without):
-    """Nothing is left of those who leave, and those who stay beside them get the tokens that they always get."""
+    """No resource of disconnected clients is left, and other requests get their usual tokens."""
     narrow = FaultyService(host, "narrow", [model.args(max_num_seqs=4, num_replicas=1, num_kv_blocks=256)])
     row = FaultRow(fault="F23", injected="clients leave in queue, prompt and between choices", without=without)
     kinds = [
@@ -84,7 +84,7 @@ def test_f23_clients_that_leave_in_the_queue_in_their_prompt_and_between_choices
             row.count(Counter(answer.verdict(None) for answer in left if not answer.is_hung))
             fates.update("before" if answer.status is None else "after" for answer in left if answer.is_hung)
         row.note = f"{fates['before']} left before the answer began, {fates['after']} in it"
-        if without == "no-abort":  # what nobody ends is left at once, and ends some time by itself
+        if without == "no-abort":  # requests that are not aborted end by themselves
             row.leaked = narrow.num_leaked()
             report.is_seen(row, is_harmed=row.leaked > 0)
         elif without:

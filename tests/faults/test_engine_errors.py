@@ -66,7 +66,7 @@ def test_f12_a_request_that_ends_its_engines_is_refused_before_long(pair, expect
 
 
 def deaths_until(service, asking, *, most):
-    """Count the engines that end while somebody asks, up to `most`."""
+    """Count the engines that end while requests are sent, up to `most`."""
     seen, alive = set(), set(service.pids("engine"))
     asking.start()
     seen |= alive

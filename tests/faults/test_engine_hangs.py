@@ -1,4 +1,4 @@
-"""Engines that are frozen, stuck in a step, or wake up again when nobody counts on them."""
+"""Engines that are frozen, stuck in a step, or wake up after they were replaced."""
 
 import time
 
@@ -11,7 +11,7 @@ from support.faults.faulty_service import FaultyService, kill
 from support.services.service_client import wait_until
 
 FROZEN_GAP_S = 2.5  # a sign of life is missed after 2 s, looked for every 0.25 s
-FROZEN_FOR_S = 6.0  # where nobody watches; a replica would end its engine after 8 s
+FROZEN_FOR_S = 6.0  # without a watch; a replica would end its engine after 8 s
 STUCK_GAP_S = 7.0  # a step may take 5 s, a sign of life comes every 0.75 s
 
 

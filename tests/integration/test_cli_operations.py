@@ -52,9 +52,9 @@ def test_a_service_behind_haproxy_is_operated_and_leaves_nothing_behind(model, t
         wait_until(lambda: run("status").returncode == 1)
         assert "tiny: paused" in run("status", "--port", service.port).stdout
         assert run("resume", "--model", "tiny").returncode == 0
-        refused = run("wake", "--model", "nobody")
+        refused = run("wake", "--model", "unknown")
         assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
-        assert "nobody" in refused.stderr
+        assert "unknown" in refused.stderr
 
         limits = yaml.safe_load(run("limits", "--set", "max_waiting_requests=3").stdout)
         assert limits["max_waiting_requests"] == 3

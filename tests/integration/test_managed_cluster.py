@@ -61,7 +61,7 @@ def test_the_session_of_an_own_ray_is_deleted_at_its_end(report):
     assert not session.parent.parent.exists()
 
 
-def test_no_other_user_enters_the_session_of_an_own_ray(report):
+def test_the_session_folder_of_a_managed_cluster_is_private(report):
     assert report["keepers"] == [os.getuid()]
 
 

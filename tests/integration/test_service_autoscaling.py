@@ -28,7 +28,7 @@ def num_engines(service):
 
 
 class Clients:
-    """Ask without a pause until told to stop; half of them for streams."""
+    """Send requests without a pause until stopped; half of them for streams."""
 
     def __init__(self, service, number, max_tokens):
         self._url, self._body = service.http.base_url, BODY | {"max_tokens": max_tokens}

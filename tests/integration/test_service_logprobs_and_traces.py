@@ -15,7 +15,7 @@ def traces_of(service, name):
 
 
 def events_of(service, name, **place):
-    """The names of a request's events, once its engine has told all of them."""
+    """The names of a request's events, once its engine has sent all of them."""
     events = []
 
     def has_all():
@@ -96,6 +96,6 @@ def test_a_trace_ends_with_the_stop_string_and_the_engines_counts(service):
 
 
 def test_a_trace_of_an_unknown_request_is_not_found(service):
-    response = service.http.get("/v1/requests/never-heard-of/trace")
+    response = service.http.get("/v1/requests/unknown/trace")
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "trace_not_found"

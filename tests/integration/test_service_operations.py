@@ -81,8 +81,8 @@ def test_pause_and_resume_act_on_all_engines(operated):
     assert asyncio.run(operations.control("resume", "tiny")) == ["tiny"]
     wait_until(lambda: reasons_not_ready(service) == {"other": "paused"})
     assert service.complete().status_code == 200
-    with pytest.raises(RayinferError, match="nobody"):
-        asyncio.run(operations.control("pause", "nobody"))
+    with pytest.raises(RayinferError, match="unknown"):
+        asyncio.run(operations.control("pause", "unknown"))
     asyncio.run(operations.control("sleep", "tiny", level=1))
     with pytest.raises(RayinferError, match="asleep"):
         asyncio.run(operations.control("pause"))
@@ -113,8 +113,8 @@ def test_a_model_gets_as_many_engines_as_an_operator_says_and_no_other_process_i
     assert (len(now["tiny"]), set(now["other"])) == (2, other)
     assert left in now["tiny"]
     assert router_pids("operated") == routers
-    with pytest.raises(RayinferError, match="no model 'nobody'"):
-        asyncio.run(operations.scale(2, "nobody"))
+    with pytest.raises(RayinferError, match="no model 'unknown'"):
+        asyncio.run(operations.scale(2, "unknown"))
 
 
 @pytest.mark.faults
@@ -142,8 +142,8 @@ def test_an_engine_is_taken_out_with_and_without_another_in_its_place(operated):
     assert len(report["routers"]) == 2
     with pytest.raises(RayinferError, match="is the only engine of model 'tiny'"):
         asyncio.run(operations.drain(left, shrink=True))
-    with pytest.raises(RayinferError, match="no engine is called 'nobody'"):
-        asyncio.run(operations.drain("nobody"))
+    with pytest.raises(RayinferError, match="no engine matches 'unknown'"):
+        asyncio.run(operations.drain("unknown"))
 
 
 def is_gone(engine):

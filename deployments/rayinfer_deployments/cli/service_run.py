@@ -77,7 +77,7 @@ def run_service(service: Service, folder: Path, console: Console) -> None:
         from rayinfer_deployments.cluster.process_priority import deprioritize_background_processes
 
     phases, is_ready = Phases(console), False
-    phases.enter("starting Ray" if service.ray_address is None else "joining Ray")
+    phases.enter("starting Ray" if service.ray_address is None else "attaching to Ray")
     try:
         with phases:
             preparing = BackgroundCall(lambda: _prepare(service, folder))  # imports much while Ray's processes come up
@@ -119,7 +119,7 @@ def _watch(service: Service, cluster: "Cluster") -> NoReturn:
         if service.prioritize_engines and cluster.owns_ray and second % PRIORITIES_EVERY == 0:
             deprioritize_control_plane(os.getpid(), APPLICATION)
         time.sleep(WATCH_S)
-    raise AssertionError("counting has no end")
+    raise AssertionError("unreachable")
 
 
 def _prepare(service: Service, folder: Path) -> Prepared:
@@ -201,7 +201,7 @@ def _bring_up(service: Service, cluster: "Cluster", prepared: Prepared, phases: 
 
         def on_progress(reason: str) -> None:
             phases.enter(LOADING)
-            if not has_reports:  # which say more
+            if not has_reports:  # which have more detail
                 phases.explain(reason)
 
         wait_until_ready(APPLICATION, service.host, service.port, check=check, on_progress=on_progress)

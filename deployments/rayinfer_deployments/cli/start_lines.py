@@ -7,7 +7,7 @@ from rayinfer_deployments.cli.terminal import Phases
 from rayinfer_deployments.discovery.engine_address import RankName
 from rayinfer_deployments.engine.start_reports import StartReport
 
-SHOWN_FROM_S = 0.1  # what took less is over before anybody has read it
+SHOWN_FROM_S = 0.1  # shorter steps are not printed
 LOADING = "loading the model and warming it up"
 
 

@@ -66,7 +66,7 @@ def attach(address: str, check: Callable[[], None] = lambda: None) -> str:
     try:
         start_ray(address=address).result(check)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise RayinferError(f"cannot join Ray at {address}: {str(error).splitlines()[0]}") from None
+        raise RayinferError(f"cannot attach to Ray at {address}: {str(error).splitlines()[0]}") from None
     joined: str = ray.get_runtime_context().gcs_address
     return joined
 
@@ -91,15 +91,17 @@ def _ray_settings() -> dict[str, str]:
 def _check_token(address: str) -> None:
     """Raise RayinferError where Ray requires a token that this process lacks: Ray itself would retry, or abort."""
     if lacks_token():
-        raise RayinferError(f"cannot join Ray at {address}: RAY_AUTH_MODE is token, but there is none; {TOKEN_PLACES}")
+        raise RayinferError(
+            f"cannot attach to Ray at {address}: RAY_AUTH_MODE is token, but no token was found; {TOKEN_PLACES}"
+        )
     if address.startswith("ray://"):
         return
     try:
         GcsClient(address=canonicalize_bootstrap_address(address))
     except (ConnectionError, ValueError) as error:  # the second for what is no address
-        raise RayinferError(f"cannot join Ray at {address}: {str(error).splitlines()[0]}") from None
+        raise RayinferError(f"cannot attach to Ray at {address}: {str(error).splitlines()[0]}") from None
     except AuthenticationError:
-        raise RayinferError(f"cannot join Ray at {address}: its token is missing or another; {TOKEN_PLACES}") from None
+        raise RayinferError(f"cannot attach to Ray at {address}: it requires another token; {TOKEN_PLACES}") from None
 
 
 def _check_reachable(address: str) -> None:
@@ -110,4 +112,4 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except OSError as error:
-        raise RayinferError(f"cannot join Ray at {address}: {error.strerror or error}") from None
+        raise RayinferError(f"cannot attach to Ray at {address}: {error.strerror or error}") from None

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from rayinfer_deployments.cluster.process_tree import Process, children, descendants
 
-LOWEST = 19  # measured: nothing above it keeps helpers from stopping the threads of an engine at their next barrier
+LOWEST = 19  # measured: at any higher priority these processes delay an engine's threads at their next barrier
 
-# They have nothing to do with a service coming up, so they may wait from their very first moment.
+# Not needed by a start: deprioritized from their first moment.
 BACKGROUND_PROCESSES = ("/_private/monitor.py", "/_private/log_monitor.py")
-# What Ray runs beside the actors, and what of Serve no token passes through, as their command lines say.
+# Ray's processes beside the actors, and Serve's that pass no tokens, by their command lines.
 CONTROL_PLANE = (
     *BACKGROUND_PROCESSES,
     "/dashboard/dashboard.py",
@@ -31,7 +31,7 @@ def deprioritize_background_processes(pid: int) -> None:
 
 
 def deprioritize_control_plane(pid: int, application: str) -> None:
-    """Lower the priority of every process below `pid` through which no token passes."""
+    """Lower the priority of every process below `pid` that passes no tokens."""
     _deprioritize(descendants(pid), [title.format(application=application) for title in CONTROL_PLANE])
 
 

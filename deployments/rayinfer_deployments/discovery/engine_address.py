@@ -1,7 +1,7 @@
 """Process-wide registry of engine addresses, between the observer of Serve's replicas and its subscribers.
 
-Serve builds the observer itself, from a pickled copy of its class and without arguments of ours, so the two can only
-meet in a place that belongs to the whole process. This is that place, and nothing else is kept here.
+Serve builds the observer itself, from a pickled copy of its class and without arguments of ours, so the registry
+is the only module state.
 """
 
 import threading
@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-ENGINE_PREFIX = "rayinfer-engine-"  # then the replica that owns the engine
-RANK_MARK = "-rank-"  # then which, of the processes beyond an engine's first, whose name is the engine's
+ENGINE_PREFIX = "rayinfer-engine-"  # followed by the replica
+RANK_MARK = "-rank-"  # followed by the rank; the first rank has the engine's name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from rayinfer.routing.first_tokens import NOTHING, FirstTokenCounts
 
 INTERVAL_S = 1.0
 ANSWER_S = 5.0  # of replicas
-FORGET_S = 10.0  # a router that is silent for so long is gone
+FORGET_S = 10.0  # after the router's last report
 
 logger = logging.getLogger("ray.serve")
 
@@ -44,7 +44,7 @@ async def report_to_replicas(handle: DeploymentHandle, router: str, counts: Call
             response = handle.broadcast("note_router_load", router, tuple(counts()))
             await response.results_async(timeout_s=ANSWER_S, return_exceptions=True)
         except (DeploymentUnavailableError, TimeoutError):
-            pass  # there is none, or one that does not answer
+            pass  # no replica, or one that does not answer
         except Exception:
-            logger.exception("replicas could not be told what waits here")
+            logger.exception("the queue could not be reported to the replicas")
         await asyncio.sleep(INTERVAL_S)

@@ -36,7 +36,7 @@ ENGINE_BUILDING = "rayinfer_deployments.engine.engine_building"
 CONTROL_ROUTER = "engine-actor"  # under this name the engine's own process asks for the warm-up
 MAX_CONCURRENT_CALLS = 1000
 DRAIN_INTERVAL_S = 0.05
-LAST_WORD_S = 1.0  # for routers to take what the engine said at its end
+FINAL_MESSAGE_S = 1.0  # for routers to receive the engine's last message
 
 Result = TypeVar("Result")
 
@@ -121,7 +121,7 @@ class EngineActor:
         if self._engine is not None:
             await self._engine.shutdown()
         if self._server is not None:
-            await self._server.close(LAST_WORD_S)
+            await self._server.close(FINAL_MESSAGE_S)
 
     @property
     def _started(self) -> "AsyncEngine":

@@ -34,7 +34,7 @@ TICK_S = 0.25  # between two looks at a rank
 SILENT_TICKS = 7  # without an answer, after which it counts that its process is stopped: as quick as routers are
 MOST_SILENT_TICKS = 120  # whatever its process does: Python's lock may be held while weights are read; as ranks have it
 MOST_STARTING_TICKS = 2400  # until Ray has started its process; one that is stopped is noticed as quickly as ever
-BETTER_REASON_S = 1.0  # for the rank that failed first to say so, when another one has already missed it
+BETTER_REASON_S = 1.0  # for the rank that failed first to report it, when another one has lost it
 
 OWN_ERROR, PROCESS_DIED, CONSEQUENCE = range(3)  # what ranks end with, the best explanation first
 

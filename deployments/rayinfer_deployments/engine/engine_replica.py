@@ -24,7 +24,7 @@ SERVE_NAMESPACE = "serve"  # where Serve keeps its own actors, and we our engine
 WATCH_INTERVAL_S = 0.5
 STALE_AFTER_S = 60.0  # far above the longest step of a healthy engine on a busy machine
 STUCK_GRACE_S = 5.0  # beyond the engine's own limit, at which routers leave it: if the step ends after all, it stays
-ANSWER_WITHIN_S = 8.0  # no step keeps the process from answering: who does not is frozen
+ANSWER_WITHIN_S = 8.0  # steps do not block answers: a process without one is frozen
 
 logger = logging.getLogger("ray.serve")
 
@@ -88,8 +88,8 @@ class EngineReplica:
     async def check_health(self) -> None:
         """Raise when the engine is dead, leaving, or silent for too long; Serve then starts a new one."""
         if self._is_leaving:
-            # Serve offers no way to name the replica that shall go, but ends those that call themselves unhealthy.
-            raise EngineLeaving(f"engine {self._address.actor_name} was told to leave")
+            # Serve cannot be told which replica to end, but ends unhealthy ones.
+            raise EngineLeaving(f"engine {self._address.actor_name} is being replaced")
         if self._failure is not None:
             raise EngineDead(self._failure)
         silent_s = time.monotonic() - self._last_beat

@@ -1,6 +1,6 @@
 """A service that `serve deploy` has started, operated by a process that joins its Ray for one command.
 
-No process of such a service listens for commands: whoever joins its Ray as a driver carries them out itself, by the
+No process of such a service listens for commands: the command attaches to its Ray as a driver and runs them, by the
 same operations as a service's own process.
 """
 

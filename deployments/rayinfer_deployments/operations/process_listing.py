@@ -20,7 +20,7 @@ Role = Literal["proxy", "controller", "router", "engine_replica", "engine"]
 
 ROLE_ORDER: tuple[Role, ...] = ("controller", "proxy", "router", "engine_replica", "engine")
 REPLICA_PREFIX = "SERVE_REPLICA::"  # Serve names a replica's actor so, then application#deployment#replica
-PROXY_CLASSES = ("ProxyActor", "HAProxyManager")  # the second one starts HAProxy and tells it of changes
+PROXY_CLASSES = ("ProxyActor", "HAProxyManager")  # the second one starts and updates HAProxy
 ANSWER_S = 10.0  # of a service's process
 LOAD_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 

@@ -1,4 +1,4 @@
-"""Calls to a running service's replicas: waiting for answers, and their form in JSON."""
+"""Calls to a running service's replicas: their arguments, timeouts, and results in JSON."""
 
 import asyncio
 from collections.abc import Iterable, Sequence, Set
@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from rayinfer.errors import RayinferError
-from rayinfer.protocols import ServiceStatus
+from rayinfer.protocols import ControlAction, Pause, Resume, ServiceStatus, Sleep, Wake
 from rayinfer_deployments.discovery.engine_address import ENGINE_PREFIX
 from rayinfer_deployments.router.router import RouterReport
 
@@ -24,7 +24,7 @@ def find_engine(name: str, engines: dict[str, str]) -> str:
     found = [engine for engine in engines if name == engine] or [engine for engine in engines if name in engine]
     if len(found) != 1:
         known = ", ".join(engine.removeprefix(ENGINE_PREFIX) for engine in sorted(engines)) or "none"
-        raise RayinferError(f"{'more than one' if found else 'no'} engine is called {name!r} (there are: {known})")
+        raise RayinferError(f"{'more than one' if found else 'no'} engine matches {name!r} (there are: {known})")
     return found[0]
 
 
@@ -89,3 +89,11 @@ def in_plain_types(report: RouterReport) -> dict[str, Any]:
             for name, model in report.models.items()
         ],
     }
+
+
+def control_action(name: str, level: int) -> ControlAction:
+    """Return the action of this name; the level is that of `sleep`."""
+    actions: dict[str, ControlAction] = {"pause": Pause(), "resume": Resume(), "sleep": Sleep(level), "wake": Wake()}
+    if name not in actions:
+        raise RayinferError(f"unknown action {name!r}: expected one of {', '.join(actions)}")
+    return actions[name]

@@ -9,7 +9,6 @@ from ray import serve
 from ray.serve.schema import ApplicationStatus
 
 from rayinfer.errors import RayinferError
-from rayinfer.protocols import ControlAction, Pause, Resume, Sleep, Wake
 from rayinfer.routing.limits import RouterLimits, router_limits
 from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
 from rayinfer_deployments.applications import ROUTER, build_llm_app, engine_deployment_name
@@ -17,6 +16,7 @@ from rayinfer_deployments.operations.application_replicas import ApplicationRepl
 from rayinfer_deployments.operations.control_socket import Operation
 from rayinfer_deployments.operations.placement_watcher import InsufficientResources, PlacementWatcher
 from rayinfer_deployments.operations.replica_calls import (
+    control_action,
     engines_in,
     find_engine,
     have_weights,
@@ -98,7 +98,7 @@ class ServiceOperations:
 
     async def control(self, action: str, model: str | None = None, level: int = 1) -> list[str]:
         """Pause, resume, put to sleep or wake the engines of one model or of all; returns the names of the models."""
-        response = self._replicas.handle(ROUTER).control_engines.remote(_control_action(action, level), model)
+        response = self._replicas.handle(ROUTER).control_engines.remote(control_action(action, level), model)
         await within(CONTROL_S, response, "the engines")
         return [model] if model is not None else [known.served_name for known in self._args.models]
 
@@ -142,7 +142,7 @@ class ServiceOperations:
     async def reload(self, source: str, model: str | None = None) -> dict[str, Any]:
         """Load other weights into a model, engine by engine; its streams migrate to engines that have them.
 
-        `source` is a checkpoint as `resolve_model` understands it, with the same tokens and room for as long sequences.
+        `source` is a checkpoint as `resolve_model` understands it, with the same tokenizer and context length.
         Raises RayinferError when it does not fit or cannot be loaded; then the engines have the weights they had.
         """
         async with self._changing:
@@ -180,7 +180,7 @@ class ServiceOperations:
             await self._until(are_replaced, REPLACE_S, "the engines have not got their weights yet")
         except RayinferError as error:
             await self._deploy_model(index, beginning_with(before, len(leaving)))
-            raise RayinferError(f"the weights stay as they were: {error}") from None
+            raise RayinferError(f"the old weights are kept: {error}") from None
 
     def _index_of(self, model: str | None) -> int:
         """Find a model by its name; without one, the only model there is."""
@@ -188,7 +188,7 @@ class ServiceOperations:
         if model is None and len(names) == 1:
             return 0
         if model not in names:
-            unknown = "say which model" if model is None else f"no model is called {model!r}"
+            unknown = "choose a model with --model" if model is None else f"there is no model {model!r}"
             raise RayinferError(f"{unknown} (there are: {', '.join(names)})")
         return names.index(model)
 
@@ -227,7 +227,7 @@ class ServiceOperations:
                 for name in chosen:
                     kept[index_of[name]] = beginning_with(kept[index_of[name]], list(now.values()).count(name))
                 await self._deploy(before.model_copy(update={"models": kept}))
-                raise InsufficientResources(f"{error}; their number stays as it was") from None
+                raise InsufficientResources(f"{error}; the number of engines is unchanged") from None
             now = await self._replicas.engines()
             return {name: sorted(engine for engine, its in now.items() if its == name) for name in chosen}
 
@@ -256,12 +256,16 @@ class ServiceOperations:
         """Remove one of several engines: its streams first, then its process."""
         model = self._args.models[index]
         if shrink and model.autoscaling is not None:
-            raise RayinferError(f"how many engines model {model.served_name!r} has follows its load; `rayinfer scale`")
+            raise RayinferError(
+                f"model {model.served_name!r} has autoscaling, which excludes --shrink: use `rayinfer scale`"
+            )
         if shrink and model.num_replicas == 1:
-            raise RayinferError(f"{engine} is the only engine of model {model.served_name!r}, which needs one")
+            raise RayinferError(
+                f"{engine} is the only engine of model {model.served_name!r}: --shrink would leave none"
+            )
         await self._replicas.of_all(ROUTER, "remove_engine", engine)
         if not any(await self._replicas.of_all(engine_deployment_name(index, model), "leave", engine)):
-            raise RayinferError(f"{engine} does not answer; Serve replaces it by itself once it is found dead")
+            raise RayinferError(f"{engine} does not answer; Serve replaces it once its health checks fail")
         if shrink:
             # Until it is gone, Serve would choose itself which engine is one too many.
             await self._until(lambda: is_gone(engine), REPLACE_S, f"{engine} has not ended yet")
@@ -294,13 +298,5 @@ class ServiceOperations:
         latest = time.monotonic() + timeout_s
         while not await condition():
             if time.monotonic() > latest:
-                raise RayinferError(f"{failure} after {timeout_s:.0f} s; `rayinfer status` tells more")
+                raise RayinferError(f"{failure} after {timeout_s:.0f} s; see `rayinfer status`")
             await asyncio.sleep(POLL_S)
-
-
-def _control_action(name: str, level: int) -> ControlAction:
-    """Return the action of this name; the level is that of `sleep`."""
-    actions: dict[str, ControlAction] = {"pause": Pause(), "resume": Resume(), "sleep": Sleep(level), "wake": Wake()}
-    if name not in actions:
-        raise RayinferError(f"unknown action {name!r}: expected one of {', '.join(actions)}")
-    return actions[name]

@@ -18,7 +18,7 @@ from rayinfer_deployments.router.ray_engine_client import RayEngineClient
 
 RECONCILE_INTERVAL_S = 1.0
 DESCRIBE_TIMEOUT_S = 10.0
-HANDOVER_S = 10.0  # how long an engine that leaves may stand in for one that is about to join
+HANDOVER_S = 10.0  # how long a leaving engine is kept while a new one joins
 
 logger = logging.getLogger("ray.serve")
 
@@ -36,10 +36,9 @@ class DescribedEngineClient(EngineClient, Protocol):
 
 
 class EngineReconciler:
-    """Reconciler of an engine set with the desired engines; one that was lost but still answers is taken back.
+    """Reconciler of an engine set: adds desired engines, drops others, and adds a lost one back if it answers again.
 
-    One that is stuck in a step answers as well, and stays out until that step has ended. No engine waits for another
-    to answer.
+    A stuck engine stays out until its step has ended. Engines are added concurrently.
     """
 
     def __init__(
@@ -53,9 +52,9 @@ class EngineReconciler:
         self._connect = connect
         self._reconcile_interval_s = reconcile_interval_s
         self._handover_s = handover_s
-        self._drop_by_s = 0.0  # when engines that are not wanted have to go, whoever is there
+        self._drop_by_s = 0.0  # when undesired engines are dropped in any case
         self._reported: Engines = {}
-        self._desired: Engines = {}  # of those, all that were not dismissed
+        self._desired: Engines = {}  # the reported ones without removed ones
         self._removed: set[str] = set()
         self._changed = asyncio.Event()
         self._has_report = asyncio.Event()
@@ -78,7 +77,7 @@ class EngineReconciler:
         self._drop_by_s = time.monotonic() + self._handover_s
         self._drop()
         self._is_complete.clear()
-        if engines:  # who cannot tell yet says that there are none
+        if engines:  # an empty report may only mean that none is known yet
             self._has_report.set()
         self._changed.set()
 
@@ -135,13 +134,13 @@ class EngineReconciler:
             async with asyncio.timeout(DESCRIBE_TIMEOUT_S):
                 description = await client.describe()
                 if await client.is_stuck():
-                    return  # its step may still end; otherwise its replica ends it
+                    return  # its step may still end; otherwise its replica kills it
         except (EngineDead, TimeoutError):
-            return  # Serve will notice too and build another; until then we ask again
+            return  # asked again until Serve replaces it
         except Exception:
-            logger.exception("engine %s cannot join yet", address.actor_name)
+            logger.exception("engine %s could not be added; trying again", address.actor_name)
             return
         if address.actor_name in self._desired:
             self._engines.add(address.actor_name, client, description)
-            logger.info("engine %s joins", address.actor_name)
+            logger.info("engine %s was added", address.actor_name)
             self._observe()

@@ -14,7 +14,7 @@ from rayinfer_deployments.router.http_connection import HttpConnection
 
 KEEP_ALIVE_S = 90
 BACKLOG = 2048
-CLOSE_ANNOUNCED_S = 2.0  # how long clients that keep their connection are told to take another one before it is closed
+CLOSE_ANNOUNCED_S = 2.0  # how long responses ask clients to reconnect before their connections are closed
 POLL_S = 0.05
 CONNECTION_CLOSE = (b"connection", b"close")
 
@@ -46,13 +46,13 @@ class HttpServer:
             server_header=False,
         )
         self._server = uvicorn.Server(self._config)
-        listener = self._socket.dup()  # the server closes its own; ours keeps the queue of those who have connected
+        listener = self._socket.dup()  # the server closes its own; ours keeps the queue of new connections
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listener]))
 
     async def close(self, grace_s: float) -> None:
         """Accept no new connection, let open ones finish within the grace period, and close the others.
 
-        No request is lost on the way: whoever has connected is answered, and a connection that waits for its client's
+        No request is lost: accepted connections are answered, and a connection that waits for its client's
         next request is closed only after the client was asked to close it, and has sent nothing for a while.
         """
         if self._server.started:

@@ -32,7 +32,7 @@ from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIM
 from rayinfer_deployments.router.engine_reconciler import EngineReconciler
 from rayinfer_deployments.router.http_server import HttpServer
 
-CATCH_UP_S = 3.0  # at a service's start no engine is there yet, and its clients should hear so
+CATCH_UP_S = 3.0  # at a service's start no engine is there yet, and clients should get that error
 FIRST_ENGINE_S = 60.0  # where there may be none: a router that has seen none does not know what the model is
 SWITCH_INTERVAL_S = 0.001  # how long the event loop waits for a thread that prepares a request; Python's default: 5 ms
 
@@ -128,7 +128,7 @@ class Router:
         try:
             self._limits = limits = router_limits(user_config)
         except ConfigError as error:
-            logger.error("the limits stay as they are: %s", error)
+            logger.error("invalid limits, the old ones are kept: %s", error)
             return
         for dispatcher in self._dispatchers:
             dispatcher.change_limits(limits)
@@ -173,7 +173,7 @@ class Router:
         )
 
     async def __del__(self) -> None:
-        """Disconnect from the engines; Serve has drained requests before, except those on the router's own port."""
+        """Disconnect from the engines; Serve has drained requests, except those on the router's own port."""
         if self._http_server is not None:
             await self._http_server.close(self._drain_timeout_s)
         for task in self._following:

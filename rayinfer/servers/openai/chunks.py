@@ -61,7 +61,7 @@ class ChunkWriter:
         self._head = b"data: " + _encode(fields)[:-1]
         self._choice_heads = [self._head + _choice(index) for index in settings.choices]
         self._unended_usage = b"}]" + (b',"usage":null}' if settings.with_usage else b"}") + b"\n\n"
-        self._has_sent_prompt = [shape.opening is not None] * len(settings.prompts)  # the opening tells a chat's
+        self._has_sent_prompt = [shape.opening is not None] * len(settings.prompts)  # a chat's opening has it
         self._unechoed = set() if settings.echoed_texts is None else set(range(len(settings.prompts)))
         self._completion_logprobs: dict[int, CompletionLogprobs] = {}
 

@@ -17,7 +17,7 @@ from rayinfer.servers.openai.prompt_outputs import PromptOutput
 from rayinfer.servers.openai.whole_answer import WholeAnswer
 from rayinfer.servers.run_until_disconnect import run_until_disconnect
 
-KEEP_ALIVE_CHECK_S = 5.0  # a stream without news for two to three of these says that it is still there
+KEEP_ALIVE_CHECK_S = 5.0  # after two to three of these without output, a stream sends a comment
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class StreamedResponse(Response):
                 if events := await self._write(output):
                     yield events
             yield self._writer.ending()
-        except Exception as error:  # the status is sent: the stream itself has to say what went wrong
+        except Exception as error:  # the status is sent: the error becomes an event
             if error_kind(error).status == 500:
                 logger.exception("a stream failed after its first output")
             yield event(error_body(error)) + DONE

@@ -26,7 +26,7 @@ def check_schema(schema: type[Schema], body: dict[str, Any]) -> Schema:
 
 def _describe(finding: ErrorDetails) -> str:
     """Describe what is wrong with a value, and its kind; texts may be secrets and are not repeated."""
-    if finding["type"] in ("missing", "too_long"):  # which say all there is to say
+    if finding["type"] in ("missing", "too_long"):  # whose messages are complete
         return finding["msg"]
     is_no_object = finding["type"] in ("dict_type", "model_type")  # reported in Python's terms
     expected = "Input should be an object" if is_no_object else finding["msg"]

@@ -179,7 +179,7 @@ class Load:
         whole_per_s: float,
         within_s: float = ANSWER_WITHIN_S,
     ) -> None:
-        self.answers: list[Answer] = []  # of all requests, those under way included
+        self.answers: list[Answer] = []  # of all requests, those in flight included
         self.struck_s: float | None = None  # when the fault came
         self._url = url
         self._expected = expected

@@ -1,4 +1,4 @@
-"""A Ray with Serve in a process of its own, which deploys applications as it is told on stdin: a JSON line each way.
+"""A Ray with Serve in a process of its own, which runs commands from stdin: a JSON line each way.
 
 Run it as a program: `service_host.py '{"proxy_port": null, "num_cpus": 2}'`. It ends, with all its processes, when
 stdin does. `faulty_service.py` is its other end.
@@ -66,11 +66,11 @@ def run_command(command: dict[str, Any], ray: ManagedCluster) -> Any:
         case "deploy":
             return deploy(name, command["args"])
         case "scale":
-            # Returns once the engines are there: whoever asks looks for itself.
+            # Returns once the engines are there: the caller polls.
             threading.Thread(target=scale, args=(name, command["args"], command["num_engines"]), daemon=True).start()
             return None
         case "delete":
-            # Serve waits for the last process, which may take a while: whoever asks looks for itself.
+            # Serve waits for the last process, which may take a while: the caller polls.
             threading.Thread(target=serve.delete, args=(name,), daemon=True).start()
             return None
         case "status":

@@ -124,7 +124,7 @@ async def test_with_several_models_the_query_says_which(operator, models, engine
     assert (await operator.post("/pause?model=b")).status_code == 200
     assert (engine.controls, other.controls) == ([], [Pause()])
     assert (await operator.get("/is_paused?model=org/tiny")).json() == {"is_paused": False}
-    assert (await operator.post("/pause?model=nobody")).status_code == 404
+    assert (await operator.post("/pause?model=unknown")).status_code == 404
 
 
 async def test_a_model_whose_engines_are_not_ours_to_stop_says_so(operator, models):

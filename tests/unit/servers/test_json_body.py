@@ -8,7 +8,7 @@ from rayinfer.servers.json_decoding import MAX_DEPTH, MAX_PIECES, MAX_VALUES, de
 from rayinfer.servers.json_error_location import MAX_DIGITS, MAX_SEARCHED_BYTES
 
 JSON = {"content-type": "application/json"}
-LARGEST_BODY = 4 * 2**20  # what a service reads unless told otherwise
+LARGEST_BODY = 4 * 2**20  # the default limit
 
 
 async def post(client, content: bytes, headers: dict[str, str] | None = None):

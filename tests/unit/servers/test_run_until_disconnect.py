@@ -6,7 +6,7 @@ from rayinfer.servers.run_until_disconnect import run_until_disconnect
 
 
 class Client:
-    """The receiving end of a connection that somebody closes."""
+    """Receiving end of a connection."""
 
     def __init__(self) -> None:
         self.left = asyncio.Event()
@@ -17,7 +17,7 @@ class Client:
 
 
 class Work:
-    """Waits until it is told to end, and says how it ended."""
+    """Work that waits, and records how it ended."""
 
     def __init__(self) -> None:
         self.started, self.may_end, self.ended_as = asyncio.Event(), asyncio.Event(), ""

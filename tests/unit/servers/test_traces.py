@@ -81,7 +81,7 @@ async def test_a_refused_request_has_no_trace(client):
     assert (await client.get("/v1/requests/bad/trace")).status_code == 404
 
 
-@pytest.mark.parametrize("name", ["nobody", "cmpl-nobody", "%20", "x" * 3000, "..%2F..", "ü"])
+@pytest.mark.parametrize("name", ["unknown", "cmpl-unknown", "%20", "x" * 3000, "..%2F..", "ü"])
 async def test_an_unknown_request_is_not_found(client, name):
     response = await client.get(f"/v1/requests/{name}/trace")
     error = response.json()["error"]

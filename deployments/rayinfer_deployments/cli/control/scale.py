@@ -19,10 +19,15 @@ MOST = 1024
 
 @in_one_line
 def scale(
-    engines: Annotated[str, typer.Argument(metavar="N", help="how many, or auto: as the service was started with")],
+    engines: Annotated[
+        str,
+        typer.Argument(
+            metavar="N", help="number of engines of each model, or auto: the settings from the start of the service"
+        ),
+    ],
     port: Port = None,
     model: Annotated[str | None, typer.Option(help="only this model's engines (default: those of each model)")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="wait for room, where the cluster may add nodes")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="wait for resources, where the cluster may add nodes")] = False,
     address: Address = None,
     application: Application = None,
 ) -> None:
@@ -30,7 +35,7 @@ def scale(
     number = _number_in(engines)
     with chosen_service(port, address, application) as service:
         if wait:
-            typer.echo(f"waits up to {WAIT_S:.0f} s for engines, and for nodes with room for them", err=True)
+            typer.echo(f"waiting up to {WAIT_S:.0f} s for engines, and for nodes to place them on", err=True)
         now = service.ask("scale", timeout_s=SCALE_S, num_engines=number, model=model, waits_for_nodes=wait)
     for name, there in now.items():
         typer.echo(f"{name}: {len(there)} engine{'' if len(there) == 1 else 's'} ({', '.join(there) or 'none'})")
@@ -50,7 +55,9 @@ def engines_asked_for(replicas: str | None, autoscaling: Path | None) -> dict[st
     if autoscaling is None and not colon:
         return {"num_replicas": 1 if replicas is None else _number(fewest, 1)}
     if autoscaling is not None and replicas is not None and not colon:
-        raise ConfigError(f"--replicas {replicas} leaves nothing to --autoscaling: give MIN:MAX, or one of the two")
+        raise ConfigError(
+            f"--replicas {replicas} is a fixed number, which excludes --autoscaling: use --replicas MIN:MAX"
+        )
     settings = {} if autoscaling is None else mapping_in(autoscaling)
     if colon:
         settings |= {"min_replicas": _number(fewest, 0), "max_replicas": _number(most, 1)}
@@ -59,5 +66,5 @@ def engines_asked_for(replicas: str | None, autoscaling: Path | None) -> dict[st
 
 def _number(text: str, least: int) -> int:
     if not text.isdecimal() or int(text) < least:
-        raise ConfigError(f"--replicas takes N, or MIN:MAX, of at least {least}; got {text!r}")
+        raise ConfigError(f"--replicas must be N or MIN:MAX, integers of at least {least}, got {text!r}")
     return int(text)

@@ -89,7 +89,7 @@ def break_aborts(module):
         request = self._requests.get(request_id)
         if reason == "abort" and is_on("keep-blocks") and request is not None and request.row is not None:
             for block in request.blocks:
-                self._blocks._readers[block] += 1  # whom nobody will ever take off
+                self._blocks._readers[block] += 1  # a reader that is never removed
         return original(self, request_id, reason)
 
 
@@ -218,7 +218,7 @@ def break_queue(module):
     @wrap(module.DeltaQueue, "put")
     def put(original, self, delta):
         if is_on("no-buffer") and self._pending:
-            time.sleep(0.02)  # whoever is behind keeps the engine's line waiting
+            time.sleep(0.02)  # a slow reader delays the engine's connection
         original(self, delta)
 
 

@@ -92,7 +92,7 @@ async def test_a_client_of_another_cluster_is_refused(tmp_path, use_files, stran
     use_files(certificate_files(tmp_path / "others", "others"))
     if stranger == "router":
         client = line_client_tls()
-        client.verify_mode = ssl.CERT_NONE  # who minds nothing is still not let in
+        client.verify_mode = ssl.CERT_NONE  # a client that verifies nothing is still refused
     else:
         server = line_server_tls()
         server.verify_mode = ssl.CERT_NONE

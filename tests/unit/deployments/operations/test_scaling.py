@@ -38,7 +38,7 @@ class FullCluster(ServiceOperations):
 async def test_without_resources_only_the_scaled_model_is_restored():
     cluster = FullCluster()
     original = cluster._args.models
-    with pytest.raises(InsufficientResources, match="their number stays as it was"):
+    with pytest.raises(InsufficientResources, match="the number of engines is unchanged"):
         await cluster.scale(4, "a")
     wanted, kept = (args.models for args in cluster.deployed)
     assert (wanted[0].autoscaling.min_replicas, wanted[0].autoscaling.max_replicas) == (4, 4)

@@ -42,8 +42,8 @@ def test_a_larger_model_with_the_same_tokens_fits(folders, tmp_path):
     ("fields", "settings", "message"),
     [
         ({"vocab_size": 400}, {}, "a vocabulary of 400 tokens, 'm' has 384"),
-        ({"max_position_embeddings": 256}, {}, "reads sequences of 256 tokens at most, 'm' takes 512"),
-        ({"max_position_embeddings": 256}, {"max_model_len": 300}, "at most, 'm' takes 300"),
+        ({"max_position_embeddings": 256}, {}, "has a context of 256 tokens, 'm' needs 512"),
+        ({"max_position_embeddings": 256}, {"max_model_len": 300}, "'m' needs 300"),
     ],
 )
 def test_weights_that_would_break_open_streams_are_refused(folders, tmp_path, fields, settings, message):

@@ -23,7 +23,7 @@ class DescribedFake(FakeEngineClient):
     async def describe(self):
         if self.describe_error is not None:
             raise self.describe_error
-        while not self.answers:  # noqa: ASYNC110 - nobody tells
+        while not self.answers:  # noqa: ASYNC110 - there is no event
             await asyncio.sleep(0.001)
         return self.description
 
@@ -90,7 +90,7 @@ async def test_an_engine_that_is_stuck_in_a_step_is_taken_back_when_that_has_end
     await until(lambda: engines.available())
     fakes["a"].has_stuck_step = True
     engines.remove("a", "it has been at one step for 6.0 s")
-    await asyncio.sleep(0.05)  # five times as long as the roster takes to look again
+    await asyncio.sleep(0.05)  # five reconcile intervals
     assert engines.names == []
     fakes["a"].has_stuck_step = False
     await until(lambda: engines.names == ["a"])

@@ -80,11 +80,11 @@ class Client(asyncio.Protocol):
     """Client that keeps all received data, until the service closes the connection."""
 
     def __init__(self) -> None:
-        self.heard = b""
+        self.received = b""
         self.has_ended = asyncio.Event()
 
     def data_received(self, data: bytes) -> None:
-        self.heard += data
+        self.received += data
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.has_ended.set()
@@ -103,7 +103,7 @@ async def talk(port: int, *parts: bytes, pause_s: float = 0.0) -> bytes:
             await client.has_ended.wait()
     finally:
         transport.abort()
-    return client.heard
+    return client.received
 
 
 async def answers_well(port: int) -> bool:

@@ -22,7 +22,7 @@ def output(choice, num_cached_tokens) -> RequestOutput:
 
 
 def test_the_latest_output_of_a_prompt_says_what_was_cached():
-    """What one choice found may be what another one had computed, which is known only when that one is heard."""
+    """Cached tokens of a choice may come from another choice, whose output arrives later."""
     usage = UsageCounter(settings())
     for prompt, choice, num_cached in ((0, 1, 5), (1, 0, 3), (0, 0, 2)):
         usage.add(PromptOutput(prompt, output(choice, num_cached)))

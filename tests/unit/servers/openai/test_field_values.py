@@ -136,8 +136,8 @@ async def test_an_infinite_number_written_in_digits_is_refused_by_its_field(clie
 CONTRADICTIONS = [
     (TEXT, {"min_tokens": 17}, "min_tokens", "at most max_tokens (16)"),
     (CHAT, {"min_tokens": 3, "max_completion_tokens": 2}, "min_tokens", "at most max_tokens (2)"),
-    (TEXT, {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "not in streams"),
-    (CHAT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not in streams"),
+    (TEXT, {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "not supported in streams"),
+    (CHAT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not supported in streams"),
     (CHAT, {"top_logprobs": 1}, "top_logprobs", "with logprobs=true"),
     (CHAT, {"top_logprobs": 1, "logprobs": False}, "top_logprobs", "with logprobs=true"),
     (CHAT, {"top_logprobs": 21, "logprobs": True}, "top_logprobs", "from 0 to 20, got 21"),
