@@ -46,6 +46,19 @@ EngineControl = Annotated[
 PerAddress = Annotated[int, typer.Option(min=1, help="connections from one address")]
 IdleConnections = Annotated[int, typer.Option(min=1, help="connections without a request; the oldest are closed first")]
 UnfinishedRequests = Annotated[int, typer.Option(min=1, help="requests with an incomplete head or body")]
+Host = Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 accepts other machines")]
+Replicas = Annotated[str | None, typer.Option(help="number of engines: N, or MIN:MAX to follow the load (default: 1)")]
+TrustTenantHeader = Annotated[
+    bool,
+    typer.Option(
+        "--trust-tenant-header",
+        help="take a request's tenant from x-tenant-id (only behind a gateway that sets it)",
+    ),
+]
+PrioritizeEngines = Annotated[
+    bool,
+    typer.Option(help="lower the priority of Ray's processes that pass no tokens (not with --ray-address)"),
+]
 
 
 @leave_at_once
@@ -56,10 +69,8 @@ def serve(
         str, typer.Argument(help="folder, GGUF file, Hugging Face repository or embedded name")
     ] = DEFAULT_MODEL,
     port: Annotated[int, typer.Option(min=1, max=65535, help="port of the API")] = 8000,
-    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 accepts other machines")] = "127.0.0.1",
-    replicas: Annotated[
-        str | None, typer.Option(help="number of engines: N, or MIN:MAX to follow the load (default: 1)")
-    ] = None,
+    host: Host = "127.0.0.1",
+    replicas: Replicas = None,
     autoscaling: AutoscalingFile = None,
     routers: Annotated[int, typer.Option(min=1, help="number of router processes")] = 1,
     profile: ProfileOption = Profile.LATENCY,
@@ -74,18 +85,9 @@ def serve(
     max_idle_connections: IdleConnections = DEFAULT_CONNECTION_LIMITS.max_idle_connections,
     max_unfinished_requests: UnfinishedRequests = DEFAULT_CONNECTION_LIMITS.max_unfinished_requests,
     trace_requests: Annotated[bool, typer.Option(help="keep the events of each request for ten minutes")] = True,
-    trust_tenant_header: Annotated[
-        bool,
-        typer.Option(
-            "--trust-tenant-header",
-            help="take a request's tenant from x-tenant-id (only behind a gateway that sets it)",
-        ),
-    ] = False,
+    trust_tenant_header: TrustTenantHeader = False,
     enable_engine_control: EngineControl = False,
-    prioritize_engines: Annotated[
-        bool,
-        typer.Option(help="lower the priority of Ray's processes that pass no tokens (not with --ray-address)"),
-    ] = True,
+    prioritize_engines: PrioritizeEngines = True,
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
     """Serve a model over the OpenAI API until Ctrl-C."""

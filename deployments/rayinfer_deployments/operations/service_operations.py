@@ -127,11 +127,9 @@ class ServiceOperations:
             else:
                 engine = find_engine(engine, before)
                 leaving = {engine}
-                index = [model.served_name for model in self._args.models].index(before[engine])
-                model = self._args.models[index]
-                num_engines = (
-                    model.num_replicas if model.autoscaling is None else [*before.values()].count(before[engine])
-                )
+                index = self._index_of(before[engine])
+                model, served = self._args.models[index], list(before.values())
+                num_engines = model.num_replicas if model.autoscaling is None else served.count(before[engine])
                 if num_engines == 1 and not shrink:
                     await self._replace_engines_of([index])
                 else:
@@ -202,8 +200,8 @@ class ServiceOperations:
         """
         async with self._changing:
             index_of = {known.served_name: index for index, known in enumerate(self._args.models)}
-            if model is not None and model not in index_of:
-                raise RayinferError(f"the service has no model {model!r} (it has: {', '.join(index_of)})")
+            if model is not None:
+                self._index_of(model)
             chosen, now = list(index_of) if model is None else [model], await self._replicas.engines()
             models = list(self._args.models)
             for name in chosen:
