@@ -161,29 +161,13 @@ ControlAction = Pause | Resume | Sleep | Wake | States
 
 
 class EngineControl(Protocol):
-    """Pauses and resumes one engine, or all engines of a model, with requests in flight.
+    """Control of one engine, or of all engines of a model, with requests in flight."""
 
-    Raises WrongEngineState where an engine's state does not allow it, EngineDead when it is gone.
-    """
+    async def control(self, action: ControlAction) -> list[str]:
+        """Run an action; returns each engine's state after it: running, paused or asleep.
 
-    async def pause(self) -> None:
-        """Run no further step; requests stay, and more are accepted."""
-        ...
-
-    async def resume(self) -> None:
-        """Run steps again after `pause`."""
-        ...
-
-    async def sleep(self, level: int) -> None:
-        """Pause and free memory: level 0 none, 1 unused blocks (on a GPU all, copied to the host), 2 all of it."""
-        ...
-
-    async def wake(self) -> None:
-        """Allocate the memory again and return to the state before `sleep`."""
-        ...
-
-    async def states(self) -> list[str]:
-        """Return each engine's state: running, paused or asleep."""
+        Raises WrongEngineState where the action is refused in an engine's state, EngineDead when an engine is gone.
+        """
         ...
 
 

@@ -20,7 +20,7 @@ ENGINE_NUM_CPUS = 0.5  # that Ray sets aside for an engine: it takes what the ma
 class ModelArgs(EngineConfig):
     """One model: its engine's settings, and the number of its engines or the bounds of that number."""
 
-    name: str = Field("", description="what clients call the model; default: the last part of `model` for a path")
+    name: str = Field("", description="name of the model in the API; default: the last part of `model` for a path")
     tokenizer: str = Field(
         "",
         description="where routers read the tokenizer and the chat template, as `model` is written (default: `model`)",
@@ -40,7 +40,7 @@ class ModelArgs(EngineConfig):
         " compute on the CPU",
     )
     drain_timeout_s: float = Field(
-        120.0, ge=0, description="how long an engine may finish its requests when it has to go"
+        120.0, ge=0, description="seconds for an engine's requests to finish when it is removed"
     )
     revision: str = Field(
         "", description="any text; with another one the model's engines are replaced, for weights that changed in place"
@@ -118,13 +118,13 @@ class LLMAppArgs(BaseModel):
     max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024, le=MAX_BODY_BYTES, description="largest request body")
     request_timeout_s: float | None = Field(None, gt=0, description="longest time for one request; more ends it")
     enable_engine_control: bool = Field(
-        False, description="paths that pause engines and put them to sleep, open to whoever reaches the service"
+        False, description="paths that pause engines and put them to sleep, open to all clients"
     )
     trust_tenant_header: bool = Field(
-        False, description="take from x-tenant-id whose request it is; for services behind a gateway that sets it"
+        False, description="take a request's tenant from x-tenant-id; for services behind a gateway that sets it"
     )
     trace_requests: bool = Field(
-        True, description="keep what happens to each request for ten minutes, for GET /v1/requests/{id}/trace"
+        True, description="keep the events of each request for ten minutes, for GET /v1/requests/{id}/trace"
     )
     listen_host: str = Field("127.0.0.1", description="address on which the router listens itself, with listen_port")
     listen_port: int | None = Field(
@@ -139,12 +139,12 @@ class LLMAppArgs(BaseModel):
     max_idle_connections: int = Field(
         DEFAULT_CONNECTION_LIMITS.max_idle_connections,
         ge=1,
-        description="connections to it on which no request is under way",
+        description="connections to it without a request in flight",
     )
     max_unfinished_requests: int = Field(
         DEFAULT_CONNECTION_LIMITS.max_unfinished_requests,
         ge=1,
-        description="requests to it whose head or body is not complete",
+        description="requests to it with an incomplete head or body",
     )
     num_routers: int = Field(1, ge=1, le=64, description="routers that share the connections, each with its own queue")
     router_num_cpus: float = Field(0.1, ge=0, description="CPUs that Ray sets aside for the router's process")

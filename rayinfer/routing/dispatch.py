@@ -88,7 +88,7 @@ class Dispatcher:
             on_change=partial(metrics.set_num_queued, model_name),
             clock=clock,
         )
-        self.control = EngineFleet(model_name, self.engines)
+        self.fleet = EngineFleet(model_name, self.engines)
         self._quarantine = Quarantine(self.engines)
         metrics.set_num_queued(model_name, 0)
 

@@ -2,13 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Any
 
 from rayinfer.errors import NotReady, RayinferError
 from rayinfer.outputs import EngineState
-from rayinfer.protocols import EngineControl
+from rayinfer.protocols import ControlAction, Pause, Resume
 from rayinfer.routing.engine_link import EngineLink
 from rayinfer.routing.engine_set import EngineSet
 
@@ -44,12 +42,19 @@ class EngineFleet:
         self._pausing.add(task)
         task.add_done_callback(self._pausing.discard)
 
-    async def pause(self) -> None:
-        """See EngineControl."""
+    async def control(self, action: ControlAction) -> list[str]:
+        """See EngineControl. Every engine is asked, as its last report may be a heartbeat old."""
+        if isinstance(action, Pause):
+            return await self._pause(action)
+        if isinstance(action, Resume):
+            self._is_paused = False
+        return await self._run_on_all(action)
+
+    async def _pause(self, action: Pause) -> list[str]:
         was_paused, self._is_paused = self._is_paused, True  # at once: an engine may join meanwhile
         self._num_pausing += 1
         try:
-            await self._run_on_all(lambda engine: engine.pause())
+            states = await self._run_on_all(action)
         except BaseException:
             self._is_paused = was_paused
             raise
@@ -57,38 +62,24 @@ class EngineFleet:
             self._num_pausing -= 1
         for engine in self._engines.values():
             engine.stats = replace(engine.stats, state=EngineState.PAUSED)  # its next report may be half a second away
-
-    async def resume(self) -> None:
-        """See EngineControl."""
-        self._is_paused = False
-        await self._run_on_all(lambda engine: engine.resume())
-
-    async def sleep(self, level: int) -> None:
-        """See EngineControl."""
-        await self._run_on_all(lambda engine: engine.sleep(level))
-
-    async def wake(self) -> None:
-        """See EngineControl."""
-        await self._run_on_all(lambda engine: engine.wake())
-
-    async def states(self) -> list[str]:
-        """Ask every engine; their last reports may be a heartbeat old."""
-        states = await asyncio.gather(*(engine.states() for engine in self._all_engines()))
-        return [state for of_one in states for state in of_one]
+        return states
 
     async def _pause_joined(self, joined: EngineLink) -> None:
         try:
-            await joined.run_action(lambda engine: engine.pause())
+            await joined.control(Pause())
         except (RayinferError, OSError) as error:  # it is asleep, or gone already
             logger.warning("engine %s joined during a pause and was not paused: %s", joined.name, error)
 
-    async def _run_on_all(self, action: Callable[[EngineControl], Coroutine[Any, Any, None]]) -> None:
+    async def _run_on_all(self, action: ControlAction) -> list[str]:
         outcomes = await asyncio.gather(
-            *(engine.run_action(action) for engine in self._all_engines()), return_exceptions=True
+            *(engine.control(action) for engine in self._all_engines()), return_exceptions=True
         )
+        states: list[str] = []
         for outcome in outcomes:
-            if outcome is not None:
+            if isinstance(outcome, BaseException):
                 raise outcome
+            states += outcome
+        return states
 
     def _all_engines(self) -> list[EngineLink]:
         if not self._engines:

@@ -5,15 +5,17 @@ import contextlib
 import contextvars
 from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from rayinfer.credits import credits_of_each
 from rayinfer.errors import EngineDead, EngineLeaving
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits, TickWatch
 from rayinfer.outputs import EngineStats, StepMessage, TraceEvent
-from rayinfer.protocols import EngineClient, EngineControl, GenerationRequest, ModelDescription
+from rayinfer.protocols import ControlAction, EngineClient, GenerationRequest, ModelDescription
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.replica_choice import EngineLoad, RequestCost, cost_of_choice
+
+Result = TypeVar("Result")
 
 
 @dataclass(slots=True)
@@ -62,7 +64,7 @@ class EngineLink:
         self._on_lost = on_lost
         self._on_trace = on_trace
         self._routes: dict[str, _Route] = {}
-        self._tasks: set[asyncio.Task[None]] = set()  # keeps them referenced until they are done
+        self._tasks: set[asyncio.Task[Any]] = set()  # keeps them referenced until they are done
         # Ray cancels a client's request together with every call made in its context: an abort must not be one of them.
         self._context = contextvars.copy_context()
         self._is_replaceable = is_replaceable
@@ -107,13 +109,9 @@ class EngineLink:
             self.abort(request_ids)
             raise
 
-    async def run_action(self, action: Callable[[EngineControl], Coroutine[Any, Any, None]]) -> None:
-        """Run an action on the engine, to its end even if the caller is cancelled."""
-        await asyncio.shield(self._start(action(self._client)))
-
-    async def states(self) -> list[str]:
-        """Ask the engine for its state."""
-        return await self._client.states()
+    async def control(self, action: ControlAction) -> list[str]:
+        """Run an action on the engine, to its end even if the caller is cancelled; returns the engine's state."""
+        return await asyncio.shield(self._start(self._client.control(action)))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Remove these requests and abort those that still run; returns at once in any engine state."""
@@ -145,7 +143,7 @@ class EngineLink:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._limits.link_close_s)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         task = asyncio.get_running_loop().create_task(work, context=self._context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

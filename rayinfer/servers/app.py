@@ -14,11 +14,11 @@ from starlette.exceptions import HTTPException
 from rayinfer import metrics as service_metrics
 from rayinfer.errors import InvalidParameter, RayinferError
 from rayinfer.metrics import ServiceMetrics
-from rayinfer.servers.edge import Edge
 from rayinfer.servers.engine_control import add_engine_control_routes
 from rayinfer.servers.error_responses import error_kind, error_response, json_response, refusal_reason, status_response
 from rayinfer.servers.load_shedding import LoadShedding
 from rayinfer.servers.openai.routes import add_openai_routes, generation_paths
+from rayinfer.servers.request_boundary import RequestBoundary
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, RequestBounds
 from rayinfer.servers.served_model import ServedModel as ServedModel
 from rayinfer.servers.tenancy import trust_tenant_header
@@ -49,7 +49,7 @@ def build_app(
     trust_tenant_header(app, trusts_tenant_header)
     bounds = RequestBounds(max_body_bytes=max_body_bytes)
     app.add_middleware(LoadShedding, models=models, metrics=metrics, paths=generation_paths())
-    app.add_middleware(Edge, metrics=metrics, bounds=bounds, echoes_request_id=echoes_request_id)
+    app.add_middleware(RequestBoundary, metrics=metrics, bounds=bounds, echoes_request_id=echoes_request_id)
     _add_error_handlers(app, metrics)
     # Paths are looked through in this order, so those that are asked most come first.
     add_openai_routes(app, models, request_timeout_s=request_timeout_s, traces=traces)

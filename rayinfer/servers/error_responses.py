@@ -27,7 +27,7 @@ from rayinfer.errors import (
 )
 
 MAX_MESSAGE_CHARS = 1000
-INTERNAL_MESSAGE = "The service failed to answer this request; its log says why."
+INTERNAL_MESSAGE = "The service failed to answer this request; see its log."
 
 
 class UnsupportedContentType(RequestError):
@@ -41,7 +41,7 @@ class ErrorKind:
     status: int
     type: str
     code: str | None = None
-    is_told: bool = True  # whether the error's own message was written for clients
+    is_public: bool = True  # whether the error's own message was written for clients
 
 
 ERROR_KINDS: Mapping[type[BaseException], ErrorKind] = {
@@ -60,8 +60,8 @@ ERROR_KINDS: Mapping[type[BaseException], ErrorKind] = {
     Unavailable: ErrorKind(503, "service_unavailable_error", "unavailable"),
     WrongEngineState: ErrorKind(409, "conflict_error", "wrong_engine_state"),
     RequestTimedOut: ErrorKind(504, "timeout_error", "timeout"),
-    RequestFailed: ErrorKind(500, "server_error", "generation_failed", is_told=False),
-    BaseException: ErrorKind(500, "server_error", "internal_error", is_told=False),
+    RequestFailed: ErrorKind(500, "server_error", "generation_failed", is_public=False),
+    BaseException: ErrorKind(500, "server_error", "internal_error", is_public=False),
 }
 
 
@@ -78,7 +78,7 @@ def refusal_reason(error: BaseException) -> str:
 def error_body(error: BaseException) -> bytes:
     """Write the envelope for an error."""
     kind = error_kind(error)
-    message = str(error) if kind.is_told else INTERNAL_MESSAGE
+    message = str(error) if kind.is_public else INTERNAL_MESSAGE
     if isinstance(error, RequestError):
         return envelope(message, kind.type, error.param, error.code or kind.code)
     return envelope(message, kind.type, None, kind.code)

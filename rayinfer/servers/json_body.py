@@ -19,7 +19,7 @@ Prepared = TypeVar("Prepared")
 
 
 async def read_body(request: Request) -> bytes:
-    """Read a request's body; raises RequestError where it is not said to be JSON."""
+    """Read a request's body; raises RequestError where its Content-Type is not JSON."""
     _check_content_headers(request)
     return await request.body()
 

@@ -11,18 +11,18 @@ from operator import sub
 from typing import Any, NoReturn
 
 from rayinfer.errors import RequestError
-from rayinfer.servers.unreadable_values import (
+from rayinfer.servers.json_error_location import (
     MAX_DIGITS,
-    place_of_constant,
-    place_of_half_character,
-    place_of_long_number,
+    locate_constant,
+    locate_lone_surrogate,
+    locate_long_number,
 )
 
 MAX_DEPTH = 64  # lists and objects inside each other
 MAX_PIECES = 2**15  # lists, objects and members in all: each costs memory, and many the garbage collector's time
 MAX_VALUES = 2**18  # in lists: as many token ids as the longest contexts have
 
-_HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")  # perhaps only half a character
+_PERHAPS_LONE_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # perhaps only half a character
 _NO_DIGIT_BUT_ZERO = bytes.maketrans(b"123456789", b"0" * 9)
 _TOO_MANY_DIGITS = b"0" * (MAX_DIGITS + 1)
 _NO_MARK = bytes(set(range(256)) - set(b'"[]{}:,'))
@@ -38,12 +38,12 @@ def decode_json(raw: bytes) -> Any:
     text = _decode_text(raw)
     _check_shape(raw)
     body = _load(raw, text)
-    if _HALF_CHARACTER.search(raw):
+    if _PERHAPS_LONE_SURROGATE.search(raw):
         try:
             json.dumps(body, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError:
-            place = place_of_half_character(raw, body)
-            raise _unreadable("cannot be read", "half a surrogate pair is no character", place) from None
+            location = locate_lone_surrogate(raw, body)
+            raise _unreadable("cannot be read", "half a surrogate pair is no character", location) from None
     return body
 
 
@@ -93,9 +93,9 @@ def _load(raw: bytes, text: str) -> Any:
         reason = f"{error.msg} (line {error.lineno}, column {error.colno})"
         raise _unreadable("is not valid JSON", reason) from None
     except _UnknownConstant as error:
-        raise _unreadable("is not valid JSON", str(error), place_of_constant(raw)) from None
+        raise _unreadable("is not valid JSON", str(error), locate_constant(raw)) from None
     except ValueError:  # also where the interpreter is set to read fewer digits than we do
-        raise _unreadable("cannot be read", "a number is too large", place_of_long_number(raw)) from None
+        raise _unreadable("cannot be read", "a number is too large", locate_long_number(raw)) from None
 
 
 def _refuse_constant(constant: str) -> NoReturn:
@@ -114,6 +114,6 @@ def _read_float(literal: str) -> float:
     return float(literal)
 
 
-def _unreadable(what: str, reason: str, place: str | None = None) -> RequestError:
-    told = reason if place is None else f"{place}: {reason}"
-    return RequestError(f"The request's body {what}: {told}.", place, "invalid_json")
+def _unreadable(what: str, reason: str, location: str | None = None) -> RequestError:
+    details = reason if location is None else f"{location}: {reason}"
+    return RequestError(f"The request's body {what}: {details}.", location, "invalid_json")

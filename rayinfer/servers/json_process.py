@@ -22,7 +22,7 @@ _PROGRAM = "from rayinfer.servers.json_process import decode_for_parent; decode_
 class JsonProcess:
     """Decodes one body after the other in a process of its own, which the first body starts.
 
-    The thread that waits for it loads the value in small pieces, so that other threads go on.
+    The thread that waits for it loads the value in small pieces, so that other threads run.
     """
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ class LoadShedding:
     """ASGI middleware that answers requests for `paths` itself while every model's queue is full.
 
     Nothing of such a request is read, so that a burst of them is answered sooner than it comes and delays no other
-    tokens; other faults of it are not reported. As long as one model has room, the models decide.
+    tokens; other faults of it are not reported. While one model's queue is not full, its dispatcher decides.
     """
 
     def __init__(

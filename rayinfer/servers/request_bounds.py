@@ -42,11 +42,11 @@ class BoundedRequests:
     """ASGI middleware that refuses what is out of bounds and takes out headers that would give Serve orders."""
 
     def __init__(
-        self, app: ASGIApp, bounds: RequestBounds, tell_refusal: Callable[[RequestError], None] = lambda _: None
+        self, app: ASGIApp, bounds: RequestBounds, on_refusal: Callable[[RequestError], None] = lambda _: None
     ) -> None:
         self._app = app
         self._bounds = bounds
-        self._tell_refusal = tell_refusal
+        self._on_refusal = on_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on inside its bounds, or answer it with the reason why not."""
@@ -57,7 +57,7 @@ class BoundedRequests:
         if scope["type"] == "websocket":
             await self._app(scope, receive, send)
             return
-        exchange = _Exchange(scope, receive, send, self._bounds, self._tell_refusal)
+        exchange = _Exchange(scope, receive, send, self._bounds, self._on_refusal)
         try:
             _check_head(scope, self._bounds)
         except RequestError as error:
@@ -75,11 +75,11 @@ class _Exchange:
         receive: Receive,
         send: Send,
         bounds: RequestBounds,
-        tell_refusal: Callable[[RequestError], None],
+        on_refusal: Callable[[RequestError], None],
     ) -> None:
         self._scope = scope
         self._send = send
-        self._tell_refusal = tell_refusal
+        self._on_refusal = on_refusal
         self._body = _Body(receive, bounds)
         self._has_started = False
         self._is_refused = False
@@ -102,7 +102,7 @@ class _Exchange:
     async def refuse(self, error: RequestError) -> None:
         """Answer in the application's place, unless it has begun to."""
         self._is_refused = True
-        self._tell_refusal(error)
+        self._on_refusal(error)
         if not self._has_started:
             response = error_response(error)
             if name := cleaned_name(Headers(scope=self._scope).get(REQUEST_ID_HEADER, "")):
@@ -126,7 +126,7 @@ class _Body:
             return await self._receive()  # which now only waits for the client to leave
         started_s = time.monotonic()
         try:
-            async with asyncio.timeout(self._patience_s()):
+            async with asyncio.timeout(self._timeout_s()):
                 message = await self._receive()
         except TimeoutError:
             raise RequestTooSlow(f"The request's body came too slowly: {self._num_bytes} bytes so far.") from None
@@ -137,7 +137,7 @@ class _Body:
             raise _body_too_large(self._bounds)
         return message
 
-    def _patience_s(self) -> float:
+    def _timeout_s(self) -> float:
         bounds = self._bounds
         allowed_s = bounds.body_grace_s + self._num_bytes / bounds.min_body_bytes_per_s
         return max(0.0, min(bounds.max_body_gap_s, allowed_s - self._waited_s))

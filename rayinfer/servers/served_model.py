@@ -18,7 +18,7 @@ class ServedModel:
     tokenizer: Tokenizer
     chat_template: ChatTemplate
     created: int  # seconds since 1970
-    control: EngineControl | None = None  # of its engines, where that is open to clients at all
+    engines: EngineControl | None = None  # where they can be controlled
 
 
 def find_model(models: Mapping[str, ServedModel], name: str | None) -> ServedModel:

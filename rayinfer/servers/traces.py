@@ -31,14 +31,14 @@ def add_trace_routes(app: FastAPI, traces: TraceStore | None) -> None:
                 f"No trace of a request {request_id!r:.200}: it is unknown here, or its trace is no longer kept.",
                 "request_id",
             )
-        data = [_worded(kept) for kept in found]
+        data = [_as_json(kept) for kept in found]
         return json_response(json.dumps({"object": "list", "data": data}).encode())
 
     app.add_api_route(PATH, read_trace, methods=["GET"], response_class=Response)
     app.add_api_route(PATH + "/", read_trace, methods=["GET"], response_class=Response, include_in_schema=False)
 
 
-def _worded(kept: StoredTrace) -> dict[str, Any]:
+def _as_json(kept: StoredTrace) -> dict[str, Any]:
     events = [{"name": event.name, "time_s": event.time_s, "details": event.details} for event in kept.trace.in_order()]
     return {
         "id": kept.answer_id,

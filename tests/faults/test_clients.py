@@ -49,13 +49,13 @@ def test_f22_clients_that_leave_their_streams(pair, report):
     judge(report, row, pair)
 
 
-def test_f22_without_aborts_engines_go_on_for_nobody(pair, report):
+def test_f22_without_aborts_engines_compute_for_disconnected_clients(pair, report):
     row = FaultRow(fault="F22", injected="clients leave at token 10", without="no-abort", sent=10, exact=10)
     with pair.switched("no-abort"):
         asyncio.run(leave_streams(pair.url, 10, 10, LONG | {"max_tokens": 300}))
         time.sleep(3 * FREED_S)
         row.leaked = pair.num_leaked()
-    with pair.switched(slow_steps="0.001"):  # nobody aborts them any more
+    with pair.switched(slow_steps="0.001"):  # they are not aborted any more
         wait_until(lambda: pair.kv_blocks_used == 0, 240)
     report.is_seen(row)
 
@@ -63,7 +63,7 @@ def test_f22_without_aborts_engines_go_on_for_nobody(pair, report):
 @pytest.mark.faults
 @pytest.mark.parametrize("without", ["", "no-abort", "keep-blocks"])
 def test_f23_clients_that_leave_in_the_queue_in_their_prompt_and_between_choices(host, model, report, without):
-    """Nothing is left of those who leave, and those who stay beside them get the tokens that they always get."""
+    """No resource of disconnected clients is left, and other requests get their usual tokens."""
     narrow = FaultyService(host, "narrow", [model.args(max_num_seqs=4, num_replicas=1, num_kv_blocks=256)])
     row = FaultRow(fault="F23", injected="clients leave in queue, prompt and between choices", without=without)
     kinds = [
@@ -84,7 +84,7 @@ def test_f23_clients_that_leave_in_the_queue_in_their_prompt_and_between_choices
             row.count(Counter(answer.verdict(None) for answer in left if not answer.is_hung))
             fates.update("before" if answer.status is None else "after" for answer in left if answer.is_hung)
         row.note = f"{fates['before']} left before the answer began, {fates['after']} in it"
-        if without == "no-abort":  # what nobody ends is left at once, and ends some time by itself
+        if without == "no-abort":  # requests that are not aborted end by themselves
             row.leaked = narrow.num_leaked()
             report.is_seen(row, is_harmed=row.leaked > 0)
         elif without:
@@ -126,7 +126,7 @@ async def leave_after(url: str, bodies: list[dict[str, object]], seconds: float)
 
 @pytest.mark.faults
 @pytest.mark.parametrize("without", ["", "no-buffer"])
-def test_f24_slow_readers_hold_nobody_up(host, tiny, report, without):
+def test_f24_slow_readers_delay_no_other_request(host, tiny, report, without):
     """The streams beside them are as quick as beside readers of the same answers who read at once.
 
     The tiny model answers quickly enough to fill the buffers on the way to a slow client.
@@ -198,7 +198,7 @@ def test_f25_requests_whose_time_is_up(host, model, report, without):
     with service.switched(without):
         answers = ask_all(service.url, bodies, within_s=10.0)
         for answer in answers:
-            row.count({"exact" if is_told_of_the_time(answer) else answer.verdict(None): 1})
+            row.count({"exact" if reports_timeout(answer) else answer.verdict(None): 1})
         if without:
             report.is_seen(row)
         else:
@@ -207,7 +207,7 @@ def test_f25_requests_whose_time_is_up(host, model, report, without):
     service.delete()
 
 
-def is_told_of_the_time(answer) -> bool:
+def reports_timeout(answer) -> bool:
     """Return whether it is a 504, or a stream that ends with that error."""
     if answer.body["stream"]:
         return answer.is_complete and answer.error is not None and answer.error["code"] == "timeout"

@@ -21,7 +21,7 @@ MAX_DEATHS = 3
 
 
 @pytest.mark.parametrize("without", ["", "no-isolation"])
-def test_f10_a_step_that_raises_once_harms_nobody(pair, expected, report, without):
+def test_f10_a_step_that_raises_once_fails_no_request(pair, expected, report, without):
     row = FaultRow(fault="F10", injected="a step raises once")
     with pair.switched(without), under_load(pair, expected, row):
         switch = f"step-{pair.pids('engine')[0]}"
@@ -66,7 +66,7 @@ def test_f12_a_request_that_ends_its_engines_is_refused_before_long(pair, expect
 
 
 def deaths_until(service, asking, *, most):
-    """Count the engines that end while somebody asks, up to `most`."""
+    """Count the engines that end while requests are sent, up to `most`."""
     seen, alive = set(), set(service.pids("engine"))
     asking.start()
     seen |= alive

@@ -1,4 +1,4 @@
-"""Engines that are frozen, stuck in a step, or wake up again when nobody counts on them."""
+"""Engines that are frozen, stuck in a step, or wake up after they were replaced."""
 
 import time
 
@@ -11,7 +11,7 @@ from support.faults.faulty_service import FaultyService, kill
 from support.services.service_client import wait_until
 
 FROZEN_GAP_S = 2.5  # a sign of life is missed after 2 s, looked for every 0.25 s
-FROZEN_FOR_S = 6.0  # where nobody watches; a replica would end its engine after 8 s
+FROZEN_FOR_S = 6.0  # without a watch; a replica would end its engine after 8 s
 STUCK_GAP_S = 7.0  # a step may take 5 s, a sign of life comes every 0.75 s
 
 
@@ -41,7 +41,7 @@ def test_f08_without_the_watch_streams_stand_still(pair, expected, report):
 
 @pytest.mark.faults
 @pytest.mark.parametrize("without", ["", "no-fence"])
-def test_f09_a_frozen_engine_that_wakes_up_tells_nobody_anything(pair, prefill_s, report, without):
+def test_f09_a_frozen_engine_that_wakes_up_sends_no_stale_tokens(pair, prefill_s, report, without):
     """Streams are long enough for the engine to find them elsewhere when it wakes up."""
     bodies = {number: request_body(number, max_tokens=4 * pair.host.model.num_tokens) for number in range(6)}
     expected = record_answers(pair.url, bodies)

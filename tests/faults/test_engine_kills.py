@@ -34,7 +34,7 @@ def test_f01_an_engine_killed_under_streams(pair, expected, prefill_s, report, w
 @pytest.mark.faults
 @pytest.mark.parametrize("without", MIGRATION)
 def test_f02_an_engine_killed_under_whole_answers(pair, expected, report, without):
-    row = FaultRow(fault="F02", injected=f"an engine killed, {NUM_WHOLE} whole answers under way")
+    row = FaultRow(fault="F02", injected=f"an engine killed, {NUM_WHOLE} whole answers in flight")
     bodies = [expected[number].body for number in range(NUM_WHOLE)]
     with pair.switched(without), ThreadPoolExecutor(1) as others:
         asking = others.submit(ask_all, pair.url, bodies)
@@ -113,7 +113,7 @@ def test_a_hundred_kills_under_twelve_mixed_streams(pair, expected, report):
 @pytest.mark.faults
 @pytest.mark.parametrize("deterministic", [True, None])
 def test_twenty_kills_in_bfloat16(host, model, report, deterministic):
-    """With `deterministic` no token may differ; without it, how many streams do is only told."""
+    """With `deterministic` no token may differ; without it, the number of streams that do is only reported."""
     name = "bfloat16-deterministic" if deterministic else "bfloat16"
     service = FaultyService(host, name, [model.args(dtype="bfloat16", deterministic=deterministic)])
     bodies = {number: request_body(number, max_tokens=model.num_tokens) for number in range(12)}
@@ -131,7 +131,7 @@ def test_twenty_kills_in_bfloat16(host, model, report, deterministic):
 
 
 def kill_again_and_again(service, expected, row, draw_pause_s, *, num_kills, within_s=3600.0, **load) -> int:
-    """Kill an engine after each pause, as soon as another is there: who loses three in a row is refused by design."""
+    """Kill an engine after each pause, once another is there; a stream that loses three in a row fails."""
     done, until = 0, time.monotonic() + within_s
     with under_load(service, expected, row, **load):
         while done < num_kills and time.monotonic() < until:

@@ -96,7 +96,7 @@ def test_f26_a_burst_of_ten_times_the_capacity(host, model, report, without):
 
 @pytest.mark.faults
 def test_f27_twice_the_capacity_for_five_minutes(host, model, report):
-    """Requests come at a steady pace whoever is served; the other run has no bound on those that wait."""
+    """Requests come at a steady pace; the other run has no bound on the queue."""
     narrow = model.args(num_replicas=1, max_num_seqs=4)
     service = FaultyService(host, "overload", [narrow], limits={"max_waiting_requests": 16})
     expected = record_answers(service.url, {0: request_body(0, **SHORT)})

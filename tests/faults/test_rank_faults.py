@@ -17,7 +17,7 @@ NUM_REQUESTS = 12
 GAP_S = 1.0  # and the time to compute prompts and tokens so far again
 GONE_S = 5.0  # for every process of the group
 SILENCE_S = 2.0  # and two steps: then a frozen rank is given up
-FROZEN_FOR_S = 6.0  # where nobody watches
+FROZEN_FOR_S = 6.0  # without a watch
 SHAPES = [(1, 2), (2, 2)]  # processes side by side, and one after the other
 
 
@@ -120,7 +120,7 @@ def test_twenty_kills_of_any_rank_under_twelve_mixed_streams(host, model, report
         while num_kills < 20:
             time.sleep(draw.uniform(0.5, 4.0))
             groups = trio.known_groups()
-            if len(groups) > 1:  # who loses three engines in a row is refused by design
+            if len(groups) > 1:  # a stream that loses three engines in a row fails by design
                 kill(draw.choice(draw.choice(groups)))
                 num_kills += 1
         row.recovery_s = wait_until_whole(trio)

@@ -58,7 +58,7 @@ def test_f29_a_broken_version_under_load(versioned, model, expected, report, wit
 @pytest.mark.faults
 @pytest.mark.parametrize("without", ["", "no-migration"])
 def test_f30_one_engine_then_four_then_one_under_load(host, model, expected, report, without):
-    """Three of four leave with streams under way; without migration they are not even waited for."""
+    """Three of four engines leave with streams in flight; without migration they are not waited for."""
     scaled = model.args(num_replicas=1, drain_timeout_s=0.0 if without else 30.0)
     service = FaultyService(host, "scaled", [scaled])
     row = FaultRow(fault="F30", injected="1 engine, 4, and 1 again")

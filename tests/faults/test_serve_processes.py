@@ -21,7 +21,7 @@ SLOW_NOTICE = {  # Serve's own defaults, which `cluster/ray_environment.py` repl
 @pytest.mark.faults
 @pytest.mark.parametrize("without", ["", "a second router"])
 def test_f13_one_of_two_routers_killed(host, model, expected, report, without):
-    """Its own streams break, as nobody else has their connections; requests that come later find the other one."""
+    """Its own streams break with their connections; later requests reach the other router."""
     name = "alone" if without else "routers"
     service = FaultyService(host, name, [model.args(num_replicas=1)], num_routers=1 if without else 2)
     wait_until(lambda: len(service.pids("router")) == (1 if without else 2), 120)
@@ -42,7 +42,7 @@ def test_f13_one_of_two_routers_killed(host, model, expected, report, without):
 @pytest.mark.faults
 @pytest.mark.parametrize("without", ["", "no-memory"])
 def test_f15_the_controller_killed(pair, expected, report, without):
-    """Routers go on with the engines that they know; in the other run they know none that nobody confirms."""
+    """Routers keep the engines that they know; in the other run they drop engines that are not confirmed."""
     row = FaultRow(fault="F15", injected=f"Serve's controller killed again and again for {CONTROLLER_OUTAGE_S:g} s")
     victims: set[int] = set()
     with pair.switched(without), under_load(pair, expected, row):

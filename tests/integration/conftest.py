@@ -62,7 +62,7 @@ def deploy(cluster: str) -> Deploy:
     def deploy_application(name: str, models: list[dict[str, Any]], **settings: Any) -> Iterator[ServiceClient]:
         application = build_llm_app(llm_app_args({"models": [SMALL | model for model in models], **settings}))
         try:
-            # As `rayinfer serve` does: whoever deploys it again with another logging has its replicas reconfigured.
+            # As `rayinfer serve` does: deploying it again with other logging reconfigures its replicas.
             serve.run(application, name=name, route_prefix=f"/{name}", logging_config=LOGGING)
             with httpx.Client(base_url=f"{cluster}/{name}", timeout=60, trust_env=False) as http:
                 client = ServiceClient(http)

@@ -45,16 +45,16 @@ def test_a_service_behind_haproxy_is_operated_and_leaves_nothing_behind(model, t
         roles = [process["role"] for process in json.loads(run("ps", "--json").stdout)]
         assert (roles.count("router"), roles.count("engine"), "proxy" in roles) == (2, 1, True)
 
-        told = run("status", "--json")
-        (report,) = json.loads(told.stdout)
-        assert (told.returncode, report["ready"], report["state"], len(report["routers"])) == (0, True, "RUNNING", 2)
+        shown = run("status", "--json")
+        (report,) = json.loads(shown.stdout)
+        assert (shown.returncode, report["ready"], report["state"], len(report["routers"])) == (0, True, "RUNNING", 2)
         assert run("pause").stdout == "pause: tiny\n"
         wait_until(lambda: run("status").returncode == 1)
         assert "tiny: paused" in run("status", "--port", service.port).stdout
         assert run("resume", "--model", "tiny").returncode == 0
-        refused = run("wake", "--model", "nobody")
+        refused = run("wake", "--model", "unknown")
         assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
-        assert "nobody" in refused.stderr
+        assert "unknown" in refused.stderr
 
         limits = yaml.safe_load(run("limits", "--set", "max_waiting_requests=3").stdout)
         assert limits["max_waiting_requests"] == 3

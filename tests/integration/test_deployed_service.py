@@ -1,4 +1,4 @@
-"""A service that Serve has deployed from a config is operated by whoever joins its Ray; no process of it listens."""
+"""Operation of a service that Serve has deployed from a config, by processes attached to its Ray."""
 
 import json
 
@@ -68,8 +68,8 @@ def test_a_deployed_service_is_found_described_and_paused(deployed, service, clu
     assert ask(service, "control", action="pause") == ["tiny"]
     assert readiness_in(ask(service, "status")) == {"tiny": "paused"}
     assert ask(service, "control", action="resume", model="tiny") == ["tiny"]
-    with pytest.raises(RayinferError, match="nobody"):
-        ask(service, "control", action="resume", model="nobody")
+    with pytest.raises(RayinferError, match="unknown"):
+        ask(service, "control", action="resume", model="unknown")
 
 
 def test_limits_of_a_deployed_service_change_in_its_config_and_no_process_is_replaced(deployed, service):
@@ -98,13 +98,13 @@ def test_the_commands_join_a_ray_by_its_address(deployed, tmp_path):
     assert (found["ready"], found["owns_ray"], found["ray_address"], found["pid"]) == (True, False, address, None)
 
 
-def test_an_address_where_no_ray_is_and_a_missing_token_are_told_in_one_line(deployed, tmp_path, monkeypatch):
+def test_a_wrong_ray_address_and_a_missing_token_are_one_line_errors(deployed, tmp_path, monkeypatch):
     nowhere = run_cli("limits", "--address", f"127.0.0.1:{free_port()}", cache=tmp_path)
     assert (nowhere.returncode, nowhere.stderr.count("\n")) == (1, 1)
-    assert "cannot join Ray at 127.0.0.1" in nowhere.stderr
+    assert "cannot attach to Ray at 127.0.0.1" in nowhere.stderr
     unclear = run_cli("limits", "--address", "head-node", cache=tmp_path)
     assert (unclear.returncode, unclear.stderr.count("\n")) == (1, 1)
-    assert "cannot join Ray at head-node" in unclear.stderr
+    assert "cannot attach to Ray at head-node" in unclear.stderr
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -19,50 +19,50 @@ def addressed_replica():
     return Addressed
 
 
-def asking_replica():
-    class Asking:
+def polling_replica():
+    class Polling:
         def __init__(self, handle):
-            self.heard = []
-            self.watching = watch_engines(handle, self.heard.append)
+            self.received = []
+            self.watching = watch_engines(handle, self.received.append)
             self.is_watching = False
 
-        async def tell(self):
+        async def seen(self):
             if not self.is_watching:
                 self.is_watching = True
                 await self.watching.__aenter__()
-            return self.heard
+            return self.received
 
-    return Asking
+    return Polling
 
 
 def listening_replica():
     class Listening:
         def __init__(self, handle):
-            self.heard = []
+            self.received = []
             handle.options(method_name="anything")  # begins to listen; nothing is ever asked
-            subscribe_to_engines(handle.app_name, handle.deployment_name, self.heard.append)
+            subscribe_to_engines(handle.app_name, handle.deployment_name, self.received.append)
 
-        async def tell(self):
-            return self.heard
+        async def seen(self):
+            return self.received
 
     return Listening
 
 
 @pytest.fixture
-def hears_of_the_engine(cluster):
+def watcher_sees_the_engine(cluster):
     def deploy_and_wait(watcher, **routing):
         engines = serve.deployment(addressed_replica()).options(name="engines", **OPTIONS, **routing)
         application = serve.deployment(watcher).options(name="watcher", **OPTIONS).bind(engines.bind())
         handle = serve.run(application, name="watching", route_prefix=None)
-        wait_until(lambda: {"engine-x": ADDRESS} in handle.tell.remote().result())
+        wait_until(lambda: {"engine-x": ADDRESS} in handle.seen.remote().result())
 
     yield deploy_and_wait
     serve.delete("watching")
 
 
-def test_serve_tells_a_process_of_engines_without_being_asked(hears_of_the_engine):
-    hears_of_the_engine(listening_replica(), request_router_config=addressed_routing())
+def test_serve_pushes_engine_changes_to_a_subscriber(watcher_sees_the_engine):
+    watcher_sees_the_engine(listening_replica(), request_router_config=addressed_routing())
 
 
-def test_where_serve_does_not_tell_the_replicas_are_asked(hears_of_the_engine):
-    hears_of_the_engine(asking_replica())
+def test_without_pushed_changes_replicas_are_polled(watcher_sees_the_engine):
+    watcher_sees_the_engine(polling_replica())

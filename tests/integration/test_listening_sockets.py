@@ -28,7 +28,7 @@ DEPLOY = Path(__file__).parent.parent / "support" / "services" / "config_deploym
 
 
 def assert_only_known_sockets(processes, *, agents=frozenset()):
-    """Nothing but what Ray is known to open leaves loopback, and that answers nobody without the token."""
+    """Nothing but what Ray is known to open leaves loopback, and that answers no call without the token."""
     sockets = listening_sockets(processes)
     programs = {Path(each.process.title.partition(" ")[0]).name for each in sockets}
     assert {"gcs_server", "raylet"} <= programs

@@ -1,4 +1,4 @@
-"""Engines of rank actors: what one rank answers, for every architecture, and who is named when they do not start."""
+"""Engines of rank actors: the tokens of one rank, for every architecture, and the reported cause of a failed start."""
 
 import itertools
 
@@ -35,7 +35,7 @@ def numbers():
 )
 def test_rank_actors_answer_like_one_rank(name, size, owner, numbers, tmp_path):
     folder, (tensor, pipeline) = MAKERS[name](tmp_path), size
-    for file_name in ("tokenizer.json", "tokenizer_config.json"):  # which must be there, though nobody reads texts
+    for file_name in ("tokenizer.json", "tokenizer_config.json"):  # required, though no text is read
         (folder / file_name).write_text("{}", encoding="utf-8")
     config = config_of(folder, tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
     deltas = ray.get(owner.deltas_of.remote(config, next(numbers), greedy_requests()), timeout=2 * WITHIN_S)

@@ -1,4 +1,4 @@
-"""A router over real engines in this process: who comes first, who gets how much, and what is computed again."""
+"""A router over real engines in this process: order, tenants' shares, and prefix reuse."""
 
 import pytest
 

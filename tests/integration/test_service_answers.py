@@ -94,7 +94,7 @@ def test_an_unknown_model_is_not_found(service):
         ({"n": "many"}, "n"),
     ],
 )
-def test_a_bad_request_is_told_which_field_is_wrong(service, fields, param):
+def test_the_error_of_a_bad_request_names_the_field(service, fields, param):
     response = service.complete(**fields)
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == param

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from rayinfer_deployments.app_args import llm_app_args
-from rayinfer_deployments.operations.placement_watcher import NoRoom
+from rayinfer_deployments.operations.placement_watcher import InsufficientResources
 from rayinfer_deployments.operations.service_operations import ServiceOperations
 from support.services.service_client import wait_until
 from support.services.service_load import engine_names
@@ -28,7 +28,7 @@ def num_engines(service):
 
 
 class Clients:
-    """Ask without a pause until told to stop; half of them for streams."""
+    """Send requests without a pause until stopped; half of them for streams."""
 
     def __init__(self, service, number, max_tokens):
         self._url, self._body = service.http.base_url, BODY | {"max_tokens": max_tokens}
@@ -60,7 +60,7 @@ class Clients:
                     self.failures.append(f"{answer.status_code}: {answer.text}")
 
 
-def tell(found, start_s):
+def report(found, start_s):
     """Report times beside what an engine takes in any case; `pytest -rP` shows them."""
     print(f"{found}; the service with its first engine took {start_s:.1f} s to start")
 
@@ -82,7 +82,7 @@ def test_a_burst_brings_a_second_engine_which_goes_when_it_is_over(deploy, model
             with Clients(service, 12, max_tokens=200) as burst:
                 second_s = wait_until(lambda: num_engines(service) == 2, ENGINE_S)
             gone_s = wait_until(lambda: num_engines(service) == 1, ENGINE_S)
-    tell(f"second engine {second_s:.1f} s after the burst, gone {gone_s:.1f} s after it", start_s)
+    report(f"second engine {second_s:.1f} s after the burst, gone {gone_s:.1f} s after it", start_s)
     assert (steady.failures, burst.failures) == ([], [])
     assert steady.texts
     assert burst.texts
@@ -99,12 +99,15 @@ def test_a_model_without_requests_has_no_engine_and_gets_one_with_the_next(deplo
         assert service.is_ready()
         with Clients(service, 4, max_tokens=8) as clients:  # all of them wait for the one engine
             answers_s = wait_until(lambda: len(clients.texts) >= 4, ENGINE_S)
-        tell(f"no engine {gone_s:.1f} s after the start; from no engine to answers: {answers_s:.1f} s", start_s)
+        report(f"no engine {gone_s:.1f} s after the start; from no engine to answers: {answers_s:.1f} s", start_s)
         assert clients.failures == []
         assert num_engines(service) == 1
         operations = ServiceOperations("idle", llm_app_args({"models": models}), route_prefix="/idle")
         asked = time.monotonic()
-        with pytest.raises(NoRoom, match=f"no room for 1 engine: no node has {MORE_THAN_HALF_A_MACHINE:g}.* CPU free"):
+        with pytest.raises(
+            InsufficientResources,
+            match=f"no resources for 1 engine: no node has {MORE_THAN_HALF_A_MACHINE:g}.* CPU free",
+        ):
             asyncio.run(operations.scale(2))
         assert time.monotonic() - asked < 100  # ten times what it takes
         kept = asyncio.run(operations.scale(1))["tiny"]

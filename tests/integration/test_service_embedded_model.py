@@ -17,7 +17,7 @@ def test_the_embedded_model_knows_the_capital_of_france(embedded):
     assert "Paris" in streamed.text
 
 
-def test_turn_two_of_a_chat_finds_turn_one_in_the_cache(embedded):
+def test_the_second_message_of_a_chat_finds_the_first_in_the_cache(embedded):
     body = {"messages": QUESTION, "temperature": 0, "max_tokens": 24}
     answer = embedded.http.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
     longer = [*QUESTION, answer, {"role": "user", "content": "And of Italy?"}]

@@ -15,7 +15,7 @@ def traces_of(service, name):
 
 
 def events_of(service, name, **place):
-    """The names of a request's events, once its engine has told all of them."""
+    """The names of a request's events, once its engine has sent all of them."""
     events = []
 
     def has_all():
@@ -42,7 +42,7 @@ def test_a_prompt_is_scored_as_its_own_answer_was(service):
     assert read_again["usage"]["completion_tokens"] == 0
 
 
-def test_a_stream_tells_every_log_probability_once(service):
+def test_a_stream_has_every_log_probability_once(service):
     fields = {"prompt": ["Once upon", "a time"], "n": 2, "seed": 4, "temperature": 1, "logprobs": 2, "echo": True}
     whole = service.complete(**fields).json()["choices"]
     gathered = [{name: [] for name in LISTS} for _ in whole]
@@ -86,7 +86,7 @@ def test_a_request_that_was_given_its_name_is_found_by_it(service):
     assert events_of(service, answer.headers["x-request-id"], choice=0)[-1] == "finished"
 
 
-def test_a_stop_string_is_the_end_that_the_trace_tells_with_what_the_engine_knew(service):
+def test_a_trace_ends_with_the_stop_string_and_the_engines_counts(service):
     text = service.text_of(max_tokens=40)
     answer = service.complete(max_tokens=40, stop=text[5:8]).json()
     events = events_of(service, answer["id"], choice=0)
@@ -95,7 +95,7 @@ def test_a_stop_string_is_the_end_that_the_trace_tells_with_what_the_engine_knew
     assert ended["details"]["reason"] == "stop"
 
 
-def test_a_name_that_nobody_had_is_not_found(service):
-    response = service.http.get("/v1/requests/never-heard-of/trace")
+def test_a_trace_of_an_unknown_request_is_not_found(service):
+    response = service.http.get("/v1/requests/unknown/trace")
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "trace_not_found"

@@ -25,10 +25,10 @@ def model(tiny_models):
     return SMALL | {"name": "tiny", "model": str(tiny_models["tiny"]), "num_kv_blocks": 4096, "dtype": "float32"}
 
 
-@pytest.mark.parametrize("door", ["serve's proxy", pytest.param("the router's own port", marks=pytest.mark.faults)])
-def test_a_redeployment_replaces_routers_and_engines_and_no_request_fails(deploy, cluster, model, door):
-    name = "rolling-own" if "own" in door else "rolling"
-    listen = {"listen_port": free_port()} if "own" in door else {}
+@pytest.mark.parametrize("entry", ["serve's proxy", pytest.param("the router's own port", marks=pytest.mark.faults)])
+def test_a_redeployment_replaces_routers_and_engines_and_no_request_fails(deploy, cluster, model, entry):
+    name = "rolling-own" if "own" in entry else "rolling"
+    listen = {"listen_port": free_port()} if "own" in entry else {}
     url = f"http://127.0.0.1:{listen['listen_port']}" if listen else f"{cluster}/{name}"
     with deploy(name, [model], **listen) as service:
         before = engine_names(service), router_pids(name)
@@ -74,24 +74,24 @@ def test_other_limits_reach_every_router_with_streams_open_and_replace_no_proces
     assert asyncio.run(operations.limits())["ageing_s"] == 1.5
 
 
-def test_all_engines_pause_and_go_on_at_an_operators_word(operated):
+def test_pause_and_resume_act_on_all_engines(operated):
     service, operations = operated
     assert asyncio.run(operations.control("pause")) == ["tiny", "other"]
-    wait_until(lambda: told(service) == {"tiny": "paused", "other": "paused"})
+    wait_until(lambda: reasons_not_ready(service) == {"tiny": "paused", "other": "paused"})
     assert asyncio.run(operations.control("resume", "tiny")) == ["tiny"]
-    wait_until(lambda: told(service) == {"other": "paused"})
+    wait_until(lambda: reasons_not_ready(service) == {"other": "paused"})
     assert service.complete().status_code == 200
-    with pytest.raises(RayinferError, match="nobody"):
-        asyncio.run(operations.control("pause", "nobody"))
+    with pytest.raises(RayinferError, match="unknown"):
+        asyncio.run(operations.control("pause", "unknown"))
     asyncio.run(operations.control("sleep", "tiny", level=1))
     with pytest.raises(RayinferError, match="asleep"):
         asyncio.run(operations.control("pause"))
     asyncio.run(operations.control("wake", "tiny"))
     asyncio.run(operations.control("resume", "other"))
-    wait_until(lambda: told(service) == {})
+    wait_until(lambda: reasons_not_ready(service) == {})
 
 
-def told(service):
+def reasons_not_ready(service):
     """Return the answer of /ready; routers alternate, and the one that acted knows the change first."""
     reasons = [service.http.get("/ready").json().get("reasons", {}) for _ in range(4)]
     return reasons[0] if all(other == reasons[0] for other in reasons) else None
@@ -113,8 +113,8 @@ def test_a_model_gets_as_many_engines_as_an_operator_says_and_no_other_process_i
     assert (len(now["tiny"]), set(now["other"])) == (2, other)
     assert left in now["tiny"]
     assert router_pids("operated") == routers
-    with pytest.raises(RayinferError, match="no model 'nobody'"):
-        asyncio.run(operations.scale(2, "nobody"))
+    with pytest.raises(RayinferError, match="no model 'unknown'"):
+        asyncio.run(operations.scale(2, "unknown"))
 
 
 @pytest.mark.faults
@@ -142,8 +142,8 @@ def test_an_engine_is_taken_out_with_and_without_another_in_its_place(operated):
     assert len(report["routers"]) == 2
     with pytest.raises(RayinferError, match="is the only engine of model 'tiny'"):
         asyncio.run(operations.drain(left, shrink=True))
-    with pytest.raises(RayinferError, match="no engine is called 'nobody'"):
-        asyncio.run(operations.drain("nobody"))
+    with pytest.raises(RayinferError, match="no engine matches 'unknown'"):
+        asyncio.run(operations.drain("unknown"))
 
 
 def is_gone(engine):
@@ -153,7 +153,7 @@ def is_gone(engine):
     return True
 
 
-def test_a_service_tells_how_it_is_while_it_is_not_there(cluster, model):
+def test_the_status_of_a_service_that_is_not_deployed(cluster, model):
     operations = ServiceOperations("nowhere", llm_app_args({"models": [model]}))
     status = asyncio.run(operations.status())
     assert (status["state"], status["deployments"], status["routers"]) == ("NOT_STARTED", [], [])

@@ -16,7 +16,7 @@ def narrow(deploy, tiny_models):
         yield client
 
 
-async def test_too_many_waiting_requests_are_told_when_to_come_back(narrow):
+async def test_requests_beyond_the_queue_limit_get_retry_after(narrow):
     body = {"model": "tiny", "prompt": "Once", "max_tokens": 5000, "ignore_eos": True}
     async with httpx.AsyncClient(base_url=narrow.base_url, timeout=60, trust_env=False) as http:
         running = asyncio.create_task(http.post("/v1/completions", json=body))

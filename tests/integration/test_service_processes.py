@@ -56,7 +56,7 @@ def test_a_stream_outlives_its_only_engine_while_newcomers_are_refused(mortal):
         lines = response.iter_lines()
         first = next(lines)
         os.kill(victim, signal.SIGKILL)
-        wait_until(lambda: not mortal.is_ready())  # who comes before the router knows waits with the stream
+        wait_until(lambda: not mortal.is_ready())  # requests before the router knows wait with the stream
         assert mortal.complete().status_code == 503
         assert mortal.complete().json()["error"]["code"] == "not_ready"
         assert "is gone" in mortal.http.get("/ready").json()["reasons"]["tiny"]

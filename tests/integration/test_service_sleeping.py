@@ -18,7 +18,7 @@ def awake(service):
     service.http.post("/resume", params=MODEL)
 
 
-def told(service):
+def reason_not_ready(service):
     """Return the reason in /ready's answer for the model, if any."""
     return service.http.get("/ready").json().get("reasons", {}).get("other", "")
 
@@ -33,7 +33,7 @@ async def test_requests_before_and_during_a_sleep_get_their_texts_afterwards(awa
         await asyncio.to_thread(wait_until, lambda: awake.metric("vllm:num_requests_running", model_name="other") == 1)
         assert (await http.post("/sleep", params=MODEL | {"level": level})).status_code == 200
         assert (await http.get("/is_sleeping", params=MODEL)).json() == {"is_sleeping": True}
-        await asyncio.to_thread(wait_until, lambda: told(awake) == "asleep")
+        await asyncio.to_thread(wait_until, lambda: reason_not_ready(awake) == "asleep")
         conflict = await http.post("/pause", params=MODEL)
         assert (conflict.status_code, conflict.json()["error"]["code"]) == (409, "wrong_engine_state")
         assert f"asleep at level {level}: it cannot be paused" in conflict.json()["error"]["message"]
@@ -44,12 +44,15 @@ async def test_requests_before_and_during_a_sleep_get_their_texts_afterwards(awa
         assert (await http.post("/wake_up", params=MODEL)).status_code == 200
         assert (await during).json()["choices"][0]["text"] == wanted
         assert len((await before).json()["choices"][0]["text"]) > 500
-    assert (told(awake), awake.http.get("/is_sleeping", params=MODEL).json()) == ("", {"is_sleeping": False})
+    assert (reason_not_ready(awake), awake.http.get("/is_sleeping", params=MODEL).json()) == (
+        "",
+        {"is_sleeping": False},
+    )
 
 
 def test_a_paused_model_is_not_ready_and_the_other_one_answers(awake):
     assert awake.http.post("/pause", params=MODEL).json() == {"status": "paused"}
-    wait_until(lambda: told(awake) == "paused")
+    wait_until(lambda: reason_not_ready(awake) == "paused")
     assert awake.complete(model="tiny").status_code == 200
     assert awake.http.post("/resume", params=MODEL).json() == {"status": "resumed"}
     wait_until(awake.is_ready)

@@ -10,13 +10,13 @@ from rayinfer_deployments.cli import bench, cache, chat, check_config, generate,
 from rayinfer_deployments.cli.control import engine_control, limits, ps, scale, status
 from rayinfer_deployments.cli.doctor import doctor
 
-OPERATION = "Operation of services that run"
+OPERATION = "Operate running services"
 
 
 def build_application() -> typer.Typer:
     """Put the subcommands together."""
     application = typer.Typer(
-        help="Language models on an engine of our own, behind Ray Serve.",
+        help="Serve language models on Ray, with an engine of its own.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -41,16 +41,16 @@ def main() -> None:
     build_application()(prog_name="rayinfer")
 
 
-def _tell_version(is_asked: bool) -> None:
-    if is_asked:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(__version__)
         raise typer.Exit
 
 
 def _root(
-    debug: Annotated[bool, typer.Option("--debug", help="tell in detail what is done and what failed")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="log details, and tracebacks of errors")] = False,
     version: Annotated[
-        bool, typer.Option("--version", help="print the version", is_eager=True, callback=_tell_version)
+        bool, typer.Option("--version", help="print the version", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     if debug:

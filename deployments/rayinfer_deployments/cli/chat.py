@@ -27,9 +27,11 @@ Talker = Callable[[list[Message]], Iterator[str]]  # from a conversation to the 
 @with_sampling_options(max_tokens=512)
 def chat(
     model: Annotated[
-        str | None, typer.Argument(help=f"which model (default: {DEFAULT_MODEL}, or the service's first)")
+        str | None, typer.Argument(help=f"the model (default: {DEFAULT_MODEL}, or the service's first)")
     ] = None,
-    base_url: Annotated[str | None, typer.Option(help="talk to this OpenAI-compatible service instead")] = None,
+    base_url: Annotated[
+        str | None, typer.Option(help="use this OpenAI-compatible service instead of an engine in this process")
+    ] = None,
     api_key: Annotated[str | None, typer.Option(help="the service's key")] = None,
     system: Annotated[str | None, typer.Option(help="instructions that precede the conversation")] = None,
     sampling: dict[str, Any] = {},  # noqa: B006 - filled by with_sampling_options
@@ -39,7 +41,7 @@ def chat(
     if base_url is None:
         opened = local_talker(model or DEFAULT_MODEL, sampling, engine_settings)
     elif engine_settings:
-        raise RayinferError(f"the service at {base_url} has its own engine: {', '.join(engine_settings)} do not apply")
+        raise RayinferError(f"--base-url excludes engine settings: {', '.join(engine_settings)}")
     else:
         opened = remote_talker(base_url, model, api_key, sampling)
     converse(opened, system, Console())

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rayinfer_deployments.cli.failures import in_one_line
-from rayinfer_deployments.cluster.profiles import Profile
+from rayinfer_deployments.cluster.ray_environment import Profile
 
 
 @in_one_line

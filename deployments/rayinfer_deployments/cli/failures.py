@@ -68,5 +68,7 @@ def interrupt_on_signals() -> None:
 
 
 def one_line(error: Exception) -> str:
-    """Format an error without line breaks; one without a message gives its type's name."""
+    """Format an error without line breaks; of a file, its name and the reason; without a message, the type's name."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__

@@ -13,23 +13,28 @@ SAMPLING_PARAMETER = "sampling"
 OPTIONS: dict[str, Any] = {
     "max_tokens": Annotated[int, typer.Option(min=1, help="longest answer, in tokens")],
     "temperature": Annotated[
-        float | None, typer.Option(min=0.0, max=2.0, help="0 always takes the likeliest token (default: the model's)")
+        float | None, typer.Option(min=0.0, max=2.0, help="0 always takes the most likely token (default: the model's)")
     ],
     "top_p": Annotated[
         float | None,
-        typer.Option(min=0.0, max=1.0, help="keep the likeliest tokens up to this probability (default: the model's)"),
+        typer.Option(
+            min=0.0, max=1.0, help="keep the most likely tokens up to this total probability (default: the model's)"
+        ),
     ],
-    "top_k": Annotated[int | None, typer.Option(min=0, help="keep this many of the likeliest tokens; 0: all")],
+    "top_k": Annotated[int | None, typer.Option(min=0, help="keep this many of the most likely tokens; 0: all")],
     "min_p": Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="keep tokens at least this likely beside the likeliest")
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="keep tokens of at least this share of the highest probability"),
     ],
-    "repetition_penalty": Annotated[float | None, typer.Option(help="above 1: say less of what was said or asked")],
-    "presence_penalty": Annotated[float | None, typer.Option(min=-2.0, max=2.0, help="say less of what was said")],
+    "repetition_penalty": Annotated[
+        float | None, typer.Option(help="above 1: penalize tokens of the prompt and the answer")
+    ],
+    "presence_penalty": Annotated[float | None, typer.Option(min=-2.0, max=2.0, help="penalize tokens of the answer")],
     "frequency_penalty": Annotated[
-        float | None, typer.Option(min=-2.0, max=2.0, help="say less of what was said often")
+        float | None, typer.Option(min=-2.0, max=2.0, help="penalize tokens by how often the answer has them")
     ],
     "stop": Annotated[list[str] | None, typer.Option(help="end before this text; may be given several times")],
-    "seed": Annotated[int | None, typer.Option(help="the same seed draws the same answer")],
+    "seed": Annotated[int | None, typer.Option(help="seed; the same seed gives the same answer")],
 }
 
 

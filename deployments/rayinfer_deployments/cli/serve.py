@@ -1,27 +1,29 @@
 """`rayinfer serve`: a model behind an OpenAI-compatible port, until Ctrl-C."""
 
 import contextlib
+import errno
+import socket
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from rayinfer.config import DEFAULT_MODEL, cache_folder, engine_config
+from rayinfer.errors import RayinferError
 from rayinfer.routing.limits import router_limits
 from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.control.limits import mapping_in
+from rayinfer_deployments.cli.control.scale import engines_asked_for
 from rayinfer_deployments.cli.failures import in_one_line, interrupt_on_signals, leave_at_once
-from rayinfer_deployments.cli.replica_numbers import engines_asked_for
 from rayinfer_deployments.cli.service_run import Service, run_service
 from rayinfer_deployments.cli.terminal import QuietTerminal
 from rayinfer_deployments.cluster.haproxy_files import haproxy_files
-from rayinfer_deployments.cluster.profiles import Profile
-from rayinfer_deployments.cluster.ray_environment import THROUGHPUT_SETTINGS, set_ray_settings
+from rayinfer_deployments.cluster.ray_environment import THROUGHPUT_SETTINGS, Profile, set_ray_settings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS
 
 ProfileOption = Annotated[
     Profile,
-    typer.Option(help="throughput: HAProxy and Serve's settings for many connections in front, tokens sent by four"),
+    typer.Option(help="throughput: HAProxy in front of the routers, and chunks of four tokens"),
 ]
 LimitsFile = Annotated[
     Path | None, typer.Option(help="YAML with the routers' limits, which `rayinfer limits` changes later")
@@ -29,16 +31,34 @@ LimitsFile = Annotated[
 AutoscalingFile = Annotated[
     Path | None, typer.Option(help="YAML with the objectives by which the number of engines follows the load")
 ]
-RayAddress = Annotated[str | None, typer.Option(help="join this Ray instead of starting one (auto, or HOST:PORT)")]
+RayAddress = Annotated[
+    str | None, typer.Option(help="attach to this Ray cluster instead of starting one (auto, or HOST:PORT)")
+]
 RequestTimeout = Annotated[
-    float | None, typer.Option(min=0.001, help="seconds that one request may take, with its time in the queue")
+    float | None, typer.Option(min=0.001, help="limit of a request in seconds, with its time in the queue")
 ]
 EngineControl = Annotated[
-    bool, typer.Option("--enable-engine-control", help="let clients pause engines and put them to sleep")
+    bool,
+    typer.Option(
+        "--enable-engine-control", help="HTTP paths that pause engines and put them to sleep, open to all clients"
+    ),
 ]
 PerAddress = Annotated[int, typer.Option(min=1, help="connections from one address")]
 IdleConnections = Annotated[int, typer.Option(min=1, help="connections without a request; the oldest are closed first")]
-UnfinishedRequests = Annotated[int, typer.Option(min=1, help="requests whose head or body is not complete")]
+UnfinishedRequests = Annotated[int, typer.Option(min=1, help="requests with an incomplete head or body")]
+Host = Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 accepts other machines")]
+Replicas = Annotated[str | None, typer.Option(help="number of engines: N, or MIN:MAX to follow the load (default: 1)")]
+TrustTenantHeader = Annotated[
+    bool,
+    typer.Option(
+        "--trust-tenant-header",
+        help="take a request's tenant from x-tenant-id (only behind a gateway that sets it)",
+    ),
+]
+PrioritizeEngines = Annotated[
+    bool,
+    typer.Option(help="lower the priority of Ray's processes that pass no tokens (not with --ray-address)"),
+]
 
 
 @leave_at_once
@@ -48,14 +68,14 @@ def serve(
     model: Annotated[
         str, typer.Argument(help="folder, GGUF file, Hugging Face repository or embedded name")
     ] = DEFAULT_MODEL,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="where the API listens")] = 8000,
-    host: Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 lets other machines in")] = "127.0.0.1",
-    replicas: Annotated[str | None, typer.Option(help="engines: N, or MIN:MAX as the load wants (default: 1)")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="port of the API")] = 8000,
+    host: Host = "127.0.0.1",
+    replicas: Replicas = None,
     autoscaling: AutoscalingFile = None,
-    routers: Annotated[int, typer.Option(min=1, help="processes that share the connections")] = 1,
+    routers: Annotated[int, typer.Option(min=1, help="number of router processes")] = 1,
     profile: ProfileOption = Profile.LATENCY,
     limits: LimitsFile = None,
-    name: Annotated[str | None, typer.Option(help="what clients call the model (default: MODEL)")] = None,
+    name: Annotated[str | None, typer.Option(help="name of the model in the API (default: MODEL)")] = None,
     ray_address: RayAddress = None,
     request_timeout: RequestTimeout = None,
     max_connections: Annotated[
@@ -64,15 +84,10 @@ def serve(
     max_connections_per_address: PerAddress = DEFAULT_CONNECTION_LIMITS.max_connections_per_address,
     max_idle_connections: IdleConnections = DEFAULT_CONNECTION_LIMITS.max_idle_connections,
     max_unfinished_requests: UnfinishedRequests = DEFAULT_CONNECTION_LIMITS.max_unfinished_requests,
-    trace_requests: Annotated[bool, typer.Option(help="keep what happened to each request for ten minutes")] = True,
-    trust_tenant_header: Annotated[
-        bool, typer.Option("--trust-tenant-header", help="x-tenant-id says whose a request is (behind a gateway only)")
-    ] = False,
+    trace_requests: Annotated[bool, typer.Option(help="keep the events of each request for ten minutes")] = True,
+    trust_tenant_header: TrustTenantHeader = False,
     enable_engine_control: EngineControl = False,
-    prioritize_engines: Annotated[
-        bool,
-        typer.Option(help="let Ray's processes that carry no tokens wait for the engines' (not with --ray-address)"),
-    ] = True,
+    prioritize_engines: PrioritizeEngines = True,
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
     """Serve a model over the OpenAI API until Ctrl-C."""
@@ -111,13 +126,13 @@ def _start(service: Service) -> None:
     # After the environment is set: these import Ray, which reads it.
     from rayinfer.models.checkpoints.sources import resolve_model
     from rayinfer.models.generation_config import default_sampling_params
-    from rayinfer_deployments.cluster.port_check import check_port_is_free
+    from rayinfer_deployments.cli.serve import check_port_is_free
 
     config = engine_config(model=service.model, **service.settings)
     router_limits(service.limits)
     check_port_is_free(service.host, service.port)
     folder = resolve_model(service.model)
-    default_sampling_params(config, folder)  # whose mistakes an engine would find only after Ray's start
+    default_sampling_params(config, folder)  # an engine would find errors only after Ray's start
     with QuietTerminal(cache_folder() / "services" / f"{service.port}.log") as console:
         run_service(service, folder, console)
 
@@ -126,3 +141,18 @@ def _served_name(model: str) -> str:
     """Return the model's default name: a folder's name, a file's stem, else the model as asked for."""
     path = Path(model).expanduser()
     return path.resolve().stem if path.is_file() else path.resolve().name if path.is_dir() else model
+
+
+def check_port_is_free(host: str, port: int) -> None:
+    """Raise RayinferError when another process has the port.
+
+    Serve shares ports: without this check two services would answer alternately.
+    """
+    try:
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(address[0], socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address[4])
+    except OSError as error:
+        option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise RayinferError(f"cannot listen on {host}:{port}: {error.strerror}; choose another {option}") from None

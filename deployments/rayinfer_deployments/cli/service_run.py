@@ -17,21 +17,23 @@ from rich.console import Console
 from rayinfer_deployments.cli.checked_folders import check_folder
 from rayinfer_deployments.cli.terminal import Phases
 from rayinfer_deployments.cluster.haproxy_files import LOOPBACK
-from rayinfer_deployments.cluster.profiles import Profile
+from rayinfer_deployments.cluster.ray_environment import Profile
 
 if TYPE_CHECKING:
     from ray.serve import Application
 
     from rayinfer_deployments.app_args import LLMAppArgs
-    from rayinfer_deployments.cluster.attached_cluster import JoinedRay
-    from rayinfer_deployments.cluster.managed_cluster import OwnRay
+    from rayinfer_deployments.cluster.attached_cluster import AttachedCluster
+    from rayinfer_deployments.cluster.managed_cluster import ManagedCluster
+
+    Cluster = ManagedCluster | AttachedCluster
 
 APPLICATION = "rayinfer"
 WATCH_S = 1.0
 POLL_S = 0.2
 ALL_ROUTERS_S = 30.0  # for the last router after the first
-CAPACITIES_S = 5.0  # for what is only told to operators
-PRIORITIES_EVERY = 30  # watches
+CAPACITIES_S = 5.0  # for lines that only inform operators
+PRIORITIES_EVERY = 30  # checks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,11 +73,11 @@ def run_service(service: Service, folder: Path, console: Console) -> None:
 
     with no_collection():
         from rayinfer_deployments.cluster.background_call import BackgroundCall
-        from rayinfer_deployments.cluster.managed_cluster import OwnRay
-        from rayinfer_deployments.cluster.process_priority import lower_bystanders
+        from rayinfer_deployments.cluster.managed_cluster import ManagedCluster
+        from rayinfer_deployments.cluster.process_priority import deprioritize_background_processes
 
     phases, is_ready = Phases(console), False
-    phases.enter("starting Ray" if service.ray_address is None else "joining Ray")
+    phases.enter("starting Ray" if service.ray_address is None else "attaching to Ray")
     try:
         with phases:
             preparing = BackgroundCall(lambda: _prepare(service, folder))  # imports much while Ray's processes come up
@@ -83,9 +85,9 @@ def run_service(service: Service, folder: Path, console: Console) -> None:
             def check() -> None:
                 preparing.raise_if_failed()
                 if service.prioritize_engines and service.ray_address is None:
-                    lower_bystanders(os.getpid())
+                    deprioritize_background_processes(os.getpid())
 
-            cluster = OwnRay(check) if service.ray_address is None else _joined(service.ray_address, check)
+            cluster = ManagedCluster(check) if service.ray_address is None else _attached(service.ray_address, check)
             with cluster, _recorded(service, cluster):
                 prepared = _with_gpus(preparing.result(), phases)
                 missing = _missing_settings(service, cluster)
@@ -102,22 +104,22 @@ def run_service(service: Service, folder: Path, console: Console) -> None:
             raise
 
 
-def _joined(address: str, check: Callable[[], None]) -> "JoinedRay":
-    from rayinfer_deployments.cluster.attached_cluster import JoinedRay
+def _attached(address: str, check: Callable[[], None]) -> "AttachedCluster":
+    from rayinfer_deployments.cluster.attached_cluster import AttachedCluster
 
-    return JoinedRay(address, APPLICATION, check)
+    return AttachedCluster(address, APPLICATION, check)
 
 
-def _watch(service: Service, cluster: "OwnRay | JoinedRay") -> NoReturn:
+def _watch(service: Service, cluster: "Cluster") -> NoReturn:
     """Wait until the service fails or is interrupted; lower the priority of restarted background processes again."""
-    from rayinfer_deployments.cluster.process_priority import lower_helpers
+    from rayinfer_deployments.cluster.process_priority import deprioritize_control_plane
 
     for second in itertools.count():
         cluster.check()
         if service.prioritize_engines and cluster.owns_ray and second % PRIORITIES_EVERY == 0:
-            lower_helpers(os.getpid(), APPLICATION)
+            deprioritize_control_plane(os.getpid(), APPLICATION)
         time.sleep(WATCH_S)
-    raise AssertionError("counting has no end")
+    raise AssertionError("unreachable")
 
 
 def _prepare(service: Service, folder: Path) -> Prepared:
@@ -158,7 +160,7 @@ def _with_gpus(prepared: Prepared, phases: Phases) -> Prepared:
     return Prepared(args=args, application=build_llm_app(args))
 
 
-def _missing_settings(service: Service, cluster: "OwnRay | JoinedRay") -> list[str]:
+def _missing_settings(service: Service, cluster: "Cluster") -> list[str]:
     """List the settings that the environment of a joined Ray lacks; each line once, whatever the node."""
     from rayinfer_deployments.cluster.ray_environment import missing_settings
 
@@ -177,7 +179,7 @@ def _controlled(service: Service, args: "LLMAppArgs", missing: list[str]) -> Abs
     return ControlSocket(control_socket_path(service.port), operations.by_name())
 
 
-def _bring_up(service: Service, cluster: "OwnRay | JoinedRay", prepared: Prepared, phases: Phases) -> None:
+def _bring_up(service: Service, cluster: "Cluster", prepared: Prepared, phases: Phases) -> None:
     from rayinfer_deployments.cli.start_lines import LOADING, StartLines
     from rayinfer_deployments.engine.start_reports import StartReports, reports_path
     from rayinfer_deployments.operations.service_startup import deploy, wait_until_ready
@@ -197,19 +199,19 @@ def _bring_up(service: Service, cluster: "OwnRay | JoinedRay", prepared: Prepare
             has_reports = has_reports or bool(new)
             lines.show(new)
 
-        def tell(reason: str) -> None:
+        def on_progress(reason: str) -> None:
             phases.enter(LOADING)
-            if not has_reports:  # which say more
+            if not has_reports:  # which have more detail
                 phases.explain(reason)
 
-        wait_until_ready(APPLICATION, service.host, service.port, check=check, tell=tell)
+        wait_until_ready(APPLICATION, service.host, service.port, check=check, on_progress=on_progress)
         lines.show(reports.new())
     if service.routers > 1:
         _wait_for_all_routers(service, cluster)
     phases.finish()
 
 
-def _wait_for_all_routers(service: Service, cluster: "OwnRay | JoinedRay") -> None:
+def _wait_for_all_routers(service: Service, cluster: "Cluster") -> None:
     """Wait until each router knows an engine: /ready covers only the router that answers."""
     from rayinfer_deployments.cluster.service_record import control_socket_path
     from rayinfer_deployments.operations.control_socket import ask
@@ -223,7 +225,7 @@ def _wait_for_all_routers(service: Service, cluster: "OwnRay | JoinedRay") -> No
         time.sleep(POLL_S)
 
 
-def _recorded(service: Service, cluster: "OwnRay | JoinedRay") -> AbstractContextManager[object]:
+def _recorded(service: Service, cluster: "Cluster") -> AbstractContextManager[object]:
     from rayinfer_deployments.cluster.service_record import recorded
 
     return recorded(
@@ -255,7 +257,7 @@ def _announce(service: Service, console: Console) -> None:
 def _described(service: Service) -> list[str]:
     """Query the engines' sizes and the defaults of requests; no lines if no router reports them soon."""
     from rayinfer.errors import RayinferError
-    from rayinfer_deployments.cli.description_lines import capacity_lines, default_lines
+    from rayinfer_deployments.cli.start_lines import capacity_lines, default_lines
     from rayinfer_deployments.cluster.service_record import control_socket_path
     from rayinfer_deployments.operations.control_socket import ask
 

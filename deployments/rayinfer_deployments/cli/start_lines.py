@@ -1,10 +1,13 @@
-"""Terminal lines of the engines' progress while a service starts."""
+"""Terminal lines of a service that starts: progress of its engines, their sizes, and default sampling parameters."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from rayinfer_deployments.cli.terminal import Phases
-from rayinfer_deployments.discovery.engine_names import RankName
+from rayinfer_deployments.discovery.engine_address import RankName
 from rayinfer_deployments.engine.start_reports import StartReport
 
-SHOWN_FROM_S = 0.1  # what took less is over before anybody has read it
+SHOWN_FROM_S = 0.1  # shorter steps are not printed
 LOADING = "loading the model and warming it up"
 
 
@@ -38,3 +41,29 @@ class StartLines:
             self._engines.append(name.engine)
         rank = f" rank {name.rank}" if name.rank else ""
         return f"engine {self._engines.index(name.engine) + 1}{rank}: "
+
+
+def capacity_lines(status: Mapping[str, Any]) -> list[str]:
+    """List the different capacities of each model's engines, from the answer to the command `status`."""
+    capacities = {
+        (model["name"], engine["capacity"]): None
+        for router in status["routers"]
+        for model in router["models"]
+        for engine in model["engines"]
+    }
+    return [f"engine of {name}: {capacity}" for name, capacity in capacities]
+
+
+def default_lines(status: Mapping[str, Any]) -> list[str]:
+    """List the default sampling parameters of each model, from the answer to the command `status`."""
+    lines = {
+        f"default sampling parameters of {model['name']}: {_in_words(defaults)}": None
+        for router in status["routers"]
+        for model in router["models"]
+        for defaults in model["default_sampling_params"]
+    }
+    return list(lines)
+
+
+def _in_words(defaults: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in defaults.items()) or "none"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ray._private.state import actors  # its public twin asks the dashboard, which may not be there
+from ray._private.state import actors  # the public function needs the dashboard
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 

@@ -20,7 +20,7 @@ ENVIRONMENT_S = 10.0
 TOKEN_PLACES = "copy the cluster's ~/.ray/auth_token here, or name it with RAY_AUTH_TOKEN_PATH"
 
 
-class JoinedRay:
+class AttachedCluster:
     """A Ray cluster started outside rayinfer; at the end only our application is removed from it."""
 
     owns_ray = False
@@ -31,8 +31,8 @@ class JoinedRay:
         self._application = application
         self._serve_was_running = False
 
-    def __enter__(self) -> "JoinedRay":
-        self.address = join_ray(self.address, self._check_while_starting)
+    def __enter__(self) -> "AttachedCluster":
+        self.address = attach(self.address, self._check_while_starting)
         self._serve_was_running = bool(serve.status().proxies)
         return self
 
@@ -56,7 +56,7 @@ class JoinedRay:
             raise RayinferError(f"the connection to Ray at {self.address} is lost")
 
 
-def join_ray(address: str, check: Callable[[], None] = lambda: None) -> str:
+def attach(address: str, check: Callable[[], None] = lambda: None) -> str:
     """Connect this process to a Ray cluster; returns its GCS address. `check` is called meanwhile.
 
     Raises RayinferError where nothing listens, and where Ray refuses: without its token, for one.
@@ -66,7 +66,7 @@ def join_ray(address: str, check: Callable[[], None] = lambda: None) -> str:
     try:
         start_ray(address=address).result(check)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise RayinferError(f"cannot join Ray at {address}: {str(error).splitlines()[0]}") from None
+        raise RayinferError(f"cannot attach to Ray at {address}: {str(error).splitlines()[0]}") from None
     joined: str = ray.get_runtime_context().gcs_address
     return joined
 
@@ -91,15 +91,17 @@ def _ray_settings() -> dict[str, str]:
 def _check_token(address: str) -> None:
     """Raise RayinferError where Ray requires a token that this process lacks: Ray itself would retry, or abort."""
     if lacks_token():
-        raise RayinferError(f"cannot join Ray at {address}: RAY_AUTH_MODE is token, but there is none; {TOKEN_PLACES}")
+        raise RayinferError(
+            f"cannot attach to Ray at {address}: RAY_AUTH_MODE is token, but no token was found; {TOKEN_PLACES}"
+        )
     if address.startswith("ray://"):
         return
     try:
         GcsClient(address=canonicalize_bootstrap_address(address))
     except (ConnectionError, ValueError) as error:  # the second for what is no address
-        raise RayinferError(f"cannot join Ray at {address}: {str(error).splitlines()[0]}") from None
+        raise RayinferError(f"cannot attach to Ray at {address}: {str(error).splitlines()[0]}") from None
     except AuthenticationError:
-        raise RayinferError(f"cannot join Ray at {address}: its token is missing or another; {TOKEN_PLACES}") from None
+        raise RayinferError(f"cannot attach to Ray at {address}: it requires another token; {TOKEN_PLACES}") from None
 
 
 def _check_reachable(address: str) -> None:
@@ -110,4 +112,4 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except OSError as error:
-        raise RayinferError(f"cannot join Ray at {address}: {error.strerror or error}") from None
+        raise RayinferError(f"cannot attach to Ray at {address}: {error.strerror or error}") from None

@@ -48,7 +48,7 @@ class BackgroundCall(Generic[Result]):
     def _run(self) -> None:
         try:
             self._results.append(self._function())
-        except BaseException as error:  # it belongs to whoever waits
+        except BaseException as error:  # raised in the waiting thread
             self._error = error
         self._is_done.set()
         self._may_end.wait()

@@ -32,16 +32,16 @@ from rayinfer_deployments.cluster.ray_token import ensure_private_token
 
 POLITE_END_S = 4.0  # for Ray's own shutdown
 FORCED_END_S = 2.0  # from SIGTERM to SIGKILL for whatever that left
-REASON_LIMIT = 300  # characters of what Ray says that are shown
+REASON_LIMIT = 300  # characters of Ray's error that are shown
 RAY_FOLDER = "ray"  # within the private one, as Ray opens it to all users
 VITAL_PROCESSES = ("gcs_server", "raylet")
 
 
-class OwnRay:
+class ManagedCluster:
     """A Ray cluster among this process's descendants; leaving the block ends every one of them.
 
     Ray lets every user of the machine write into its folders, its sockets' too: here they lie in one that only this
-    user can enter. It is deleted at the end, unless an error brought that about, whose reasons may stand in the logs.
+    user can enter. It is deleted at the end, except after an error: logs may hold its cause.
     """
 
     owns_ray = True
@@ -53,7 +53,7 @@ class OwnRay:
         self._vital: list[Process] = []
         self._folder: Path | None = None
 
-    def __enter__(self) -> "OwnRay":
+    def __enter__(self) -> "ManagedCluster":
         adopt_orphans()
         ensure_private_token(settings_of_ray())
         try:
@@ -83,7 +83,7 @@ class OwnRay:
         reap_children()
         for process in self._vital:
             if not process.is_alive:
-                raise RayinferError(f"Ray is gone: {_program(process)} (pid {process.pid}) has ended")
+                raise RayinferError(f"Ray has ended: {_program(process)} (pid {process.pid}) exited")
 
     def _end(self, error: BaseException | None) -> None:
         with undisturbed():
@@ -105,7 +105,7 @@ def start_ray(**settings: object) -> BackgroundCall[object]:
                 return ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
         except Exception as error:
             reason = " ".join(str(error).split())[:REASON_LIMIT]
-            raise RayinferError(f"Ray cannot be started or joined: {type(error).__name__}: {reason}") from error
+            raise RayinferError(f"Ray cannot be started or attached to: {type(error).__name__}: {reason}") from error
 
     return BackgroundCall(start)
 

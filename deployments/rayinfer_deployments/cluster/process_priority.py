@@ -10,13 +10,13 @@ from pathlib import Path
 
 from rayinfer_deployments.cluster.process_tree import Process, children, descendants
 
-LOWEST = 19  # measured: nothing above it keeps helpers from stopping the threads of an engine at their next barrier
+LOWEST = 19  # measured: at any higher priority these processes delay an engine's threads at their next barrier
 
-# They have nothing to do with a service coming up, so they may wait from their very first moment.
-BYSTANDERS = ("/_private/monitor.py", "/_private/log_monitor.py")
-# What Ray runs beside the actors, and what of Serve no token passes through, as their command lines say.
-HELPERS = (
-    *BYSTANDERS,
+# Not needed by a start: deprioritized from their first moment.
+BACKGROUND_PROCESSES = ("/_private/monitor.py", "/_private/log_monitor.py")
+# Ray's processes beside the actors, and Serve's that pass no tokens, by their command lines.
+CONTROL_PLANE = (
+    *BACKGROUND_PROCESSES,
     "/dashboard/dashboard.py",
     "ray::DashboardAgent",
     "ray::RuntimeEnvAgent",
@@ -25,24 +25,24 @@ HELPERS = (
 )
 
 
-def lower_bystanders(pid: int) -> None:
+def deprioritize_background_processes(pid: int) -> None:
     """Lower the priority of Ray's background children of `pid` that start-up does not need; may be called often."""
-    _lower(children(pid), BYSTANDERS)
+    _deprioritize(children(pid), BACKGROUND_PROCESSES)
 
 
-def lower_helpers(pid: int, application: str) -> None:
-    """Lower the priority of every process below `pid` through which no token passes."""
-    _lower(descendants(pid), [title.format(application=application) for title in HELPERS])
+def deprioritize_control_plane(pid: int, application: str) -> None:
+    """Lower the priority of every process below `pid` that passes no tokens."""
+    _deprioritize(descendants(pid), [title.format(application=application) for title in CONTROL_PLANE])
 
 
-def _lower(processes: Iterable[Process], titles: Iterable[str]) -> None:
+def _deprioritize(processes: Iterable[Process], titles: Iterable[str]) -> None:
     titles = tuple(titles)
     for process in processes:
         if any(title in process.title for title in titles):
-            _lower_threads(process.pid)
+            _deprioritize_threads(process.pid)
 
 
-def _lower_threads(pid: int) -> None:
+def _deprioritize_threads(pid: int) -> None:
     """Lower a process; on Linux each of its threads has a priority of its own, and new ones inherit their creator's."""
     with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
         if os.getpriority(os.PRIO_PROCESS, pid) == LOWEST:

@@ -2,11 +2,25 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
 from rayinfer_deployments.cluster.ray_token import default_token_path
+
+
+class Profile(StrEnum):
+    """Objective that Serve's and the routers' settings are tuned for."""
+
+    LATENCY = "latency"
+    THROUGHPUT = "throughput"
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """Return the routers' default settings."""
+        return {"stream_interval": 4} if self is Profile.THROUGHPUT else {}
+
 
 # Ray reads them when it is imported, and every process that it starts inherits them. A user's own value wins.
 RAY_SETTINGS = {
@@ -20,7 +34,7 @@ RAY_SETTINGS = {
     # A busy two-core machine answers queue-length probes late; a probe that times out only delays the request.
     "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "1",
     "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": "16777216",
-    # The proxies bound nothing and obey clients' headers. Processes of a Ray that is joined have their own environment.
+    # The proxies bound nothing and obey clients' headers. An attached Ray's processes have their own environment.
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "rayinfer_deployments.router.proxy_middlewares.proxy_middlewares",
 }
 
@@ -29,7 +43,7 @@ RAY_SETTINGS = {
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 OWN_RAY_SETTINGS = LOOPBACK_ONLY | {
-    # A Ray of our own answers only those who know its token, which it keeps in the user's home folder.
+    # A Ray of our own requires its token, which lies in the user's home folder.
     "RAY_AUTH_MODE": "token",
     # The first workers import what they will need before they are asked to do anything.
     "RAY_preload_python_modules": "rayinfer_deployments.cluster.worker_imports",
@@ -44,7 +58,7 @@ OWN_OUTPUT = ("RAY_USAGE_STATS_ENABLED", "RAY_SERVE_LOG_TO_STDERR")
 
 # What a cluster loses that lacks a setting; the others are a matter of taste.
 WITHOUT = {
-    "RAY_AUTH_MODE": "whoever reaches its ports can run programs on it",
+    "RAY_AUTH_MODE": "any client of its ports can run programs on it",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "a dead HTTP proxy is replaced after half a minute only",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "a frozen HTTP proxy is replaced late",
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "a frozen engine keeps its memory until its grace has ended",
@@ -101,7 +115,7 @@ def set_ray_settings(*, owns_ray: bool, more: Mapping[str, str] = MappingProxyTy
     for name, value in (RAY_SETTINGS | (OWN_RAY_SETTINGS if owns_ray else {}) | dict(more)).items():
         os.environ.setdefault(name, value)
     if _has_token():
-        # Whoever has one shows it: Ray starts clusters with a token where there is one, but joins them without.
+        # Used where there is one: Ray starts clusters with a token where there is one, but joins them without.
         os.environ.setdefault("RAY_AUTH_MODE", "token")
 
 

@@ -18,7 +18,7 @@ class ServiceRecord:
     """One service that was started on this machine."""
 
     pid: int  # of `rayinfer serve`
-    start_ticks: int  # tells this process from a later one with the same pid
+    start_ticks: int  # distinguishes the process from a later one with the same pid
     host: str
     port: int
     models: list[str]
@@ -112,9 +112,11 @@ def find_service(port: int | None) -> ServiceRecord:
     if len(records) == 1:
         return records[0]
     if not records:
-        raise RayinferError("no rayinfer service runs on this machine")
+        raise RayinferError(
+            "no rayinfer service runs on this machine: start one with `rayinfer serve`, or pass --address"
+        )
     ports = ", ".join(str(record.port) for record in records)
-    raise RayinferError(f"several services run on this machine: say which with --port (running: {ports})")
+    raise RayinferError(f"several services run on this machine: choose one with --port (running: {ports})")
 
 
 def _read(path: Path) -> ServiceRecord | None:

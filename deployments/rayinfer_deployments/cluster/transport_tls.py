@@ -51,7 +51,7 @@ def _context(protocol: int) -> ssl.SSLContext | None:
     if files is None:
         return None
     context = ssl.SSLContext(protocol)
-    context.check_hostname = False  # certificates of clusters name no addresses; whoever has one belongs to the cluster
+    context.check_hostname = False  # cluster certificates name no addresses; having one proves membership
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(files.authority)
     context.load_cert_chain(files.certificate, files.key)

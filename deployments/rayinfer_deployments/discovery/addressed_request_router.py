@@ -53,17 +53,17 @@ async def watch_engines(handle: DeploymentHandle, on_change: Callable[[Engines],
     Serve's long poll brings the changes. A deployment without `addressed_routing` is asked twice a second instead.
     """
     loop = asyncio.get_running_loop()
-    is_told = asyncio.Event()
+    has_report = asyncio.Event()
 
-    def told(engines: Engines) -> None:
-        is_told.set()
+    def reported(engines: Engines) -> None:
+        has_report.set()
         on_change(engines)
 
-    def told_elsewhere(engines: Engines) -> None:
-        loop.call_soon_threadsafe(told, engines)
+    def reported_from_thread(engines: Engines) -> None:
+        loop.call_soon_threadsafe(reported, engines)
 
-    unsubscribe = subscribe_to_engines(handle.app_name, handle.deployment_name, told_elsewhere)
-    polling = loop.create_task(_poll_until_told(handle, on_change, is_told))
+    unsubscribe = subscribe_to_engines(handle.app_name, handle.deployment_name, reported_from_thread)
+    polling = loop.create_task(_poll_until_reported(handle, on_change, has_report))
     try:
         yield
     finally:
@@ -71,17 +71,17 @@ async def watch_engines(handle: DeploymentHandle, on_change: Callable[[Engines],
         polling.cancel()
 
 
-async def _poll_until_told(
-    handle: DeploymentHandle, on_change: Callable[[Engines], None], is_told: asyncio.Event
+async def _poll_until_reported(
+    handle: DeploymentHandle, on_change: Callable[[Engines], None], has_report: asyncio.Event
 ) -> None:
     handle = handle.options(method_name="record_replica_metadata")  # also starts the handle's long poll
     last: Engines | None = None
     while True:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(is_told.wait(), POLL_INTERVAL_S)
+            await asyncio.wait_for(has_report.wait(), POLL_INTERVAL_S)
             return
         engines = await _ask_replicas(handle)
-        if engines != last and not is_told.is_set():
+        if engines != last and not has_report.is_set():
             last = engines
             on_change(engines)
 

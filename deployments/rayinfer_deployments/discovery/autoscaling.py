@@ -17,7 +17,7 @@ from rayinfer_deployments.discovery.cold_start import Backlogs, RayTable
 
 REPORT_INTERVAL_S = 1.0  # between two reports of an engine's replica
 LOOK_BACK_S = 2.0  # of which Serve keeps the reports; the last one counts
-STALE_AFTER_S = 10.0  # a report that is older says nothing
+STALE_AFTER_S = 10.0  # an older report is ignored
 
 NUM_SEATS = "num_seats"  # the reports' keys, beside those of FirstTokenCounts
 NUM_RUNNING = "num_running"

@@ -86,7 +86,7 @@ async def write_backlog(
                     waiting = known._replace(num_waiting=max(1, known.num_waiting))
                     await asyncio.to_thread(table.put, key, json.dumps([number, *waiting]).encode())
             except Exception:
-                logger.exception("Serve could not be asked for engines")
+                logger.exception("the queue length could not be written for Serve's autoscaler")
                 await asyncio.sleep(WRITE_INTERVAL_S)
             await asyncio.sleep(LOOK_INTERVAL_S)
     finally:
@@ -123,7 +123,7 @@ class Backlogs:
         try:
             return self._table.read(prefix)
         except Exception:  # Serve's controller has more to do than this
-            logger.exception("what waits for an engine could not be read")
+            logger.exception("the routers' queue lengths could not be read")
             return {}
 
     def _note(self, found: Mapping[str, bytes], now_s: float) -> None:

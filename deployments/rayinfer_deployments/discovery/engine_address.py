@@ -1,13 +1,34 @@
 """Process-wide registry of engine addresses, between the observer of Serve's replicas and its subscribers.
 
-Serve builds the observer itself, from a pickled copy of its class and without arguments of ours, so the two can only
-meet in a place that belongs to the whole process. This is that place, and nothing else is kept here.
+Serve builds the observer itself, from a pickled copy of its class and without arguments of ours, so the registry
+is the only module state.
 """
 
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+ENGINE_PREFIX = "rayinfer-engine-"  # followed by the replica
+RANK_MARK = "-rank-"  # followed by the rank; the first rank has the engine's name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankName:
+    """Engine and rank in an actor's name."""
+
+    engine: str
+    rank: int
+
+    @staticmethod
+    def of(actor_name: str) -> "RankName":
+        """Parse an actor's name."""
+        engine, _, rank = actor_name.partition(RANK_MARK)
+        return RankName(engine=engine, rank=int(rank or 0))
+
+    def __str__(self) -> str:
+        """Return the actor's name."""
+        return f"{self.engine}{RANK_MARK}{self.rank}" if self.rank else self.engine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from rayinfer.routing.first_tokens import NOTHING, FirstTokenCounts
 
 INTERVAL_S = 1.0
 ANSWER_S = 5.0  # of replicas
-FORGET_S = 10.0  # a router that is silent for so long is gone
+FORGET_S = 10.0  # after the router's last report
 
 logger = logging.getLogger("ray.serve")
 
@@ -22,29 +22,29 @@ class RouterLoads:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told: dict[str, tuple[float, FirstTokenCounts]] = {}  # by router, with the time
+        self._reports: dict[str, tuple[float, FirstTokenCounts]] = {}  # by router, with the time
 
     def note(self, router: str, counts: FirstTokenCounts) -> None:
         """Record a router's report."""
-        self._told[router] = (self._clock(), counts)
+        self._reports[router] = (self._clock(), counts)
 
     def total(self) -> FirstTokenCounts:
         """Add up the routers' recent reports."""
         oldest_s, total = self._clock() - FORGET_S, NOTHING
-        self._told = {router: told for router, told in self._told.items() if told[0] >= oldest_s}
-        for _, counts in self._told.values():
+        self._reports = {router: report for router, report in self._reports.items() if report[0] >= oldest_s}
+        for _, counts in self._reports.values():
             total = total.plus(counts)
         return total
 
 
-async def tell_replicas(handle: DeploymentHandle, router: str, counts: Callable[[], FirstTokenCounts]) -> None:
+async def report_to_replicas(handle: DeploymentHandle, router: str, counts: Callable[[], FirstTokenCounts]) -> None:
     """Report this router's queue to all of a model's replicas once a second, until cancelled."""
     while True:
         try:
             response = handle.broadcast("note_router_load", router, tuple(counts()))
             await response.results_async(timeout_s=ANSWER_S, return_exceptions=True)
         except (DeploymentUnavailableError, TimeoutError):
-            pass  # there is none, or one that does not answer
+            pass  # no replica, or one that does not answer
         except Exception:
-            logger.exception("replicas could not be told what waits here")
+            logger.exception("the queue could not be reported to the replicas")
         await asyncio.sleep(INTERVAL_S)

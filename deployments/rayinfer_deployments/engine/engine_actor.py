@@ -36,7 +36,7 @@ ENGINE_BUILDING = "rayinfer_deployments.engine.engine_building"
 CONTROL_ROUTER = "engine-actor"  # under this name the engine's own process asks for the warm-up
 MAX_CONCURRENT_CALLS = 1000
 DRAIN_INTERVAL_S = 0.05
-LAST_WORD_S = 1.0  # for routers to take what the engine said at its end
+FINAL_MESSAGE_S = 1.0  # for routers to receive the engine's last message
 
 Result = TypeVar("Result")
 
@@ -90,26 +90,6 @@ class EngineActor:
         """Run an action on the engine between two steps; returns its state."""
         return await self._started.control(action)
 
-    async def pause(self) -> None:
-        """Plan no further step."""
-        await self._started.pause()
-
-    async def resume(self) -> None:
-        """Resume after `pause`."""
-        await self._started.resume()
-
-    async def sleep(self, level: int) -> None:
-        """Pause and free memory."""
-        await self._started.sleep(level)
-
-    async def wake(self) -> None:
-        """Allocate the memory again."""
-        await self._started.wake()
-
-    async def states(self) -> list[str]:
-        """Return the engine's state."""
-        return await self._started.states()
-
     async def describe(self) -> ModelDescription:
         """Return the model's description."""
         return self._started.description
@@ -139,7 +119,7 @@ class EngineActor:
         if self._engine is not None:
             await self._engine.shutdown()
         if self._server is not None:
-            await self._server.close(LAST_WORD_S)
+            await self._server.close(FINAL_MESSAGE_S)
 
     @property
     def _started(self) -> "AsyncEngine":

@@ -23,8 +23,7 @@ from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits, TickWatch, is_stop
 from rayinfer.protocols import ModelDescription
 from rayinfer_deployments.cluster.actor_processes import ActorProcess, process_of
 from rayinfer_deployments.cluster.ray_failures import cause_in_one_line, cause_of
-from rayinfer_deployments.discovery.engine_address import EngineAddress
-from rayinfer_deployments.discovery.engine_names import RankName
+from rayinfer_deployments.discovery.engine_address import EngineAddress, RankName
 from rayinfer_deployments.engine.engine_actor import ENGINE_BUILDING, MAX_CONCURRENT_CALLS, EngineActor, see_own_gpus
 from rayinfer_deployments.engine.start_reports import reports_path, written_steps
 

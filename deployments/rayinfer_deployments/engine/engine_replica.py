@@ -16,8 +16,7 @@ from rayinfer.outputs import EngineStats
 from rayinfer.routing.first_tokens import FirstTokenCounts
 from rayinfer_deployments.cluster.ray_failures import cause_in_one_line, cause_of
 from rayinfer_deployments.discovery.autoscaling import engine_report
-from rayinfer_deployments.discovery.engine_address import EngineAddress
-from rayinfer_deployments.discovery.engine_names import ENGINE_PREFIX
+from rayinfer_deployments.discovery.engine_address import ENGINE_PREFIX, EngineAddress
 from rayinfer_deployments.discovery.engine_report import EngineReport
 from rayinfer_deployments.discovery.load_reports import RouterLoads
 from rayinfer_deployments.engine.engine_ranks import EngineResources, create_engine_group
@@ -39,6 +38,7 @@ class EngineReplica:
         limits: LivenessLimits = DEFAULT_LIMITS,
     ) -> None:
         self._drain_timeout_s = drain_timeout_s
+        self._watching: list[asyncio.Task[None]] = []  # empty until the engine has started
         self._stats = EngineStats()
         self._weights_generation = config.weights_generation
         self._router_loads = RouterLoads()
@@ -63,7 +63,7 @@ class EngineReplica:
             raise _start_failure(error, config.model) from None
         self._num_seats = description.max_num_seqs  # the settings may leave it to the engine's device
         loop = asyncio.get_running_loop()
-        self._watching = [loop.create_task(self._watch())]
+        self._watching.append(loop.create_task(self._watch()))
         if self._group.has_others:
             self._watching.append(loop.create_task(self._watch_group()))
 
@@ -102,7 +102,7 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         """Drain the engine within the grace period, and end its processes."""
-        if not hasattr(self, "_watching"):
+        if not self._watching:
             return  # it never started, and __init__ has cleaned up
         for watching in self._watching:
             watching.cancel()

@@ -30,7 +30,7 @@ class ApplicationReplicas:
         latest = time.monotonic() + ROUTERS_S
         while not (reports := await self.reports()):
             if time.monotonic() > latest or not await self.is_deployed():
-                raise RayinferError("no router answers; `rayinfer status` tells more")
+                raise RayinferError("no router answers; see `rayinfer status`")
             await asyncio.sleep(POLL_S)
         return engines_in(reports)
 

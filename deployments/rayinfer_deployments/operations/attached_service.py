@@ -1,6 +1,6 @@
 """A service that `serve deploy` has started, operated by a process that joins its Ray for one command.
 
-No process of such a service listens for commands: whoever joins its Ray as a driver carries them out itself, by the
+No process of such a service listens for commands: the command attaches to its Ray as a driver and runs them, by the
 same operations as a service's own process.
 """
 
@@ -15,7 +15,7 @@ import ray
 from ray import serve
 from ray.serve.schema import ProxyStatus
 
-from rayinfer_deployments.cluster.attached_cluster import join_ray, node_environments
+from rayinfer_deployments.cluster.attached_cluster import attach, node_environments
 from rayinfer_deployments.cluster.managed_cluster import POLITE_END_S, run_for
 from rayinfer_deployments.cluster.ray_environment import missing_settings
 from rayinfer_deployments.cluster.service_record import service_url
@@ -78,7 +78,7 @@ class DeployedService:
         self._runner.close()
 
 
-class JoinedService:
+class AttachedService:
     """A deployed service whose Ray this process joins for the time of a block."""
 
     def __init__(
@@ -98,7 +98,7 @@ class JoinedService:
     def __enter__(self) -> DeployedService:
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         try:
-            join_ray(self._address, self._check)
+            attach(self._address, self._check)
             self._service = DeployedService(self._application, looks_at_settings=self._looks_at_settings)
         except BaseException:
             self._leave()

@@ -23,7 +23,7 @@ Operation = Callable[..., Awaitable[Any]]
 
 MAX_LINE_BYTES = 2**20
 CONNECT_S = 5.0
-ERROR_LIMIT = 500  # characters of an accident that are told
+ERROR_LIMIT = 500  # characters of an unexpected error that are sent
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def ask(path: Path, operation: str, *, timeout_s: float, **arguments: Any) -> An
     except TimeoutError:
         raise RayinferError(f"the service's process has not answered within {timeout_s:.0f} s") from None
     except OSError as error:
-        raise RayinferError(f"the service takes no commands (yet): {error.strerror or error}") from None
+        raise RayinferError(f"the service does not accept commands yet: {error.strerror or error}") from None
     if not answer:
         raise RayinferError("the service's process has ended")
     return answer_in(json.loads(answer))

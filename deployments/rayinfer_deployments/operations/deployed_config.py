@@ -25,7 +25,7 @@ def read_details() -> Details:
     """Ask Serve's controller about all applications; raises RayinferError where Serve does not run."""
     client = _get_global_client(raise_if_no_controller_running=False)
     if client is None:
-        raise RayinferError("Serve does not run on this Ray: nothing is deployed there")
+        raise RayinferError("Serve does not run on this Ray cluster: deploy a service with `serve deploy`")
     details: Details = client.get_serve_details()
     return details
 
@@ -37,11 +37,11 @@ def find_application(details: Details, name: str | None) -> str:
     if name is None and len(ours) == 1:
         return ours[0]
     if name is None and ours:
-        raise RayinferError(f"several services are deployed: say which with --application (there are: {_list(ours)})")
+        raise RayinferError(f"several services are deployed: choose one with --application (there are: {_list(ours)})")
     if name is None:
-        raise RayinferError(f"no service of rayinfer's is deployed from a file (applications: {_list(applications)})")
+        raise RayinferError(f"no rayinfer service is deployed from a file (applications: {_list(applications)})")
     if name not in applications:
-        raise RayinferError(f"no application is called {name!r} (there are: {_list(applications)})")
+        raise RayinferError(f"there is no application {name!r} (there are: {_list(applications)})")
     if (reason := _why_not_ours(applications[name])) is not None:
         raise RayinferError(f"application {name!r} cannot be operated here: {reason}")
     return name

@@ -13,14 +13,14 @@ from ray.core.generated import gcs_pb2
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.cluster.process_tree import descendants
 from rayinfer_deployments.cluster.service_record import ServiceRecord
-from rayinfer_deployments.discovery.engine_names import ENGINE_PREFIX, RankName
+from rayinfer_deployments.discovery.engine_address import ENGINE_PREFIX, RankName
 from rayinfer_deployments.operations.control_socket import ask
 
 Role = Literal["proxy", "controller", "router", "engine_replica", "engine"]
 
 ROLE_ORDER: tuple[Role, ...] = ("controller", "proxy", "router", "engine_replica", "engine")
 REPLICA_PREFIX = "SERVE_REPLICA::"  # Serve names a replica's actor so, then application#deployment#replica
-PROXY_CLASSES = ("ProxyActor", "HAProxyManager")  # the second one starts HAProxy and tells it of changes
+PROXY_CLASSES = ("ProxyActor", "HAProxyManager")  # the second one starts and updates HAProxy
 ANSWER_S = 10.0  # of a service's process
 LOAD_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 

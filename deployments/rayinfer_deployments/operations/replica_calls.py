@@ -1,4 +1,4 @@
-"""Calls to a running service's replicas: waiting for answers, and their form in JSON."""
+"""Calls to a running service's replicas: their arguments, timeouts, and results in JSON."""
 
 import asyncio
 from collections.abc import Iterable, Sequence, Set
@@ -9,8 +9,8 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from rayinfer.errors import RayinferError
-from rayinfer.protocols import ServiceStatus
-from rayinfer_deployments.discovery.engine_names import ENGINE_PREFIX
+from rayinfer.protocols import ControlAction, Pause, Resume, ServiceStatus, Sleep, Wake
+from rayinfer_deployments.discovery.engine_address import ENGINE_PREFIX
 from rayinfer_deployments.router.router import RouterReport
 
 
@@ -24,16 +24,16 @@ def find_engine(name: str, engines: dict[str, str]) -> str:
     found = [engine for engine in engines if name == engine] or [engine for engine in engines if name in engine]
     if len(found) != 1:
         known = ", ".join(engine.removeprefix(ENGINE_PREFIX) for engine in sorted(engines)) or "none"
-        raise RayinferError(f"{'more than one' if found else 'no'} engine is called {name!r} (there are: {known})")
+        raise RayinferError(f"{'more than one' if found else 'no'} engine matches {name!r} (there are: {known})")
     return found[0]
 
 
-def have_weights(engines: Set[str], told: Iterable[tuple[str, int]], generation: int) -> bool:
+def have_weights(engines: Set[str], reported: Iterable[tuple[str, int]], generation: int) -> bool:
     """Return whether there are engines and each of them has these weights, as its replica reports.
 
     One that Serve has added meanwhile counts as well, and one without a report does not have them.
     """
-    return bool(engines) and engines <= {engine for engine, its in told if its == generation}
+    return bool(engines) and engines <= {engine for engine, its in reported if its == generation}
 
 
 async def is_gone(engine: str) -> bool:
@@ -45,13 +45,13 @@ async def is_gone(engine: str) -> bool:
     return False
 
 
-async def within(timeout_s: float, response: Any, whose: str) -> Any:
+async def within(timeout_s: float, response: Any, source: str) -> Any:
     """Await a replica's answer; raises RayinferError with the cause of a failure there."""
     try:
         async with asyncio.timeout(timeout_s):
             return await response
     except TimeoutError:
-        raise RayinferError(f"{whose} have not answered within {timeout_s:.0f} s") from None
+        raise RayinferError(f"{source} have not answered within {timeout_s:.0f} s") from None
     except RayTaskError as error:
         cause = error.cause
         raise cause if isinstance(cause, RayinferError) else RayinferError(str(cause)) from None
@@ -89,3 +89,11 @@ def in_plain_types(report: RouterReport) -> dict[str, Any]:
             for name, model in report.models.items()
         ],
     }
+
+
+def control_action(name: str, level: int) -> ControlAction:
+    """Return the action of this name; the level is that of `sleep`."""
+    actions: dict[str, ControlAction] = {"pause": Pause(), "resume": Resume(), "sleep": Sleep(level), "wake": Wake()}
+    if name not in actions:
+        raise RayinferError(f"unknown action {name!r}: expected one of {', '.join(actions)}")
+    return actions[name]

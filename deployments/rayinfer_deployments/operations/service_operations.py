@@ -14,8 +14,9 @@ from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
 from rayinfer_deployments.applications import ROUTER, build_llm_app, engine_deployment_name
 from rayinfer_deployments.operations.application_replicas import ApplicationReplicas
 from rayinfer_deployments.operations.control_socket import Operation
-from rayinfer_deployments.operations.placement_watcher import NoRoom, RoomWatch
+from rayinfer_deployments.operations.placement_watcher import InsufficientResources, PlacementWatcher
 from rayinfer_deployments.operations.replica_calls import (
+    control_action,
     engines_in,
     find_engine,
     have_weights,
@@ -26,7 +27,6 @@ from rayinfer_deployments.operations.replica_calls import (
 from rayinfer_deployments.operations.replica_counts import beginning_with, is_number_right, num_wanted, scaled
 from rayinfer_deployments.operations.service_startup import failure_of, redeploy
 from rayinfer_deployments.operations.weights_check import check_weights_fit
-from rayinfer_deployments.router.router import ControlAction
 
 POLL_S = 0.1
 CONTROL_S = 120.0  # of engines that give their memory back, or take it
@@ -51,12 +51,14 @@ class ServiceOperations:
         missing_settings: Sequence[str] = (),
         deploy: Callable[[LLMAppArgs], None] | None = None,
         original: Sequence[ModelArgs] | None = None,
+        placement_watcher: Callable[[str, Sequence[str]], PlacementWatcher] = PlacementWatcher,
     ) -> None:
         self._application = application
-        self._hand_over = deploy or (lambda wanted: redeploy(build_llm_app(wanted), application, route_prefix))
+        self._redeploy = deploy or (lambda wanted: redeploy(build_llm_app(wanted), application, route_prefix))
         self._args = args
         self._original = args.models if original is None else original
         self._missing_settings = list(missing_settings)
+        self._placement_watcher = placement_watcher
         self._changing = asyncio.Lock()
         self._replicas = ApplicationReplicas(application)
 
@@ -94,9 +96,9 @@ class ServiceOperations:
             "missing_settings": self._missing_settings,
         }
 
-    async def control(self, action: ControlAction, model: str | None = None, level: int = 1) -> list[str]:
+    async def control(self, action: str, model: str | None = None, level: int = 1) -> list[str]:
         """Pause, resume, put to sleep or wake the engines of one model or of all; returns the names of the models."""
-        response = self._replicas.handle(ROUTER).control_engines.remote(action, model, level)
+        response = self._replicas.handle(ROUTER).control_engines.remote(control_action(action, level), model)
         await within(CONTROL_S, response, "the engines")
         return [model] if model is not None else [known.served_name for known in self._args.models]
 
@@ -125,11 +127,9 @@ class ServiceOperations:
             else:
                 engine = find_engine(engine, before)
                 leaving = {engine}
-                index = [model.served_name for model in self._args.models].index(before[engine])
-                model = self._args.models[index]
-                num_engines = (
-                    model.num_replicas if model.autoscaling is None else [*before.values()].count(before[engine])
-                )
+                index = self._index_of(before[engine])
+                model, served = self._args.models[index], list(before.values())
+                num_engines = model.num_replicas if model.autoscaling is None else served.count(before[engine])
                 if num_engines == 1 and not shrink:
                     await self._replace_engines_of([index])
                 else:
@@ -140,7 +140,7 @@ class ServiceOperations:
     async def reload(self, source: str, model: str | None = None) -> dict[str, Any]:
         """Load other weights into a model, engine by engine; its streams migrate to engines that have them.
 
-        `source` is a checkpoint as `resolve_model` understands it, with the same tokens and room for as long sequences.
+        `source` is a checkpoint as `resolve_model` understands it, with the same tokenizer and context length.
         Raises RayinferError when it does not fit or cannot be loaded; then the engines have the weights they had.
         """
         async with self._changing:
@@ -171,14 +171,14 @@ class ServiceOperations:
                 raise RayinferError(failure_of(overview))
             engines = engines_in(await self._replicas.reports())  # none where no router has answered in time
             now = {engine for engine, name in engines.items() if name == wanted.served_name}
-            told = await self._replicas.of_all(deployment, "weights")
-            return have_weights(now, told, wanted.weights_generation) and await self._are_replaced(leaving)
+            reported = await self._replicas.of_all(deployment, "weights")
+            return have_weights(now, reported, wanted.weights_generation) and await self._are_replaced(leaving)
 
         try:
             await self._until(are_replaced, REPLACE_S, "the engines have not got their weights yet")
         except RayinferError as error:
             await self._deploy_model(index, beginning_with(before, len(leaving)))
-            raise RayinferError(f"the weights stay as they were: {error}") from None
+            raise RayinferError(f"the old weights are kept: {error}") from None
 
     def _index_of(self, model: str | None) -> int:
         """Find a model by its name; without one, the only model there is."""
@@ -186,7 +186,7 @@ class ServiceOperations:
         if model is None and len(names) == 1:
             return 0
         if model not in names:
-            unknown = "say which model" if model is None else f"no model is called {model!r}"
+            unknown = "choose a model with --model" if model is None else f"there is no model {model!r}"
             raise RayinferError(f"{unknown} (there are: {', '.join(names)})")
         return names.index(model)
 
@@ -196,36 +196,36 @@ class ServiceOperations:
         """Set the number of engines of one model, or of all; None restores the settings from the service's start.
 
         Returns the engines of each model once they are there. Streams of removed engines migrate to others.
-        Raises NoRoom when some find no room, and takes the change back, unless it is to wait for nodes.
+        Raises InsufficientResources, and restores the number, when some cannot be placed, unless `waits_for_nodes`.
         """
         async with self._changing:
             index_of = {known.served_name: index for index, known in enumerate(self._args.models)}
-            if model is not None and model not in index_of:
-                raise RayinferError(f"the service has no model {model!r} (it has: {', '.join(index_of)})")
+            if model is not None:
+                self._index_of(model)
             chosen, now = list(index_of) if model is None else [model], await self._replicas.engines()
             models = list(self._args.models)
             for name in chosen:
                 known, original = models[index_of[name]], self._original[index_of[name]]
                 models[index_of[name]] = scaled(known, original, num_engines, list(now.values()).count(name))
             before = self._args
-            room = RoomWatch(
+            placement = self._placement_watcher(
                 self._application, [engine_deployment_name(index_of[name], models[index_of[name]]) for name in chosen]
             )
             await self._deploy(before.model_copy(update={"models": models}))
 
             async def are_there() -> bool:
                 if not waits_for_nodes:
-                    await room.check()
+                    await placement.check()
                 return await self._have(chosen)
 
             try:
                 await self._until(are_there, REPLACE_S, "the engines are not all there yet")
-            except NoRoom as error:
+            except InsufficientResources as error:
                 kept = list(before.models)  # others may have changed their numbers themselves meanwhile
                 for name in chosen:
                     kept[index_of[name]] = beginning_with(kept[index_of[name]], list(now.values()).count(name))
                 await self._deploy(before.model_copy(update={"models": kept}))
-                raise NoRoom(f"{error}; their number stays as it was") from None
+                raise InsufficientResources(f"{error}; the number of engines is unchanged") from None
             now = await self._replicas.engines()
             return {name: sorted(engine for engine, its in now.items() if its == name) for name in chosen}
 
@@ -254,12 +254,16 @@ class ServiceOperations:
         """Remove one of several engines: its streams first, then its process."""
         model = self._args.models[index]
         if shrink and model.autoscaling is not None:
-            raise RayinferError(f"how many engines model {model.served_name!r} has follows its load; `rayinfer scale`")
+            raise RayinferError(
+                f"model {model.served_name!r} has autoscaling, which excludes --shrink: use `rayinfer scale`"
+            )
         if shrink and model.num_replicas == 1:
-            raise RayinferError(f"{engine} is the only engine of model {model.served_name!r}, which needs one")
-        await self._replicas.of_all(ROUTER, "dismiss_engine", engine)
+            raise RayinferError(
+                f"{engine} is the only engine of model {model.served_name!r}: --shrink would leave none"
+            )
+        await self._replicas.of_all(ROUTER, "remove_engine", engine)
         if not any(await self._replicas.of_all(engine_deployment_name(index, model), "leave", engine)):
-            raise RayinferError(f"{engine} does not answer; Serve replaces it by itself once it is found dead")
+            raise RayinferError(f"{engine} does not answer; Serve replaces it once its health checks fail")
         if shrink:
             # Until it is gone, Serve would choose itself which engine is one too many.
             await self._until(lambda: is_gone(engine), REPLACE_S, f"{engine} has not ended yet")
@@ -271,7 +275,7 @@ class ServiceOperations:
 
     async def _deploy(self, args: LLMAppArgs) -> None:
         """Deploy the application again: Serve replaces what was built from other settings, and nothing else."""
-        await asyncio.to_thread(self._hand_over, args)
+        await asyncio.to_thread(self._redeploy, args)
         self._args = args
 
     async def _are_replaced(self, leaving: set[str]) -> bool:
@@ -292,5 +296,5 @@ class ServiceOperations:
         latest = time.monotonic() + timeout_s
         while not await condition():
             if time.monotonic() > latest:
-                raise RayinferError(f"{failure} after {timeout_s:.0f} s; `rayinfer status` tells more")
+                raise RayinferError(f"{failure} after {timeout_s:.0f} s; see `rayinfer status`")
             await asyncio.sleep(POLL_S)

@@ -42,8 +42,10 @@ def redeploy(application: serve.Application, name: str, route_prefix: str = "/")
     serve.run_many([target], wait_for_ingress_deployment_creation=False, wait_for_applications_running=False)
 
 
-def wait_until_ready(name: str, host: str, port: int, check: Callable[[], None], tell: Callable[[str], None]) -> None:
-    """Return once `/ready` answers 200; `tell` is called with what is still missing, `check` may raise.
+def wait_until_ready(
+    name: str, host: str, port: int, check: Callable[[], None], on_progress: Callable[[str], None]
+) -> None:
+    """Return once `/ready` answers 200; `on_progress` is called with what is still missing, `check` may raise.
 
     Raises ServiceFailed when Serve gives the application up.
     """
@@ -60,7 +62,7 @@ def wait_until_ready(name: str, host: str, port: int, check: Callable[[], None],
             if answer is not None and answer.status_code == 200:
                 return
             if answer is not None and (reason := _reason(answer)):
-                tell(reason)
+                on_progress(reason)
             is_silent = answer is None and overview is not None and overview.status == ApplicationStatus.RUNNING
             silent_since = (silent_since or now) if is_silent else None
             if silent_since is not None and now - silent_since > SILENT_PORT_S:

@@ -15,7 +15,7 @@ TOKENIZER_FILES = ("tokenizer.json", *MARIAN_FILES)
 def check_weights_fit(model: ModelArgs, source: str) -> None:
     """Raise ConfigError, or ModelLoadError, unless the running model can switch to the weights of `source`.
 
-    Their tokens must be the same, as streams go on from tokens, and no sequence that fits now may be too long.
+    Their tokens must be the same, as streams continue from tokens, and no sequence that fits now may be too long.
     """
     old, new = (resolve_model(each, progress=False) for each in (model.model, source))
     tokenizer = resolve_model(model.tokenizer_source, progress=False)
@@ -29,9 +29,9 @@ def check_weights_fit(model: ModelArgs, source: str) -> None:
             f"{new} has a vocabulary of {after.vocab_size} tokens, {model.served_name!r} has {before.vocab_size}"
         )
     longest = model.max_model_len or before.max_position_embeddings
-    room = after.longest_sequence if model.max_model_len else after.max_position_embeddings
-    if room < longest:
-        raise ConfigError(f"{new} reads sequences of {room} tokens at most, {model.served_name!r} takes {longest}")
+    max_len = after.longest_sequence if model.max_model_len else after.max_position_embeddings
+    if max_len < longest:
+        raise ConfigError(f"{new} has a context of {max_len} tokens, {model.served_name!r} needs {longest}")
 
 
 def _content(file: Path) -> bytes | None:

@@ -18,10 +18,10 @@ from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.applications import build_app_over
-from rayinfer_deployments.cluster.managed_cluster import OwnRay
-from rayinfer_deployments.cluster.process_priority import lower_helpers
+from rayinfer_deployments.cluster.managed_cluster import ManagedCluster
+from rayinfer_deployments.cluster.process_priority import deprioritize_control_plane
 from rayinfer_deployments.cluster.process_tree import descendants
-from rayinfer_deployments.cluster.profiles import Profile
+from rayinfer_deployments.cluster.ray_environment import Profile
 from rayinfer_deployments.cluster.service_record import service_url
 from rayinfer_deployments.operations.process_listing import identify, read_actors
 from rayinfer_deployments.operations.service_startup import deploy, wait_until_ready
@@ -98,10 +98,10 @@ def paced_service(profile: Profile, plan: ServicePlan) -> Iterator[PacedService]
     interval = {} if plan.stream_interval is None else {"stream_interval": plan.stream_interval}
     limits = profile.limits | interval
     args = llm_app_args({"models": [{"name": MODEL, "model": plan.model}], "limits": limits, **listen})
-    with OwnRay() as ray:
+    with ManagedCluster() as ray:
         deploy(build_app_over(paced_engines(pace), args), APPLICATION, HOST, port, with_proxy=plan.with_proxy)
-        wait_until_ready(APPLICATION, HOST, port, check=ray.check, tell=lambda reason: None)
-        lower_helpers(os.getpid(), APPLICATION)
+        wait_until_ready(APPLICATION, HOST, port, check=ray.check, on_progress=lambda reason: None)
+        deprioritize_control_plane(os.getpid(), APPLICATION)
         yield PacedService(service_url(HOST, port), ray.address, tokenizer.vocab_size)
 
 

@@ -16,8 +16,8 @@ class ConnectionLimits:
 
     max_connections: int = 8192  # fewer where the process may not open as many files
     max_connections_per_address: int = 4096  # a gateway in front has one address for all its clients
-    max_idle_connections: int = 2048  # on which no request is under way
-    max_unfinished_requests: int = 512  # whose head or body is not complete
+    max_idle_connections: int = 2048  # without a request in flight
+    max_unfinished_requests: int = 512  # with an incomplete head or body
 
 
 DEFAULT_CONNECTION_LIMITS = ConnectionLimits()

@@ -129,7 +129,7 @@ class EngineReconciler:
             async with asyncio.timeout(self._limits.describe_timeout_s):
                 description = await client.describe()
                 if await client.is_stuck():
-                    return  # its step may still end; otherwise its replica ends it
+                    return  # its step may still end; otherwise its replica kills it
         except (EngineDead, TimeoutError):
             return  # Serve will notice as well and start another; until then it is retried
         except Exception:

@@ -143,7 +143,7 @@ class HttpConnection(HttpToolsProtocol):
     def _note_phase(self) -> None:
         if self._is_evicted:
             return
-        if self.pipeline or (self._is_in_head and self._is_answering):  # an earlier answer is under way
+        if self.pipeline or (self._is_in_head and self._is_answering):  # an earlier response is in flight
             phase = Phase.ANSWERING
         elif self._is_mid_message and not self._is_lingering:
             phase = Phase.RECEIVING
@@ -168,7 +168,7 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, error: RequestError | Unavailable) -> None:
-        """Answer and close; where an answer is under way, it ends there instead of having another one in it."""
+        """Answer and close; a response in flight ends there."""
         if not self.transport.is_closing() and not self._is_answering:
             status, body = HTTPStatus(error_kind(error).status), error_body(error)
             lines = (

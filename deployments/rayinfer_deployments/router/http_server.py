@@ -14,12 +14,12 @@ from rayinfer_deployments.router.http_connection import HttpConnection
 
 KEEP_ALIVE_S = 90
 BACKLOG = 2048
-LAST_REQUESTS_S = 2.0  # how long clients that keep their connection are told to take another one before it is closed
-STEP_S = 0.05
-LAST_ANSWER = (b"connection", b"close")
+CLOSE_ANNOUNCED_S = 2.0  # how long responses ask clients to reconnect before their connections are closed
+POLL_S = 0.05
+CONNECTION_CLOSE = (b"connection", b"close")
 
 
-class HttpDoor:
+class HttpServer:
     """HTTP server of an application on one address, in the running event loop."""
 
     def __init__(
@@ -46,19 +46,19 @@ class HttpDoor:
             server_header=False,
         )
         self._server = uvicorn.Server(self._config)
-        listener = self._socket.dup()  # the server closes its own; ours keeps the queue of those who have connected
+        listener = self._socket.dup()  # the server closes its own; ours keeps the queue of new connections
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[listener]))
 
     async def close(self, grace_s: float) -> None:
         """Accept no new connection, let open ones finish within the grace period, and close the others.
 
-        No request is lost on the way: whoever has connected is answered, and a connection that waits for its client's
+        No request is lost: accepted connections are answered, and a connection that waits for its client's
         next request is closed only after the client was asked to close it, and has sent nothing for a while.
         """
         if self._server.started:
             await self._stop_listening()
-            self._let_go_of_clients()
-            await self._wait_for_clients(min(grace_s, LAST_REQUESTS_S))
+            self._announce_close()
+            await self._wait_for_clients(min(grace_s, CLOSE_ANNOUNCED_S))
         self._server.should_exit = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
@@ -86,17 +86,17 @@ class HttpDoor:
             config=self._config, server_state=self._server.server_state, app_state=self._server.lifespan.state
         )
 
-    def _let_go_of_clients(self) -> None:
+    def _announce_close(self) -> None:
         """Close every connection after its next answer."""
-        self._config.encoded_headers = [*self._config.encoded_headers, LAST_ANSWER]
+        self._config.encoded_headers = [*self._config.encoded_headers, CONNECTION_CLOSE]
         state = self._server.server_state
-        state.default_headers = [*state.default_headers, LAST_ANSWER]
+        state.default_headers = [*state.default_headers, CONNECTION_CLOSE]
 
     async def _wait_for_clients(self, wait_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 while self._server.server_state.connections:  # noqa: ASYNC110 - uvicorn has no event for it
-                    await asyncio.sleep(STEP_S)
+                    await asyncio.sleep(POLL_S)
 
 
 def _listen(host: str, port: int) -> socket.socket:

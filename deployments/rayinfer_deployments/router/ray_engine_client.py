@@ -10,7 +10,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from rayinfer.errors import EngineDead
 from rayinfer.outputs import StepMessage
-from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription
 from rayinfer.transport.engine_connection import EngineConnection
 from rayinfer.transport.engine_server import TransportAddress
 from rayinfer_deployments.cluster.transport_tls import client_tls
@@ -56,25 +56,9 @@ class RayEngineClient:
         """Abort requests; unknown ids are ignored."""
         await self._line.abort(request_ids)
 
-    async def pause(self) -> None:
-        """Plan no further step."""
-        await _answer(self._actor.pause.remote())
-
-    async def resume(self) -> None:
-        """Resume after `pause`."""
-        await _answer(self._actor.resume.remote())
-
-    async def sleep(self, level: int) -> None:
-        """Pause and free memory."""
-        await _answer(self._actor.sleep.remote(level))
-
-    async def wake(self) -> None:
-        """Allocate the memory again."""
-        await _answer(self._actor.wake.remote())
-
-    async def states(self) -> list[str]:
-        """Return the engine's state."""
-        states: list[str] = await _answer(self._actor.states.remote())
+    async def control(self, action: ControlAction) -> list[str]:
+        """Run an action on the engine; returns its state."""
+        states: list[str] = await _answer(self._actor.control.remote(action))
         return states
 
     def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:

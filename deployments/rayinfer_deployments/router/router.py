@@ -7,17 +7,17 @@ import sys
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Gauge
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from rayinfer.errors import ConfigError, RayinferError
+from rayinfer.errors import ConfigError
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.models.checkpoints.sources import resolve_model
-from rayinfer.protocols import EngineControl, ServiceStatus
+from rayinfer.protocols import ControlAction, ServiceStatus
 from rayinfer.routing.dispatch import ENGINE_WAIT_S, Dispatcher
 from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits, router_limits
@@ -27,15 +27,12 @@ from rayinfer.tokenization.chat_template import ChatTemplate, renderer
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.trace_store import TraceStore
 from rayinfer_deployments.discovery.cold_start import RayTable, write_backlog
-from rayinfer_deployments.discovery.load_reports import tell_replicas
+from rayinfer_deployments.discovery.load_reports import report_to_replicas
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
 from rayinfer_deployments.router.engine_reconciler import EngineReconciler
-from rayinfer_deployments.router.http_server import HttpDoor
-from rayinfer_deployments.router.service_log import log_beside_serve
+from rayinfer_deployments.router.http_server import HttpServer
 
-ControlAction = Literal["pause", "resume", "sleep", "wake"]
-
-CATCH_UP_S = 3.0  # at a service's start no engine is there yet, and its clients should hear so
+CATCH_UP_S = 3.0  # at a service's start no engine is there yet, and clients should get that error
 FIRST_ENGINE_S = 60.0  # where there may be none: a router that has seen none does not know what the model is
 SWITCH_INTERVAL_S = 0.001  # how long the event loop waits for a thread that prepares a request; Python's default: 5 ms
 
@@ -95,7 +92,10 @@ class Router:
         connection_limits: ConnectionLimits = DEFAULT_CONNECTION_LIMITS,
         drain_timeout_s: float = 0.0,
     ) -> None:
-        log_beside_serve()
+        self._http_server: HttpServer | None = None  # before anything fails: Serve calls __del__ then, too
+        self._dispatchers: list[Dispatcher] = []
+        self._following: list[asyncio.Task[None]] = []
+        log_to_serve()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._max_body_bytes = max_body_bytes
         self._request_timeout_s = request_timeout_s
@@ -106,9 +106,7 @@ class Router:
         self._limits = RouterLimits()  # until Serve brings those that were asked for
         self._router_id = serve.get_replica_context().replica_tag
         self._metrics = ServiceMetrics(_registry_of(self._router_id))
-        self._dispatchers: list[Dispatcher] = []
         self._reconcilers: list[EngineReconciler] = []
-        self._following: list[asyncio.Task[None]] = []
         self._models = {model.name: await self._serve_model(model) for model in models}
         await asyncio.to_thread(renderer)  # the first chat should not wait for it
         # A router that replaces another, or joins others, has to answer as soon as clients reach it.
@@ -118,10 +116,9 @@ class Router:
         )
         gc.collect()
         gc.freeze()  # what is loaded stays: a large request's garbage collection need not walk it, for 100 ms
-        self._door: HttpDoor | None = None
         if listen_on is not None:
             app = self._build_app(echoes_request_id=True)
-            self._door = HttpDoor(app, listen_on.host, listen_on.port, limits=connection_limits)
+            self._http_server = HttpServer(app, listen_on.host, listen_on.port, limits=connection_limits)
 
     async def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Apply other limits at once, with streams open; invalid ones are logged as an error and change nothing.
@@ -131,7 +128,7 @@ class Router:
         try:
             self._limits = limits = router_limits(user_config)
         except ConfigError as error:
-            logger.error("the limits stay as they are: %s", error)
+            logger.error("invalid limits, the old ones are kept: %s", error)
             return
         for dispatcher in self._dispatchers:
             dispatcher.change_limits(limits)
@@ -144,23 +141,21 @@ class Router:
             models={name: model.generator.status() for name, model in self._models.items()},
         )
 
-    async def control_engines(self, action: ControlAction, model: str | None, level: int) -> None:
-        """Pause, resume, put to sleep or wake the engines of one model or of all; an error does not stop the others.
+    async def control_engines(self, action: ControlAction, model: str | None) -> None:
+        """Run an action on the engines of one model or of all; an error does not stop the others.
 
         Raises UnknownModel, NotReady or WrongEngineState, the first of them at the end.
         """
         chosen = self._models.values() if model is None else [find_model(self._models, model)]
-        controls = [served.control for served in chosen if served.control is not None]
-        outcomes = await asyncio.gather(*(_carry_out(control, action, level) for control in controls))
-        for error in outcomes:
-            if error is not None:
-                raise error
+        engines = [served.engines for served in chosen if served.engines is not None]
+        outcomes = await asyncio.gather(*(each.control(action) for each in engines), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
-    async def dismiss_engine(self, engine: str) -> bool:
+    async def remove_engine(self, engine: str) -> bool:
         """Migrate an engine's streams and send it no more requests; returns whether it was known."""
-        return any(
-            reconciler.remove(engine) for reconciler in self._reconcilers
-        )  # names are unique: one has it at most
+        return any(reconciler.remove(engine) for reconciler in self._reconcilers)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._build_app(echoes_request_id=False)  # Serve's proxy puts it on every answer
@@ -178,9 +173,9 @@ class Router:
         )
 
     async def __del__(self) -> None:
-        """Disconnect from the engines; Serve has drained requests before, except those on the router's own port."""
-        if (door := getattr(self, "_door", None)) is not None:
-            await door.close(self._drain_timeout_s)
+        """Disconnect from the engines; Serve has drained requests, except those on the router's own port."""
+        if self._http_server is not None:
+            await self._http_server.close(self._drain_timeout_s)
         for task in self._following:
             task.cancel()
         await asyncio.gather(*(dispatcher.close() for dispatcher in self._dispatchers))
@@ -204,7 +199,7 @@ class Router:
         self._reconcilers.append(reconciler)
         self._follow(reconciler.follow(model.engines))
         if first_tokens is not None:
-            self._follow(tell_replicas(model.engines, self._router_id, first_tokens.counts))
+            self._follow(report_to_replicas(model.engines, self._router_id, first_tokens.counts))
             self._follow(
                 write_backlog(
                     RayTable(),
@@ -222,7 +217,7 @@ class Router:
             tokenizer=tokenizer,
             chat_template=ChatTemplate.from_folder(folder),
             created=int(time.time()),
-            control=dispatcher.control,
+            engines=dispatcher.fleet,
         )
 
     def _follow(self, work: Coroutine[Any, Any, None]) -> None:
@@ -237,9 +232,10 @@ def _registry_of(router_id: str) -> CollectorRegistry:
     return registry
 
 
-async def _carry_out(control: EngineControl, action: ControlAction, level: int) -> RayinferError | None:
-    try:
-        await (control.sleep(level) if action == "sleep" else getattr(control, action)())
-    except RayinferError as error:
-        return error
-    return None
+def log_to_serve() -> None:
+    """Pass the records of the library's loggers on to Serve's.
+
+    A replica of Serve turns whatever comes through `sys.stderr` into records of no importance, which the service does
+    not keep: Python's default for loggers that are not set up would lose every error.
+    """
+    logging.getLogger("rayinfer").parent = logging.getLogger("ray.serve")

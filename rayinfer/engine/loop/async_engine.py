@@ -15,7 +15,7 @@ from rayinfer.engine.loop.step_watchdog import StepWatchdog
 from rayinfer.errors import EngineDead, RequestError, WrongEngineState
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
-from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription, Pause, Resume, Sleep, States, Wake
+from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription, States
 from rayinfer.traces.request_trace import RequestTrace
 
 logger = logging.getLogger(__name__)
@@ -86,26 +86,6 @@ class AsyncEngine:
                 return [self._stats.state]
             self._commands.put(change)
         return [await asyncio.wrap_future(change.done)]
-
-    async def pause(self) -> None:
-        """Run `Pause`."""
-        await self.control(Pause())
-
-    async def resume(self) -> None:
-        """Run `Resume`."""
-        await self.control(Resume())
-
-    async def sleep(self, level: int) -> None:
-        """Run `Sleep`."""
-        await self.control(Sleep(level))
-
-    async def wake(self) -> None:
-        """Run `Wake`."""
-        await self.control(Wake())
-
-    async def states(self) -> list[str]:
-        """Run `States`."""
-        return await self.control(States())
 
     async def shutdown(self) -> None:
         """Stop the loop: abort all requests, end every `outputs`, and free the engine's memory."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from rayinfer.errors import RequestFailed, RequestTimedOut, Unavailable
 from rayinfer.outputs import CompletionOutput
-from rayinfer.servers.openai.logprob_wording import CompletionLogprobs, LogprobWording
+from rayinfer.servers.openai.logprobs_formatter import CompletionLogprobs, LogprobsFormatter
 from rayinfer.servers.openai.prompt_outputs import PromptOutput
 from rayinfer.tokenization.token_offsets import TokenOffsets
 
@@ -24,8 +24,8 @@ class AnswerSettings:
     num_choices: int  # per prompt
     echoed_texts: list[str] | None = None  # of the prompts, if the answers begin with them
     skips_special_tokens: bool = True
-    logprobs: LogprobWording | None = None  # of the choices' tokens, and of the echoed prompts' too
-    prompt_logprobs: LogprobWording | None = None  # whole answers only: beside the choices
+    logprobs: LogprobsFormatter | None = None  # of the choices' tokens, and of the echoed prompts' too
+    prompt_logprobs: LogprobsFormatter | None = None  # whole answers only: beside the choices
     with_token_ids: bool = False
     with_usage: bool = False  # streams only: a last chunk with the usage
     with_usage_in_every_chunk: bool = False
@@ -41,14 +41,14 @@ class AnswerSettings:
         num_ids = sum(map(len, self.prompts)) if self.with_token_ids else 0
         return self.num_choices * (sum(map(len, self.echoed_texts or ())) + num_ids) > MANY_REPEATED
 
-    def completion_logprobs(self, choice: int, wording: LogprobWording) -> CompletionLogprobs:
+    def completion_logprobs(self, choice: int, formatter: LogprobsFormatter) -> CompletionLogprobs:
         """Begin the lists of one of a completion's choices, with its prompt's tokens if they are echoed."""
         context = self.prompts[choice // self.num_choices] if self.echoed_texts is None else ()
-        offsets = TokenOffsets(wording.tokenizer, context, skip_special_tokens=self.skips_special_tokens)
-        return CompletionLogprobs(wording, offsets)
+        offsets = TokenOffsets(formatter.tokenizer, context, skip_special_tokens=self.skips_special_tokens)
+        return CompletionLogprobs(formatter, offsets)
 
 
-class Tally:
+class UsageCounter:
     """Usage counter of a response, and the set of its choices that have ended."""
 
     def __init__(self, settings: AnswerSettings) -> None:

@@ -1,4 +1,4 @@
-"""Answers that are sent as they are made: everything of a chunk but its text is encoded once per choice."""
+"""Streamed responses as server-sent events: all of a chunk but its text is encoded once per choice."""
 
 import json
 from collections.abc import Sequence
@@ -8,10 +8,21 @@ from typing import Any
 
 from rayinfer.errors import RequestFailed
 from rayinfer.outputs import CompletionOutput
-from rayinfer.servers import sse
-from rayinfer.servers.openai.answer import AnswerSettings, Tally, check_ended_well
-from rayinfer.servers.openai.logprob_wording import CompletionLogprobs, Places
+from rayinfer.servers.openai.answer import AnswerSettings, UsageCounter, check_ended_well
+from rayinfer.servers.openai.logprobs_formatter import CompletionLogprobs, PositionLogprobs
 from rayinfer.servers.openai.prompt_outputs import PromptOutput
+
+# Server-sent events
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients skip
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+# Proxies must not buffer a stream.
+EVENT_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+def event(data: bytes) -> bytes:
+    """Frame one line of JSON."""
+    return b"data: " + data + b"\n\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,12 +56,12 @@ class ChunkWriter:
     def __init__(self, settings: AnswerSettings, shape: ChunkShape) -> None:
         self._settings = settings
         self._shape = shape
-        self._tally = Tally(settings)
+        self._usage = UsageCounter(settings)
         fields = {"id": settings.id, "object": shape.object, "created": settings.created, "model": settings.model}
         self._head = b"data: " + _encode(fields)[:-1]
         self._choice_heads = [self._head + _choice(index) for index in settings.choices]
         self._unended_usage = b"}]" + (b',"usage":null}' if settings.with_usage else b"}") + b"\n\n"
-        self._has_told_prompt = [shape.opening is not None] * len(settings.prompts)  # the opening tells a chat's
+        self._has_sent_prompt = [shape.opening is not None] * len(settings.prompts)  # a chat's opening has it
         self._unechoed = set() if settings.echoed_texts is None else set(range(len(settings.prompts)))
         self._completion_logprobs: dict[int, CompletionLogprobs] = {}
 
@@ -62,7 +73,7 @@ class ChunkWriter:
     @property
     def is_slow(self) -> bool:
         """Whether prompts are still to be repeated that take milliseconds to encode."""
-        waits = bool(self._unechoed) or (self._settings.with_token_ids and not all(self._has_told_prompt))
+        waits = bool(self._unechoed) or (self._settings.with_token_ids and not all(self._has_sent_prompt))
         return waits and self._settings.repeats_much
 
     def opening(self) -> bytes:
@@ -78,7 +89,7 @@ class ChunkWriter:
 
     def write(self, prompt_output: PromptOutput) -> bytes:
         """Encode an output, which may be nothing yet; raises the error of a choice that failed."""
-        self._tally.add(prompt_output)
+        self._usage.add(prompt_output)
         pieces: list[bytes] = []
         if self._unechoed and prompt_output.prompt in self._unechoed:
             for completion in prompt_output.output.outputs:
@@ -90,16 +101,16 @@ class ChunkWriter:
             if completion.text or completion.logprobs or (self._settings.with_token_ids and completion.token_ids):
                 pieces += self._text_chunk(index, completion)
             if completion.finish_reason is not None:
-                self._tally.finish(index)
+                self._usage.finish(index)
                 pieces += self._end_chunk(index, completion)
         return b"".join(pieces)
 
     def ending(self) -> bytes:
         """Encode the usage if it was asked for, and the end; raises RequestFailed when choices have not ended."""
-        self._tally.check_is_complete()
+        self._usage.check_is_complete()
         if not self._settings.with_usage:
-            return sse.DONE
-        return self._head + b',"choices":[],"usage":' + _encode(self._tally.usage()) + b"}\n\n" + sse.DONE
+            return DONE
+        return self._head + b',"choices":[],"usage":' + _encode(self._usage.usage()) + b"}\n\n" + DONE
 
     def _text_chunk(self, index: int, completion: CompletionOutput) -> tuple[bytes, ...]:
         logprobs = _NOT_ENDED
@@ -118,7 +129,7 @@ class ChunkWriter:
             self._close(),
         )
 
-    def _echo(self, prompt: int, places: Places | None) -> list[bytes]:
+    def _echo(self, prompt: int, logprobs_by_position: PositionLogprobs | None) -> list[bytes]:
         """Begin every choice of a prompt with the prompt itself."""
         assert self._settings.echoed_texts is not None
         self._unechoed.discard(prompt)
@@ -126,23 +137,23 @@ class ChunkWriter:
         for index in range(prompt * self._settings.num_choices, (prompt + 1) * self._settings.num_choices):
             logprobs = _NOT_ENDED
             if self._settings.logprobs is not None:
-                if places is None:
+                if logprobs_by_position is None:
                     raise RequestFailed(f"the first output brought no log probabilities of prompt {prompt}")
-                logprobs = self._logprobs(index, self._settings.prompts[prompt], places)
+                logprobs = self._logprobs(index, self._settings.prompts[prompt], logprobs_by_position)
             pieces += self._chunk(index, self._settings.echoed_texts[prompt], logprobs, b"")
         return pieces
 
-    def _logprobs(self, index: int, token_ids: Sequence[int], places: Places) -> bytes:
-        wording = self._settings.logprobs
-        if wording is None:
+    def _logprobs(self, index: int, token_ids: Sequence[int], logprobs_by_position: PositionLogprobs) -> bytes:
+        formatter = self._settings.logprobs
+        if formatter is None:
             return _NOT_ENDED
         if self._shape is CHAT:
-            told: dict[str, Any] = wording.chat(token_ids, places)
+            entries: dict[str, Any] = formatter.chat(token_ids, logprobs_by_position)
         else:
             if index not in self._completion_logprobs:
-                self._completion_logprobs[index] = self._settings.completion_logprobs(index, wording)
-            told = self._completion_logprobs[index].word(token_ids, places)
-        return b',"logprobs":' + _encode(told) + b',"finish_reason":null'
+                self._completion_logprobs[index] = self._settings.completion_logprobs(index, formatter)
+            entries = self._completion_logprobs[index].format(token_ids, logprobs_by_position)
+        return b',"logprobs":' + _encode(entries) + b',"finish_reason":null'
 
     def _end_chunk(self, index: int, completion: CompletionOutput) -> tuple[bytes, ...]:
         reasons = {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
@@ -159,15 +170,15 @@ class ChunkWriter:
             return b""
         token_ids = b',"token_ids":' + _encode(completion.token_ids)
         prompt = index // self._settings.num_choices
-        if self._has_told_prompt[prompt]:
+        if self._has_sent_prompt[prompt]:
             return token_ids
-        self._has_told_prompt[prompt] = True
+        self._has_sent_prompt[prompt] = True
         return token_ids + b',"prompt_token_ids":' + _encode(self._settings.prompts[prompt])
 
     def _close(self) -> bytes:
         if not self._settings.with_usage_in_every_chunk:
             return self._unended_usage
-        return b'}],"usage":' + _encode(self._tally.usage()) + b"}\n\n"
+        return b'}],"usage":' + _encode(self._usage.usage()) + b"}\n\n"
 
 
 def _choice(index: int) -> bytes:

@@ -8,7 +8,6 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from rayinfer.errors import NotReady
-from rayinfer.servers.edge import RequestIdentity
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.json_body import LONG_BODY_BYTES, LongBodies, decode_object, read_body
 from rayinfer.servers.openai.chunks import CHAT, COMPLETION, ChunkWriter
@@ -26,6 +25,7 @@ from rayinfer.servers.openai.sampling_settings import (
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
 from rayinfer.servers.openai.unsupported_fields import refuse_unsupported_fields
 from rayinfer.servers.openai.whole_answer import WholeAnswer
+from rayinfer.servers.request_boundary import RequestIdentity
 from rayinfer.servers.served_model import ServedModel, find_model
 from rayinfer.servers.tenancy import tenant_of
 from rayinfer.tokenization.bad_words import speller

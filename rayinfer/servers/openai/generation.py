@@ -9,7 +9,7 @@ from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.openai.answer import AnswerSettings
 from rayinfer.servers.openai.chunks import CHAT, ChunkShape
-from rayinfer.servers.openai.logprob_wording import LogprobWording
+from rayinfer.servers.openai.logprobs_formatter import LogprobsFormatter
 from rayinfer.servers.openai.schemas import GenerationBody
 from rayinfer.servers.served_model import ServedModel
 
@@ -53,15 +53,15 @@ class Generation:
             num_choices=self.params.n,
             echoed_texts=self.echoed_texts,
             skips_special_tokens=self.params.skip_special_tokens,
-            logprobs=self._wording(self.params.logprobs),
-            prompt_logprobs=self._wording(self.body.prompt_logprobs),
+            logprobs=self._formatter(self.params.logprobs),
+            prompt_logprobs=self._formatter(self.body.prompt_logprobs),
             with_token_ids=bool(self.body.return_token_ids),
             with_usage=with_usage,
             with_usage_in_every_chunk=with_usage and bool(options and options.continuous_usage_stats),
         )
 
-    def _wording(self, num_top: int | None) -> LogprobWording | None:
+    def _formatter(self, num_top: int | None) -> LogprobsFormatter | None:
         if num_top is None:
             return None
         as_token_ids = bool(self.body.return_tokens_as_token_ids)
-        return LogprobWording(tokenizer=self.model.tokenizer, num_top=num_top, as_token_ids=as_token_ids)
+        return LogprobsFormatter(tokenizer=self.model.tokenizer, num_top=num_top, as_token_ids=as_token_ids)

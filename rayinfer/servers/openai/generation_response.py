@@ -11,14 +11,13 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rayinfer.errors import RequestFailed
-from rayinfer.servers import sse
-from rayinfer.servers.client_presence import run_while_connected
 from rayinfer.servers.error_responses import error_body, error_kind, json_response
-from rayinfer.servers.openai.chunks import ChunkWriter
+from rayinfer.servers.openai.chunks import DONE, EVENT_HEADERS, EVENT_STREAM, KEEP_ALIVE, ChunkWriter, event
 from rayinfer.servers.openai.prompt_outputs import PromptOutput
 from rayinfer.servers.openai.whole_answer import WholeAnswer
+from rayinfer.servers.run_until_disconnect import run_until_disconnect
 
-KEEP_ALIVE_CHECK_S = 5.0  # a stream without news for two to three of these says that it is still there
+KEEP_ALIVE_CHECK_S = 5.0  # after two to three of these without output, a stream sends a comment
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ class WholeResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate, then send; errors escape to the application's handlers, as nothing was sent yet."""
-        await run_while_connected(receive, self._respond(scope, receive, send))
+        await run_until_disconnect(receive, self._respond(scope, receive, send))
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._outputs) as outputs:
@@ -58,7 +57,7 @@ class StreamedResponse(Response):
     def __init__(
         self, outputs: Outputs, writer: ChunkWriter, *, keep_alive_check_s: float = KEEP_ALIVE_CHECK_S
     ) -> None:
-        super().__init__(headers={**sse.HEADERS, "Content-Type": sse.CONTENT_TYPE})
+        super().__init__(headers={**EVENT_HEADERS, "Content-Type": EVENT_STREAM})
         del self.headers["content-length"]
         self._outputs = outputs
         self._writer = writer
@@ -67,7 +66,7 @@ class StreamedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Wait for the first output, whose errors escape to the application's handlers, then stream."""
-        await run_while_connected(receive, self._respond(send))
+        await run_until_disconnect(receive, self._respond(send))
 
     async def _respond(self, send: Send) -> None:
         async with aclosing(self._outputs) as outputs:
@@ -102,7 +101,7 @@ class StreamedResponse(Response):
             if self._num_sent != num_known:
                 num_known, is_silent = self._num_sent, False
             elif is_silent:
-                await send({"type": "http.response.body", "body": sse.KEEP_ALIVE, "more_body": True})
+                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
                 is_silent = False
             else:
                 is_silent = True
@@ -113,10 +112,10 @@ class StreamedResponse(Response):
                 if events := await self._write(output):
                     yield events
             yield self._writer.ending()
-        except Exception as error:  # the status is sent: the stream itself has to say what went wrong
+        except Exception as error:  # the status is sent: the error becomes an event
             if error_kind(error).status == 500:
                 logger.exception("a stream failed after its first output")
-            yield sse.event(error_body(error)) + sse.DONE
+            yield event(error_body(error)) + DONE
 
     async def _write(self, output: PromptOutput) -> bytes:
         if output.output.prompt_logprobs is None and not self._writer.is_slow:

@@ -27,7 +27,7 @@ class _Context:
         if num_tokens == 0:
             raise InvalidParameter(f"{self.param} must hold at least one token", self.param)
         if num_tokens > self.longest_prompt:
-            reason = ", which leaves no room for an answer" if self.longest_prompt < self.max_model_len else ""
+            reason = ", which leaves no token for an answer" if self.longest_prompt < self.max_model_len else ""
             raise PromptTooLong(
                 f"This model's maximum context length is {self.max_model_len} tokens. "
                 f"The prompt has {at_least}{num_tokens} tokens{reason}.",

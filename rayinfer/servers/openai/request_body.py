@@ -20,13 +20,13 @@ def check_schema(schema: type[Schema], body: dict[str, Any]) -> Schema:
     except ValidationError as error:
         findings = error.errors(include_url=False, include_context=False)[:MAX_FINDINGS]
         paths = [_field_path(finding["loc"], body, is_missing=finding["type"] == "missing") for finding in findings]
-        told = "; ".join(f"{path}: {_told(finding)}" for path, finding in zip(paths, findings, strict=True))
-        raise InvalidParameter(told, paths[0]) from None
+        message = "; ".join(f"{path}: {_describe(finding)}" for path, finding in zip(paths, findings, strict=True))
+        raise InvalidParameter(message, paths[0]) from None
 
 
-def _told(finding: ErrorDetails) -> str:
+def _describe(finding: ErrorDetails) -> str:
     """Describe what is wrong with a value, and its kind; texts may be secrets and are not repeated."""
-    if finding["type"] in ("missing", "too_long"):  # which say all there is to say
+    if finding["type"] in ("missing", "too_long"):  # whose messages are complete
         return finding["msg"]
     is_no_object = finding["type"] in ("dict_type", "model_type")  # reported in Python's terms
     expected = "Input should be an object" if is_no_object else finding["msg"]

@@ -15,7 +15,7 @@ from rayinfer.traces.trace_store import TraceStore
 PREFIX = "/v1"
 CHAT_COMPLETIONS = "/chat/completions"
 COMPLETIONS = "/completions"
-_SCHEMA_PLACE = "#/components/schemas/{model}"
+_SCHEMA_PATH = "#/components/schemas/{model}"
 
 
 def generation_paths() -> list[str]:
@@ -35,27 +35,27 @@ def add_openai_routes(
     _add_post(app, CHAT_COMPLETIONS, endpoints.create_chat_completion, ChatCompletionBody)
     _add_post(app, COMPLETIONS, endpoints.create_completion, CompletionBody)
     for prefix in (PREFIX, ""):
-        is_told = prefix == PREFIX  # the aliases stay out of the schema
+        in_schema = prefix == PREFIX  # the aliases stay out of the schema
         for path in ("/models", "/models/"):
             app.add_api_route(
                 prefix + path,
                 endpoints.list_models,
                 methods=["GET"],
                 response_class=Response,
-                include_in_schema=is_told and path == "/models",
+                include_in_schema=in_schema and path == "/models",
             )
         app.add_api_route(
             prefix + "/models/{model_id:path}",
             endpoints.retrieve_model,
             methods=["GET"],
             response_class=Response,
-            include_in_schema=is_told,
+            include_in_schema=in_schema,
         )
-    _tell_schemas(app, (ChatCompletionBody, CompletionBody))
+    _add_schemas(app, (ChatCompletionBody, CompletionBody))
 
 
 def _add_post(app: FastAPI, path: str, endpoint: Any, body: type[BaseModel]) -> None:
-    schema = {"$ref": _SCHEMA_PLACE.format(model=body.__name__)}
+    schema = {"$ref": _SCHEMA_PATH.format(model=body.__name__)}
     for alias in _aliases(path):
         app.add_api_route(
             alias,
@@ -71,11 +71,11 @@ def _aliases(path: str) -> list[str]:
     return [PREFIX + path, PREFIX + path + "/", path, path + "/"]
 
 
-def _tell_schemas(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
+def _add_schemas(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
     # The endpoints read their bodies themselves, so FastAPI does not know these schemas.
     schemas: dict[str, Any] = {}
     for body in bodies:
-        schema = body.model_json_schema(ref_template=_SCHEMA_PLACE)
+        schema = body.model_json_schema(ref_template=_SCHEMA_PATH)
         schemas |= {**schema.pop("$defs", {}), body.__name__: schema}
     build = app.openapi
 

@@ -85,7 +85,7 @@ def check_num_repeated(
 def _check_count(field: str, num_tokens: int, num_top: int, limit: int, of: str) -> None:
     if num_tokens * (1 + num_top) > limit:
         raise InvalidParameter(
-            f"{field}: the answer may tell of up to {num_tokens} tokens of {of}, with {num_top} others beside each; "
+            f"{field}: log probabilities of up to {num_tokens} tokens of {of}, with {num_top} top tokens each; "
             f"at most {limit} log probabilities fit into it",
             field,
         )
@@ -101,7 +101,7 @@ def _params(
     echoed_logprobs: int | None = None,
 ) -> SamplingParams:
     if body.prompt_logprobs is not None and body.stream:
-        raise InvalidParameter("prompt_logprobs is told in whole answers only, not in streams.", "prompt_logprobs")
+        raise InvalidParameter("prompt_logprobs is not supported in streams.", "prompt_logprobs")
     _check_logprobs("prompt_logprobs", body.prompt_logprobs)
     wanted = [count for count in (body.prompt_logprobs, echoed_logprobs) if count is not None]
     given = {field: value for field in _SAME_NAME if (value := getattr(body, field)) is not None}

@@ -4,11 +4,11 @@ from typing import Any
 
 from rayinfer.errors import RequestFailed
 from rayinfer.outputs import CompletionAggregate, OutputAggregate, TokenLogprobs
-from rayinfer.servers.openai.answer import AnswerSettings, Tally, check_ended_well
-from rayinfer.servers.openai.logprob_wording import LogprobWording
+from rayinfer.servers.openai.answer import AnswerSettings, UsageCounter, check_ended_well
+from rayinfer.servers.openai.logprobs_formatter import LogprobsFormatter
 from rayinfer.servers.openai.prompt_outputs import PromptOutput
 
-MANY_PLACES = 1000  # whose log probabilities take milliseconds to write down
+MANY_POSITIONS = 1000  # whose log probabilities take milliseconds to write down
 
 
 class WholeAnswer:
@@ -16,17 +16,17 @@ class WholeAnswer:
 
     def __init__(self, settings: AnswerSettings) -> None:
         self._settings = settings
-        self._tally = Tally(settings)
+        self._usage = UsageCounter(settings)
         self._outputs = [OutputAggregate(settings.num_choices) for _ in settings.prompts]
         self._choices = [choice for output in self._outputs for choice in output.choices]
 
     def add(self, prompt_output: PromptOutput) -> None:
-        """Take a delta; raises the error of a choice that failed."""
-        self._tally.add(prompt_output)
+        """Add an output; raises the error of a choice that failed."""
+        self._usage.add(prompt_output)
         for completion in prompt_output.output.outputs:
             check_ended_well(completion)
             if completion.finish_reason is not None:
-                self._tally.finish(prompt_output.prompt * self._settings.num_choices + completion.index)
+                self._usage.finish(prompt_output.prompt * self._settings.num_choices + completion.index)
         self._outputs[prompt_output.prompt].add(prompt_output.output)
 
     @property
@@ -34,18 +34,18 @@ class WholeAnswer:
         """Whether it takes so long to encode that other requests should not wait for it."""
         if self._settings.repeats_much:
             return True
-        num_places = sum(len(choice.logprobs) for choice in self._choices)
-        return num_places + sum(len(output.prompt_logprobs or ()) for output in self._outputs) > MANY_PLACES
+        num_positions = sum(len(choice.logprobs) for choice in self._choices)
+        return num_positions + sum(len(output.prompt_logprobs or ()) for output in self._outputs) > MANY_POSITIONS
 
     def chat_completion(self) -> dict[str, Any]:
         """Return the body for /v1/chat/completions; raises RequestFailed when a choice has not ended."""
-        self._tally.check_is_complete()
-        wording = self._settings.logprobs
+        self._usage.check_is_complete()
+        formatter = self._settings.logprobs
         choices = [
             {
                 "index": index,
                 "message": {"role": "assistant", "content": "".join(choice.texts), "refusal": None},
-                "logprobs": wording and wording.chat(choice.token_ids, choice.logprobs),
+                "logprobs": formatter and formatter.chat(choice.token_ids, choice.logprobs),
                 **self._choice_end(choice),
             }
             for index, choice in enumerate(self._choices)
@@ -59,34 +59,36 @@ class WholeAnswer:
 
     def completion(self) -> dict[str, Any]:
         """Return the body for /v1/completions; raises RequestFailed when a choice has not ended."""
-        self._tally.check_is_complete()
+        self._usage.check_is_complete()
         choices = [self._completion_choice(index, choice) for index, choice in enumerate(self._choices)]
         return self._body("text_completion", choices)
 
     def _completion_choice(self, index: int, choice: CompletionAggregate) -> dict[str, Any]:
         settings, prompt = self._settings, index // self._settings.num_choices
         echoed = "" if settings.echoed_texts is None else settings.echoed_texts[prompt]
-        worded = {
+        body = {
             "index": index,
             "text": echoed + "".join(choice.texts),
             "logprobs": settings.logprobs and self._completion_logprobs(index, choice, settings.logprobs),
             **self._choice_end(choice),
         }
         if settings.with_token_ids:
-            worded["prompt_token_ids"] = settings.prompts[prompt]
+            body["prompt_token_ids"] = settings.prompts[prompt]
         if settings.prompt_logprobs is not None and index % settings.num_choices == 0:  # once for each prompt
-            worded["prompt_logprobs"] = settings.prompt_logprobs.prompt(self._scored_prompt(prompt))
-        return worded
+            body["prompt_logprobs"] = settings.prompt_logprobs.prompt(self._scored_prompt(prompt))
+        return body
 
-    def _completion_logprobs(self, index: int, choice: CompletionAggregate, wording: LogprobWording) -> dict[str, Any]:
+    def _completion_logprobs(
+        self, index: int, choice: CompletionAggregate, formatter: LogprobsFormatter
+    ) -> dict[str, Any]:
         token_ids: list[int] = []
-        places: list[TokenLogprobs | None] = []
+        positions: list[TokenLogprobs | None] = []
         if self._settings.echoed_texts is not None:
             prompt = index // self._settings.num_choices
             token_ids += self._settings.prompts[prompt]
-            places += self._scored_prompt(prompt)
-        lists = self._settings.completion_logprobs(index, wording)
-        return lists.word([*token_ids, *choice.token_ids], [*places, *choice.logprobs])
+            positions += self._scored_prompt(prompt)
+        lists = self._settings.completion_logprobs(index, formatter)
+        return lists.format([*token_ids, *choice.token_ids], [*positions, *choice.logprobs])
 
     def _scored_prompt(self, prompt: int) -> list[TokenLogprobs | None]:
         if (logprobs := self._outputs[prompt].prompt_logprobs) is None:
@@ -104,6 +106,6 @@ class WholeAnswer:
             "created": self._settings.created,
             "model": self._settings.model,
             "choices": choices,
-            "usage": self._tally.usage(),
+            "usage": self._usage.usage(),
             "system_fingerprint": None,
         }

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from rayinfer.errors import EngineDead
 from rayinfer.outputs import NO_BOUNDS, Credits, EngineStats, StepMessage, TokenDelta
-from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription
 
 
 def expected_token(prompt: Sequence[int], position: int) -> int:
@@ -71,7 +71,7 @@ class CountingEngine:
         finally:
             self.running.clear()  # as the real one does when a router's line is closed
 
-    async def states(self) -> list[str]:
+    async def control(self, action: ControlAction) -> list[str]:
         return ["running"]
 
     def _check(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from rayinfer.outputs import EngineStats, FinishReason, StepMessage, TokenDelta
-from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription, Pause, Sleep, States
 
 
 class FakeEngineClient:
@@ -30,7 +30,7 @@ class FakeEngineClient:
         self.abort_may_return = asyncio.Event()
         self.abort_may_return.set()
         self.state = "running"
-        self.controls: list[str] = []
+        self.controls: list[ControlAction] = []
         self.control_error: Exception | None = None
         self.control_may_return = asyncio.Event()
         self.control_may_return.set()
@@ -60,27 +60,15 @@ class FakeEngineClient:
         finally:
             self.is_listened_to = False
 
-    async def pause(self) -> None:
-        await self._become("pause", "paused")
-
-    async def resume(self) -> None:
-        await self._become("resume", "running")
-
-    async def sleep(self, level: int) -> None:
-        await self._become(f"sleep {level}", "asleep")
-
-    async def wake(self) -> None:
-        await self._become("wake", "running")
-
-    async def states(self) -> list[str]:
-        return [self.state]
-
-    async def _become(self, control: str, state: str) -> None:
+    async def control(self, action: ControlAction) -> list[str]:
+        if isinstance(action, States):
+            return [self.state]
         await self.control_may_return.wait()
         if self.control_error is not None:
             raise self.control_error
-        self.controls.append(control)
-        self.state = state
+        self.controls.append(action)
+        self.state = {Pause: "paused", Sleep: "asleep"}.get(type(action), "running")
+        return [self.state]
 
     @property
     def submitted_ids(self) -> list[str]:

@@ -49,15 +49,15 @@ def ask(host: str, port: int, payload: bytes) -> Answer:
     with socket.create_connection((host, port), timeout=TIMEOUT_S) as connection:
         with contextlib.suppress(OSError):  # it may be refused before it is read to its end
             connection.sendall(payload)
-        heard = b""
+        received = b""
         while part := _read(connection):
-            heard += part
-            head, ends, body = heard.partition(b"\r\n\r\n")
+            received += part
+            head, ends, body = received.partition(b"\r\n\r\n")
             if ends and len(body) >= _length(head):
                 return Answer(int(head.split()[1]), body)
-        if heard.partition(b"\r\n\r\n")[1] and len(payload) > MIB:
-            return Answer(int(heard.split()[1]), b"", is_cut=True)
-        raise AssertionError(f"no answer, but {heard[:200]!r}")
+        if received.partition(b"\r\n\r\n")[1] and len(payload) > MIB:
+            return Answer(int(received.split()[1]), b"", is_cut=True)
+        raise AssertionError(f"no answer, but {received[:200]!r}")
 
 
 def good_request(model: str, prefix: str = "") -> bytes:

@@ -179,7 +179,7 @@ class Load:
         whole_per_s: float,
         within_s: float = ANSWER_WITHIN_S,
     ) -> None:
-        self.answers: list[Answer] = []  # of all requests, those under way included
+        self.answers: list[Answer] = []  # of all requests, those in flight included
         self.struck_s: float | None = None  # when the fault came
         self._url = url
         self._expected = expected
@@ -202,7 +202,7 @@ class Load:
         self._is_over.set()
         self._thread.join()
 
-    def streams_under_way(self, min_pieces: int) -> int:
+    def streams_in_flight(self, min_pieces: int) -> int:
         """Count the streams that have got so many pieces and go on."""
         return sum(answer.ended_s is None and answer.num_pieces >= min_pieces for answer in list(self.answers))
 

@@ -26,7 +26,7 @@ def under_load(
     model = service.host.model
     usual = {"num_streams": model.num_streams, "whole_per_s": model.whole_per_s}
     with Load(service.url, expected, **(usual | settings)) as load:  # type: ignore[arg-type]
-        wait_until(lambda: load.streams_under_way(AT_TOKEN) > 0)
+        wait_until(lambda: load.streams_in_flight(AT_TOKEN) > 0)
         yield load
     row.count(load.verdicts())
     row.gap_s = load.longest_gap_s

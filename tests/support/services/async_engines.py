@@ -12,7 +12,7 @@ from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from support.fakes.fake_executor import FakeExecutor, drive
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 ENDLESS = 10_000
 QUICK_LIMITS = LivenessLimits(loop_heartbeat_s=0.02)
 
@@ -39,7 +39,7 @@ async def running(limits: LivenessLimits = QUICK_LIMITS, **settings: Any) -> Asy
     try:
         yield engine
     finally:
-        await asyncio.wait_for(engine.shutdown(), PATIENCE_S)
+        await asyncio.wait_for(engine.shutdown(), TIMEOUT_S)
 
 
 async def collect(
@@ -48,7 +48,7 @@ async def collect(
     """Read a router's messages until so many requests have ended; returns each one's tokens and finish reason."""
     tokens: dict[str, list[int]] = {}
     ends: dict[str, FinishReason] = {}
-    async with asyncio.timeout(PATIENCE_S), aclosing(engine.outputs(router_id)) as messages:  # type: ignore[type-var]
+    async with asyncio.timeout(TIMEOUT_S), aclosing(engine.outputs(router_id)) as messages:  # type: ignore[type-var]
         async for message in messages:
             assert message.epoch == 7
             for delta in message.deltas:
@@ -65,6 +65,6 @@ async def collect(
 
 async def wait_until(condition: Callable[[], object]) -> None:
     """Wait for something that the engine's thread does."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not condition():  # noqa: ASYNC110  the condition is the thread's, which sets no event
             await asyncio.sleep(0.002)

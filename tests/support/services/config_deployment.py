@@ -15,7 +15,7 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ServeDeploySchema
 
-from rayinfer_deployments.cluster.managed_cluster import OwnRay
+from rayinfer_deployments.cluster.managed_cluster import ManagedCluster
 from rayinfer_deployments.operations.service_startup import wait_until_ready
 
 NUM_CPUS = 0.1  # of each engine, for a machine with two cores
@@ -40,11 +40,11 @@ def main() -> None:
     config = with_small_models(yaml.safe_load(Path(file).read_text()), model, port)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever others print is no answer
-    with OwnRay():
+    with ManagedCluster():
         schema = ServeDeploySchema.model_validate(config)
         serve.start(proxy_location=schema.proxy_location, http_options=schema.http_options.model_dump())
         _get_global_client().deploy_apps(schema)
-        wait_until_ready(APPLICATION, "127.0.0.1", port, check=lambda: None, tell=lambda reason: None)
+        wait_until_ready(APPLICATION, "127.0.0.1", port, check=lambda: None, on_progress=lambda reason: None)
         print(json.dumps("ready"), file=answers)
         sys.stdin.read()
 

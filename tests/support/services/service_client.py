@@ -1,19 +1,20 @@
-"""A test's view of a running service: its address, its metrics, and the processes behind it."""
+"""Client of a running service: requests, metrics, and its processes."""
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-PATIENCE_S = 60.0  # a machine that is shared with other work is slow; tests assert on facts, not on speed
+TIMEOUT_S = 60.0  # a machine that is shared with other work is slow; tests assert on facts, not on speed
 
 
 class ServiceClient:
-    """Speaks to one application."""
+    """Client of one application."""
 
     def __init__(self, http: httpx.Client) -> None:
         self.http = http
@@ -59,8 +60,8 @@ class ServiceClient:
         return self.metric("rayinfer_kv_blocks_used")
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> float:
-    """Wait for something to become true; returns how long it took."""
+def wait_until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> float:
+    """Wait until a condition holds; returns the seconds that took."""
     started = time.monotonic()
     while not condition():
         waited = time.monotonic() - started
@@ -69,29 +70,11 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = PATIENCE_S) -> 
     return time.monotonic() - started
 
 
-def process_titles() -> Mapping[int, str]:
-    """Every living process of this machine by its id."""
-    titles = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            titles[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue  # it has just ended
-    return {pid: title.strip() for pid, title in titles.items() if title.strip()}
-
-
 def descendants(pid: int) -> dict[int, str]:
-    """The living processes below one process by their ids, with their titles."""
-    parents = {}
-    titles = process_titles()
-    for child in titles:
-        try:
-            parents[child] = int(Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    family = {pid}
-    while True:
-        more = {child for child, parent in parents.items() if parent in family} - family
-        if not more:
-            return {child: titles[child] for child in family - {pid}}
-        family |= more
+    """Return the living processes below one process by their ids, with their titles."""
+    titles = {}
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if title := " ".join(process.cmdline()).strip():
+                titles[process.pid] = title
+    return titles

@@ -1,4 +1,4 @@
-"""A Ray with Serve in a process of its own, which deploys applications as it is told on stdin: a JSON line each way.
+"""A Ray with Serve in a process of its own, which runs commands from stdin: a JSON line each way.
 
 Run it as a program: `service_host.py '{"proxy_port": null, "num_cpus": 2}'`. It ends, with all its processes, when
 stdin does. `faulty_service.py` is its other end.
@@ -21,7 +21,7 @@ from ray.serve.schema import LoggingConfig  # noqa: E402
 
 from rayinfer_deployments.app_args import llm_app_args  # noqa: E402
 from rayinfer_deployments.applications import build_llm_app  # noqa: E402
-from rayinfer_deployments.cluster.managed_cluster import OwnRay  # noqa: E402
+from rayinfer_deployments.cluster.managed_cluster import ManagedCluster  # noqa: E402
 from rayinfer_deployments.operations.process_listing import identify, read_actors  # noqa: E402
 from rayinfer_deployments.operations.service_operations import ServiceOperations  # noqa: E402
 
@@ -59,18 +59,18 @@ def processes(address: str, name: str) -> list[dict[str, Any]]:
     ]
 
 
-def obey(command: dict[str, Any], ray: OwnRay) -> Any:
+def run_command(command: dict[str, Any], ray: ManagedCluster) -> Any:
     """Carry out one command."""
     name = command["name"]
     match command["do"]:
         case "deploy":
             return deploy(name, command["args"])
         case "scale":
-            # Returns once the engines are there: whoever asks looks for itself.
+            # Returns once the engines are there: the caller polls.
             threading.Thread(target=scale, args=(name, command["args"], command["num_engines"]), daemon=True).start()
             return None
         case "delete":
-            # Serve waits for the last process, which may take a while: whoever asks looks for itself.
+            # Serve waits for the last process, which may take a while: the caller polls.
             threading.Thread(target=serve.delete, args=(name,), daemon=True).start()
             return None
         case "status":
@@ -85,7 +85,7 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # whatever others print is no answer
-    with OwnRay() as ray:
+    with ManagedCluster() as ray:
         port = settings["proxy_port"]
         location = ProxyLocation.Disabled if port is None else None
         serve.start(location, http_options=HTTPOptions(host="127.0.0.1", port=port or 0), logging_config=LOGGING)
@@ -93,7 +93,7 @@ def main() -> None:
         for line in sys.stdin:
             ray.check()
             try:
-                answer = {"answer": obey(json.loads(line), ray)}
+                answer = {"answer": run_command(json.loads(line), ray)}
             except Exception as error:
                 answer = {"error": f"{type(error).__name__}: {error}"}
             print(json.dumps(answer), file=answers)

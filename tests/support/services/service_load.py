@@ -1,4 +1,4 @@
-"""Clients that keep a service busy while something is done to it, and what its metrics and processes tell."""
+"""Load on a service during operations, and its engines and routers."""
 
 import itertools
 import os

@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from rayinfer.errors import ConfigError
-from rayinfer_deployments.cli.failures import in_one_line
+from rayinfer_deployments.cli.failures import in_one_line, one_line
 
 
 def run(error):
@@ -36,7 +36,7 @@ def test_our_own_mistakes_are_not_hidden():
     assert isinstance(run(ZeroDivisionError("x")).exception, ZeroDivisionError)
 
 
-def test_where_an_error_came_from_is_told_to_those_who_debug(caplog):
+def test_debug_shows_the_traceback_of_an_error(caplog):
     with caplog.at_level(logging.DEBUG):
         run(ConfigError("wrong"))
     assert caplog.records[0].exc_info[0] is ConfigError
@@ -58,3 +58,9 @@ leave_at_once(in_one_line(work))()
 """
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30)
     assert (answer.returncode, answer.stdout, answer.stderr) == (code, "working\n", said)
+
+
+def test_the_error_of_a_missing_file_names_the_file_and_the_reason(tmp_path):
+    with pytest.raises(FileNotFoundError) as missing:
+        (tmp_path / "limits.yaml").read_text()
+    assert one_line(missing.value) == f"{tmp_path}/limits.yaml: No such file or directory"

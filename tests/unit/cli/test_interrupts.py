@@ -27,7 +27,7 @@ except KeyboardInterrupt:
         ("SIGHUP", "SIG_IGN", "went on"),  # what nohup does
     ],
 )
-def test_a_command_ends_tidily_when_it_is_told_to_or_its_terminal_closes(number, before, said):
+def test_sigterm_and_sighup_end_a_command_like_ctrl_c(number, before, said):
     program = PROGRAM.format(number=number, before=before)
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == said

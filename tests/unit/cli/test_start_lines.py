@@ -42,7 +42,7 @@ def test_each_step_that_is_over_has_a_line_in_the_phase_of_loading():
     ]
 
 
-def test_engines_and_their_ranks_are_told_apart_where_there_are_several():
+def test_start_lines_name_the_engine_and_rank_where_there_are_several():
     reports = [
         report(SECOND, "warming up", 1.0),
         report(FIRST, "warming up", 2.0),

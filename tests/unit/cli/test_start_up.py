@@ -14,7 +14,7 @@ def test_the_command_line_loads_no_room_before_a_command_runs():
     assert answer.stdout.strip() == "[]"
 
 
-def test_the_version_is_told():
+def test_the_version_is_printed():
     program = "from rayinfer_deployments.cli import main; import sys; sys.argv = ['rayinfer', '--version']; main()"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip().count(".") == 2

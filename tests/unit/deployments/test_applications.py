@@ -70,13 +70,13 @@ def test_where_engines_follow_the_load_routers_are_made_from_its_objective_and_n
     assert scaled()[1:] == versions()[1:]
 
 
-def test_serve_is_told_of_bounds_instead_of_a_number():
+def test_serve_gets_bounds_instead_of_a_number():
     model = {"model": "/nowhere/a", "autoscaling": {"min_replicas": 0, "max_replicas": 5}}
     router = build_llm_app(llm_app_args({"models": [model, {"model": "/nowhere/b", "num_replicas": 2}]}))
     scaled, fixed = (model.engines._bound_deployment for model in router._bound_deployment.init_args[0])
-    told = scaled._deployment_config.autoscaling_config
-    assert (told.min_replicas, told.initial_replicas, told.max_replicas) == (0, 1, 5)
-    assert told.policy.policy_kwargs["max_replicas"] == 5
+    reported = scaled._deployment_config.autoscaling_config
+    assert (reported.min_replicas, reported.initial_replicas, reported.max_replicas) == (0, 1, 5)
+    assert reported.policy.policy_kwargs["max_replicas"] == 5
     assert fixed._deployment_config.autoscaling_config is None
     assert fixed.num_replicas == 2
     assert scaled.init_kwargs["num_processes"] == 7  # cores are shared as if all were there

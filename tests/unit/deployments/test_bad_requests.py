@@ -10,7 +10,7 @@ from rayinfer.metrics import ServiceMetrics
 from rayinfer.servers.app import ServedModel, build_app
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
-from rayinfer_deployments.router.http_server import HttpDoor
+from rayinfer_deployments.router.http_server import HttpServer
 from support.fakes.fake_generator import FakeGenerator
 from support.faults.bad_requests import BadRequest, ask, bad_requests, good_request
 from support.tiny_models.tiny_checkpoints import save_tokenizer
@@ -36,9 +36,9 @@ async def port(model: ServedModel) -> AsyncIterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    door = HttpDoor(build_app({MODEL: model}, ServiceMetrics(CollectorRegistry())), "127.0.0.1", port)
+    server = HttpServer(build_app({MODEL: model}, ServiceMetrics(CollectorRegistry())), "127.0.0.1", port)
     yield port
-    await door.close(grace_s=0.0)
+    await server.close(grace_s=0.0)
 
 
 @pytest.mark.parametrize("bad", bad_requests(MODEL), ids=str)

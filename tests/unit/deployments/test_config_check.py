@@ -81,16 +81,16 @@ def test_a_right_config_has_no_mistakes(check):
         ({"applications": [{"name": "other", "import_path": "no-colon"}]}, "applications.0.import_path"),
     ],
 )
-def test_a_name_that_nobody_knows_or_a_value_that_cannot_be_is_said_with_its_place(check, content, key):
+def test_unknown_names_and_invalid_values_are_reported_with_their_path(check, content, key):
     (mistake,) = check(content)
     assert mistake.startswith(f"{key}: ")
     assert "\n" not in mistake
 
 
-@pytest.mark.parametrize("spelling", [":", "."])
-def test_our_application_is_known_however_serve_lets_it_be_written(check, spelling):
+@pytest.mark.parametrize("written", [":", "."])
+def test_our_application_is_known_however_serve_lets_it_be_written(check, written):
     wrong = {"models": [{"model": "smollm2-135m", "num_replica": 2}]}
-    path = f"rayinfer_deployments.applications{spelling}build_llm_app"
+    path = f"rayinfer_deployments.applications{written}build_llm_app"
     (mistake,) = check(config(import_path=path, args=wrong))
     assert "num_replica" in mistake
 

@@ -6,21 +6,21 @@ from rayinfer.errors import EngineDead
 from rayinfer.outputs import TokenDelta
 from rayinfer.routing.delta_queue import DeltaQueue
 
-PATIENCE_S = 10.0
+TIMEOUT_S = 10.0
 
 
 def delta(position=0, *, choice=0):
     return TokenDelta(f"a/{choice}", position, [position])
 
 
-@pytest.mark.parametrize("timeout_s", [None, PATIENCE_S])
+@pytest.mark.parametrize("timeout_s", [None, TIMEOUT_S])
 async def test_a_reader_that_waits_is_woken_by_the_first_delta(timeout_s):
     queue = DeltaQueue()
     reading = asyncio.create_task(queue.take(timeout_s))
     await asyncio.sleep(0)
     queue.put(delta())
     queue.put(delta(choice=1))
-    assert await asyncio.wait_for(reading, PATIENCE_S) == [delta(), delta(choice=1)]
+    assert await asyncio.wait_for(reading, TIMEOUT_S) == [delta(), delta(choice=1)]
 
 
 async def test_a_reader_that_has_waited_long_enough_loses_nothing_that_comes_later():
@@ -60,7 +60,7 @@ async def test_a_failure_wakes_a_reader():
     await asyncio.sleep(0)
     queue.fail(EngineDead("gone"))
     with pytest.raises(EngineDead):
-        await asyncio.wait_for(reading, PATIENCE_S)
+        await asyncio.wait_for(reading, TIMEOUT_S)
 
 
 def tokens(start, count, *, choice=0, **fields):
@@ -68,7 +68,7 @@ def tokens(start, count, *, choice=0, **fields):
 
 
 async def take(queue):
-    return await asyncio.wait_for(queue.take(), PATIENCE_S)
+    return await asyncio.wait_for(queue.take(), TIMEOUT_S)
 
 
 async def is_held_up(queue):

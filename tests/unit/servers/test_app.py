@@ -47,7 +47,7 @@ async def test_models_that_come_later_are_served(client, models):
     assert (await client.post("/v1/completions", json=PROMPT)).status_code == 200
 
 
-async def test_metrics_are_told_on_the_same_port(client, metrics):
+async def test_metrics_are_served_on_the_same_port(client, metrics):
     metrics.set_engine_stats("org/tiny", "engine-0", EngineStats(kv_blocks_used=3, kv_blocks_total=4))
     response = await client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")

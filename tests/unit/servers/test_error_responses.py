@@ -42,29 +42,29 @@ from rayinfer.servers.error_responses import error_response, refusal_reason
 )
 def test_every_error_has_its_status_and_openais_envelope(error, status, type_, code):
     response = error_response(error)
-    told = json.loads(response.body)["error"]
+    reported = json.loads(response.body)["error"]
     assert response.status_code == status
-    assert set(told) == {"message", "type", "param", "code"}
-    assert (told["type"], told["code"]) == (type_, code)
+    assert set(reported) == {"message", "type", "param", "code"}
+    assert (reported["type"], reported["code"]) == (type_, code)
 
 
-def test_inner_failures_tell_nothing_of_their_message():
+def test_messages_of_internal_failures_are_not_sent():
     for error in (RequestFailed("/srv/model.py line 3"), RuntimeError("secret"), OSError(2, "No file", "/srv/x")):
         body = bytes(error_response(error).body).decode()
         assert "srv" not in body
         assert "secret" not in body
 
 
-def test_the_time_to_wait_is_told_in_whole_seconds_and_never_zero():
+def test_retry_after_is_in_whole_seconds_and_never_zero():
     assert error_response(QueueFull("full", retry_after_s=2.2)).headers["retry-after"] == "3"
     assert error_response(QueueFull("full", retry_after_s=0.0)).headers["retry-after"] == "1"
     assert "retry-after" not in error_response(InvalidParameter("no")).headers
 
 
 def test_a_long_message_and_a_long_param_are_cut():
-    told = json.loads(error_response(InvalidParameter("x" * 10**6, "y" * 10**6)).body)["error"]
-    assert len(told["message"]) == 1000
-    assert len(told["param"]) == 1000
+    reported = json.loads(error_response(InvalidParameter("x" * 10**6, "y" * 10**6)).body)["error"]
+    assert len(reported["message"]) == 1000
+    assert len(reported["param"]) == 1000
 
 
 def test_half_a_surrogate_pair_in_a_message_does_not_stop_the_answer():

@@ -5,10 +5,10 @@ import pytest
 
 from rayinfer.errors import RequestError
 from rayinfer.servers.json_decoding import MAX_DEPTH, MAX_PIECES, MAX_VALUES, decode_json
-from rayinfer.servers.unreadable_values import MAX_DIGITS, MAX_SEARCHED_BYTES
+from rayinfer.servers.json_error_location import MAX_DIGITS, MAX_SEARCHED_BYTES
 
 JSON = {"content-type": "application/json"}
-LARGEST_BODY = 4 * 2**20  # what a service reads unless told otherwise
+LARGEST_BODY = 4 * 2**20  # the default limit
 
 
 async def post(client, content: bytes, headers: dict[str, str] | None = None):
@@ -50,13 +50,13 @@ async def test_what_is_not_a_json_object_is_400(client, content):
     assert len(response.content) < 500
 
 
-async def test_broken_json_is_told_with_its_place(client):
+async def test_the_error_of_broken_json_has_its_location(client):
     response = await post(client, b'{\n  "prompt": }')
     assert "line 2, column 13" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "reported"),
     [
         (b'{"prompt": "a", "max_tokens": ' + b"9" * 5000 + b"}", "cannot be read: max_tokens: a number is too large."),
         (b'{"prompt": [' + b"9" * 5000 + b", NaN", "cannot be read: a number is too large."),
@@ -79,9 +79,9 @@ async def test_broken_json_is_told_with_its_place(client):
         (b'{"prompt": "\xed\xa0\x80"}', "is not valid UTF-8: see byte 12."),
     ],
 )
-async def test_what_python_cannot_read_is_told_in_plain_words(client, content, told):
+async def test_unreadable_json_has_a_plain_error(client, content, reported):
     message = (await post(client, content)).json()["error"]["message"]
-    assert message == f"The request's body {told}"
+    assert message == f"The request's body {reported}"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ async def test_other_kinds_of_content_are_415(client, headers):
 
 
 @pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "APPLICATION/JSON", "application/x+json"])
-async def test_every_spelling_of_json_is_fine(client, content_type):
+async def test_every_valid_form_of_json_is_accepted(client, content_type):
     assert (await post(client, b'{"prompt": "a"}', {"content-type": content_type})).status_code == 200
 
 

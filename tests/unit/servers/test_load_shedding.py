@@ -20,7 +20,7 @@ async def test_a_full_queue_refuses_before_anything_is_read(client, generator, m
     assert 'rayinfer_requests_refused_total{reason="queue_full"} 1.0' in metrics.render().decode()
 
 
-async def test_a_full_queue_keeps_nobody_from_looking(client, generator):
+async def test_a_full_queue_refuses_no_other_path(client, generator):
     generator.full = FULL
     for path in ("/health", "/ready", "/metrics", "/v1/models"):
         assert (await client.get(path)).status_code == 200

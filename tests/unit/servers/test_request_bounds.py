@@ -76,9 +76,9 @@ async def ask(
         sent.append(message)
 
     whole_scope: Scope = {"type": "http", "raw_path": b"/", "query_string": b"", "headers": list(headers), **scope}
-    tell = (lambda _: None) if refusals is None else refusals.append
+    on_refusal = (lambda _: None) if refusals is None else refusals.append
     async with asyncio.timeout(CEILING_S):
-        await BoundedRequests(app, bounds, tell)(whole_scope, coming.__anext__, send)
+        await BoundedRequests(app, bounds, on_refusal)(whole_scope, coming.__anext__, send)
     start = sent[0]
     body = b"".join(message.get("body", b"") for message in sent[1:])
     return Answer(start["status"], dict(start["headers"]), body)
@@ -154,14 +154,14 @@ async def test_a_refusal_carries_the_clients_own_name_for_the_request():
 
 
 @pytest.mark.parametrize("length", [b"1001", b"9" * 5000])
-async def test_an_announced_length_above_the_limit_is_413_before_the_application_hears_of_it(length):
+async def test_a_content_length_above_the_limit_is_413_before_the_application_runs(length):
     app = Application()
     bounds = RequestBounds(max_body_bytes=1000)
     answer = await ask(app, bounds, headers=[(b"content-length", length)])
     assert (answer.status, answer.code, app.headers) == (413, "request_too_large", None)
 
 
-async def test_a_body_that_grows_beyond_the_limit_is_413_and_the_application_hears_that_the_client_left():
+async def test_a_body_that_grows_beyond_the_limit_is_413_and_disconnects_the_application():
     app, refusals = Application(), []
     answer = await ask(app, parts=[b"x" * 500] * 3, refusals=refusals)
     assert (answer.status, answer.code, answer.headers[b"connection"]) == (413, "request_too_large", b"close")

@@ -32,11 +32,11 @@ async def trace(client, name):
 async def test_a_requests_trace_is_found_by_every_name_that_its_client_knows(client, generator):
     before = time.time()
     answer = await client.post(TEXT, json={"prompt": ["a", "b"]}, headers={"x-request-id": "mine"})
-    (told,) = await trace(client, "mine")
-    assert [told] == await trace(client, answer.json()["id"])
-    assert (await client.get("/v1/requests/mine/trace/")).json()["data"] == [told]
-    assert (told["id"], told["object"], told["model"]) == ("cmpl-mine", "request.trace", "org/tiny")
-    (received,) = told["events"]
+    (reported,) = await trace(client, "mine")
+    assert [reported] == await trace(client, answer.json()["id"])
+    assert (await client.get("/v1/requests/mine/trace/")).json()["data"] == [reported]
+    assert (reported["id"], reported["object"], reported["model"]) == ("cmpl-mine", "request.trace", "org/tiny")
+    (received,) = reported["events"]
     assert (received["name"], received["details"]) == ("received", {"num_prompts": 2})
     assert before <= received["time_s"] <= time.time()
     assert all(request.trace for request in generator.requests)
@@ -44,36 +44,36 @@ async def test_a_requests_trace_is_found_by_every_name_that_its_client_knows(cli
 
 async def test_a_request_without_a_name_of_its_own_is_found_by_the_one_it_got(client):
     answer = await client.post(CHAT, json={"messages": HELLO})
-    (told,) = await trace(client, answer.headers["x-request-id"])
-    assert told["id"] == answer.json()["id"]
+    (reported,) = await trace(client, answer.headers["x-request-id"])
+    assert reported["id"] == answer.json()["id"]
 
 
 @pytest.mark.parametrize("name", ["two words", "x" * 300, "a+b@c"])
 async def test_a_name_that_had_to_be_cleaned_is_found_as_it_was_sent(client, name):
     await client.post(TEXT, json={"prompt": "a", "request_id": name})
-    (told,) = await trace(client, name)
-    assert told["id"] != f"cmpl-{name}"
+    (reported,) = await trace(client, name)
+    assert reported["id"] != f"cmpl-{name}"
 
 
-async def test_events_of_all_prompts_and_choices_are_told_in_order_and_without_their_texts(client, generator, traces):
+async def test_a_trace_has_the_events_of_all_choices_in_order_without_texts(client, generator, traces):
     await client.post(TEXT, json={"prompt": ["a secret", "of mine"], "n": 2}, headers={"x-request-id": "mine"})
     now = time.time()
     for request, delay in zip(generator.requests, (2.0, 1.0), strict=True):
         traces.add_engine_events(request.request_id, 1, [TraceEvent("queued", now + delay, {"prompt_tokens": 4})])
-    (told,) = await trace(client, "mine")
-    assert told["events"][1:] == [
+    (reported,) = await trace(client, "mine")
+    assert reported["events"][1:] == [
         {"name": "queued", "time_s": now + 1.0, "details": {"prompt": 1, "choice": 1, "prompt_tokens": 4}},
         {"name": "queued", "time_s": now + 2.0, "details": {"prompt": 0, "choice": 1, "prompt_tokens": 4}},
     ]
-    assert told["num_events_dropped"] == 0
-    assert "secret" not in str(told)
+    assert reported["num_events_dropped"] == 0
+    assert "secret" not in str(reported)
 
 
-async def test_requests_of_one_name_are_told_apart(client):
+async def test_requests_of_one_name_have_separate_traces(client):
     for prompt in (["a"], ["a", "b"]):
         await client.post(TEXT, json={"prompt": prompt}, headers={"x-request-id": "same"})
-    told = await trace(client, "same")
-    assert [each["events"][0]["details"]["num_prompts"] for each in told] == [2, 1]
+    reported = await trace(client, "same")
+    assert [each["events"][0]["details"]["num_prompts"] for each in reported] == [2, 1]
 
 
 async def test_a_refused_request_has_no_trace(client):
@@ -81,7 +81,7 @@ async def test_a_refused_request_has_no_trace(client):
     assert (await client.get("/v1/requests/bad/trace")).status_code == 404
 
 
-@pytest.mark.parametrize("name", ["nobody", "cmpl-nobody", "%20", "x" * 3000, "..%2F..", "ü"])
+@pytest.mark.parametrize("name", ["unknown", "cmpl-unknown", "%20", "x" * 3000, "..%2F..", "ü"])
 async def test_an_unknown_request_is_not_found(client, name):
     response = await client.get(f"/v1/requests/{name}/trace")
     error = response.json()["error"]

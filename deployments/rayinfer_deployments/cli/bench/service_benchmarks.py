@@ -24,8 +24,7 @@ from rayinfer_deployments.cli.bench.shared_options import (
 )
 from rayinfer_deployments.cli.failures import interrupt_on_signals
 from rayinfer_deployments.cluster.haproxy_files import haproxy_files
-from rayinfer_deployments.cluster.profiles import Profile
-from rayinfer_deployments.cluster.ray_environment import THROUGHPUT_SETTINGS, set_ray_settings
+from rayinfer_deployments.cluster.ray_environment import THROUGHPUT_SETTINGS, Profile, set_ray_settings
 
 if TYPE_CHECKING:
     from rayinfer.benchmark.control_plane.overhead.router_report import ServiceCost

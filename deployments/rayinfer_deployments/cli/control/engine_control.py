@@ -32,7 +32,7 @@ def resume(port: Port = None, model: Model = None, address: Address = None, appl
 def sleep(
     port: Port = None,
     model: Model = None,
-    level: Annotated[int, typer.Option(min=0, max=2, help="0: no memory is given back, 1: caches, 2: weights too")] = 1,
+    level: Annotated[int, typer.Option(min=0, max=2, help="0: free no memory, 1: caches, 2: weights too")] = 1,
     address: Address = None,
     application: Application = None,
 ) -> None:
@@ -48,27 +48,29 @@ def wake(port: Port = None, model: Model = None, address: Address = None, applic
 
 @in_one_line
 def drain(
-    engine: Annotated[str | None, typer.Argument(help="the engine, or a part of its name (rayinfer status)")] = None,
+    engine: Annotated[
+        str | None, typer.Argument(help="name of the engine, or a part of it (see rayinfer status)")
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="replace all engines of all models")] = False,
-    shrink: Annotated[bool, typer.Option("--shrink", help="build no other in its place: one engine fewer")] = False,
+    shrink: Annotated[bool, typer.Option("--shrink", help="start no replacement: one engine fewer")] = False,
     port: Port = None,
     address: Address = None,
     application: Application = None,
 ) -> None:
     """Replace an engine: its streams migrate to others at once, and a new one is started in its place."""
     if (engine is None) != every:
-        raise ConfigError("say which engine shall go, or --all")
+        raise ConfigError("name one engine (`rayinfer status` lists them), or pass --all")
     if every and shrink:
-        raise ConfigError("--shrink takes one engine")
+        raise ConfigError("--shrink excludes --all: name one engine")
     done = _ask(_Where(port, address, application), "drain", DRAIN_S, engine=engine, shrink=shrink)
-    typer.echo(f"left: {', '.join(done['left'])}")
-    typer.echo(f"there: {', '.join(done['engines'])}")
+    typer.echo(f"removed: {', '.join(done['left'])}")
+    typer.echo(f"engines: {', '.join(done['engines'])}")
 
 
 @in_one_line
 def reload(
     source: Annotated[str, typer.Argument(help="checkpoint: folder, GGUF file, Hugging Face repository")],
-    model: Annotated[str | None, typer.Option(help="which model gets the weights (default: the only one)")] = None,
+    model: Annotated[str | None, typer.Option(help="the model that gets the weights (default: the only one)")] = None,
     port: Port = None,
     address: Address = None,
     application: Application = None,

@@ -41,9 +41,9 @@ def mapping_in(file: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(file.read_text())
     except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is no YAML: {error}") from None
+        raise ConfigError(f"{file} is not valid YAML: {error}") from None
     if not isinstance(content, dict):
-        raise ConfigError(f"{file} holds no NAME: VALUE lines")
+        raise ConfigError(f"{file} must hold NAME: VALUE lines")
     return content
 
 
@@ -53,12 +53,12 @@ def _set(settings: dict[str, Any], change: str) -> None:
 
     path, sign, text = change.partition("=")
     if not sign or not path:
-        raise ConfigError(f"--set takes NAME=VALUE, got {change!r}")
+        raise ConfigError(f"--set must be NAME=VALUE, got {change!r}")
     *parents, last = path.split(".")
     for parent in parents:
         settings = settings.setdefault(parent, {})
         if not isinstance(settings, dict):
-            raise ConfigError(f"--set {change}: {parent!r} holds no names")
+            raise ConfigError(f"--set {change}: {parent!r} is a value, not a group of settings")
     if text:
         settings[last] = yaml.safe_load(text)
     else:

@@ -1,10 +1,13 @@
 """`rayinfer scale`: the number of engines of a running service."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from rayinfer.errors import ConfigError
+from rayinfer.routing.autoscaling_settings import autoscaling_settings
+from rayinfer_deployments.cli.control.limits import mapping_in
 from rayinfer_deployments.cli.control.service_choice import Address, Application, Port, chosen_service
 from rayinfer_deployments.cli.failures import in_one_line
 
@@ -16,10 +19,15 @@ MOST = 1024
 
 @in_one_line
 def scale(
-    engines: Annotated[str, typer.Argument(metavar="N", help="how many, or auto: as the service was started with")],
+    engines: Annotated[
+        str,
+        typer.Argument(
+            metavar="N", help="number of engines of each model, or auto: the settings from the start of the service"
+        ),
+    ],
     port: Port = None,
     model: Annotated[str | None, typer.Option(help="only this model's engines (default: those of each model)")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="wait for room, where the cluster may add nodes")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="wait for resources, where the cluster may add nodes")] = False,
     address: Address = None,
     application: Application = None,
 ) -> None:
@@ -27,7 +35,7 @@ def scale(
     number = _number_in(engines)
     with chosen_service(port, address, application) as service:
         if wait:
-            typer.echo(f"waits up to {WAIT_S:.0f} s for engines, and for nodes with room for them", err=True)
+            typer.echo(f"waiting up to {WAIT_S:.0f} s for engines, and for nodes to place them on", err=True)
         now = service.ask("scale", timeout_s=SCALE_S, num_engines=number, model=model, waits_for_nodes=wait)
     for name, there in now.items():
         typer.echo(f"{name}: {len(there)} engine{'' if len(there) == 1 else 's'} ({', '.join(there) or 'none'})")
@@ -38,4 +46,25 @@ def _number_in(text: str) -> int | None:
         return None
     if not text.isdecimal() or not 1 <= int(text) <= MOST:
         raise ConfigError(f"expected a number of engines from 1 to {MOST}, or {AUTO}, got {text!r}")
+    return int(text)
+
+
+def engines_asked_for(replicas: str | None, autoscaling: Path | None) -> dict[str, Any]:
+    """Turn `--replicas N` or `MIN:MAX` and `--autoscaling FILE` into a model's settings; raises ConfigError."""
+    fewest, colon, most = (replicas or "").partition(":")
+    if autoscaling is None and not colon:
+        return {"num_replicas": 1 if replicas is None else _number(fewest, 1)}
+    if autoscaling is not None and replicas is not None and not colon:
+        raise ConfigError(
+            f"--replicas {replicas} is a fixed number, which excludes --autoscaling: use --replicas MIN:MAX"
+        )
+    settings = {} if autoscaling is None else mapping_in(autoscaling)
+    if colon:
+        settings |= {"min_replicas": _number(fewest, 0), "max_replicas": _number(most, 1)}
+    return {"autoscaling": autoscaling_settings(settings).model_dump(mode="json")}
+
+
+def _number(text: str, least: int) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise ConfigError(f"--replicas must be N or MIN:MAX, integers of at least {least}, got {text!r}")
     return int(text)

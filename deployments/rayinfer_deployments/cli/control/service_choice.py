@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 
-Port = Annotated[int | None, typer.Option(help="the service's port (default: the only service there is)")]
+Port = Annotated[int | None, typer.Option(help="port of the service (default: the only service of this machine)")]
 Address = Annotated[
-    str | None, typer.Option(help="the Ray on which `serve deploy` has started the service (auto, or HOST:PORT)")
+    str | None, typer.Option(help="address of the Ray cluster of a service of `serve deploy` (auto, or HOST:PORT)")
 ]
 Application = Annotated[
-    str | None, typer.Option(help="the service's name in its `serve deploy` file (default: the only one there)")
+    str | None, typer.Option(help="name of the application in the `serve deploy` file (default: the only one)")
 ]
 
 
@@ -65,7 +65,7 @@ def ray_to_join(port: int | None, address: str | None, application: str | None) 
     from rayinfer_deployments.cluster.service_record import find_services
 
     if port is not None and (address is not None or application is not None):
-        raise ConfigError("--port is for services of this machine, --address and --application for those on a Ray")
+        raise ConfigError("--port selects a service of this machine; it excludes --address and --application")
     if address is not None:
         return address
     if application is not None:
@@ -79,7 +79,7 @@ def joined(address: str, application: str | None, *, looks_at_settings: bool = F
     from rayinfer_deployments.cluster.ray_environment import set_ray_settings
 
     set_ray_settings(owns_ray=False)  # before anything imports Ray, which reads the environment
-    from rayinfer_deployments.operations.attached_service import JoinedService
+    from rayinfer_deployments.operations.attached_service import AttachedService
 
-    with JoinedService(address, application, looks_at_settings=looks_at_settings) as service:
+    with AttachedService(address, application, looks_at_settings=looks_at_settings) as service:
         yield service

@@ -100,10 +100,10 @@ def _show(services: list[dict[str, Any]]) -> None:
 
 
 def _show_summary(console: "Console", service: dict[str, Any]) -> None:
-    word, style = ("ready", "green") if service["ready"] else ("not ready", "red")
-    whose = "its own" if service["owns_ray"] else "joined"
-    console.print(f"[bold]{service['url']}/v1[/bold]  [{style}]{word}[/{style}]", soft_wrap=True)
-    details = f"up for {_in_words(service['age_s'])}, Ray at {service['ray_address']} ({whose})"
+    state, style = ("ready", "green") if service["ready"] else ("not ready", "red")
+    origin = "started with the service" if service["owns_ray"] else "attached"
+    console.print(f"[bold]{service['url']}/v1[/bold]  [{style}]{state}[/{style}]", soft_wrap=True)
+    details = f"up for {_in_words(service['age_s'])}, Ray at {service['ray_address']} ({origin})"
     console.print(f"{details}, Serve: {service['state']}", markup=False, soft_wrap=True)
     for name, reason in service["reasons"].items():
         console.print(f"{name}: {reason}", style="red", markup=False, soft_wrap=True)

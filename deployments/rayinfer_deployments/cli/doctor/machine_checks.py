@@ -100,7 +100,7 @@ def check_gpu(find: Callable[[str], str | None]) -> Finding:
     try:
         import torch
     except (ImportError, OSError):
-        return Finding(name="GPU", verdict="advice", found=gpu, remedy="mend torch first")
+        return Finding(name="GPU", verdict="advice", found=gpu, remedy="fix torch first")
     if torch.cuda.is_available():
         return Finding(name="GPU", verdict="ok", found=gpu)
     remedy = f"{sys.executable} -m pip install --force-reinstall torch (a build with CUDA)"
@@ -179,7 +179,7 @@ def check_cache(folder: Path) -> Finding:
     free_gib = shutil.disk_usage(existing).free / GIB
     found = f"{folder}, {free_gib:.1f} GiB free"
     if free_gib < NEEDED_DISK_GIB:
-        remedy = "free disk space, or set RAYINFER_CACHE to a folder with room"
+        remedy = "free disk space, or set RAYINFER_CACHE to a folder with free space"
         return Finding(name="cache", verdict="missing", found=found, remedy=remedy)
     return Finding(name="cache", verdict="ok", found=found)
 
@@ -203,15 +203,14 @@ def check_packed_weights(cache: Path) -> Finding:
     found = f"{len(entries)} models, {num_bytes / GIB:.1f} of at most {limit / GIB:g} GiB in {folder}"
     if num_bytes <= limit:
         return Finding(name="packed weights", verdict="ok", found=found)
-    remedy = "rayinfer cache clean: what is still needed is made again at the next start"
+    remedy = "rayinfer cache clean: needed ones are packed again at the next start"
     return Finding(name="packed weights", verdict="advice", found=found, remedy=remedy)
 
 
 def _available_memory_gib() -> float:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 / GIB
-    return 0.0
+    import psutil
+
+    return float(psutil.virtual_memory().available / GIB)
 
 
 def _first_line(program: str, *arguments: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rayinfer.engine.loop.output_queue import OutputQueue
 from rayinfer.outputs import Credits, EngineState, EngineStats, StepMessage, TokenDelta
-from rayinfer.protocols import GenerationRequest, ModelDescription
+from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription
 from rayinfer.tokenization.tokenizer import Tokenizer
 
 MESSAGE_INTERVAL_S = 0.5
@@ -17,22 +17,10 @@ KV_BLOCKS_TOTAL = 1 << 20
 
 
 class AlwaysRunning:
-    """Life cycle controls of an engine that ignores them."""
+    """EngineControl without effect."""
 
-    async def pause(self) -> None:
-        """Do nothing."""
-
-    async def resume(self) -> None:
-        """Do nothing."""
-
-    async def sleep(self, level: int) -> None:
-        """Do nothing."""
-
-    async def wake(self) -> None:
-        """Do nothing."""
-
-    async def states(self) -> list[str]:
-        """Return that it is running."""
+    async def control(self, action: ControlAction) -> list[str]:
+        """Return that the engine is running."""
         return [EngineState.RUNNING]
 
 

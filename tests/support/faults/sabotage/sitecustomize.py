@@ -89,7 +89,7 @@ def break_aborts(module):
         request = self._requests.get(request_id)
         if reason == "abort" and is_on("keep-blocks") and request is not None and request.row is not None:
             for block in request.blocks:
-                self._blocks._readers[block] += 1  # whom nobody will ever take off
+                self._blocks._readers[block] += 1  # a reader that is never removed
         return original(self, request_id, reason)
 
 
@@ -212,7 +212,7 @@ def break_queue(module):
     @wrap(module.DeltaQueue, "put")
     def put(original, self, delta):
         if is_on("no-buffer") and self._pending:
-            time.sleep(0.02)  # whoever is behind keeps the engine's line waiting
+            time.sleep(0.02)  # a slow reader delays the engine's connection
         original(self, delta)
 
 
@@ -238,7 +238,7 @@ def break_reconciler(module):
                     forgotten = self._reported
                     self.set_desired({})
                     for name in list(self._engines.names):
-                        self._engines.remove(name, "nobody confirms it")
+                        self._engines.remove(name, "the controller does not confirm it")
                 elif is_confirmed and forgotten is not None:
                     self.set_desired(self._reported or forgotten)
                     forgotten = None

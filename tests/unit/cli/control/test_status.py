@@ -45,12 +45,12 @@ def run(*arguments):
     return CliRunner().invoke(application, [str(argument) for argument in arguments])
 
 
-def test_a_service_whose_port_is_dead_still_tells_of_everything_else(port):
+def test_status_reports_all_else_when_the_port_does_not_answer(port):
     with ControlSocket(control_socket_path(port), {"status": report}):
         done = run("--port", port)
     assert done.exit_code == 1
     words = ["not ready", "the port does not answer", "CUDA is out of memory", "rayinfer-engine-abc", "25%", "it died"]
-    words += ["1 starting", "RAY_AUTH_MODE=token: strangers get in", "ray:1 (joined)"]
+    words += ["1 starting", "RAY_AUTH_MODE=token: strangers get in", "ray:1 (attached)"]
     assert [word for word in words if word not in done.stdout] == []
 
 
@@ -58,5 +58,5 @@ def test_a_service_that_takes_no_commands_is_still_listed(port):
     done = run("--json")
     (service,) = json.loads(done.stdout)
     assert (done.exit_code, service["port"], service["ready"], service["state"]) == (1, port, False, "UNKNOWN")
-    assert "takes no commands" in service["reason"]
+    assert "does not accept commands" in service["reason"]
     assert 0 <= service["age_s"] < 3600 * 24

@@ -109,7 +109,7 @@ def test_the_default_model_is_looked_for_in_the_cache(tmp_path):
     assert "smollm2-135m-0123" in finding.found
 
 
-def test_doctor_tells_what_packed_weights_take_and_how_to_be_rid_of_them(tmp_path):
+def test_doctor_reports_the_size_of_packed_weights_and_how_to_delete_them(tmp_path):
     assert check_packed_weights(tmp_path).found.startswith("0 models, 0.0 of at most 20 GiB")
     for name, gib in (("one", 2), ("other", 19)):
         file = tmp_path / "packed" / name / "weights.bin"

@@ -1,4 +1,4 @@
-"""The sockets of processes are found as Linux tells them, and sorted by who can reach them."""
+"""Listening sockets of processes, and which of them other machines reach."""
 
 import os
 import socket

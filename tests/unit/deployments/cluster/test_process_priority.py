@@ -5,7 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from rayinfer_deployments.cluster.process_priority import LOWEST, lower_bystanders, lower_helpers
+from rayinfer_deployments.cluster.process_priority import (
+    LOWEST,
+    deprioritize_background_processes,
+    deprioritize_control_plane,
+)
 
 WAITING = "import sys, threading; threading.Thread(target=sys.stdin.read).start(); print('up', flush=True)"
 
@@ -32,7 +36,7 @@ def priorities(pid):
     return {os.getpriority(os.PRIO_PROCESS, int(thread.name)) for thread in Path(f"/proc/{pid}/task").iterdir()}
 
 
-def test_helpers_wait_and_who_carries_tokens_does_not(start):
+def test_only_the_control_plane_is_deprioritized(start):
     helpers = [
         start("ray::ServeController.listen"),
         start("ray::ServeReplica:mine:engine-0-m"),
@@ -44,15 +48,15 @@ def test_helpers_wait_and_who_carries_tokens_does_not(start):
         start("ray::ServeReplica:theirs:engine-0"),
     ]
     before = priorities(others[0])
-    lower_helpers(os.getpid(), "mine")
+    deprioritize_control_plane(os.getpid(), "mine")
     assert [priorities(pid) for pid in helpers] == [{LOWEST}] * 3
     assert [priorities(pid) for pid in others] == [before] * 3
-    lower_helpers(os.getpid(), "mine")  # again: nothing more to do
+    deprioritize_control_plane(os.getpid(), "mine")  # again: nothing more to do
 
 
-def test_only_bystanders_wait_from_the_first_moment(start):
+def test_background_processes_are_deprioritized_during_the_start(start):
     monitor, controller = start("/site-packages/ray/autoscaler/_private/monitor.py"), start("ray::ServeController")
     before = priorities(controller)
-    lower_bystanders(os.getpid())
+    deprioritize_background_processes(os.getpid())
     assert priorities(monitor) == {LOWEST}
     assert priorities(controller) == before

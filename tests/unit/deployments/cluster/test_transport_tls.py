@@ -86,13 +86,13 @@ async def test_both_ends_speak_tls_with_rays_files(tmp_path, use_files):
 
 
 @pytest.mark.parametrize("stranger", ["router", "engine"])
-async def test_who_belongs_to_another_cluster_is_not_let_in(tmp_path, use_files, stranger):
+async def test_a_client_of_another_cluster_is_refused(tmp_path, use_files, stranger):
     use_files(certificate_files(tmp_path / "ours", "ours"))
     server, client = server_tls(), client_tls()
     use_files(certificate_files(tmp_path / "others", "others"))
     if stranger == "router":
         client = client_tls()
-        client.verify_mode = ssl.CERT_NONE  # who minds nothing is still not let in
+        client.verify_mode = ssl.CERT_NONE  # a client that verifies nothing is still refused
     else:
         server = server_tls()
         server.verify_mode = ssl.CERT_NONE

@@ -11,12 +11,12 @@ def test_a_replica_without_metadata_has_no_engine():
     assert EngineAddress.from_metadata({}) is None
 
 
-def test_a_subscriber_hears_what_was_known_before_and_every_change():
+def test_a_subscriber_gets_the_present_engines_and_every_change():
     publish_engines("app-1", "engines", {"engine-a": ADDRESS})
-    heard = []
-    unsubscribe = subscribe_to_engines("app-1", "engines", heard.append)
+    received = []
+    unsubscribe = subscribe_to_engines("app-1", "engines", received.append)
     publish_engines("app-1", "engines", {})
     publish_engines("app-2", "engines", {"engine-a": ADDRESS})
     unsubscribe()
     publish_engines("app-1", "engines", {"engine-a": ADDRESS})
-    assert heard == [{"engine-a": ADDRESS}, {}]
+    assert received == [{"engine-a": ADDRESS}, {}]

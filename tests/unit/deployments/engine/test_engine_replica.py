@@ -34,7 +34,7 @@ class FakeEngine:
 
 
 class Replica(EngineReplica):
-    """One whose end nobody awaits: Serve does, elsewhere."""
+    """Replica without `__del__`, which only Serve awaits."""
 
     def __del__(self):
         pass

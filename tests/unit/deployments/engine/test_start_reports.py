@@ -33,7 +33,7 @@ def test_reports_have_counts_and_times(tmp_path):
 
 def test_a_start_that_is_over_is_no_matter_to_engines(tmp_path):
     path = tmp_path / "start.jsonl"
-    with written_steps(path, "engine"), start_step("reading"):  # nobody ever waited
+    with written_steps(path, "engine"), start_step("reading"):  # the start was never waited for
         pass
     assert not path.exists()
     with StartReports(path), written_steps(path, "engine"):

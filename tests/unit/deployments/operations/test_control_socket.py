@@ -65,7 +65,7 @@ def test_a_service_that_is_gone_or_silent_is_said(path):
     with ControlSocket(path, {}):
         pass
     assert not path.exists()
-    with pytest.raises(RayinferError, match="takes no commands"):
+    with pytest.raises(RayinferError, match="does not accept commands"):
         ask(path, "add", timeout_s=5)
 
 

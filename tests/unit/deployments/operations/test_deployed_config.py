@@ -46,9 +46,9 @@ def test_the_only_application_of_ours_is_found_beside_others():
     ("applications", "name", "message"),
     [
         ({"a": OUR_BUILDER, "b": OUR_BUILDER}, None, r"several .* --application \(there are: a, b\)"),
-        ({"theirs": "x:y"}, None, r"no service of rayinfer's is deployed from a file \(applications: theirs\)"),
-        ({}, None, r"no service .*none"),
-        ({"a": OUR_BUILDER}, "z", r"no application is called 'z' \(there are: a\)"),
+        ({"theirs": "x:y"}, None, r"no rayinfer service is deployed from a file \(applications: theirs\)"),
+        ({}, None, r"no rayinfer service .*none"),
+        ({"a": OUR_BUILDER}, "z", r"there is no application 'z' \(there are: a\)"),
         ({"theirs": "x:y"}, "theirs", "not rayinfer's, its import_path is 'x:y'"),
         ({"program": None}, "program", "a program has deployed it"),
     ],

@@ -23,7 +23,7 @@ def test_every_process_of_the_service_has_its_role_and_no_other_is_listed():
     ]
 
 
-def test_an_engine_tells_its_group_its_rank_its_replica_and_its_load():
+def test_ps_shows_an_engines_group_rank_replica_and_load():
     engine = identify(ACTORS, "rayinfer", {"rayinfer-engine-abc": 4, "router": 2})[-1]
     assert (engine.group, engine.rank, engine.replica, engine.load) == ("rayinfer-engine-abc", 0, "abc", 4)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from rayinfer.outputs import EngineStats
 from rayinfer.protocols import ModelDescription, ServiceStatus
 from rayinfer.routing.limits import RouterLimits
-from rayinfer_deployments.cli.description_lines import capacity_lines, default_lines
+from rayinfer_deployments.cli.start_lines import capacity_lines, default_lines
 from rayinfer_deployments.operations.replica_calls import have_weights, in_plain_types
 from rayinfer_deployments.router.router import RouterReport
 
@@ -34,7 +34,7 @@ def test_a_report_says_of_each_engine_how_it_is_and_what_sizes_it_has():
     assert (engine["name"], engine["num_running"], engine["capacity"]) == ("a", 3, ON_A_CPU.capacity)
 
 
-def test_sizes_of_engines_are_told_once_for_each_model_and_kind_of_engine():
+def test_capacities_are_listed_once_for_each_model_and_capacity():
     reports = [report_of("r", a=ON_A_CPU, b=ON_A_CPU), report_of("s", a=ON_A_CPU, c=ON_A_GPU)]
     assert capacity_lines({"routers": [in_plain_types(report) for report in reports]}) == [
         "engine of tiny: max_num_seqs 64, max_num_batched_tokens 512, max_model_len 4,096,"
@@ -45,7 +45,7 @@ def test_sizes_of_engines_are_told_once_for_each_model_and_kind_of_engine():
     assert capacity_lines({"routers": [in_plain_types(report_of("r"))]}) == []
 
 
-def test_the_defaults_of_requests_are_told_once_for_each_model():
+def test_default_sampling_parameters_are_listed_once_for_each_model():
     drawn = replace(ON_A_CPU, default_sampling_params={"temperature": 0.2, "top_p": 0.5})
     reports = [report_of("r", a=drawn, b=drawn), report_of("s", a=drawn)]
     status = json.loads(json.dumps({"routers": [in_plain_types(report) for report in reports]}))

@@ -42,8 +42,8 @@ def test_a_larger_model_with_the_same_tokens_fits(folders, tmp_path):
     ("fields", "settings", "message"),
     [
         ({"vocab_size": 400}, {}, "a vocabulary of 400 tokens, 'm' has 384"),
-        ({"max_position_embeddings": 256}, {}, "reads sequences of 256 tokens at most, 'm' takes 512"),
-        ({"max_position_embeddings": 256}, {"max_model_len": 300}, "at most, 'm' takes 300"),
+        ({"max_position_embeddings": 256}, {}, "has a context of 256 tokens, 'm' needs 512"),
+        ({"max_position_embeddings": 256}, {"max_model_len": 300}, "'m' needs 300"),
     ],
 )
 def test_weights_that_would_break_open_streams_are_refused(folders, tmp_path, fields, settings, message):
@@ -70,7 +70,7 @@ def test_routers_go_on_with_the_tokenizer_they_have(folders):
     check_weights_fit(moved, str(folders["served"]))
 
 
-def test_a_source_that_is_nowhere_is_told(folders, tmp_path):
+def test_a_source_that_does_not_exist_is_refused(folders, tmp_path):
     with pytest.raises(ModelLoadError):
         check_weights_fit(served(folders), str(tmp_path / "nowhere"))
 

@@ -8,7 +8,7 @@ import pytest
 
 from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.router.connection_limits import FILES_FOR_OTHERS, ConnectionLimits, ConnectionTable, Phase
-from rayinfer_deployments.router.http_server import HttpDoor
+from rayinfer_deployments.router.http_server import HttpServer
 
 CEILING_S = 5.0  # less than the time for a head
 HEAD = b"GET /%b HTTP/1.1\r\nhost: a\r\n\r\n"
@@ -124,7 +124,7 @@ async def listening(limits):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    door = HttpDoor(application, "127.0.0.1", port, limits=limits)
+    server = HttpServer(application, "127.0.0.1", port, limits=limits)
     streams = []
 
     async def connect(payload=b"", expected=b""):
@@ -142,7 +142,7 @@ async def listening(limits):
     finally:
         for _, writer in streams:
             writer.close()
-        await door.close(grace_s=0.0)
+        await server.close(grace_s=0.0)
 
 
 async def is_open(stream):

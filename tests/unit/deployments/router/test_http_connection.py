@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.servers.app import build_app
 from rayinfer_deployments.router.http_connection import HttpConnection
-from rayinfer_deployments.router.http_server import HttpDoor
+from rayinfer_deployments.router.http_server import HttpServer
 from support.faults.bad_requests import MIB, ask
 
 LARGE = 8 * MIB
@@ -71,20 +71,20 @@ async def port() -> AsyncIterator[int]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    door = HttpDoor(application, "127.0.0.1", port, connection=QuickConnection)
+    server = HttpServer(application, "127.0.0.1", port, connection=QuickConnection)
     yield port
-    await door.close(grace_s=0.0)
+    await server.close(grace_s=0.0)
 
 
 class Client(asyncio.Protocol):
     """Client that keeps all received data, until the service closes the connection."""
 
     def __init__(self) -> None:
-        self.heard = b""
+        self.received = b""
         self.has_ended = asyncio.Event()
 
     def data_received(self, data: bytes) -> None:
-        self.heard += data
+        self.received += data
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.has_ended.set()
@@ -103,7 +103,7 @@ async def talk(port: int, *parts: bytes, pause_s: float = 0.0) -> bytes:
             await client.has_ended.wait()
     finally:
         transport.abort()
-    return client.heard
+    return client.received
 
 
 async def answers_well(port: int) -> bool:
@@ -165,20 +165,20 @@ async def test_a_stream_ends_where_garbage_follows_its_request(port):
     assert b"invalid_http" not in answer
 
 
-async def test_a_body_of_which_nobody_waits_for_the_rest_does_not_keep_a_connection(port):
+async def test_a_refused_requests_unread_body_does_not_keep_its_connection(port):
     head = b"POST /unread HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n"
     answer = await talk(port, head, *[b"x"] * 100, pause_s=0.02)
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert answer.endswith(b"ok")
 
 
-async def test_who_reads_after_having_sent_all_of_what_was_refused_has_the_whole_answer(port):
+async def test_a_client_that_reads_after_sending_a_refused_body_gets_the_whole_answer(port):
     head = b"POST /refused HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % (5 * MIB)
     answer = await asyncio.to_thread(ask, "127.0.0.1", port, head + b"x" * 5 * MIB)
     assert (answer.status, len(answer.body)) == (413, LARGE)
 
 
-async def test_who_never_stops_sending_is_let_go(port):
+async def test_a_client_that_never_stops_sending_is_disconnected(port):
     head = (
         b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 5000000\r\n\r\n"
     )

@@ -5,7 +5,7 @@ import httpx
 import pytest
 
 from rayinfer.errors import RayinferError
-from rayinfer_deployments.router.http_server import HttpDoor
+from rayinfer_deployments.router.http_server import HttpServer
 
 
 async def slow_app(scope, receive, send):
@@ -27,22 +27,22 @@ async def ask(port, path):
         return (await client.get(f"http://127.0.0.1:{port}{path}")).text
 
 
-async def test_an_answer_that_is_under_way_is_finished_before_the_door_closes(port):
-    door = HttpDoor(slow_app, "127.0.0.1", port)
+async def test_a_response_in_flight_is_finished_before_the_server_closes(port):
+    server = HttpServer(slow_app, "127.0.0.1", port)
     asking = asyncio.create_task(ask(port, "/short"))
     await asyncio.sleep(0.1)
-    await door.close(grace_s=5.0)
+    await server.close(grace_s=5.0)
     assert await asking == "first last"
     with pytest.raises(httpx.ConnectError):
         await ask(port, "/short")
 
 
 async def test_an_answer_that_outlasts_the_grace_is_cut(port):
-    door = HttpDoor(slow_app, "127.0.0.1", port)
+    server = HttpServer(slow_app, "127.0.0.1", port)
     asking = asyncio.create_task(ask(port, "/long"))
     await asyncio.sleep(0.1)
     async with asyncio.timeout(5.0):
-        await door.close(grace_s=0.1)
+        await server.close(grace_s=0.1)
     asking.cancel()
 
 
@@ -51,17 +51,17 @@ async def test_an_address_that_another_process_has_is_said(port):
         other.bind(("127.0.0.1", port))
         other.listen()
         with pytest.raises(RayinferError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
-            HttpDoor(slow_app, "127.0.0.1", port)
+            HttpServer(slow_app, "127.0.0.1", port)
 
 
-async def test_requests_on_open_and_on_brand_new_connections_are_answered_while_the_door_closes(port):
-    door = HttpDoor(slow_app, "127.0.0.1", port)
+async def test_requests_on_open_and_new_connections_are_answered_while_the_server_closes(port):
+    server = HttpServer(slow_app, "127.0.0.1", port)
     async with httpx.AsyncClient(trust_env=False, timeout=5, base_url=f"http://127.0.0.1:{port}") as client:
         assert (await client.get("/short")).headers.get("connection") != "close"
         # Connected, but not yet taken by the server, whose loop gets no turn before it closes.
         newcomer = socket.create_connection(("127.0.0.1", port))
         newcomer.sendall(b"GET /short HTTP/1.1\r\nhost: here\r\n\r\n")
-        closing = asyncio.create_task(door.close(grace_s=5.0))
+        closing = asyncio.create_task(server.close(grace_s=5.0))
         await asyncio.sleep(0)
         late = await client.get("/short")
         assert (late.text, late.headers["connection"]) == ("first last", "close")
@@ -76,5 +76,5 @@ async def test_requests_on_open_and_on_brand_new_connections_are_answered_while_
         await closing
 
 
-async def test_a_door_that_was_never_open_closes(port):
-    await HttpDoor(slow_app, "127.0.0.1", port).close(grace_s=1.0)
+async def test_a_server_that_never_started_closes(port):
+    await HttpServer(slow_app, "127.0.0.1", port).close(grace_s=1.0)

@@ -8,7 +8,7 @@ import pytest
 from rayinfer.errors import EngineDead
 from rayinfer.liveness import LivenessLimits
 from support.fakes.fake_executor import expected_tokens, numbers
-from support.services.async_engines import ENDLESS, PATIENCE_S, collect, request, running, wait_until
+from support.services.async_engines import ENDLESS, TIMEOUT_S, collect, request, running, wait_until
 
 
 async def test_every_router_gets_its_own_requests_and_no_others():
@@ -49,7 +49,7 @@ async def test_a_slow_reader_gets_merged_messages_with_nothing_lost():
     async with running(num_blocks=64) as engine:
         await engine.submit([request(f"r{i}", numbers(9, i), 100) for i in range(3)], "slow")
         tokens, num_messages, num_ended = {}, 0, 0
-        async with asyncio.timeout(PATIENCE_S), aclosing(engine.outputs("slow")) as messages:
+        async with asyncio.timeout(TIMEOUT_S), aclosing(engine.outputs("slow")) as messages:
             async for message in messages:
                 num_messages += bool(message.deltas)
                 for delta in message.deltas:
@@ -76,7 +76,7 @@ async def test_a_refused_request_comes_back_as_an_error_and_the_others_run():
 async def test_a_refusal_has_a_trace_if_it_is_to_have_one(is_traced):
     async with running() as engine, aclosing(engine.outputs("r")) as messages:
         await engine.submit([request("bad", [], trace=is_traced)], "r")
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             ends = [delta async for message in first_with_deltas(messages) for delta in message.deltas]
         events = ends[0].trace
         assert [event.name for event in events or []] == is_traced * ["finished"]
@@ -131,7 +131,7 @@ async def test_a_router_that_comes_back_at_once_starts_afresh():
 
 
 async def test_an_idle_engine_goes_on_telling_its_state():
-    async with running(limits=LivenessLimits(loop_heartbeat_s=0.01)) as engine, asyncio.timeout(PATIENCE_S):
+    async with running(limits=LivenessLimits(loop_heartbeat_s=0.01)) as engine, asyncio.timeout(TIMEOUT_S):
         async with aclosing(engine.outputs("r")) as messages:
             beats = [await anext(messages) for _ in range(3)]
         assert all(not beat.deltas and beat.stats.kv_blocks_total == 32 for beat in beats)
@@ -139,7 +139,7 @@ async def test_an_idle_engine_goes_on_telling_its_state():
 
 
 async def test_messages_carry_the_blocks_that_came_and_went():
-    async with running() as engine, asyncio.timeout(PATIENCE_S):
+    async with running() as engine, asyncio.timeout(TIMEOUT_S):
         await engine.submit([request("a", numbers(17), 1)], "r")
         stored = []
         async with aclosing(engine.outputs("r")) as messages:
@@ -152,7 +152,7 @@ async def test_messages_carry_the_blocks_that_came_and_went():
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_a_dead_engine_says_so_to_every_router_and_to_those_who_come_later():
-    async with running(failure=lambda context: MemoryError("none left")) as engine, asyncio.timeout(PATIENCE_S):
+    async with running(failure=lambda context: MemoryError("none left")) as engine, asyncio.timeout(TIMEOUT_S):
         readers = [asyncio.create_task(collect(engine, router, 1)) for router in ("r", "other")]
         await asyncio.sleep(0)
         await engine.submit([request("a", numbers(9))], "r")
@@ -193,7 +193,7 @@ async def test_shutdown_ends_requests_streams_and_the_thread():
         await engine.submit([request("a", numbers(9), ENDLESS)], "r")
         reader = asyncio.create_task(collect(engine, "r", 1))
         await wait_until(lambda: engine.stats.num_running)
-        await asyncio.wait_for(engine.shutdown(), PATIENCE_S)
+        await asyncio.wait_for(engine.shutdown(), TIMEOUT_S)
         tokens, ends = await reader
         assert ends == {}  # a router may go on with it on another engine
         assert tokens["a"] == expected_tokens(numbers(9), len(tokens["a"]))
@@ -202,7 +202,7 @@ async def test_shutdown_ends_requests_streams_and_the_thread():
         assert engine.stats.kv_blocks_used == 0
         with pytest.raises(EngineDead, match="shut down"):
             await engine.submit([request("b", numbers(9))], "r")
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             assert [message async for message in engine.outputs("latecomer")] == []
 
 

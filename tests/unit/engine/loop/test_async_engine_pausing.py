@@ -10,7 +10,7 @@ from rayinfer.errors import EngineDead, InvalidParameter, WrongEngineState
 from rayinfer.liveness import LivenessLimits
 from rayinfer.protocols import Pause, Resume, Sleep, States, Wake
 from support.fakes.fake_executor import expected_tokens, numbers
-from support.services.async_engines import ENDLESS, PATIENCE_S, collect, request, running, wait_until
+from support.services.async_engines import ENDLESS, TIMEOUT_S, collect, request, running, wait_until
 
 dies = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -23,12 +23,12 @@ class Gate:
 
     def __call__(self, *_):
         self.reached.set()
-        self.opened.wait(PATIENCE_S)
+        self.opened.wait(TIMEOUT_S)
 
 
 async def after_the_first_step(gate, change):
     """Have the engine do something while its first step is held up at the gate."""
-    await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
+    await asyncio.to_thread(gate.reached.wait, TIMEOUT_S)
     changing = asyncio.ensure_future(change)
     await asyncio.sleep(0)
     gate.opened.set()
@@ -37,7 +37,7 @@ async def after_the_first_step(gate, change):
 
 async def first_message(engine, router_id, wanted):
     """The first message of which `wanted` is true."""
-    async with asyncio.timeout(PATIENCE_S), aclosing(engine.outputs(router_id)) as messages:
+    async with asyncio.timeout(TIMEOUT_S), aclosing(engine.outputs(router_id)) as messages:
         async for message in messages:
             if wanted(message):
                 return message
@@ -80,7 +80,7 @@ async def test_heartbeats_go_on_and_tell_the_state_with_and_without_requests(sto
             await engine.submit(requests, "r")
             await engine.control(Pause() if stop == "pause" else Sleep(1))
             assert engine.stats.state == state
-            async with asyncio.timeout(PATIENCE_S), aclosing(engine.outputs("r")) as messages:
+            async with asyncio.timeout(TIMEOUT_S), aclosing(engine.outputs("r")) as messages:
                 beats = [await anext(messages) for _ in range(3)]
             assert beats[-1].stats.state == state
             assert engine.stalled_s < 5
@@ -122,7 +122,7 @@ async def test_an_engine_can_be_shut_down_in_its_sleep():
         await engine.submit([request("a", numbers(9), ENDLESS)], "r")
         reader = asyncio.create_task(collect(engine, "r", 1))
         await engine.control(Sleep(2))
-        await asyncio.wait_for(engine.shutdown(), PATIENCE_S)
+        await asyncio.wait_for(engine.shutdown(), TIMEOUT_S)
         await reader
         assert engine.executor.is_shut_down
         for action in (Wake(), States()):
@@ -133,7 +133,7 @@ async def test_an_engine_can_be_shut_down_in_its_sleep():
 @dies
 @pytest.mark.parametrize("move", ["sleep", "wake"])
 async def test_a_change_that_fails_ends_the_engine_and_everybody_is_told_why(move):
-    async with running(num_blocks=4000) as engine, asyncio.timeout(PATIENCE_S):
+    async with running(num_blocks=4000) as engine, asyncio.timeout(TIMEOUT_S):
         engine.executor.sleep_failure = MemoryError("no room") if move == "sleep" else None
         engine.executor.wake_failure = FileNotFoundError("no checkpoint")
         readers = [asyncio.create_task(collect(engine, router, 1)) for router in ("r", "other")]
@@ -165,9 +165,9 @@ async def test_who_waits_for_a_change_when_the_engine_dies_of_something_else_is_
         gate()
         return MemoryError("none left")
 
-    async with running(failure=fail) as engine, asyncio.timeout(PATIENCE_S):
+    async with running(failure=fail) as engine, asyncio.timeout(TIMEOUT_S):
         await engine.submit([request("a", numbers(9))], "r")
-        await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
+        await asyncio.to_thread(gate.reached.wait, TIMEOUT_S)
         waiting = [asyncio.ensure_future(engine.control(action)) for action in (Pause(), Sleep(1), Wake())]
         await asyncio.sleep(0)
         gate.opened.set()
@@ -178,9 +178,9 @@ async def test_who_waits_for_a_change_when_the_engine_dies_of_something_else_is_
 
 async def test_a_change_that_is_cancelled_before_its_turn_does_not_happen():
     gate = Gate()
-    async with running(failure=gate) as engine, asyncio.timeout(PATIENCE_S):
+    async with running(failure=gate) as engine, asyncio.timeout(TIMEOUT_S):
         await engine.submit([request("a", numbers(9), 3)], "r")
-        await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
+        await asyncio.to_thread(gate.reached.wait, TIMEOUT_S)
         pausing = asyncio.ensure_future(engine.control(Pause()))
         await asyncio.sleep(0)
         pausing.cancel()
@@ -192,11 +192,11 @@ async def test_a_change_that_is_cancelled_before_its_turn_does_not_happen():
 
 async def test_a_long_awakening_does_not_pass_for_silence():
     gate = Gate()
-    async with running(limits=LivenessLimits(loop_heartbeat_s=0.01)) as engine, asyncio.timeout(PATIENCE_S):
+    async with running(limits=LivenessLimits(loop_heartbeat_s=0.01)) as engine, asyncio.timeout(TIMEOUT_S):
         engine.executor.restore = gate
         await engine.control(Sleep(2))
         waking = asyncio.ensure_future(engine.control(Wake()))
-        await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
+        await asyncio.to_thread(gate.reached.wait, TIMEOUT_S)
         await asyncio.sleep(0.05)
         assert (engine.stalled_s, engine.stats.state) == (0.0, "asleep")
         gate.opened.set()
@@ -205,7 +205,7 @@ async def test_a_long_awakening_does_not_pass_for_silence():
 
 
 async def test_routers_learn_which_blocks_a_sleep_has_cost():
-    async with running() as engine, asyncio.timeout(PATIENCE_S):
+    async with running() as engine, asyncio.timeout(TIMEOUT_S):
         await engine.submit([request("a", numbers(17), 1)], "r")
         stored = await first_message(engine, "r", lambda message: message.blocks_stored)
         reader = asyncio.create_task(first_message(engine, "r", lambda message: message.blocks_removed))

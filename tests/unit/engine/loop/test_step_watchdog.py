@@ -7,7 +7,7 @@ import pytest
 from rayinfer.engine.loop.step_watchdog import StepWatchdog
 from rayinfer.liveness import LivenessLimits
 from support.fakes.fake_executor import numbers
-from support.services.async_engines import PATIENCE_S, collect, request, running
+from support.services.async_engines import TIMEOUT_S, collect, request, running
 
 LIMITS = LivenessLimits()
 
@@ -88,11 +88,11 @@ async def test_routers_get_reports_of_a_long_step_and_its_limit():
 
     def hold_up(*_):
         reached.set()
-        opened.wait(PATIENCE_S)
+        opened.wait(TIMEOUT_S)
 
-    async with running(LivenessLimits(message_interval_s=0.01), failure=hold_up) as engine, asyncio.timeout(PATIENCE_S):
+    async with running(LivenessLimits(message_interval_s=0.01), failure=hold_up) as engine, asyncio.timeout(TIMEOUT_S):
         await engine.submit([request("a", numbers(9), 20)], "r")
-        await asyncio.to_thread(reached.wait, PATIENCE_S)
+        await asyncio.to_thread(reached.wait, TIMEOUT_S)
         async with aclosing(engine.outputs("listener")) as messages:
             reports = [await anext(messages) for _ in range(5)]
         opened.set()

@@ -141,7 +141,7 @@ class Scripts(RuleBasedStateMachine):
             engine.control(Sleep(level))
 
     @rule()
-    def has_next_token(self):
+    def resume(self):
         self.driven.engine.control(Wake())
         self.driven.engine.control(Resume())
 

@@ -78,7 +78,7 @@ def test_the_usage_so_far_can_be_in_every_chunk():
         assert chunk["usage"]["total_tokens"] == total
 
 
-def test_token_ids_are_told_when_asked_for_and_the_prompt_once():
+def test_token_ids_are_sent_on_request_and_the_prompts_once():
     writer = ChunkWriter(settings(with_token_ids=True), COMPLETION)
     first = json.loads(writer.write(output("", [5])).removeprefix(b"data: "))["choices"][0]
     second = json.loads(writer.write(output("x", [6, 7])).removeprefix(b"data: "))["choices"][0]

@@ -162,12 +162,12 @@ BAD_BODIES = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "status", "param", "code", "told"), BAD_BODIES)
-async def test_a_bad_body_is_refused_by_field(client, generator, path, body, status, param, code, told):
+@pytest.mark.parametrize(("path", "body", "status", "param", "code", "reported"), BAD_BODIES)
+async def test_a_bad_body_is_refused_by_field(client, generator, path, body, status, param, code, reported):
     response = await client.post(path, json=body)
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["code"]) == (status, param, code)
-    assert told in error["message"]
+    assert reported in error["message"]
     assert error["type"] == "invalid_request_error"
     assert len(response.content) < 1500
     assert generator.requests == []
@@ -358,7 +358,7 @@ async def test_long_prompts_are_tokenised_in_their_order_beside_short_ones(clien
 
 
 @pytest.mark.parametrize(("wanted", "is_added"), [(None, True), (True, True), (False, False)])
-async def test_a_plain_prompt_gets_the_tokenizers_special_tokens_unless_told_otherwise(
+async def test_a_plain_prompt_gets_special_tokens_unless_switched_off(
     client, generator, models, tokenizer_folder, wanted, is_added
 ):
     backend = Backend.from_file(str(tokenizer_folder / "tokenizer.json"))
@@ -371,7 +371,7 @@ async def test_a_plain_prompt_gets_the_tokenizers_special_tokens_unless_told_oth
     assert conversation.count(1) == 2  # what the template wrote, and no more
 
 
-async def test_models_are_told_with_their_context(client):
+async def test_models_are_listed_with_their_context_length(client):
     card = (await client.get("/v1/models/org/tiny")).json()
     assert card["max_model_len"] == 256
     assert card["created"] == 1_700_000_000

@@ -106,7 +106,7 @@ async def test_every_field_is_refused_by_its_name(client, generator, path):
 
 
 @pytest.mark.parametrize("path", BODIES)
-async def test_a_number_outside_its_range_is_told_with_the_range_and_itself(client, path):
+async def test_the_error_of_a_number_out_of_range_has_the_range_and_the_number(client, path):
     for field, (values, said) in (NUMBERS | INTEGERS).items():
         for value in values:
             message = (await refusal(client, path, {field: value}))["message"]
@@ -136,8 +136,8 @@ async def test_an_infinite_number_written_in_digits_is_refused_by_its_field(clie
 CONTRADICTIONS = [
     (TEXT, {"min_tokens": 17}, "min_tokens", "at most max_tokens (16)"),
     (CHAT, {"min_tokens": 3, "max_completion_tokens": 2}, "min_tokens", "at most max_tokens (2)"),
-    (TEXT, {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "not in streams"),
-    (CHAT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not in streams"),
+    (TEXT, {"prompt_logprobs": 0, "stream": True}, "prompt_logprobs", "not supported in streams"),
+    (CHAT, {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "not supported in streams"),
     (CHAT, {"top_logprobs": 1}, "top_logprobs", "with logprobs=true"),
     (CHAT, {"top_logprobs": 1, "logprobs": False}, "top_logprobs", "with logprobs=true"),
     (CHAT, {"top_logprobs": 21, "logprobs": True}, "top_logprobs", "from 0 to 20, got 21"),
@@ -157,7 +157,7 @@ CONTRADICTIONS = [
 ]
 
 
-async def test_what_goes_against_another_field_or_a_bound_is_told_so(client, generator):
+async def test_the_error_of_conflicting_fields_names_the_conflict(client, generator):
     for path, fields, param, said in CONTRADICTIONS:
         error = await refusal(client, path, fields)
         assert error["param"] == param

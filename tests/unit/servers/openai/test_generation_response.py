@@ -16,7 +16,7 @@ from support.fakes.fake_generator import FakeGenerator
 TEXT = "/v1/completions"
 CHAT = "/v1/chat/completions"
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
-PATIENCE_S = 5.0
+TIMEOUT_S = 5.0
 
 
 class Connection:
@@ -62,7 +62,7 @@ def events(text: str) -> list[object]:
 
 
 async def wait_for(event: asyncio.Event) -> None:
-    await asyncio.wait_for(event.wait(), PATIENCE_S)
+    await asyncio.wait_for(event.wait(), TIMEOUT_S)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ async def test_a_client_that_leaves_ends_the_generation(app, generator, fields, 
     connection = Connection(app, TEXT, {"prompt": "a", **fields})
     await wait_for(generator.has_blocked)
     connection.leave()
-    await asyncio.wait_for(connection.task, PATIENCE_S)
+    await asyncio.wait_for(connection.task, TIMEOUT_S)
     assert sorted(generator.aborted) == sorted(request.request_id for request in generator.requests)
     assert generator.finished == []
 
@@ -86,7 +86,7 @@ async def test_a_cancelled_request_ends_the_generation(app, generator, stream):
     await wait_for(generator.has_blocked)
     connection.task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(connection.task, PATIENCE_S)
+        await asyncio.wait_for(connection.task, TIMEOUT_S)
     assert len(generator.aborted) == 2
 
 
@@ -103,7 +103,7 @@ async def test_a_stream_begins_with_its_first_output_and_not_before(app, generat
     await wait_for(generator.has_blocked)
     assert connection.sent == []
     generator.release.set()
-    await asyncio.wait_for(connection.task, PATIENCE_S)
+    await asyncio.wait_for(connection.task, TIMEOUT_S)
     assert connection.sent[0]["status"] == 200
     assert connection.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
 
@@ -114,7 +114,7 @@ async def test_every_output_is_sent_as_soon_as_it_is_there(app, generator):
     await wait_for(generator.has_blocked)
     assert b'"text":"Hello"' in connection.sent[-1]["body"]
     generator.release.set()
-    await asyncio.wait_for(connection.task, PATIENCE_S)
+    await asyncio.wait_for(connection.task, TIMEOUT_S)
 
 
 def streamed_response(generator: FakeGenerator, **settings: float) -> StreamedResponse:
@@ -129,11 +129,11 @@ async def test_a_stream_that_has_begun_says_in_long_silences_that_it_is_still_th
     generator.blocks_after = 1
     connection = Connection(streamed_response(generator, keep_alive_check_s=0.001), TEXT, {})
     await wait_for(generator.has_blocked)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while connection.bodies.count(b": keep-alive\n\n") < 3:  # noqa: ASYNC110 - silence has no event
             await asyncio.sleep(0.001)
     generator.release.set()
-    await asyncio.wait_for(connection.task, PATIENCE_S)
+    await asyncio.wait_for(connection.task, TIMEOUT_S)
     assert events(connection.text)[-1] == "[DONE]"
     num_sent = len(connection.sent)
     assert connection.sent[-1]["more_body"] is False
@@ -150,7 +150,7 @@ async def test_no_comment_comes_before_the_first_output_or_while_there_is_news(g
         await asyncio.sleep(0.02)
         assert connection.sent == []
         generator.release.set()
-    await asyncio.wait_for(connection.task, PATIENCE_S)
+    await asyncio.wait_for(connection.task, TIMEOUT_S)
     assert b": keep-alive\n\n" not in connection.bodies
 
 
@@ -198,7 +198,7 @@ async def test_a_stream_has_headers_that_keep_proxies_from_holding_it_back(clien
         (KeyError("x"), "internal_error"),
     ],
 )
-async def test_a_failure_after_the_first_output_is_told_in_the_stream(client, generator, failure, code):
+async def test_a_failure_after_the_first_output_is_sent_in_the_stream(client, generator, failure, code):
     generator.failure = failure
     response = await client.post(CHAT, json={**HELLO, "stream": True})
     streamed = events(response.text)
@@ -212,7 +212,7 @@ async def test_a_failure_after_the_first_output_is_told_in_the_stream(client, ge
 @pytest.mark.parametrize(
     ("reason", "code"), [("timeout", "timeout"), ("error", "generation_failed"), (None, "generation_failed")]
 )
-async def test_a_bad_end_is_told_in_the_stream(client, generator, reason, code):
+async def test_a_failed_choice_is_an_error_event_of_the_stream(client, generator, reason, code):
     generator.finish_reason = reason
     streamed = events((await client.post(TEXT, json={"prompt": "a", "stream": True})).text)
     assert [streamed[-2]["error"]["code"], streamed[-1]] == [code, "[DONE]"]

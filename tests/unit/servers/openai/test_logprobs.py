@@ -55,10 +55,12 @@ async def test_a_completions_log_probabilities_are_parallel_lists(client, models
 
 
 @pytest.mark.parametrize(("logprobs", "num_keys"), [(0, 1), (1, 2), (2, 2), (20, 20)])
-async def test_the_chosen_token_is_always_among_those_told(client, logprobs, num_keys):
+async def test_the_chosen_token_is_always_among_the_top_logprobs(client, logprobs, num_keys):
     (choice,) = (await whole(client, TEXT, prompt="hello", logprobs=logprobs))["choices"]
-    told = choice["logprobs"]
-    for token, logprob, top in zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True):
+    reported = choice["logprobs"]
+    for token, logprob, top in zip(
+        reported["tokens"], reported["token_logprobs"], reported["top_logprobs"], strict=True
+    ):
         assert top[token] == logprob
         assert len(top) == num_keys
 
@@ -90,7 +92,7 @@ async def test_a_chats_log_probabilities_are_entries(client, models):
         (CHAT, HELLO | {"logprobs": True, "return_tokens_as_token_ids": True}),
     ],
 )
-async def test_a_stream_tells_the_same_as_a_whole_answer(client, generator, path, fields):
+async def test_a_stream_has_the_logprobs_of_a_whole_answer(client, generator, path, fields):
     generator.pieces = ("日", "", "本 🇯🇵", ".")
     body = await whole(client, path, **fields)
     choices, usage = await streamed(client, path, **fields)
@@ -105,14 +107,14 @@ async def test_a_stream_tells_the_same_as_a_whole_answer(client, generator, path
 async def test_tokens_without_text_have_their_log_probabilities_in_a_chunk_of_their_own(client, generator):
     generator.pieces = ("a", "")
     chunks = events((await client.post(CHAT, json=HELLO | {"stream": True, "logprobs": True})).text)
-    told = [
+    reported = [
         choice["logprobs"] and len(choice["logprobs"]["content"]) for chunk in chunks for choice in chunk["choices"]
     ]
-    assert told == [None, 1, 1, None]
+    assert reported == [None, 1, 1, None]
     assert chunks[2]["choices"][0]["delta"] == {"content": ""}
 
 
-async def test_who_asks_for_none_gets_none(client, generator: FakeGenerator):
+async def test_without_the_field_there_are_no_logprobs(client, generator: FakeGenerator):
     for path, fields in ((TEXT, {"prompt": "hello"}), (CHAT, HELLO), (CHAT, HELLO | {"logprobs": False})):
         body = await whole(client, path, **fields)
         assert body["choices"][0]["logprobs"] is None
@@ -144,13 +146,13 @@ async def test_an_echo_with_log_probabilities_scores_the_prompt(client, generato
     tokenizer = models["org/tiny"].tokenizer
     prompt = tokenizer.encode("hello world")
     (choice,) = (await whole(client, TEXT, prompt="hello world", echo=True, logprobs=2))["choices"]
-    told = choice["logprobs"]
+    reported = choice["logprobs"]
     assert generator.requests[0].sampling_params.prompt_logprobs == 2
-    assert {len(told[name]) for name in LISTS} == {len(prompt) + 3}
-    assert (told["token_logprobs"][0], told["top_logprobs"][0]) == (None, None)
-    assert told["token_logprobs"][1:] == [-1.0] * (len(prompt) + 2)
-    assert "".join(told["tokens"][: len(prompt)]) == "hello world"
-    for token, offset in zip(told["tokens"][: len(prompt)], told["text_offset"], strict=False):
+    assert {len(reported[name]) for name in LISTS} == {len(prompt) + 3}
+    assert (reported["token_logprobs"][0], reported["top_logprobs"][0]) == (None, None)
+    assert reported["token_logprobs"][1:] == [-1.0] * (len(prompt) + 2)
+    assert "".join(reported["tokens"][: len(prompt)]) == "hello world"
+    for token, offset in zip(reported["tokens"][: len(prompt)], reported["text_offset"], strict=False):
         assert choice["text"].startswith(token, offset)
 
 
@@ -192,7 +194,7 @@ async def test_a_generator_that_does_not_score_is_an_inner_failure(client, gener
         assert (response.status_code, response.json()["error"]["code"]) == (500, "generation_failed")
 
 
-async def test_a_prompt_whose_time_ran_out_before_it_was_scored_is_told_so(client, generator):
+async def test_a_timeout_before_prompt_logprobs_is_an_error(client, generator):
     generator.scores_prompts, generator.finish_reason, generator.pieces = False, "timeout", ("",)
     response = await client.post(TEXT, json={"prompt": "hello", "echo": True, "logprobs": 0, "stream": True})
     assert (response.status_code, response.json()["error"]["code"]) == (504, "timeout")
@@ -247,7 +249,7 @@ async def test_echo_and_prompt_log_probabilities_may_ask_for_different_numbers(c
     assert len(choice["logprobs"]["top_logprobs"][1]) == 2
 
 
-async def test_answers_that_would_tell_too_much_are_refused(client, generator):
+async def test_requests_for_too_many_logprobs_are_refused(client, generator):
     generator.max_model_len = 30_000
     cases = (
         (TEXT, {"prompt": [5] * 20_000, "prompt_logprobs": 20}, "prompt_logprobs", "prompts"),

@@ -96,16 +96,16 @@ def test_a_chats_log_probabilities_whole_and_streamed(official):
 
 def test_a_completions_log_probabilities_whole_and_streamed(official, address):
     asked = {"model": "org/tiny", "prompt": "hello", "logprobs": 2}
-    told = official.completions.create(**asked).choices[0].logprobs
-    assert told.token_logprobs == [-1.0] * 3
-    assert [sorted(top.values()) for top in told.top_logprobs] == [[-1.0, -0.5]] * 3
+    reported = official.completions.create(**asked).choices[0].logprobs
+    assert reported.token_logprobs == [-1.0] * 3
+    assert [sorted(top.values()) for top in reported.top_logprobs] == [[-1.0, -0.5]] * 3
     # The strict types know neither a chunk that has not ended nor the null of an echoed prompt's first token.
     with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as lax:
         chunks = list(lax.completions.create(**asked, stream=True))
         echoed = lax.completions.create(**asked, echo=True, max_tokens=0)
     parts = [part.logprobs for chunk in chunks for part in chunk.choices if part.logprobs]
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
-        assert [value for part in parts for value in getattr(part, name)] == getattr(told, name)
+        assert [value for part in parts for value in getattr(part, name)] == getattr(reported, name)
     assert echoed.choices[0].text == "hello"
     assert echoed.choices[0].logprobs.token_logprobs[0] is None
     assert echoed.usage.completion_tokens == 0

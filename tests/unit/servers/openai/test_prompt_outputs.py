@@ -65,12 +65,12 @@ async def test_a_first_prompt_that_finds_the_queue_full_refuses_the_request():
         generate_outputs(NarrowGenerator(2, num_others=2), requests(3))
 
 
-async def test_any_other_refusal_is_told_at_once():
+async def test_any_other_refusal_is_raised_at_once():
     with pytest.raises(InvalidParameter):
         generate_outputs(NarrowGenerator(5, refuses=("2",)), requests(3))
 
 
-async def test_prompts_that_never_find_a_place_fail_when_nobody_is_left_to_make_one():
+async def test_waiting_prompts_fail_when_none_of_the_batch_is_left_running():
     generator = NarrowGenerator(1)
     outputs = generate_outputs(generator, requests(2))
     generator.num_waiting = 100  # others have come meanwhile, and stay
@@ -87,7 +87,7 @@ async def test_the_time_of_a_prompt_runs_while_it_waits_for_a_place():
     assert 0.0 < generator.timeouts[1] <= 29.95
 
 
-async def test_of_many_prompts_only_some_begin_in_one_turn_of_the_event_loop():
+async def test_only_some_of_many_prompts_begin_in_one_iteration_of_the_event_loop():
     """All at once would hold up other streams for a tenth of a second."""
     starts: list[int] = []  # of prompts, in one turn of the event loop
 
@@ -97,12 +97,12 @@ async def test_of_many_prompts_only_some_begin_in_one_turn_of_the_event_loop():
             async for output in super()._answer(request):
                 yield output
 
-    async def count_turns() -> None:
+    async def count_iterations() -> None:
         while True:
             starts.append(0)
             await asyncio.sleep(0)
 
-    counting = asyncio.create_task(count_turns())
+    counting = asyncio.create_task(count_iterations())
     await asyncio.sleep(0)
     await prompts_of(generate_outputs(StartingGenerator(1000), requests(200)))
     counting.cancel()

@@ -12,7 +12,7 @@ async def post(client, content: bytes, headers: dict[str, str] | None = None):
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "reported"),
     [
         ({"n": 1.5}, "n: Input should be a valid integer, got 1.5"),
         ({"n": True}, "n: Input should be a valid integer, got true"),
@@ -23,9 +23,9 @@ async def post(client, content: bytes, headers: dict[str, str] | None = None):
         ({"prompt": None, "echo": {}}, "echo: Input should be a valid boolean, got an object"),
     ],
 )
-async def test_a_wrong_type_is_told_with_the_right_one(client, fields, told):
+async def test_the_error_of_a_wrong_type_names_the_right_one(client, fields, reported):
     response = await client.post("/v1/completions", json={"prompt": "a"} | fields)
-    assert response.json()["error"]["message"] == told
+    assert response.json()["error"]["message"] == reported
 
 
 @pytest.mark.parametrize("stop", [{}, {"a": 1}])
@@ -35,7 +35,7 @@ async def test_the_members_of_a_union_are_not_named(client, stop):
 
 
 @pytest.mark.parametrize("depth", [300, 600, 900, 960])
-async def test_no_depth_is_told_in_pythons_words(client, depth):
+async def test_errors_of_nested_fields_are_in_json_terms(client, depth):
     nested = b"[" * depth + b"]" * depth
     message = b'{"role": "user", "content": "a", "more": ' + nested + b"}"
     for content in (b'{"prompt": ' + nested + b"}", b'{"messages": [' + message + b"]}"):

@@ -2,11 +2,11 @@ import asyncio
 
 import pytest
 
-from rayinfer.servers.client_presence import run_while_connected
+from rayinfer.servers.run_until_disconnect import run_until_disconnect
 
 
 class Client:
-    """The receiving end of a connection that somebody closes."""
+    """Receiving end of a connection."""
 
     def __init__(self) -> None:
         self.left = asyncio.Event()
@@ -17,7 +17,7 @@ class Client:
 
 
 class Work:
-    """Waits until it is told to end, and says how it ended."""
+    """Work that waits, and records how it ended."""
 
     def __init__(self) -> None:
         self.started, self.may_end, self.ended_as = asyncio.Event(), asyncio.Event(), ""
@@ -36,13 +36,13 @@ class Work:
 async def test_work_that_ends_first_is_completed():
     work, client = Work(), Client()
     work.may_end.set()
-    assert await run_while_connected(client.receive, work.run())
+    assert await run_until_disconnect(client.receive, work.run())
     assert work.ended_as == "done"
 
 
 async def test_work_is_cancelled_and_cleaned_up_when_the_client_leaves():
     work, client = Work(), Client()
-    running = asyncio.ensure_future(run_while_connected(client.receive, work.run()))
+    running = asyncio.ensure_future(run_until_disconnect(client.receive, work.run()))
     await work.started.wait()
     client.left.set()
     assert not await running
@@ -51,7 +51,7 @@ async def test_work_is_cancelled_and_cleaned_up_when_the_client_leaves():
 
 async def test_work_is_cancelled_and_cleaned_up_when_the_caller_is_cancelled():
     work, client = Work(), Client()
-    running = asyncio.ensure_future(run_while_connected(client.receive, work.run()))
+    running = asyncio.ensure_future(run_until_disconnect(client.receive, work.run()))
     await work.started.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -64,4 +64,4 @@ async def test_the_error_of_the_work_is_the_error_of_the_whole():
         raise ValueError("inside")
 
     with pytest.raises(ValueError, match="inside"):
-        await run_while_connected(Client().receive, fail())
+        await run_until_disconnect(Client().receive, fail())

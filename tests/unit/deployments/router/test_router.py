@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from rayinfer_deployments.router.service_log import log_beside_serve
+from rayinfer_deployments.router.router import log_to_serve
 
 
 class Kept(logging.Handler):
@@ -28,8 +28,8 @@ def serve_log():
     _, logger.propagate, library.parent = before
 
 
-def test_what_the_library_has_to_say_is_in_serves_log(serve_log):
-    log_beside_serve()
+def test_records_of_the_library_are_in_serves_log(serve_log):
+    log_to_serve()
     logging.getLogger("rayinfer.servers.app").error("a request failed")
     logging.getLogger("rayinfer.routing.dispatch").info("nothing of importance")
     assert serve_log.messages == ["a request failed"]

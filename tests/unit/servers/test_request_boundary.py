@@ -8,7 +8,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.servers.app import build_app
-from rayinfer.servers.edge import Edge
+from rayinfer.servers.request_boundary import RequestBoundary
 from rayinfer.servers.request_bounds import RequestBounds
 
 
@@ -32,7 +32,7 @@ class EchoLength:
 
 def client_of(app: object, max_body_bytes: int = 100) -> httpx.AsyncClient:
     bounds = RequestBounds(max_body_bytes=max_body_bytes)
-    edge = Edge(app, metrics=ServiceMetrics(CollectorRegistry()), bounds=bounds)  # type: ignore[arg-type]
+    edge = RequestBoundary(app, metrics=ServiceMetrics(CollectorRegistry()), bounds=bounds)  # type: ignore[arg-type]
     return httpx.AsyncClient(transport=httpx.ASGITransport(edge), base_url="http://service")
 
 
@@ -91,7 +91,7 @@ async def test_without_a_request_id_every_request_gets_its_own(client):
     assert len(names) == 3
 
 
-async def test_behind_a_proxy_that_names_answers_itself_the_name_is_not_told_twice(models, metrics):
+async def test_behind_a_proxy_that_adds_the_request_id_it_is_not_added_twice(models, metrics):
     app = build_app(models, metrics, echoes_request_id=False)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://service") as client:
         response = await client.post("/v1/completions", json={"prompt": "hi"}, headers={"x-request-id": "mine"})
@@ -119,6 +119,6 @@ async def test_a_failure_after_the_answer_began_does_not_begin_another():
     async def send(message: Message) -> None:
         sent.append(message)
 
-    edge = Edge(half, metrics=ServiceMetrics(CollectorRegistry()), bounds=RequestBounds())
+    edge = RequestBoundary(half, metrics=ServiceMetrics(CollectorRegistry()), bounds=RequestBounds())
     await edge({"type": "http", "headers": []}, asyncio.Queue[Message]().get, send)
     assert [message["type"] for message in sent] == ["http.response.start"]

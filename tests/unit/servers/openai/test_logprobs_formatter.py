@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from rayinfer.outputs import Logprob
-from rayinfer.servers.openai.logprob_wording import CompletionLogprobs, LogprobWording
+from rayinfer.servers.openai.logprobs_formatter import CompletionLogprobs, LogprobsFormatter
 from rayinfer.tokenization.token_offsets import TokenOffsets
 from rayinfer.tokenization.tokenizer import Tokenizer
 from support.tiny_models import tiny_tokenizers
@@ -13,16 +13,16 @@ TOKENIZER = Tokenizer(tiny_tokenizers.byte_level(), {"eos_token": "</s>"})
 FALLBACK = Tokenizer(tiny_tokenizers.byte_fallback(), {"eos_token": "</s>"})
 A, B, C = (TOKENIZER.encode(letter)[0] for letter in "abc")
 PART = TOKENIZER.encode("\N{OLD ITALIC LETTER A}")[0]
-WORDING = LogprobWording(tokenizer=TOKENIZER, num_top=2)
+WORDING = LogprobsFormatter(tokenizer=TOKENIZER, num_top=2)
 PLACE = {A: Logprob(-3.5, 9), B: Logprob(-0.25, 1), PART: Logprob(-2.0, 2)}
 
 
-def lists(wording: LogprobWording = WORDING, context=(), **settings) -> CompletionLogprobs:
+def lists(formatter: LogprobsFormatter = WORDING, context=(), **settings) -> CompletionLogprobs:
     settings = {"skip_special_tokens": True} | settings
-    return CompletionLogprobs(wording, TokenOffsets(wording.tokenizer, context, **settings))
+    return CompletionLogprobs(formatter, TokenOffsets(formatter.tokenizer, context, **settings))
 
 
-def test_a_chats_token_is_told_with_its_bytes_and_the_likeliest_best_first():
+def test_a_chat_token_has_its_bytes_and_the_top_logprobs_in_order():
     assert WORDING.chat([A], [PLACE]) == {
         "content": [
             {
@@ -39,13 +39,13 @@ def test_a_chats_token_is_told_with_its_bytes_and_the_likeliest_best_first():
     }
 
 
-@pytest.mark.parametrize(("num_top", "told"), [(0, []), (1, ["b"]), (2, ["b", "a"]), (3, ["b", "a", "c"])])
-def test_the_chosen_token_is_among_the_likeliest_only_if_it_is_one(num_top, told):
-    wording = replace(WORDING, num_top=num_top)
+@pytest.mark.parametrize(("num_top", "reported"), [(0, []), (1, ["b"]), (2, ["b", "a"]), (3, ["b", "a", "c"])])
+def test_the_chosen_token_is_among_the_likeliest_only_if_it_is_one(num_top, reported):
+    formatter = replace(WORDING, num_top=num_top)
     place = {A: Logprob(-2.0, 2), B: Logprob(-1.0, 1), C: Logprob(-3.0, 3)}
-    (entry,) = wording.chat([A], [place])["content"]
-    assert [token["token"] for token in entry["top_logprobs"]] == told
-    assert list(wording.by_text(place)) == {0: ["a"], 1: ["a", "b"], 2: ["a", "b"], 3: ["a", "b", "c"]}[num_top]
+    (entry,) = formatter.chat([A], [place])["content"]
+    assert [token["token"] for token in entry["top_logprobs"]] == reported
+    assert list(formatter.by_text(place)) == {0: ["a"], 1: ["a", "b"], 2: ["a", "b"], 3: ["a", "b", "c"]}[num_top]
 
 
 def test_what_json_cannot_say_is_the_lowest_number():
@@ -56,7 +56,7 @@ def test_what_json_cannot_say_is_the_lowest_number():
 
 
 def test_a_completions_lists_are_parallel_and_a_prompts_first_token_has_null():
-    assert lists().word([A, B], [None, {B: Logprob(-1.0, 1)}]) == {
+    assert lists().format([A, B], [None, {B: Logprob(-1.0, 1)}]) == {
         "text_offset": [0, 1],
         "token_logprobs": [None, -1.0],
         "tokens": ["a", "b"],
@@ -69,29 +69,29 @@ def test_offsets_go_on_from_one_chunk_to_the_next():
     face = TOKENIZER.encode("\N{OLD ITALIC LETTER A}")
     offsets = []
     for token_id in [A, *face, TOKENIZER.eos_token_id, B]:
-        offsets += growing.word([token_id], [{token_id: Logprob(-1.0, 1)}])["text_offset"]
+        offsets += growing.format([token_id], [{token_id: Logprob(-1.0, 1)}])["text_offset"]
     assert offsets == [0, 1, 1, 1, 1, 2, 2]
 
 
 def test_of_tokens_with_one_text_none_is_lost_and_the_chosen_one_keeps_it():
     letter, byte = FALLBACK.encode("onea")[-1], FALLBACK._backend.token_to_id("<0x61>")
     assert FALLBACK.spell(letter).text == FALLBACK.spell(byte).text == "a"
-    wording = LogprobWording(tokenizer=FALLBACK, num_top=2)
+    formatter = LogprobsFormatter(tokenizer=FALLBACK, num_top=2)
     for first, second in ((letter, byte), (byte, letter)):
         place = {first: Logprob(-2.0, 2), second: Logprob(-1.0, 1)}
-        assert wording.by_text(place) == {"a": -2.0, f"token_id:{second}": -1.0}
+        assert formatter.by_text(place) == {"a": -2.0, f"token_id:{second}": -1.0}
 
 
 def test_tokens_can_be_named_by_their_ids():
-    wording = replace(WORDING, as_token_ids=True)
-    assert lists(wording).word([A], [PLACE])["tokens"] == [f"token_id:{A}"]
-    assert set(wording.by_text(PLACE)) == {f"token_id:{token_id}" for token_id in PLACE}
-    (entry,) = wording.chat([A], [PLACE])["content"]
+    formatter = replace(WORDING, as_token_ids=True)
+    assert lists(formatter).format([A], [PLACE])["tokens"] == [f"token_id:{A}"]
+    assert set(formatter.by_text(PLACE)) == {f"token_id:{token_id}" for token_id in PLACE}
+    (entry,) = formatter.chat([A], [PLACE])["content"]
     assert (entry["token"], entry["bytes"]) == (f"token_id:{A}", [97])
     assert entry["top_logprobs"][1] == {"token": f"token_id:{PART}", "logprob": -2.0, "bytes": [0xF0]}
 
 
-def test_a_prompt_is_told_by_token_id_with_ranks():
+def test_prompt_logprobs_are_by_token_id_with_ranks():
     assert WORDING.prompt([None, PLACE]) == [
         None,
         {
@@ -102,6 +102,6 @@ def test_a_prompt_is_told_by_token_id_with_ranks():
     ]
 
 
-def test_more_than_was_asked_for_is_not_told():
-    wording = replace(WORDING, num_top=1)
-    assert list(wording.prompt([PLACE])[0]) == [str(A), str(B)]
+def test_no_more_logprobs_than_requested_are_sent():
+    formatter = replace(WORDING, num_top=1)
+    assert list(formatter.prompt([PLACE])[0]) == [str(A), str(B)]

@@ -29,7 +29,7 @@ class RequestIdentity:
             self.name = cleaned
 
 
-class Edge:
+class RequestBoundary:
     """ASGI middleware around the whole application."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Edge:
         identity = RequestIdentity()
         identity.rename(Headers(scope=scope).get(REQUEST_ID_HEADER, ""))
         scope.setdefault("state", {})["identity"] = identity
-        answer = _Answer(send, identity if self._echoes_request_id else None)
+        answer = _Sender(send, identity if self._echoes_request_id else None)
         try:
             await self._app(scope, receive, answer.send)
         except ClientDisconnect:
@@ -57,7 +57,7 @@ class Edge:
                 await error_response(error)(scope, receive, answer.send)
 
 
-class _Answer:
+class _Sender:
     """The way back to the client: adds the request's name if it has one and remembers whether anything was sent."""
 
     def __init__(self, send: Send, identity: RequestIdentity | None) -> None:

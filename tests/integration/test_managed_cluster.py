@@ -13,9 +13,9 @@ import json, os, pathlib, sys
 from rayinfer_deployments.cluster.ray_environment import set_ray_settings
 set_ray_settings(owns_ray=True)
 import ray
-from rayinfer_deployments.cluster.managed_cluster import OwnRay
+from rayinfer_deployments.cluster.managed_cluster import ManagedCluster
 from rayinfer_deployments.cluster.process_tree import descendants
-with OwnRay():
+with ManagedCluster():
     token = pathlib.Path.home() / ".ray" / "auth_token"
     modes = [path.stat().st_mode & 0o777 for path in (token.parent, token)]
     session = pathlib.Path(ray._private.worker.global_worker.node.get_session_dir_path())
@@ -61,7 +61,7 @@ def test_the_session_of_an_own_ray_is_deleted_at_its_end(report):
     assert not session.parent.parent.exists()
 
 
-def test_no_other_user_enters_the_session_of_an_own_ray(report):
+def test_the_session_folder_of_a_managed_cluster_is_private(report):
     assert report["keepers"] == [os.getuid()]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.types import Receive
 
 
-async def run_while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
+async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
     """Do `work`, but cancel it when the client leaves; returns whether it was completed.
 
     The request's body must have been read. When this returns or is cancelled, `work` has ended, its cleanup included.

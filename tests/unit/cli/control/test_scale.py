@@ -1,8 +1,7 @@
 import pytest
 
 from rayinfer.errors import ConfigError
-from rayinfer_deployments.cli.control.scale import _number_in
-from rayinfer_deployments.cli.replica_numbers import engines_asked_for
+from rayinfer_deployments.cli.control.scale import _number_in, engines_asked_for
 
 
 @pytest.fixture

@@ -11,36 +11,36 @@ MAX_DIGITS = 4000  # of one number: Python's own limit is a little more
 _MARK = object()  # stands where such a value was
 
 
-def place_of_constant(raw: bytes) -> str | None:
+def locate_constant(raw: bytes) -> str | None:
     """Find the first constant that Python's json takes for a number, such as NaN."""
-    return _place_of_mark(raw, json.JSONDecoder(parse_constant=lambda _: _MARK))
+    return _locate_mark(raw, json.JSONDecoder(parse_constant=lambda _: _MARK))
 
 
-def place_of_long_number(raw: bytes) -> str | None:
+def locate_long_number(raw: bytes) -> str | None:
     """Find the first number of more digits than are read."""
 
     def read(literal: str) -> Any:
         return 0 if len(literal) <= MAX_DIGITS else _MARK
 
-    return _place_of_mark(raw, json.JSONDecoder(parse_int=read, parse_float=read))
+    return _locate_mark(raw, json.JSONDecoder(parse_int=read, parse_float=read))
 
 
-def place_of_half_character(raw: bytes, body: Any) -> str | None:
+def locate_lone_surrogate(raw: bytes, body: Any) -> str | None:
     """Find the first text of a body that holds half a surrogate pair."""
     if len(raw) > MAX_SEARCHED_BYTES:
         return None
-    return _first_place(body, lambda value: isinstance(value, str) and not _can_be_sent(value))
+    return _first_location(body, lambda value: isinstance(value, str) and not _can_be_sent(value))
 
 
-def _place_of_mark(raw: bytes, decoder: json.JSONDecoder) -> str | None:
+def _locate_mark(raw: bytes, decoder: json.JSONDecoder) -> str | None:
     if len(raw) > MAX_SEARCHED_BYTES:
         return None
     with suppress(ValueError, RecursionError):  # behind the value there may be more that cannot be read
-        return _first_place(decoder.decode(raw.decode("utf-8")), lambda value: value is _MARK)
+        return _first_location(decoder.decode(raw.decode("utf-8")), lambda value: value is _MARK)
     return None
 
 
-def _first_place(body: Any, is_wanted: Callable[[Any], bool]) -> str | None:
+def _first_location(body: Any, is_wanted: Callable[[Any], bool]) -> str | None:
     """Write the place of the first such value as `messages.0.content`."""
     path: list[str] = []
     levels = [_members(body)]
