@@ -28,8 +28,8 @@ class TokenEmbedding(Matrix, Shardable):
     def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids [num_tokens] -> [num_tokens, hidden_size]."""
         if self._group.size == 1:
-            return self.take_rows(token_ids)
+            return self.gather_rows(token_ids)
         rows = token_ids - self._tokens.start
         is_elsewhere = (rows < 0) | (rows >= len(self._tokens))
-        taken = self.take_rows(rows.masked_fill(is_elsewhere, 0))
+        taken = self.gather_rows(rows.masked_fill(is_elsewhere, 0))
         return self._group.all_reduce(taken.masked_fill(is_elsewhere[:, None], 0))

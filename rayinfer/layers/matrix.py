@@ -48,9 +48,9 @@ class Matrix(torch.nn.Module):
 
     def multiply_groups(self, x: torch.Tensor, group_starts: torch.Tensor) -> torch.Tensor:
         """x [num_rows, in_features] -> [num_rows, out_features], each group of rows by its own matrix."""
-        return ops.grouped_linear(x, self.operand, group_starts)
+        return ops.grouped_gemm(x, self.operand, group_starts)
 
-    def take_rows(self, indices: torch.Tensor) -> torch.Tensor:
+    def gather_rows(self, indices: torch.Tensor) -> torch.Tensor:
         """indices [num_tokens] -> [num_tokens, in_features]."""
         return ops.embedding(indices, self.operand, self._dtype)
 

@@ -85,7 +85,7 @@ class GatedExperts(torch.nn.Module, Shardable):
             rows = self._exchange.compute(x_of_pairs, starts, self._compute)
         # Each token sums its rows in the order of its own choice, so that its bits do not depend on the batch.
         row_of_pair = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
-        return ops.combine_rows(rows, row_of_pair.view_as(chosen), weights)
+        return ops.moe_combine(rows, row_of_pair.view_as(chosen), weights)
 
     def _compute(self, x: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         """x [num_rows, hidden_size] sorted by expert -> the same shape; starts [number of experts here + 1]."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from rayinfer.tensor_parallel import RankCoordinates, Shard, split
-from rayinfer_kernels.int4_blocks import GROUP_SIZE
+from rayinfer_kernels import ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def shard_heads(num_heads: int, num_kv_heads: int, place: RankCoordinates) -> He
 
 def shard_width(width: int, share: Shard) -> range:
     """Shard what lies between two matrices; groups of inputs that have a scale in common stay together."""
-    return split(width, share.group.size, "channels of a feed-forward", GROUP_SIZE)[share.group.rank]
+    return split(width, share.group.size, "channels of a feed-forward", ops.GROUP_SIZE)[share.group.rank]
 
 
 def shifted(kept: range, start: int) -> range:

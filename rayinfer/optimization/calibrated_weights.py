@@ -10,7 +10,7 @@ from rayinfer.models.loader import load_decoder
 from rayinfer.optimization.calibration import calibrate
 from rayinfer.optimization.progress_line import progress_line
 from rayinfer.optimization.self_samples import sample_sequences
-from rayinfer_kernels.quantized_weight import QuantizedWeight
+from rayinfer_kernels import ops
 
 CALIBRATION_VERSION = 1  # what is found depends on everything in this folder's calibration: raise it with a change
 NUM_SEQUENCES, MAX_LENGTH = 64, 256
@@ -18,7 +18,7 @@ NUM_SEQUENCES, MAX_LENGTH = 64, 256
 _CPU = torch.device("cpu")
 
 
-def calibrated_weights(folder: Path, dtype: torch.dtype, names: Sequence[str]) -> dict[str, QuantizedWeight]:
+def calibrated_weights(folder: Path, dtype: torch.dtype, names: Sequence[str]) -> dict[str, ops.QuantizedWeight]:
     """Quantise the named linear layers of a checkpoint; the model itself writes in `dtype`."""
     token_ids = own_text(folder, dtype, NUM_SEQUENCES, MAX_LENGTH)
     learner = load_decoder(folder, torch.float32, _CPU)

@@ -5,7 +5,7 @@ import torch
 from rayinfer.config import EngineConfig
 from rayinfer.errors import ConfigError
 from rayinfer.optimization.quantization import FP8
-from rayinfer_kernels.reference.float8 import MIN_CAPABILITY
+from rayinfer_kernels import ops
 
 
 def check_device(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -25,6 +25,6 @@ def check_device(config: EngineConfig, device: torch.device, dtype: torch.dtype)
 
 def check_capability(setting: str, capability: tuple[int, int]) -> None:
     """Raise ConfigError for a GPU whose tensor cores have no numbers of eight bits with an exponent."""
-    if capability < MIN_CAPABILITY:
-        has, needed = (f"{major}.{minor}" for major, minor in (capability, MIN_CAPABILITY))
+    if capability < ops.MIN_CAPABILITY:
+        has, needed = (f"{major}.{minor}" for major, minor in (capability, ops.MIN_CAPABILITY))
         raise ConfigError(f"{setting} {FP8!r} needs a GPU of compute capability {needed} or above, this one has {has}")

@@ -7,8 +7,8 @@ import torch
 
 from rayinfer.layers.matrix import Matrix
 from rayinfer.optimization.tensor_file import StoredTensors
+from rayinfer_kernels import ops
 from rayinfer_kernels.ops import PackedWeight
-from rayinfer_kernels.packed_weight import WeightFormat
 
 _PARTS = ("panels", "scales", "sums")
 
@@ -56,7 +56,7 @@ def _packed_weight(note: Mapping[str, Any], parts: Mapping[str, torch.Tensor | N
     panels = parts["panels"]
     assert panels is not None
     return PackedWeight(
-        format=WeightFormat[note["format"]],
+        format=ops.WeightFormat[note["format"]],
         panels=panels,
         in_features=note["in_features"],
         out_features=note["out_features"],

@@ -31,7 +31,6 @@ from rayinfer.optimization.tensor_file import StoredTensors
 from rayinfer.start_steps import start_step
 from rayinfer.tensor_parallel import UNSHARDED, Shard
 from rayinfer_kernels import ops
-from rayinfer_kernels.packed_weight import LAYOUT_VERSION
 
 WORTH_KEEPING_BYTES = 32 << 20  # of a checkpoint: a smaller one is packed in less time than it takes to look it up
 DIGESTS = "digests"
@@ -87,7 +86,7 @@ def load_ready_decoder(
             checkpoint=checkpoint,
             dtype=str(dtype),
             quantization=quantization,
-            layout=LAYOUT_VERSION,
+            layout=ops.LAYOUT_VERSION,
             packs_floats=ops.pack_weight(torch.zeros(1, 4, dtype=dtype)) is not None,
             calibration=CALIBRATED.get(quantization),
         )

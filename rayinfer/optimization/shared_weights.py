@@ -7,9 +7,7 @@ import torch
 
 from rayinfer.layers.shards import ShardSlice
 from rayinfer.models.loader import read_parameters
-from rayinfer_kernels.int4_blocks import GROUP_SIZE
-from rayinfer_kernels.packed_weight import WeightFormat
-from rayinfer_kernels.quantized_weight import QuantizedWeight
+from rayinfer_kernels import ops
 
 OUTPUTS, INPUTS = 0, 1  # the axes of a matrix
 
@@ -28,7 +26,7 @@ def largest_by_output(folder: Path, names: Collection[str], dtype: torch.dtype) 
     return found
 
 
-def part_of(quantized: QuantizedWeight, cut: ShardSlice | None) -> QuantizedWeight:
+def part_of(quantized: ops.QuantizedWeight, cut: ShardSlice | None) -> ops.QuantizedWeight:
     """Take a rank's part of a whole matrix.
 
     Groups of inputs that have one scale are not cut. Where a part begins within a group, it begins with the group, and
@@ -37,13 +35,13 @@ def part_of(quantized: QuantizedWeight, cut: ShardSlice | None) -> QuantizedWeig
     if cut is None:
         return quantized
     if cut.axis == OUTPUTS:
-        return QuantizedWeight(cut.of(quantized.q), cut.of(quantized.scales), quantized.format)
+        return ops.QuantizedWeight(cut.of(quantized.q), cut.of(quantized.scales), quantized.format)
     (kept,) = cut.ranges
-    if quantized.format is not WeightFormat.INT4_DYNAMIC:
-        return QuantizedWeight(cut.of(quantized.q).contiguous(), quantized.scales, quantized.format)
-    first_group = kept.start // GROUP_SIZE
-    start = first_group * GROUP_SIZE
+    if quantized.format is not ops.WeightFormat.INT4_DYNAMIC:
+        return ops.QuantizedWeight(cut.of(quantized.q).contiguous(), quantized.scales, quantized.format)
+    first_group = kept.start // ops.GROUP_SIZE
+    start = first_group * ops.GROUP_SIZE
     numbers = quantized.q[:, start : kept.stop].clone()
     numbers[:, : kept.start - start] = 0
-    scales = quantized.scales[:, first_group : -(-kept.stop // GROUP_SIZE)].contiguous()
-    return QuantizedWeight(numbers, scales, quantized.format)
+    scales = quantized.scales[:, first_group : -(-kept.stop // ops.GROUP_SIZE)].contiguous()
+    return ops.QuantizedWeight(numbers, scales, quantized.format)

@@ -7,4 +7,4 @@ from rayinfer.start_steps import CountedStep
 
 def use_cpu_kernels() -> None:
     """Load the kernels; where they have to be compiled first, that is a step of the start."""
-    rayinfer_kernels.configure(cache_folder() / "kernels", tell=CountedStep("compiling kernels"))
+    rayinfer_kernels.configure(cache_folder() / "kernels", on_progress=CountedStep("compiling kernels"))

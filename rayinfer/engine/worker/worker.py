@@ -37,8 +37,7 @@ from rayinfer.optimization.packed_cache import PackedCache
 from rayinfer.optimization.ready_weights import load_ready_decoder
 from rayinfer.start_steps import start_step
 from rayinfer.tensor_parallel import UNSHARDED
-from rayinfer_kernels import ops, reference
-from rayinfer_kernels.selection import implementation_of
+from rayinfer_kernels import ops
 
 _CACHE_TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # else the model's
 
@@ -173,7 +172,7 @@ def _has_gpu_kernels(setting: _Setting) -> bool:
     model, device = setting.model, setting.device
     is_alone = setting.group is None and model.answers is None
     dtype = torch_dtype(setting.config.dtype, model)
-    return device.type == "cuda" and is_alone and implementation_of(device, dtype) is not reference
+    return device.type == "cuda" and is_alone and rayinfer_kernels.has_kernels(device, dtype)
 
 
 def _uses_graphs(setting: _Setting) -> bool:

@@ -92,5 +92,14 @@ ENVIRONMENT_MODULES: dict[str, str] = {
     "rayinfer_deployments.cluster.ray_environment": "settings that Ray takes from the environment only",
 }
 
+# The kernels' public modules; benchmarks of single kernels may import the others.
+KERNELS = "rayinfer_kernels"
+KERNEL_FRONT = (KERNELS, f"{KERNELS}.ops")
+KERNEL_BENCHMARKS = "rayinfer.benchmark.gpu"
+# Modules of the quantisation that still import the kernels' weights by their own modules.
+KERNEL_EXCEPTIONS = frozenset(
+    f"rayinfer.optimization.{name}" for name in ("calibration", "gptq", "quantization", "smoothing")
+)
+
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60

@@ -15,8 +15,7 @@ from rayinfer.optimization.quantization import load_float8_decoder
 from rayinfer.optimization.ready_weights import DIGESTS, load_ready_decoder
 from rayinfer.optimization.sequence_batches import SequenceBatches
 from rayinfer.optimization.tensor_file import DATA_FILE
-from rayinfer_kernels.packed_weight import WeightFormat
-from rayinfer_kernels.quantized_weight import quantize_float8
+from rayinfer_kernels import ops
 from support.fakes.recorded_steps import ended, recorded_steps
 from support.golden.encoder_decoder_runs import make_tiny_t5
 from support.golden.invariance_requests import make_sparse_model
@@ -164,7 +163,7 @@ def test_eight_bits_for_a_gpu_replace_each_matrix_of_a_layer_as_soon_as_it_is_re
     formats = {name: None if each.packed is None else each.packed.format for name, each in matrices.items()}
     within = {name for name in matrices if ".layers." in name}
     assert len(within) == 3 * 4
-    assert formats == {name: WeightFormat.FLOAT8_DYNAMIC if name in within else None for name in matrices}
+    assert formats == {name: ops.WeightFormat.FLOAT8_DYNAMIC if name in within else None for name in matrices}
     # What is left in bfloat16 is what no layer multiplies by, and the layers' norms and biases.
     assert sum(each.numel() for name, each in decoder.named_parameters() if name.endswith("proj.weight")) == 0
     expected = logits_of(load(folder, tmp_path), torch.float32)
@@ -180,7 +179,7 @@ def test_no_two_matrices_are_held_before_they_are_rounded(folder):
         whole.append(len(there))
         owner = decoder.get_submodule(name.rpartition(".")[0])
         if name.endswith("proj.weight"):
-            owner.use_packed(quantize_float8(owner.weight))
+            owner.use_packed(ops.quantize_float8(owner.weight))
 
     load_decoder(folder, torch.float32, CPU, when_filled=look)
     assert 1 <= max(whole) <= 4  # of one layer, whose tensors stand between one another in the file

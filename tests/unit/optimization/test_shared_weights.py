@@ -8,8 +8,7 @@ from rayinfer.optimization.packed_cache import PackedCache
 from rayinfer.optimization.ready_weights import load_ready_decoder
 from rayinfer.optimization.shared_weights import part_of
 from rayinfer.tensor_parallel import UNSHARDED, RankCoordinates, Shard, SingleRankGroup
-from rayinfer_kernels.packed_weight import WeightFormat
-from rayinfer_kernels.quantized_weight import quantize
+from rayinfer_kernels import ops
 from support.fakes.thread_ranks import run_threads
 from support.services.shared_runs import PROMPT, answer_of
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
@@ -91,24 +90,24 @@ def test_each_rank_has_an_entry_of_its_own_in_the_cache_and_finds_it_again(folde
     assert entries == {path for path in tmp_path.iterdir() if (path / "index.json").exists()}
 
 
-@pytest.mark.parametrize("format", [WeightFormat.INT8, WeightFormat.INT4_DYNAMIC])
+@pytest.mark.parametrize("format", [ops.WeightFormat.INT8, ops.WeightFormat.INT4_DYNAMIC])
 @pytest.mark.parametrize("columns", [range(0, 40), range(32, 96), range(40, 100), range(70, 80), range(96, 100)])
 def test_parts_of_rows_stand_for_the_same_weight(format, columns):
-    whole = quantize(torch.randn(7, 100), format)
+    whole = ops.quantize(torch.randn(7, 100), format)
     part = part_of(whole, ShardSlice(1, (columns,))).dequantize()
     num_before = part.shape[1] - len(columns)
     assert torch.equal(part[:, num_before:], whole.dequantize()[:, columns.start : columns.stop])
     assert not part[:, :num_before].any()
 
 
-@pytest.mark.parametrize("format", [WeightFormat.INT8, WeightFormat.INT4_DYNAMIC])
+@pytest.mark.parametrize("format", [ops.WeightFormat.INT8, ops.WeightFormat.INT4_DYNAMIC])
 def test_some_rows_stand_for_the_same_weight(format):
-    whole = quantize(torch.randn(12, 50), format)
+    whole = ops.quantize(torch.randn(12, 50), format)
     part = part_of(whole, ShardSlice(0, (range(1, 4), range(6, 9)))).dequantize()
     assert torch.equal(part, whole.dequantize()[[1, 2, 3, 6, 7, 8]])
 
 
 def test_eight_bits_are_chosen_for_whole_rows_though_only_a_part_is_there():
     weight = torch.randn(9, 64)
-    part = quantize(weight[:, :20], WeightFormat.INT8, weight.abs().amax(1))
-    assert torch.equal(part.q, quantize(weight, WeightFormat.INT8).q[:, :20])
+    part = ops.quantize(weight[:, :20], ops.WeightFormat.INT8, weight.abs().amax(1))
+    assert torch.equal(part.q, ops.quantize(weight, ops.WeightFormat.INT8).q[:, :20])

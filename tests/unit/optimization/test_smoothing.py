@@ -6,7 +6,7 @@ from rayinfer.models.loader import load_decoder
 from rayinfer.optimization.quantization import matrix_formats
 from rayinfer.optimization.sequence_batches import SequenceBatches
 from rayinfer.optimization.smoothing import choose_scales, smooth_decoder
-from rayinfer_kernels.quantized_weight import pack_quantized, quantize
+from rayinfer_kernels import ops
 from support.tiny_models.tiny_checkpoints import make_tiny_llama, save_weights
 
 CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ def logits_of(decoder, dtype=torch.float32):
 def quantized(decoder):
     for name, format in matrix_formats(decoder, "int8-dynamic").items():
         matrix = decoder.get_submodule(name)
-        matrix.use_packed(pack_quantized(quantize(matrix.weight, format), is_gated=matrix.is_gated))
+        matrix.use_packed(ops.pack_quantized(ops.quantize(matrix.weight, format), is_gated=matrix.is_gated))
     return decoder
 
 

@@ -93,7 +93,7 @@ def test_bfloat16_stays_as_close_to_the_exact_logits_as_transformers_does(tmp_pa
 def test_embeddings_are_scaled_by_what_is_left_of_the_scale_in_the_models_dtype(tmp_path):
     run = DecoderRun(make_tiny_model(tmp_path, tiny_config(hidden_size=80)), torch.bfloat16)
     token_ids = torch.tensor([3, 5])
-    rows = run.decoder.model.embed_tokens.take_rows(token_ids)
+    rows = run.decoder.model.embed_tokens.gather_rows(token_ids)
     scaled = run.decoder.embed(token_ids, None)
     assert torch.equal(scaled, rows * torch.tensor(8.9375, dtype=torch.bfloat16))  # not by 8.944
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from rayinfer_kernels import reference
-from rayinfer_kernels.gpu import grouped_matmul
+from rayinfer_kernels.gpu import grouped_gemm
 from support.kernels.pairwise import Void
 from support.kernels.row_layouts import LAYOUTS, laid_out
 
@@ -28,7 +28,7 @@ def test_every_group_is_multiplied_by_its_own_matrix(case, device):
     x = laid_out(torch.randn(sum(counts), num_inputs).to(dtype), case["layout"], device)
     weight = (torch.randn(len(counts), case["num_outputs"], num_inputs) * num_inputs**-0.5).to(device, dtype)
     expected = torch.cat([rows.float() @ each.float().T for rows, each in zip(x.split(counts), weight, strict=True)])
-    got = grouped_matmul.grouped_linear(x, weight, starts)
+    got = grouped_gemm.grouped_gemm(x, weight, starts)
     torch.testing.assert_close(got, expected.to(dtype), **TOLERANCES[dtype])
 
 
@@ -43,6 +43,6 @@ def test_weighted_rows_are_summed_in_the_order_of_the_choice(case, device):
     rows = laid_out(torch.randn(30, case["width"]).to(case["dtype"]), case["layout"], device)
     chosen = (case["num_tokens"], case["num_choices"])
     indices, weights = torch.randint(0, 30, chosen, device=device), torch.rand(chosen, device=device)
-    expected = reference.combine_rows(rows, indices, weights)
-    got = grouped_matmul.combine_rows(rows, indices, weights)
+    expected = reference.moe_combine(rows, indices, weights)
+    got = grouped_gemm.moe_combine(rows, indices, weights)
     torch.testing.assert_close(got, expected, **TOLERANCES[case["dtype"]])

@@ -6,13 +6,13 @@ from rayinfer_kernels.gpu.language import dot_dtype, next_power_of_2, tl, triton
 from rayinfer_kernels.gpu.rounding import rounded
 from rayinfer_kernels.gpu.tuning import ACTIVATION_BLOCK, ACTIVATION_WARPS, grouped_tuning
 
-_TILES_TOGETHER = 8  # of rows that take the same columns at about the same time, so that caches serve both
+_TILES_TOGETHER = 8  # of rows that read the same columns at about the same time, so that caches serve both
 
 
-def grouped_linear(x: torch.Tensor, weight: torch.Tensor, group_starts: torch.Tensor) -> torch.Tensor:
-    """See `ops.grouped_linear`: where the groups begin is read on the device alone.
+def grouped_gemm(x: torch.Tensor, weight: torch.Tensor, group_starts: torch.Tensor) -> torch.Tensor:
+    """See `ops.grouped_gemm`: where the groups begin is read on the device alone.
 
-    The grid has room for the most tiles that so many rows can fall into, however they are spread over the groups.
+    The grid covers the most tiles that so many rows can fall into, however they are spread over the groups.
     """
     x = x if x.stride(-1) == 1 else x.contiguous()
     num_rows, in_features = x.shape
@@ -40,8 +40,8 @@ def grouped_linear(x: torch.Tensor, weight: torch.Tensor, group_starts: torch.Te
     return out
 
 
-def combine_rows(rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """See `ops.combine_rows`."""
+def moe_combine(rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """See `ops.moe_combine`."""
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     (num_tokens, num_choices), width = indices.shape, rows.shape[1]
     out = torch.empty((num_tokens, width), dtype=rows.dtype, device=rows.device)
@@ -102,18 +102,18 @@ def _grouped_kernel(
         rows = first_row + tl.arange(0, ROWS)
         columns = within // together * COLUMNS + tl.arange(0, COLUMNS)
         inputs = tl.arange(0, INPUTS)
-        row_places = x + rows.to(tl.int64)[:, None] * x_stride
-        weight_places = weight + group.to(tl.int64) * group_stride + columns.to(tl.int64)[None, :] * weight_stride
+        row_pointers = x + rows.to(tl.int64)[:, None] * x_stride
+        weight_pointers = weight + group.to(tl.int64) * group_stride + columns.to(tl.int64)[None, :] * weight_stride
         sums = tl.zeros((ROWS, COLUMNS), tl.float32)
         for start in range(0, IN, INPUTS):
             at = start + inputs
             is_input = at < IN
-            left = tl.load(row_places + at[None, :], mask=(rows < end)[:, None] & is_input[None, :], other=0.0)
-            right = tl.load(weight_places + at[:, None], mask=(columns < OUT)[None, :] & is_input[:, None], other=0.0)
+            left = tl.load(row_pointers + at[None, :], mask=(rows < end)[:, None] & is_input[None, :], other=0.0)
+            right = tl.load(weight_pointers + at[:, None], mask=(columns < OUT)[None, :] & is_input[:, None], other=0.0)
             sums = tl.dot(left.to(DOT), right.to(DOT), sums, input_precision="ieee")
-        places = out + rows.to(tl.int64)[:, None] * OUT + columns[None, :]
+        pointers = out + rows.to(tl.int64)[:, None] * OUT + columns[None, :]
         is_result = (rows < end)[:, None] & (columns < OUT)[None, :]
-        tl.store(places, rounded(sums, out.dtype.element_ty), mask=is_result)
+        tl.store(pointers, rounded(sums, out.dtype.element_ty), mask=is_result)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-// Keeps each thread of the caller's team on a core of its own.
+// Pins each thread of the caller's team to a core of its own.
 
 #include <omp.h>
 
@@ -9,7 +9,7 @@
 #endif
 
 // The caller itself stays where it is. Without cores (null) the others may run where the caller may.
-extern "C" __attribute__((visibility("default"))) void rayinfer_pin_team(const int32_t* cores, int num_threads) {
+extern "C" __attribute__((visibility("default"))) void rayinfer_pin_threads(const int32_t* cores, int num_threads) {
 #if defined(__linux__)
     cpu_set_t callers;
     if (sched_getaffinity(0, sizeof(callers), &callers) != 0) return;

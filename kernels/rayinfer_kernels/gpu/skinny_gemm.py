@@ -18,7 +18,7 @@ from rayinfer_kernels.gpu.language import (
     triton,
 )
 from rayinfer_kernels.gpu.rounding import rounded
-from rayinfer_kernels.gpu.tuning import MAX_FEW_ROWS, few_rows_tuning
+from rayinfer_kernels.gpu.tuning import MAX_SKINNY_ROWS, skinny_gemm_tuning
 from rayinfer_kernels.layer_stack import PackedLinear
 from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
 
@@ -30,12 +30,12 @@ class Norm(NamedTuple):
     eps: float
 
 
-def are_few_rows(x: torch.Tensor) -> bool:
+def is_skinny(x: torch.Tensor) -> bool:
     """Return whether rows [num_rows, in_features] are few, and of a type whose last digits may depend on that."""
-    return x.dim() == 2 and len(x) <= MAX_FEW_ROWS and x.dtype.itemsize == 2
+    return x.dim() == 2 and len(x) <= MAX_SKINNY_ROWS and x.dtype.itemsize == 2
 
 
-def few_rows_linear(
+def skinny_gemm(
     x: torch.Tensor,
     linear: PackedLinear,
     *,
@@ -43,7 +43,7 @@ def few_rows_linear(
     gate: str | None = None,
     residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Multiply at most MAX_FEW_ROWS rows: x [num_rows, in_features] -> [num_rows, out_features], summed in float32.
+    """Multiply at most MAX_SKINNY_ROWS rows: x [num_rows, in_features] -> [num_rows, out_features], summed in float32.
 
     Rows are normed first; a `gate` (silu or gelu_tanh) takes the first half of the outputs to weigh the second;
     results are added in place to `residual`, which shares no memory with x and is then what is returned. A plain weight
@@ -54,18 +54,18 @@ def few_rows_linear(
     x = x if x.stride(-1) == 1 else x.contiguous()
     weight, scales, (num_outputs, in_features) = _plain(linear.weight)
     num_rows, num_results = len(x), num_outputs // (2 if gate else 1)
-    if num_rows > MAX_FEW_ROWS or x.shape[1] != in_features:
-        raise ValueError(f"{tuple(x.shape)} are not at most {MAX_FEW_ROWS} rows of {in_features} numbers")
+    if num_rows > MAX_SKINNY_ROWS or x.shape[1] != in_features:
+        raise ValueError(f"x must be at most {MAX_SKINNY_ROWS} rows of {in_features}, got {tuple(x.shape)}")
     out = x.new_empty((num_rows, num_results)) if residual is None else residual
     if out.shape != (num_rows, num_results) or out.dtype != x.dtype or out.stride(-1) != 1:
         raise ValueError(f"results {(num_rows, num_results)} of {x.dtype} cannot be added to {tuple(out.shape)}")
     if not out.numel():
         return out
     rows = next_power_of_2(num_rows)
-    tuning = few_rows_tuning(rows, num_results, in_features, is_gated=gate is not None)
+    tuning = skinny_gemm_tuning(rows, num_results, in_features, is_gated=gate is not None)
     is_copy = isinstance(linear.weight, torch.Tensor) and weight is not linear.weight  # made by the launch in front
     pdl = supports_pdl(x.device) and not is_copy
-    _few_rows_kernel[(-(-num_results // tuning.num_columns),)](
+    _skinny_gemm_kernel[(-(-num_results // tuning.num_columns),)](
         *(x, weight, scales, linear.bias, None if norm is None else norm.weight, out),
         *(num_rows, x.stride(0), weight.stride(0), out.stride(0), 0.0 if norm is None else norm.eps),
         IN=in_features,
@@ -87,12 +87,12 @@ def _plain(weight: PackedWeight | torch.Tensor) -> tuple[torch.Tensor, torch.Ten
     if isinstance(weight, torch.Tensor):
         return (weight if weight.stride(-1) == 1 else weight.contiguous()), None, (weight.shape[0], weight.shape[1])
     if weight.format is not WeightFormat.FLOAT8_DYNAMIC:
-        raise ValueError(f"there is no product of few rows with weights in {weight.format.name}")
+        raise ValueError(f"skinny_gemm does not support weights in {weight.format.name}")
     return weight.panels, weight.scales, (weight.num_rows, weight.in_features)
 
 
 @triton.jit
-def _few_rows_kernel(
+def _skinny_gemm_kernel(
     x,  # [num_rows, IN]
     weight,  # [RESULTS, IN]; of a gate, and as many rows again behind them
     scales,  # one for each row of the weight, or None
@@ -125,23 +125,23 @@ def _few_rows_kernel(
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inputs = tl.arange(0, INPUTS)[None, None, :]
     is_row, is_column = rows < num_rows, (columns < RESULTS)[None, :, None]
-    row_places = x + rows * x_stride + inputs
-    weight_places = weight + columns.to(tl.int64)[None, :, None] * weight_stride + inputs
-    up_places = weight + (columns.to(tl.int64) + RESULTS)[None, :, None] * weight_stride + inputs
+    row_pointers = x + rows * x_stride + inputs
+    weight_pointers = weight + columns.to(tl.int64)[None, :, None] * weight_stride + inputs
+    up_pointers = weight + (columns.to(tl.int64) + RESULTS)[None, :, None] * weight_stride + inputs
     sums = tl.zeros((ROWS, COLUMNS, INPUTS // 8), tl.float32)
     ups = tl.zeros((ROWS, COLUMNS, INPUTS // 8), tl.float32)
     squares = tl.zeros((ROWS, 1, INPUTS // 8), tl.float32)
-    taken = tl.load(weight_places, mask=is_column & (inputs < IN), other=0.0)
+    taken = tl.load(weight_pointers, mask=is_column & (inputs < IN), other=0.0)
     if GATE is not None:
-        up = tl.load(up_places, mask=is_column & (inputs < IN), other=0.0)
+        up = tl.load(up_pointers, mask=is_column & (inputs < IN), other=0.0)
     if PDL:
         gdc_wait()
     for start in tl.range(0, IN, INPUTS):
         is_input, is_next = start + inputs < IN, is_column & (start + INPUTS + inputs < IN)
-        next_taken = tl.load(weight_places + start + INPUTS, mask=is_next, other=0.0)
+        next_taken = tl.load(weight_pointers + start + INPUTS, mask=is_next, other=0.0)
         if GATE is not None:
-            next_up = tl.load(up_places + start + INPUTS, mask=is_next, other=0.0)
-        values = tl.load(row_places + start, mask=is_row & is_input, other=0.0).to(tl.float32)
+            next_up = tl.load(up_pointers + start + INPUTS, mask=is_next, other=0.0)
+        values = tl.load(row_pointers + start, mask=is_row & is_input, other=0.0).to(tl.float32)
         if norm is not None:
             squares += tl.sum((values * values).reshape(ROWS, 1, INPUTS // 8, 8), 3)
             values *= tl.load(norm + start + inputs, mask=is_input, other=0.0).to(tl.float32)
@@ -157,11 +157,11 @@ def _few_rows_kernel(
     if GATE is not None:
         others = _finished(tl.sum(ups, 2) * length, columns, scales, bias, RESULTS, RESULTS)
         results = activated(results, GATE) * others
-    places = out + tl.arange(0, ROWS)[:, None] * out_stride + columns[None, :]
+    pointers = out + tl.arange(0, ROWS)[:, None] * out_stride + columns[None, :]
     is_result = (tl.arange(0, ROWS) < num_rows)[:, None] & (columns < RESULTS)[None, :]
     if ADDS:
-        results += tl.load(places, mask=is_result, other=0.0).to(tl.float32)
-    tl.store(places, rounded(results, dtype), mask=is_result)
+        results += tl.load(pointers, mask=is_result, other=0.0).to(tl.float32)
+    tl.store(pointers, rounded(results, dtype), mask=is_result)
 
 
 @triton.jit

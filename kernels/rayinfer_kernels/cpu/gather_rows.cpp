@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "team.h"
+#include "thread_team.h"
 #include "weight.h"
 
 namespace rayinfer {
@@ -12,7 +12,7 @@ constexpr int64_t kRowsPerThread = 16;  // fewer are not worth waking a thread
 
 // Numbers that stand together are N neighbours along the inputs, and the same of all 32 outputs follow one another.
 template <int N, class Number, class T, class Change>
-void take_row(const Number* panel, int64_t column, int64_t width, T* out, Change change) {
+void gather_row(const Number* panel, int64_t column, int64_t width, T* out, Change change) {
     for (int64_t i = 0; i < width; ++i) out[i] = change(panel[(i / N * kPanelWidth + column) * N + i % N]);
 }
 
@@ -24,19 +24,19 @@ inline void round_into(float x, bfloat16* to) {
 }
 
 template <class T>
-void take_rows(const Weight& weight, const int64_t* indices, int64_t num_rows, T* out, int num_threads) {
+void gather_rows(const Weight& weight, const int64_t* indices, int64_t num_rows, T* out, int num_threads) {
     const int64_t width = weight.in_features, bytes = panel_bytes(weight.format, width);
-    const int team = team_for(num_rows, kRowsPerThread, num_threads);
+    const int team = team_size(num_rows, kRowsPerThread, num_threads);
 #pragma omp parallel for schedule(static) num_threads(team)
     for (int64_t row = 0; row < num_rows; ++row) {
         const int64_t output = indices[row], column = output % kPanelWidth;
         const uint8_t* panel = weight.panels + output / kPanelWidth * bytes;
         T* to = out + row * width;
         if (weight.format == Format::float32 || weight.format == Format::bfloat16) {
-            take_row<4 / sizeof(T)>((const T*)panel, column, width, to, [](T x) { return x; });
+            gather_row<4 / sizeof(T)>((const T*)panel, column, width, to, [](T x) { return x; });
         } else {
             const float scale = weight.scales[output];
-            take_row<4>((const int8_t*)panel, column, width, to, [scale](int8_t x) {
+            gather_row<4>((const int8_t*)panel, column, width, to, [scale](int8_t x) {
                 T rounded;
                 round_into((float)x * scale, &rounded);
                 return rounded;
@@ -49,11 +49,11 @@ void take_rows(const Weight& weight, const int64_t* indices, int64_t num_rows, T
 }  // namespace rayinfer
 
 // The weight's own type is T, or it has eight bits.
-#define RAYINFER_TAKE_ROWS(name, T)                                                                              \
+#define RAYINFER_GATHER_ROWS(name, T)                                                                              \
     extern "C" __attribute__((visibility("default"))) void name(                                                 \
         const rayinfer::Weight* weight, const int64_t* indices, int64_t num_rows, void* out, int num_threads) {  \
-        rayinfer::take_rows<T>(*weight, indices, num_rows, (T*)out, num_threads);                                \
+        rayinfer::gather_rows<T>(*weight, indices, num_rows, (T*)out, num_threads);                                \
     }
 
-RAYINFER_TAKE_ROWS(rayinfer_take_rows_float32, float)
-RAYINFER_TAKE_ROWS(rayinfer_take_rows_bfloat16, rayinfer::bfloat16)
+RAYINFER_GATHER_ROWS(rayinfer_gather_rows_float32, float)
+RAYINFER_GATHER_ROWS(rayinfer_gather_rows_bfloat16, rayinfer::bfloat16)

@@ -15,5 +15,5 @@ def test_a_gpu_multiplies_each_group_by_its_own_weight(groups, in_features):
     x, weight = torch.randn(sum(sizes), in_features), torch.randn(len(sizes), 48, in_features)
     for kind in (torch.float32, torch.bfloat16):
         expected = products_one_by_one(x.to(kind), weight.to(kind), sizes)
-        actual = ops.grouped_linear(x.to("cuda", kind), weight.to("cuda", kind), starts_of(sizes).to("cuda"))
+        actual = ops.grouped_gemm(x.to("cuda", kind), weight.to("cuda", kind), starts_of(sizes).to("cuda"))
         torch.testing.assert_close(actual.cpu(), expected, **TOLERANCE)

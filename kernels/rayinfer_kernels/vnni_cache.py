@@ -21,15 +21,15 @@ class KVScales:
 
 
 @dataclass(frozen=True, slots=True)
-class PairedKVCache:
+class VnniKVCache:
     """Keys and values of one layer, each head of a block in one piece; what lies behind head_dim is zero.
 
-    Two bfloat16 numbers are multiplied by one instruction, so they stand in pairs: of neighbours along the head for a
-    key, of neighbouring tokens for a value. Other numbers stand alone. Those of eight bits have scales.
+    Two bfloat16 numbers are multiplied by one instruction, so they lie in pairs: of neighbours along the head for
+    a key, of neighbouring tokens for a value. Other numbers are stored one by one. Those of eight bits have scales.
     """
 
-    key: torch.Tensor  # [num_blocks, num_kv_heads, padded_dim / in_pairs, block_size, in_pairs]
-    value: torch.Tensor  # [num_blocks, num_kv_heads, block_size / in_pairs, padded_dim, in_pairs]
+    key: torch.Tensor  # [num_blocks, num_kv_heads, padded_dim / pair_size, block_size, pair_size]
+    value: torch.Tensor  # [num_blocks, num_kv_heads, block_size / pair_size, padded_dim, pair_size]
     scales: KVScales | None = None
 
     @property
@@ -58,22 +58,22 @@ class PairedKVCache:
         """Return the number of channels of a head as it is stored."""
         return self.value.shape[3]
 
-    def put(self, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    def write(self, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Store key and value [num_tokens, num_kv_heads, head_dim] at `slot_mapping` [num_tokens]."""
         block, offset = slot_mapping // self.block_size, slot_mapping % self.block_size
         if self.scales is not None:
-            key, self.scales.key.mT[block, offset] = _in_eight_bits(key)
-            value, self.scales.value.mT[block, offset] = _in_eight_bits(value)
+            key, self.scales.key.mT[block, offset] = _quantize_int8(key)
+            value, self.scales.value.mT[block, offset] = _quantize_int8(value)
         padding = (0, self.padded_dim - key.shape[-1])
-        in_pairs = self.key.shape[-1]
-        # [num_blocks, block_size, num_kv_heads, padded_dim / in_pairs, in_pairs]
+        pair_size = self.key.shape[-1]
+        # [num_blocks, block_size, num_kv_heads, padded_dim / pair_size, pair_size]
         keys = self.key.permute(0, 3, 1, 2, 4)
-        keys[block, offset] = F.pad(key, padding).view(*key.shape[:2], -1, in_pairs)
-        # [num_blocks, block_size / in_pairs, in_pairs, num_kv_heads, padded_dim]
+        keys[block, offset] = F.pad(key, padding).view(*key.shape[:2], -1, pair_size)
+        # [num_blocks, block_size / pair_size, pair_size, num_kv_heads, padded_dim]
         values = self.value.permute(0, 2, 4, 1, 3)
-        values[block, offset // in_pairs, offset % in_pairs] = F.pad(value, padding)
+        values[block, offset // pair_size, offset % pair_size] = F.pad(value, padding)
 
-    def take(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def read_blocks(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of whole blocks [num_blocks] in float32: [num_kv_heads, num_tokens, padded_dim] each."""
         key = self.key[blocks].permute(1, 0, 3, 2, 4).flatten(3).flatten(1, 2).float()
         value = self.value[blocks].permute(1, 0, 2, 4, 3).flatten(1, 3).float()
@@ -84,23 +84,23 @@ class PairedKVCache:
         return key * key_scales, value * value_scales
 
 
-def allocate_paired_cache(
+def allocate_vnni_cache(
     num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
-) -> PairedKVCache:
+) -> VnniKVCache:
     """Reserve one layer's pool of blocks."""
-    in_pairs, padded_dim = _in_pairs(dtype), _padded(head_dim)
-    if num_blocks < 0 or block_size % in_pairs:
-        raise ValueError(f"{num_blocks} blocks of {block_size} tokens, of which {in_pairs} stand together")
+    pair_size, padded_dim = _pair_size(dtype), _padded(head_dim)
+    if num_blocks < 0 or block_size % pair_size:
+        raise ValueError(f"{num_blocks} blocks of {block_size} tokens, of which {pair_size} stand together")
     heads = (num_blocks, num_kv_heads)
-    key = _zeros((*heads, padded_dim // in_pairs, block_size, in_pairs), dtype, device)
-    value = _zeros((*heads, block_size // in_pairs, padded_dim, in_pairs), dtype, device)
+    key = _zeros((*heads, padded_dim // pair_size, block_size, pair_size), dtype, device)
+    value = _zeros((*heads, block_size // pair_size, padded_dim, pair_size), dtype, device)
     if dtype is not torch.int8:
-        return PairedKVCache(key, value)
+        return VnniKVCache(key, value)
     key_scales, value_scales = (_zeros((*heads, block_size), torch.float32, device) for _ in range(2))
-    return PairedKVCache(key, value, KVScales(key_scales, value_scales))
+    return VnniKVCache(key, value, KVScales(key_scales, value_scales))
 
 
-def paired_block_bytes(block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+def vnni_block_bytes(block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
     """Return the bytes of one block of one layer."""
     scale_bytes = torch.float32.itemsize if dtype is torch.int8 else 0
     return 2 * block_size * num_kv_heads * (_padded(head_dim) * dtype.itemsize + scale_bytes)
@@ -122,14 +122,14 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     return torch.frombuffer(pages, dtype=dtype).view(shape)
 
 
-def _in_eight_bits(heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _quantize_int8(heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Round [num_tokens, num_kv_heads, head_dim] to int8; also returns the scales [num_tokens, num_kv_heads]."""
     heads = heads.float()
     scales = heads.abs().amax(-1) / 127
     return (heads / scales.where(scales > 0, 1.0)[..., None]).round().to(torch.int8), scales
 
 
-def _in_pairs(dtype: torch.dtype) -> int:
+def _pair_size(dtype: torch.dtype) -> int:
     return 2 if dtype.itemsize == 2 else 1
 
 

@@ -33,20 +33,20 @@ Weight weight_of(const Weight& first, int64_t group) {
 }
 
 template <class T>
-void grouped_linear(const ModelRows<T>& x, const Weight& first, const int32_t* group_starts, int64_t num_groups, T* out,
+void grouped_gemm(const ModelRows<T>& x, const Weight& first, const int32_t* group_starts, int64_t num_groups, T* out,
                     int num_threads) {
     thread_local RowBuffer encoded, widened;
-    const EncodedRows rows = place_for(x, first.format, encoded);
+    const EncodedRows rows = encoded_buffer(x, first.format, encoded);
     float* scratch = widened.rows<float>(num_threads, x.width);
     const std::vector<GroupRows> tasks = tasks_of(group_starts, num_groups);
     const int64_t num_units = first.panels_per_half(), units_per_task = first.is_gated ? 1 : kPanelsAtOnce;
     const int64_t tasks_per_group = (num_units + units_per_task - 1) / units_per_task;
 #pragma omp parallel num_threads(num_threads)
     {
-        const Share share = this_thread();
-        if (rows.data != (const uint8_t*)x.data) encode_share(x, first.format, rows, share, scratch + share.index * x.width);
+        const ThreadRange thread = this_thread();
+        if (rows.data != (const uint8_t*)x.data) encode_rows(x, first.format, rows, thread, scratch + thread.index * x.width);
 #pragma omp barrier
-        // Groups differ in size, so threads take what comes next.
+        // Groups differ in size, so tasks are scheduled dynamically.
 #pragma omp for schedule(dynamic)
         for (int64_t i = 0; i < (int64_t)tasks.size() * tasks_per_group; ++i) {
             const GroupRows task = tasks[i / tasks_per_group];
@@ -62,14 +62,14 @@ void grouped_linear(const ModelRows<T>& x, const Weight& first, const int32_t* g
 }  // namespace
 }  // namespace rayinfer
 
-#define RAYINFER_GROUPED_LINEAR(name, T)                                                                           \
+#define RAYINFER_GROUPED_GEMM(name, T)                                                                           \
     extern "C" __attribute__((visibility("default"))) void name(                                                   \
         const void* x, int64_t x_stride, const rayinfer::Weight* first, const int32_t* group_starts,               \
         int64_t num_groups, void* out, int64_t num_rows, int num_threads) {                                        \
         using namespace rayinfer;                                                                                  \
-        grouped_linear<T>({(const T*)x, x_stride, num_rows, first->in_features}, *first, group_starts, num_groups, \
+        grouped_gemm<T>({(const T*)x, x_stride, num_rows, first->in_features}, *first, group_starts, num_groups, \
                           (T*)out, num_threads);                                                                   \
     }
 
-RAYINFER_GROUPED_LINEAR(rayinfer_grouped_linear_float32, float)
-RAYINFER_GROUPED_LINEAR(rayinfer_grouped_linear_bfloat16, rayinfer::bfloat16)
+RAYINFER_GROUPED_GEMM(rayinfer_grouped_gemm_float32, float)
+RAYINFER_GROUPED_GEMM(rayinfer_grouped_gemm_bfloat16, rayinfer::bfloat16)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rayinfer_kernels import reference
-from rayinfer_kernels.gpu.few_rows import Norm, are_few_rows, few_rows_linear
+from rayinfer_kernels.gpu.skinny_gemm import Norm, is_skinny, skinny_gemm
 from rayinfer_kernels.layer_stack import PackedLinear
 from rayinfer_kernels.packed_weight import PackedWeight
 from rayinfer_kernels.quantized_weight import quantize_float8
@@ -57,7 +57,7 @@ def test_it_equals_the_reference(case, device):
         residual = random(num_rows, num_results + 3, **kind)[:, :num_results]
         residual = residual.contiguous() if case["residual"] == "in one piece" else residual
     wanted = expected(x, linear, norm, case["gate"], residual)
-    got = few_rows_linear(x, linear, norm=norm, gate=case["gate"], residual=residual)
+    got = skinny_gemm(x, linear, norm=norm, gate=case["gate"], residual=residual)
     assert got.dtype is dtype
     assert residual is None or got is residual
     unit = torch.finfo(dtype).eps
@@ -67,7 +67,7 @@ def test_it_equals_the_reference(case, device):
 def test_what_stands_beside_the_results_stays(device):
     around = torch.full((3, 20), 7.0, device=device)
     x, weight = torch.ones(2, 16, device=device), torch.ones(10, 16, device=device)
-    few_rows_linear(x, PackedLinear(weight, None), residual=around[:2, 5:15])
+    skinny_gemm(x, PackedLinear(weight, None), residual=around[:2, 5:15])
     wanted = torch.full((3, 20), 7.0)
     wanted[:2, 5:15] = 23.0
     assert torch.equal(around.cpu(), wanted)
@@ -76,9 +76,9 @@ def test_what_stands_beside_the_results_stays(device):
 def test_a_row_that_is_no_number_spoils_no_other(device):
     x, weight = random(3, 40, dtype=torch.bfloat16, device=device), random(24, 40, dtype=torch.bfloat16, device=device)
     norm = Norm(torch.ones(40, dtype=torch.bfloat16, device=device), EPS)
-    clean = few_rows_linear(x, PackedLinear(weight, None), norm=norm)
+    clean = skinny_gemm(x, PackedLinear(weight, None), norm=norm)
     x[1, 7] = float("nan")
-    spoilt = few_rows_linear(x, PackedLinear(weight, None), norm=norm)
+    spoilt = skinny_gemm(x, PackedLinear(weight, None), norm=norm)
     assert spoilt[1].isnan().all()
     assert torch.equal(spoilt[[0, 2]], clean[[0, 2]])
 
@@ -86,9 +86,9 @@ def test_a_row_that_is_no_number_spoils_no_other(device):
 def test_a_row_gets_the_same_bits_beside_any_others(device):
     """As long as they are so few: more are torch's, whose sums have another order."""
     x, weight = random(4, 300, dtype=torch.bfloat16, device=device), random(9, 300, dtype=torch.bfloat16, device=device)
-    together = few_rows_linear(x, PackedLinear(weight, None))
+    together = skinny_gemm(x, PackedLinear(weight, None))
     for row in range(4):
-        assert torch.equal(few_rows_linear(x[row : row + 1], PackedLinear(weight, None)), together[row : row + 1])
+        assert torch.equal(skinny_gemm(x[row : row + 1], PackedLinear(weight, None)), together[row : row + 1])
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,11 @@ def test_a_row_gets_the_same_bits_beside_any_others(device):
 )
 def test_what_does_not_fit_together_is_refused(device, x, residual):
     residual = None if residual is None else residual.to(device)
-    with pytest.raises(ValueError, match=r"rows of 16 numbers|cannot be added"):
-        few_rows_linear(x.to(device), PackedLinear(torch.zeros(8, 16, device=device), None), residual=residual)
+    with pytest.raises(ValueError, match=r"rows of 16,|cannot be added"):
+        skinny_gemm(x.to(device), PackedLinear(torch.zeros(8, 16, device=device), None), residual=residual)
 
 
-def test_few_rows_of_sixteen_bits_are_those_whose_last_digits_may_differ():
-    assert are_few_rows(torch.zeros(4, 8).bfloat16())
-    assert not are_few_rows(torch.zeros(5, 8).bfloat16())
-    assert not are_few_rows(torch.zeros(1, 8))
+def test_only_few_rows_of_sixteen_bits_are_skinny():
+    assert is_skinny(torch.zeros(4, 8).bfloat16())
+    assert not is_skinny(torch.zeros(5, 8).bfloat16())
+    assert not is_skinny(torch.zeros(1, 8))

@@ -1,33 +1,33 @@
-"""The greatest number of each row and its first place."""
+"""Argmax of each row."""
 
 import torch
 
 from rayinfer_kernels.gpu.language import tl, triton
-from rayinfer_kernels.gpu.tuning import ROW_MAX_BLOCK, ROW_MAX_WARPS
-from rayinfer_kernels.implementation import RowMax
+from rayinfer_kernels.gpu.tuning import ARGMAX_BLOCK, ARGMAX_WARPS
+from rayinfer_kernels.implementation import ArgmaxResult
 
 LAST_ID = tl.constexpr(2**31 - 1)
 
 
-def row_max(rows: torch.Tensor) -> RowMax:
-    """See `ops.row_max`."""
+def argmax(rows: torch.Tensor) -> ArgmaxResult:
+    """See `ops.argmax`."""
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     values = torch.empty(len(rows), dtype=torch.float32, device=rows.device)
     indices = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
     if len(rows):
-        _row_max_kernel[(len(rows),)](
+        _argmax_kernel[(len(rows),)](
             *(rows, values, indices, rows.stride(0)),
             width=rows.shape[1],
-            block=ROW_MAX_BLOCK,
-            num_warps=ROW_MAX_WARPS,
+            block=ARGMAX_BLOCK,
+            num_warps=ARGMAX_WARPS,
         )
-    return RowMax(values, indices)
+    return ArgmaxResult(values, indices)
 
 
 @triton.jit
-def _row_max_kernel(rows, values, indices, row_stride, width: tl.constexpr, block: tl.constexpr):
+def _argmax_kernel(rows, values, indices, row_stride, width: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
-    bests, ids = best_of_places(rows + row * row_stride, 0, width, width, block)
+    bests, ids = best_by_lane(rows + row * row_stride, 0, width, width, block)
     best, index = best_of(bests, ids)
     tl.store(values + row, best)
     tl.store(indices + row, index.to(tl.int64))
@@ -44,18 +44,18 @@ def best_of(values, ids):
 
 
 @triton.jit
-def best_of_places(scores, first, last, width, block: tl.constexpr):
-    """Return the greatest number in float32 at each place of a block, NaN if there is one, and its first id.
+def best_by_lane(scores, first, last, width, block: tl.constexpr):
+    """Return the greatest number in float32 in each lane of a block, NaN if there is one, and its first id.
 
-    Each place looks through the row by itself, so that many loads are on their way at once.
+    Each lane goes through the row by itself, so that many loads are in flight at once.
     """
-    places = tl.arange(0, block)
+    lanes = tl.arange(0, block)
     best = tl.full((block,), float("-inf"), tl.float32)
     found = tl.zeros((block,), tl.int32) + first
     for start in tl.range(first, last, block, loop_unroll_factor=4):
-        x = tl.load(scores + start + places, mask=start + places < width, other=float("-inf")).to(tl.float32)
+        x = tl.load(scores + start + lanes, mask=start + lanes < width, other=float("-inf")).to(tl.float32)
         # NaN counts as the greatest of all.
         is_better = (x > best) | ((x != x) & (best == best))
         found = tl.where(is_better, start, found)
         best = tl.where(is_better, x, best)
-    return best, found + places
+    return best, found + lanes

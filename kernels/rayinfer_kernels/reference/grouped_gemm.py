@@ -11,7 +11,7 @@ from rayinfer_kernels.reference.linear import packed_linear
 VECTOR_BYTES = 16
 
 
-def grouped_linear(x: torch.Tensor, weight: torch.Tensor, group_starts: torch.Tensor) -> torch.Tensor:
+def grouped_gemm(x: torch.Tensor, weight: torch.Tensor, group_starts: torch.Tensor) -> torch.Tensor:
     """Multiply rows group_starts[i] to group_starts[i + 1] of x by weight[i]^T, one group after the other."""
     if x.is_cuda and _are_aligned(x, weight):
         # On a GPU the loop below would wait for the sizes of the groups.
@@ -22,7 +22,7 @@ def grouped_linear(x: torch.Tensor, weight: torch.Tensor, group_starts: torch.Te
     return out
 
 
-def packed_grouped_linear(x: torch.Tensor, weight: PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
+def packed_grouped_gemm(x: torch.Tensor, weight: PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
     """Do the same with weights that another implementation packed."""
     out = x.new_empty(len(x), weight.out_features)
     for group, (start, end) in _groups_with_rows(group_starts):
@@ -30,7 +30,7 @@ def packed_grouped_linear(x: torch.Tensor, weight: PackedWeight, group_starts: t
     return out
 
 
-def combine_rows(rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def moe_combine(rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Sum rows[indices[:, i]] x weights[:, i] in the order of i, in float32."""
     total = torch.zeros(len(indices), rows.shape[1], device=rows.device)
     for chosen, weight in zip(indices.T, weights.T, strict=True):

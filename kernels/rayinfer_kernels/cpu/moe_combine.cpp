@@ -5,15 +5,15 @@
 #include <algorithm>
 
 #include "lanes.h"
-#include "team.h"
+#include "thread_team.h"
 
 namespace rayinfer {
 namespace {
 
 template <class T>
-void combine_rows(const T* rows, const int64_t* indices, const float* weights, T* out, int64_t num_tokens,
+void moe_combine(const T* rows, const int64_t* indices, const float* weights, T* out, int64_t num_tokens,
                   int64_t num_choices, int64_t width, int num_threads) {
-    const int team = team_for(num_tokens * num_choices * width, kElementsPerThread, num_threads);
+    const int team = team_size(num_tokens * num_choices * width, kElementsPerThread, num_threads);
 #pragma omp parallel for schedule(static) num_threads(team)
     for (int64_t token = 0; token < num_tokens; ++token)
         for (int64_t i = 0; i < width; i += kWidth) {
@@ -27,13 +27,13 @@ void combine_rows(const T* rows, const int64_t* indices, const float* weights, T
 }  // namespace
 }  // namespace rayinfer
 
-#define RAYINFER_COMBINE_ROWS(name, T)                                                                                \
+#define RAYINFER_MOE_COMBINE(name, T)                                                                                \
     extern "C" __attribute__((visibility("default"))) void name(                                                      \
         const void* rows, const int64_t* indices, const float* weights, void* out, int64_t num_tokens,                \
         int64_t num_choices, int64_t width, int num_threads) {                                                        \
-        rayinfer::combine_rows<T>((const T*)rows, indices, weights, (T*)out, num_tokens, num_choices, width,          \
+        rayinfer::moe_combine<T>((const T*)rows, indices, weights, (T*)out, num_tokens, num_choices, width,          \
                                   num_threads);                                                                       \
     }
 
-RAYINFER_COMBINE_ROWS(rayinfer_combine_rows_float32, float)
-RAYINFER_COMBINE_ROWS(rayinfer_combine_rows_bfloat16, rayinfer::bfloat16)
+RAYINFER_MOE_COMBINE(rayinfer_moe_combine_float32, float)
+RAYINFER_MOE_COMBINE(rayinfer_moe_combine_bfloat16, rayinfer::bfloat16)

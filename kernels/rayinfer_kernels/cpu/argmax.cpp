@@ -3,14 +3,14 @@
 #include <algorithm>
 
 #include "lanes.h"
-#include "team.h"
+#include "thread_team.h"
 
 namespace rayinfer {
 namespace {
 
-// The first of the greatest; if some number is none, the value is NaN and the place is any.
+// The first of the greatest; if some number is NaN, so is the value, and the index is any.
 template <class T>
-void row_max(const T* row, int64_t width, float* value, int64_t* index) {
+void argmax(const T* row, int64_t width, float* value, int64_t* index) {
     Float most = splat(-kInfinity);
     Int where = {}, spoilt = {};
     const Int lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -25,7 +25,7 @@ void row_max(const T* row, int64_t width, float* value, int64_t* index) {
     *value = -kInfinity;
     *index = 0;
     bool is_spoilt = false;
-    auto take = [&](float x, int64_t at) {
+    auto update = [&](float x, int64_t at) {
         is_spoilt |= x != x;
         if (x > *value || (x == *value && at < *index)) {
             *value = x;
@@ -34,11 +34,11 @@ void row_max(const T* row, int64_t width, float* value, int64_t* index) {
     };
     for (int lane = 0; lane < kWidth; ++lane) {
         is_spoilt |= spoilt[lane] != 0;
-        take(most[lane], where[lane]);
+        update(most[lane], where[lane]);
     }
     if (i < width) {
         const Float rest = load(row + i, width - i);
-        for (int64_t lane = 0; i + lane < width; ++lane) take(rest[lane], i + lane);
+        for (int64_t lane = 0; i + lane < width; ++lane) update(rest[lane], i + lane);
     }
     if (is_spoilt) *value = std::numeric_limits<float>::quiet_NaN();
 }
@@ -46,14 +46,14 @@ void row_max(const T* row, int64_t width, float* value, int64_t* index) {
 }  // namespace
 }  // namespace rayinfer
 
-#define RAYINFER_ROW_MAX(name, T)                                                                                 \
+#define RAYINFER_ARGMAX(name, T)                                                                                 \
     extern "C" __attribute__((visibility("default"))) void name(const void* rows, int64_t stride, float* values,  \
                                                                 int64_t* indices, int64_t num_rows, int64_t width, \
                                                                 int num_threads) {                                \
-        const int team = rayinfer::team_for(num_rows, 2, num_threads);                                              \
+        const int team = rayinfer::team_size(num_rows, 2, num_threads);                                              \
         _Pragma("omp parallel for schedule(static) num_threads(team)") for (int64_t row = 0; row < num_rows; ++row) \
-            rayinfer::row_max((const T*)rows + row * stride, width, values + row, indices + row);       \
+            rayinfer::argmax((const T*)rows + row * stride, width, values + row, indices + row);       \
     }
 
-RAYINFER_ROW_MAX(rayinfer_row_max_float32, float)
-RAYINFER_ROW_MAX(rayinfer_row_max_bfloat16, rayinfer::bfloat16)
+RAYINFER_ARGMAX(rayinfer_argmax_float32, float)
+RAYINFER_ARGMAX(rayinfer_argmax_bfloat16, rayinfer::bfloat16)
