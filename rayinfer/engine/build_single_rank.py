@@ -24,8 +24,7 @@ from rayinfer.kv_cache.block_manager import BlockManager
 from rayinfer.models.generation_config import default_sampling_params
 from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
-from rayinfer.optimization.device_modes import check_device
-from rayinfer.optimization.quality_gates import check_quality, measured_model
+from rayinfer.optimization.mode_checks import check_device, check_quality, measured_model
 from rayinfer.protocols import ModelDescription
 
 _logger = logging.getLogger(__name__)

@@ -34,9 +34,9 @@ class MixtureOfExperts(torch.nn.Module, Shardable):
         self._renormalise = renormalise
         self._group = UNSHARDED.group
 
-    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
+    def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of the experts, and sends some of a step's tokens to them all."""
-        self._group = share.group
+        self._group = shard.group
         return {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -67,9 +67,9 @@ class GatedExperts(torch.nn.Module, Shardable):
         self._num_experts = num_experts
         self._exchange: ExpertExchange | None = None  # where other ranks have the other experts
 
-    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
+    def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of the experts."""
-        self._exchange = ExpertExchange(share.group, self._num_experts)
+        self._exchange = ExpertExchange(shard.group, self._num_experts)
         cut = ShardSlice(0, (self._exchange.experts_here,))
         return {"gate_up_proj.weight": cut, "down_proj.weight": cut}
 

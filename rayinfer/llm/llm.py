@@ -18,7 +18,7 @@ from rayinfer.outputs import EngineStats, RequestOutput
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.sampling_params import SamplingParams
-from rayinfer.tokenization.bad_words import speller
+from rayinfer.tokenization.bad_words import bad_word_tokenizer
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.request_trace import RequestTrace
@@ -140,7 +140,7 @@ class LLM:
         request = GenerationRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            sampling_params=params.with_bad_words_spelled(speller(self.tokenizer)),
+            sampling_params=params.with_tokenized_bad_words(bad_word_tokenizer(self.tokenizer)),
             priority=priority,
             timeout_s=timeout_s,
             trace=trace,

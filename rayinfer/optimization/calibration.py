@@ -52,7 +52,7 @@ class _LearningLinear(torch.nn.Module):
     @property
     def quantized(self) -> QuantizedWeight:
         """The quantised weight."""
-        assert self._quantized is not None, "the layer has had no turn"
+        assert self._quantized is not None, "the layer has not run yet"
         return self._quantized
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

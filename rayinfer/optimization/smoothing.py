@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from rayinfer.layers.decoder_layer import PreNormLayer
 from rayinfer.layers.gated_mlp import GatedMLP
 from rayinfer.layers.linear import FusedLinear, Linear, StackedLinear
-from rayinfer.layers.rms_norm import RMSNorm
+from rayinfer.layers.norms import RMSNorm
 from rayinfer.layers.self_attention import SelfAttention
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.loader import load_decoder

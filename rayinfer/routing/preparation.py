@@ -8,7 +8,7 @@ from rayinfer.errors import PromptTooLong
 from rayinfer.kv_cache.block_hash import prefix_digests, prefix_salt
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.routing.limits import RouterLimits
-from rayinfer.tokenization.bad_words import speller
+from rayinfer.tokenization.bad_words import bad_word_tokenizer
 from rayinfer.tokenization.tokenizer import Tokenizer
 
 
@@ -21,7 +21,7 @@ def prepare(
     makes the same choices, and the priority is no more urgent than the tenant may ask for. Raises RequestError.
     """
     _check_prompt(request, description)
-    params = request.sampling_params.with_bad_words_spelled(speller(tokenizer))
+    params = request.sampling_params.with_tokenized_bad_words(bad_word_tokenizer(tokenizer))
     params.check_leaves_a_token(
         description.eos_token_ids, description.vocab_size, never_generated=description.bad_token_sequences
     )

@@ -108,7 +108,7 @@ def test_an_import_past_the_front_of_the_kernels_is_caught(sources_of, text):
 
 
 def test_the_front_of_the_kernels_may_be_imported(sources_of):
-    text = "import rayinfer_kernels\nfrom rayinfer_kernels import configure, ops\nfrom rayinfer_kernels.ops import linear\n"
+    text = "import rayinfer_kernels\nfrom rayinfer_kernels import ops\nfrom rayinfer_kernels.ops import linear\n"
     assert rules.kernel_internals(sources_of({"rayinfer/layers/linear.py": text})) == []
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.paged_attention import AttentionBatch
 from rayinfer.benchmark.gpu import engine_runs
 from rayinfer.benchmark.gpu.cases import even_workload
 from rayinfer.benchmark.gpu.model_shapes import SHAPES, tiny_shape, write_shape
@@ -60,7 +60,7 @@ def _write_checkpoint(shape: Mapping[str, Any], folder: Path) -> Path:
     write_shape(shape, folder)
     decoder = random_decoder(folder, torch.float32, _HOST)
     assert isinstance(decoder, torch.nn.Module)
-    places = {name: place for name, place in decoder.weight_places().items() if not place.instead_of}
+    places = {name: place for name, place in decoder.checkpoint_slices().items() if not place.replaces}
     parameters = dict(decoder.named_parameters())
     tensors = {
         name: parameters[place.parameter].data if place.index is None else parameters[place.parameter].data[place.index]

@@ -12,7 +12,7 @@ from rayinfer.benchmark.peers.engine_process import ENGINES, engine_process
 from rayinfer.benchmark.peers.system_under_test import Contender, Missing, ServerCommand, Setup
 from rayinfer.config import engine_config
 from rayinfer.errors import ConfigError
-from rayinfer.optimization.quality_gates import excess, measured_model
+from rayinfer.optimization.mode_checks import excess, measured_model
 
 NAME = "rayinfer"
 ADAPTER = ENGINES / "rayinfer_engine.py"

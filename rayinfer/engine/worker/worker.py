@@ -34,7 +34,7 @@ from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.models.random_weights import random_decoder
 from rayinfer.optimization.packed_cache import PackedCache
-from rayinfer.optimization.ready_weights import load_ready_decoder
+from rayinfer.optimization.packed_weights import load_packed_decoder
 from rayinfer.start_steps import start_step
 from rayinfer.tensor_parallel import UNSHARDED
 from rayinfer_kernels import ops
@@ -222,7 +222,7 @@ def _model_memory(setting: _Setting) -> ModelMemory:
         # Some rotary scalings look at the longest sequence: at what is allowed, for what fits differs between machines.
         decoder.prepare(dtype, device, _max_model_len(setting, num_blocks), longest)
         if isinstance(decoder, EncoderDecoder):
-            decoder.make_room_for_sources(config.num_rows + 1, longest, dtype, device)
+            decoder.allocate_sources(config.num_rows + 1, longest, dtype, device)
 
     def load_again() -> Decoder:
         if read_model_config(setting.folder) != model:
@@ -246,13 +246,13 @@ def _loader(setting: _Setting, dtype: torch.dtype) -> Callable[[], Decoder]:
             raise ConfigError("quantization needs weights that mean something: load_format must not be dummy")
         return partial(random_decoder, setting.folder, dtype, setting.device, share)
     return partial(
-        load_ready_decoder,
+        load_packed_decoder,
         setting.folder,
         dtype,
         setting.device,
         quantization=config.quantization,
         cache=PackedCache(cache_folder() / "packed", max_bytes=packed_cache_bytes()),
-        share=share,
+        shard=share,
     )
 
 

@@ -46,14 +46,14 @@ class LogprobWording:
 
     def name(self, token_id: int) -> str:
         """Name a token."""
-        return f"token_id:{token_id}" if self.as_token_ids else self.tokenizer.spell(token_id).text
+        return f"token_id:{token_id}" if self.as_token_ids else self.tokenizer.token_text(token_id).text
 
     def _entry(self, token_id: int, place: TokenLogprobs) -> dict[str, Any]:
         likeliest = sorted(self._told(place), key=lambda told: told[1].rank)[: self.num_top]
         return {**self._token(token_id, place[token_id]), "top_logprobs": [self._token(*told) for told in likeliest]}
 
     def _token(self, token_id: int, logprob: Logprob) -> dict[str, Any]:
-        utf8 = self.tokenizer.spell(token_id).utf8
+        utf8 = self.tokenizer.token_text(token_id).utf8
         return {
             "token": self.name(token_id),
             "logprob": _finite(logprob),

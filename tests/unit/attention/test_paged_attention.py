@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rayinfer.attention.batch import AttentionBatch
-from rayinfer.attention.paged_attention import PagedAttention
+from rayinfer.attention.paged_attention import AttentionBatch, PagedAttention
 from rayinfer_kernels import ops
 
 BLOCK, HEADS, KV_HEADS, WIDTH = 8, 4, 2, 16

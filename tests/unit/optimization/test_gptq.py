@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from rayinfer.optimization.gptq import gptq
-from rayinfer.optimization.group_scales import choose_scales, round_to_grid
+from rayinfer.optimization.gptq import choose_scales, gptq, round_to_grid
 from rayinfer_kernels import ops
 
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from rayinfer.optimization.packed_cache import PackedCache, entry_key
-from rayinfer.optimization.tensor_file import DATA_FILE, StoredTensors, read_tensors
+from rayinfer.optimization.packed_entries import DATA_FILE
+from rayinfer.optimization.tensor_file import StoredTensors, read_tensors
 
 WEIGHTS = torch.arange(100, dtype=torch.float32)
 

@@ -14,7 +14,7 @@ def tokenizer_of(kind: str) -> Tokenizer:
 def test_bytes_of_tokens_make_up_the_text(kind):
     tokenizer = tokenizer_of(kind)
     text = f"The Größe 日本 {FACE}👩‍👩‍👧 END\n\n"
-    spelled = [tokenizer.spell(token_id) for token_id in tokenizer.encode(text)]
+    spelled = [tokenizer.token_text(token_id) for token_id in tokenizer.encode(text)]
     assert b"".join(token.utf8 for token in spelled).decode().lstrip(" ") == text
     for token in spelled:
         if not token.text.startswith("bytes:"):
@@ -23,7 +23,7 @@ def test_bytes_of_tokens_make_up_the_text(kind):
 
 def test_a_part_of_a_character_is_spelled_in_bytes():
     tokenizer = tokenizer_of("byte_level")
-    first, *_ = (tokenizer.spell(token_id) for token_id in tokenizer.encode("\N{OLD ITALIC LETTER A}"))
+    first, *_ = (tokenizer.token_text(token_id) for token_id in tokenizer.encode("\N{OLD ITALIC LETTER A}"))
     assert (first.text, first.utf8) == (r"bytes:\xf0", b"\xf0")
     fallback = tokenizer_of("byte_fallback")
     parts = [fallback.spell(token_id) for token_id in fallback.encode("\N{OLD ITALIC LETTER A}")]
@@ -34,27 +34,27 @@ def test_a_part_of_a_character_is_spelled_in_bytes():
 @pytest.mark.parametrize("kind", sorted(tiny_tokenizers.MAKERS))
 def test_a_special_token_is_spelled_out(kind):
     tokenizer = tokenizer_of(kind)
-    assert tokenizer.spell(tokenizer.eos_token_id).text.strip() == "</s>"
+    assert tokenizer.token_text(tokenizer.eos_token_id).text.strip() == "</s>"
 
 
 def test_a_token_that_begins_a_word_keeps_its_space():
     for kind in ("byte_fallback", "unigram"):
         tokenizer = tokenizer_of(kind)
-        words = [tokenizer.spell(token_id).text for token_id in tokenizer.encode("one two")]
+        words = [tokenizer.token_text(token_id).text for token_id in tokenizer.encode("one two")]
         assert "".join(words) == " one two"
 
 
 @pytest.mark.parametrize("kind", sorted(tiny_tokenizers.MAKERS))
 def test_an_id_that_is_no_token_is_spelled_by_its_number(kind):
     tokenizer = tokenizer_of(kind)
-    assert tokenizer.spell(10**6) == ("token_id:1000000", None)
+    assert tokenizer.token_text(10**6) == ("token_id:1000000", None)
 
 
 @pytest.mark.parametrize("kind", sorted(tiny_tokenizers.MAKERS))
 def test_every_token_of_every_make_can_be_spelled(kind):
     tokenizer = tokenizer_of(kind)
     for token_id in range(tokenizer.vocab_size):
-        spelled = tokenizer.spell(token_id)
-        assert spelled is tokenizer.spell(token_id)
+        spelled = tokenizer.token_text(token_id)
+        assert spelled is tokenizer.token_text(token_id)
         assert isinstance(spelled.text, str)
         assert spelled.utf8 is None or spelled.text.startswith("bytes:") or spelled.text.encode() == spelled.utf8

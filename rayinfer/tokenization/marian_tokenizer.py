@@ -17,7 +17,7 @@ MARIAN_SPECIAL_TOKENS = {"unk_token": "<unk>", "eos_token": "</s>", "pad_token":
 _LANGUAGE_CODE = re.compile(">>.*?<<", re.DOTALL)
 
 
-class MarianSpelling:
+class MarianTokenizer:
     """Cuts a text into the pieces of its language, and looks these up in the vocabulary of both languages.
 
     A stretch that these pieces do not cover is looked up as a whole, too: the other language may have it.
@@ -34,8 +34,8 @@ class MarianSpelling:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Turn text into token ids; it may begin with the code of the language to answer in, such as >>fra<<."""
         tokens: list[str] = []
-        for place, part in enumerate(self._special.split(text)):
-            tokens += [part] if place % 2 else self._cut(part)  # what separates the parts are special tokens
+        for index, part in enumerate(self._special.split(text)):
+            tokens += [part] if index % 2 else self._cut(part)  # what separates the parts are special tokens
         ids = [self._vocabulary.get(token, self._unknown_id) for token in tokens]
         return [*ids, self._end_id] if add_special_tokens else ids
 
@@ -49,11 +49,11 @@ class MarianSpelling:
         return [code[0], *pieces] if code else pieces
 
 
-class MarianSpellings(NamedTuple):
+class MarianTokenizers(NamedTuple):
     """The tokenizers of the source language and of the target language."""
 
-    source: MarianSpelling
-    target: MarianSpelling
+    source: MarianTokenizer
+    target: MarianTokenizer
 
 
 def is_marian_folder(folder: Path) -> bool:
@@ -61,12 +61,12 @@ def is_marian_folder(folder: Path) -> bool:
     return not (folder / "tokenizer.json").is_file() and (folder / SOURCE_MODEL).is_file()
 
 
-def read_marian_spellings(folder: Path, vocabulary: Mapping[str, int], special: Mapping[str, str]) -> MarianSpellings:
+def read_marian_tokenizers(folder: Path, vocabulary: Mapping[str, int], special: Mapping[str, str]) -> MarianTokenizers:
     """Read both tokenizers; `special` names all of MARIAN_SPECIAL_TOKENS."""
     source, target = (read_sentencepiece_model(folder / name) for name in (SOURCE_MODEL, TARGET_MODEL))
     if missing := [token for token in special.values() if token not in vocabulary]:
         raise ModelLoadError(f"{folder / VOCABULARY}: lacks {', '.join(missing)}")
-    return MarianSpellings(*(MarianSpelling(model, vocabulary, special) for model in (source, target)))
+    return MarianTokenizers(*(MarianTokenizer(model, vocabulary, special) for model in (source, target)))
 
 
 def read_vocabulary(folder: Path) -> dict[str, int]:

@@ -11,19 +11,19 @@ from rayinfer.errors import ConfigError, ModelLoadError
 from rayinfer.layers.matrix import Matrix
 from rayinfer.models.loader import load_decoder
 from rayinfer.optimization.packed_cache import PackedCache
+from rayinfer.optimization.packed_entries import DATA_FILE
+from rayinfer.optimization.packed_weights import DIGESTS, load_packed_decoder
 from rayinfer.optimization.quantization import load_float8_decoder
-from rayinfer.optimization.ready_weights import DIGESTS, load_ready_decoder
-from rayinfer.optimization.sequence_batches import SequenceBatches
-from rayinfer.optimization.tensor_file import DATA_FILE
 from rayinfer_kernels import ops
 from support.fakes.recorded_steps import ended, recorded_steps
+from support.golden.decoder_runs import logits_of
 from support.golden.encoder_decoder_runs import make_tiny_t5
 from support.golden.invariance_requests import make_sparse_model
 from support.tiny_models.tiny_checkpoints import make_tiny_llama, save_weights
 
 CPU = torch.device("cpu")
 MODES = (None, "int8", "int8-dynamic", "int4")
-LENGTH = 64
+LENGTH = 64  # that `logits_of` computes
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +34,9 @@ def folder(tmp_path_factory):
 
 
 def load(folder, cache, quantization=None, dtype=torch.float32):
-    return load_ready_decoder(
+    return load_packed_decoder(
         folder, dtype, CPU, quantization=quantization, cache=PackedCache(cache), worth_keeping_bytes=0
     )
-
-
-@torch.inference_mode()
-def logits_of(decoder, dtype=torch.float32):
-    decoder.prepare(dtype, CPU, LENGTH)
-    token_ids = torch.randint(384, (4, LENGTH), generator=torch.Generator().manual_seed(5), dtype=torch.int32)
-    batch = SequenceBatches(decoder, dtype, 4, LENGTH).step(0, LENGTH)
-    return decoder.logits(decoder.forward(token_ids.flatten(), batch)).float()
 
 
 def entries(cache):
@@ -110,9 +102,9 @@ def test_a_damaged_entry_is_made_again(folder, tmp_path):
 def test_small_models_are_not_kept_unless_they_were_calibrated(tmp_path):
     folder = make_tiny_llama(tmp_path / "llama", max_position_embeddings=16)
     cache = PackedCache(tmp_path / "packed")
-    load_ready_decoder(folder, torch.float32, CPU, quantization="int8", cache=cache)
+    load_packed_decoder(folder, torch.float32, CPU, quantization="int8", cache=cache)
     assert not cache.folder.exists()
-    load_ready_decoder(folder, torch.float32, CPU, quantization="int4", cache=cache)
+    load_packed_decoder(folder, torch.float32, CPU, quantization="int4", cache=cache)
     assert len(entries(cache.folder)) == 1
 
 

@@ -1,4 +1,4 @@
-"""Root mean square normalisation."""
+"""RMS norm and layer norm."""
 
 import torch
 
@@ -27,3 +27,19 @@ class RMSNorm(torch.nn.Module):
         if residual is None:
             return ops.rms_norm(x, self.weight, self._eps, self._unit_offset)
         return ops.add_rms_norm(x, residual, self.weight, self._eps, self._unit_offset)
+
+
+class LayerNorm(torch.nn.Module):
+    """Bring each token to mean 0 and variance 1; with a residual, add to it in place first."""
+
+    def __init__(self, hidden_size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.empty(hidden_size), requires_grad=False)
+        self.bias = torch.nn.Parameter(torch.empty(hidden_size), requires_grad=False)
+        self._eps = eps
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """x [num_tokens, hidden_size] -> the same shape."""
+        if residual is not None:
+            x = residual.add_(x)
+        return ops.layer_norm(x, self.weight, self.bias, self._eps)

@@ -5,8 +5,8 @@ import torch
 
 from rayinfer.layers.shards import ShardSlice
 from rayinfer.optimization.packed_cache import PackedCache
-from rayinfer.optimization.ready_weights import load_ready_decoder
-from rayinfer.optimization.shared_weights import part_of
+from rayinfer.optimization.packed_weights import load_packed_decoder
+from rayinfer.optimization.sharded_weights import shard_of
 from rayinfer.tensor_parallel import UNSHARDED, RankCoordinates, Shard, SingleRankGroup
 from rayinfer_kernels import ops
 from support.fakes.thread_ranks import run_threads
@@ -33,9 +33,9 @@ def cache(tmp_path_factory):
 def prompt_logits(folder, cache, quantization, num_ranks, num_stages):
     """What all ranks compute for the prompt, which all models are given alike."""
 
-    def load(folder, dtype, share):
-        return load_ready_decoder(
-            folder, dtype, CPU, quantization=quantization, cache=cache, share=share, worth_keeping_bytes=0
+    def load(folder, dtype, shard):
+        return load_packed_decoder(
+            folder, dtype, CPU, quantization=quantization, cache=cache, shard=shard, worth_keeping_bytes=0
         )
 
     answers = run_threads(num_ranks, lambda group: answer_of(folder, group, num_stages, load=load))
@@ -74,27 +74,27 @@ def test_stages_of_one_rank_each_change_nothing(quantization, folder, cache):
 
 def test_each_rank_has_an_entry_of_its_own_in_the_cache_and_finds_it_again(folder, tmp_path):
     cache = PackedCache(tmp_path)
-    shares = [UNSHARDED, *(Shard(RankCoordinates(rank, 1, 2), SingleRankGroup()) for rank in range(2))]
+    parts = [UNSHARDED, *(Shard(RankCoordinates(rank, 1, 2), SingleRankGroup()) for rank in range(2))]
 
-    def load(share):
-        loaded = load_ready_decoder(
-            folder, torch.float32, CPU, quantization=None, cache=cache, share=share, worth_keeping_bytes=0
+    def load(shard):
+        loaded = load_packed_decoder(
+            folder, torch.float32, CPU, quantization=None, cache=cache, shard=shard, worth_keeping_bytes=0
         )
         return dict(loaded.named_parameters())
 
-    first = [load(share) for share in shares]
-    entries = {path for path in tmp_path.iterdir() if (path / "index.json").exists()}
-    assert len(entries) == len(shares)
-    for share, before in zip(shares, first, strict=True):
-        assert load(share).keys() == before.keys()
-    assert entries == {path for path in tmp_path.iterdir() if (path / "index.json").exists()}
+    first = [load(shard) for shard in parts]
+    entries = {path for path in tmp_path.iterdir() if (path / "weights.safetensors").exists()}
+    assert len(entries) == len(parts)
+    for shard, before in zip(parts, first, strict=True):
+        assert load(shard).keys() == before.keys()
+    assert entries == {path for path in tmp_path.iterdir() if (path / "weights.safetensors").exists()}
 
 
 @pytest.mark.parametrize("format", [ops.WeightFormat.INT8, ops.WeightFormat.INT4_DYNAMIC])
 @pytest.mark.parametrize("columns", [range(0, 40), range(32, 96), range(40, 100), range(70, 80), range(96, 100)])
 def test_parts_of_rows_stand_for_the_same_weight(format, columns):
     whole = ops.quantize(torch.randn(7, 100), format)
-    part = part_of(whole, ShardSlice(1, (columns,))).dequantize()
+    part = shard_of(whole, ShardSlice(1, (columns,))).dequantize()
     num_before = part.shape[1] - len(columns)
     assert torch.equal(part[:, num_before:], whole.dequantize()[:, columns.start : columns.stop])
     assert not part[:, :num_before].any()
@@ -103,7 +103,7 @@ def test_parts_of_rows_stand_for_the_same_weight(format, columns):
 @pytest.mark.parametrize("format", [ops.WeightFormat.INT8, ops.WeightFormat.INT4_DYNAMIC])
 def test_some_rows_stand_for_the_same_weight(format):
     whole = ops.quantize(torch.randn(12, 50), format)
-    part = part_of(whole, ShardSlice(0, (range(1, 4), range(6, 9)))).dequantize()
+    part = shard_of(whole, ShardSlice(0, (range(1, 4), range(6, 9)))).dequantize()
     assert torch.equal(part, whole.dequantize()[[1, 2, 3, 6, 7, 8]])
 
 

@@ -26,7 +26,7 @@ def largest_by_output(folder: Path, names: Collection[str], dtype: torch.dtype) 
     return found
 
 
-def part_of(quantized: ops.QuantizedWeight, cut: ShardSlice | None) -> ops.QuantizedWeight:
+def shard_of(quantized: ops.QuantizedWeight, cut: ShardSlice | None) -> ops.QuantizedWeight:
     """Take a rank's part of a whole matrix.
 
     Groups of inputs that have one scale are not cut. Where a part begins within a group, it begins with the group, and
