@@ -3,9 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from rayinfer_kernels.int4_blocks import GROUP_SIZE
-from rayinfer_kernels.packed_weight import WeightFormat
-from rayinfer_kernels.quantized_weight import QuantizedWeight
+from rayinfer_kernels import ops
 
 DAMPING = 0.01  # of the mean of the diagonal: what was seen of the inputs is never all
 DRIFT_FRACTION = 0.5  # how much of the drift is made up for: all of it would follow what was seen too closely
@@ -15,7 +13,7 @@ FRACTIONS = torch.linspace(0.7, 1.1, 24).tolist()
 TINY = 1e-12
 
 
-def gptq(weight: torch.Tensor, gram: torch.Tensor, drift: torch.Tensor | None = None) -> QuantizedWeight:
+def gptq(weight: torch.Tensor, gram: torch.Tensor, drift: torch.Tensor | None = None) -> ops.QuantizedWeight:
     """Round weight [num_outputs, num_inputs] in float32, for inputs X [num_tokens, num_inputs] with gram = X^T X.
 
     Groups of inputs are rounded one after the other, those that matter most first, and those to come make up for what
@@ -24,17 +22,17 @@ def gptq(weight: torch.Tensor, gram: torch.Tensor, drift: torch.Tensor | None = 
     2025).
     """
     num_inputs = weight.shape[1]
-    padding = -num_inputs % GROUP_SIZE
+    padding = -num_inputs % ops.GROUP_SIZE
     weight = F.pad(weight.float(), (0, padding))
     gram = _damped(F.pad(gram, (0, padding, 0, padding)))
     if drift is not None:
         drift = F.pad(drift, (0, padding, 0, padding))
         weight = weight + DRIFT_FRACTION * torch.linalg.solve(gram, (weight @ drift).T).T
-    order = gram.diagonal().view(-1, GROUP_SIZE).sum(1).argsort(descending=True)
-    inputs = (order[:, None] * GROUP_SIZE + torch.arange(GROUP_SIZE)).flatten()
+    order = gram.diagonal().view(-1, ops.GROUP_SIZE).sum(1).argsort(descending=True)
+    inputs = (order[:, None] * ops.GROUP_SIZE + torch.arange(ops.GROUP_SIZE)).flatten()
     numbers, scales = _round_in_order(weight[:, inputs], gram[inputs][:, inputs])
     numbers, scales = numbers[:, inputs.argsort()], scales[:, order.argsort()]
-    return QuantizedWeight(numbers[:, :num_inputs].contiguous(), scales, WeightFormat.INT4_DYNAMIC)
+    return ops.QuantizedWeight(numbers[:, :num_inputs].contiguous(), scales, ops.WeightFormat.INT4_DYNAMIC)
 
 
 def _round_in_order(weight: torch.Tensor, gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,11 +40,11 @@ def _round_in_order(weight: torch.Tensor, gram: torch.Tensor) -> tuple[torch.Ten
     importance, spread = gram.diagonal(), _spread_of_errors(gram)
     numbers = torch.empty(weight.shape, dtype=torch.int8)
     scales = []
-    for start in range(0, weight.shape[1], GROUP_SIZE):
-        group = slice(start, start + GROUP_SIZE)
+    for start in range(0, weight.shape[1], ops.GROUP_SIZE):
+        group = slice(start, start + ops.GROUP_SIZE)
         scales.append(choose_scales(weight[:, group], importance[group]))
         numbers[:, group], errors = _round_group(weight[:, group], scales[-1], spread[group, group])
-        weight[:, start + GROUP_SIZE :] -= errors @ spread[group, start + GROUP_SIZE :]
+        weight[:, start + ops.GROUP_SIZE :] -= errors @ spread[group, start + ops.GROUP_SIZE :]
     return numbers, torch.stack(scales, 1)
 
 

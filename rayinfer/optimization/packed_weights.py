@@ -15,7 +15,7 @@ from rayinfer.models.checkpoints.model_folder import weight_files
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.loader import empty_decoder, load_decoder
 from rayinfer.models.sharding import entry_name
-from rayinfer.optimization.calibrated_weights import CALIBRATION_VERSION
+from rayinfer.optimization.calibration import CALIBRATION_VERSION
 from rayinfer.optimization.checkpoint_digest import checkpoint_digest
 from rayinfer.optimization.packed_cache import PackedCache, entry_key
 from rayinfer.optimization.packed_model import fill_model, stored_model, structure_of

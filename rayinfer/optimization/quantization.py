@@ -15,28 +15,21 @@ from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.loader import empty_decoder, load_decoder
 from rayinfer.models.sharding import shard_decoder
-from rayinfer.optimization.calibrated_weights import calibrated_weights
+from rayinfer.optimization.calibration import calibrated_weights
 from rayinfer.optimization.packed_model import packed_matrix
 from rayinfer.optimization.sharded_weights import INPUTS, largest_by_output, shard_of
 from rayinfer.optimization.smoothing import smooth_decoder
 from rayinfer.optimization.tensor_file import StoredTensors
 from rayinfer.tensor_parallel import UNSHARDED, Shard
-from rayinfer_kernels.packed_weight import WeightFormat
-from rayinfer_kernels.quantized_weight import (
-    QuantizedWeight,
-    pack_quantized,
-    quantize,
-    quantize_float8,
-    unpack_quantized,
-)
+from rayinfer_kernels import ops
 
 INT8_DYNAMIC, INT4, FP8 = "int8-dynamic", "int4", "fp8"
 # What is inside the layers, and what stands before and behind them: embedding and head.
-_LAYER_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
-    {"int8": WeightFormat.INT8, INT8_DYNAMIC: WeightFormat.INT8_DYNAMIC, INT4: WeightFormat.INT4_DYNAMIC}
+_LAYER_FORMATS: Mapping[str, ops.WeightFormat] = MappingProxyType(
+    {"int8": ops.WeightFormat.INT8, INT8_DYNAMIC: ops.WeightFormat.INT8_DYNAMIC, INT4: ops.WeightFormat.INT4_DYNAMIC}
 )
-_END_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
-    {"int8": WeightFormat.INT8, INT8_DYNAMIC: WeightFormat.INT8_DYNAMIC, INT4: WeightFormat.INT8_DYNAMIC}
+_END_FORMATS: Mapping[str, ops.WeightFormat] = MappingProxyType(
+    {"int8": ops.WeightFormat.INT8, INT8_DYNAMIC: ops.WeightFormat.INT8_DYNAMIC, INT4: ops.WeightFormat.INT8_DYNAMIC}
 )
 
 
@@ -51,7 +44,7 @@ def load_float8_decoder(folder: Path, dtype: torch.dtype, device: torch.device, 
         name, _, kind = parameter.rpartition(".")
         matrix = decoder.get_submodule(name)
         if kind == "weight" and isinstance(matrix, Matrix) and _is_within(name, _layer_names(decoder)):
-            matrix.use_packed(quantize_float8(matrix.weight, is_gated=matrix.is_gated))
+            matrix.use_packed(ops.quantize_float8(matrix.weight, is_gated=matrix.is_gated))
 
     return load_decoder(folder, dtype, device, shard, when_filled=round_matrix)
 
@@ -74,7 +67,9 @@ def quantize_decoder(decoder: torch.nn.Module, quantization: str, folder: Path, 
     formats = matrix_formats(decoder, quantization)
     to_calibrate = _with_four_bits(formats)
     found = calibrated_weights(folder, dtype, to_calibrate) if to_calibrate else {}
-    _replace_matrices(decoder, formats, lambda name, weight: found.pop(name, None) or quantize(weight, formats[name]))
+    _replace_matrices(
+        decoder, formats, lambda name, weight: found.pop(name, None) or ops.quantize(weight, formats[name])
+    )
 
 
 def quantize_shard(
@@ -94,14 +89,14 @@ def quantize_shard(
     if not any(format.is_dynamic for format in formats.values()):
         cut_inputs = [name for name in formats if (cut := cuts.get(f"{name}.weight")) and cut.axis == INPUTS]
         largest = largest_by_output(folder, cut_inputs, dtype)
-        _replace_matrices(decoder, formats, lambda name, weight: quantize(weight, formats[name], largest.get(name)))
+        _replace_matrices(decoder, formats, lambda name, weight: ops.quantize(weight, formats[name], largest.get(name)))
         return
     packed = whole()
     _copy_norms(decoder, packed.tensors)
     _replace_matrices(
         decoder,
         formats,
-        lambda name, _: shard_of(unpack_quantized(packed_matrix(packed, name)), cuts.get(f"{name}.weight")),
+        lambda name, _: shard_of(ops.unpack_quantized(packed_matrix(packed, name)), cuts.get(f"{name}.weight")),
     )
 
 
@@ -112,20 +107,20 @@ def _copy_norms(decoder: torch.nn.Module, whole: Mapping[str, torch.Tensor]) -> 
             module.weight.copy_(whole[f"{name}.weight"])
 
 
-def _with_four_bits(formats: Mapping[str, WeightFormat]) -> list[str]:
-    return [name for name, format in formats.items() if format is WeightFormat.INT4_DYNAMIC]
+def _with_four_bits(formats: Mapping[str, ops.WeightFormat]) -> list[str]:
+    return [name for name, format in formats.items() if format is ops.WeightFormat.INT4_DYNAMIC]
 
 
 def _replace_matrices(
-    decoder: torch.nn.Module, names: Iterable[str], choose: Callable[[str, torch.Tensor], QuantizedWeight]
+    decoder: torch.nn.Module, names: Iterable[str], choose: Callable[[str, torch.Tensor], ops.QuantizedWeight]
 ) -> None:
     for name in names:
         matrix = decoder.get_submodule(name)
         assert isinstance(matrix, Matrix)
-        matrix.use_packed(pack_quantized(choose(name, matrix.weight), is_gated=matrix.is_gated))
+        matrix.use_packed(ops.pack_quantized(choose(name, matrix.weight), is_gated=matrix.is_gated))
 
 
-def matrix_formats(decoder: torch.nn.Module, quantization: str) -> dict[str, WeightFormat]:
+def matrix_formats(decoder: torch.nn.Module, quantization: str) -> dict[str, ops.WeightFormat]:
     """Return the format of every matrix by name."""
     layers = _layer_names(decoder)
     in_layer, at_end = _LAYER_FORMATS[quantization], _END_FORMATS[quantization]

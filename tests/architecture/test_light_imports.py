@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from rayinfer_deployments.cluster.head_node_processes import IDLE_AGENT as IDLE_AGENT_COMMAND
 from support.architecture.floors import TORCH_FREE_MODULES, TORCH_FREE_ROOMS
 from support.architecture.sources import find_sources, is_within
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
@@ -53,6 +54,20 @@ def test_finding_a_model_that_is_there_loads_neither_numpy_nor_gguf(tmp_path):
         "import rayinfer.models.generation_config; print(sorted({'numpy', 'gguf'} & set(sys.modules)))"
     )
     assert run_python(code, str(make_tiny_llama(tmp_path / "model"))) == "[]"
+
+
+# Run as raylet runs it: Ray starts no worker before, so each import would be waited for.
+IDLE_AGENT = """
+import sys
+code = compile(open(sys.argv[1]).read(), "idle_agent", "exec")
+exec(code, {"__name__": "idle_agent"})
+print(sorted({"asyncio", "logging", "pathlib", "ray", "subprocess", "typing"} & set(sys.modules)))
+"""
+
+
+def test_the_process_in_place_of_rays_agents_loads_next_to_nothing():
+    command = [*IDLE_AGENT_COMMAND[:-1], "-c", IDLE_AGENT, IDLE_AGENT_COMMAND[-1]]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 # As if there were a GPU, for what is chosen does not depend on which one.

@@ -187,3 +187,15 @@ def test_noun_phrases_and_docstrings_of_functions_are_no_questions(sources_of):
         'class Engine:\n    is_alive = True\n\n    def lives(self):\n        """Whether it lives."""\n'
     )
     assert rules.question_docstrings(sources_of({"rayinfer/llm.py": text})) == []
+
+
+def test_a_retired_word_is_found_in_every_kind_of_name(sources_of):
+    text = '''"""Queue that nobody tends."""\n\nclass FrontDoor:\n    def obey_orders(self, twin): ...\n'''
+    files = {"rayinfer/layers/pulse.py": text, "rayinfer/layers/pulsed.py": "def tellurium(who_else): ..."}
+    found = [complaint.split(" has ")[1].split()[0] for complaint in rules.retired_words(sources_of(files))]
+    assert sorted(found) == ["'door'", "'nobody'", "'obey'", "'pulse'", "'twin'", "'who'"]
+
+
+def test_a_crowded_folder_is_found(sources_of):
+    files = {f"rayinfer/layers/part_{number}.py": "" for number in range(21)} | {"rayinfer/layers/__init__.py": ""}
+    assert len(rules.crowded_folders(sources_of(files))) == 1

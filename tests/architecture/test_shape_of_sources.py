@@ -38,6 +38,15 @@ def test_docstrings_of_modules_and_classes_begin_with_a_noun():
     assert rules.question_docstrings(find_sources(folders)) == []
 
 
+def test_names_and_docstrings_use_the_words_of_the_glossary():
+    folders = {name: ROOT / name for name in ("rayinfer", "deployments", "kernels", "tests")}
+    assert rules.retired_words(find_sources(folders)) == []
+
+
+def test_no_folder_is_crowded(sources):
+    assert rules.crowded_folders(sources) == []
+
+
 def test_workshop_folders_are_not_packages():
     # `kernels` is the name of a published package: a folder of that name with an __init__.py would stand in its place.
     marked = [

@@ -23,7 +23,13 @@ with OwnRay():
     loaded = ray.get(ray.remote(num_cpus=0)(lambda: sorted({"ray.serve", "torch"} & set(sys.modules))).remote())
     ways = [path.stat() for path in (session / "sockets" / "raylet").parents]
     keepers = [way.st_uid for way in ways if not way.st_mode & 0o077]
+    environment = {"env_vars": {"GREETING": "from a runtime environment"}}
+    greet = ray.remote(num_cpus=0, runtime_env=environment)(lambda: os.environ["GREETING"])
+    greeting = ray.get(greet.remote(), timeout=60)
+    later_programs = [process.title for process in descendants(os.getpid())]
     report = {"token_modes": modes, "session": str(session), "had_session": session.is_dir(), "keepers": keepers}
+    report |= {"driver_loaded": sorted({"aiohttp_cors", "ray.dashboard.optional_deps", "torch"} & set(sys.modules))}
+    report |= {"greeting": greeting, "later_programs": later_programs}
     print(json.dumps(report | {"programs": programs, "loaded": loaded}))
 """
 
@@ -61,8 +67,17 @@ def test_no_other_user_enters_the_session_of_an_own_ray(report):
 
 def test_an_own_ray_has_no_processes_that_a_service_does_not_use(report):
     assert any("raylet" in title for title in report["programs"])
-    unused = ("monitor.py", "log_monitor.py", "dashboard.py")
+    unused = ("monitor.py", "log_monitor.py", "dashboard.py", "DashboardAgent", "RuntimeEnvAgent")
     assert [title for title in report["programs"] if any(name in title for name in unused)] == []
+
+
+def test_the_agent_of_runtime_environments_starts_with_the_first_of_them(report):
+    assert report["greeting"] == "from a runtime environment"
+    assert any("RuntimeEnvAgent" in title for title in report["later_programs"])
+
+
+def test_starting_an_own_ray_imports_nothing_for_a_dashboard(report):
+    assert report["driver_loaded"] == []
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) > MOST_CORES, reason="workers of so many cores import nothing ahead")

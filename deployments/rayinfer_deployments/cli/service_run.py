@@ -67,9 +67,12 @@ class Prepared:
 
 def run_service(service: Service, folder: Path, console: Console) -> None:
     """Start the service and run until it fails or is interrupted; raises KeyboardInterrupt before it is ready."""
-    from rayinfer_deployments.cluster.background_call import BackgroundCall
-    from rayinfer_deployments.cluster.managed_cluster import OwnRay
-    from rayinfer_deployments.cluster.process_priority import lower_bystanders
+    from rayinfer_deployments.cluster.imports_without_gc import no_collection
+
+    with no_collection():
+        from rayinfer_deployments.cluster.background_call import BackgroundCall
+        from rayinfer_deployments.cluster.managed_cluster import OwnRay
+        from rayinfer_deployments.cluster.process_priority import lower_bystanders
 
     phases, is_ready = Phases(console), False
     phases.enter("starting Ray" if service.ray_address is None else "joining Ray")

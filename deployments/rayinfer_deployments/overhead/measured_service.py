@@ -1,11 +1,12 @@
 """Measurement of a deployed service from outside: clients' latencies, and processor time of its processes."""
 
 import asyncio
+import contextlib
 import os
 import socket
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from rayinfer.benchmark.control_plane.overhead.paced_engine import paced_description, telling_token_ids
@@ -70,6 +71,22 @@ class _Load:
 def measure_service(profile: Profile, plan: ServicePlan, tell: Tell) -> ServiceCost:
     """Bring a service up on a Ray of its own, measure it and end it; Ray's settings must be in the environment."""
     tell(f"{profile}: starting the service")
+    with paced_service(profile, plan) as service:
+        return _Service(plan, service).measure(profile, tell)
+
+
+@dataclass(frozen=True, slots=True)
+class PacedService:
+    """A running service over engines without a model."""
+
+    url: str
+    ray_address: str
+    vocab_size: int
+
+
+@contextlib.contextmanager
+def paced_service(profile: Profile, plan: ServicePlan) -> Iterator[PacedService]:
+    """Bring a service up on a Ray of its own, and end it; Ray's settings must be in the environment."""
     tokenizer, port = Tokenizer.from_folder(resolve_model(plan.model)), _free_port()
     pace = Pace(
         description=paced_description(MODEL, tokenizer),
@@ -85,18 +102,15 @@ def measure_service(profile: Profile, plan: ServicePlan, tell: Tell) -> ServiceC
         deploy(build_app_over(paced_engines(pace), args), APPLICATION, HOST, port, with_proxy=plan.with_proxy)
         wait_until_ready(APPLICATION, HOST, port, check=ray.check, tell=lambda reason: None)
         lower_helpers(os.getpid(), APPLICATION)
-        service = _Service(plan, ray.address, service_url(HOST, port), tokenizer.vocab_size)
-        return service.measure(profile, tell)
+        yield PacedService(service_url(HOST, port), ray.address, tokenizer.vocab_size)
 
 
 class _Service:
     """A running service and its processes."""
 
-    def __init__(self, plan: ServicePlan, ray_address: str, url: str, vocab_size: int) -> None:
+    def __init__(self, plan: ServicePlan, service: PacedService) -> None:
         self._plan = plan
-        self._url = url
-        self._vocab_size = vocab_size
-        self._ray_address = ray_address
+        self._service = service
         self._roles: dict[int, str] = {}
 
     def measure(self, profile: str, tell: Tell) -> ServiceCost:
@@ -142,22 +156,23 @@ class _Service:
         return [pid for pid, role in self._roles.items() if role in roles]
 
     def _idle(self) -> Mapping[int, float]:
-        self._roles = _find_roles(self._ray_address)
+        self._roles = _find_roles(self._service.ray_address)
         before = self._cpu()
         time.sleep(self._plan.idle_s)
         return cpu_share(before, self._cpu(), self._plan.idle_s)
 
     def _load(self, concurrency: int, num_requests: int, output_len: int) -> _Load:
         plan = LoadPlan(
-            base_url=self._url,
+            base_url=self._service.url,
             model=MODEL,
             num_requests=num_requests,
             input_len=self._plan.input_len,
             output_len=output_len,
             concurrency=concurrency,
-            vocab_size=self._vocab_size,
+            vocab_size=self._service.vocab_size,
         )
-        self._roles = _find_roles(self._ray_address)  # anew: HAProxy starts another process when its routers change
+        # Anew: HAProxy starts another process when its routers change.
+        self._roles = _find_roles(self._service.ray_address)
         before: list[CpuSeconds] = []
         report = asyncio.run(run_load(plan, on_start=lambda: before.append(self._cpu())))
         if report.failed:

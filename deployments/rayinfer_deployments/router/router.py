@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import sys
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ ControlAction = Literal["pause", "resume", "sleep", "wake"]
 
 CATCH_UP_S = 3.0  # at a service's start no engine is there yet, and its clients should hear so
 FIRST_ENGINE_S = 60.0  # where there may be none: a router that has seen none does not know what the model is
+SWITCH_INTERVAL_S = 0.001  # how long the event loop waits for a thread that prepares a request; Python's default: 5 ms
 
 logger = logging.getLogger("ray.serve")
 
@@ -94,6 +96,7 @@ class Router:
         drain_timeout_s: float = 0.0,
     ) -> None:
         log_beside_serve()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self._max_body_bytes = max_body_bytes
         self._request_timeout_s = request_timeout_s
         self._enable_engine_control = enable_engine_control

@@ -40,7 +40,7 @@ class GpuLayerStack:
         paged = [cache for cache in kv_caches if isinstance(cache, PagedKVCache)]
         if len(paged) != len(self._layers):
             raise ValueError(f"{len(self._layers)} layers need a PagedKVCache each, got {len(paged)} of them")
-        if cos.shape[1] % 2 or cos.shape[1] > self._shape.head_dim:
+        if cos.shape[1] > self._shape.head_dim:
             raise ValueError(f"rotary_dim must be even and at most head_dim={self._shape.head_dim}, got {cos.shape[1]}")
         self._caches, self._cos, self._sin = paged, cos.contiguous(), sin.contiguous()
 

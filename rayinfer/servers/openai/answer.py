@@ -10,6 +10,8 @@ from rayinfer.servers.openai.logprob_wording import CompletionLogprobs, LogprobW
 from rayinfer.servers.openai.prompt_outputs import PromptOutput
 from rayinfer.tokenization.token_offsets import TokenOffsets
 
+MANY_REPEATED = 2**14  # characters and token ids
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerSettings:
@@ -32,6 +34,12 @@ class AnswerSettings:
     def choices(self) -> range:
         """The indices of all choices: prompt x num_choices + choice."""
         return range(len(self.prompts) * self.num_choices)
+
+    @property
+    def repeats_much(self) -> bool:
+        """Whether it takes milliseconds to encode what the choices repeat of their prompts."""
+        num_ids = sum(map(len, self.prompts)) if self.with_token_ids else 0
+        return self.num_choices * (sum(map(len, self.echoed_texts or ())) + num_ids) > MANY_REPEATED
 
     def completion_logprobs(self, choice: int, wording: LogprobWording) -> CompletionLogprobs:
         """Begin the lists of one of a completion's choices, with its prompt's tokens if they are echoed."""

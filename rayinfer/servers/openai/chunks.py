@@ -50,9 +50,20 @@ class ChunkWriter:
         self._head = b"data: " + _encode(fields)[:-1]
         self._choice_heads = [self._head + _choice(index) for index in settings.choices]
         self._unended_usage = b"}]" + (b',"usage":null}' if settings.with_usage else b"}") + b"\n\n"
-        self._has_told_prompt = [False] * len(settings.prompts)
+        self._has_told_prompt = [shape.opening is not None] * len(settings.prompts)  # the opening tells a chat's
         self._unechoed = set() if settings.echoed_texts is None else set(range(len(settings.prompts)))
         self._completion_logprobs: dict[int, CompletionLogprobs] = {}
+
+    @property
+    def has_slow_opening(self) -> bool:
+        """Whether the opening takes milliseconds to encode."""
+        return self._shape.opening is not None and self._settings.repeats_much
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether prompts are still to be repeated that take milliseconds to encode."""
+        waits = bool(self._unechoed) or (self._settings.with_token_ids and not all(self._has_told_prompt))
+        return waits and self._settings.repeats_much
 
     def opening(self) -> bytes:
         """Introduce every choice."""
@@ -148,7 +159,7 @@ class ChunkWriter:
             return b""
         token_ids = b',"token_ids":' + _encode(completion.token_ids)
         prompt = index // self._settings.num_choices
-        if self._shape.opening is not None or self._has_told_prompt[prompt]:
+        if self._has_told_prompt[prompt]:
             return token_ids
         self._has_told_prompt[prompt] = True
         return token_ids + b',"prompt_token_ids":' + _encode(self._settings.prompts[prompt])

@@ -1,9 +1,7 @@
 """Endpoints of OpenAI's paths."""
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastapi import Request
@@ -12,24 +10,26 @@ from fastapi.responses import Response
 from rayinfer.errors import NotReady
 from rayinfer.servers.edge import RequestIdentity
 from rayinfer.servers.error_responses import json_response
-from rayinfer.servers.json_body import read_json_object
+from rayinfer.servers.json_body import LONG_BODY_BYTES, LongBodies, decode_object, read_body
 from rayinfer.servers.openai.chunks import CHAT, COMPLETION, ChunkWriter
 from rayinfer.servers.openai.generation import Generation
 from rayinfer.servers.openai.generation_response import StreamedResponse, WholeResponse
 from rayinfer.servers.openai.prompt_outputs import generate_outputs
 from rayinfer.servers.openai.prompts import chat_prompts, completion_prompts, echoed_texts
 from rayinfer.servers.openai.request_body import check_schema
-from rayinfer.servers.openai.sampling_settings import chat_params, check_num_logprobs, completion_params
+from rayinfer.servers.openai.sampling_settings import (
+    chat_params,
+    check_num_logprobs,
+    check_num_repeated,
+    completion_params,
+)
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
 from rayinfer.servers.openai.unsupported_fields import refuse_unsupported_fields
 from rayinfer.servers.openai.whole_answer import WholeAnswer
 from rayinfer.servers.served_model import ServedModel, find_model
 from rayinfer.servers.tenancy import tenant_of
 from rayinfer.tokenization.bad_words import bad_word_tokenizer
-from rayinfer.tokenization.tokenizer import LONG_TEXT_CHARS
 from rayinfer.traces.kept_traces import KeptTraces
-
-LONG_BODY_BYTES = LONG_TEXT_CHARS
 
 
 class OpenAIEndpoints:
@@ -41,7 +41,7 @@ class OpenAIEndpoints:
         self._models = models
         self._request_timeout_s = request_timeout_s
         self._traces = traces
-        self._long_bodies = ThreadPoolExecutor(1, thread_name_prefix="long-bodies")
+        self._long_bodies = LongBodies()
 
     async def list_models(self) -> Response:
         """GET /v1/models."""
@@ -71,6 +71,7 @@ class OpenAIEndpoints:
         params = chat_params(body, description).with_tokenized_bad_words(bad_word_tokenizer(model.tokenizer))
         prompts = chat_prompts(body, model, description)
         check_num_logprobs(params, prompts, description.max_model_len, echoes=False, stream=bool(body.stream))
+        check_num_repeated(body, params.n, prompts, None)
         return Generation(body=body, model=model, params=params, prompts=prompts, shape=CHAT)
 
     def _completion(self, raw: dict[str, Any]) -> Generation:
@@ -83,23 +84,19 @@ class OpenAIEndpoints:
         prompts = completion_prompts(body, model, description, scores_only=params.max_tokens == 0)
         echoes = bool(body.echo and body.logprobs is not None)
         check_num_logprobs(params, prompts, description.max_model_len, echoes=echoes, stream=bool(body.stream))
-        return Generation(
-            body=body,
-            model=model,
-            params=params,
-            prompts=prompts,
-            shape=COMPLETION,
-            echoed_texts=echoed_texts(body, prompts, model.tokenizer) if body.echo else None,
-        )
+        echoed = echoed_texts(body, prompts, model.tokenizer) if body.echo else None
+        check_num_repeated(body, params.n, prompts, echoed)
+        return Generation(body=body, model=model, params=params, prompts=prompts, shape=COMPLETION, echoed_texts=echoed)
 
     async def _prepare(self, request: Request, prepare: Callable[[dict[str, Any]], Generation]) -> Generation:
         """Check a request and tokenise its prompts, in a thread where that may take more than a few milliseconds.
 
         Schemas, templates and tokenizers work in proportion to the body; each forbidden word is tokenised three times.
         """
-        raw = await read_json_object(request, self._long_bodies)
-        is_long = len(await request.body()) > LONG_BODY_BYTES or bool(raw.get("bad_words"))
-        return await asyncio.to_thread(prepare, raw) if is_long else prepare(raw)
+        raw = await read_body(request)
+        if len(raw) > LONG_BODY_BYTES or b"bad_words" in raw:
+            return await self._long_bodies.prepare(raw, prepare)
+        return prepare(decode_object(raw))
 
     def _respond(self, request: Request, generation: Generation) -> Response:
         identity: RequestIdentity = request.state.identity

@@ -74,7 +74,9 @@ class StreamedResponse(Response):
             first = await anext(outputs, None)
             if first is None:
                 raise RequestFailed("the generator gave no output at all")
-            opening = self._writer.opening() + await self._write(first)
+            is_slow = self._writer.has_slow_opening
+            opening = await asyncio.to_thread(self._writer.opening) if is_slow else self._writer.opening()
+            opening += await self._write(first)
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             await send({"type": "http.response.body", "body": opening, "more_body": True})
             async with self._kept_alive(send):
@@ -117,6 +119,6 @@ class StreamedResponse(Response):
             yield sse.event(error_body(error)) + sse.DONE
 
     async def _write(self, output: PromptOutput) -> bytes:
-        if output.output.prompt_logprobs is None:
+        if output.output.prompt_logprobs is None and not self._writer.is_slow:
             return self._writer.write(output)
         return await asyncio.to_thread(self._writer.write, output)  # a whole prompt may take its time

@@ -12,6 +12,7 @@ from rayinfer.errors import QueueFull
 from rayinfer.outputs import RequestOutput
 from rayinfer.protocols import GenerationRequest, TextGenerator
 
+_MAX_PROMPTS_AHEAD = 32  # that wait for their first output: to begin one takes 0.1 ms, in which other streams wait
 _MAX_OUTPUTS_AHEAD = 64  # a client that reads slowly holds up its own prompts, not our memory
 
 
@@ -25,6 +26,7 @@ class PromptOutput:
 
 @dataclass(frozen=True, slots=True)
 class _PromptEnd:
+    prompt: int
     error: Exception | None = None
 
 
@@ -37,8 +39,9 @@ def generate_outputs(
 ) -> AsyncGenerator[PromptOutput, None]:
     """Run the requests side by side and yield their outputs as they come; the first failure ends them all.
 
-    Those that find the queue full begin when one of the others has its first output: there may be more of them than
-    may wait. Raises at once what refuses the first of them, and whatever else refuses any.
+    Those beyond _MAX_PROMPTS_AHEAD, and those that find the queue full, begin when one of the others has its first
+    output: there may be more of them than may wait. Raises at once what refuses the first of them, and whatever else
+    refuses any of those that begin at once.
     """
     batch = _Batch(generator, requests)
     return _outputs_of_one(batch.answers[0]) if len(requests) == 1 else _outputs_of_all(batch)
@@ -52,6 +55,7 @@ class _Batch:
         self._waiting = deque(requests)
         self._since = time.monotonic()
         self.answers: list[_Answer] = []  # in the order of the prompts
+        self._ahead: set[int] = set()  # prompts that have begun and have no output yet
         self._begin_first()
         self.begin_more()
 
@@ -61,7 +65,7 @@ class _Batch:
         Raises QueueFull when no place is free and, as ours are `is_alone`, no other of them will free one.
         """
         begun: list[tuple[int, _Answer]] = []
-        while self._waiting:
+        while self._waiting and len(self._ahead) < _MAX_PROMPTS_AHEAD:
             try:
                 self._begin_first()
             except QueueFull:
@@ -71,6 +75,10 @@ class _Batch:
             begun.append((len(self.answers) - 1, self.answers[-1]))
         return begun
 
+    def has_output(self, prompt: int) -> None:
+        """Note that a prompt does not wait for its first output."""
+        self._ahead.discard(prompt)
+
     def _begin_first(self) -> None:
         request = self._waiting[0]
         if request.timeout_s is not None and self.answers:
@@ -78,6 +86,7 @@ class _Batch:
         # TextGenerator promises that closing the iterator aborts the request, so it can be closed.
         self.answers.append(cast(_Answer, self._generator.generate(request)))
         self._waiting.popleft()
+        self._ahead.add(len(self.answers) - 1)
 
 
 async def _outputs_of_one(answer: _Answer) -> AsyncGenerator[PromptOutput, None]:
@@ -98,10 +107,12 @@ async def _outputs_of_all(batch: _Batch) -> AsyncGenerator[PromptOutput, None]:
                 return
             event = await queue.get()
             if isinstance(event, PromptOutput):
+                batch.has_output(event.prompt)
                 yield event
             elif event.error is not None:
                 raise event.error
             else:
+                batch.has_output(event.prompt)
                 num_running -= 1
             begun = batch.begin_more(is_alone=not num_running)
     finally:
@@ -116,6 +127,6 @@ async def _feed(queue: _Outputs, answer: _Answer, prompt: int) -> None:
             async for output in outputs:
                 await queue.put(PromptOutput(prompt, output))
     except Exception as error:
-        await queue.put(_PromptEnd(error))
+        await queue.put(_PromptEnd(prompt, error))
     else:
-        await queue.put(_PromptEnd())
+        await queue.put(_PromptEnd(prompt))

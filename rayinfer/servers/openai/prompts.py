@@ -84,7 +84,7 @@ def _tokenise(
     all_token_ids = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            token_ids = tokenizer.encode(prompt, add_special_tokens=adds_special_tokens)
+            token_ids = tokenizer.encode(prompt, add_special_tokens=adds_special_tokens, check_length=context.check)
         else:
             token_ids = _checked_token_ids(prompt, vocab_size)
         context.check(len(token_ids))

@@ -12,6 +12,9 @@ DEFAULT_COMPLETION_TOKENS = 16
 # Of one request. Each takes a few hundred bytes until the answer is sent; those of prompts come all at once.
 MAX_PROMPT_LOGPROBS = 2**18
 MAX_ANSWER_LOGPROBS = 2**22
+# Of the prompts, in all choices of one answer, which the event loop sends in one piece.
+MAX_REPEATED_CHARS = 2**22
+MAX_REPEATED_TOKEN_IDS = 2**18
 
 _SAME_NAME = (
     *("n", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty"),
@@ -57,6 +60,26 @@ def check_num_logprobs(
         longest = max_model_len if params.max_tokens is None else min(params.max_tokens, max_model_len)
         num_tokens = longest * params.n * len(prompts)
         _check_count("logprobs", num_tokens, params.logprobs, MAX_ANSWER_LOGPROBS, "answers")
+
+
+def check_num_repeated(
+    body: GenerationBody, num_choices: int, prompts: Sequence[Sequence[int]], echoed_texts: Sequence[str] | None
+) -> None:
+    """Refuse answers whose choices would repeat more of their prompts than a router can send beside other streams."""
+    num_chars = num_choices * sum(map(len, echoed_texts or ()))
+    if num_chars > MAX_REPEATED_CHARS:
+        raise InvalidParameter(
+            f"echo: the answer would repeat {num_chars} characters of prompts in all choices, "
+            f"at most {MAX_REPEATED_CHARS} fit into it",
+            "echo",
+        )
+    num_ids = num_choices * sum(map(len, prompts)) if body.return_token_ids else 0
+    if num_ids > MAX_REPEATED_TOKEN_IDS:
+        raise InvalidParameter(
+            f"return_token_ids: the answer would repeat {num_ids} token ids of prompts in all choices, "
+            f"at most {MAX_REPEATED_TOKEN_IDS} fit into it",
+            "return_token_ids",
+        )
 
 
 def _check_count(field: str, num_tokens: int, num_top: int, limit: int, of: str) -> None:

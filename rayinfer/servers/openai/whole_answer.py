@@ -50,6 +50,8 @@ class WholeAnswer:
     @property
     def is_long(self) -> bool:
         """Whether it takes so long to encode that other requests should not wait for it."""
+        if self._settings.repeats_much:
+            return True
         num_places = sum(len(choice.logprobs) for choice in self._choices)
         return num_places + sum(map(len, self._prompt_logprobs.values())) > MANY_PLACES
 

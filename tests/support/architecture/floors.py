@@ -90,16 +90,14 @@ FOREIGN_ROOM = "rayinfer.benchmark.peers.engines"
 ENVIRONMENT_MODULES: dict[str, str] = {
     "rayinfer.config": "the one reader of the environment",
     "rayinfer_deployments.cluster.ray_environment": "settings that Ray takes from the environment only",
+    "rayinfer_deployments.cluster.idle_agent": "raylet names itself to its agents; a script without imports",
 }
 
 # The kernels' public modules; benchmarks of single kernels may import the others.
 KERNELS = "rayinfer_kernels"
 KERNEL_FRONT = (KERNELS, f"{KERNELS}.ops")
 KERNEL_BENCHMARKS = "rayinfer.benchmark.gpu"
-# Modules of the quantisation that still import the kernels' weights by their own modules.
-KERNEL_EXCEPTIONS = frozenset(
-    f"rayinfer.optimization.{name}" for name in ("calibration", "gptq", "quantization", "smoothing")
-)
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
+MAX_FOLDER_FILES = 20

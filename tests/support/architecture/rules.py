@@ -2,15 +2,18 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from support.architecture import floors as house
 from support.architecture.sources import Import, Source, is_within
+from support.architecture.vocabulary import RETIRED
 
 OWN_PACKAGES = ("rayinfer", "rayinfer_kernels", "rayinfer_deployments")
 ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
 EMPTY_WORDS = {"utils", "util", "helpers", "helper", "common", "base", "manager", "handler"}
 FIELD_WORDS = {"block_manager"}
+RETIRED_WORD = re.compile(f"(?<=_)({'|'.join(RETIRED)})(?=_)")
 QUESTION = re.compile(r"(Who|Whom|What|Whose|How|Where|Which|When|Why|Whether)\b", re.IGNORECASE)
 
 
@@ -66,7 +69,6 @@ def kernel_internals(sources: Sequence[Source]) -> list[str]:
         f"{source.at(found.line)} imports {target}: export the name from {house.KERNEL_FRONT[-1]}"
         for source in sources
         if not any(is_within(source.module, room) for room in (house.KERNELS, house.KERNEL_BENCHMARKS))
-        if source.module not in house.KERNEL_EXCEPTIONS
         for found in source.imports
         if is_within(target := _target_module(found, modules), house.KERNELS) and target not in house.KERNEL_FRONT
     ]
@@ -130,6 +132,42 @@ def question_docstrings(sources: Iterable[Source]) -> list[str]:
         for node in ast.walk(source.tree)
         if isinstance(node, ast.Module | ast.ClassDef) and (found := QUESTION.match(ast.get_docstring(node) or ""))
     ]
+
+
+def retired_words(sources: Iterable[Source]) -> list[str]:
+    """Names of files, classes, functions and parameters, and first lines of docstrings, use the glossary's words."""
+    return [
+        f"{source.at(line)} has {word!r} in {text!r}: {RETIRED[word]} (rayinfer/GLOSSARY.md)"
+        for source in sources
+        for line, text in [(1, source.module.rpartition(".")[2]), *_named_texts(source.tree)]
+        for word in RETIRED_WORD.findall(_separated(text))
+    ]
+
+
+def crowded_folders(sources: Iterable[Source]) -> list[str]:
+    """A folder holds few files beside its sub-packages."""
+    counts = Counter(source.path.parent for source in sources if source.path.name != "__init__.py")
+    return [
+        f"{folder} has {count} files, more than {house.MAX_FOLDER_FILES}: divide it into sub-packages"
+        for folder, count in counts.items()
+        if count > house.MAX_FOLDER_FILES
+    ]
+
+
+def _named_texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+            docstring = ast.get_docstring(node) or ""
+            yield getattr(node, "lineno", 1), docstring.partition("\n")[0]
+
+
+def _separated(text: str) -> str:
+    """Separate the words of a name or a sentence by underscores."""
+    return f"_{re.sub(r'[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])', '_', text).lower()}_"
 
 
 def _judge_import(source: Source, found: Import, modules: set[str]) -> str | None:

@@ -53,7 +53,7 @@ def test_what_is_copied_from_a_tensor_fills_the_part_of_experts(index, axis):
     )
 
 
-def test_what_nobody_cut_is_copied_whole():
+def test_an_uncut_parameter_is_copied_whole():
     assert_filled(torch.arange(120).view(12, 10), CheckpointSlice("weight", slice(3, 9)), None)
 
 

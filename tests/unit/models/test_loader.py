@@ -114,7 +114,7 @@ def test_auto_is_the_checkpoints_own_dtype(tmp_path):
     assert torch_dtype("float32", config) == torch.float32
 
 
-def test_a_dtype_that_nobody_computes_in_is_refused_by_name(tmp_path):
+def test_an_unsupported_dtype_is_refused_by_name(tmp_path):
     folder = make_tiny_llama(tmp_path)
     change_config(folder, **{"dtype": "float64"})
     with pytest.raises(ModelLoadError, match="'float64'"):

@@ -40,9 +40,9 @@ def test_heads_of_keys_default_to_all_heads(tmp_path):
     assert read(tmp_path, RAW | {"num_key_value_heads": None}).num_kv_heads == 4
 
 
-@pytest.mark.parametrize("spelling", ["dtype", "torch_dtype"])
-def test_the_checkpoints_dtype_has_two_spellings(spelling, tmp_path):
-    assert read(tmp_path, RAW | {spelling: "bfloat16"}).dtype == "bfloat16"
+@pytest.mark.parametrize("field_name", ["dtype", "torch_dtype"])
+def test_the_checkpoints_dtype_has_two_field_names(field_name, tmp_path):
+    assert read(tmp_path, RAW | {field_name: "bfloat16"}).dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(

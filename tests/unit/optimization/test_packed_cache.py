@@ -126,7 +126,7 @@ def test_a_disk_without_room_costs_one_warning(tmp_path, caplog):
     assert [file.name for file in tmp_path.iterdir()] == [".key.lock"]
 
 
-def test_a_key_tells_any_two_facts_apart():
+def test_keys_of_different_facts_differ():
     facts = {"checkpoint": "a", "quantization": None, "layout": 1}
     keys = {entry_key(**facts), entry_key(**facts | {"layout": 2}), entry_key(**facts | {"quantization": "int8"})}
     assert len(keys) == 3

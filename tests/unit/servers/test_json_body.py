@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from rayinfer.errors import RequestError
-from rayinfer.servers.json_body import MAX_DEPTH, MAX_PIECES, MAX_VALUES, decode_json
+from rayinfer.servers.json_decoding import MAX_DEPTH, MAX_PIECES, MAX_VALUES, decode_json
 from rayinfer.servers.unreadable_values import MAX_DIGITS, MAX_SEARCHED_BYTES
 
 JSON = {"content-type": "application/json"}

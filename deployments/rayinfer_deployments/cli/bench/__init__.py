@@ -10,6 +10,7 @@ from rich.console import Console
 from rayinfer.config import DEFAULT_MODEL
 from rayinfer_deployments.cli.bench.autoscaling import autoscaling
 from rayinfer_deployments.cli.bench.gpu import gpu
+from rayinfer_deployments.cli.bench.hostile import hostile
 from rayinfer_deployments.cli.bench.parallel import parallel
 from rayinfer_deployments.cli.bench.peers import peers
 from rayinfer_deployments.cli.bench.quality import quality
@@ -39,6 +40,7 @@ def build_application() -> typer.Typer:
     application.command()(peers)
     application.command()(quality)
     application.command()(router)
+    application.command()(hostile)
     application.command()(routing)
     application.command()(autoscaling)
     return application

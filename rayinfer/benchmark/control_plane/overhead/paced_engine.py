@@ -138,6 +138,7 @@ def paced_description(name: str, tokenizer: Tokenizer) -> ModelDescription:
         vocab_size=tokenizer.vocab_size,
         created=1,
         kv_blocks_total=KV_BLOCKS_TOTAL,
+        scores_prompts=False,
     )
 
 

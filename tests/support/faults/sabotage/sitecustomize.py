@@ -130,15 +130,15 @@ def break_rank_watch(module):
 
 
 def break_attempts(module):
-    hopeless, suspicious = module.Attempts.is_exhausted.fget, module.Attempts.is_suspicious.fget
+    hopeless, suspicious = module.RetryBudget.is_exhausted.fget, module.RetryBudget.is_suspicious.fget
 
     def is_exhausted(self):
         if is_on("no-migration"):
             return self.num_lost > 0
         return not is_on("no-quarantine") and hopeless(self)
 
-    module.Attempts.is_exhausted = property(is_exhausted)
-    module.Attempts.is_suspicious = property(lambda self: not is_on("no-quarantine") and suspicious(self))
+    module.RetryBudget.is_exhausted = property(is_exhausted)
+    module.RetryBudget.is_suspicious = property(lambda self: not is_on("no-quarantine") and suspicious(self))
 
 
 def break_link(module):
@@ -207,7 +207,7 @@ def break_context_check(module):
 
 
 def break_admission(module):
-    @wrap(module.Admission, "admit")
+    @wrap(module.AdmissionControl, "admit")
     def admit(original, self, *args, **kwargs):
         if is_on("no-admission"):
             self.limits = self.limits.model_copy(update={"max_waiting_requests": 10**9, "max_waiting_tokens": 10**9})

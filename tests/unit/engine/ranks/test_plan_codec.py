@@ -77,7 +77,7 @@ def assert_same(one, other):
             assert its.flags.writeable, field.name
         elif isinstance(mine, ScoredTokens):
             assert_same(mine, its)
-        elif field.name == "entered":
+        elif field.name == "new_requests":
             assert len(mine) == len(its)
             for pair in zip(mine, its, strict=True):
                 assert_same(*pair)

@@ -19,6 +19,7 @@ VARIATIONS = {
     "grouped queries": {},
     "odd groups": {"num_attention_heads": 9, "num_key_value_heads": 3},
     "attention biases": {"attention_bias": True},
+    "another epsilon": {"rms_norm_eps": 1e-3},
     "windows in the second layer": {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1},
 }
 

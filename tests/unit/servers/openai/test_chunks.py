@@ -102,3 +102,18 @@ def test_a_stream_does_not_end_before_all_its_choices_have():
     writer.write(output("x", [5], index=0, reason="stop"))
     with pytest.raises(RequestFailed):
         writer.ending()
+
+
+@pytest.mark.parametrize("fields", [{"echoed_texts": ["a" * 20_000]}, {"with_token_ids": True}])
+def test_a_stream_is_slow_until_it_has_repeated_its_long_prompt(fields):
+    writer = ChunkWriter(settings(prompts=[[5] * 20_000], **fields), COMPLETION)
+    assert writer.is_slow
+    writer.write(output(text="b", token_ids=[7]))
+    assert not writer.is_slow
+
+
+def test_the_opening_of_a_chat_is_slow_with_a_long_prompt_and_what_follows_is_not():
+    writer = ChunkWriter(settings(prompts=[[5] * 20_000], with_token_ids=True), CHAT)
+    assert writer.has_slow_opening
+    assert not writer.is_slow
+    assert not ChunkWriter(settings(with_token_ids=True), CHAT).has_slow_opening

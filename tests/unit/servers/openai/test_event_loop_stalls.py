@@ -118,6 +118,21 @@ async def test_a_long_conversation_is_rendered_in_a_thread_and_a_short_one_is_no
     assert of_short is threading.main_thread()
 
 
+async def test_long_bodies_are_prepared_one_after_the_other_however_many_come_at_once(client_with_template, template):
+    message = {"role": "user", "content": "a"}
+    posts = [client_with_template.post(CHAT, json={"messages": [message] * 4000}) for _ in range(6)]
+    assert {response.status_code for response in await asyncio.gather(*posts)} == {200}
+    assert len(template.threads) == 6
+    assert len(set(template.threads)) == 1
+
+
+async def test_a_very_long_body_does_not_hold_up_a_long_one(client_with_template, template):
+    message = {"role": "user", "content": "a"}
+    for body in ({"messages": [message] * 4000}, {"messages": [message], "user": "a" * 300_000}):
+        assert (await client_with_template.post(CHAT, json=body)).status_code == 200
+    assert len(set(template.threads)) == 2
+
+
 async def test_forbidden_words_are_tokenised_in_a_thread(client_with_template, template):
     body = {"messages": [{"role": "user", "content": "a"}], "bad_words": ["b"]}
     assert (await client_with_template.post(CHAT, json=body)).status_code == 200

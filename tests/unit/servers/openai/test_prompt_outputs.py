@@ -85,3 +85,26 @@ async def test_the_time_of_a_prompt_runs_while_it_waits_for_a_place():
     await prompts_of(outputs)
     assert generator.timeouts[0] == 30.0
     assert 0.0 < generator.timeouts[1] <= 29.95
+
+
+async def test_of_many_prompts_only_some_begin_in_one_turn_of_the_event_loop():
+    """All at once would hold up other streams for a tenth of a second."""
+    starts: list[int] = []  # of prompts, in one turn of the event loop
+
+    class StartingGenerator(NarrowGenerator):
+        async def _answer(self, request):
+            starts[-1] += 1
+            async for output in super()._answer(request):
+                yield output
+
+    async def count_turns() -> None:
+        while True:
+            starts.append(0)
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count_turns())
+    await asyncio.sleep(0)
+    await prompts_of(generate_outputs(StartingGenerator(1000), requests(200)))
+    counting.cancel()
+    assert sum(starts) == 200
+    assert max(starts) <= 33

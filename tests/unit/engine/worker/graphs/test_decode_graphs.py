@@ -221,7 +221,7 @@ def test_a_runner_replays_decoding_steps_and_computes_all_others():
         for row in range(3)
     )
     prompts = decoding([0, 1, 2])
-    chunked = StepPlan(**{name: getattr(prompts, name) for name in prompts.__slots__} | {"entered": entered})
+    chunked = StepPlan(**{name: getattr(prompts, name) for name in prompts.__slots__} | {"new_requests": entered})
     chunked.samples[1] = False
     assert runner.submit(chunked).result().token_ids.tolist() == [2, 4]
     assert made.num_replays == 0

@@ -1,0 +1,70 @@
+"""The measurement before a small server, which is held up by other requests or is not."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from rayinfer.benchmark.control_plane.overhead.hostile_load import ALL, QUIET, HostilePlan, measure_hostile_load
+from rayinfer.errors import RayinferError
+
+STREAM = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
+REFUSAL = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n"
+
+
+class PacedServer:
+    """HTTP server that streams a line each 5 ms, and is held up by every other request."""
+
+    def __init__(self, held_up_s: float, num_lines: int = 1 << 20) -> None:
+        self._held_up_s, self._num_lines = held_up_s, num_lines
+        self._loop = asyncio.new_event_loop()
+        self._server = self._loop.run_until_complete(asyncio.start_server(self._answer, "127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _answer(self, reader, writer) -> None:
+        try:
+            if b"python-httpx" in await reader.read(2**16) and self._num_lines:
+                writer.write(STREAM)
+                for _ in range(self._num_lines):
+                    writer.write(b"data: {}\n\n")
+                    await writer.drain()
+                    await asyncio.sleep(0.005)
+            else:
+                time.sleep(self._held_up_s)  # noqa: ASYNC251 - it holds up the stream
+                writer.write(REFUSAL)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+def measure(server: PacedServer, *kinds: str):
+    plan = HostilePlan(base_url=server.url, model="m", kinds=kinds, num_rounds=1, phase_s=1.0)
+    try:
+        return measure_hostile_load(plan, "command", lambda text: None)
+    finally:
+        server.close()
+
+
+def test_a_server_that_others_hold_up_moves_the_gaps_and_the_kind_is_named():
+    report = measure(PacedServer(0.06), "tiny requests", "unknown paths")
+    quiet, tiny, paths, everything = report.results
+    assert [each.kind for each in (quiet, tiny, paths, everything)] == [QUIET, "tiny requests", "unknown paths", ALL]
+    assert quiet.moved_ms == 0
+    assert not quiet.answers
+    for each in (tiny, paths, everything):
+        assert each.moved_ms > 20
+        assert each.gaps.max >= 60
+        assert each.answers["400"] > 0
+
+
+def test_a_stream_that_is_refused_is_an_error_and_no_result():
+    with pytest.raises(RayinferError, match="the measured stream has ended: HTTP 400"):
+        measure(PacedServer(0.0, num_lines=0), "tiny requests")

@@ -1,0 +1,30 @@
+import pytest
+
+from rayinfer.benchmark.control_plane.overhead import hostile_requests
+from rayinfer.servers import json_decoding, request_bounds
+from rayinfer.servers.openai import schemas
+
+CORPUS = hostile_requests.hostile_requests("m", hostile_requests.hostile_kinds())
+
+
+def test_the_corpus_goes_to_the_limits_that_a_service_has():
+    assert hostile_requests.MAX_VALUES == json_decoding.MAX_VALUES
+    assert hostile_requests.MAX_PIECES == json_decoding.MAX_PIECES
+    assert hostile_requests.MAX_MESSAGES == schemas.MAX_LIST_ITEMS
+    assert hostile_requests.MAX_BODY_BYTES == request_bounds.DEFAULT_MAX_BODY_BYTES
+    assert request_bounds.RequestBounds().max_headers == hostile_requests.MAX_HEADERS
+
+
+@pytest.mark.parametrize("kind", sorted(set(CORPUS) - {"over the limits"}))
+def test_a_body_is_as_long_as_its_head_says_and_not_too_long(kind):
+    for request in CORPUS[kind]:
+        head, _, body = request.content.partition(b"\r\n\r\n")
+        if request.is_complete and head.startswith(b"POST"):
+            assert b"Content-Length: %d\r\n" % len(body) in head + b"\r\n"
+            assert len(body) <= hostile_requests.MAX_BODY_BYTES
+
+
+@pytest.mark.parametrize("kind", ["numbers", "long numbers", "strings", "messages", "escapes", "logit biases"])
+def test_largest_bodies_are_decoded_and_not_refused_for_their_size(kind):
+    for request in CORPUS[kind][:2]:
+        assert json_decoding.decode_json(request.content.partition(b"\r\n\r\n")[2])["model"] == "m"
