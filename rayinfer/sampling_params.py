@@ -190,24 +190,24 @@ class SamplingParams:
         object.__setattr__(seeded, "seed", seed)
         return seeded
 
-    def with_bad_words_spelled(self, spell: Callable[[str], Sequence[tuple[int, ...]]]) -> "SamplingParams":
+    def with_tokenized_bad_words(self, tokenize: Callable[[str], Sequence[tuple[int, ...]]]) -> "SamplingParams":
         """Add the tokens of `bad_words` to `bad_token_sequences`; no bad words are left then.
 
         Raises InvalidParameter for a word of no tokens or of too many.
         """
         if not self.bad_texts:
             return self
-        spellings: list[tuple[int, ...]] = []
+        tokenized: list[tuple[int, ...]] = []
         for word in self.bad_texts:
-            new = spell(word)
-            spellings += new
+            new = tokenize(word)
+            tokenized += new
             longest = max(map(len, new), default=0)
             if not 0 < longest <= MAX_BAD_SEQUENCE_TOKENS:
                 limits = f"1 to {MAX_BAD_SEQUENCE_TOKENS} tokens"
                 raise InvalidParameter(
                     f"bad_words must hold words of {limits}, got {word!r:.80} of {longest}", "bad_words"
                 )
-        sequences = tuple(dict.fromkeys((*self.bad_sequences, *spellings)))
+        sequences = tuple(dict.fromkeys((*self.bad_sequences, *tokenized)))
         return replace(self, bad_words=(), bad_token_sequences=sequences)
 
     @property

@@ -5,8 +5,19 @@ from rayinfer_kernels.selection import (
     configure,
     configure_gpu,
     cpu_kernels_status,
+    gpu_workspace_bytes,
+    has_kernels,
     is_batch_invariant,
-    pin_team,
+    pin_threads,
 )
 
-__all__ = ["CpuKernelsStatus", "configure", "configure_gpu", "cpu_kernels_status", "is_batch_invariant", "pin_team"]
+__all__ = [
+    "CpuKernelsStatus",
+    "configure",
+    "configure_gpu",
+    "cpu_kernels_status",
+    "gpu_workspace_bytes",
+    "has_kernels",
+    "is_batch_invariant",
+    "pin_threads",
+]

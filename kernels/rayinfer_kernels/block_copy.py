@@ -11,7 +11,7 @@ from rayinfer_kernels.kv_cache import KVCache
 def copy_blocks(source: KVCache, target: KVCache, source_blocks: torch.Tensor, target_blocks: torch.Tensor) -> None:
     """Copy source_blocks [num_copies] of one pool to target_blocks [num_copies] of another, or of the same.
 
-    Between a GPU and pinned host memory it returns at once. The copy then takes its turn on the GPU's current stream,
+    Between a GPU and pinned host memory it returns at once. The copy is queued on the GPU's current stream,
     so whatever comes after it there sees it done; only the host must not look before that stream is through.
     """
     for target_tensor, source_tensor in zip(target.tensors, source.tensors, strict=True):
@@ -33,10 +33,10 @@ def _indexable(tensor: torch.Tensor) -> torch.Tensor:
 def fetch_from_host(
     host: torch.Tensor, device: torch.Tensor, host_blocks: torch.Tensor, device_blocks: torch.Tensor
 ) -> None:
-    """Fetch blocks into one piece, then spread them over their places on the device."""
+    """Fetch blocks into one piece, then scatter them to their blocks on the device."""
     arrived = torch.empty((len(host_blocks), *host.shape[1:]), dtype=host.dtype, device=device.device)
     for run in _runs(host_blocks.tolist()):
-        arrived[run.places].copy_(host[run.blocks], non_blocking=True)
+        arrived[run.positions].copy_(host[run.blocks], non_blocking=True)
     device.index_copy_(0, device_blocks.to(device.device, non_blocking=True), arrived)
 
 
@@ -46,13 +46,13 @@ def send_to_host(
     """Gather blocks on the device, so that what overwrites them next need not wait, and send them from there."""
     gathered = device.index_select(0, device_blocks.to(device.device, non_blocking=True))
     for run in _runs(host_blocks.tolist()):
-        host[run.blocks].copy_(gathered[run.places], non_blocking=True)
+        host[run.blocks].copy_(gathered[run.positions], non_blocking=True)
 
 
 class _Run(NamedTuple):
     """Neighbouring blocks that also stand next to each other in a list: one copy moves them all."""
 
-    places: slice
+    positions: slice
     blocks: slice
 
 

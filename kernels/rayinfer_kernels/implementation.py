@@ -10,7 +10,7 @@ from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight
 
 
-class RowMax(NamedTuple):
+class ArgmaxResult(NamedTuple):
     """Maximum of each row, float32 [num_rows], and the index of its first occurrence, int64 [num_rows]."""
 
     values: torch.Tensor
@@ -35,8 +35,8 @@ class Implementation(Protocol):
     ) -> LayerStack | None:
         """Fuse a decoder's layers into one operation, if that is worth it."""
 
-    def packed_rows(self, weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Take rows of a packed weight, [num_rows, in_features]; no index is checked."""
+    def packed_embedding(self, weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Gather rows of a packed weight, [num_rows, in_features]; no index is checked."""
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Multiply by a weight as the model has it."""
@@ -49,17 +49,17 @@ class Implementation(Protocol):
     ) -> torch.Tensor:
         """Multiply by such a weight that is gated, and gate its outputs."""
 
-    def grouped_linear(self, x: torch.Tensor, weight: torch.Tensor, group_starts: torch.Tensor) -> torch.Tensor:
+    def grouped_gemm(self, x: torch.Tensor, weight: torch.Tensor, group_starts: torch.Tensor) -> torch.Tensor:
         """Multiply each group of rows by its own matrix."""
 
-    def packed_grouped_linear(self, x: torch.Tensor, weight: PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
+    def packed_grouped_gemm(self, x: torch.Tensor, weight: PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
         """Multiply each group of rows by its own layer of such a weight."""
 
-    def combine_rows(self, rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    def moe_combine(self, rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """Sum a few weighted rows for each token."""
 
-    def row_max(self, rows: torch.Tensor) -> RowMax:
-        """Find the greatest number of each row."""
+    def argmax(self, rows: torch.Tensor) -> ArgmaxResult:
+        """Find the maximum of each row and its index."""
 
     def uniform(self, seeds: torch.Tensor, positions: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
         """Draw one random number per row."""
@@ -114,7 +114,7 @@ class Implementation(Protocol):
         """Gate the second half of each row by the first."""
 
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
-        """Weigh each number by the normal distribution's share below it."""
+        """Weigh each number by the normal distribution's mass below it."""
 
     def gelu_tanh(self, x: torch.Tensor) -> torch.Tensor:
         """Approximate `gelu`."""

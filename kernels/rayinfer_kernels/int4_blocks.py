@@ -25,14 +25,14 @@ def pack_blocks(numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     return torch.cat((both, pairs.contiguous().view(torch.uint8).flatten(2)), -1)
 
 
-def take_numbers(blocks: torch.Tensor, panels: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+def gather_numbers(blocks: torch.Tensor, panels: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """Numbers of outputs `columns` [n] of `panels` [n]: blocks [num_panels, num_groups, 576] -> int8 [n, inputs]."""
     numbers = blocks[..., :_NUMBER_BYTES]
     both = numbers.view(*blocks.shape[:2], *_ORDER)[panels, :, :, columns].flatten(2)  # [n, num_groups, 16]
     return torch.cat((both & 15, both >> 4), -1).flatten(1).to(torch.int8) - ZERO
 
 
-def take_scales(blocks: torch.Tensor, panels: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+def gather_scales(blocks: torch.Tensor, panels: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """Scales of the same outputs: float32 [n, num_groups]."""
     pairs = blocks[..., _NUMBER_BYTES:].view(torch.bfloat16).view(*blocks.shape[:2], 16, 2)
     taken: torch.Tensor = pairs[panels, :, columns % 16, columns // 16]

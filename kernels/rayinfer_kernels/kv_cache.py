@@ -1,15 +1,15 @@
-"""One layer's keys and values, cut into blocks; how a block is laid out depends on what computes with it."""
+"""One layer's keys and values, cut into blocks; a block's layout depends on the device that computes with it."""
 
 from typing import Protocol
 
 import torch
 
 from rayinfer_kernels.gpu.paged_cache import allocate_paged_cache, paged_block_bytes
-from rayinfer_kernels.paired_cache import allocate_paired_cache, paired_block_bytes
+from rayinfer_kernels.vnni_cache import allocate_vnni_cache, vnni_block_bytes
 
 
 class KVCache(Protocol):
-    """Common interface of both cache layouts, `PairedKVCache` of CPUs and `PagedKVCache` of GPUs."""
+    """Common interface of both cache layouts, `VnniKVCache` of CPUs and `PagedKVCache` of GPUs."""
 
     @property
     def key(self) -> torch.Tensor:
@@ -35,10 +35,10 @@ class KVCache(Protocol):
     def block_size(self) -> int:
         """Return the number of tokens in one block."""
 
-    def put(self, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    def write(self, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Store key and value [num_tokens, num_kv_heads, head_dim] at `slot_mapping` [num_tokens], by torch alone."""
 
-    def take(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def read_blocks(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of whole blocks [num_blocks] in float32: [num_kv_heads, num_tokens, head_dim or more]."""
 
 
@@ -63,15 +63,15 @@ def allocate_kv_cache(
     if _is_paged(computed_on or device):
         return allocate_paged_cache(*size, pinned=pinned)
     if pinned:
-        raise ValueError("only blocks that a GPU computes with are copied from and to pinned memory")
-    return allocate_paired_cache(*size)
+        raise ValueError("pinned is for blocks that a GPU computes with")
+    return allocate_vnni_cache(*size)
 
 
 def kv_block_bytes(
     block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, computed_on: torch.device | None = None
 ) -> int:
     """Return the bytes of one block of one layer, by default in the CPU's layout."""
-    block_bytes = paged_block_bytes if computed_on is not None and _is_paged(computed_on) else paired_block_bytes
+    block_bytes = paged_block_bytes if computed_on is not None and _is_paged(computed_on) else vnni_block_bytes
     return block_bytes(block_size, num_kv_heads, head_dim, dtype)
 
 

@@ -23,7 +23,7 @@ class LayerWeights:
 
     attention_norm: torch.Tensor  # [hidden_size]
     qkv: PackedLinear  # queries, keys and values behind one another
-    query_norm: torch.Tensor | None  # [head_dim], over each head before it turns
+    query_norm: torch.Tensor | None  # [head_dim], over each head before it is rotated
     key_norm: torch.Tensor | None
     output: PackedLinear
     feed_forward_norm: torch.Tensor  # [hidden_size]

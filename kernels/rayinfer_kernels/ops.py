@@ -7,14 +7,29 @@ import torch
 import torch.nn.functional as F
 
 from rayinfer_kernels.block_copy import copy_blocks
-from rayinfer_kernels.implementation import RowMax, SampledRows
+from rayinfer_kernels.implementation import ArgmaxResult, SampledRows
+from rayinfer_kernels.int4_blocks import GROUP_SIZE
 from rayinfer_kernels.kv_cache import KVCache, allocate_kv_cache, kv_block_bytes
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
-from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
-from rayinfer_kernels.quantized_weight import QuantizedWeight, pack_quantized, quantize
+from rayinfer_kernels.packed_weight import LAYOUT_VERSION, PackedWeight, WeightFormat
+from rayinfer_kernels.quantized_weight import (
+    QuantizedWeight,
+    pack_quantized,
+    quantize,
+    quantize_float8,
+    unpack_quantized,
+)
+from rayinfer_kernels.reference.float8 import MIN_CAPABILITY
+from rayinfer_kernels.reference.inverse_cdf import first_exceeding, padded_to_blocks, row_sums, to_weights_
+from rayinfer_kernels.reference.quantized_rows import quantize_rows
+from rayinfer_kernels.reference.sampling import kept_weights
 from rayinfer_kernels.selection import ANY_TYPE, implementation_for, implementation_of
 
 __all__ = [
+    "GROUP_SIZE",
+    "LAYOUT_VERSION",
+    "MIN_CAPABILITY",
+    "ArgmaxResult",
     "Gate",
     "KVCache",
     "LayerStack",
@@ -22,34 +37,41 @@ __all__ = [
     "PackedLinear",
     "PackedWeight",
     "QuantizedWeight",
-    "RowMax",
     "SampledRows",
     "StackShape",
     "WeightFormat",
     "add_rms_norm",
     "allocate_kv_cache",
-    "combine_rows",
+    "argmax",
     "copy_blocks",
     "embedding",
+    "first_exceeding",
     "gated_linear",
     "gelu",
     "gelu_tanh",
     "gelu_tanh_and_mul",
-    "grouped_linear",
+    "grouped_gemm",
+    "kept_weights",
     "kv_block_bytes",
     "layer_norm",
     "layer_stack",
     "linear",
+    "moe_combine",
     "pack_quantized",
     "pack_weight",
+    "padded_to_blocks",
     "paged_attention",
     "quantize",
+    "quantize_float8",
+    "quantize_rows",
     "rms_norm",
     "rotary_embedding",
-    "row_max",
+    "row_sums",
     "sample_rows",
     "silu_and_mul",
+    "to_weights_",
     "uniform",
+    "unpack_quantized",
     "write_kv",
 ]
 
@@ -61,7 +83,7 @@ def pack_weight(weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | 
     """Pack a weight into the GEMM kernels' layout; None: keep it.
 
     A weight [out_features, in_features] is for `linear`, or for `gated_linear` if it `is_gated`, [num_groups,
-    out_features, in_features] for `grouped_linear`.
+    out_features, in_features] for `grouped_gemm`.
     Its memory is reused where that can be, so that a packed weight is not to be used any more.
     Products with a packed weight are the same to the bit whatever else is in the batch.
     """
@@ -97,23 +119,23 @@ def gated_linear(
     return silu_and_mul(stacked) if activation == "silu" else gelu_tanh_and_mul(stacked)
 
 
-def grouped_linear(x: torch.Tensor, weight: torch.Tensor | PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
+def grouped_gemm(x: torch.Tensor, weight: torch.Tensor | PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
     """Multiply each group of rows by its own weight: x [num_rows, in_features] -> [num_rows, out_features].
 
     Group i's rows are those from group_starts[i] to group_starts[i + 1], maybe none; weight [num_groups, out_features,
     in_features], group_starts [num_groups + 1] from 0 to num_rows.
     """
     if isinstance(weight, PackedWeight):
-        return implementation_for(x).packed_grouped_linear(x, weight, group_starts)
-    return implementation_for(x).grouped_linear(x, weight, group_starts)
+        return implementation_for(x).packed_grouped_gemm(x, weight, group_starts)
+    return implementation_for(x).grouped_gemm(x, weight, group_starts)
 
 
-def combine_rows(rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def moe_combine(rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """Sum rows[indices[t, i]] x weights[t, i] over i, in the order of i: rows [num_rows, width] -> [num_tokens, width].
 
     indices [num_tokens, num_choices]; weights of the same shape, in float32 as the sums are.
     """
-    return implementation_for(rows).combine_rows(rows, indices, weights)
+    return implementation_for(rows).moe_combine(rows, indices, weights)
 
 
 def embedding(
@@ -122,16 +144,16 @@ def embedding(
     """Gather rows of `weight`, a quantised one's as `dtype`: indices [num_tokens] -> [num_tokens, in_features]."""
     if isinstance(weight, PackedWeight):
         dtype = dtype or weight.panels.dtype
-        return implementation_of(weight.panels.device, dtype).packed_rows(weight, indices, dtype)
+        return implementation_of(weight.panels.device, dtype).packed_embedding(weight, indices, dtype)
     return F.embedding(indices, weight)
 
 
-def row_max(rows: torch.Tensor) -> RowMax:
+def argmax(rows: torch.Tensor) -> ArgmaxResult:
     """Compute the maximum of each of `rows` [num_rows, width] and its first index, on the same device.
 
     The value is NaN where some number of the row is.
     """
-    return implementation_for(rows).row_max(rows)
+    return implementation_for(rows).argmax(rows)
 
 
 def uniform(seeds: torch.Tensor, positions: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
@@ -235,7 +257,7 @@ def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """x times the share of the normal distribution below x (Hendrycks and Gimpel 2016): [num_tokens, n] -> the same."""
+    """x times the mass of the normal distribution below x (Hendrycks and Gimpel 2016): [num_tokens, n] -> the same."""
     return implementation_for(x).gelu(x)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn.functional as F
 
-from rayinfer_kernels.int4_blocks import GROUP_SIZE, take_numbers, take_scales
+from rayinfer_kernels.int4_blocks import GROUP_SIZE, gather_numbers, gather_scales
 
 PANEL_WIDTH = 32
 PANELS_AT_ONCE = 64  # so that little memory is needed beside the weight
@@ -38,7 +38,7 @@ class WeightFormat(enum.IntEnum):
 
 
 class WeightArgument(ctypes.Structure):
-    """A packed weight as the C++ kernels take it (cpu/weight.h)."""
+    """A packed weight, as the C++ kernels read it (cpu/weight.h)."""
 
     _fields_ = (
         ("panels", ctypes.c_void_p),
@@ -57,7 +57,7 @@ class PackedWeight:
 
     Within a panel the same word of all outputs lies together, a word being one float32, two neighbouring bfloat16 or
     four neighbouring int8; numbers of four bits lie in blocks (int4_blocks.py). A gated weight is two layers of one
-    input: their panels take turns, and out_features are one's. Numbers of FLOAT8_DYNAMIC, which only GPUs multiply, lie
+    input: their panels alternate, and out_features are one's. Numbers of FLOAT8_DYNAMIC, which only GPUs multiply, lie
     as they did in the weight, [out_features, in_features] with both filled up to multiples of 16.
     """
 
@@ -108,7 +108,7 @@ class PackedWeight:
         Their type is the weight's own or, of a quantised one, `dtype` or float32.
         """
         if not self.format.is_quantized:
-            panel, column = self._places(indices)
+            panel, column = self._columns_of(indices)
             return self.panels[panel, :, column].flatten(1)[:, : self.in_features]
         if self.format is WeightFormat.FLOAT8_DYNAMIC:
             assert self.scales is not None
@@ -121,9 +121,9 @@ class PackedWeight:
 
     def quantized_rows(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Numbers of a quantised weight's rows, int8 [n, in_features], and scales, float32 [n] or [n, num_groups]."""
-        panel, column = self._places(indices)
+        panel, column = self._columns_of(indices)
         if self.format is WeightFormat.INT4_DYNAMIC:
-            numbers, scales = take_numbers(self.panels, panel, column), take_scales(self.panels, panel, column)
+            numbers, scales = gather_numbers(self.panels, panel, column), gather_scales(self.panels, panel, column)
         else:
             assert self.scales is not None
             numbers, scales = self.panels[panel, :, column].flatten(1), self.scales[panel * PANEL_WIDTH + column]
@@ -134,7 +134,7 @@ class PackedWeight:
         """Rows of the matrix, both halves' of a gated weight."""
         return self.out_features * (2 if self.is_gated else 1)
 
-    def _places(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _columns_of(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Panels and columns of outputs."""
         if not self.is_gated:
             return indices // PANEL_WIDTH, indices % PANEL_WIDTH
@@ -143,7 +143,7 @@ class PackedWeight:
         return 2 * (within // PANEL_WIDTH) + is_up, within % PANEL_WIDTH
 
 
-def pack(weight: torch.Tensor, *, is_gated: bool = False) -> PackedWeight:
+def pack(weight: torch.Tensor, is_gated: bool = False) -> PackedWeight:
     """Reorder a weight [..., out_features, in_features] in its own memory where that can be: the weight is lost.
 
     A gated weight holds the gate's outputs first, then as many of the other layer, which it is multiplied with.
@@ -171,7 +171,7 @@ def in_panels(weight: torch.Tensor, per_word: int, *, is_gated: bool) -> torch.T
 
 
 def padded(weight: torch.Tensor, per_word: int, *, is_gated: bool) -> torch.Tensor:
-    """Fill up rows to whole words and outputs to whole panels; the halves of a gated weight take turns by panels."""
+    """Fill up rows to whole words and outputs to whole panels; the halves of a gated weight alternate by panels."""
     extra_inputs = -weight.shape[-1] % per_word
     if not is_gated:
         extra_outputs = -weight.shape[-2] % PANEL_WIDTH

@@ -46,7 +46,7 @@ def quantize(weight: torch.Tensor, format: WeightFormat, largest: torch.Tensor |
 
 
 def pack_quantized(quantized: QuantizedWeight, *, is_gated: bool = False) -> PackedWeight:
-    """Bring it into the order in which products read it; a gated one holds the gate's outputs first, as in `pack`."""
+    """Pack it into the GEMM kernels' layout; a gated one holds the gate's outputs first, as in `pack`."""
     num_outputs, in_features = quantized.q.shape[-2:]
     is_int4 = quantized.format is WeightFormat.INT4_DYNAMIC
     return PackedWeight(
@@ -75,7 +75,7 @@ def quantize_float8(weight: torch.Tensor, *, is_gated: bool = False) -> PackedWe
 
 
 def unpack_quantized(packed: PackedWeight) -> QuantizedWeight:
-    """What one layer was packed from."""
+    """Return the numbers and scales that one layer was packed from."""
     numbers, scales = packed.quantized_rows(torch.arange(packed.num_rows, device=packed.panels.device))
     return QuantizedWeight(numbers, scales, packed.format)
 

@@ -1,4 +1,4 @@
-"""Selection of implementations: made once per process by `configure`, looked up by device and type."""
+"""Selection of implementations: made once per process by `configure` and looked up by device and type."""
 
 import ctypes
 import importlib
@@ -42,13 +42,13 @@ def configure(
     cache_dir: Path | None,
     isa: str | None = None,
     compiler: str = "g++",
-    tell: Callable[[int, int], None] = lambda num_done, num_sources: None,
+    on_progress: Callable[[int, int], None] = lambda num_done, num_sources: None,
 ) -> None:
     """Compile the CPU kernels, or load them from `cache_dir`; None selects the torch reference.
 
     `isa` is the compiler's name of an instruction set (its -march), by default this machine's own. Where the kernels
-    cannot be built, the reference runs instead, a warning says why, and so does `cpu_kernels_status`. While they are
-    compiled `tell` is called with the number of sources done and of all.
+    cannot be built, the reference runs instead; a warning and `cpu_kernels_status` give the reason. While they are
+    compiled `on_progress` is called with the number of sources done and of all.
     """
     for key in [key for key in _selection.table if key[0] == "cpu"]:
         del _selection.table[key]
@@ -57,10 +57,10 @@ def configure(
         _selection.status = CpuKernelsStatus(False, "switched off")
         return
     try:
-        library = build_cpu_library(cache_dir, CompilerSettings(compiler, isa or "native"), tell)
+        library = build_cpu_library(cache_dir, CompilerSettings(compiler, isa or "native"), on_progress)
     except KernelBuildFailed as error:
         status = CpuKernelsStatus(False, str(error))
-        if status == _selection.status:  # said already: each engine of a process configures the kernels
+        if status == _selection.status:  # logged already: each engine of a process configures the kernels
             return
         _selection.status = status
         _logger.warning("The CPU kernels cannot be built, much slower ones run instead: %s", error)
@@ -86,7 +86,7 @@ def cpu_kernels_status() -> CpuKernelsStatus:
     return _selection.status
 
 
-def pin_team(cores: Sequence[int] | None) -> None:
+def pin_threads(cores: Sequence[int] | None) -> None:
     """Pin each thread of the caller's OpenMP team to the core with its number, except the caller, which pins itself.
 
     There is one core for each of torch's threads; None sets them free again. Without compiled kernels, and on other
@@ -94,7 +94,7 @@ def pin_team(cores: Sequence[int] | None) -> None:
     """
     if _selection.library is not None:
         array = None if cores is None else (ctypes.c_int32 * len(cores))(*cores)
-        _selection.library.rayinfer_pin_team(array, torch.get_num_threads() if cores is None else len(cores))
+        _selection.library.rayinfer_pin_threads(array, torch.get_num_threads() if cores is None else len(cores))
 
 
 def implementation_for(tensor: torch.Tensor) -> Implementation:
@@ -107,6 +107,22 @@ def implementation_of(device: torch.device, dtype: torch.dtype) -> Implementatio
     return _selection.table.get((device.type, dtype), reference)
 
 
+def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether this process runs kernels made for the device and type, not the torch reference."""
+    return (device.type, dtype) in _selection.table
+
+
+def gpu_workspace_bytes(
+    *, num_requests: int, num_heads: int, num_kv_heads: int, head_dim: int, max_context: int, vocab_size: int
+) -> int:
+    """Return the memory that a GPU's kernels use beside their results, in a step of one token per request."""
+    # By name: they bring Triton along, whose import takes part of a second, also where there is no GPU.
+    attention = importlib.import_module("rayinfer_kernels.gpu.decode_attention")
+    sampling = importlib.import_module("rayinfer_kernels.gpu.sampling.sampling")
+    splits = attention.splits_bytes(num_requests, num_heads, num_kv_heads, head_dim, max_context)
+    return int(splits) + int(sampling.sampling_bytes(num_requests, vocab_size))
+
+
 def is_batch_invariant(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether a row's results are the same bits in any batch: the compiled kernels sum in one order."""
-    return device.type == "cpu" and (device.type, dtype) in _selection.table
+    return device.type == "cpu" and has_kernels(device, dtype)

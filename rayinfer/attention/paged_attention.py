@@ -1,9 +1,23 @@
 """The attention of one layer over its part of the paged cache."""
 
+from dataclasses import dataclass
+
 import torch
 
-from rayinfer.attention.batch import AttentionBatch
 from rayinfer_kernels import ops
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionBatch:
+    """One step's requests, their new tokens one after the other."""
+
+    positions: torch.Tensor  # int64 [num_tokens], each token's position in its request
+    slot_mapping: torch.Tensor  # int64 [num_tokens], block x block_size + offset
+    cu_seqlens_q: torch.Tensor  # int32 [num_requests + 1]
+    seq_lens: torch.Tensor  # int32 [num_requests], cached tokens, the new ones included
+    block_tables: torch.Tensor  # int32 [num_requests, max_blocks]
+    rows: torch.Tensor | None = None  # int64 [num_requests], the requests' rows, for models that keep things by row
+    num_decodes: int = 0  # so many of the first requests have one new token each; 0: unknown
 
 
 class PagedAttention(torch.nn.Module):
@@ -34,7 +48,7 @@ class PagedAttention(torch.nn.Module):
 
         position_bias [num_heads, num_distances], if any, is added to the scores by distance.
         """
-        assert self._kv_cache is not None, "the layer has no cache yet"
+        assert self._kv_cache is not None, "bind the KV cache first"
         ops.write_kv(key, value, self._kv_cache, batch.slot_mapping)
         return ops.paged_attention(
             query,

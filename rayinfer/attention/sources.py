@@ -5,14 +5,14 @@ from dataclasses import dataclass
 
 import torch
 
-from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.paged_attention import AttentionBatch
 
 BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
 class SourceBatch:
-    """One step's tokens, each with the source that it reads: a token attends to all of it, whatever its own place."""
+    """One step's tokens, each with the source that it reads: a token attends to all of it, whatever its position."""
 
     cu_seqlens_q: torch.Tensor  # int32 [num_tokens + 1]
     lengths: torch.Tensor  # int32 [num_tokens], tokens of the source
@@ -39,7 +39,7 @@ class SourceRows:
 
     def of(self, batch: AttentionBatch) -> SourceBatch:
         """Describe the source that each token of a step reads."""
-        assert batch.rows is not None, "whoever reads sources must know the rows"
+        assert batch.rows is not None, "a batch with sources needs their rows"
         num_tokens = len(batch.positions)
         rows = torch.repeat_interleave(batch.rows, batch.cu_seqlens_q.diff(), output_size=num_tokens)
         return SourceBatch(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rayinfer_kernels.reference.inverse_cdf import padded_to_blocks, row_sums, to_weights_
+from rayinfer_kernels import ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ def gather_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> Logprobs
 def _log_sum_exp(logits: Tensor) -> Tensor:
     """[lines, 1], in float64."""
     best = logits.amax(dim=-1, keepdim=True)
-    padded = padded_to_blocks(logits)
-    weights = to_weights_(padded.clone() if padded is logits else padded, best)
-    return best.double() + row_sums(weights).log_().unsqueeze(1)
+    padded = ops.padded_to_blocks(logits)
+    weights = ops.to_weights_(padded.clone() if padded is logits else padded, best)
+    return best.double() + ops.row_sums(weights).log_().unsqueeze(1)
 
 
 def _rank(logits: Tensor, own: Tensor, token_ids: Tensor) -> Tensor:

@@ -19,8 +19,6 @@ from rayinfer.decoding.typical_set import keep_typical_
 from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
 from rayinfer_kernels import ops
-from rayinfer_kernels.reference.inverse_cdf import first_exceeding
-from rayinfer_kernels.reference.sampling import kept_weights
 
 _NO_LINES = np.zeros(0, dtype=np.int64)
 
@@ -161,7 +159,7 @@ class Sampler:
                 "logits",
             )
         if not self._has_forced_end and self._table.are_plain(rows):
-            best = ops.row_max(logits)
+            best = ops.argmax(logits)
             is_invalid = _is_invalid(best.values)
             return Sampled(best.indices.masked_fill_(is_invalid, 0), is_invalid, _NO_LINES, None)
         settings = self._table.at(rows)
@@ -239,9 +237,9 @@ class Sampler:
         if is_typical.any():
             lines = self._on_device(np.flatnonzero(is_typical))
             theirs = scores.index_select(0, lines)
-            weights = kept_weights(theirs, ops.row_max(theirs).values, *(each[lines] for each in truncation))
+            weights = ops.kept_weights(theirs, ops.argmax(theirs).values, *(each[lines] for each in truncation))
             keep_typical_(weights, self._on_device(settings["typical_p"][is_typical]))
-            drawn = first_exceeding(weights, uniform[lines])
+            drawn = ops.first_exceeding(weights, uniform[lines])
             sampled.token_ids[lines] = drawn.masked_fill_(sampled.is_invalid[lines], 0)
         return sampled
 

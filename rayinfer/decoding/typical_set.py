@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rayinfer_kernels.reference.inverse_cdf import first_exceeding, row_sums
+from rayinfer_kernels import ops
 
 _FLOAT32_ROUNDING = 2.0**-24  # a mass this close to typical_p has reached it, as it has in float32
 _ROWS_AT_ONCE = 8  # on a CPU, whose caches hold what is made of them
@@ -22,16 +22,16 @@ def keep_typical_(weights: Tensor, typical_p: Tensor) -> None:
 
 
 def _keep_typical_(weights: Tensor, typical_p: Tensor) -> None:
-    probabilities = weights / row_sums(weights).float().unsqueeze(1)
+    probabilities = weights / ops.row_sums(weights).float().unsqueeze(1)
     surprise = probabilities.log().neg_().clamp_(max=_MAX_SURPRISE)
-    entropy = row_sums(probabilities.mul_(surprise)).float().unsqueeze(1)
+    entropy = ops.row_sums(probabilities.mul_(surprise)).float().unsqueeze(1)
     distance = surprise.sub_(entropy).abs_()
 
     # The bits of floats that are not negative have their order, so a number made of two is sorted by its high word.
     pairs = weights.new_empty(*weights.shape, 2)  # weight and distance
     pairs[..., 0], pairs[..., 1] = weights, distance
     _sort_(pairs.view(torch.int64).squeeze(-1))
-    last_kept = first_exceeding(pairs[..., 0].contiguous(), (typical_p - _FLOAT32_ROUNDING).clamp_(min=0.0))
+    last_kept = ops.first_exceeding(pairs[..., 0].contiguous(), (typical_p - _FLOAT32_ROUNDING).clamp_(min=0.0))
     farthest = pairs[..., 1].gather(1, last_kept.unsqueeze(1))
     weights.masked_fill_(distance > farthest, 0.0)
 

@@ -28,8 +28,7 @@ from rayinfer.models.encoder_decoder_config import AnswerSettings
 from rayinfer.models.generation_config import default_sampling_params
 from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
-from rayinfer.optimization.device_modes import check_device
-from rayinfer.optimization.quality_gates import check_quality, measured_model
+from rayinfer.optimization.mode_checks import check_device, check_quality, measured_model
 from rayinfer.protocols import GenerationRequest, ModelDescription
 
 if TYPE_CHECKING:

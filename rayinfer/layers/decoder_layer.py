@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import torch
 
-from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.paged_attention import AttentionBatch
 from rayinfer.layers.gated_mlp import GatedMLP
-from rayinfer.layers.rms_norm import RMSNorm
+from rayinfer.layers.norms import RMSNorm
 from rayinfer.layers.rotary_embedding import Angles
 from rayinfer.layers.self_attention import SelfAttention
 from rayinfer_kernels import ops

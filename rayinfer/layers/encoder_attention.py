@@ -32,12 +32,12 @@ class EncoderAttention(torch.nn.Module, Shardable):
         self._scale = scale
         self._position_bias = position_bias
 
-    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
+    def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of the heads."""
-        rows = scaled(shard_heads(self._num_heads, self._num_heads, share.coordinates).query, self._head_dim)
+        rows = scaled(shard_heads(self._num_heads, self._num_heads, shard.coordinates).query, self._head_dim)
         whole = self._num_heads * self._head_dim
         cuts = self.qkv_proj.keep_outputs("qkv_proj", *(shifted(rows, part * whole) for part in range(3)))
-        return cuts | self.o_proj.keep_inputs("o_proj", rows, share.group)
+        return cuts | self.o_proj.keep_inputs("o_proj", rows, shard.group)
 
     def forward(self, x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         """x [num_tokens, hidden_size], of sources of these `lengths`, -> the same shape."""

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import torch
 
+from rayinfer.layers.checkpoint_slices import CheckpointSlice, WeightLayout
 from rayinfer.layers.matrix import Matrix
-from rayinfer.layers.weight_places import WeightLayout, WeightPlace
 
 
 class ExpertLinear(Matrix, WeightLayout):
@@ -23,14 +23,14 @@ class ExpertLinear(Matrix, WeightLayout):
         """x [num_rows, in_features] sorted by expert -> [num_rows, out_features]; expert_starts [num_experts + 1]."""
         return self.multiply_groups(x, expert_starts)
 
-    def weight_places(self, path: str) -> dict[str, WeightPlace]:
+    def checkpoint_slices(self, path: str) -> dict[str, CheckpointSlice]:
         """The checkpoint holds each expert's parts one by one, or all experts in one tensor of this layer's name."""
         parent, parameter = path.rpartition(".")[0], f"{path}.weight"
-        places: dict[str, WeightPlace] = {}
+        slices: dict[str, CheckpointSlice] = {}
         for expert in range(self._num_experts):
             start = 0
             for part, width in self._parts.items():
                 rows = slice(start, start + width)
-                places[f"{parent}.{expert}.{part}.weight"] = WeightPlace(parameter, (expert, rows))
+                slices[f"{parent}.{expert}.{part}.weight"] = CheckpointSlice(parameter, (expert, rows))
                 start += width
-        return places | {path: WeightPlace(parameter, instead_of=frozenset(places))}
+        return slices | {path: CheckpointSlice(parameter, replaces=frozenset(slices))}

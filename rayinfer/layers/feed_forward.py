@@ -40,10 +40,10 @@ class FeedForward(torch.nn.Module, Shardable):
         self._activation = ACTIVATIONS[activation]
         self._intermediate_size = intermediate_size
 
-    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
+    def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of what lies between up and down."""
-        kept = shard_width(self._intermediate_size, share)
-        return self.up_proj.keep_outputs("up_proj", kept) | self.down_proj.keep_inputs("down_proj", kept, share.group)
+        kept = shard_width(self._intermediate_size, shard)
+        return self.up_proj.keep_outputs("up_proj", kept) | self.down_proj.keep_inputs("down_proj", kept, shard.group)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""

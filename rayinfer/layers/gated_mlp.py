@@ -44,13 +44,13 @@ class GatedMLP(torch.nn.Module, Shardable):
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
         self.activation = GATES[activation]
 
-    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
+    def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of what lies between gate and down."""
         intermediate_size = self.gate_up_proj.widths[0]
-        kept = shard_width(intermediate_size, share)
+        kept = shard_width(intermediate_size, shard)
         cuts = self.gate_up_proj.keep_outputs("gate_up_proj", kept, shifted(kept, intermediate_size))
         self.gate_up_proj.widths = [len(kept)] * 2
-        return cuts | self.down_proj.keep_inputs("down_proj", kept, share.group)
+        return cuts | self.down_proj.keep_inputs("down_proj", kept, shard.group)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""

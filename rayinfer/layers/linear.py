@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
+from rayinfer.layers.checkpoint_slices import CheckpointSlice, WeightLayout
 from rayinfer.layers.matrix import Matrix
 from rayinfer.layers.shards import ShardSlice
-from rayinfer.layers.weight_places import WeightLayout, WeightPlace
 from rayinfer.tensor_parallel import SingleRankGroup, TensorGroup
 from rayinfer_kernels import ops
 
@@ -63,11 +63,11 @@ class StackedLinear(Linear, WeightLayout):
             self.rows[name] = slice(start, start + width)
             start += width
 
-    def weight_places(self, path: str) -> dict[str, WeightPlace]:
+    def checkpoint_slices(self, path: str) -> dict[str, CheckpointSlice]:
         """The checkpoint holds the parts one by one, where this layer stands."""
         parent, kinds = path.rpartition(".")[0], [kind for kind, _ in self.named_parameters(recurse=False)]
         return {
-            f"{parent}.{part}.{kind}": WeightPlace(f"{path}.{kind}", rows)
+            f"{parent}.{part}.{kind}": CheckpointSlice(f"{path}.{kind}", rows)
             for part, rows in self.rows.items()
             for kind in kinds
         }

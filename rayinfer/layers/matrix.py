@@ -8,14 +8,14 @@ from rayinfer_kernels import ops
 
 
 class Matrix(torch.nn.Module):
-    """weight [..., out_features, in_features]; once it is loaded, `pack` replaces it by a copy that is read faster."""
+    """weight [..., out_features, in_features]; once it is loaded, `pack` replaces it by its packed form."""
 
     def __init__(self, *shape: int, is_gated: bool = False) -> None:
         super().__init__()
-        self.is_gated = is_gated  # the outputs are those of a gate and as many of what it gates
+        self.is_gated = is_gated  # the outputs are a gate's, then as many that it multiplies
         self.weight = torch.nn.Parameter(torch.empty(shape), requires_grad=False)
         self._packed: ops.PackedWeight | None = None
-        self._dtype: torch.dtype | None = None  # of what was packed: a quantised weight's rows do not tell
+        self._dtype: torch.dtype | None = None  # of the weight before it was packed
 
     @property
     def packed(self) -> ops.PackedWeight | None:
@@ -23,17 +23,17 @@ class Matrix(torch.nn.Module):
         return self._packed
 
     def pack(self) -> None:
-        """Repack the weight where that is worth it, and let the original go; a packed one stays as it is."""
+        """Pack the weight where that is worth it and free the original; a packed one stays as it is."""
         if self._packed is None and (packed := ops.pack_weight(self.weight, self.is_gated)) is not None:
             self.use_packed(packed)
 
     def use_packed(self, packed: ops.PackedWeight) -> None:
-        """Multiply by this from now on, and let the weight go; rows that are taken keep the weight's dtype."""
+        """Multiply by this from now on and free the weight; gathered rows keep the weight's dtype."""
         self._packed, self._dtype = packed, self.weight.dtype
         del self.weight
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> "Matrix":
-        """Let `to` take what is packed along, which torch knows nothing of."""
+        """Move the packed weight, too, which torch knows nothing of."""
         if self._packed is not None:
             self._packed.move(fn)
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
@@ -48,9 +48,9 @@ class Matrix(torch.nn.Module):
 
     def multiply_groups(self, x: torch.Tensor, group_starts: torch.Tensor) -> torch.Tensor:
         """x [num_rows, in_features] -> [num_rows, out_features], each group of rows by its own matrix."""
-        return ops.grouped_linear(x, self.operand, group_starts)
+        return ops.grouped_gemm(x, self.operand, group_starts)
 
-    def take_rows(self, indices: torch.Tensor) -> torch.Tensor:
+    def gather_rows(self, indices: torch.Tensor) -> torch.Tensor:
         """indices [num_tokens] -> [num_tokens, in_features]."""
         return ops.embedding(indices, self.operand, self._dtype)
 

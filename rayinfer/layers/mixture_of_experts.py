@@ -34,9 +34,9 @@ class MixtureOfExperts(torch.nn.Module, Shardable):
         self._renormalise = renormalise
         self._group = UNSHARDED.group
 
-    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
+    def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of the experts, and sends some of a step's tokens to them all."""
-        self._group = share.group
+        self._group = shard.group
         return {}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -67,9 +67,9 @@ class GatedExperts(torch.nn.Module, Shardable):
         self._num_experts = num_experts
         self._exchange: ExpertExchange | None = None  # where other ranks have the other experts
 
-    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
+    def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of the experts."""
-        self._exchange = ExpertExchange(share.group, self._num_experts)
+        self._exchange = ExpertExchange(shard.group, self._num_experts)
         cut = ShardSlice(0, (self._exchange.experts_here,))
         return {"gate_up_proj.weight": cut, "down_proj.weight": cut}
 
@@ -85,7 +85,7 @@ class GatedExperts(torch.nn.Module, Shardable):
             rows = self._exchange.compute(x_of_pairs, starts, self._compute)
         # Each token sums its rows in the order of its own choice, so that its bits do not depend on the batch.
         row_of_pair = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=x.device))
-        return ops.combine_rows(rows, row_of_pair.view_as(chosen), weights)
+        return ops.moe_combine(rows, row_of_pair.view_as(chosen), weights)
 
     def _compute(self, x: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
         """x [num_rows, hidden_size] sorted by expert -> the same shape; starts [number of experts here + 1]."""

@@ -23,9 +23,9 @@ class RelativePositionBias(torch.nn.Module, Shardable):
         self._is_causal = is_causal
         self.table = torch.empty(0)
 
-    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
+    def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of the heads."""
-        return {"weight": ShardSlice(1, (shard_heads(self._num_heads, self._num_heads, share.coordinates).query,))}
+        return {"weight": ShardSlice(1, (shard_heads(self._num_heads, self._num_heads, shard.coordinates).query,))}
 
     def prepare(self) -> None:
         """Look all distances up at once: `table` [num_heads, num_distances] in float32.
@@ -39,8 +39,8 @@ class RelativePositionBias(torch.nn.Module, Shardable):
 
     def matrix(self, length: int) -> torch.Tensor:
         """The biases of an encoder's source, [num_heads, length, length] by query and key."""
-        places = torch.arange(length, device=self.table.device)
-        distances = places[:, None] - places
+        positions = torch.arange(length, device=self.table.device)
+        distances = positions[:, None] - positions
         return self.table[:, distances.clamp(-self._max_distance, self._max_distance) + self._max_distance]
 
     def _buckets(self, distances: torch.Tensor) -> torch.Tensor:
@@ -51,6 +51,6 @@ class RelativePositionBias(torch.nn.Module, Shardable):
             ahead = (distances < 0) * num_buckets
             distances = distances.abs()
         num_exact = num_buckets // 2
-        share = torch.log(distances.float() / num_exact) / math.log(self._max_distance / num_exact)
-        wide = num_exact + (share * (num_buckets - num_exact)).clamp(max=num_buckets - num_exact - 1).long()
+        shard = torch.log(distances.float() / num_exact) / math.log(self._max_distance / num_exact)
+        wide = num_exact + (shard * (num_buckets - num_exact)).clamp(max=num_buckets - num_exact - 1).long()
         return ahead + torch.where(distances < num_exact, distances, wide)

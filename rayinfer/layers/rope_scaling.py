@@ -48,7 +48,7 @@ def _dynamic(dim: int, rope: Rope, longest_sequence: int) -> Rotation:
 
 
 def _yarn(dim: int, rope: Rope, longest_sequence: int) -> Rotation:
-    # Peng et al. 2023: pairs that turn often within the original context are kept, slow ones are slowed by `factor`,
+    # Peng et al. 2023: pairs that rotate often within the original context are kept, slow ones are slowed by `factor`,
     # and between them lies a ramp.
     original, base, factor = rope["original_max_position_embeddings"], _base(rope), _factor(rope)
 

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from rayinfer.attention.batch import AttentionBatch
-from rayinfer.attention.paged_attention import PagedAttention
+from rayinfer.attention.paged_attention import AttentionBatch, PagedAttention
 from rayinfer.layers.linear import FusedLinear, Linear, StackedLinear
 from rayinfer.layers.relative_position_bias import RelativePositionBias
 from rayinfer.layers.rotary_embedding import Angles, RotaryEmbedding
@@ -67,12 +66,12 @@ class SelfAttention(torch.nn.Module, Shardable):
         """Whether positions are encoded by rotation alone and scores are not capped."""
         return self._rotary is not None and self._position_bias is None and not self.attention.softcap
 
-    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
+    def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a rank has some of the heads."""
-        heads = shard_heads(self.num_heads, self.num_kv_heads, share.coordinates)
+        heads = shard_heads(self.num_heads, self.num_kv_heads, shard.coordinates)
         columns = scaled(heads.query, self.head_dim)
         cuts = self.qkv_proj.keep_outputs("qkv_proj", *self._projected_rows(heads))
-        cuts |= self.o_proj.keep_inputs("o_proj", columns, share.group)
+        cuts |= self.o_proj.keep_inputs("o_proj", columns, shard.group)
         self.num_heads, self.num_kv_heads = len(heads.query), len(heads.key_value)
         self.qkv_proj.widths = [self.head_dim * count for count in (self.num_heads, *2 * (self.num_kv_heads,))]
         return cuts
@@ -88,7 +87,7 @@ class SelfAttention(torch.nn.Module, Shardable):
         ]
 
     def split_heads(self, stacked: torch.Tensor) -> Heads:
-        """ShardSlice the product of `qkv_proj` [num_tokens, all widths] into heads."""
+        """Split the product of `qkv_proj` [num_tokens, all widths] into heads."""
         parts = torch.split(stacked, self.qkv_proj.widths, -1)
         return Heads(*(part.view(len(stacked), -1, self.head_dim) for part in parts))
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from rayinfer.tensor_parallel import RankCoordinates, Shard, split
-from rayinfer_kernels.int4_blocks import GROUP_SIZE
+from rayinfer_kernels import ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class ShardSlice:
 
 
 class Shardable(ABC):
-    """A module that several ranks can share."""
+    """A module that can be divided among ranks."""
 
     @abstractmethod
-    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
-        """Become this rank's shard, and return the cuts of parameters by name, relative to this module.
+    def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
+        """Become this rank's shard and return the cuts of its parameters by name, relative to this module.
 
-        Raises ConfigError where there are more ranks than there is to share.
+        Raises ConfigError where there are more ranks than parts.
         """
 
 
@@ -42,27 +42,27 @@ class HeadShard(NamedTuple):
     key_value: range
 
 
-def shard_heads(num_heads: int, num_kv_heads: int, place: RankCoordinates) -> HeadShard:
+def shard_heads(num_heads: int, num_kv_heads: int, coordinates: RankCoordinates) -> HeadShard:
     """Shard heads of keys and values with the queries that look there.
 
     Where there are more ranks than heads of keys and values, several ranks hold the same one and share its queries.
     """
-    per_kv_head, size = num_heads // num_kv_heads, place.tensor_parallel_size
+    per_kv_head, size = num_heads // num_kv_heads, coordinates.tensor_parallel_size
     if size <= num_kv_heads:
-        kept = split(num_kv_heads, size, "heads of keys and values")[place.tensor_rank]
+        kept = split(num_kv_heads, size, "heads of keys and values")[coordinates.tensor_rank]
         return HeadShard(range(kept.start * per_kv_head, kept.stop * per_kv_head), kept)
     for kv_head, ranks in enumerate(split(size, num_kv_heads, "ranks")):
-        if place.tensor_rank in ranks:
-            shares = split(per_kv_head, len(ranks), f"attention heads that share a head of keys, of {num_heads} in all")
-            kept = shares[place.tensor_rank - ranks.start]
+        if coordinates.tensor_rank in ranks:
+            parts = split(per_kv_head, len(ranks), f"attention heads that share a head of keys, of {num_heads} in all")
+            kept = parts[coordinates.tensor_rank - ranks.start]
             first = kv_head * per_kv_head
             return HeadShard(range(first + kept.start, first + kept.stop), range(kv_head, kv_head + 1))
     raise AssertionError("every rank is in one of the parts")
 
 
-def shard_width(width: int, share: Shard) -> range:
+def shard_width(width: int, shard: Shard) -> range:
     """Shard what lies between two matrices; groups of inputs that have a scale in common stay together."""
-    return split(width, share.group.size, "channels of a feed-forward", GROUP_SIZE)[share.group.rank]
+    return split(width, shard.group.size, "channels of a feed-forward", ops.GROUP_SIZE)[shard.group.rank]
 
 
 def shifted(kept: range, start: int) -> range:

@@ -1,27 +1,27 @@
-"""From a checkpoint's tensors to a rank's part of the parameters that they fill: what is copied where."""
+"""Copies from a checkpoint's tensors to a rank's shard of the parameters that they fill."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rayinfer.layers.checkpoint_slices import CheckpointSlice
 from rayinfer.layers.shards import ShardSlice
-from rayinfer.layers.weight_places import WeightPlace
 
 Index = tuple[slice | int, ...]
 
 
 class Copy(NamedTuple):
-    """A piece of a tensor and where it goes in the rank's parameter."""
+    """A piece of a tensor and its index in the rank's parameter."""
 
     source: Index
     target: Index
 
 
-def copies_of_part(place: WeightPlace, shape: Sequence[int], cut: ShardSlice | None) -> list[Copy]:
-    """List what a rank needs of a tensor, maybe nothing; `place` and `shape` are of the whole parameter.
+def copies_for_shard(filled_slice: CheckpointSlice, shape: Sequence[int], cut: ShardSlice | None) -> list[Copy]:
+    """List what a rank needs of a tensor, maybe nothing; `filled_slice` and `shape` are of the whole parameter.
 
-    Sources are indices of the tensor as the model has it, that is, turned if it `is_transposed`.
+    Sources are indices of the tensor as the model has it, that is, transposed if it `is_transposed`.
     """
-    index = _full_index(place, shape)
+    index = _full_index(filled_slice, shape)
     if cut is None:
         return [Copy((), tuple(index))]
     along, copies, first = index[cut.axis], [], 0
@@ -41,9 +41,10 @@ def copies_of_part(place: WeightPlace, shape: Sequence[int], cut: ShardSlice | N
     return copies
 
 
-def _full_index(place: WeightPlace, shape: Sequence[int]) -> list[slice | int]:
+def _full_index(filled_slice: CheckpointSlice, shape: Sequence[int]) -> list[slice | int]:
     """One entry for each axis, slices with both their ends."""
-    given = place.index if isinstance(place.index, tuple) else () if place.index is None else (place.index,)
+    index = filled_slice.index
+    given = index if isinstance(index, tuple) else () if index is None else (index,)
     entries = [*given, *[slice(None)] * (len(shape) - len(given))]
     return [
         entry if isinstance(entry, int) else slice(*entry.indices(size)[:2])

@@ -18,7 +18,7 @@ from rayinfer.outputs import EngineStats, RequestOutput
 from rayinfer.protocols import EngineRequestId, GenerationRequest, ModelDescription, Pause, Resume, Sleep, Wake
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.sampling_params import SamplingParams
-from rayinfer.tokenization.bad_words import speller
+from rayinfer.tokenization.bad_words import bad_word_tokenizer
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.request_trace import RequestTrace
@@ -137,7 +137,7 @@ class LLM:
             raise InvalidParameter(f"request_id {request_id!r} is in use", "request_id")
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else checked_token_ids(prompt)
         params = sampling_params or self.get_default_sampling_params()
-        params = params.with_bad_words_spelled(speller(self.tokenizer))
+        params = params.with_tokenized_bad_words(bad_word_tokenizer(self.tokenizer))
         description = self.description
         params.check_leaves_a_token(
             description.eos_token_ids, description.vocab_size, never_generated=description.bad_token_sequences

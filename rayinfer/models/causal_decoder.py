@@ -4,16 +4,15 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from rayinfer.attention.batch import AttentionBatch
-from rayinfer.attention.paged_attention import PagedAttention
+from rayinfer.attention.paged_attention import AttentionBatch, PagedAttention
+from rayinfer.layers.checkpoint_slices import CheckpointSlice, checkpoint_slices
 from rayinfer.layers.decoder_layer import DecoderLayer
 from rayinfer.layers.embedding import VOCABULARY, TokenEmbedding
 from rayinfer.layers.linear import Linear
 from rayinfer.layers.matrix import Matrix, pack_matrices
-from rayinfer.layers.rms_norm import RMSNorm
+from rayinfer.layers.norms import RMSNorm
 from rayinfer.layers.rotary_embedding import RotaryEmbedding
 from rayinfer.layers.shards import Shardable, ShardSlice, shard_heads
-from rayinfer.layers.weight_places import WeightPlace, weight_places
 from rayinfer.models.model_config import ModelConfig
 from rayinfer.models.sharding import leave_out
 from rayinfer.tensor_parallel import UNSHARDED, Shard, split
@@ -44,7 +43,7 @@ class CausalDecoder(torch.nn.Module, Shardable):
         self._layers = list(zip(layers, rotaries, strict=True))
         self._rotaries = {rotary for rotary in rotaries if rotary is not None}
         self._stack: ops.LayerStack | None = None  # all layers as one operation, where there is such a one
-        self._share = UNSHARDED
+        self._shard = UNSHARDED
         self._vocabulary = [range(config.vocab_size)]  # of each tensor rank, in the head
 
     @property
@@ -55,28 +54,28 @@ class CausalDecoder(torch.nn.Module, Shardable):
     @property
     def num_kv_heads_here(self) -> int:
         """See Decoder."""
-        return len(shard_heads(self.config.num_heads, self.config.num_kv_heads, self._share.coordinates).key_value)
+        return len(shard_heads(self.config.num_heads, self.config.num_kv_heads, self._shard.coordinates).key_value)
 
-    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
+    def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: leave out what is for other stages, and keep a part of the head's vocabulary."""
-        place, head = share.coordinates, self._head
-        kept = split(len(self._layers), place.pipeline_parallel_size, "layers")[place.stage]
+        coordinates, head = shard.coordinates, self._head
+        kept = split(len(self._layers), coordinates.pipeline_parallel_size, "layers")[coordinates.stage]
         elsewhere: list[torch.nn.Module] = [layer for i, (layer, _) in enumerate(self._layers) if i not in kept]
-        if not place.is_first_stage:
+        if not coordinates.is_first_stage:
             elsewhere += [part for name, part in self.model.named_children() if name not in ("layers", "norm")]
-        if not place.is_last_stage:
+        if not coordinates.is_last_stage:
             elsewhere += [self._norm, *([] if self.lm_head is None else [self.lm_head])]
-        leave_out(self, [part for part in elsewhere if part is not head or not place.is_last_stage])
+        leave_out(self, [part for part in elsewhere if part is not head or not coordinates.is_last_stage])
         self._layers = self._layers[kept.start : kept.stop]
         self._rotaries = {rotary for _, rotary in self._layers if rotary is not None}
-        self._share = share
-        self._vocabulary = split(self.config.vocab_size, share.group.size, VOCABULARY)
-        has_own_head = self.lm_head is not None and place.is_last_stage
-        return {"lm_head.weight": ShardSlice(0, (self._vocabulary[share.group.rank],))} if has_own_head else {}
+        self._shard = shard
+        self._vocabulary = split(self.config.vocab_size, shard.group.size, VOCABULARY)
+        has_own_head = self.lm_head is not None and coordinates.is_last_stage
+        return {"lm_head.weight": ShardSlice(0, (self._vocabulary[shard.group.rank],))} if has_own_head else {}
 
-    def weight_places(self) -> Mapping[str, WeightPlace]:
+    def checkpoint_slices(self) -> Mapping[str, CheckpointSlice]:
         """See Decoder."""
-        return weight_places(self)
+        return checkpoint_slices(self)
 
     def known_name(self, tensor_name: str) -> str | None:
         """Old checkpoints carry rotary tables, and tied ones may carry a copy of the embedding."""
@@ -117,7 +116,7 @@ class CausalDecoder(torch.nn.Module, Shardable):
         angles = {rotary: rotary.angles(batch.positions) for rotary in self._rotaries}
         for layer, rotary in self._layers:
             x = layer.forward(x, residual, None if rotary is None else angles[rotary], batch)
-        if not self._share.coordinates.is_last_stage:
+        if not self._shard.coordinates.is_last_stage:
             return residual + x
         out: torch.Tensor = self._norm.forward(x, residual)
         return out
@@ -125,7 +124,7 @@ class CausalDecoder(torch.nn.Module, Shardable):
     def _stacked_layers(self) -> ops.LayerStack | None:
         layers = [stacked for layer, _ in self._layers if (stacked := layer.stacked()) is not None]
         shapes = {layer.shape for layer in layers}
-        if not self._share.is_whole or len(layers) < len(self._layers) or len(shapes) != 1 or len(self._rotaries) != 1:
+        if not self._shard.is_whole or len(layers) < len(self._layers) or len(shapes) != 1 or len(self._rotaries) != 1:
             return None
         (shape,) = shapes
         if not isinstance(self._norm, RMSNorm) or self._norm.plain_eps != shape.eps:
@@ -134,7 +133,7 @@ class CausalDecoder(torch.nn.Module, Shardable):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]."""
-        return self._share.group.all_gather(self._head.multiply(hidden), [len(part) for part in self._vocabulary])
+        return self._shard.group.all_gather(self._head.multiply(hidden), [len(part) for part in self._vocabulary])
 
     @property
     def _head(self) -> Matrix:

@@ -5,9 +5,9 @@ from typing import Protocol
 
 import torch
 
-from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.paged_attention import AttentionBatch
+from rayinfer.layers.checkpoint_slices import CheckpointSlice
 from rayinfer.layers.shards import ShardSlice
-from rayinfer.layers.weight_places import WeightPlace
 from rayinfer.models.model_config import ModelConfig
 from rayinfer.tensor_parallel import Shard
 from rayinfer_kernels import ops
@@ -28,16 +28,16 @@ class Decoder(Protocol):
         """The number of KV heads of this rank in each layer."""
         ...
 
-    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
-        """See Shardable; a model without weights becomes one rank's part, but for the layers that see to themselves."""
+    def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
+        """See Shardable; a model without weights becomes one rank's part, but for layers that are Shardable."""
         ...
 
-    def weight_places(self) -> Mapping[str, WeightPlace]:
-        """Name every tensor that the checkpoint must hold, with its place."""
+    def checkpoint_slices(self) -> Mapping[str, CheckpointSlice]:
+        """Name every tensor that the checkpoint must hold, with the slice of a parameter that it fills."""
         ...
 
     def known_name(self, tensor_name: str) -> str | None:
-        """Rename a tensor of the checkpoint as in `weight_places`; None for one the model has no use for."""
+        """Rename a tensor of the checkpoint as in `checkpoint_slices`; None for one the model has no use for."""
         ...
 
     def prepare(

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.paged_attention import AttentionBatch
 from rayinfer.attention.sources import BLOCK_SIZE, SourceBatch, SourceRows
+from rayinfer.layers.checkpoint_slices import CheckpointSlice, checkpoint_slices
 from rayinfer.layers.cross_attention import CrossAttention
 from rayinfer.layers.embedding import VOCABULARY, TokenEmbedding
 from rayinfer.layers.linear import Linear
@@ -15,7 +16,6 @@ from rayinfer.layers.relative_position_bias import RelativePositionBias
 from rayinfer.layers.residual import Residual
 from rayinfer.layers.self_attention import SelfAttention
 from rayinfer.layers.shards import Shardable, ShardSlice, shard_heads
-from rayinfer.layers.weight_places import WeightPlace, weight_places
 from rayinfer.models.model_config import ModelConfig
 from rayinfer.models.sharding import leave_out
 from rayinfer.tensor_parallel import UNSHARDED, Shard, even_parts, split
@@ -76,7 +76,7 @@ class EncoderDecoder(torch.nn.Module, Shardable):
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         self._encoder_layers, self._decoder_layers = list(encoder_layers), list(decoder_layers)  # of this stage
         self._sources: SourceRows | None = None
-        self._share = UNSHARDED
+        self._shard = UNSHARDED
         self._vocabulary = [range(config.vocab_size)]  # of each tensor rank, in the head
 
     @property
@@ -87,29 +87,29 @@ class EncoderDecoder(torch.nn.Module, Shardable):
     @property
     def num_kv_heads_here(self) -> int:
         """See Decoder."""
-        return len(shard_heads(self.config.num_heads, self.config.num_kv_heads, self._share.coordinates).key_value)
+        return len(shard_heads(self.config.num_heads, self.config.num_kv_heads, self._shard.coordinates).key_value)
 
-    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
+    def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
         """See Shardable: a stage has some layers of either side; an encoder may have fewer than there are stages."""
-        place = share.coordinates
-        encoder_parts = even_parts(len(self._encoder_layers), place.pipeline_parallel_size)
-        decoder_parts = split(len(self._decoder_layers), place.pipeline_parallel_size, "layers")
-        encoders, decoders = encoder_parts[place.stage], decoder_parts[place.stage]
+        coordinates = shard.coordinates
+        encoder_parts = even_parts(len(self._encoder_layers), coordinates.pipeline_parallel_size)
+        decoder_parts = split(len(self._decoder_layers), coordinates.pipeline_parallel_size, "layers")
+        encoders, decoders = encoder_parts[coordinates.stage], decoder_parts[coordinates.stage]
         elsewhere: list[torch.nn.Module | None] = [
             *(layer for i, layer in enumerate(self._encoder_layers) if i not in encoders),
             *(layer for i, layer in enumerate(self._decoder_layers) if i not in decoders),
         ]
-        if not place.is_last_stage:
+        if not coordinates.is_last_stage:
             elsewhere += [self.encoder_norm, self.decoder_norm, self.lm_head]
-        if not place.is_first_stage and not (place.is_last_stage and self.lm_head is None):
+        if not coordinates.is_first_stage and not (coordinates.is_last_stage and self.lm_head is None):
             elsewhere.append(self.shared)
         leave_out(self, [module for module in elsewhere if module is not None])
         self._encoder_layers = self._encoder_layers[encoders.start : encoders.stop]
         self._decoder_layers = self._decoder_layers[decoders.start : decoders.stop]
-        self._share = share
-        self._vocabulary = split(self.config.vocab_size, share.group.size, VOCABULARY)
-        has_own_head = self.lm_head is not None and place.is_last_stage
-        return {"lm_head.weight": ShardSlice(0, (self._vocabulary[share.group.rank],))} if has_own_head else {}
+        self._shard = shard
+        self._vocabulary = split(self.config.vocab_size, shard.group.size, VOCABULARY)
+        has_own_head = self.lm_head is not None and coordinates.is_last_stage
+        return {"lm_head.weight": ShardSlice(0, (self._vocabulary[shard.group.rank],))} if has_own_head else {}
 
     @abstractmethod
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -119,9 +119,9 @@ class EncoderDecoder(torch.nn.Module, Shardable):
     def known_name(self, tensor_name: str) -> str | None:
         """See Decoder."""
 
-    def weight_places(self) -> Mapping[str, WeightPlace]:
+    def checkpoint_slices(self) -> Mapping[str, CheckpointSlice]:
         """See Decoder."""
-        return weight_places(self)
+        return checkpoint_slices(self)
 
     def prepare(
         self, dtype: torch.dtype, device: torch.device, max_positions: int, longest_sequence: int | None = None
@@ -138,9 +138,7 @@ class EncoderDecoder(torch.nn.Module, Shardable):
         for layer, kv_cache in zip(attentions, kv_caches, strict=True):
             layer.attention.bind(kv_cache)
 
-    def make_room_for_sources(
-        self, num_rows: int, max_source_tokens: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def allocate_sources(self, num_rows: int, max_source_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
         """Reserve, for each row of the batch, the keys and values of one source in every decoder layer."""
         self._sources = SourceRows(num_rows, max_source_tokens, device)
         num_blocks, config = self._sources.num_blocks, self.config
@@ -163,13 +161,13 @@ class EncoderDecoder(torch.nn.Module, Shardable):
             hidden = self.embed(torch.cat(list(sources)), positions)
         for layer in self._encoder_layers:
             hidden = layer.forward(hidden, lengths)
-        if self.encoder_norm is not None and self._share.coordinates.is_last_stage:
+        if self.encoder_norm is not None and self._shard.coordinates.is_last_stage:
             hidden = self.encoder_norm.forward(hidden)
         return hidden
 
     def keep_sources(self, rows: Sequence[int], lengths: Sequence[int], encoded: torch.Tensor) -> None:
         """Keep what rows attend to of sources of these lengths: encoded [num_tokens, hidden_size]."""
-        assert self._sources is not None, "there is no room for sources yet"
+        assert self._sources is not None, "allocate the sources' blocks first"
         slot_mapping = self._sources.fill(rows, lengths)
         for attention in self._cross_attentions:
             attention.keep(encoded, slot_mapping)
@@ -178,19 +176,19 @@ class EncoderDecoder(torch.nn.Module, Shardable):
         self, token_ids: torch.Tensor, batch: AttentionBatch, hidden: torch.Tensor | None = None
     ) -> torch.Tensor:
         """token_ids [num_tokens] -> last hidden states [num_tokens, hidden_size]; see Decoder for `hidden`."""
-        assert self._sources is not None, "there is no room for sources yet"
+        assert self._sources is not None, "allocate the sources' blocks first"
         sources = self._sources.of(batch)
         x = self.embed(token_ids, batch.positions) if hidden is None else hidden
         for layer in self._decoder_layers:
             x = layer.forward(x, batch, sources)
-        if self.decoder_norm is not None and self._share.coordinates.is_last_stage:
+        if self.decoder_norm is not None and self._shard.coordinates.is_last_stage:
             x = self.decoder_norm.forward(x)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]."""
         head: Matrix = self.shared if self.lm_head is None else self.lm_head
-        return self._share.group.all_gather(head.multiply(hidden), [len(part) for part in self._vocabulary])
+        return self._shard.group.all_gather(head.multiply(hidden), [len(part) for part in self._vocabulary])
 
     @property
     def _cross_attentions(self) -> list[CrossAttention]:

@@ -41,7 +41,7 @@ def in_common_words(raw: RawConfig) -> RawConfig:
     for word, theirs in _WORDS.items():
         if name := next((name for name in theirs if common.get(name) is not None), None):
             common[word] = common[name]
-    if "scale_decoder_outputs" in raw:  # transformers 5 calls every T5 tied and says here whether it is
+    if "scale_decoder_outputs" in raw:  # transformers 5 calls every T5 tied; this field is true where it is
         common["tie_word_embeddings"] = raw["scale_decoder_outputs"]
     return common
 

@@ -1,4 +1,4 @@
-"""Fills a decoder with a checkpoint's weights, tensor by tensor, without ever holding them twice."""
+"""Loader of checkpoints into decoders, tensor by tensor, without holding weights twice."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 
 from rayinfer.errors import ModelLoadError
-from rayinfer.layers.weight_copies import copies_of_part
-from rayinfer.layers.weight_places import Index, WeightPlace
-from rayinfer.models.architectures.registry import build_decoder
+from rayinfer.layers.checkpoint_slices import CheckpointSlice, Index
+from rayinfer.layers.weight_copies import copies_for_shard
+from rayinfer.models.architectures.registry import architecture_class
 from rayinfer.models.checkpoints.checkpoint import Checkpoint
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.model_config import ModelConfig, read_model_config
-from rayinfer.models.sharding import shard
+from rayinfer.models.sharding import shard_decoder
 from rayinfer.tensor_parallel import UNSHARDED, Shard
 
 
@@ -22,11 +22,11 @@ def load_decoder(
     folder: Path,
     dtype: torch.dtype,
     device: torch.device,
-    share: Shard = UNSHARDED,
+    shard: Shard = UNSHARDED,
     *,
     when_filled: Callable[[torch.nn.Module, str], None] | None = None,
 ) -> Decoder:
-    """Build the checkpoint's decoder, or one rank's share of it, and fill it.
+    """Build the checkpoint's decoder, or one rank's shard of it, and fill it.
 
     The parameters take memory once, in `dtype`; the checkpoint's pages are given back while they are read, and those
     that only other ranks need are not touched. A parameter takes memory when its first tensor is read, and when its
@@ -36,37 +36,37 @@ def load_decoder(
     """
     checkpoint, decoder = Checkpoint(folder), empty_decoder(folder)
     assert isinstance(decoder, torch.nn.Module)
-    places = _places(decoder, checkpoint, folder)
+    slices = _match_tensors(decoder, checkpoint, folder)
     whole = {name: parameter.shape for name, parameter in decoder.named_parameters()}
-    cuts = shard(decoder, share)
+    cuts = shard_decoder(decoder, shard)
     decoder.to(dtype)
     parameters = dict(decoder.named_parameters())
     copies = {
-        name: copies_of_part(place, whole[place.parameter], cuts.get(place.parameter))
-        for name, place in places.items()
-        if place.parameter in parameters
+        name: copies_for_shard(part, whole[part.parameter], cuts.get(part.parameter))
+        for name, part in slices.items()
+        if part.parameter in parameters
     }
     copies = {name: pieces for name, pieces in copies.items() if pieces}
-    num_lacking = Counter(places[name].parameter for name in copies)
+    num_lacking = Counter(slices[name].parameter for name in copies)
     with torch.no_grad():
         for name, tensor in checkpoint.tensors(copies):
-            place = places[name]
-            if parameters[place.parameter].is_meta:
-                parameters[place.parameter] = _take_memory(decoder, place.parameter, device)
+            part = slices[name]
+            if parameters[part.parameter].is_meta:
+                parameters[part.parameter] = _allocate(decoder, part.parameter, device)
             for piece in copies[name]:
-                source = tensor.T if place.is_transposed else tensor
-                parameters[place.parameter][piece.target].copy_(source[piece.source])
-            num_lacking[place.parameter] -= 1
-            if not num_lacking[place.parameter]:
-                del parameters[place.parameter]
+                source = tensor.T if part.is_transposed else tensor
+                parameters[part.parameter][piece.target].copy_(source[piece.source])
+            num_lacking[part.parameter] -= 1
+            if not num_lacking[part.parameter]:
+                del parameters[part.parameter]
                 if when_filled is not None:
-                    when_filled(decoder, place.parameter)
-        for name in parameters:  # of which this rank has nothing
-            _take_memory(decoder, name, device)
+                    when_filled(decoder, part.parameter)
+        for name in parameters:  # none of whose tensors this rank needs
+            _allocate(decoder, name, device)
     return decoder
 
 
-def _take_memory(decoder: torch.nn.Module, name: str, device: torch.device) -> torch.nn.Parameter:
+def _allocate(decoder: torch.nn.Module, name: str, device: torch.device) -> torch.nn.Parameter:
     parent, _, kind = name.rpartition(".")
     owner = decoder.get_submodule(parent)
     parameter = torch.nn.Parameter(torch.empty_like(getattr(owner, kind), device=device), requires_grad=False)
@@ -75,8 +75,8 @@ def _take_memory(decoder: torch.nn.Module, name: str, device: torch.device) -> t
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A tensor of the checkpoint, turned as the model has it: a parameter of this shape, or the part at `index`."""
+class ParameterSlice:
+    """A tensor of the checkpoint, transposed as the model has it: a parameter of this shape, or the part at `index`."""
 
     tensor: torch.Tensor  # a view of the file, to be used before the next piece is asked for
     parameter: str
@@ -84,64 +84,66 @@ class Piece:
     index: Index
 
 
-def read_parameters(folder: Path, names: Collection[str]) -> Iterator[Piece]:
+def read_parameters(folder: Path, names: Collection[str]) -> Iterator[ParameterSlice]:
     """Yield all pieces of these parameters of the whole model; raises ModelLoadError as `load_decoder` does."""
     checkpoint, decoder = Checkpoint(folder), empty_decoder(folder)
     assert isinstance(decoder, torch.nn.Module)
-    places = {name: place for name, place in _places(decoder, checkpoint, folder).items() if place.parameter in names}
-    for name, tensor in checkpoint.tensors(places):
-        place = places[name]
-        shape, index = decoder.get_parameter(place.parameter).shape, () if place.index is None else place.index
-        yield Piece(tensor.T if place.is_transposed else tensor, place.parameter, shape, index)
+    slices = {
+        name: part for name, part in _match_tensors(decoder, checkpoint, folder).items() if part.parameter in names
+    }
+    for name, tensor in checkpoint.tensors(slices):
+        part = slices[name]
+        shape, index = decoder.get_parameter(part.parameter).shape, () if part.index is None else part.index
+        yield ParameterSlice(tensor.T if part.is_transposed else tensor, part.parameter, shape, index)
 
 
 def check_checkpoint(folder: Path) -> None:
     """Raise ModelLoadError for what `load_decoder` would refuse, in a moment and without reading any weight."""
     decoder = empty_decoder(folder)
     assert isinstance(decoder, torch.nn.Module)
-    _places(decoder, Checkpoint(folder), folder)
+    _match_tensors(decoder, Checkpoint(folder), folder)
 
 
-def empty_decoder(folder: Path, share: Shard = UNSHARDED) -> Decoder:
-    """Build the checkpoint's decoder, or one rank's share of it, on the meta device, where it has no weights."""
+def empty_decoder(folder: Path, shard: Shard = UNSHARDED) -> Decoder:
+    """Build the checkpoint's decoder, or one rank's shard of it, on the meta device, where it has no weights."""
     config = read_model_config(folder)
     try:
         with torch.device("meta"):
-            decoder = build_decoder(config)
+            decoder: Decoder = architecture_class(config.architecture)(config)
     except (KeyError, TypeError, ValueError) as error:  # of fields that only this architecture reads
         raise ModelLoadError(f"{folder / 'config.json'}: missing or wrong field: {error}") from None
-    shard(decoder, share)
+    shard_decoder(decoder, shard)
     return decoder
 
 
-def _places(decoder: torch.nn.Module, checkpoint: Checkpoint, folder: Path) -> dict[str, WeightPlace]:
-    """Match every tensor with its place before any is read: all shapes right, nothing lacking, nothing left over."""
-    parameters, needed = dict(decoder.named_parameters()), decoder.weight_places()  # type: ignore[operator]
-    places: dict[str, WeightPlace] = {}
+def _match_tensors(decoder: torch.nn.Module, checkpoint: Checkpoint, folder: Path) -> dict[str, CheckpointSlice]:
+    """Match every tensor with its slice of a parameter before any is read; raises ModelLoadError for any misfit."""
+    parameters, needed = dict(decoder.named_parameters()), decoder.checkpoint_slices()  # type: ignore[operator]
+    slices: dict[str, CheckpointSlice] = {}
     found: set[str] = set()
     for name in sorted(checkpoint.tensor_names):
         known_name = decoder.known_name(name)  # type: ignore[operator]
         if known_name is None:
             continue
-        if (place := needed.get(known_name)) is None:
-            raise ModelLoadError(f"{folder}: the model has no place for tensor {name}")
-        shape = _filled_part(parameters[place.parameter], place).shape
-        wanted = tuple(reversed(shape) if place.is_transposed else shape)
+        if (part := needed.get(known_name)) is None:
+            raise ModelLoadError(f"{folder}: the model has no parameter for tensor {name}")
+        shape = _slice_of(parameters[part.parameter], part).shape
+        wanted = tuple(reversed(shape) if part.is_transposed else shape)
         if checkpoint.shape(name) != wanted:
             raise ModelLoadError(f"{folder}: tensor {name} has shape {checkpoint.shape(name)}, expected {wanted}")
         if not checkpoint.dtype(name).is_floating_point:
             raise ModelLoadError(f"{folder}: tensor {name} has dtype {checkpoint.dtype(name)}, expected floating point")
-        places[name] = place
-        found |= place.instead_of or {known_name}
-    if lacking := sorted(name for name, place in needed.items() if not place.instead_of and name not in found):
+        slices[name] = part
+        found |= part.replaces or {known_name}
+    if lacking := sorted(name for name, part in needed.items() if not part.replaces and name not in found):
         raise ModelLoadError(
             f"{folder}: the checkpoint lacks {', '.join(lacking[:3])}{' and more' * (len(lacking) > 3)}"
         )
-    return places
+    return slices
 
 
-def _filled_part(parameter: torch.Tensor, place: WeightPlace) -> torch.Tensor:
-    return parameter if place.index is None else parameter[place.index]
+def _slice_of(parameter: torch.Tensor, part: CheckpointSlice) -> torch.Tensor:
+    return parameter if part.index is None else parameter[part.index]
 
 
 def torch_dtype(name: str, config: ModelConfig) -> torch.dtype:

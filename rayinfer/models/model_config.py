@@ -4,14 +4,28 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
-from rayinfer.models.architectures.known_architectures import check_architecture
+from rayinfer.models.architectures.registry import check_architecture
 from rayinfer.models.config_fields import RawConfig, count, flag, number
 from rayinfer.models.encoder_decoder_config import AnswerSettings, in_common_words, read_answer_settings
-from rayinfer.models.language_model_config import language_model_config
 from rayinfer.models.rope_settings import read_rope, stretched_length
+
+# Fields that published checkpoints leave to transformers' defaults, by their `model_type`.
+_FAMILY_DEFAULTS: Mapping[str, RawConfig] = MappingProxyType(
+    {
+        "gemma3_text": {
+            "vocab_size": 262_208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131_072,
+        }
+    }
+)
+_SHARED_FIELDS = ("dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +50,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"  # the checkpoint's own
     raw: RawConfig = field(default_factory=dict)  # all of config.json, for what a single architecture knows
-    answers: AnswerSettings | None = None  # of an encoder-decoder; the other fields tell its decoder's shape
+    answers: AnswerSettings | None = None  # of an encoder-decoder; the other fields are its decoder's shape
 
     @property
     def forced_end_token_id(self) -> int | None:
@@ -125,3 +139,18 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise ModelLoadError(f"{file}: not a JSON object")
     return raw
+
+
+def language_model_config(raw: RawConfig) -> RawConfig:
+    """Return `text_config` where there is one, as in models that read images, too; else all of `raw`.
+
+    The family's defaults are filled in. Raises ValueError when `text_config` is no object.
+    """
+    part = raw.get("text_config")
+    if part is None:
+        part = raw
+    if not isinstance(part, Mapping):
+        raise ValueError(f"text_config must be an object, got {part!r}")
+    shared = {name: raw[name] for name in _SHARED_FIELDS if name in raw}
+    elsewhere = {**_FAMILY_DEFAULTS.get(str(part.get("model_type")), {}), **shared}
+    return {**part, **{name: value for name, value in elsewhere.items() if part.get(name) is None}}

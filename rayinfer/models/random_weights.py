@@ -6,17 +6,17 @@ import torch
 
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.loader import empty_decoder
-from rayinfer.models.sharding import shard
+from rayinfer.models.sharding import shard_decoder
 from rayinfer.tensor_parallel import UNSHARDED, Shard
 
 SPREAD = 0.02  # what most models begin their training with
 
 
-def random_decoder(folder: Path, dtype: torch.dtype, device: torch.device, share: Shard = UNSHARDED) -> Decoder:
-    """Build the decoder of a config.json, or one rank's share, straight on the device; norms do nothing, biases too."""
+def random_decoder(folder: Path, dtype: torch.dtype, device: torch.device, shard: Shard = UNSHARDED) -> Decoder:
+    """Build the decoder of a config.json, or one rank's shard, straight on the device; norms do nothing, biases too."""
     decoder = empty_decoder(folder)
     assert isinstance(decoder, torch.nn.Module)
-    shard(decoder, share)
+    shard_decoder(decoder, shard)
     decoder.to(dtype).to_empty(device=device)
     generator = torch.Generator(device).manual_seed(0)
     with torch.inference_mode():

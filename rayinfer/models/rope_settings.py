@@ -53,7 +53,7 @@ def read_rope(raw: RawConfig, head_dim: int, *, layer_type: str | None = None) -
 
 
 def stretched_length(max_positions: int, rope: Mapping[str, Any]) -> int:
-    """The longest sequence that a scaling makes room for; at least max_positions, where sequences end by default."""
+    """The longest sequence that a scaling allows; at least max_positions, where sequences end by default."""
     if rope.get("rope_type") not in _STRETCHING or not rope.get("factor"):
         return max_positions
     return max(max_positions, int(rope["factor"] * rope.get(_ORIGINAL_LENGTH, max_positions)))
@@ -70,7 +70,7 @@ def _check(rope: Mapping[str, Any], head_dim: int) -> None:
     least = 4 if rope_type == "dynamic" else 2
     if not least <= rotary_dim <= head_dim or rotary_dim % 2:
         raise ValueError(
-            f"partial_rotary_factor must make an even number of a head's {head_dim} channels turn, at least {least};"
+            f"partial_rotary_factor must make an even number of a head's {head_dim} channels rotate, at least {least};"
             f" got {rope.get('partial_rotary_factor', 1.0)!r}"
         )
     if rope_type in ("yarn", "longrope"):

@@ -1,4 +1,4 @@
-"""Shards a decoder that has no weights yet: cuts it to one rank's part, and reports the cuts to the loader."""
+"""Sharding of a decoder without weights: it is cut to one rank's part, and the cuts are returned to the loader."""
 
 from collections.abc import Collection
 
@@ -10,21 +10,21 @@ from rayinfer.tensor_parallel import Shard
 
 
 class PPMissingLayer(torch.nn.Module):
-    """Stands for a module that is another rank's, so that all others keep their names."""
+    """Placeholder of a module of another rank, so that all others keep their names."""
 
 
-def shard(decoder: Decoder, share: Shard) -> dict[str, ShardSlice]:
-    """ShardSlice a decoder on the meta device down to this rank's part; returns how, for each parameter that is cut.
+def shard_decoder(decoder: Decoder, shard: Shard) -> dict[str, ShardSlice]:
+    """Cut a decoder on the meta device down to this rank's part; returns how, for each parameter that is cut.
 
     Raises ConfigError where there are too many ranks for the model.
     """
     assert isinstance(decoder, torch.nn.Module)
-    if share.is_whole:
+    if shard.is_whole:
         return {}
-    cuts = dict(decoder.take_shard(share))  # first: what it leaves out is not there any more
+    cuts = dict(decoder.take_shard(shard))  # first: modules that it leaves out are not visited below
     for path, module in list(decoder.named_modules()):
         if isinstance(module, Shardable) and path:
-            cuts |= {f"{path}.{name}": cut for name, cut in module.take_shard(share).items()}
+            cuts |= {f"{path}.{name}": cut for name, cut in module.take_shard(shard).items()}
     for name, cut in cuts.items():
         owner, _, kind = name.rpartition(".")
         kept = cut.of(decoder.get_parameter(name).data)
@@ -33,15 +33,15 @@ def shard(decoder: Decoder, share: Shard) -> dict[str, ShardSlice]:
 
 
 def leave_out(model: torch.nn.Module, modules: Collection[torch.nn.Module]) -> None:
-    """Put PPMissingLayer in the place of these modules, under whatever names the model has them."""
+    """Replace these modules by PPMissingLayer, under all names that the model has for them."""
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if any(child is module for module in modules):
                 setattr(parent, name, PPMissingLayer())
 
 
-def entry_name(share: Shard) -> str:
+def entry_name(shard: Shard) -> str:
     """Name a rank's shard in the cache; empty for the whole model."""
-    place = share.coordinates
-    size = f"{place.tensor_parallel_size}x{place.pipeline_parallel_size}"
-    return "" if share.is_whole else f";rank {place.rank} of {size}"
+    coordinates = shard.coordinates
+    size = f"{coordinates.tensor_parallel_size}x{coordinates.pipeline_parallel_size}"
+    return "" if shard.is_whole else f";rank {coordinates.rank} of {size}"

@@ -15,7 +15,7 @@ def checkpoint_digest(folder: Path, notes: Path) -> str:
     """Return the digest of config.json and of all weights.
 
     Which files had which digest is noted in the folder `notes`, so that files that have not changed since are not read
-    again: their size, the time of their last change and their place on the disk are compared.
+    again: their size, the time of their last change and their inode are compared.
     """
     files = [folder / "config.json", *weight_files(folder)]
     identity = xxhash.xxh3_128_hexdigest(json.dumps([_identity(file) for file in files]).encode())

@@ -7,7 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-INDEX_FILE = "index.json"  # written last, and touched with every use
+DATA_FILE = "weights.safetensors"  # touched with every use
+DATA_FILES = "weights.*"  # of earlier versions, too
 UNFINISHED = ".*.unfinished"
 
 
@@ -21,19 +22,19 @@ class PackedEntry:
 
 
 def list_entries(folder: Path) -> list[PackedEntry]:
-    """Return what a cache folder holds, the least recently used first."""
+    """List the entries of a cache folder, the least recently used first."""
     entries = []
-    for index in folder.glob(f"*/{INDEX_FILE}"):
+    for file in folder.glob(f"[!.]*/{DATA_FILES}"):
         with suppress(FileNotFoundError):  # deleted meanwhile
-            num_bytes = sum(file.stat().st_size for file in index.parent.iterdir())
-            entries.append(PackedEntry(key=index.parent.name, num_bytes=num_bytes, last_used_s=index.stat().st_mtime))
+            status = file.stat()
+            entries.append(PackedEntry(key=file.parent.name, num_bytes=status.st_size, last_used_s=status.st_mtime))
     return sorted(entries, key=lambda entry: (entry.last_used_s, entry.key))
 
 
 def note_use(entry: Path) -> None:
     """Make an entry the most recently used one; a folder that cannot be written keeps its order."""
     with suppress(OSError):
-        os.utime(entry / INDEX_FILE)
+        os.utime(entry / DATA_FILE)
 
 
 def shrink(folder: Path, max_bytes: int, *, keep: Collection[str] = ()) -> list[PackedEntry]:
@@ -48,8 +49,6 @@ def shrink(folder: Path, max_bytes: int, *, keep: Collection[str] = ()) -> list[
             break
         if entry.key in keep:
             continue
-        # The index goes first: what is left of an entry without it is no entry.
-        (folder / entry.key / INDEX_FILE).unlink(missing_ok=True)
         shutil.rmtree(folder / entry.key, ignore_errors=True)
         total -= entry.num_bytes
         deleted.append(entry)
@@ -57,6 +56,6 @@ def shrink(folder: Path, max_bytes: int, *, keep: Collection[str] = ()) -> list[
 
 
 def delete_unfinished(folder: Path) -> None:
-    """Delete what killed processes have begun to write; a process that still writes cannot keep its weights then."""
+    """Delete the unfinished entries of killed processes; a process that still writes cannot keep its weights then."""
     for unfinished in folder.glob(UNFINISHED):
         shutil.rmtree(unfinished, ignore_errors=True)

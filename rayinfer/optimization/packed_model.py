@@ -7,13 +7,13 @@ import torch
 
 from rayinfer.layers.matrix import Matrix
 from rayinfer.optimization.tensor_file import StoredTensors
+from rayinfer_kernels import ops
 from rayinfer_kernels.ops import PackedWeight
-from rayinfer_kernels.packed_weight import WeightFormat
 
 _PARTS = ("panels", "scales", "sums")
 
 
-def stored_model(model: torch.nn.Module) -> StoredTensors:
+def stored_model(model: Any) -> StoredTensors:
     """Name all that a model has loaded; nothing is copied."""
     tensors: dict[str, torch.Tensor] = dict(model.named_parameters())
     notes: dict[str, Any] = {}
@@ -30,6 +30,11 @@ def stored_model(model: torch.nn.Module) -> StoredTensors:
     return StoredTensors(tensors, notes)
 
 
+def packed_matrix(stored: StoredTensors, name: str) -> ops.PackedWeight:
+    """Return the packed matrix of this name."""
+    return _packed_weight(stored.notes[name], {part: stored.tensors.get(f"{name}.{part}") for part in _PARTS})
+
+
 def fill_model(model: torch.nn.Module, stored: StoredTensors) -> None:
     """Give a model on the meta device the tensors that `stored_model` named; nothing is copied."""
     left = dict(stored.tensors)
@@ -40,7 +45,7 @@ def fill_model(model: torch.nn.Module, stored: StoredTensors) -> None:
     for name, _ in list(model.named_parameters()):
         owner, _, kind = name.rpartition(".")
         setattr(model.get_submodule(owner), kind, torch.nn.Parameter(left.pop(name), requires_grad=False))
-    assert not left, f"no place for {', '.join(left)}"
+    assert not left, f"unexpected tensors {', '.join(left)}"
 
 
 def structure_of(model: torch.nn.Module) -> str:
@@ -56,7 +61,7 @@ def _packed_weight(note: Mapping[str, Any], parts: Mapping[str, torch.Tensor | N
     panels = parts["panels"]
     assert panels is not None
     return PackedWeight(
-        format=WeightFormat[note["format"]],
+        format=ops.WeightFormat[note["format"]],
         panels=panels,
         in_features=note["in_features"],
         out_features=note["out_features"],

@@ -10,35 +10,30 @@ from rayinfer.errors import ConfigError
 from rayinfer.layers.decoder_layer import DecoderLayer
 from rayinfer.layers.expert_linear import ExpertLinear
 from rayinfer.layers.matrix import Matrix
-from rayinfer.layers.rms_norm import RMSNorm
+from rayinfer.layers.norms import RMSNorm
 from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.loader import empty_decoder, load_decoder
-from rayinfer.models.sharding import shard
-from rayinfer.optimization.calibrated_weights import calibrated_weights
-from rayinfer.optimization.shared_weights import INPUTS, largest_by_output, part_of
+from rayinfer.models.sharding import shard_decoder
+from rayinfer.optimization.calibration import calibrated_weights
+from rayinfer.optimization.packed_model import packed_matrix
+from rayinfer.optimization.sharded_weights import INPUTS, largest_by_output, shard_of
 from rayinfer.optimization.smoothing import smooth_decoder
+from rayinfer.optimization.tensor_file import StoredTensors
 from rayinfer.tensor_parallel import UNSHARDED, Shard
-from rayinfer_kernels.packed_weight import WeightFormat
-from rayinfer_kernels.quantized_weight import (
-    QuantizedWeight,
-    pack_quantized,
-    quantize,
-    quantize_float8,
-    unpack_quantized,
-)
+from rayinfer_kernels import ops
 
 INT8_DYNAMIC, INT4, FP8 = "int8-dynamic", "int4", "fp8"
 # What is inside the layers, and what stands before and behind them: embedding and head.
-_LAYER_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
-    {"int8": WeightFormat.INT8, INT8_DYNAMIC: WeightFormat.INT8_DYNAMIC, INT4: WeightFormat.INT4_DYNAMIC}
+_LAYER_FORMATS: Mapping[str, ops.WeightFormat] = MappingProxyType(
+    {"int8": ops.WeightFormat.INT8, INT8_DYNAMIC: ops.WeightFormat.INT8_DYNAMIC, INT4: ops.WeightFormat.INT4_DYNAMIC}
 )
-_END_FORMATS: Mapping[str, WeightFormat] = MappingProxyType(
-    {"int8": WeightFormat.INT8, INT8_DYNAMIC: WeightFormat.INT8_DYNAMIC, INT4: WeightFormat.INT8_DYNAMIC}
+_END_FORMATS: Mapping[str, ops.WeightFormat] = MappingProxyType(
+    {"int8": ops.WeightFormat.INT8, INT8_DYNAMIC: ops.WeightFormat.INT8_DYNAMIC, INT4: ops.WeightFormat.INT8_DYNAMIC}
 )
 
 
-def load_float8_decoder(folder: Path, dtype: torch.dtype, device: torch.device, share: Shard = UNSHARDED) -> Decoder:
+def load_float8_decoder(folder: Path, dtype: torch.dtype, device: torch.device, shard: Shard = UNSHARDED) -> Decoder:
     """Load a checkpoint onto a GPU; a matrix of its layers is rounded to e4m3 as soon as it is there.
 
     So no more than one of them is ever held in `dtype`. Embedding and head stay as they are. A rank of several scales
@@ -49,9 +44,9 @@ def load_float8_decoder(folder: Path, dtype: torch.dtype, device: torch.device, 
         name, _, kind = parameter.rpartition(".")
         matrix = decoder.get_submodule(name)
         if kind == "weight" and isinstance(matrix, Matrix) and _is_within(name, _layer_names(decoder)):
-            matrix.use_packed(quantize_float8(matrix.weight, is_gated=matrix.is_gated))
+            matrix.use_packed(ops.quantize_float8(matrix.weight, is_gated=matrix.is_gated))
 
-    return load_decoder(folder, dtype, device, share, when_filled=round_matrix)
+    return load_decoder(folder, dtype, device, shard, when_filled=round_matrix)
 
 
 def check_can_quantize(decoder: object, quantization: str) -> None:
@@ -72,64 +67,60 @@ def quantize_decoder(decoder: torch.nn.Module, quantization: str, folder: Path, 
     formats = matrix_formats(decoder, quantization)
     to_calibrate = _with_four_bits(formats)
     found = calibrated_weights(folder, dtype, to_calibrate) if to_calibrate else {}
-    _replace_matrices(decoder, formats, lambda name, weight: found.pop(name, None) or quantize(weight, formats[name]))
+    _replace_matrices(
+        decoder, formats, lambda name, weight: found.pop(name, None) or ops.quantize(weight, formats[name])
+    )
 
 
-def quantize_share(
+def quantize_shard(
     decoder: torch.nn.Module,
     quantization: str,
     folder: Path,
     dtype: torch.dtype,
-    share: Shard,
-    whole: Callable[[], Decoder],
+    shard: Shard,
+    whole: Callable[[], StoredTensors],
 ) -> None:
-    """Do the same to one rank's share: its numbers are those that the whole model's matrices have there.
+    """Do the same to one rank's shard: its numbers are those that the whole model's matrices have there.
 
-    Where rows get eight bits, too, they are found for the whole model only: so they are taken, with its norms, from the
-    one that `whole` returns.
+    Where rows get eight bits, too, they are found for the whole model only: so they are cut, with its norms, from the
+    packed tensors that `whole` returns.
     """
-    formats, cuts = matrix_formats(decoder, quantization), shard(empty_decoder(folder), share)
-    calibrated = whole() if any(format.is_dynamic for format in formats.values()) else None
-    assert calibrated is None or isinstance(calibrated, torch.nn.Module)
-    cut_inputs = [name for name in formats if (cut := cuts.get(f"{name}.weight")) and cut.axis == INPUTS]
-    largest = largest_by_output(folder, cut_inputs, dtype) if calibrated is None else {}
-    if calibrated is not None:
-        _copy_norms(decoder, calibrated)
-
-    def choose(name: str, weight: torch.Tensor) -> QuantizedWeight:
-        if calibrated is None:
-            return quantize(weight, formats[name], largest.get(name))
-        matrix = calibrated.get_submodule(name)
-        assert isinstance(matrix, Matrix)
-        assert matrix.packed is not None
-        return part_of(unpack_quantized(matrix.packed), cuts.get(f"{name}.weight"))
-
-    _replace_matrices(decoder, formats, choose)
+    formats, cuts = matrix_formats(decoder, quantization), shard_decoder(empty_decoder(folder), shard)
+    if not any(format.is_dynamic for format in formats.values()):
+        cut_inputs = [name for name in formats if (cut := cuts.get(f"{name}.weight")) and cut.axis == INPUTS]
+        largest = largest_by_output(folder, cut_inputs, dtype)
+        _replace_matrices(decoder, formats, lambda name, weight: ops.quantize(weight, formats[name], largest.get(name)))
+        return
+    packed = whole()
+    _copy_norms(decoder, packed.tensors)
+    _replace_matrices(
+        decoder,
+        formats,
+        lambda name, _: shard_of(ops.unpack_quantized(packed_matrix(packed, name)), cuts.get(f"{name}.weight")),
+    )
 
 
 @torch.no_grad()
-def _copy_norms(decoder: torch.nn.Module, whole: torch.nn.Module) -> None:
+def _copy_norms(decoder: torch.nn.Module, whole: Mapping[str, torch.Tensor]) -> None:
     for name, module in decoder.named_modules():
         if isinstance(module, RMSNorm):
-            norm = whole.get_submodule(name)
-            assert isinstance(norm, RMSNorm)
-            module.weight.copy_(norm.weight)
+            module.weight.copy_(whole[f"{name}.weight"])
 
 
-def _with_four_bits(formats: Mapping[str, WeightFormat]) -> list[str]:
-    return [name for name, format in formats.items() if format is WeightFormat.INT4_DYNAMIC]
+def _with_four_bits(formats: Mapping[str, ops.WeightFormat]) -> list[str]:
+    return [name for name, format in formats.items() if format is ops.WeightFormat.INT4_DYNAMIC]
 
 
 def _replace_matrices(
-    decoder: torch.nn.Module, names: Iterable[str], choose: Callable[[str, torch.Tensor], QuantizedWeight]
+    decoder: torch.nn.Module, names: Iterable[str], choose: Callable[[str, torch.Tensor], ops.QuantizedWeight]
 ) -> None:
     for name in names:
         matrix = decoder.get_submodule(name)
         assert isinstance(matrix, Matrix)
-        matrix.use_packed(pack_quantized(choose(name, matrix.weight), is_gated=matrix.is_gated))
+        matrix.use_packed(ops.pack_quantized(choose(name, matrix.weight), is_gated=matrix.is_gated))
 
 
-def matrix_formats(decoder: torch.nn.Module, quantization: str) -> dict[str, WeightFormat]:
+def matrix_formats(decoder: torch.nn.Module, quantization: str) -> dict[str, ops.WeightFormat]:
     """Return the format of every matrix by name."""
     layers = _layer_names(decoder)
     in_layer, at_end = _LAYER_FORMATS[quantization], _END_FORMATS[quantization]

@@ -2,7 +2,7 @@
 
 import torch
 
-from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.paged_attention import AttentionBatch
 from rayinfer.models.decoder import Decoder
 from rayinfer_kernels import ops
 

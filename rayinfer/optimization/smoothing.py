@@ -1,4 +1,4 @@
-"""Moves outlier scales of a product's inputs from the rows to the weight (SmoothQuant, Xiao et al. 2022).
+"""SmoothQuant (Xiao et al. 2022): outlier scales of a product's inputs move from the rows to the weight.
 
 A row has one scale, so a few inputs that are always large leave few steps to the others. They are divided by a power of
 two where they come from, the norm or the half of the feed-forward that is gated, and their weights are multiplied by
@@ -15,19 +15,16 @@ import torch.nn.functional as F
 from rayinfer.layers.decoder_layer import PreNormLayer
 from rayinfer.layers.gated_mlp import GatedMLP
 from rayinfer.layers.linear import FusedLinear, Linear, StackedLinear
-from rayinfer.layers.rms_norm import RMSNorm
+from rayinfer.layers.norms import RMSNorm
 from rayinfer.layers.self_attention import SelfAttention
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.loader import load_decoder
-from rayinfer.optimization.calibrated_weights import own_text
+from rayinfer.optimization.calibration import own_text
 from rayinfer.optimization.sequence_batches import SequenceBatches
 from rayinfer_kernels import ops
-from rayinfer_kernels.packed_weight import WeightFormat
-from rayinfer_kernels.quantized_weight import quantize
-from rayinfer_kernels.reference.quantized_rows import quantize_rows
 
 SMOOTHING_VERSION = 1  # raise it when weights are smoothed in another way: packed ones are kept on the disk
-SHARES = (0, 0.35, 0.5, 0.6, 0.7, 0.8)  # of the spread between inputs that may go over to the weight
+FRACTIONS = (0, 0.35, 0.5, 0.6, 0.7, 0.8)  # of the spread between inputs that may move to the weight
 USUAL = 0.99  # of the rows are not above what counts as an input's usual size
 STEP = 3  # of the rows, one in so many is computed with every choice
 MOST, TINY = 8, 1e-12
@@ -74,9 +71,12 @@ def choose_scales(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     least = torch.tensor(torch.inf)
     usual = x.abs().kthvalue(max(1, int(len(x) * USUAL)), 0).values
     for largest in (x.abs().amax(0), usual):
-        for share in SHARES:
-            scales = _powers_of_two(largest, largest_weights, share)
-            rows, columns = quantize_rows(some / scales), quantize(weight * scales, WeightFormat.INT8_DYNAMIC)
+        for fraction in FRACTIONS:
+            scales = _powers_of_two(largest, largest_weights, fraction)
+            rows, columns = (
+                ops.quantize_rows(some / scales),
+                ops.quantize(weight * scales, ops.WeightFormat.INT8_DYNAMIC),
+            )
             product = (rows.q * rows.scales) @ columns.dequantize().T
             error = ((product - wanted).square().sum(-1) / sizes).mean()
             if error < least:
@@ -84,11 +84,11 @@ def choose_scales(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return best
 
 
-def _powers_of_two(inputs: torch.Tensor, weights: torch.Tensor, share: float) -> torch.Tensor:
+def _powers_of_two(inputs: torch.Tensor, weights: torch.Tensor, fraction: float) -> torch.Tensor:
     is_used = (inputs > TINY) & (weights > TINY)
-    if share == 0 or not is_used.any():
+    if fraction == 0 or not is_used.any():
         return torch.ones_like(inputs)
-    wanted = share * inputs.clamp_min(TINY).log2() - (1 - share) * weights.clamp_min(TINY).log2()
+    wanted = fraction * inputs.clamp_min(TINY).log2() - (1 - fraction) * weights.clamp_min(TINY).log2()
     return torch.where(is_used, (wanted - wanted[is_used].mean()).round().clamp(-MOST, MOST), 0.0).exp2()
 
 
@@ -96,8 +96,8 @@ def _powers_of_two(inputs: torch.Tensor, weights: torch.Tensor, share: float) ->
 def _find_scales(decoder: Decoder, names: Iterable[str], token_ids: torch.Tensor) -> dict[str, torch.Tensor]:
     """Choose the scales of the named linear layers by token_ids [num_sequences, length]; the decoder is used up."""
     assert isinstance(decoder, torch.nn.Module)
-    watching = {name: _Watching(decoder.get_submodule(name)) for name in names}
-    for name, module in watching.items():
+    observers = {name: _ScaleObserver(decoder.get_submodule(name)) for name in names}
+    for name, module in observers.items():
         parent, _, child = name.rpartition(".")
         setattr(decoder.get_submodule(parent), child, module)
     num_sequences, length = token_ids.shape
@@ -105,11 +105,11 @@ def _find_scales(decoder: Decoder, names: Iterable[str], token_ids: torch.Tensor
     decoder.prepare(dtype, _CPU, length)
     batches = SequenceBatches(decoder, dtype, num_sequences, length, shares_memory=True)
     decoder.forward(token_ids.to(torch.int32).flatten(), batches.step(0, length))
-    return {name: module.scales.clone() for name, module in watching.items()}
+    return {name: module.scales.clone() for name, module in observers.items()}
 
 
-class _Watching(torch.nn.Module):
-    """Stands in a linear layer's place and chooses the scales of its inputs when they come."""
+class _ScaleObserver(torch.nn.Module):
+    """Replacement of a linear layer that chooses the scales of its inputs when they come."""
 
     packed_linear = None  # so the decoder computes layer by layer
 

@@ -1,7 +1,8 @@
-"""Tensors in one raw file beside an index, written once and mapped into memory by every process that needs them."""
+"""Tensors in one safetensors file, written once and mapped into memory by every process that needs them."""
 
 import json
 import mmap
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,15 @@ from typing import Any
 import torch
 import xxhash
 
-from rayinfer.optimization.packed_entries import INDEX_FILE
+from rayinfer.errors import ModelLoadError
+from rayinfer.models.checkpoints.checkpoint import TORCH_DTYPES
+from rayinfer.models.checkpoints.safetensors_header import LENGTH_BYTES, TensorEntry, read_safetensors_header
+from rayinfer.optimization.packed_entries import DATA_FILE
 
-DATA_FILE = "weights.bin"
 ALIGNMENT = 64  # bytes, a line of the processor's cache
 BYTES_AT_ONCE = 16 << 20
+_FORMAT_DTYPES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+_NO_DIGEST = "0" * 32  # in the header while the digest of header and data is computed
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,58 +36,64 @@ class StoredTensors:
 
 
 def write_tensors(folder: Path, stored: StoredTensors) -> None:
-    """Fill an existing, empty folder; raises OSError where there is no room."""
-    digest, position, entries = xxhash.xxh3_128(), 0, {}
+    """Write the file into an existing folder; raises OSError where the disk is full."""
+    # Whole cache lines first: the format has no gaps, and so all of these begin on one.
+    tensors = dict(sorted(stored.tensors.items(), key=lambda item: item[1].nbytes % ALIGNMENT != 0))
+    header = _header(tensors, stored.notes, _NO_DIGEST)
+    digest = xxhash.xxh3_128(header)
     with (folder / DATA_FILE).open("wb") as stream:
-        for name, tensor in stored.tensors.items():
-            padding = -position % ALIGNMENT
-            position += padding
-            entries[name] = {
-                "dtype": str(tensor.dtype).removeprefix("torch."),
-                "shape": list(tensor.shape),
-                "start": position,
-            }
-            position += tensor.nbytes
+        stream.write(header)
+        for tensor in tensors.values():
             data: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-            for piece in (
-                bytes(padding),
-                *(data[at : at + BYTES_AT_ONCE] for at in range(0, len(data), BYTES_AT_ONCE)),
-            ):
+            for start in range(0, len(data), BYTES_AT_ONCE):
+                piece = data[start : start + BYTES_AT_ONCE]
                 stream.write(piece)
                 digest.update(piece)
-    contents = {"bytes": position, "digest": digest.hexdigest(), "tensors": entries, "notes": dict(stored.notes)}
-    # The index vouches for the data, and its own digest for the index.
-    index = {"digest": _digest_of(contents), "contents": contents}
-    (folder / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
+        stream.seek(0)
+        stream.write(_header(tensors, stored.notes, digest.hexdigest()))
 
 
 def read_tensors(folder: Path) -> StoredTensors | None:
-    """Map what `write_tensors` wrote; None where it is not there or not what it was.
+    """Map what `write_tensors` wrote; None where it is missing or damaged.
 
     The tensors are views of the file, whose pages all processes share. What is written into a tensor stays in this
     process. The whole file is read, to be compared with its digest, which also brings its pages into memory.
     """
+    file = folder / DATA_FILE
     try:
-        index = json.loads((folder / INDEX_FILE).read_bytes())
-        contents = index["contents"]
-        if index["digest"] != _digest_of(contents):
-            return None
-        with (folder / DATA_FILE).open("rb") as stream:
+        entries = read_safetensors_header(file)
+        with file.open("rb") as stream:
             mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-    except (OSError, ValueError, KeyError, TypeError):
+        header = mapped[: LENGTH_BYTES + struct.unpack_from("<Q", mapped)[0]]
+        metadata = json.loads(header[LENGTH_BYTES:])["__metadata__"]
+        digest = xxhash.xxh3_128(header.replace(metadata["digest"].encode(), _NO_DIGEST.encode(), 1))
+        notes = json.loads(metadata["notes"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ModelLoadError):
         return None
-    if len(mapped) != contents["bytes"] or xxhash.xxh3_128_hexdigest(mapped) != contents["digest"]:
+    with memoryview(mapped) as view, view[len(header) :] as data:
+        digest.update(data)
+    if digest.hexdigest() != metadata["digest"]:
         return None
-    tensors = {name: _view(mapped, entry) for name, entry in contents["tensors"].items()}
-    return StoredTensors(tensors, contents["notes"])
+    return StoredTensors({name: _view(mapped, entry) for name, entry in entries.items()}, notes)
 
 
-def _view(mapped: mmap.mmap, entry: Mapping[str, Any]) -> torch.Tensor:
-    dtype, shape = getattr(torch, entry["dtype"]), torch.Size(entry["shape"])
+def _header(tensors: Mapping[str, torch.Tensor], notes: Mapping[str, Any], digest: str) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"digest": digest, "notes": json.dumps(dict(notes))}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": _FORMAT_DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-(len(encoded) + LENGTH_BYTES) % ALIGNMENT)
+    return struct.pack("<Q", len(encoded)) + encoded
+
+
+def _view(mapped: mmap.mmap, entry: TensorEntry) -> torch.Tensor:
+    dtype, shape = TORCH_DTYPES[entry.dtype], torch.Size(entry.shape)
     if shape.numel() == 0:
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(mapped, dtype=dtype, count=shape.numel(), offset=entry["start"]).view(shape)
-
-
-def _digest_of(contents: Mapping[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(contents, sort_keys=True).encode())
+    return torch.frombuffer(mapped, dtype=dtype, count=shape.numel(), offset=entry.start).view(shape)

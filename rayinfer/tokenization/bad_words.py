@@ -5,25 +5,25 @@ from collections.abc import Callable
 from rayinfer.errors import InvalidParameter
 from rayinfer.tokenization.tokenizer import Tokenizer
 
-Speller = Callable[[str], list[tuple[int, ...]]]
+BadWordTokenizer = Callable[[str], list[tuple[int, ...]]]
 
 
-def speller(tokenizer: Tokenizer) -> Speller:
+def bad_word_tokenizer(tokenizer: Tokenizer) -> BadWordTokenizer:
     """Make a function that tokenises a word alone, behind a space and behind a new line.
 
     A model could still generate it by other, smaller tokens.
     """
 
-    def spell(word: str) -> list[tuple[int, ...]]:
+    def tokenize(word: str) -> list[tuple[int, ...]]:
         bare = word.lstrip(" ") or word
         behind_newline, newline = _encode(f"\n{bare}", tokenizer), _encode("\n", tokenizer)
-        spellings = [_encode(bare, tokenizer), _encode(f" {bare}", tokenizer)]
+        sequences = [_encode(bare, tokenizer), _encode(f" {bare}", tokenizer)]
         if behind_newline[: len(newline)] == newline:  # else the new line has merged with the word
-            # SentencePiece puts a space before every text: only so does it spell a word without one.
-            spellings.append(behind_newline[len(newline) :])
-        return [spelling for spelling in spellings if spelling]
+            # SentencePiece puts a space before every text: only so is a word encoded without one.
+            sequences.append(behind_newline[len(newline) :])
+        return [sequence for sequence in sequences if sequence]
 
-    return spell
+    return tokenize
 
 
 def _encode(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:

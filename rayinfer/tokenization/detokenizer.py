@@ -16,7 +16,7 @@ class Detokenized(NamedTuple):
     """Text that one more token adds.
 
     Uncertain text may turn into replacement characters when the run of byte tokens it comes from proves broken. A
-    certain answer confirms the uncertain text before it, or, when it `retracts`, takes that text's place.
+    certain answer confirms the uncertain text before it, or, when it `retracts`, replaces that text.
     """
 
     text: str
@@ -32,11 +32,11 @@ class Detokenizer(Protocol):
     """The text of one growing sequence of token ids."""
 
     def step(self, token_id: int) -> Detokenized:
-        """Take the next token."""
+        """Add the next token."""
         ...
 
     def flush(self) -> Detokenized:
-        """Give up what was held back: no token follows."""
+        """Return what was held back: no token follows."""
         ...
 
 
@@ -160,7 +160,7 @@ class PieceDetokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("strict")
 
     def step(self, token_id: int) -> Detokenized:
-        """Take the next token."""
+        """Add the next token."""
         if token_id in self._skipped:
             return NOTHING_YET if self._num_bytes else NOTHING
         byte = self._tables.byte_of(token_id)
@@ -249,7 +249,7 @@ def is_piecewise(steps: Sequence[Mapping[str, Any]]) -> bool:
     kinds = [step["type"] for step in steps]
     fused = kinds.index("Fuse") if "Fuse" in kinds else len(kinds)
     if "ByteFallback" in kinds[: max(fused - 1, 0)]:
-        return False  # further steps would change what a run of bytes says
+        return False  # further steps would change the text of a run of bytes
     strips_at_most_one = all(
         step["type"] == "Strip" and step["start"] <= 1 and not step["stop"] for step in steps[fused + 1 :]
     )

@@ -23,12 +23,12 @@ class LongestToken:
     """A length that no token exceeds."""
 
     num_chars: int
-    unspelled: str = ""  # characters that the vocabulary lacks: they may become no token at all
+    unencodable: str = ""  # characters that the vocabulary lacks: they may become no token at all
 
     def least_num_tokens(self, text: str) -> int:
         """Return how many tokens a text has at least."""
-        num_unspelled = sum(text.count(character) for character in self.unspelled)
-        return math.ceil((len(text) - num_unspelled) / self.num_chars)
+        num_unencodable = sum(text.count(character) for character in self.unencodable)
+        return math.ceil((len(text) - num_unencodable) / self.num_chars)
 
 
 def find_longest_token(backend: Backend) -> LongestToken | None:
@@ -37,18 +37,18 @@ def find_longest_token(backend: Backend) -> LongestToken | None:
     normalizers = _steps(settings["normalizer"], "normalizers")
     pre_tokenizers = _steps(settings["pre_tokenizer"], "pretokenizers")
     added, model = settings["added_tokens"], settings["model"]
-    unspelled = _unspelled(model, [*normalizers, *pre_tokenizers])
+    unencodable = _unencodable(model, [*normalizers, *pre_tokenizers])
     keeps_all = (
         all(_keeps_all_characters(step) for step in normalizers)
         and all(_keeps_all_text(step) for step in pre_tokenizers)
         and not any(token["lstrip"] or token["rstrip"] for token in added)
     )
-    if unspelled is None or not keeps_all:
+    if unencodable is None or not keeps_all:
         return None
     # In a byte-level vocabulary a character is a byte, and no character of a text has less than one.
     longest = max(len(token) for token in (*model["vocab"], *(token["content"] for token in added)))
     composes = any(step["type"] in _COMPOSING_NORMALIZERS for step in normalizers)
-    return LongestToken(longest * _CHARS_PER_COMPOSED if composes else longest, unspelled)
+    return LongestToken(longest * _CHARS_PER_COMPOSED if composes else longest, unencodable)
 
 
 def _steps(step: Mapping[str, Any] | None, members: str) -> list[Mapping[str, Any]]:
@@ -72,7 +72,7 @@ def _keeps_all_text(pre_tokenizer: Mapping[str, Any]) -> bool:
     return bool(pre_tokenizer["type"] in _PRE_TOKENIZERS_THAT_KEEP_ALL)
 
 
-def _unspelled(model: Mapping[str, Any], steps: list[Mapping[str, Any]]) -> str | None:
+def _unencodable(model: Mapping[str, Any], steps: list[Mapping[str, Any]]) -> str | None:
     """List the characters that byte-wise tokenization may lose; None when it is not byte-wise or may lose more."""
     if model["type"] != "BPE":
         return None

@@ -11,15 +11,15 @@ from tokenizers import Tokenizer as Backend
 from rayinfer.errors import InvalidParameter, ModelLoadError
 from rayinfer.tokenization.detokenizer import DecoderTables, Detokenizer
 from rayinfer.tokenization.longest_token import find_longest_token
-from rayinfer.tokenization.marian_spelling import (
+from rayinfer.tokenization.marian_tokenizer import (
     MARIAN_SPECIAL_TOKENS,
-    MarianSpellings,
+    MarianTokenizers,
     answer_backend,
     is_marian_folder,
-    read_marian_spellings,
+    read_marian_tokenizers,
     read_vocabulary,
 )
-from rayinfer.tokenization.token_spelling import SpelledToken, TokenSpelling
+from rayinfer.tokenization.token_texts import TokenText, TokenTexts
 
 LONG_TEXT_CHARS = 8192  # tokenising more takes milliseconds, for which other threads should not have to wait
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -37,17 +37,17 @@ class Tokenizer:
         backend: Backend,
         special_tokens: Mapping[str, str] | None = None,
         *,
-        spellings: MarianSpellings | None = None,
+        marian: MarianTokenizers | None = None,
         answers_begin_anew: bool = False,
     ) -> None:
         self._backend = backend
-        self._spellings = spellings
+        self._marian = marian
         self._answers_begin_anew = answers_begin_anew
         self._special_tokens = dict(special_tokens or {})
         self._special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self._tables = DecoderTables(backend, self._special_ids)
-        self._spelling = TokenSpelling(self._tables)
-        self._longest_token = find_longest_token(backend) if spellings is None else None
+        self._token_texts = TokenTexts(self._tables)
+        self._longest_token = find_longest_token(backend) if marian is None else None
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -55,8 +55,8 @@ class Tokenizer:
         settings = read_tokenizer_config(folder)
         if is_marian_folder(folder):
             vocabulary, special = read_vocabulary(folder), MARIAN_SPECIAL_TOKENS | special_tokens(settings)
-            spellings = read_marian_spellings(folder, vocabulary, special)
-            return cls(answer_backend(vocabulary, special), special, spellings=spellings, answers_begin_anew=True)
+            marian = read_marian_tokenizers(folder, vocabulary, special)
+            return cls(answer_backend(vocabulary, special), special, marian=marian, answers_begin_anew=True)
         backend = _read_backend(folder / "tokenizer.json")
         try:
             _add_tokens(backend, settings)
@@ -82,8 +82,8 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             found = f"a lone surrogate, U+{ord(text[error.start]):04X} at position {error.start}"
             raise InvalidParameter(f"a prompt must be valid Unicode, got {found}", "prompt") from error
-        if self._spellings is not None:
-            return self._spellings.source.encode(text, add_special_tokens=add_special_tokens)
+        if self._marian is not None:
+            return self._marian.source.encode(text, add_special_tokens=add_special_tokens)
         if len(text) <= LONG_TEXT_CHARS:
             return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         # Of the library's ways to the same ids only those for batches let go of the interpreter's lock.
@@ -93,9 +93,9 @@ class Tokenizer:
 
     def encode_answer(self, text: str) -> list[int]:
         """Turn text into the token ids that it has in an answer, without special tokens around it."""
-        if self._spellings is None:
+        if self._marian is None:
             return self.encode(text, add_special_tokens=False)
-        return self._spellings.target.encode(text, add_special_tokens=False)
+        return self._marian.target.encode(text, add_special_tokens=False)
 
     def least_num_tokens(self, text: str) -> int:
         """Return a number of tokens that a text surely has, without tokenising it; 0 where that is not known."""
@@ -106,13 +106,13 @@ class Tokenizer:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def detokenizer(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
-        """Begin to turn the tokens that follow a prompt into text, one at a time."""
+        """Begin to detokenise the tokens that follow a prompt, one at a time."""
         context = () if self._answers_begin_anew else prompt_token_ids
         return self._tables.start(context, skip_special_tokens=skip_special_tokens)
 
-    def spell(self, token_id: int) -> SpelledToken:
+    def token_text(self, token_id: int) -> TokenText:
         """Return a single token's text as it reads behind others, special ones included."""
-        return self._spelling.spell(token_id)
+        return self._token_texts.read(token_id)
 
     @property
     def vocab_size(self) -> int:

@@ -22,6 +22,10 @@ def test_ray_is_imported_only_where_it_belongs(sources):
     assert rules.stray_ray_imports(sources) == []
 
 
+def test_kernels_are_imported_by_their_front(sources):
+    assert rules.kernel_internals(sources) == []
+
+
 def test_every_neighbour_that_is_allowed_is_used_and_only_one_way(sources):
     used = rules.used_neighbours(sources)
     assert set(house.NEIGHBOURS) <= used

@@ -89,6 +89,29 @@ def test_a_package_whose_name_only_begins_like_ray_is_not_ray(sources_of):
     assert rules.stray_ray_imports(sources_of({"rayinfer/llm.py": "from rayinfer.engine import engine\n"})) == []
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from rayinfer_kernels.packed_weight import WeightFormat\n",
+        "from rayinfer_kernels import reference\n",
+        "from importlib import import_module\nimport_module('rayinfer_kernels.gpu.decode_attention')\n",
+    ],
+)
+def test_an_import_past_the_front_of_the_kernels_is_caught(sources_of, text):
+    files = {
+        "rayinfer/layers/linear.py": text,
+        "rayinfer/benchmark/gpu/decode.py": text,
+        "rayinfer_kernels/reference/__init__.py": text,
+    }
+    complaints = rules.kernel_internals(sources_of(files))
+    assert [complaint.split()[0] for complaint in complaints] == ["rayinfer.layers.linear"]
+
+
+def test_the_front_of_the_kernels_may_be_imported(sources_of):
+    text = "import rayinfer_kernels\nfrom rayinfer_kernels import ops\nfrom rayinfer_kernels.ops import linear\n"
+    assert rules.kernel_internals(sources_of({"rayinfer/layers/linear.py": text})) == []
+
+
 def test_an_import_inside_a_function_is_caught_except_in_the_command_line(sources_of):
     late = "def f():\n    import json\n    return json\n"
     sources = sources_of(

@@ -6,13 +6,13 @@ import torch
 from rayinfer.benchmark.studies.quality.texts import count_shared_windows, quality_texts
 from rayinfer.models.checkpoints.embedded_models import EMBEDDED_MODELS
 from rayinfer.models.checkpoints.sources import resolve_model
-from rayinfer.optimization import calibrated_weights, smoothing
-from rayinfer.optimization.calibrated_weights import own_text
+from rayinfer.optimization import calibration, smoothing
+from rayinfer.optimization.calibration import own_text
 
 pytestmark = pytest.mark.models
 
 
-@pytest.mark.parametrize("purpose", [calibrated_weights, smoothing], ids=["four bits", "smoothing"])
+@pytest.mark.parametrize("purpose", [calibration, smoothing], ids=["four bits", "smoothing"])
 @pytest.mark.parametrize("name", list(EMBEDDED_MODELS))
 def test_text_that_quality_is_measured_on_shares_no_32_tokens_with_text_of_calibration(name, purpose):
     folder = resolve_model(name)

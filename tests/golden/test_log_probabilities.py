@@ -30,7 +30,7 @@ def reference(folder):
 
 
 def settings_of(index):
-    """Some draw, some do not, and nothing that changes the choice changes what is told of it."""
+    """Some draw, some do not, and nothing that changes the choice changes its logprobs."""
     further = [
         {},
         {"temperature": 0.0},

@@ -1,4 +1,4 @@
-"""The mixed requests where decoding steps are recorded, with fake graphs: everybody gets what it got alone."""
+"""The mixed requests where decoding steps are recorded, with fake graphs: each request gets what it got alone."""
 
 import itertools
 from dataclasses import replace

@@ -100,7 +100,7 @@ def test_products_take_what_fits_their_weight(kernels):
         partial(multiply, x, gated, None),
         partial(kernels.packed_gated_linear, x, weight, None, "silu"),
         partial(kernels.packed_gated_linear, x, gated, torch.randn(20), "silu"),
-        partial(kernels.packed_grouped_linear, x, weight, torch.tensor([0, 3, 3])),
+        partial(kernels.packed_grouped_gemm, x, weight, torch.tensor([0, 3, 3])),
     ):
         with pytest.raises(ValueError):
             call()
@@ -112,15 +112,15 @@ def test_products_take_what_fits_their_weight(kernels):
 @pytest.mark.parametrize("starts", [[0, 3], [0, 3, FAR], [-FAR, 3, 3], [0, 1, 2], [0, 4, 3], [1, 2, 3]])
 def test_groups_are_of_the_rows_that_are_there(kernels, starts):
     with pytest.raises(ValueError, match="group_starts"):
-        kernels.packed_grouped_linear(torch.randn(3, 8), pack(torch.randn(2, 4, 8)), torch.tensor(starts))
+        kernels.packed_grouped_gemm(torch.randn(3, 8), pack(torch.randn(2, 4, 8)), torch.tensor(starts))
 
 
 @pytest.mark.parametrize("index", [40, FAR, -1, -FAR])
 def test_rows_are_taken_only_of_those_that_are_there(kernels, index):
-    with pytest.raises(IndexError, match="40 places"):
-        kernels.packed_rows(pack(torch.randn(40, 8)), torch.tensor([index]), torch.float32)
-    with pytest.raises(IndexError, match="40 places"):
-        kernels.combine_rows(torch.randn(40, 8), torch.tensor([[0, index]]), torch.ones(1, 2))
+    with pytest.raises(IndexError, match=r"outside \[0, 40\)"):
+        kernels.packed_embedding(pack(torch.randn(40, 8)), torch.tensor([index]), torch.float32)
+    with pytest.raises(IndexError, match=r"outside \[0, 40\)"):
+        kernels.moe_combine(torch.randn(40, 8), torch.tensor([[0, index]]), torch.ones(1, 2))
 
 
 def test_what_works_on_rows_takes_parameters_of_their_width(kernels):
@@ -133,10 +133,10 @@ def test_what_works_on_rows_takes_parameters_of_their_width(kernels):
             partial(kernels.layer_norm, x, torch.randn(64), weight, 1e-5),
             partial(kernels.rotary_embedding, x[:, None], weight[None], weight[None]),
             partial(kernels.add_rms_norm, x, torch.zeros(1, 64), torch.randn(64), 1e-5),
-            partial(kernels.combine_rows, x, torch.zeros(9, 2), weight[None]),
+            partial(kernels.moe_combine, x, torch.zeros(9, 2), weight[None]),
             partial(kernels.silu_and_mul, x[:, :63]),
             partial(kernels.gelu, x[None]),
-            partial(kernels.row_max, x[0]),
+            partial(kernels.argmax, x[0]),
         ):
             with pytest.raises(ValueError):
                 call()

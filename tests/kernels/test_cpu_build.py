@@ -64,7 +64,7 @@ def test_two_processes_at_once_compile_once(tmp_path, library):
     assert runs_of(tmp_path) == 1
 
 
-def test_each_compiled_source_is_told_and_a_library_from_the_cache_tells_nothing(tmp_path, library):
+def test_progress_is_reported_per_compiled_source_and_not_for_cached_libraries(tmp_path, library):
     folder, told = tmp_path / "cache", []
     copying = compiler_that(tmp_path, f'while [ "$1" != -o ]; do shift; done; cp {library.path} "$2"')
     settings = CompilerSettings(copying, "native")

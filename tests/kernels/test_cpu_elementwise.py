@@ -137,7 +137,7 @@ def test_every_instruction_set_equals_the_reference(isa_kernels, dtype):
     heads = x[:, None]
     expected = reference.rotary_embedding(heads, cos, sin)
     torch.testing.assert_close(isa_kernels.rotary_embedding(heads, cos, sin), expected, atol=2e-6, rtol=2e-6)
-    best = isa_kernels.row_max(x)
+    best = isa_kernels.argmax(x)
     assert torch.equal(best.values, x.amax(-1).float())
     assert torch.equal(x.gather(1, best.indices[:, None])[:, 0], x.amax(-1))
 
@@ -167,7 +167,7 @@ def test_results_do_not_depend_on_the_number_of_threads(kernels, dtype):
 def test_the_greatest_number_of_each_row_is_found_at_its_first_place(kernels, dtype, width, num_rows):
     for high in (3, 1000):  # with few different numbers, many are equal
         rows = torch.randint(-high, high, (num_rows, width + 3)).to(dtype)[:, :width]
-        best, expected = kernels.row_max(rows), rows.max(-1)
+        best, expected = kernels.argmax(rows), rows.max(-1)
         assert torch.equal(best.values, expected.values.float())
         assert torch.equal(rows.gather(1, best.indices[:, None])[:, 0], expected.values)
         assert all((rows[i, :at] < rows[i, at]).all() for i, at in enumerate(best.indices.tolist()))
@@ -177,7 +177,7 @@ def test_a_row_with_a_number_that_is_none_has_no_greatest_and_minus_infinity_is_
     rows = torch.randn(4, 50).to(dtype)
     rows[0, 3] = rows[2, 49] = torch.nan
     rows[1] = -torch.inf
-    best = kernels.row_max(rows)
+    best = kernels.argmax(rows)
     assert best.values.isnan().tolist() == [True, False, True, False]
     assert (best.values[1].item(), best.indices[1].item()) == (-torch.inf, 0)
     assert best.indices.lt(50).all()

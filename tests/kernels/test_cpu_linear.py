@@ -76,10 +76,10 @@ def test_rows_are_taken_of_packed_weights_of_every_format_that_has_an_embedding(
 ):
     weight = torch.randn(out_features, in_features).to(dtype)
     indices = torch.randint(out_features, (num_rows,))
-    assert torch.equal(isa_kernels.packed_rows(pack(weight.clone()), indices, dtype), weight[indices])
+    assert torch.equal(isa_kernels.packed_embedding(pack(weight.clone()), indices, dtype), weight[indices])
     for format in (WeightFormat.INT8, WeightFormat.INT8_DYNAMIC, WeightFormat.INT4_DYNAMIC):
         quantized = quantize(weight, format)
-        actual = isa_kernels.packed_rows(pack_quantized(quantized), indices, dtype)
+        actual = isa_kernels.packed_embedding(pack_quantized(quantized), indices, dtype)
         assert torch.equal(actual, quantized.dequantize()[indices].to(dtype))
 
 

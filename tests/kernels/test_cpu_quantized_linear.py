@@ -115,8 +115,8 @@ def test_gated_products_equal_the_reference(every_isa, dtype, format, out_featur
 def test_each_group_is_multiplied_by_its_own_weight(every_isa, dtype, format, sizes, out_features, in_features):
     packed = packed_weight(len(sizes), out_features, in_features, format=format)
     x, starts = torch.randn(sum(sizes), in_features).to(dtype), torch.tensor([0, *sizes]).cumsum(0)
-    expected = reference.packed_grouped_linear(x, packed, starts)
-    actual = every_isa.packed_grouped_linear(x, packed, starts)
+    expected = reference.packed_grouped_gemm(x, packed, starts)
+    actual = every_isa.packed_grouped_gemm(x, packed, starts)
     if format.is_dynamic:
         assert torch.equal(actual, expected)
     else:

@@ -28,14 +28,14 @@ GPU = torch.device("cuda")
 
 
 def test_the_reference_reads_both_layouts_alike():
-    paged, paired = (
+    paged, vnni = (
         ops.allocate_kv_cache(5, 16, 2, 24, torch.float32, torch.device("cpu"), computed_on=on) for on in (GPU, None)
     )
     key, value, query = (torch.randn(37, heads, 24) for heads in (2, 2, 4))
     order = torch.tensor([[3, 0, 4]])
     slot_mapping = (order[0, torch.arange(37) // 16] * 16 + torch.arange(37) % 16).long()
     answers = []
-    for cache in (paged, paired):
+    for cache in (paged, vnni):
         reference.write_kv(key, value, cache, slot_mapping)
         starts, lengths = torch.tensor([0, 37]), torch.tensor([37])
         answers.append(reference.paged_attention(query, cache, order, starts, lengths, 0.3, window=20))
@@ -46,14 +46,14 @@ def test_the_reference_reads_both_layouts_alike():
 def test_nothing_is_stored_at_slot_minus_one():
     cache = ops.allocate_kv_cache(2, 16, 1, 16, torch.float32, torch.device("cpu"), computed_on=GPU)
     ones = torch.ones(2, 1, 16)
-    cache.put(ones, ones, torch.tensor([-1, 3]))
+    cache.write(ones, ones, torch.tensor([-1, 3]))
     assert cache.key.sum() == cache.key[0, 0, 3].sum() == 16
 
 
 def test_eight_bits_saturate():
     cache = ops.allocate_kv_cache(1, 16, 1, 16, torch.float8_e4m3fn, torch.device("cpu"), computed_on=GPU)
     row = torch.tensor([1e4, -1e4, 3.0, float("nan")]).repeat(4)[None, None]
-    cache.put(row, row, torch.tensor([0]))
+    cache.write(row, row, torch.tensor([0]))
     assert cache.key[0, 0, 0, :3].tolist() == [448.0, -448.0, 3.0]
     assert cache.key[0, 0, 0, 3].isnan()
 

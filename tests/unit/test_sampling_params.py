@@ -98,9 +98,9 @@ def test_settings_that_may_leave_no_token_are_refused(rules):
 
 def test_bad_words_that_leave_no_token_are_refused_once_they_are_spelled():
     params = SamplingParams(allowed_token_ids=[7], bad_words=["x"])
-    assert params.with_bad_words_spelled(lambda word: [(7, 8)]).allowed_ids == (7,)  # no 8 can come anyway
+    assert params.with_tokenized_bad_words(lambda word: [(7, 8)]).allowed_ids == (7,)  # no 8 can come anyway
     with pytest.raises(InvalidParameter, match="allowed_token_ids must leave a token"):
-        params.with_bad_words_spelled(lambda word: [(7,)])
+        params.with_tokenized_bad_words(lambda word: [(7,)])
 
 
 def test_tokens_that_end_every_answer_of_a_model_are_not_enough_where_a_minimum_is_demanded():

@@ -7,7 +7,7 @@ import torch
 
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.packed_weight import PackedWeight
-from rayinfer_kernels.paired_cache import PairedKVCache
+from rayinfer_kernels.vnni_cache import VnniKVCache
 
 
 class IndexChecks:
@@ -27,7 +27,7 @@ class IndexChecks:
         """Return indices as int64, in one piece; all of them have to be in [0, limit)."""
         indices = indices.to(torch.int64).contiguous()
         if not self._are_within(indices.data_ptr(), indices.numel(), limit):
-            raise IndexError(f"indices from {indices.min()} to {indices.max()} where there are {limit} places")
+            raise IndexError(f"indices from {indices.min()} to {indices.max()} are outside [0, {limit})")
         return indices
 
     def group_starts(self, starts: torch.Tensor, num_groups: int, num_rows: int) -> torch.Tensor:
@@ -51,7 +51,7 @@ class IndexChecks:
         num_requests = len(seq_lens)
         check_shape("cu_seqlens_q", cu_seqlens_q, num_requests + 1)
         if block_tables.dim() != 2 or len(block_tables) != num_requests:
-            raise ValueError(f"{num_requests} requests with block_tables {tuple(block_tables.shape)}")
+            raise ValueError(f"block_tables must be [{num_requests}, max_blocks], got {tuple(block_tables.shape)}")
         request = self._first_misfit(
             *(block_tables.data_ptr(), block_tables.shape[1], cu_seqlens_q.data_ptr(), seq_lens.data_ptr()),
             *(num_requests, num_tokens, cache.block_size, cache.num_blocks, window),
@@ -67,7 +67,7 @@ class IndexChecks:
 def check_shape(name: str, tensor: torch.Tensor, *shape: int) -> None:
     """Reject a tensor of another shape."""
     if tensor.shape != shape:
-        raise ValueError(f"{name} has to be {shape}, got {tuple(tensor.shape)}")
+        raise ValueError(f"{name} must be {shape}, got {tuple(tensor.shape)}")
 
 
 def dense_last(x: torch.Tensor, dtype: torch.dtype, num_axes: int) -> torch.Tensor:
@@ -87,9 +87,9 @@ def vector(name: str, x: torch.Tensor, width: int, dtype: torch.dtype) -> torch.
 def check_weight(weight: PackedWeight, in_features: int, dtype: torch.dtype) -> None:
     """Reject a weight of other inputs than rows of this width and type have."""
     if in_features != weight.in_features:
-        raise ValueError(f"{in_features} inputs for a weight of {weight.in_features}")
+        raise ValueError(f"in_features must be {weight.in_features}, the weight's, got {in_features}")
     if not weight.format.is_quantized and weight.panels.dtype != dtype:
-        raise ValueError(f"rows of {dtype} for a weight of {weight.panels.dtype}")
+        raise ValueError(f"rows are {dtype}, and the weight is {weight.panels.dtype}")
 
 
 def bias_arguments(bias: torch.Tensor | None, num_heads: int) -> tuple[int | None, int]:
@@ -106,23 +106,23 @@ def bias_arguments(bias: torch.Tensor | None, num_heads: int) -> tuple[int | Non
     return bias.data_ptr(), bias.shape[1]
 
 
-def check_cache(cache: KVCache, head_dim: int, dtype: torch.dtype) -> PairedKVCache:
+def check_cache(cache: KVCache, head_dim: int, dtype: torch.dtype) -> VnniKVCache:
     """Reject a cache of other heads, and one that is laid out for a GPU."""
-    if not isinstance(cache, PairedKVCache):
-        raise TypeError(f"a processor reads a PairedKVCache, not a {type(cache).__name__}")
+    if not isinstance(cache, VnniKVCache):
+        raise TypeError(f"CPU kernels need a VnniKVCache, got a {type(cache).__name__}")
     if cache.scales is None and cache.key.dtype != dtype:
-        raise ValueError(f"a cache of {cache.key.dtype} for heads of {dtype}")
+        raise ValueError(f"the KV cache is {cache.key.dtype}, and the heads are {dtype}")
     if not cache.padded_dim - 16 < head_dim <= cache.padded_dim:
-        raise ValueError(f"a cache of {cache.padded_dim} channels for heads of {head_dim}")
+        raise ValueError(f"the KV cache is for heads of {cache.padded_dim} channels, got {head_dim}")
     return cache
 
 
 def check_attention(cache: KVCache, num_heads: int, window: int | None) -> None:
     """Reject shapes that the kernel cannot cut into vectors of tokens and groups of heads."""
     if cache.block_size % 8:
-        raise ValueError(f"blocks have to hold a multiple of 8 tokens, not {cache.block_size}")
+        raise ValueError(f"block_size must be a multiple of 8, got {cache.block_size}")
     if num_heads % cache.num_kv_heads or not num_heads:
-        raise ValueError(f"{num_heads} heads do not share the keys of {cache.num_kv_heads} evenly")
+        raise ValueError(f"num_heads must be a multiple of num_kv_heads={cache.num_kv_heads}, got {num_heads}")
     if window is not None and window < 0:
         raise ValueError(f"window must not be below 0, got {window}")
 
@@ -130,14 +130,14 @@ def check_attention(cache: KVCache, num_heads: int, window: int | None) -> None:
 def check_rotation(cos: torch.Tensor, sin: torch.Tensor, num_rows: int, width: int, dtype: torch.dtype) -> None:
     """Reject rotary tables of other rows, and a width that does not split in halves."""
     if width % 2:
-        raise ValueError(f"{width} channels cannot turn in pairs")
+        raise ValueError(f"rotary_dim must be even, got {width}")
     for name, table in (("cos", cos), ("sin", sin)):
         check_shape(name, table, num_rows, width)
         if table.dtype != dtype:
-            raise ValueError(f"{name} of {table.dtype} for heads of {dtype}")
+            raise ValueError(f"{name} is {table.dtype}, and the heads are {dtype}")
 
 
-def cache_arguments(cache: PairedKVCache) -> tuple[int | None, ...]:
+def cache_arguments(cache: VnniKVCache) -> tuple[int | None, ...]:
     """Return the pointers of a cache's tensors, and their sizes."""
     scales: tuple[int | None, int | None] = (None, None)
     if cache.scales is not None:

@@ -1,16 +1,16 @@
 // Paged attention for mixed batches, to be called by every thread of a team.
 //
 // Once per step:        AttentionTiles tiles; tiles.cut(step, num_threads);      // the same for all its layers
-// Once per thread:      TileWorker<E> worker;                                    // its room grows, and is kept
+// Once per thread:      TileWorker<E> worker;                                    // its buffers grow, and are kept
 // Per layer, by all:    worker.run(layer, query, tiles, put);                    // no barrier inside
 //
 // E is what the cache holds: float, bfloat16 or int8_t. Keys and values of the step's tokens have to be in the cache, so a
-// barrier comes before `run`; and one after it, before anybody reads results or begins the next layer. `put(token, head,
+// barrier comes before `run`; and one after it, before results are read or the next layer begins. `put(token, head,
 // row)` is called once for each, by some thread, with the result [head_dim] in float32, which is gone afterwards; behind
 // head_dim the row has zeros up to a multiple of 16.
 //
 // A row keeps a running softmax (Milakov and Gimelshein 2018) over chunks of its context that begin at fixed positions.
-// No sum depends on which rows share a tile: a row's result is the same bits alone, in any batch, however its prompt was
+// No sum depends on which rows are in one tile: a row's result is the same bits alone, in any batch, however its prompt was
 // cut, on any number of threads.
 #pragma once
 
@@ -19,7 +19,7 @@
 
 namespace rayinfer {
 
-// What differs between the layers of a step.
+// Parameters of one layer of a step.
 template <class E>
 struct AttentionLayer {
     Cache<E> cache;
@@ -45,10 +45,10 @@ struct TokenRange {
     bool is_empty() const { return begin >= end; }
 };
 
-// Some neighbouring rows of a tile whose weights are in the worker's room for scores.
+// Some neighbouring rows of a tile whose weights are in the worker's score buffer.
 struct ValueRows {
     int64_t first, count;
-    int64_t first_score;  // of the room's rows
+    int64_t first_score;  // of the buffer's rows
     float* decay;         // what each row's sums are multiplied by first; 1 afterwards
     RowStates states;
 
@@ -60,14 +60,14 @@ struct ValueRows {
 template <class E>
 class TileWorker {
   public:
-    // Takes tiles until there is none left.
+    // Computes tiles until none is left.
     template <class X, class Put>
     void run(const AttentionLayer<E>& layer, Heads<X> query, AttentionTiles& tiles, const Put& put) {
         begin(layer, tiles);
-        next_tile_ = tiles.take();
+        next_tile_ = tiles.next();
         while (const Tile* tile = next_tile_) {
-            next_tile_ = tiles.take();  // early, so that its keys can be fetched meanwhile
-            take_queries(*tile, query);
+            next_tile_ = tiles.next();  // early, so that its keys can be fetched meanwhile
+            load_queries(*tile, query);
             const float* results = attend(*tile);
             if (results != nullptr) put_results(*tile, results, put);
         }
@@ -75,7 +75,7 @@ class TileWorker {
 
   private:
     template <class X>
-    void take_queries(const Tile& tile, Heads<X> query) {
+    void load_queries(const Tile& tile, Heads<X> query) {
         const int64_t group = step_.group();
         for (int64_t row = 0; row < tile.num_tokens * group; ++row) {
             const X* from = query.at(tile.first_token + row / group, tile.kv_head * group + row % group);
@@ -105,7 +105,7 @@ class TileWorker {
     void score_rows(int64_t row, int64_t num_rows, int64_t first_piece, int64_t num_pieces, bool fetches_values);
     void change_scores(int64_t row, int64_t start, int64_t num_vectors, float* scores) const;
     float weigh_row(int64_t row, int64_t start, int64_t num_vectors, float* scores, RowStates states);
-    // What the rows of the token at a position see of a range of tokens.
+    // The part of a range of tokens that the rows of the token at a position see.
     TokenRange visible_at(int64_t position, TokenRange range) const;
     bool zero_weights_hide(TokenRange chunk) const;
     bool has_finite_values(int64_t begin, int64_t end) const;

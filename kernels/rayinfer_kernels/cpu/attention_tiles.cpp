@@ -57,7 +57,7 @@ void AttentionTiles::split_tiles() {
     if ((int64_t)states_.size() < num_floats) states_.resize(num_floats);
 }
 
-const Tile* AttentionTiles::take() {
+const Tile* AttentionTiles::next() {
     const int64_t at = next_.fetch_add(1, std::memory_order_relaxed), count = (int64_t)tiles_.size();
     if (at < count) return &tiles_[at];
     if (at == count + omp_get_num_threads() - 1) next_.store(0, std::memory_order_relaxed);

@@ -1,9 +1,9 @@
-// How the attention of one step is cut into tiles that threads take one after the other.
+// Tiles of one step's attention, handed out to threads one after the other.
 //
 // A tile is some consecutive query tokens of one request with all query heads of one key-value head, so that each block
 // is read once for all of them. Its context is walked through in parts that end at multiples of a fixed number of tokens;
 // every part has a softmax of its own, and the parts are folded into one another in their order. So where there are fewer
-// tiles than threads can share, the parts of a tile become tiles: no bit of the result tells whether they did.
+// tiles than threads can use, the parts of a tile become tiles; the result is the same to the bit.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 namespace rayinfer {
 
-// What the layers of one step have in common.
+// Parameters that the layers of one step have in common.
 struct AttentionStep {
     const int32_t* block_tables;  // [num_requests, block_table_stride]
     int64_t block_table_stride;
@@ -58,17 +58,17 @@ struct RowStates {
 
 class AttentionTiles {
   public:
-    // Once per step, by one thread; `num_threads` is how many will take tiles.
+    // Once per step, by one thread; `num_threads` is how many will compute tiles.
     void cut(const AttentionStep& step, int num_threads);
 
     const AttentionStep& step() const { return step_; }
 
-    // By every thread until there is none: null. The last one to hear that makes the tiles ready for the next layer.
-    const Tile* take();
+    // The next tile; null: none is left. The last thread to get null resets the tiles for the next layer.
+    const Tile* next();
 
-    // Where a part of a split tile puts its states.
+    // Memory for the states of a part of a split tile.
     RowStates part_states(const Tile& tile, int32_t part);
-    // Whether the other parts of the split tile are there already: then they are to be folded by who asks.
+    // Whether the other parts of the split tile are complete: then the caller folds them.
     bool is_last_part(int32_t split);
     int32_t num_parts(int32_t split) const { return splits_[split].num_parts; }
 

@@ -46,16 +46,16 @@ void TileWorker<E>::begin(const AttentionLayer<E>& layer, AttentionTiles& tiles)
     tiles_ = &tiles;
     step_ = tiles.step();
     const int64_t rows = step_.tokens_per_tile() * step_.group(), chunk = step_.chunk();
-    auto make_room = [](auto& of, int64_t count) { if ((int64_t)of.size() < count) of.resize(count); };
-    make_room(query_, rows * step_.padded_dim());
-    make_room(scores_, kTileRows * score_stride());
-    make_room(whole_, rows * states_stride());
-    make_room(part_, rows * states_stride());
-    make_room(key_pieces_, chunk / step_.piece());
-    make_room(value_pieces_, chunk / step_.piece());
+    auto grow = [](auto& of, int64_t count) { if ((int64_t)of.size() < count) of.resize(count); };
+    grow(query_, rows * step_.padded_dim());
+    grow(scores_, kTileRows * score_stride());
+    grow(whole_, rows * states_stride());
+    grow(part_, rows * states_stride());
+    grow(key_pieces_, chunk / step_.piece());
+    grow(value_pieces_, chunk / step_.piece());
     if (Cache<E>::kHasScales) {
-        make_room(key_scales_, score_stride());
-        make_room(value_scales_, score_stride());
+        grow(key_scales_, score_stride());
+        grow(value_scales_, score_stride());
     }
 }
 
@@ -290,7 +290,7 @@ void TileWorker<E>::change_scores(int64_t row, int64_t start, int64_t num_vector
     }
 }
 
-// Turns a row's scores into weights, relative to the greatest score so far; returns the decay of what came before.
+// Converts a row's scores into weights, relative to the greatest score so far; returns the decay of what came before.
 template <class E>
 float TileWorker<E>::weigh_row(int64_t row, int64_t start, int64_t num_vectors, float* scores, RowStates states) {
     if (layer_.softcap != 0.0f || layer_.position_bias != nullptr) change_scores(row, start, num_vectors, scores);

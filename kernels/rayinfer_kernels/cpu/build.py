@@ -86,11 +86,13 @@ class CpuLibrary:
 
 
 def build_cpu_library(
-    cache_dir: Path, settings: CompilerSettings, tell: Callable[[int, int], None] = lambda num_done, num_sources: None
+    cache_dir: Path,
+    settings: CompilerSettings,
+    on_progress: Callable[[int, int], None] = lambda num_done, num_sources: None,
 ) -> CpuLibrary:
     """Load the library from the cache, compiling it first if it is missing or damaged; raises KernelBuildFailed.
 
-    `tell` is called with the number of sources compiled so far and of all, if they are compiled here, from 0 on.
+    `on_progress` is called with the number of sources compiled so far and of all, if they are compiled here, from 0 on.
     """
     assert torch.get_num_threads() > 0
     _check_that_it_runs_here(settings)
@@ -100,7 +102,7 @@ def build_cpu_library(
             cache_dir.mkdir(parents=True, exist_ok=True)
             with filelock.FileLock(path.with_suffix(".lock")):
                 if not _is_intact(path):
-                    _compile(path, settings, tell)
+                    _compile(path, settings, on_progress)
         return CpuLibrary(ctypes.CDLL(str(path)), path)
     except OSError as error:
         raise KernelBuildFailed(f"{cache_dir}: {error}") from error
@@ -115,32 +117,32 @@ def _check_that_it_runs_here(settings: CompilerSettings) -> None:
         raise KernelBuildFailed(f"isa {settings.isa!r} has instructions that this processor lacks: {names}")
 
 
-def _compile(path: Path, settings: CompilerSettings, tell: Callable[[int, int], None]) -> None:
+def _compile(path: Path, settings: CompilerSettings, on_progress: Callable[[int, int], None]) -> None:
     # A build that dies leaves a temporary folder, never a file that looks complete: the digest is written last.
     prefix = f".{path.stem}-"
     for leftover in path.parent.glob(f"{prefix}*"):  # left by dead builds: this process holds the lock
         shutil.rmtree(leftover, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=prefix) as folder:
         library, digest = Path(folder) / path.name, Path(folder) / "digest"
-        _run(settings.link_command(_compile_sources(Path(folder), settings, tell), library))
+        _run(settings.link_command(_compile_sources(Path(folder), settings, on_progress), library))
         digest.write_text(_digest(library))
         library.replace(path)
         digest.replace(path.with_suffix(".sha256"))
 
 
-def _compile_sources(folder: Path, settings: CompilerSettings, tell: Callable[[int, int], None]) -> list[Path]:
+def _compile_sources(folder: Path, settings: CompilerSettings, on_progress: Callable[[int, int], None]) -> list[Path]:
     # The largest first: begun last, it would be waited for.
     sources = sorted(SOURCE_FOLDER.glob("*.cpp"), key=lambda path: -path.stat().st_size)
     objects = [folder / f"{path.stem}.o" for path in sources]
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         try:
-            tell(0, len(sources))
+            on_progress(0, len(sources))
             compiling = [
                 pool.submit(_run, settings.compile_command(*paths)) for paths in zip(sources, objects, strict=True)
             ]
             for num_done, compiled in enumerate(as_completed(compiling), start=1):
                 compiled.result()
-                tell(num_done, len(sources))
+                on_progress(num_done, len(sources))
         except KernelBuildFailed:
             pool.shutdown(cancel_futures=True)
             raise

@@ -1,4 +1,4 @@
-// Where the paged cache keeps what; kv_cache.py says the same in Python.
+// Layout of the paged cache; vnni_cache.py has the same in Python.
 #pragma once
 
 #include <type_traits>

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "activations.h"
-#include "team.h"
+#include "thread_team.h"
 
 namespace rayinfer {
 namespace {
@@ -70,26 +70,26 @@ void gate_row(const T* x, T* out, int64_t width) {
     }
 }
 
-// Half-split pairs: channel i turns with channel i + head_dim / 2.
+// Half-split pairs: channel i is rotated with channel i + head_dim / 2.
 template <class T>
 void rotate_row(const T* x, const T* cos, const T* sin, T* out, int64_t head_dim) {
     const int64_t half = head_dim / 2;
     for (int64_t i = 0; i < half; i += kWidth) {
         const int64_t left = half - i;
         const Float first = load(x + i, left), second = load(x + half + i, left);
-        const Float turned_first = rounded_to<T>(first * load(cos + i, left)) -
+        const Float rotated_first = rounded_to<T>(first * load(cos + i, left)) -
                                    rounded_to<T>(second * load(sin + i, left));
-        const Float turned_second = rounded_to<T>(second * load(cos + half + i, left)) +
+        const Float rotated_second = rounded_to<T>(second * load(cos + half + i, left)) +
                                     rounded_to<T>(first * load(sin + half + i, left));
-        store(out + i, turned_first, left);
-        store(out + half + i, turned_second, left);
+        store(out + i, rotated_first, left);
+        store(out + half + i, rotated_second, left);
     }
 }
 
 template <class T>
 void rms_norm(Rows<const T> x, T* residual, const T* weight, T* out, int64_t num_rows, int64_t width, float eps,
               bool unit_offset, int num_threads) {
-#pragma omp parallel for schedule(static) num_threads(team_for(num_rows* width, kElementsPerThread, num_threads))
+#pragma omp parallel for schedule(static) num_threads(team_size(num_rows* width, kElementsPerThread, num_threads))
     for (int64_t row = 0; row < num_rows; ++row)
         rms_norm_row(x[row], residual ? residual + row * width : nullptr, weight, out + row * width, width, eps,
                      unit_offset);
@@ -98,20 +98,20 @@ void rms_norm(Rows<const T> x, T* residual, const T* weight, T* out, int64_t num
 template <class T>
 void layer_norm(const T* x, int64_t stride, const T* weight, const T* bias, T* out, int64_t num_rows, int64_t width,
                 float eps, int num_threads) {
-#pragma omp parallel for schedule(static) num_threads(team_for(num_rows* width, kElementsPerThread, num_threads))
+#pragma omp parallel for schedule(static) num_threads(team_size(num_rows* width, kElementsPerThread, num_threads))
     for (int64_t row = 0; row < num_rows; ++row)
         layer_norm_row(x + row * stride, weight, bias, out + row * width, width, eps);
 }
 
 template <class T, void (*change_row)(const T*, T*, int64_t)>
 void change_rows(const T* x, int64_t stride, T* out, int64_t num_rows, int64_t width, int num_threads) {
-#pragma omp parallel for schedule(static) num_threads(team_for(num_rows* width, kElementsPerThread, num_threads))
+#pragma omp parallel for schedule(static) num_threads(team_size(num_rows* width, kElementsPerThread, num_threads))
     for (int64_t row = 0; row < num_rows; ++row) change_row(x + row * stride, out + row * width, width);
 }
 
 template <class T>
 void rotate(Rows<const T> x, const T* cos, const T* sin, T* out, int64_t num_rows, int64_t head_dim, int num_threads) {
-#pragma omp parallel for schedule(static) num_threads(team_for(num_rows* head_dim, kElementsPerThread, num_threads))
+#pragma omp parallel for schedule(static) num_threads(team_size(num_rows* head_dim, kElementsPerThread, num_threads))
     for (int64_t row = 0; row < num_rows; ++row) {
         const int64_t angle = row / x.inner_count * head_dim;
         rotate_row(x[row], cos + angle, sin + angle, out + row * head_dim, head_dim);

@@ -1,4 +1,4 @@
-// What the processor is told to bring into the second level cache while it computes.
+// Prefetches into the second level cache.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace rayinfer {
 constexpr int64_t kLine = 64;  // bytes of a cache line
 
 // Panels that one tile alone reads come from memory at their reader's speed. The processor follows them by itself only to
-// the end of a page, so it is told of every line, so many bytes before: the two cores' share of memory for 150 ns.
+// the end of a page, so every line is prefetched, so many bytes before: two cores' memory bandwidth for 150 ns.
 constexpr int64_t kStreamAhead = 3072;
 
 template <int64_t Bytes>

@@ -1,7 +1,7 @@
 // Products with weights of float32 or bfloat16.
 //
 // Rows are cut into tiles whose sums fill the registers. A panel is read from memory once for all of them, some inputs at
-// a time, so that it stays in the second level cache; meanwhile the processor is told to fetch what comes next.
+// a time, so that it stays in the second level cache; meanwhile what comes next is prefetched.
 
 #include <algorithm>
 
@@ -14,7 +14,7 @@
 namespace rayinfer {
 namespace {
 
-constexpr int64_t kBlockInputs = 768;  // two panels of float32 and the rows leave room in a cache of 1 MB
+constexpr int64_t kBlockInputs = 768;  // two panels of float32 and the rows fit into a cache of 1 MB with space left
 constexpr int64_t kRowsToWiden = 40;  // so many read pairs widened before; fewer widen them in registers
 constexpr int kVectorsPerPanel = kPanelWidth / kSimd;
 constexpr int kVectorsPerLine = kLine / (4 * kSimd);
@@ -118,7 +118,7 @@ class Lookahead {
 
     void spread(int64_t num_rounds) { step_ = std::min(kLine, total_ / std::max<int64_t>(1, num_rounds) + 1); }
 
-    Ahead take(int64_t num_rounds) {
+    Ahead next(int64_t num_rounds) {
         if (done_ >= total_) return {next_, 0};
         const Ahead ahead = {next_ + done_ / bytes_ * stride_ + done_ % bytes_, step_};
         done_ += num_rounds * step_;
@@ -154,7 +154,7 @@ void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool con
                                       sums + row * width + column,
                                       width,
                                       is_alone,
-                                      lookahead.take(num_rounds)};
+                                      lookahead.next(num_rounds)};
             if (is_wide)
                 with_rows<kMostWideRows<E>>(end - row, [&](auto count) { multiply_tile<E, count, 4>(task); });
             else

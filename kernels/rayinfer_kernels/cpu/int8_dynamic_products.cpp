@@ -4,7 +4,7 @@
 // weights, times 128, is taken away again. All of that is exact; then come one rounding to float32 and the two scales.
 //
 // Some inputs of the panels are multiplied by all rows before the next are read, so that they stay in the second cache;
-// meanwhile the processor is told to fetch the panels that come next.
+// meanwhile the panels that come next are prefetched.
 
 #include <algorithm>
 
@@ -20,7 +20,7 @@ constexpr int64_t kMostWideRows = kByteLanes < 16 ? 2 : kByteTileRows;
 constexpr int kVectorsPerPanel = kPanelWidth / kByteLanes;
 constexpr int kVectorsPerLine = kLine / (4 * kByteLanes);
 constexpr int64_t kQuadBytes = kPanelWidth * 4;
-constexpr int64_t kBlockQuads = 512;  // of two panels, 128 kB: room for the next ones and for rows in a cache of 1 MB
+constexpr int64_t kBlockQuads = 512;  // of two panels, 128 kB: the next ones and rows fit beside them into a cache of 1 MB
 
 struct TileTask {
     const uint8_t* rows;

@@ -20,11 +20,11 @@ from rayinfer_kernels.cpu.arguments import (
     vector,
 )
 from rayinfer_kernels.cpu.layer_stack import ACTIVATIONS, SIGNATURE, CpuLayerStack
-from rayinfer_kernels.implementation import RowMax, SampledRows
+from rayinfer_kernels.implementation import ArgmaxResult, SampledRows
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument, WeightFormat, pack
-from rayinfer_kernels.reference.grouped_linear import grouped_linear
+from rayinfer_kernels.reference.grouped_gemm import grouped_gemm
 from rayinfer_kernels.reference.linear import linear
 from rayinfer_kernels.reference.philox import uniform
 from rayinfer_kernels.reference.sampling import sample_rows
@@ -38,10 +38,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "write_kv": (*_STRIDED_HEADS, *_STRIDED_HEADS, *_CACHE, _POINTER, _SIZE, _SIZE, c_int),
     "run_layers": SIGNATURE,
     "linear": (_POINTER, _SIZE, _WEIGHT, _POINTER, c_int32, _POINTER, _SIZE, c_int),
-    "grouped_linear": (_POINTER, _SIZE, _WEIGHT, _POINTER, _SIZE, _POINTER, _SIZE, c_int),
-    "take_rows": (_WEIGHT, _POINTER, _SIZE, _POINTER, c_int),
-    "row_max": (_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, c_int),
-    "combine_rows": (_POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, c_int),
+    "grouped_gemm": (_POINTER, _SIZE, _WEIGHT, _POINTER, _SIZE, _POINTER, _SIZE, c_int),
+    "gather_rows": (_WEIGHT, _POINTER, _SIZE, _POINTER, c_int),
+    "argmax": (_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, c_int),
+    "moe_combine": (_POINTER, _POINTER, _POINTER, _POINTER, _SIZE, _SIZE, _SIZE, c_int),
     "paged_attention": (
         *(*_STRIDED_HEADS, _POINTER, *_CACHE, _POINTER, _SIZE, _POINTER, _POINTER),
         *(_SIZE, _SIZE, _SIZE, c_float, _SIZE, c_float, _POINTER, _SIZE, c_int),
@@ -73,10 +73,10 @@ class CpuKernels:
         self._paged_attention = functions["paged_attention"]
         self._run_layers = functions["run_layers"]
         self._linear = functions["linear"]
-        self._grouped_linear = functions["grouped_linear"]
-        self._combine_rows = functions["combine_rows"]
-        self._row_max = functions["row_max"]
-        self._take_rows = functions["take_rows"]
+        self._grouped_gemm = functions["grouped_gemm"]
+        self._moe_combine = functions["moe_combine"]
+        self._argmax = functions["argmax"]
+        self._gather_rows = functions["gather_rows"]
         self._rms_norm = functions["rms_norm"]
         self._rotary_embedding = functions["rotary_embedding"]
         self._layer_norm = functions["layer_norm"]
@@ -84,9 +84,10 @@ class CpuKernels:
         self._gelu_tanh_and_mul = functions["gelu_tanh_and_mul"]
         self._gelu, self._gelu_tanh = functions["gelu"], functions["gelu_tanh"]
 
-    def pack(self, weight: torch.Tensor, is_gated: bool = False) -> PackedWeight:
-        """See `ops.pack_weight`."""
-        return pack(weight, is_gated=is_gated)
+    pack = staticmethod(pack)
+    linear = staticmethod(linear)
+    grouped_gemm = staticmethod(grouped_gemm)
+    uniform = staticmethod(uniform)
 
     def layer_stack(
         self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape
@@ -96,7 +97,7 @@ class CpuKernels:
             return None
         return CpuLayerStack(self._run_layers, self._checks, layers, last_norm, shape)
 
-    def packed_rows(self, weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def packed_embedding(self, weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """See `ops.embedding`."""
         if weight.is_gated or weight.format is WeightFormat.INT4_DYNAMIC:  # no embedding is
             return weight.rows(indices, dtype)
@@ -104,15 +105,13 @@ class CpuKernels:
         check_shape("indices", indices, indices.numel())
         indices = self._checks.within(indices, weight.num_rows)
         out = torch.empty((len(indices), weight.in_features), dtype=dtype)
-        self._take_rows(weight.argument, indices.data_ptr(), len(indices), out.data_ptr(), torch.get_num_threads())
+        self._gather_rows(weight.argument, indices.data_ptr(), len(indices), out.data_ptr(), torch.get_num_threads())
         return out
-
-    linear = staticmethod(linear)
 
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """See `ops.linear`."""
         if weight.is_gated:
-            raise ValueError("a gated weight is for gated products")
+            raise ValueError("linear takes no gated weight: use gated_linear")
         return self._multiply(x, weight, bias, None)
 
     def packed_gated_linear(
@@ -120,7 +119,7 @@ class CpuKernels:
     ) -> torch.Tensor:
         """See `ops.gated_linear`."""
         if not weight.is_gated:
-            raise ValueError("gated products need a gated weight")
+            raise ValueError("gated_linear needs a gated weight")
         return self._multiply(x, weight, bias, activation)
 
     def _multiply(
@@ -139,51 +138,43 @@ class CpuKernels:
         )
         return out
 
-    def grouped_linear(self, x: torch.Tensor, weight: torch.Tensor, group_starts: torch.Tensor) -> torch.Tensor:
-        """See `ops.grouped_linear`: of weights that are not packed, as torch does it."""
-        return grouped_linear(x, weight, group_starts)
-
-    def packed_grouped_linear(self, x: torch.Tensor, weight: PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
-        """See `ops.grouped_linear`."""
+    def packed_grouped_gemm(self, x: torch.Tensor, weight: PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
+        """See `ops.grouped_gemm`."""
         x, num_groups = dense_last(x, self.dtype, 2), len(weight.panels)
         num_rows, in_features = x.shape
         check_weight(weight, in_features, self.dtype)
         if weight.panels.dim() != (4 if weight.format is WeightFormat.INT4_DYNAMIC else 5):
-            raise ValueError("grouped products need a weight for each group")
+            raise ValueError("grouped_gemm needs a weight for each group")
         group_starts = self._checks.group_starts(group_starts, num_groups, num_rows)
         out = torch.empty((num_rows, weight.out_features), dtype=x.dtype)
-        self._grouped_linear(
+        self._grouped_gemm(
             *(x.data_ptr(), x.stride(0), weight.argument, group_starts.data_ptr(), num_groups),
             *(out.data_ptr(), num_rows, torch.get_num_threads()),
         )
         return out
 
-    def combine_rows(self, rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """See `ops.combine_rows`."""
+    def moe_combine(self, rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """See `ops.moe_combine`."""
         rows, weights = dense_last(rows, self.dtype, 2).contiguous(), weights.float().contiguous()
         indices = self._checks.within(indices, len(rows))
         check_shape("indices", indices, len(indices), indices.shape[-1])
         check_shape("weights", weights, *indices.shape)
         out = torch.empty((len(indices), rows.shape[1]), dtype=rows.dtype)
-        self._combine_rows(
+        self._moe_combine(
             *(rows.data_ptr(), indices.data_ptr(), weights.data_ptr(), out.data_ptr()),
             *(*indices.shape, rows.shape[1], torch.get_num_threads()),
         )
         return out
 
-    def row_max(self, rows: torch.Tensor) -> RowMax:
-        """See `ops.row_max`."""
+    def argmax(self, rows: torch.Tensor) -> ArgmaxResult:
+        """See `ops.argmax`."""
         rows = dense_last(rows, self.dtype, 2)
         values, indices = torch.empty(len(rows)), torch.empty(len(rows), dtype=torch.int64)
-        self._row_max(
+        self._argmax(
             *(rows.data_ptr(), rows.stride(0), values.data_ptr(), indices.data_ptr()),
             *(*rows.shape, torch.get_num_threads()),
         )
-        return RowMax(values, indices)
-
-    def uniform(self, seeds: torch.Tensor, positions: torch.Tensor, choices: torch.Tensor) -> torch.Tensor:
-        """See `ops.uniform`."""
-        return uniform(seeds, positions, choices)
+        return ArgmaxResult(values, indices)
 
     def sample_rows(
         self,
@@ -196,7 +187,7 @@ class CpuKernels:
         is_greedy: torch.Tensor,
     ) -> SampledRows:
         """See `ops.sample_rows`: only the best is found in C++."""
-        best = self.row_max(logits)
+        best = self.argmax(logits)
         return sample_rows(logits, temperature, top_k, top_p, min_p, uniform, is_greedy, best)
 
     def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slot_mapping: torch.Tensor) -> None:
@@ -320,7 +311,7 @@ class CpuKernels:
     def _change_rows(self, function: Callable[..., None], x: torch.Tensor, num_parts: int) -> torch.Tensor:
         x = dense_last(x, self.dtype, 2)
         if x.shape[1] % num_parts:
-            raise ValueError(f"{x.shape[1]} numbers are not {num_parts} equal parts")
+            raise ValueError(f"the width must be a multiple of {num_parts}, got {x.shape[1]}")
         out = torch.empty((len(x), x.shape[1] // num_parts), dtype=x.dtype)
         function(x.data_ptr(), x.stride(0), out.data_ptr(), *out.shape, torch.get_num_threads())
         return out

@@ -53,7 +53,7 @@ void rms_norm(const float* x, const T* weight, int64_t width, float eps, float* 
         store(out + i, load(x + i, width - i) * factor * load(weight + i, width - i), width - i);
 }
 
-// Half-split pairs: channel i turns with channel i + dim / 2.
+// Half-split pairs: channel i is rotated with channel i + dim / 2.
 template <class T>
 void rotate(float* x, const T* cos, const T* sin, int64_t dim) {
     const int64_t half = dim / 2;
@@ -65,15 +65,15 @@ void rotate(float* x, const T* cos, const T* sin, int64_t dim) {
     }
 }
 
-// The rows of one product's input, where whoever computes them puts them.
+// The rows of one product's input, filled by the stage before it.
 template <class T>
 struct InputRows {
     EncodedRows rows;
     Format format;
     int64_t width;
 
-    // Whether numbers can be put there one by one.
-    bool takes_numbers() const { return !is_dynamic(format) && padded_width(format, width) == width; }
+    // Whether unencoded numbers can be stored one by one.
+    bool accepts_floats() const { return !is_dynamic(format) && padded_width(format, width) == width; }
     StoreInRows<Plain<T>> numbers() const { return {(Plain<T>*)rows.data, rows.row_bytes / (int64_t)sizeof(Plain<T>)}; }
     void encode(int64_t row, const float* from) const {
         encode_row<T>(format, from, width, (uint8_t*)rows.data + row * rows.row_bytes);
@@ -92,7 +92,7 @@ struct Workspace {
     RowBuffer sums, heads, encoded, wide, scratch;
     std::vector<std::unique_ptr<TileWorker<E>>> workers;
     std::vector<std::unique_ptr<WindowTiles>> tiles;  // of each window that a layer has
-    SharedUnits units;
+    WorkStealingQueue units;
 };
 
 template <class T, class E>
@@ -122,14 +122,14 @@ class LayerStack {
         workspace.units.begin(num_threads);
     }
 
-    void run(Share share) {
-        take_embeddings(share);
+    void run(ThreadRange thread) {
+        load_embeddings(thread);
         for (int64_t i = 0; i < stack_.num_layers; ++i) {
             const LayerArgument& layer = stack_.layers[i];
-            attend(layer, 4 * i, share);
-            feed_forward(layer, 4 * i + 2, share);
+            attend(layer, 4 * i, thread);
+            feed_forward(layer, 4 * i + 2, thread);
         }
-        norm_results(share);
+        norm_results(thread);
     }
 
   private:
@@ -137,7 +137,7 @@ class LayerStack {
     int64_t kv_width() const { return stack_.num_kv_heads * stack_.head_dim; }
     int64_t heads_width() const { return query_width() + 2 * kv_width(); }
     float* sum(int64_t token) const { return sums_ + token * stack_.hidden_size; }
-    float* scratch(Share share) const { return scratch_ + share.index * scratch_width_; }
+    float* scratch(ThreadRange thread) const { return scratch_ + thread.index * scratch_width_; }
 
     static void wait() {
 #pragma omp barrier
@@ -169,8 +169,8 @@ class LayerStack {
         return *workspace_.tiles.back();
     }
 
-    void take_embeddings(Share share) {
-        const Range tokens = share.of(step_.num_tokens);
+    void load_embeddings(ThreadRange thread) {
+        const Range tokens = thread.of(step_.num_tokens);
         for (int64_t token = tokens.begin; token < tokens.end; ++token) {
             const T* from = (const T*)step_.x + token * stack_.hidden_size;
             for (int64_t i = 0; i < stack_.hidden_size; i += kWidth)
@@ -179,60 +179,60 @@ class LayerStack {
         // Threads go on with the same tokens.
     }
 
-    void norm_sums(const void* weight, const InputRows<T>& to, Share share) {
-        const Range tokens = share.of(step_.num_tokens);
+    void norm_sums(const void* weight, const InputRows<T>& to, ThreadRange thread) {
+        const Range tokens = thread.of(step_.num_tokens);
         for (int64_t token = tokens.begin; token < tokens.end; ++token) {
-            rms_norm(sum(token), (const T*)weight, stack_.hidden_size, stack_.eps, scratch(share));
-            to.encode(token, scratch(share));
+            rms_norm(sum(token), (const T*)weight, stack_.hidden_size, stack_.eps, scratch(thread));
+            to.encode(token, scratch(thread));
         }
         wait();
     }
 
-    void encode(const float* rows, const InputRows<T>& to, Share share) {
-        const Range tokens = share.of(step_.num_tokens);
+    void encode(const float* rows, const InputRows<T>& to, ThreadRange thread) {
+        const Range tokens = thread.of(step_.num_tokens);
         for (int64_t token = tokens.begin; token < tokens.end; ++token) to.encode(token, rows + token * to.width);
         wait();
     }
 
-    void attend(const LayerArgument& layer, uint32_t round, Share share) {
+    void attend(const LayerArgument& layer, uint32_t round, ThreadRange thread) {
         const InputRows<T> normed = input_of(*layer.qkv, 0), attended = input_of(*layer.output, 1);
-        norm_sums(layer.attention_norm, normed, share);
+        norm_sums(layer.attention_norm, normed, thread);
         LinearLayer<T>{*layer.qkv, (const T*)layer.qkv_bias, Activation::none}.run(
-            normed.rows, workspace_.units, round, share, StoreInRows<float>{heads_, heads_width()});
+            normed.rows, workspace_.units, round, thread, StoreInRows<float>{heads_, heads_width()});
         wait();
         const Cache<E> cache{(E*)layer.key,      (E*)layer.value,   layer.key_scales, layer.value_scales,
                              stack_.num_kv_heads, stack_.block_size, stack_.padded_dim};
-        prepare_heads(layer, cache, share);
+        prepare_heads(layer, cache, thread);
         wait();
         const AttentionLayer<E> attention{cache, stack_.scale, stack_.softcap, nullptr, 0};
         const Heads<float> query{heads_, heads_width(), stack_.head_dim};
         auto run = [&](auto put_rows) {
-            workspace_.workers[share.index]->run(
+            workspace_.workers[thread.index]->run(
                 attention, query, tiles_for(layer.window).tiles, [&](int64_t token, int64_t head, const float* row) {
                     for (int64_t d = 0; d < stack_.head_dim; d += kWidth)
                         put_rows(token, head * stack_.head_dim + d, load(row + d), stack_.head_dim - d);
                 });
             wait();
         };
-        if (attended.takes_numbers()) {
+        if (attended.accepts_floats()) {
             run(attended.numbers());
         } else {
             run(StoreInRows<float>{wide_, query_width()});
-            encode(wide_, attended, share);
+            encode(wide_, attended, thread);
         }
         LinearLayer<T>{*layer.output, (const T*)layer.output_bias, Activation::none}.run(
-            attended.rows, workspace_.units, round + 1, share, AddToRows{sums_, stack_.hidden_size});
+            attended.rows, workspace_.units, round + 1, thread, AddToRows{sums_, stack_.hidden_size});
         wait();
     }
 
     // Norms over heads, rotation, and new keys and values into the cache.
-    void prepare_heads(const LayerArgument& layer, const Cache<E>& cache, Share share) {
-        const int64_t dim = stack_.head_dim, num_turning = stack_.num_heads + stack_.num_kv_heads;
-        const Range tokens = share.of(step_.num_tokens);
+    void prepare_heads(const LayerArgument& layer, const Cache<E>& cache, ThreadRange thread) {
+        const int64_t dim = stack_.head_dim, num_rotated = stack_.num_heads + stack_.num_kv_heads;
+        const Range tokens = thread.of(step_.num_tokens);
         for (int64_t token = tokens.begin; token < tokens.end; ++token) {
             float* row = heads_ + token * heads_width();
             const int64_t angle = step_.positions[token] * stack_.rotary_dim;
-            for (int64_t head = 0; head < num_turning; ++head) {
+            for (int64_t head = 0; head < num_rotated; ++head) {
                 float* at = row + head * dim;
                 const void* norm = head < stack_.num_heads ? layer.query_norm : layer.key_norm;
                 if (norm != nullptr) rms_norm(at, (const T*)norm, dim, stack_.eps, at);
@@ -244,30 +244,30 @@ class LayerStack {
         }
     }
 
-    void feed_forward(const LayerArgument& layer, uint32_t round, Share share) {
+    void feed_forward(const LayerArgument& layer, uint32_t round, ThreadRange thread) {
         const InputRows<T> normed = input_of(*layer.gate_up, 0), gated = input_of(*layer.down, 1);
-        norm_sums(layer.feed_forward_norm, normed, share);
+        norm_sums(layer.feed_forward_norm, normed, thread);
         const LinearLayer<T> gate_up{*layer.gate_up, (const T*)layer.gate_up_bias, (Activation)stack_.activation};
-        if (gated.takes_numbers()) {
-            gate_up.run(normed.rows, workspace_.units, round, share, gated.numbers());
+        if (gated.accepts_floats()) {
+            gate_up.run(normed.rows, workspace_.units, round, thread, gated.numbers());
             wait();
         } else {
-            gate_up.run(normed.rows, workspace_.units, round, share, StoreInRows<float>{wide_, gated.width});
+            gate_up.run(normed.rows, workspace_.units, round, thread, StoreInRows<float>{wide_, gated.width});
             wait();
-            encode(wide_, gated, share);
+            encode(wide_, gated, thread);
         }
         LinearLayer<T>{*layer.down, (const T*)layer.down_bias, Activation::none}.run(
-            gated.rows, workspace_.units, round + 1, share, AddToRows{sums_, stack_.hidden_size});
+            gated.rows, workspace_.units, round + 1, thread, AddToRows{sums_, stack_.hidden_size});
         wait();
     }
 
-    void norm_results(Share share) {
-        const Range tokens = share.of(step_.num_tokens);
+    void norm_results(ThreadRange thread) {
+        const Range tokens = thread.of(step_.num_tokens);
         const int64_t width = stack_.hidden_size;
         for (int64_t token = tokens.begin; token < tokens.end; ++token) {
-            rms_norm(sum(token), (const T*)stack_.last_norm, width, stack_.eps, scratch(share));
+            rms_norm(sum(token), (const T*)stack_.last_norm, width, stack_.eps, scratch(thread));
             for (int64_t i = 0; i < width; i += kWidth)
-                store((T*)step_.out + token * width + i, load(scratch(share) + i, width - i), width - i);
+                store((T*)step_.out + token * width + i, load(scratch(thread) + i, width - i), width - i);
         }
     }
 

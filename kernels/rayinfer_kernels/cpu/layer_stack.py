@@ -103,7 +103,7 @@ class CpuLayerStack:
         cos, sin = cos.contiguous(), sin.contiguous()
         check_rotation(cos, sin, len(cos), cos.shape[1], self._dtype)
         if cos.shape[1] > self._stack.head_dim:
-            raise ValueError(f"{cos.shape[1]} channels of {self._stack.head_dim} cannot turn")
+            raise ValueError(f"rotary_dim must be even and at most head_dim={self._stack.head_dim}, got {cos.shape[1]}")
         caches = [check_cache(cache, self._stack.head_dim, self._dtype) for cache in kv_caches]
         for cache, layer in zip(caches, self._kept[0], strict=True):
             check_attention(cache, self._stack.num_heads, layer.window)
@@ -111,7 +111,7 @@ class CpuLayerStack:
             if cache.num_kv_heads != self._stack.num_kv_heads or sizes != [
                 tuple(tensor.shape) for tensor in caches[0].tensors
             ]:
-                raise ValueError(f"a cache of {sizes} for {self._stack.num_kv_heads} heads among others")
+                raise ValueError(f"all KV caches must be alike, with {self._stack.num_kv_heads} heads, got {sizes}")
         self._cache, self._num_positions = caches[0], len(cos)
         self._bound = (caches, cos, sin)
         self._stack.cos, self._stack.sin = cos.data_ptr(), sin.data_ptr()
@@ -127,7 +127,7 @@ class CpuLayerStack:
     def run(self, x: torch.Tensor, step: StepTensors) -> torch.Tensor:
         """See LayerStack."""
         if self._cache is None:
-            raise ValueError("the layers have no caches yet")
+            raise ValueError("bind the KV caches before running the layers")
         x = dense_last(x, self._dtype, 2).contiguous()
         check_shape("x", x, len(step.positions), self._stack.hidden_size)
         check_shape("slot_mapping", step.slot_mapping, len(x))
@@ -169,10 +169,10 @@ def _check_layer(layer: LayerWeights, shape: StackShape, dtype: torch.dtype) -> 
     ):
         weight, bias = getattr(layer, name)
         if not isinstance(weight, PackedWeight):
-            raise ValueError(f"{name} has a weight that is not packed")
+            raise ValueError(f"the weight of {name} must be packed")
         check_weight(weight, in_features, dtype)
         if weight.out_features != out_features or weight.is_gated != (name == "gate_up"):
-            raise ValueError(f"{name} has {weight.out_features} outputs, not {out_features}")
+            raise ValueError(f"{name} must have {out_features} outputs, got {weight.out_features}")
         _check_vector(f"{name}'s bias", bias, weight.num_rows, dtype)
     for name, width in (("attention_norm", shape.hidden_size), ("feed_forward_norm", shape.hidden_size)):
         _check_vector(name, getattr(layer, name), width, dtype)

@@ -9,19 +9,19 @@ namespace {
 template <class T>
 void linear(const ModelRows<T>& x, const LinearLayer<T>& layer, T* out, int num_threads) {
     thread_local RowBuffer encoded, widened;
-    const EncodedRows rows = place_for(x, layer.weight.format, encoded);
+    const EncodedRows rows = encoded_buffer(x, layer.weight.format, encoded);
     float* scratch = widened.rows<float>(num_threads, x.width);
-    thread_local SharedUnits kept;
-    SharedUnits& units = kept;  // of the calling thread, whoever uses it
+    thread_local WorkStealingQueue kept;
+    WorkStealingQueue& units = kept;  // the calling thread's, for all threads of the team
     units.begin(num_threads);
 #pragma omp parallel num_threads(num_threads)
     {
-        const Share share = this_thread();
+        const ThreadRange thread = this_thread();
         if (rows.data != (const uint8_t*)x.data) {
-            encode_share(x, layer.weight.format, rows, share, scratch + share.index * x.width);
+            encode_rows(x, layer.weight.format, rows, thread, scratch + thread.index * x.width);
 #pragma omp barrier
         }
-        layer.run(rows, units, 0, share, StoreInRows<T>{out, layer.weight.out_features});
+        layer.run(rows, units, 0, thread, StoreInRows<T>{out, layer.weight.out_features});
     }
 }
 

@@ -1,13 +1,13 @@
-// A linear layer as threads share it, and what becomes of its sums.
+// A linear layer divided among threads, and the stores of its sums.
 //
-// Everything here runs inside a parallel region: each thread computes its share, and whoever reads the results waits.
+// Everything here runs inside a parallel region: each thread computes its range; a barrier comes before the results are read.
 #pragma once
 
 #include <algorithm>
 
 #include "activations.h"
 #include "panel_products.h"
-#include "team.h"
+#include "thread_team.h"
 
 namespace rayinfer {
 
@@ -59,17 +59,17 @@ struct LinearLayer {
 
     // `put(row, column, values, left)` takes sixteen results at a time, of which `left` count.
     template <class Put>
-    void run(EncodedRows rows, SharedUnits& units, uint32_t round, Share share, const Put& put) const {
+    void run(EncodedRows rows, WorkStealingQueue& units, uint32_t round, ThreadRange thread, const Put& put) const {
         // Threads share the panels, and the rows too where panels are few.
         const int64_t num_panels = weight.panels_per_half();
         const int64_t num_tiles = (rows.num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
-        const int64_t num_parts = std::max<int64_t>(1, std::min<int64_t>(num_tiles, share.count / num_panels));
+        const int64_t num_parts = std::max<int64_t>(1, std::min<int64_t>(num_tiles, thread.count / num_panels));
         const int64_t most = num_parts > 1 ? 1 : kPanelsAtOnce;
         for (;;) {
-            const Range taken = units.take(round, share, num_parts * num_panels, most);
+            const Range taken = units.next(round, thread, num_parts * num_panels, most);
             if (taken.size() == 0) return;
             const int64_t part = taken.begin / num_panels, panel = taken.begin % num_panels;
-            const Range tiles = Share{(int)part, (int)num_parts}.of(num_tiles);
+            const Range tiles = ThreadRange{(int)part, (int)num_parts}.of(num_tiles);
             run(rows, {tiles.begin * kRowsAtOnce, std::min(tiles.end * kRowsAtOnce, rows.num_rows)},
                 {panel, panel + taken.size()}, put);
         }

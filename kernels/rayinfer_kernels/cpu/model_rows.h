@@ -8,7 +8,7 @@
 
 namespace rayinfer {
 
-inline Share this_thread() { return {omp_get_thread_num(), omp_get_num_threads()}; }
+inline ThreadRange this_thread() { return {omp_get_thread_num(), omp_get_num_threads()}; }
 
 template <class T>
 struct ModelRows {
@@ -22,18 +22,18 @@ struct ModelRows {
     }
 };
 
-// The rows themselves, or room in `buffer` for `encode_share` to fill.
+// The rows themselves, or memory of `buffer` for `encode_rows` to fill.
 template <class T>
-EncodedRows place_for(const ModelRows<T>& x, Format format, RowBuffer& buffer) {
+EncodedRows encoded_buffer(const ModelRows<T>& x, Format format, RowBuffer& buffer) {
     if (x.are_encoded(format)) return {(const uint8_t*)x.data, x.stride * (int64_t)sizeof(T), x.num_rows};
     const int64_t row_bytes = encoded_row_bytes<T>(format, x.width);
     return {(const uint8_t*)buffer.at_least(row_bytes * x.num_rows), row_bytes, x.num_rows};
 }
 
-// Encode one thread's share of the rows; `scratch` has room for a row.
+// Encodes one thread's range of the rows; `scratch` holds a row.
 template <class T>
-void encode_share(const ModelRows<T>& x, Format format, EncodedRows rows, Share share, float* scratch) {
-    const Range range = share.of(x.num_rows);
+void encode_rows(const ModelRows<T>& x, Format format, EncodedRows rows, ThreadRange thread, float* scratch) {
+    const Range range = thread.of(x.num_rows);
     for (int64_t row = range.begin; row < range.end; ++row) {
         for (int64_t i = 0; i < x.width; i += kWidth)
             store(scratch + i, load(x.data + row * x.stride + i, x.width - i), x.width - i);

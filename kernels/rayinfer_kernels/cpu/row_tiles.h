@@ -1,4 +1,4 @@
-// Rows cut into tiles whose sums registers have room for, and a function of its own for every size of a tile.
+// Rows cut into tiles whose sums fit into registers, and a function of its own for every size of a tile.
 #pragma once
 
 #include <algorithm>

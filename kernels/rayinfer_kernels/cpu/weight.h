@@ -27,7 +27,7 @@ struct Weight {
     int64_t in_features;
     int64_t out_features;     // a gated weight's are those of one half
     Format format;
-    int32_t is_gated;         // panels of gate and up take turns, each half padded to whole panels
+    int32_t is_gated;         // panels of gate and up alternate, each half padded to whole panels
 
     int64_t panels_per_half() const { return (out_features + kPanelWidth - 1) / kPanelWidth; }
     int64_t num_panels() const { return panels_per_half() * (is_gated ? 2 : 1); }

@@ -1,7 +1,7 @@
 // Keys and values of a step's tokens into the paged cache.
 
 #include "attention.h"
-#include "team.h"
+#include "thread_team.h"
 
 namespace rayinfer {
 namespace {
@@ -10,7 +10,7 @@ template <class X, class E>
 void write_kv(Heads<X> key, Heads<X> value, const Cache<E>& cache, const int64_t* slot_mapping, int64_t num_tokens,
               int64_t head_dim, int num_threads) {
     const int64_t num_rows = num_tokens * cache.num_kv_heads;
-    const int team = team_for(num_rows * head_dim, kElementsPerThread, num_threads);
+    const int team = team_size(num_rows * head_dim, kElementsPerThread, num_threads);
 #pragma omp parallel for schedule(static) num_threads(team)
     for (int64_t row = 0; row < num_rows; ++row) {
         const int64_t token = row / cache.num_kv_heads, head = row % cache.num_kv_heads;

@@ -1,4 +1,4 @@
-"""Gates and activations: each program takes a piece of one row."""
+"""Gates and activations: each program computes a piece of one row."""
 
 import torch
 

@@ -76,13 +76,13 @@ def attend_tiles(
         else:
             block = tl.load(block_table + tokens // BLOCK_SIZE, mask=is_there, other=0).to(tl.int64)
         heads = (block * NUM_KV_HEADS + kv_head) * (BLOCK_SIZE * HEAD_DIM) + tokens % BLOCK_SIZE * HEAD_DIM
-        places = heads[:, None] + channels[None, :]
-        key = tl.load(key_cache + places, mask=is_number, other=0.0).to(DOT_TYPE)
+        offsets = heads[:, None] + channels[None, :]
+        key = tl.load(key_cache + offsets, mask=is_number, other=0.0).to(DOT_TYPE)
         scores = tl.dot(query, key.trans(), input_precision="ieee", out_dtype=tl.float32) * scale
         if HAS_SOFTCAP:
             scores = softcap - 2.0 * softcap / (1.0 + tl.exp2(scores))  # a hyperbolic tangent
         if ROWS_DIFFER and not IS_WHOLE:
-            value = tl.load(value_cache + places, mask=is_number, other=0.0).to(DOT_TYPE)
+            value = tl.load(value_cache + offsets, mask=is_number, other=0.0).to(DOT_TYPE)
             spoilt = tl.sum((value * 0.0).to(tl.float32), 1)  # NaN where a value is not finite
             scores += spoilt[None, :]
             value = tl.where((spoilt == 0.0)[:, None], value, 0.0)
@@ -103,7 +103,7 @@ def attend_tiles(
             odds = tl.dot(weights.to(DOT_TYPE), odd, odds * fading[:, None], input_precision="ieee")
         else:
             if IS_WHOLE or not ROWS_DIFFER:
-                value = tl.load(value_cache + places, mask=is_number, other=0.0).to(DOT_TYPE)
+                value = tl.load(value_cache + offsets, mask=is_number, other=0.0).to(DOT_TYPE)
             acc = tl.dot(weights.to(DOT_TYPE), value, acc * fading[:, None], input_precision="ieee")
         highest = higher
     if IN_PAIRS:

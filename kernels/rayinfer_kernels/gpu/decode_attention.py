@@ -115,8 +115,8 @@ def _split_length(context, window, num_splits, min_tokens, TILE: tl.constexpr):
     All splits but the last have whole tiles and no fewer tokens than min_tokens: a short context leaves some empty.
     """
     first_tile = tl.maximum(context - window, 0) // TILE * TILE
-    share = (context - first_tile + num_splits - 1) // num_splits
-    return first_tile, tl.maximum((share + TILE - 1) // TILE * TILE, min_tokens)
+    length = (context - first_tile + num_splits - 1) // num_splits
+    return first_tile, tl.maximum((length + TILE - 1) // TILE * TILE, min_tokens)
 
 
 @triton.jit(do_not_specialize=["table_stride", "window", "min_tokens"])
@@ -172,8 +172,8 @@ def _attend_split(
     rows, channels = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     heads = kv_head * GROUP + rows
     is_number = (rows[:, None] < GROUP) & (channels[None, :] < HEAD_DIM)
-    places = request.to(tl.int64) * token_stride + heads[:, None] * head_stride + channels[None, :]
-    query = tl.load(query_rows + places, mask=is_number, other=0.0)
+    offsets = request.to(tl.int64) * token_stride + heads[:, None] * head_stride + channels[None, :]
+    query = tl.load(query_rows + offsets, mask=is_number, other=0.0)
     acc, highest, total = nothing_seen(ROWS, WIDTH)
     acc, highest, total = attend_tiles(
         query.to(DOT_TYPE), acc, highest, total, tl.full([ROWS], 0, tl.int32) + context - 1, key_cache, value_cache,
@@ -222,12 +222,12 @@ def _fetch_tile(
 
 
 @triton.jit
-def _prefetch(places):
+def _prefetch(pointers):
     """Prefetch the lines at these addresses into the L2 cache, without waiting."""
     tl.inline_asm_elementwise(
         "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }",
         "=r,l",
-        [places.to(tl.int64)],
+        [pointers.to(tl.int64)],
         dtype=tl.int32,
         is_pure=False,
         pack=1,
@@ -258,8 +258,8 @@ def _combine_splits(
         highests = tl.load(sums + row * 2, mask=is_live, other=NOTHING_SEEN, cache_modifier=".cg")
         totals = tl.load(sums + row * 2 + 1, mask=is_live, other=0.0, cache_modifier=".cg")
         is_number = is_live[:, :, None] & (channels < HEAD_DIM)[None, None, :]
-        places = parts + row[:, :, None] * HEAD_DIM + channels[None, None, :]
-        values = tl.load(places, mask=is_number, other=0.0, cache_modifier=".cg")
+        pointers = parts + row[:, :, None] * HEAD_DIM + channels[None, None, :]
+        values = tl.load(pointers, mask=is_number, other=0.0, cache_modifier=".cg")
         higher = tl.maximum(highest, tl.max(highests, 1))
         shares, fading = tl.exp2(highests - higher[:, None]), tl.exp2(highest - higher)
         total = total * fading + tl.sum(totals * shares, 1)

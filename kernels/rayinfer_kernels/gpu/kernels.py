@@ -5,14 +5,17 @@ from collections.abc import Sequence
 import torch
 
 from rayinfer_kernels import reference
-from rayinfer_kernels.gpu import activations, few_rows, fp8, grouped_matmul, norms, row_max
+from rayinfer_kernels.gpu import activations, fp8, norms
+from rayinfer_kernels.gpu.argmax import argmax
 from rayinfer_kernels.gpu.decode_attention import decode_attention
+from rayinfer_kernels.gpu.grouped_gemm import grouped_gemm, moe_combine
 from rayinfer_kernels.gpu.language import HAS_TRITON
 from rayinfer_kernels.gpu.layer_stack import GpuLayerStack
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache
 from rayinfer_kernels.gpu.prefill_attention import prefill_attention
 from rayinfer_kernels.gpu.rope_and_write import write_kv
 from rayinfer_kernels.gpu.sampling import philox, sampling
+from rayinfer_kernels.gpu.skinny_gemm import is_skinny, skinny_gemm
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerStack, LayerWeights, PackedLinear, StackShape
 from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
@@ -23,32 +26,24 @@ class GpuKernels:
 
     DTYPES = (torch.bfloat16, torch.float16, torch.float32) if HAS_TRITON else ()
 
-    def pack(self, weight: torch.Tensor, is_gated: bool = False) -> PackedWeight | None:
-        """See `ops.pack_weight`: torch's products read weights as they are."""
-        return None
-
     def layer_stack(
         self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape
     ) -> LayerStack | None:
         """See `ops.layer_stack`."""
         return GpuLayerStack(layers, last_norm, shape)
 
-    def packed_rows(self, weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """See `ops.embedding`."""
-        return reference.packed_rows(weight, indices, dtype)
-
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """See `ops.linear`; few rows have a kernel of their own."""
-        if few_rows.are_few_rows(x):
-            return few_rows.few_rows_linear(x, PackedLinear(weight, bias))
+        if is_skinny(x):
+            return skinny_gemm(x, PackedLinear(weight, bias))
         return reference.linear(x, weight, bias)
 
     def packed_linear(self, x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
         """See `ops.linear`."""
         if weight.format is not WeightFormat.FLOAT8_DYNAMIC:
             return reference.packed_linear(x, weight, bias)
-        if few_rows.are_few_rows(x):
-            return few_rows.few_rows_linear(x, PackedLinear(weight, bias))
+        if is_skinny(x):
+            return skinny_gemm(x, PackedLinear(weight, bias))
         return fp8.linear(x, weight, bias)
 
     def packed_gated_linear(
@@ -56,10 +51,6 @@ class GpuKernels:
     ) -> torch.Tensor:
         """See `ops.gated_linear`."""
         return self.gate(self.packed_linear(x, weight, bias), activation)
-
-    def packed_grouped_linear(self, x: torch.Tensor, weight: PackedWeight, group_starts: torch.Tensor) -> torch.Tensor:
-        """See `ops.grouped_linear`."""
-        return reference.packed_grouped_linear(x, weight, group_starts)
 
     def write_kv(self, key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slot_mapping: torch.Tensor) -> None:
         """See `ops.write_kv`."""
@@ -86,17 +77,18 @@ class GpuKernels:
             return decode_attention(query, cache, block_tables, seq_lens, scale, window, softcap)
         return prefill_attention(query, cache, block_tables, cu_seqlens_q, seq_lens, scale, window, softcap)
 
-    def rotary_embedding(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """See `ops.rotary_embedding`; in a stack of layers it is part of another kernel."""
-        return reference.rotary_embedding(x, cos, sin)
-
     def gate(self, stacked: torch.Tensor, activation: str) -> torch.Tensor:
         """Gate the second half of each row by the first."""
         return self.silu_and_mul(stacked) if activation == "silu" else self.gelu_tanh_and_mul(stacked)
 
-    grouped_linear = staticmethod(grouped_matmul.grouped_linear)
-    combine_rows = staticmethod(grouped_matmul.combine_rows)
-    row_max = staticmethod(row_max.row_max)
+    # Torch's products read weights as they are; a stack of layers has a rotation of its own.
+    pack = staticmethod(reference.pack)
+    packed_embedding = staticmethod(reference.packed_embedding)
+    packed_grouped_gemm = staticmethod(reference.packed_grouped_gemm)
+    rotary_embedding = staticmethod(reference.rotary_embedding)
+    grouped_gemm = staticmethod(grouped_gemm)
+    moe_combine = staticmethod(moe_combine)
+    argmax = staticmethod(argmax)
     sample_rows = staticmethod(sampling.sample_rows)
     uniform = staticmethod(philox.uniform)
     rms_norm = staticmethod(norms.rms_norm)
@@ -110,5 +102,5 @@ class GpuKernels:
 
 def _paged(kv_cache: KVCache) -> PagedKVCache:
     if not isinstance(kv_cache, PagedKVCache):
-        raise ValueError(f"a GPU computes with a PagedKVCache, not with a {type(kv_cache).__name__}")
+        raise ValueError(f"GPU kernels need a PagedKVCache, got a {type(kv_cache).__name__}")
     return kv_cache

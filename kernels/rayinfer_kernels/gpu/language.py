@@ -67,7 +67,7 @@ def supports_pdl(device: torch.device) -> bool:
     """Return whether kernels on this device can be launched before the previous one has ended.
 
     With programmatic dependent launch (PDL, compute capability 9.0) a kernel whose `PDL` is true calls
-    `gdc_launch_dependents` first, which lets the next kernel start as soon as there is room, loads what no kernel of
+    `gdc_launch_dependents` first, which lets the next kernel start as soon as it fits, loads what no kernel of
     the step writes (weights, the step's inputs), and calls `gdc_wait` before anything else: then all kernels before it
     have ended, for each of them waits, too. Every program has to wait, also one that has nothing to do.
     """

@@ -7,12 +7,12 @@ import torch.nn.functional as F
 
 from rayinfer_kernels.gpu.activations import gelu_tanh_and_mul, silu_and_mul
 from rayinfer_kernels.gpu.decode_attention import decode_attention
-from rayinfer_kernels.gpu.few_rows import Norm, are_few_rows, few_rows_linear
 from rayinfer_kernels.gpu.fp8 import linear as float8_linear
 from rayinfer_kernels.gpu.norms import add_rms_norm, rms_norm
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache
 from rayinfer_kernels.gpu.prefill_attention import prefill_attention
 from rayinfer_kernels.gpu.rope_and_write import rope_and_write
+from rayinfer_kernels.gpu.skinny_gemm import Norm, is_skinny, skinny_gemm
 from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerWeights, PackedLinear, StackShape, StepTensors
 from rayinfer_kernels.packed_weight import PackedWeight
@@ -23,8 +23,8 @@ class GpuLayerStack:
 
     A layer is nine launches: norm of the sum, projection, rotation and cache, attention, projection, norm of the sum,
     gate and up, gate, down; its numbers are those of the layers run one by one. Of few rows in 16 bits it is six, for
-    norms, gate and sums belong to the products: fewer roundings, so the last digits differ. Nothing is read back from
-    the device.
+    norms, gate and sums are fused into the products: fewer roundings, so the last digits differ. Nothing is read
+    back from the device.
     """
 
     def __init__(self, layers: Sequence[LayerWeights], last_norm: torch.Tensor, shape: StackShape) -> None:
@@ -41,15 +41,15 @@ class GpuLayerStack:
         if len(paged) != len(self._layers):
             raise ValueError(f"{len(self._layers)} layers need a PagedKVCache each, got {len(paged)} of them")
         if cos.shape[1] > self._shape.head_dim:
-            raise ValueError(f"{cos.shape[1]} channels of {self._shape.head_dim} cannot turn")
+            raise ValueError(f"rotary_dim must be even and at most head_dim={self._shape.head_dim}, got {cos.shape[1]}")
         self._caches, self._cos, self._sin = paged, cos.contiguous(), sin.contiguous()
 
     def run(self, x: torch.Tensor, step: StepTensors) -> torch.Tensor:
         """See LayerStack."""
         if not self._caches:
-            raise ValueError("the layers have no caches yet")
-        if are_few_rows(x):
-            return self._run_few(x.contiguous(), step)
+            raise ValueError("bind the KV caches before running the layers")
+        if is_skinny(x):
+            return self._run_skinny(x.contiguous(), step)
         eps, residual, added = self._shape.eps, x.contiguous(), None
         for layer, cache in zip(self._layers, self._caches, strict=True):
             # Nothing was added to the sum before the first layer.
@@ -61,14 +61,14 @@ class GpuLayerStack:
         assert added is not None, "a stack has layers"
         return add_rms_norm(added, residual, self._last_norm, eps)
 
-    def _run_few(self, residual: torch.Tensor, step: StepTensors) -> torch.Tensor:
+    def _run_skinny(self, residual: torch.Tensor, step: StepTensors) -> torch.Tensor:
         eps, activation = self._shape.eps, self._shape.activation
         for layer, cache in zip(self._layers, self._caches, strict=True):
-            qkv = few_rows_linear(residual, layer.qkv, norm=Norm(layer.attention_norm, eps))
-            few_rows_linear(self._attend(qkv, layer, cache, step), layer.output, residual=residual)
+            qkv = skinny_gemm(residual, layer.qkv, norm=Norm(layer.attention_norm, eps))
+            skinny_gemm(self._attend(qkv, layer, cache, step), layer.output, residual=residual)
             norm = Norm(layer.feed_forward_norm, eps)
-            gated = few_rows_linear(residual, layer.gate_up, norm=norm, gate=activation)
-            few_rows_linear(gated, layer.down, residual=residual)
+            gated = skinny_gemm(residual, layer.gate_up, norm=norm, gate=activation)
+            skinny_gemm(gated, layer.down, residual=residual)
         return rms_norm(residual, self._last_norm, eps)
 
     def _attend(self, qkv: torch.Tensor, layer: LayerWeights, cache: PagedKVCache, step: StepTensors) -> torch.Tensor:

@@ -90,8 +90,8 @@ def _rms_norm_kernel(
     columns = tl.arange(0, block)
     is_within = columns < width
     dtype: tl.constexpr = out.dtype.element_ty
-    place = (row // num_heads) * x_row_stride + (row % num_heads) * x_head_stride
-    values = tl.load(x + place + columns, mask=is_within, other=0.0).to(tl.float32)
+    offset = (row // num_heads) * x_row_stride + (row % num_heads) * x_head_stride
+    values = tl.load(x + offset + columns, mask=is_within, other=0.0).to(tl.float32)
     if residual is not None:
         kept = residual + row * residual_stride + columns
         summed = rounded(values + tl.load(kept, mask=is_within, other=0.0).to(tl.float32), dtype)

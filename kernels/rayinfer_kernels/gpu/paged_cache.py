@@ -43,7 +43,7 @@ class PagedKVCache:
         """Return the number of channels of a head."""
         return self.key.shape[3]
 
-    def put(self, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+    def write(self, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Store key and value [num_tokens, num_kv_heads, head_dim] at `slot_mapping` [num_tokens]; slot -1: nothing."""
         is_kept = slot_mapping >= 0
         slot_mapping = slot_mapping[is_kept]
@@ -52,7 +52,7 @@ class PagedKVCache:
             rounded = in_cache_type(given[is_kept], stored.dtype)
             _indexable(stored).transpose(1, 2)[block, offset] = _indexable(rounded)
 
-    def take(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def read_blocks(self, blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the keys and values of whole blocks [num_blocks] in float32: [num_kv_heads, num_tokens, head_dim]."""
         key, value = (_indexable(stored)[blocks].view(stored.dtype).float() for stored in self.tensors)
         return key.transpose(0, 1).flatten(1, 2), value.transpose(0, 1).flatten(1, 2)

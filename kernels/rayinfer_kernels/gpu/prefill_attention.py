@@ -127,8 +127,8 @@ def _attend_chunk(
     tokens, heads = first + rows // GROUP, kv_head * GROUP + rows % GROUP
     is_row = (rows < TILE_QUERIES * GROUP) & (tokens < next_query)
     is_number = is_row[:, None] & (channels[None, :] < HEAD_DIM)
-    places = (tokens.to(tl.int64) * token_stride + heads * head_stride)[:, None] + channels[None, :]
-    query = tl.load(query_rows + places, mask=is_number, other=0.0).to(DOT_TYPE)
+    offsets = (tokens.to(tl.int64) * token_stride + heads * head_stride)[:, None] + channels[None, :]
+    query = tl.load(query_rows + offsets, mask=is_number, other=0.0).to(DOT_TYPE)
     before_queries = tl.load(seq_lens + request) - next_query  # position minus token
     position = first + before_queries  # of the first token, the last position that all rows see
     end = tl.minimum(first + TILE_QUERIES, next_query) + before_queries

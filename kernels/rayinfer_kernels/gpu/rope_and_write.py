@@ -11,7 +11,7 @@ from rayinfer_kernels.gpu.language import (
     triton,
 )
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache, largest_number
-from rayinfer_kernels.gpu.tuning import MAX_FEW_ROWS, rope_tuning
+from rayinfer_kernels.gpu.tuning import MAX_SKINNY_ROWS, rope_tuning
 
 
 def rope_and_write(
@@ -33,7 +33,7 @@ def rope_and_write(
 
     qkv [num_tokens, (num_heads + 2 x num_kv_heads) x head_dim] holds queries, keys and values behind one another; its
     rows may be strided. The norms [head_dim], both or none, are RMS norms of each head; with `unit_offset` their scale
-    is 1 + weight. cos and sin [max_positions, rotary_dim] turn the first channels of each head, in half-split pairs.
+    is 1 + weight. cos and sin [max_positions, rotary_dim] rotate the first channels of each head, in half-split pairs.
     `positions` and `slot_mapping` are int64 [num_tokens]; at slot -1 nothing is stored. All is computed in float32 and
     rounded once, to the model's type or the cache's.
     """
@@ -43,7 +43,7 @@ def rope_and_write(
             f"{qkv.shape[1]} columns for {num_heads} and twice {num_kv_heads} heads of {head_dim} channels"
         )
     if not 0 < rotary_dim <= head_dim or rotary_dim % 2:
-        raise ValueError(f"{rotary_dim} of {head_dim} channels cannot turn in pairs")
+        raise ValueError(f"rotary_dim must be even and at most head_dim={head_dim}, got {rotary_dim}")
     if (query_norm is None) != (key_norm is None):
         raise ValueError("either queries and keys have norms, or neither have")
     qkv = qkv if qkv.stride(-1) == 1 else qkv.contiguous()
@@ -68,7 +68,7 @@ def rope_and_write(
         ROWS=tuning.num_rows,
         LARGEST=largest_number(cache),
         PDL=(pdl := supports_pdl(qkv.device)),
-        launch_pdl=pdl and num_tokens <= MAX_FEW_ROWS,  # torch's products do not let it start: then it costs time
+        launch_pdl=pdl and num_tokens <= MAX_SKINNY_ROWS,  # torch's products do not let it start: then it costs time
         num_warps=tuning.num_warps,
     )
     return query
@@ -147,7 +147,7 @@ def _rope_and_write(
     else:
         position = tl.load(positions + token, mask=is_row, other=0)
         angles = position.to(tl.int64) * (2 * HALF)
-        first, second, rest = _turned_head(
+        first, second, rest = _rotated_head(
             row, cos + angles, sin + angles, head < NUM_HEADS, query_norm, key_norm, is_row, eps, HAS_NORMS,
             UNIT_OFFSET, HEAD_DIM, HALF, HALF_WIDTH, REST_WIDTH,
         )  # fmt: skip
@@ -160,7 +160,7 @@ def _rope_and_write(
 
 
 @triton.jit
-def _turned_head(
+def _rotated_head(
     row,  # [ROWS], where the heads begin
     cos,  # [ROWS], where their angles do
     sin,
@@ -201,7 +201,7 @@ def _turned_head(
 
 @triton.jit
 def _store_head(
-    place,  # [ROWS]
+    target,  # [ROWS]
     is_row,
     first,
     second,
@@ -212,17 +212,17 @@ def _store_head(
     REST_WIDTH: tl.constexpr,
     LARGEST: tl.constexpr,
 ):
-    """Round the parts of each head to the type of their place."""
+    """Round the parts of each head to the type of `target`."""
     half, rest_channel = tl.arange(0, HALF_WIDTH)[None, :], 2 * HALF + tl.arange(0, REST_WIDTH)[None, :]
     is_half, is_rest = is_row[:, None] & (half < HALF), is_row[:, None] & (rest_channel < HEAD_DIM)
     if LARGEST:
         first = tl.clamp(first, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
         second = tl.clamp(second, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
         rest = tl.clamp(rest, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
-    dtype = place.dtype.element_ty
-    tl.store(place[:, None] + half, first.to(dtype), mask=is_half)
-    tl.store(place[:, None] + HALF + half, second.to(dtype), mask=is_half)
-    tl.store(place[:, None] + rest_channel, rest.to(dtype), mask=is_rest)
+    dtype = target.dtype.element_ty
+    tl.store(target[:, None] + half, first.to(dtype), mask=is_half)
+    tl.store(target[:, None] + HALF + half, second.to(dtype), mask=is_half)
+    tl.store(target[:, None] + rest_channel, rest.to(dtype), mask=is_rest)
 
 
 @triton.jit(do_not_specialize=["num_tokens"])

@@ -18,19 +18,19 @@ LONGEST_SPLIT_TOKENS = 8192  # and however many they are: about as long as the p
 # Programs of a launch for each that runs at a time: most of a large batch's find no tokens, and cost a nanosecond each.
 MAX_ROUNDS = 16
 MAX_SPLITS = 64
-MIN_DOT_ROWS = 16  # what the tensor cores take at least
+MIN_DOT_ROWS = 16  # minimum of the tensor cores
 MIN_DOT_INPUTS = 16  # the same, of numbers that are summed
 ACTIVATION_BLOCK = 1024  # columns of a row in one program
 ACTIVATION_WARPS = 4
-MAX_FEW_ROWS = 4  # that are multiplied without tensor cores: more would be bound by their sums, not by memory
-ROW_MAX_BLOCK = 8192  # numbers of a row that a program looks at together
-ROW_MAX_WARPS = 32
+MAX_SKINNY_ROWS = 4  # that are multiplied without tensor cores: more would be bound by their sums, not by memory
+ARGMAX_BLOCK = 8192  # numbers of a row that a program looks at together
+ARGMAX_WARPS = 32
 SAMPLING_BLOCK = 4096  # scores of a row that a program looks at together
 SAMPLING_WARPS = 16
 CHOICE_BLOCK = 4096  # scores of a row that is searched as a whole
 CHOICE_WARPS = 16
 CANDIDATE_BLOCK = 1024  # candidates for a token that a program looks at together
-CANDIDATES_MAX_REGISTERS = 64  # of a thread that looks for them, so that a multiprocessor has room for two programs
+CANDIDATES_MAX_REGISTERS = 64  # of a thread that looks for them, so that two programs fit on a multiprocessor
 MAX_CANDIDATES = 16384  # of a row; top-p keeps more only where nearly nothing is known of the next token
 MAX_ROW_PARTS = 32  # that a row is cut into where rows are few
 
@@ -43,7 +43,7 @@ class AttentionTuning:
     tile_tokens: int  # keys and values that are loaded at once
     num_warps: int
     num_stages: int  # of the loop's pipeline
-    max_registers: int | None = None  # of a thread, so that enough programs have room on a multiprocessor
+    max_registers: int | None = None  # of a thread, so that enough programs fit on a multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def decode_tuning(
     instructions that plain products and sums take, and few enough to keep up with memory.
     """
     width = next_power_of_2(head_dim)
-    tile = (16 << 10) // (width * cache_bytes)  # 16 KiB of keys and as much of values: four programs have room
+    tile = (16 << 10) // (width * cache_bytes)  # 16 KiB of keys and as much of values: four programs fit
     tile = min(tile, max(64, next_power_of_2(block_size)))  # then a tile of a larger block lies in one
     if model_bytes == 4:
         tile = min(tile, 32 * cache_bytes // 4)
@@ -163,7 +163,7 @@ def grouped_tuning(num_rows: int, num_groups: int, model_bytes: int) -> ProductT
     return ProductTuning(128, 128, 64, num_warps=8, num_stages=4)
 
 
-def few_rows_tuning(num_rows: int, num_results: int, in_features: int, *, is_gated: bool) -> ProductTuning:
+def skinny_gemm_tuning(num_rows: int, num_results: int, in_features: int, *, is_gated: bool) -> ProductTuning:
     """Tune for one, two or four rows and a matrix: each thread loads eight neighbouring numbers of some columns.
 
     What counts is a whole layer, in which the next kernels load their weights while this one ends: so few programs that

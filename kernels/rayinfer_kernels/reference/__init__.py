@@ -3,40 +3,40 @@
 from rayinfer_kernels.reference.attention import paged_attention, write_kv
 from rayinfer_kernels.reference.elementwise import (
     add_rms_norm,
+    argmax,
     gelu,
     gelu_tanh,
     gelu_tanh_and_mul,
     layer_norm,
     rms_norm,
     rotary_embedding,
-    row_max,
     silu_and_mul,
 )
-from rayinfer_kernels.reference.grouped_linear import combine_rows, grouped_linear, packed_grouped_linear
+from rayinfer_kernels.reference.grouped_gemm import grouped_gemm, moe_combine, packed_grouped_gemm
 from rayinfer_kernels.reference.layer_stack import layer_stack
-from rayinfer_kernels.reference.linear import linear, pack, packed_gated_linear, packed_linear, packed_rows
+from rayinfer_kernels.reference.linear import linear, pack, packed_embedding, packed_gated_linear, packed_linear
 from rayinfer_kernels.reference.philox import uniform
 from rayinfer_kernels.reference.sampling import sample_rows
 
 __all__ = [
     "add_rms_norm",
-    "combine_rows",
+    "argmax",
     "gelu",
     "gelu_tanh",
     "gelu_tanh_and_mul",
-    "grouped_linear",
+    "grouped_gemm",
     "layer_norm",
     "layer_stack",
     "linear",
+    "moe_combine",
     "pack",
+    "packed_embedding",
     "packed_gated_linear",
-    "packed_grouped_linear",
+    "packed_grouped_gemm",
     "packed_linear",
-    "packed_rows",
     "paged_attention",
     "rms_norm",
     "rotary_embedding",
-    "row_max",
     "sample_rows",
     "silu_and_mul",
     "uniform",

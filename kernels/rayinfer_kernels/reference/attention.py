@@ -7,7 +7,7 @@ from rayinfer_kernels.kv_cache import KVCache
 
 def write_kv(key: torch.Tensor, value: torch.Tensor, kv_cache: KVCache, slot_mapping: torch.Tensor) -> None:
     """Put key and value [num_tokens, num_kv_heads, head_dim] at `slot_mapping` [num_tokens]."""
-    kv_cache.put(key, value, slot_mapping)
+    kv_cache.write(key, value, slot_mapping)
 
 
 def paged_attention(
@@ -32,7 +32,7 @@ def paged_attention(
     for i, length in enumerate(lengths):
         q = query[starts[i] : starts[i + 1]].transpose(0, 1).float()  # [num_heads, num_queries, head_dim]
         blocks = block_tables[i, : -(-length // kv_cache.block_size)].long()
-        key, value = kv_cache.take(blocks)  # [num_kv_heads, num_tokens, head_dim, or more]
+        key, value = kv_cache.read_blocks(blocks)  # [num_kv_heads, num_tokens, head_dim, or more]
         key, value = (cached[:, :length, : q.shape[-1]] for cached in (key, value))
         group = q.shape[0] // key.shape[0]
         scores = q @ key.repeat_interleave(group, 0).mT * scale  # [num_heads, num_queries, length]

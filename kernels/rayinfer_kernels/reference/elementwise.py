@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from rayinfer_kernels.implementation import RowMax
+from rayinfer_kernels.implementation import ArgmaxResult
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False) -> torch.Tensor:
@@ -48,7 +48,7 @@ def gelu_tanh_and_mul(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu(x: torch.Tensor) -> torch.Tensor:
-    """x times the share of the normal distribution below x (Hendrycks and Gimpel 2016)."""
+    """x times the mass of the normal distribution below x (Hendrycks and Gimpel 2016)."""
     return F.gelu(x)
 
 
@@ -57,7 +57,7 @@ def gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-def row_max(rows: torch.Tensor) -> RowMax:
-    """Find the greatest number of each row and its first place; NaN where a number is none."""
+def argmax(rows: torch.Tensor) -> ArgmaxResult:
+    """Find the maximum of each row and its first index; NaN where the row holds NaN."""
     values, indices = rows.max(-1)
-    return RowMax(values.float(), indices)
+    return ArgmaxResult(values.float(), indices)

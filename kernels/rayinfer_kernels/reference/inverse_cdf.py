@@ -1,4 +1,4 @@
-"""Softmax weights of scores, and the index at which their cumulative sum passes a share of the total."""
+"""Softmax weights of scores, and the index at which their cumulative sum passes a fraction of the total."""
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ def padded_to_blocks(scores: Tensor) -> Tensor:
 
 
 def to_weights_(scores: Tensor, best: Tensor) -> Tensor:
-    """Turn float32 `scores` in place into probabilities over that of the row's `best` [rows, 1].
+    """Convert float32 `scores` in place to probabilities over that of the row's `best` [rows, 1].
 
     What is too small for float32, -inf above all, becomes exactly 0. It is kept away from exp, which takes ten times
     as long over -inf and over results below the normal range.
@@ -35,8 +35,8 @@ def row_sums(values: Tensor) -> Tensor:
     return _blocks(values).sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)[:, -1]
 
 
-def first_exceeding(weights: Tensor, share: Tensor) -> Tensor:
-    """The first index per row whose cumulated weight exceeds `share` [rows] (float64, in [0, 1)) of the row's sum.
+def first_exceeding(weights: Tensor, fraction: Tensor) -> Tensor:
+    """The first index per row whose cumulated weight exceeds `fraction` [rows] (float64, in [0, 1)) of the row's sum.
 
     `weights` [rows, whole blocks] are float32 and not negative, and an index of weight 0 is never returned. Sums are
     float64 over fixed blocks, so neither the number of rows nor of threads changes them. A row that holds NaN gets
@@ -44,7 +44,7 @@ def first_exceeding(weights: Tensor, share: Tensor) -> Tensor:
     """
     blocks = _blocks(weights)
     block_ends = blocks.sum(dim=-1, dtype=torch.float64).cumsum(dim=-1)  # [rows, blocks]
-    target = (share * block_ends[:, -1]).unsqueeze(1)
+    target = (fraction * block_ends[:, -1]).unsqueeze(1)
     block = _count_reached(block_ends, target)
     before = block_ends.gather(1, (block - 1).clamp_(min=0)).masked_fill_(block == 0, 0.0)
 

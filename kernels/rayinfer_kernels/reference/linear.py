@@ -22,7 +22,7 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     return F.linear(x, weight, bias)
 
 
-def packed_rows(weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def packed_embedding(weight: PackedWeight, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Take rows of a packed weight, as numbers of `dtype`."""
     return weight.rows(indices, dtype)
 

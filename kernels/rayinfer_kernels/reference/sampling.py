@@ -2,8 +2,8 @@
 
 import torch
 
-from rayinfer_kernels.implementation import RowMax, SampledRows
-from rayinfer_kernels.reference.elementwise import row_max
+from rayinfer_kernels.implementation import ArgmaxResult, SampledRows
+from rayinfer_kernels.reference.elementwise import argmax
 from rayinfer_kernels.reference.inverse_cdf import first_exceeding, padded_to_blocks, to_weights_
 from rayinfer_kernels.reference.truncation import keep_top_k_, keep_top_k_top_p_
 
@@ -18,10 +18,10 @@ def sample_rows(
     min_p: torch.Tensor,
     uniform: torch.Tensor,
     is_greedy: torch.Tensor,
-    best: RowMax | None = None,
+    best: ArgmaxResult | None = None,
 ) -> SampledRows:
     """See `ops.sample_rows`; `best` is what is known already of the rows' greatest."""
-    best = best or row_max(logits)
+    best = best or argmax(logits)
     is_invalid = (best.values - best.values).ne(0.0)  # what is not finite; isfinite would be four operations
     token_ids = best.indices
     drawn = is_greedy.logical_not().nonzero().squeeze(1)

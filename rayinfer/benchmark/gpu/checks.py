@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.paged_attention import AttentionBatch
 from rayinfer.benchmark.gpu import engine_runs
 from rayinfer.benchmark.gpu.cases import even_workload
 from rayinfer.benchmark.gpu.gpu_report import Check
@@ -60,7 +60,7 @@ def _write_checkpoint(shape: Mapping[str, Any], folder: Path) -> Path:
     write_shape(shape, folder)
     decoder = random_decoder(folder, torch.float32, _HOST)
     assert isinstance(decoder, torch.nn.Module)
-    sources = {name: source for name, source in decoder.weight_places().items() if not source.instead_of}
+    sources = {name: source for name, source in decoder.checkpoint_slices().items() if not source.replaces}
     parameters = dict(decoder.named_parameters())
     tensors = {
         name: parameters[source.parameter].data

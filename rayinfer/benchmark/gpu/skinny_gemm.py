@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from rayinfer.benchmark.gpu.model_shapes import SHAPES
 from rayinfer.benchmark.gpu.timing import COLD_BYTES, seconds_per_call
-from rayinfer_kernels.gpu.few_rows import few_rows_linear
+from rayinfer_kernels.gpu.skinny_gemm import skinny_gemm
 from rayinfer_kernels.layer_stack import PackedLinear
 
 
@@ -82,7 +82,7 @@ def measure_product(device: torch.device, sweep: ProductSweep, shape: ProductSha
         calls = [lambda weight=weight: multiply(weight) for weight in weights]
         return seconds_per_call(calls, device, sweep.num_repeats)
 
-    ours = seconds(lambda weight: few_rows_linear(x, PackedLinear(weight, None)))
+    ours = seconds(lambda weight: skinny_gemm(x, PackedLinear(weight, None)))
     torchs = seconds(lambda weight: F.linear(x, weight))
     return ProductRow(
         outputs=outputs,

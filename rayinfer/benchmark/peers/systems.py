@@ -14,7 +14,7 @@ from typing import Any
 from rayinfer.benchmark.peers.cases import ENGINE_CASES, HTTP_REQUESTS, PREFILL, STREAM
 from rayinfer.config import engine_config
 from rayinfer.errors import ConfigError
-from rayinfer.optimization.quality_gates import excess, measured_model
+from rayinfer.optimization.mode_checks import excess, measured_model
 
 OWN, VLLM, OPENVINO, LLAMA_CPP = "rayinfer", "vllm", "openvino", "llama.cpp"
 WORKER = Path(__file__).with_name("engine_worker.py")

@@ -86,7 +86,7 @@ class Cores:
             return
         before = os.sched_getaffinity(0)
         if not getattr(self._thread, "has_pinned_team", False):
-            rayinfer_kernels.pin_team(self._cores)
+            rayinfer_kernels.pin_threads(self._cores)
             self._thread.has_pinned_team = True
         os.sched_setaffinity(0, {self._cores[0]})
         try:
@@ -97,7 +97,7 @@ class Cores:
     def release(self) -> None:
         """Release the cores, and unpin the calling thread's team."""
         if self._cores:
-            rayinfer_kernels.pin_team(None)
+            rayinfer_kernels.pin_threads(None)
         self._cores = ()
         for lock in self._locks:
             lock.release()

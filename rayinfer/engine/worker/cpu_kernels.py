@@ -7,4 +7,4 @@ from rayinfer.start_steps import CountedStep
 
 def use_cpu_kernels() -> None:
     """Load the kernels; compiling them first, if need be, is reported as a start step."""
-    rayinfer_kernels.configure(cache_folder() / "kernels", tell=CountedStep("compiling kernels"))
+    rayinfer_kernels.configure(cache_folder() / "kernels", on_progress=CountedStep("compiling kernels"))

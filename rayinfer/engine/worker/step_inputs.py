@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.paged_attention import AttentionBatch
 from rayinfer.engine.plan.step_plan import StepPlan
 from rayinfer.engine.worker.step_upload import StepUpload
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+import rayinfer_kernels
 from rayinfer.config import EngineConfig, cache_folder, packed_cache_bytes
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, PipelineLink, Stage
@@ -32,11 +33,10 @@ from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.models.random_weights import random_decoder
 from rayinfer.optimization.packed_cache import PackedCache
-from rayinfer.optimization.ready_weights import load_ready_decoder
+from rayinfer.optimization.packed_weights import load_packed_decoder
 from rayinfer.start_steps import start_step
 from rayinfer.tensor_parallel import UNSHARDED
-from rayinfer_kernels import ops, reference
-from rayinfer_kernels.selection import implementation_of
+from rayinfer_kernels import ops
 
 _CACHE_TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # else the model's
 
@@ -106,7 +106,7 @@ class Worker(ABC):
     def _has_gpu_kernels(self) -> bool:
         """Whether the model runs by kernels made for GPUs, on one rank."""
         is_on_gpu = self._device.type == "cuda" and self._group is None
-        return is_on_gpu and implementation_of(self._device, self._dtype) is not reference
+        return is_on_gpu and rayinfer_kernels.has_kernels(self._device, self._dtype)
 
     @property
     def _uses_graphs(self) -> bool:
@@ -172,13 +172,13 @@ class Worker(ABC):
                 raise ConfigError("quantization needs real weights: load_format must not be dummy")
             return partial(random_decoder, self._folder, self._dtype, self._device, shard)
         return partial(
-            load_ready_decoder,
+            load_packed_decoder,
             self._folder,
             self._dtype,
             self._device,
             quantization=config.quantization,
             cache=PackedCache(cache_folder() / "packed", max_bytes=packed_cache_bytes()),
-            share=shard,
+            shard=shard,
         )
 
     def _new_sampler(self) -> Sampler:
@@ -293,7 +293,7 @@ def _prepare_for_sources(
 ) -> None:
     prepare(decoder)
     assert isinstance(decoder, EncoderDecoder), "an encoder-decoder's configuration without its model"
-    decoder.make_room_for_sources(num_rows, longest_sequence, dtype, device)
+    decoder.allocate_sources(num_rows, longest_sequence, dtype, device)
 
 
 def _load_again(

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import torch
 
-from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.paged_attention import AttentionBatch
 from rayinfer.errors import UnsupportedArchitecture
 from rayinfer.layers.decoder_layer import DecoderLayer
 from rayinfer.layers.gated_mlp import GatedMLP
-from rayinfer.layers.rms_norm import RMSNorm
+from rayinfer.layers.norms import RMSNorm
 from rayinfer.layers.rotary_embedding import Angles, RotaryEmbedding
 from rayinfer.layers.self_attention import SelfAttention
 from rayinfer.models.causal_decoder import CausalDecoder

@@ -5,20 +5,20 @@ from dataclasses import replace
 
 import torch
 
-from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.paged_attention import AttentionBatch
 from rayinfer.errors import UnsupportedArchitecture
+from rayinfer.layers.checkpoint_slices import CheckpointSlice, with_checkpoint_names
 from rayinfer.layers.decoder_layer import PreNormLayer
+from rayinfer.layers.embedding import PositionEmbedding
 from rayinfer.layers.feed_forward import FeedForward
-from rayinfer.layers.layer_norm import LayerNorm
-from rayinfer.layers.position_embedding import PositionEmbedding
+from rayinfer.layers.norms import LayerNorm
 from rayinfer.layers.self_attention import SelfAttention
-from rayinfer.layers.weight_places import WeightPlace, in_words_of
 from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.config_fields import flag, number
 from rayinfer.models.model_config import ModelConfig
 
 _PREFIX = "transformer."
-_CHECKPOINT_WORDS = {
+_CHECKPOINT_NAMES = {
     "model.embed_tokens": "transformer.wte",
     "model.position_embedding": "transformer.wpe",
     "model.layers": "transformer.h",
@@ -46,10 +46,10 @@ class GPT2LMHeadModel(CausalDecoder):
         positions = PositionEmbedding(config.max_position_embeddings, config.hidden_size)
         self.model.position_embedding = self._position_embedding = positions
 
-    def weight_places(self) -> Mapping[str, WeightPlace]:
+    def checkpoint_slices(self) -> Mapping[str, CheckpointSlice]:
         """Its checkpoints hold what they call Conv1D transposed."""
-        places = in_words_of(_CHECKPOINT_WORDS, super().weight_places())
-        return {name: replace(place, is_transposed=name.endswith(_TRANSPOSED)) for name, place in places.items()}
+        slices = with_checkpoint_names(_CHECKPOINT_NAMES, super().checkpoint_slices())
+        return {name: replace(part, is_transposed=name.endswith(_TRANSPOSED)) for name, part in slices.items()}
 
     def known_name(self, tensor_name: str) -> str | None:
         """The first checkpoints leave the prefix out; old ones carry causal masks."""

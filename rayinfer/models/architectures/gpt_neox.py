@@ -5,20 +5,20 @@ from typing import Any
 
 import torch
 
-from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.paged_attention import AttentionBatch
+from rayinfer.layers.checkpoint_slices import CheckpointSlice, with_checkpoint_names
 from rayinfer.layers.decoder_layer import PreNormLayer
 from rayinfer.layers.feed_forward import FeedForward
-from rayinfer.layers.layer_norm import LayerNorm
+from rayinfer.layers.norms import LayerNorm
 from rayinfer.layers.rotary_embedding import Angles, RotaryEmbedding
 from rayinfer.layers.self_attention import Heads, SelfAttention
 from rayinfer.layers.shards import HeadShard, scaled
-from rayinfer.layers.weight_places import WeightPlace, in_words_of
 from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.config_fields import flag, number
 from rayinfer.models.model_config import ModelConfig
 from rayinfer.models.rope_settings import read_rope
 
-_CHECKPOINT_WORDS = {
+_CHECKPOINT_NAMES = {
     "model.embed_tokens": "gpt_neox.embed_in",
     "model.layers": "gpt_neox.layers",
     "model.norm": "gpt_neox.final_layer_norm",
@@ -62,9 +62,9 @@ class GPTNeoXForCausalLM(CausalDecoder):
         layers = [_layer(config, rotary) for _ in range(config.num_layers)]
         super().__init__(config, layers, _norm(config), [rotary] * config.num_layers)
 
-    def weight_places(self) -> Mapping[str, WeightPlace]:
+    def checkpoint_slices(self) -> Mapping[str, CheckpointSlice]:
         """See Decoder."""
-        return in_words_of(_CHECKPOINT_WORDS, super().weight_places())
+        return with_checkpoint_names(_CHECKPOINT_NAMES, super().checkpoint_slices())
 
     def known_name(self, tensor_name: str) -> str | None:
         """Old checkpoints carry causal masks; newer transformers name the head as other families do."""
@@ -98,7 +98,7 @@ def _norm(config: ModelConfig) -> LayerNorm:
 
 
 def _rope(config: ModelConfig) -> dict[str, Any]:
-    """Read the base and the share of rotated channels, which older checkpoints name differently."""
+    """Read the base and the fraction of rotated channels, which older checkpoints name differently."""
     raw = config.raw
     own_words = {
         "rope_theta": number(raw, "rotary_emb_base", default=10_000.0),

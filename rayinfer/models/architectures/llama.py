@@ -1,6 +1,6 @@
 """Llama (Touvron et al. 2023) and whatever shares its architecture, SmolLM2 among them."""
 
-from rayinfer.layers.rms_norm import RMSNorm
+from rayinfer.layers.norms import RMSNorm
 from rayinfer.layers.rotary_embedding import RotaryEmbedding
 from rayinfer.models.architectures.llama_layers import llama_layers
 from rayinfer.models.causal_decoder import CausalDecoder

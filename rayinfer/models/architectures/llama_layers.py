@@ -7,7 +7,7 @@ import torch
 from rayinfer.errors import UnsupportedArchitecture
 from rayinfer.layers.decoder_layer import PreNormLayer
 from rayinfer.layers.gated_mlp import GATES, GatedMLP
-from rayinfer.layers.rms_norm import RMSNorm
+from rayinfer.layers.norms import RMSNorm
 from rayinfer.layers.rotary_embedding import RotaryEmbedding
 from rayinfer.layers.self_attention import SelfAttention
 from rayinfer.models.model_config import ModelConfig
@@ -27,7 +27,7 @@ def llama_layers(
     """Stack rotary attention and a gated feed-forward, each behind an RMS norm.
 
     `windows` gives each layer's (None: it sees all), `feed_forward` builds a layer's other half from its index.
-    `has_head_norms` puts a norm over each head of queries and keys; `is_fused` is said of the checkpoint's tensors.
+    `has_head_norms` puts a norm over each head of queries and keys; `is_fused` describes the checkpoint's tensors.
     """
 
     def norm(width: int) -> RMSNorm:

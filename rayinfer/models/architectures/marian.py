@@ -6,20 +6,20 @@ from collections.abc import Mapping
 import torch
 
 from rayinfer.errors import UnsupportedArchitecture
+from rayinfer.layers.checkpoint_slices import CheckpointSlice, with_checkpoint_names
 from rayinfer.layers.cross_attention import CrossAttention
 from rayinfer.layers.encoder_attention import EncoderAttention
 from rayinfer.layers.feed_forward import ACTIVATIONS, FeedForward
-from rayinfer.layers.layer_norm import LayerNorm
+from rayinfer.layers.norms import LayerNorm
 from rayinfer.layers.residual import PostNorm
 from rayinfer.layers.self_attention import SelfAttention
 from rayinfer.layers.shards import ShardSlice
-from rayinfer.layers.weight_places import WeightPlace, in_words_of
 from rayinfer.models.config_fields import count, flag
 from rayinfer.models.encoder_decoder import CrossDecoderLayer, EncoderDecoder, EncoderLayer
 from rayinfer.models.model_config import ModelConfig
 from rayinfer.tensor_parallel import Shard
 
-NORM_EPS = 1e-5  # no checkpoint says it
+NORM_EPS = 1e-5  # not in config.json
 _WORDS = {
     "shared.": "model.shared.",
     "encoder_layers.": "model.encoder.layers.",
@@ -69,18 +69,18 @@ class MarianMTModel(EncoderDecoder):
         self._embedding_scale = math.sqrt(hidden) if flag(raw, "scale_embedding") else 1.0
         self._positions = torch.empty(0)
 
-    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
+    def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
         """See EncoderDecoder: the logits' bias is the last stage's, whole on each of its ranks."""
-        if not share.coordinates.is_last_stage:
+        if not shard.coordinates.is_last_stage:
             del self.final_logits_bias
-        return super().take_shard(share)
+        return super().take_shard(shard)
 
     def prepare(
         self, dtype: torch.dtype, device: torch.device, max_positions: int, longest_sequence: int | None = None
     ) -> None:
         """Compute the sines and cosines of the positions too."""
         super().prepare(dtype, device, max_positions, longest_sequence)
-        if self._share.coordinates.is_first_stage:
+        if self._shard.coordinates.is_first_stage:
             self._positions = sinusoids(max_positions, self.config.hidden_size).to(device, dtype)
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -91,9 +91,9 @@ class MarianMTModel(EncoderDecoder):
         """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]."""
         return super().logits(hidden) + self.final_logits_bias
 
-    def weight_places(self) -> Mapping[str, WeightPlace]:
+    def checkpoint_slices(self) -> Mapping[str, CheckpointSlice]:
         """See Decoder."""
-        return in_words_of(_WORDS, super().weight_places())
+        return with_checkpoint_names(_WORDS, super().checkpoint_slices())
 
     def known_name(self, tensor_name: str) -> str | None:
         """The embedding goes by several names, and positions need not be stored."""

@@ -1,7 +1,7 @@
 """Mistral (Jiang et al. 2023): Llama with a sliding window."""
 
 from rayinfer.errors import UnsupportedArchitecture
-from rayinfer.layers.rms_norm import RMSNorm
+from rayinfer.layers.norms import RMSNorm
 from rayinfer.layers.rotary_embedding import RotaryEmbedding
 from rayinfer.models.architectures.llama_layers import llama_layers
 from rayinfer.models.causal_decoder import CausalDecoder

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 
-from rayinfer.layers.rms_norm import RMSNorm
+from rayinfer.layers.checkpoint_slices import CheckpointSlice, with_checkpoint_names
+from rayinfer.layers.norms import RMSNorm
 from rayinfer.layers.rotary_embedding import RotaryEmbedding
-from rayinfer.layers.weight_places import WeightPlace, in_words_of
 from rayinfer.models.architectures.expert_layers import mixture_of_experts
 from rayinfer.models.architectures.llama_layers import llama_layers
 from rayinfer.models.causal_decoder import CausalDecoder
 from rayinfer.models.model_config import ModelConfig
 from rayinfer.models.sliding_windows import same_window_everywhere
 
-_CHECKPOINT_WORDS = {
+_CHECKPOINT_NAMES = {
     ".mlp.": ".block_sparse_moe.",
     ".gate_proj.": ".w1.",
     ".down_proj.": ".w2.",
@@ -33,9 +33,9 @@ class MixtralForCausalLM(CausalDecoder):
         norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         super().__init__(config, layers, norm, [rotary] * config.num_layers)
 
-    def weight_places(self) -> Mapping[str, WeightPlace]:
+    def checkpoint_slices(self) -> Mapping[str, CheckpointSlice]:
         """See Decoder."""
-        return in_words_of(_CHECKPOINT_WORDS, super().weight_places())
+        return with_checkpoint_names(_CHECKPOINT_NAMES, super().checkpoint_slices())
 
     def known_name(self, tensor_name: str) -> str | None:
         """Checkpoints that hold all experts in one tensor write mlp as other families do."""

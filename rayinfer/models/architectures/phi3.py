@@ -1,7 +1,7 @@
 """Phi-3, Phi-3.5 and Phi-4-mini (Abdin et al. 2024): Llama with fused projections, longrope and a window."""
 
 from rayinfer.errors import UnsupportedArchitecture
-from rayinfer.layers.rms_norm import RMSNorm
+from rayinfer.layers.norms import RMSNorm
 from rayinfer.layers.rotary_embedding import RotaryEmbedding
 from rayinfer.models.architectures.llama_layers import llama_layers
 from rayinfer.models.causal_decoder import CausalDecoder

@@ -1,6 +1,6 @@
 """Qwen2 and Qwen2.5 (Yang et al. 2024): Llama with biases on queries, keys and values, and windows in some layers."""
 
-from rayinfer.layers.rms_norm import RMSNorm
+from rayinfer.layers.norms import RMSNorm
 from rayinfer.layers.rotary_embedding import RotaryEmbedding
 from rayinfer.models.architectures.llama_layers import llama_layers
 from rayinfer.models.causal_decoder import CausalDecoder

@@ -1,6 +1,6 @@
 """Qwen3 (Yang et al. 2025): Llama with norms over each head of queries and keys, and windows in some layers."""
 
-from rayinfer.layers.rms_norm import RMSNorm
+from rayinfer.layers.norms import RMSNorm
 from rayinfer.layers.rotary_embedding import RotaryEmbedding
 from rayinfer.models.architectures.llama_layers import llama_layers
 from rayinfer.models.causal_decoder import CausalDecoder

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from rayinfer.layers.rms_norm import RMSNorm
+from rayinfer.layers.norms import RMSNorm
 from rayinfer.layers.rotary_embedding import RotaryEmbedding
 from rayinfer.models.architectures.expert_layers import mixture_of_experts
 from rayinfer.models.architectures.llama_layers import gated_mlp, llama_layers

@@ -1,41 +1,43 @@
-"""The registry of architectures: a table from a checkpoint's name for its architecture to our class."""
+"""Registry of architectures: a checkpoint's name for its architecture to the module and class; loads no torch."""
 
-from collections.abc import Callable, Mapping
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
-from rayinfer.models.architectures.gemma3 import Gemma3ForCausalLM
-from rayinfer.models.architectures.gpt2 import GPT2LMHeadModel
-from rayinfer.models.architectures.gpt_neox import GPTNeoXForCausalLM
-from rayinfer.models.architectures.known_architectures import check_architecture
-from rayinfer.models.architectures.llama import LlamaForCausalLM
-from rayinfer.models.architectures.marian import MarianMTModel
-from rayinfer.models.architectures.mistral import MistralForCausalLM
-from rayinfer.models.architectures.mixtral import MixtralForCausalLM
-from rayinfer.models.architectures.phi3 import Phi3ForCausalLM
-from rayinfer.models.architectures.qwen2 import Qwen2ForCausalLM
-from rayinfer.models.architectures.qwen3 import Qwen3ForCausalLM
-from rayinfer.models.architectures.qwen3_moe import Qwen3MoeForCausalLM
-from rayinfer.models.architectures.t5 import T5ForConditionalGeneration
-from rayinfer.models.decoder import Decoder
-from rayinfer.models.model_config import ModelConfig
+from rayinfer.errors import UnsupportedArchitecture
 
-ARCHITECTURES: Mapping[str, Callable[[ModelConfig], Decoder]] = {
-    "GPT2LMHeadModel": GPT2LMHeadModel,
-    "GPTNeoXForCausalLM": GPTNeoXForCausalLM,
-    "Gemma3ForCausalLM": Gemma3ForCausalLM,
-    "Gemma3ForConditionalGeneration": Gemma3ForCausalLM,  # answers to text alone
-    "LlamaForCausalLM": LlamaForCausalLM,
-    "MarianMTModel": MarianMTModel,
-    "MistralForCausalLM": MistralForCausalLM,
-    "MixtralForCausalLM": MixtralForCausalLM,
-    "Phi3ForCausalLM": Phi3ForCausalLM,
-    "Qwen2ForCausalLM": Qwen2ForCausalLM,
-    "Qwen3ForCausalLM": Qwen3ForCausalLM,
-    "Qwen3MoeForCausalLM": Qwen3MoeForCausalLM,
-    "T5ForConditionalGeneration": T5ForConditionalGeneration,
-}
+# In rayinfer/models/architectures, so that names are checked without loading torch.
+ARCHITECTURES: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "GPT2LMHeadModel": ("gpt2", "GPT2LMHeadModel"),
+        "GPTNeoXForCausalLM": ("gpt_neox", "GPTNeoXForCausalLM"),
+        "Gemma3ForCausalLM": ("gemma3", "Gemma3ForCausalLM"),
+        "Gemma3ForConditionalGeneration": ("gemma3", "Gemma3ForCausalLM"),  # answers to text alone
+        "LlamaForCausalLM": ("llama", "LlamaForCausalLM"),
+        "MarianMTModel": ("marian", "MarianMTModel"),
+        "MistralForCausalLM": ("mistral", "MistralForCausalLM"),
+        "MixtralForCausalLM": ("mixtral", "MixtralForCausalLM"),
+        "Phi3ForCausalLM": ("phi3", "Phi3ForCausalLM"),
+        "Qwen2ForCausalLM": ("qwen2", "Qwen2ForCausalLM"),
+        "Qwen3ForCausalLM": ("qwen3", "Qwen3ForCausalLM"),
+        "Qwen3MoeForCausalLM": ("qwen3_moe", "Qwen3MoeForCausalLM"),
+        "T5ForConditionalGeneration": ("t5", "T5ForConditionalGeneration"),
+    }
+)
 
 
-def build_decoder(config: ModelConfig) -> Decoder:
-    """Build the architecture's class, its weights not yet filled; raises UnsupportedArchitecture."""
-    check_architecture(config.architecture)
-    return ARCHITECTURES[config.architecture](config)
+def check_architecture(name: str) -> None:
+    """Raise UnsupportedArchitecture, listing the known ones, when there is no class for the checkpoint."""
+    if name not in ARCHITECTURES:
+        raise UnsupportedArchitecture(
+            f"architecture {name!r} is not supported; known: {', '.join(ARCHITECTURES)}"
+            " (rayinfer/models/README.md explains how to add one)"
+        )
+
+
+def architecture_class(name: str) -> Any:
+    """Import the architecture's class, which builds a Decoder from a ModelConfig; raises UnsupportedArchitecture."""
+    check_architecture(name)
+    module, class_name = ARCHITECTURES[name]
+    return getattr(importlib.import_module(f"rayinfer.models.architectures.{module}"), class_name)

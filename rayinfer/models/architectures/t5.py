@@ -5,15 +5,15 @@ from collections.abc import Mapping
 import torch
 
 from rayinfer.errors import UnsupportedArchitecture
+from rayinfer.layers.checkpoint_slices import CheckpointSlice, with_checkpoint_names
 from rayinfer.layers.cross_attention import CrossAttention
 from rayinfer.layers.encoder_attention import EncoderAttention
 from rayinfer.layers.feed_forward import ACTIVATIONS, FeedForward
 from rayinfer.layers.gated_mlp import GATES, GatedMLP
+from rayinfer.layers.norms import RMSNorm
 from rayinfer.layers.relative_position_bias import RelativePositionBias
 from rayinfer.layers.residual import PreNorm
-from rayinfer.layers.rms_norm import RMSNorm
 from rayinfer.layers.self_attention import SelfAttention
-from rayinfer.layers.weight_places import WeightPlace, in_words_of
 from rayinfer.models.config_fields import count
 from rayinfer.models.encoder_decoder import CrossDecoderLayer, EncoderDecoder, EncoderLayer
 from rayinfer.models.model_config import ModelConfig
@@ -71,22 +71,22 @@ class T5ForConditionalGeneration(EncoderDecoder):
         self._output_scale = config.hidden_size**-0.5 if config.tie_word_embeddings else 1.0
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """The places of tokens show in the attention only."""
+        """Positions enter in the attention only."""
         return self.shared.forward(token_ids)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [num_rows, hidden_size] -> [num_rows, vocab_size]."""
         return super().logits(hidden * self._output_scale)
 
-    def weight_places(self) -> Mapping[str, WeightPlace]:
+    def checkpoint_slices(self) -> Mapping[str, CheckpointSlice]:
         """The checkpoints number the parts of a layer."""
-        places: dict[str, WeightPlace] = {}
-        for name, place in super().weight_places().items():
+        slices: dict[str, CheckpointSlice] = {}
+        for name, part in super().checkpoint_slices().items():
             number = 1 if name.startswith("encoder") else 2
             of_its_side = {"mlp.inner.": f"layer.{number}.DenseReluDense.", "mlp.norm.": f"layer.{number}.layer_norm."}
             up = {"up_proj.": "wi_1." if self._is_gated else "wi."}
-            places |= in_words_of(_WORDS | of_its_side | up, {name: place})
-        return places
+            slices |= with_checkpoint_names(_WORDS | of_its_side | up, {name: part})
+        return slices
 
     def known_name(self, tensor_name: str) -> str | None:
         """The first checkpoints hold copies of the embedding, and a bias for the source that nothing uses."""

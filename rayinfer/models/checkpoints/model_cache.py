@@ -15,7 +15,7 @@ CONVERSION_VERSION = "3"  # of GGUF files, part of their folders' names: what an
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     """Return `folder`, a whole model folder; where it is not there yet, `build` fills it under a lock.
 
-    It is built beside its place and renamed at the end, so a killed build leaves nothing that looks like a model.
+    It is built in a hidden folder and renamed at the end, so a killed build leaves nothing that looks like a model.
     """
     if is_model_folder(folder):
         return folder

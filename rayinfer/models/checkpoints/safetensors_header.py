@@ -1,4 +1,4 @@
-"""The head of a safetensors file: where each tensor lies, checked against the file's size (no torch here)."""
+"""Header of a safetensors file: each tensor's position, checked against the file's size (no torch here)."""
 
 import json
 import math
@@ -21,7 +21,7 @@ ELEMENT_BYTES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorEntry:
-    """One tensor's place in its file."""
+    """A tensor's type, shape and position in its file."""
 
     name: str
     dtype: str  # the format's word, such as "BF16"

@@ -33,7 +33,7 @@ def write_safetensors(file: Path, dtype: str, specs: list[TensorSpec], tensors: 
         stream.write(_header(dtype, specs))
         for spec, tensor in zip(specs, tensors, strict=True):
             if tensor.shape != spec.shape:
-                raise ValueError(f"tensor {spec.name!r} has shape {tensor.shape}, its header says {spec.shape}")
+                raise ValueError(f"tensor {spec.name!r} has shape {tensor.shape}, expected {spec.shape}")
             flat = tensor.reshape(-1)
             for start in range(0, flat.size, ELEMENTS_AT_ONCE):
                 stream.write(_encode(flat[start : start + ELEMENTS_AT_ONCE], dtype))

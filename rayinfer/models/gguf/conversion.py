@@ -59,7 +59,7 @@ def _new_name(source: GgufFile, architecture: Architecture, name: str) -> str:
     for pattern, replacement in architecture.tensor_names.items():
         if match := re.fullmatch(pattern, name):
             return match.expand(replacement)
-    raise UnsupportedArchitecture(f"{source.path}: tensor {name!r} has no place in the architecture")
+    raise UnsupportedArchitecture(f"{source.path}: tensor {name!r} is unknown to the architecture")
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:

@@ -133,7 +133,7 @@ def _add_special_tokens(source: GgufFile, tokens: list[str], tokenizer: Tokenize
 
 
 def _add_template(source: GgufFile, tokens: list[str], tokenizer: Tokenizer) -> None:
-    """Put the beginning and end tokens around what is encoded, if the file says so."""
+    """Add the beginning and end tokens to encoded texts, if the file asks for them."""
     before, behind = (
         [tokens[token_id]] if adds_token(source, name) and (token_id := special_token_id(source, name)) is not None
         else []
@@ -187,7 +187,7 @@ def _words_by(pattern: str) -> Any:
     )
 
 
-# Qwen's own tokenizers compose characters and their marks first, which no GGUF file says.
+# Qwen's own tokenizers compose characters and their marks first, which GGUF files leave out.
 COMPOSING_NAMES = ("qwen2",)
 LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
 

@@ -28,7 +28,7 @@ from rayinfer.servers.openai.whole_answer import WholeAnswer
 from rayinfer.servers.request_boundary import RequestIdentity
 from rayinfer.servers.served_model import ServedModel, find_model
 from rayinfer.servers.tenancy import tenant_of
-from rayinfer.tokenization.bad_words import speller
+from rayinfer.tokenization.bad_words import bad_word_tokenizer
 from rayinfer.traces.trace_store import TraceStore
 
 
@@ -68,7 +68,7 @@ class OpenAIEndpoints:
         model = find_model(self._models, body.model)
         description = model.generator.describe()
         body.check_ranges()
-        params = chat_params(body, description).with_bad_words_spelled(speller(model.tokenizer))
+        params = chat_params(body, description).with_tokenized_bad_words(bad_word_tokenizer(model.tokenizer))
         prompts = chat_prompts(body, model, description)
         check_num_logprobs(params, prompts, description.max_model_len, echoes=False, stream=bool(body.stream))
         check_num_repeated(body, params.n, prompts, None)
@@ -80,7 +80,7 @@ class OpenAIEndpoints:
         model = find_model(self._models, body.model)
         description = model.generator.describe()
         body.check_ranges()
-        params = completion_params(body, description).with_bad_words_spelled(speller(model.tokenizer))
+        params = completion_params(body, description).with_tokenized_bad_words(bad_word_tokenizer(model.tokenizer))
         prompts = completion_prompts(body, model, description, scores_only=params.max_tokens == 0)
         echoes = bool(body.echo and body.logprobs is not None)
         check_num_logprobs(params, prompts, description.max_model_len, echoes=echoes, stream=bool(body.stream))

@@ -46,7 +46,7 @@ class LogprobsFormatter:
 
     def name(self, token_id: int) -> str:
         """Name a token."""
-        return f"token_id:{token_id}" if self.as_token_ids else self.tokenizer.spell(token_id).text
+        return f"token_id:{token_id}" if self.as_token_ids else self.tokenizer.token_text(token_id).text
 
     def _entry(self, token_id: int, position: TokenLogprobs) -> dict[str, Any]:
         likeliest = sorted(self._top(position), key=lambda logprob: logprob[1].rank)[: self.num_top]
@@ -56,7 +56,7 @@ class LogprobsFormatter:
         }
 
     def _token(self, token_id: int, logprob: Logprob) -> dict[str, Any]:
-        utf8 = self.tokenizer.spell(token_id).utf8
+        utf8 = self.tokenizer.token_text(token_id).utf8
         return {
             "token": self.name(token_id),
             "logprob": _finite(logprob),

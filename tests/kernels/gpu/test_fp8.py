@@ -73,7 +73,7 @@ def test_eight_bits_lose_little(device):
     assert 0.01 < (error.norm() / exact.norm()).item() < 0.06
 
 
-def test_a_weight_of_eight_bits_is_a_row_per_output_and_tells_its_rows(device):
+def test_a_float8_weight_has_a_row_per_output(device):
     weight = torch.randn(20, 40, device=device)
     packed = quantize_float8(weight, is_gated=True)
     assert (packed.out_features, packed.num_rows, packed.in_features) == (10, 20, 40)

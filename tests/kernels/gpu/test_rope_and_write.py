@@ -57,7 +57,7 @@ def expected(qkv, num_heads, num_kv_heads, head_dim, tables, positions, norms, u
 def check_cache(cache, before, key, value, slot_mapping):
     """Check that tokens with slot_mapping are in the cache, rounded to its type, and that nothing else has changed."""
     wanted = PagedKVCache(*(tensor.float() for tensor in before))
-    wanted.put(key, value, slot_mapping)
+    wanted.write(key, value, slot_mapping)
     unit = 1e-5 if cache.key.dtype is F32 else torch.finfo(cache.key.dtype).eps
     for now, then in zip(cache.tensors, wanted.tensors, strict=True):
         torch.testing.assert_close(now.float(), as_stored(then, cache.key.dtype), rtol=unit, atol=1e-5)
@@ -165,7 +165,7 @@ def test_what_does_not_fit_together_is_refused(device, columns, rotary_dim, quer
     cache, _ = make_cache(1, 64, 16, F32, device)
     tables, one = angles(rotary_dim, F32, device), torch.zeros(1, dtype=torch.int64, device=device)
     norm = None if query_norm is None else torch.ones(64, device=device)
-    with pytest.raises(ValueError, match=r"columns|turn in pairs|norms"):
+    with pytest.raises(ValueError, match=r"columns|rotary_dim|norms"):
         rope_and_write(torch.zeros(1, columns, device=device), 2, 1, *tables, one, one, cache, norm)
 
 

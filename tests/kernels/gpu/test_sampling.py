@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rayinfer_kernels import reference
-from rayinfer_kernels.gpu import row_max
+from rayinfer_kernels.gpu import argmax
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
 from rayinfer_kernels.gpu.sampling import philox, sampling
 from support.kernels.pairwise import Void
@@ -19,7 +19,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 @pytest.fixture(autouse=True)
 def small_blocks(device, monkeypatch):
     """Several blocks in a row, and not so many numbers that the interpreter takes long."""
-    monkeypatch.setattr(row_max, "ROW_MAX_BLOCK", 512)
+    monkeypatch.setattr(argmax, "ARGMAX_BLOCK", 512)
     sizes = {"SAMPLING_BLOCK": 128, "CHOICE_BLOCK": 512}
     for name, size in (sizes | {"CANDIDATE_BLOCK": 32, "MAX_CANDIDATES": 128}).items():
         monkeypatch.setattr(sampling, name, size)
@@ -206,13 +206,13 @@ def test_few_candidates_are_searched_instead_of_the_row(device, monkeypatch):
     if not IS_INTERPRETED:
         pytest.skip("kernels cannot be watched")
     widths = []
-    choose_place = sampling.choose_place
+    choose_index = sampling.choose_index
 
     def watched(scores, width, *arguments):
         widths.append(int(width.handle.data[0]) if hasattr(width, "handle") else int(width))
-        return choose_place(scores, width, *arguments)
+        return choose_index(scores, width, *arguments)
 
-    monkeypatch.setattr(sampling, "choose_place", watched)
+    monkeypatch.setattr(sampling, "choose_index", watched)
     logits = torch.randn(3, 600) * 3
     logits[:, ::50] += 12.0
     settings = {"top_k": [600, 20, 20], "top_p": [0.9, 1.0, 0.9]}
@@ -234,7 +234,7 @@ def test_the_greatest_number_of_each_row_and_its_first_place(case, device):
     rows = random_logits(case["num_rows"], case["width"], case["kind"], case["dtype"])
     if case["best"] is not None:
         rows[:, slice(None) if case["best"] < 0 else [-1, case["width"] // 2]] = case["best"]
-    got, expected = row_max.row_max(laid_out(rows, case["layout"], device)), reference.row_max(rows)
+    got, expected = argmax.argmax(laid_out(rows, case["layout"], device)), reference.argmax(rows)
     torch.testing.assert_close(got.values.to(CPU), expected.values, atol=0, rtol=0, equal_nan=True)
     assert got.indices.tolist() == expected.indices.tolist()
 

@@ -97,6 +97,11 @@ ENVIRONMENT_MODULES: dict[str, str] = {
     "rayinfer_deployments.cluster.idle_agent": "raylet names itself to its agents; a script without imports",
 }
 
+# The kernels' public modules; benchmarks of single kernels may import the others.
+KERNELS = "rayinfer_kernels"
+KERNEL_FRONT = (KERNELS, f"{KERNELS}.ops")
+KERNEL_BENCHMARKS = "rayinfer.benchmark.gpu"
+
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
 MAX_FOLDER_FILES = 20

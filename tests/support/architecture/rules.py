@@ -62,6 +62,18 @@ def stray_ray_imports(sources: Iterable[Source]) -> list[str]:
     ]
 
 
+def kernel_internals(sources: Sequence[Source]) -> list[str]:
+    """Others import the kernels' front only."""
+    modules = {source.module for source in sources}
+    return [
+        f"{source.at(found.line)} imports {target}: export the name from {house.KERNEL_FRONT[-1]}"
+        for source in sources
+        if not any(is_within(source.module, room) for room in (house.KERNELS, house.KERNEL_BENCHMARKS))
+        for found in source.imports
+        if is_within(target := _target_module(found, modules), house.KERNELS) and target not in house.KERNEL_FRONT
+    ]
+
+
 def late_imports(sources: Iterable[Source]) -> list[str]:
     """Imports stand at the top of their file."""
     return [

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch.distributed import ProcessGroup
 
-from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.paged_attention import AttentionBatch
 from rayinfer.engine.ranks.pipeline_link import PipelineLink
+from rayinfer.layers.checkpoint_slices import CheckpointSlice
 from rayinfer.layers.shards import ShardSlice
-from rayinfer.layers.weight_places import WeightPlace
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.encoder_decoder import EncoderDecoder
 from rayinfer.tensor_parallel import RankCoordinates, Shard
@@ -65,7 +65,7 @@ class LinkedStage:
         """It is a shard already."""
         raise NotImplementedError
 
-    def weight_places(self) -> Mapping[str, WeightPlace]:
+    def checkpoint_slices(self) -> Mapping[str, CheckpointSlice]:
         """It is loaded already."""
         raise NotImplementedError
 
@@ -79,11 +79,9 @@ class LinkedEncoderDecoder(LinkedStage):
 
     stage: EncoderDecoder
 
-    def make_room_for_sources(
-        self, num_rows: int, max_source_tokens: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def allocate_sources(self, num_rows: int, max_source_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
         """See EncoderDecoder."""
-        self.stage.make_room_for_sources(num_rows, max_source_tokens, dtype, device)
+        self.stage.allocate_sources(num_rows, max_source_tokens, dtype, device)
 
     def read_sources(self, rows: Sequence[int], sources: Sequence[torch.Tensor]) -> None:
         """See EncoderDecoder; what the last stage has encoded is given back to all others."""

@@ -3,14 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.paged_attention import AttentionBatch
 from rayinfer.kv_cache.cache_tensors import allocate_kv_caches
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.loader import load_decoder
+from rayinfer.optimization.sequence_batches import SequenceBatches
 
 CPU = torch.device("cpu")
 NUM_BLOCKS, BLOCK_SIZE = 48, 8
@@ -109,3 +111,14 @@ def transformers_logits(folder: Path, token_ids: list[int], dtype: torch.dtype =
     plain = {"attn_implementation": "eager", "experts_implementation": "eager"}
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **plain).eval()
     return model(torch.tensor([token_ids])).logits[0]
+
+
+@torch.inference_mode()
+def logits_of(decoder: Any, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Logits in float32 of four sequences of 64 random tokens below 384."""
+    length = 64
+    decoder.prepare(dtype, CPU, length)
+    token_ids = torch.randint(384, (4, length), generator=torch.Generator().manual_seed(5), dtype=torch.int32)
+    batch = SequenceBatches(decoder, dtype, 4, length).step(0, length)
+    logits: torch.Tensor = decoder.logits(decoder.forward(token_ids.flatten(), batch))
+    return logits.float()

@@ -80,7 +80,7 @@ class EncoderDecoderRun(DecoderRun):
     ) -> None:
         super().__init__(folder, dtype, load=load)
         self._model: Any = self.decoder  # with all stages of an encoder-decoder
-        self._model.make_room_for_sources(NUM_ROWS, MAX_SOURCE_TOKENS, dtype, CPU)
+        self._model.allocate_sources(NUM_ROWS, MAX_SOURCE_TOKENS, dtype, CPU)
 
     @torch.inference_mode()
     def read(self, sources: dict[int, list[int]]) -> None:

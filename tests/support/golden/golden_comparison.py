@@ -17,7 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.paged_attention import AttentionBatch
 from rayinfer.kv_cache.cache_tensors import allocate_kv_caches
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.loader import load_decoder

@@ -37,7 +37,7 @@ def _unequal(expected: object, got: object, names: Sequence[str]) -> list[str]:
 
 
 def in_places(name: str, expected: Places | None, got: Places | None) -> list[str]:
-    """Compare log probabilities place by place: the same tokens, told in the same order."""
+    """Compare log probabilities position by position: the same tokens in the same order."""
     if expected is None or got is None or len(expected) != len(got):
         sizes = [None if places is None else len(places) for places in (expected, got)]
         return [] if expected is got else [f"{name}: {sizes[0]} places expected, got {sizes[1]}"]

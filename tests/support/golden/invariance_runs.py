@@ -14,7 +14,7 @@ from rayinfer.engine.loop.engine import Engine
 from rayinfer.outputs import EngineStats, OutputAggregate, RequestOutput
 from rayinfer.protocols import EngineRequestId, GenerationRequest
 from rayinfer.routing.stream_state import StreamState
-from rayinfer.tokenization.bad_words import speller
+from rayinfer.tokenization.bad_words import bad_word_tokenizer
 from rayinfer.tokenization.tokenizer import Tokenizer
 from support.golden.invariance_requests import CONTEXT, MixedRequest
 from support.services.engine_streams import EngineStreams
@@ -118,7 +118,7 @@ def on_the_wire(request: MixedRequest) -> GenerationRequest:
 
 
 def _stream(request: MixedRequest, tokenizer: Tokenizer) -> StreamState:
-    params = request.params.with_bad_words_spelled(speller(tokenizer))
+    params = request.params.with_tokenized_bad_words(bad_word_tokenizer(tokenizer))
     return StreamState(replace(on_the_wire(request), sampling_params=params), tokenizer)
 
 

@@ -125,8 +125,8 @@ def _spoil_slot(batch: Batch, slot: int, chance: random.Random) -> None:
     if not cache.key.is_floating_point():
         chance.choice(cache.tensors[2:])[block, head, offset] = bad
         return
-    in_pairs, channel = cache.key.shape[-1], chance.randrange(batch.shape.head_dim)
+    pair_size, channel = cache.key.shape[-1], chance.randrange(batch.shape.head_dim)
     if chance.random() < 0.5:
-        cache.key[block, head, channel // in_pairs, offset, channel % in_pairs] = bad
+        cache.key[block, head, channel // pair_size, offset, channel % pair_size] = bad
     else:
-        cache.value[block, head, offset // in_pairs, channel, offset % in_pairs] = bad
+        cache.value[block, head, offset // pair_size, channel, offset % pair_size] = bad

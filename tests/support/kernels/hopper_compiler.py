@@ -21,17 +21,17 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from rayinfer_kernels.gpu.activations import gelu, gelu_tanh, gelu_tanh_and_mul, silu_and_mul
+from rayinfer_kernels.gpu.argmax import argmax
 from rayinfer_kernels.gpu.decode_attention import decode_attention
-from rayinfer_kernels.gpu.few_rows import Norm, few_rows_linear
 from rayinfer_kernels.gpu.fp8 import quantize_rows
-from rayinfer_kernels.gpu.grouped_matmul import combine_rows, grouped_linear
+from rayinfer_kernels.gpu.grouped_gemm import grouped_gemm, moe_combine
 from rayinfer_kernels.gpu.norms import add_rms_norm, layer_norm, rms_norm
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache, allocate_paged_cache
 from rayinfer_kernels.gpu.prefill_attention import prefill_attention
 from rayinfer_kernels.gpu.rope_and_write import rope_and_write, write_kv
-from rayinfer_kernels.gpu.row_max import row_max
 from rayinfer_kernels.gpu.sampling.philox import uniform
 from rayinfer_kernels.gpu.sampling.sampling import sample_rows
+from rayinfer_kernels.gpu.skinny_gemm import Norm, skinny_gemm
 from rayinfer_kernels.layer_stack import PackedLinear
 from rayinfer_kernels.quantized_weight import quantize_float8
 
@@ -134,16 +134,16 @@ def compile_rows(dtype: torch.dtype, width: int, vocab_size: int) -> None:
     quantize_rows(x)
     for num_rows in (1, 2, 4):
         few, norm, square = x[:num_rows], Norm(weight, 1e-6), torch.zeros(width, width, dtype=dtype)
-        few_rows_linear(few, PackedLinear(square, None), norm=norm)
-        few_rows_linear(few, PackedLinear(square, weight), gate="silu", residual=few[:, : width // 2])
-        few_rows_linear(few, PackedLinear(quantize_float8(square), None), norm=norm, gate="gelu_tanh")
+        skinny_gemm(few, PackedLinear(square, None), norm=norm)
+        skinny_gemm(few, PackedLinear(square, weight), gate="silu", residual=few[:, : width // 2])
+        skinny_gemm(few, PackedLinear(quantize_float8(square), None), norm=norm, gate="gelu_tanh")
     for num_rows in (16, 256, 512, 2048):
         rows = torch.zeros(num_rows, width, dtype=dtype)
-        grouped_linear(rows, torch.zeros(8, 96, width, dtype=dtype), torch.zeros(9, dtype=torch.int64))
+        grouped_gemm(rows, torch.zeros(8, 96, width, dtype=dtype), torch.zeros(9, dtype=torch.int64))
     pairs = torch.zeros(16, 8, dtype=torch.int64)
-    combine_rows(x, pairs, pairs.float())
+    moe_combine(x, pairs, pairs.float())
     logits, integers, floats = torch.zeros(2, vocab_size, dtype=dtype), pairs[0], torch.zeros(8, dtype=torch.float64)
-    row_max(logits)
+    argmax(logits)
     sample_rows(logits, floats, integers, floats, floats, floats, integers)
     uniform(integers, integers, integers)
 

@@ -103,7 +103,7 @@ class RandomStack:
         return stack
 
     def on_gpu(self, device: torch.device, linear: Callable[[torch.Tensor, bool], Operand]) -> LayerStack:
-        """The same for a GPU, with weights as `linear` makes them of plain ones, told whether they are gated."""
+        """The same for a GPU, with weights that `linear` makes of plain ones, given whether they are gated."""
 
         def made(weights: dict[str, torch.Tensor], name: str) -> PackedLinear:
             bias = weights.get(f"{name}_bias")

@@ -56,7 +56,7 @@ def make_batch(
         tokens = torch.arange(context)
         slot_mapping = block_tables[i, tokens // block_size].long() * block_size + tokens % block_size
         key, value = (torch.randn(context, num_kv_heads, head_dim, generator=chance) for _ in range(2))
-        cache.put(key.to(device), value.to(device), slot_mapping.to(device))
+        cache.write(key.to(device), value.to(device), slot_mapping.to(device))
     num_queries = torch.tensor([0, *(new for _, new in requests)])
     shape = (int(num_queries.sum()), num_kv_heads * group, head_dim)
     query = torch.randn((shape[0], shape[1] + 1, shape[2] + 16), generator=chance).to(device, dtype)

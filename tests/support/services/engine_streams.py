@@ -12,7 +12,7 @@ from rayinfer.outputs import EngineStats, OutputAggregate, RequestOutput, TraceE
 from rayinfer.protocols import EngineRequestId, GenerationRequest, Pause, Resume, Sleep, Wake
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.sampling_params import SamplingParams
-from rayinfer.tokenization.bad_words import speller
+from rayinfer.tokenization.bad_words import bad_word_tokenizer
 from rayinfer.tokenization.tokenizer import Tokenizer
 
 
@@ -39,7 +39,7 @@ class EngineStreams:
         request = GenerationRequest(
             request_id=request_id,
             prompt_token_ids=list(prompt),
-            sampling_params=params.with_bad_words_spelled(speller(self._tokenizer)),
+            sampling_params=params.with_tokenized_bad_words(bad_word_tokenizer(self._tokenizer)),
             priority=priority,
             trace=trace,
         )

@@ -29,9 +29,9 @@ class Answer(NamedTuple):
     token_ids: list[int]
 
 
-def load_share(folder: Path, dtype: torch.dtype, share: Shard) -> Decoder:
+def load_share(folder: Path, dtype: torch.dtype, shard: Shard) -> Decoder:
     """Load what the checkpoint has for this rank."""
-    return load_decoder(folder, dtype, CPU, share)
+    return load_decoder(folder, dtype, CPU, shard)
 
 
 def answer_of(
@@ -58,10 +58,10 @@ def answer_of_stage(folder: Path, rank: GlooRank, num_stages: int, dtype: torch.
     """Return the output of this rank, which is in one of the stages, and the data received from the last one."""
 
     def load_stage(folder: Path, dtype: torch.dtype) -> Decoder:
-        share = rank.shard(num_stages)
-        stage = load_share(folder, dtype, share)
+        shard = rank.shard(num_stages)
+        stage = load_share(folder, dtype, shard)
         linked = LinkedEncoderDecoder if isinstance(stage, EncoderDecoder) else LinkedStage
-        return linked(stage, share.coordinates, rank.world, dtype)
+        return linked(stage, shard.coordinates, rank.world, dtype)
 
     return _answer(folder, dtype, load_stage)
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.paged_attention import AttentionBatch
+from rayinfer.layers.checkpoint_slices import CheckpointSlice
 from rayinfer.layers.shards import ShardSlice
-from rayinfer.layers.weight_places import WeightPlace
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.encoder_decoder import EncoderDecoder
 from rayinfer.tensor_parallel import Shard
@@ -55,11 +55,11 @@ class StagedDecoder:
         """See Decoder."""
         return self.stages[-1].logits(hidden)
 
-    def take_shard(self, share: Shard) -> Mapping[str, ShardSlice]:
+    def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
         """Each stage is a share already."""
         raise NotImplementedError
 
-    def weight_places(self) -> Mapping[str, WeightPlace]:
+    def checkpoint_slices(self) -> Mapping[str, CheckpointSlice]:
         """They are loaded already."""
         raise NotImplementedError
 
@@ -73,12 +73,10 @@ class StagedEncoderDecoder(StagedDecoder):
 
     stages: Sequence[EncoderDecoder]
 
-    def make_room_for_sources(
-        self, num_rows: int, max_source_tokens: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def allocate_sources(self, num_rows: int, max_source_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
         """See EncoderDecoder."""
         for stage in self.stages:
-            stage.make_room_for_sources(num_rows, max_source_tokens, dtype, device)
+            stage.allocate_sources(num_rows, max_source_tokens, dtype, device)
 
     def read_sources(self, rows: Sequence[int], sources: Sequence[torch.Tensor]) -> None:
         """See EncoderDecoder; all stages are given what the last one has encoded."""

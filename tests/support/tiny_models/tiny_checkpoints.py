@@ -1,6 +1,7 @@
 """Random tiny models in Hugging Face folders, made in well under a second, for tests that need a real checkpoint."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,13 @@ TRAINING_TEXT = (
     "Once upon a time there was a little house by the sea, where an old man told stories to the children.",
     "Die Straße ist länger als der Weg durch den Wald; où est la bibliothèque? ¿Dónde está la estación?",
 )
+
+
+def change_config(folder: Path, *, without: Collection[str] = (), **changes: Any) -> Path:
+    """Change fields of a folder's config.json, and leave out those named by `without`."""
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({name: config[name] for name in config if name not in without}))
+    return folder
 
 
 def make_tiny_llama(

@@ -20,7 +20,7 @@ FRENCH = [
 ] * 5
 
 
-def save_marian_spelling(folder: Path) -> Path:
+def save_marian_tokenizer(folder: Path) -> Path:
     """Write source.spm, target.spm, vocab.json and tokenizer_config.json in `folder`, and return `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     pieces: dict[str, None] = dict.fromkeys(("</s>", "<unk>", ">>fra<<", ">>ron<<"))

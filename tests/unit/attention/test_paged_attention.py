@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rayinfer.attention.batch import AttentionBatch
-from rayinfer.attention.paged_attention import PagedAttention
+from rayinfer.attention.paged_attention import AttentionBatch, PagedAttention
 from rayinfer_kernels import ops
 
 BLOCK, HEADS, KV_HEADS, WIDTH = 8, 4, 2, 16
@@ -47,7 +46,7 @@ def test_tokens_attend_to_all_before_them_wherever_their_blocks_lie(scale):
     torch.testing.assert_close(got, wanted, atol=1e-5, rtol=1e-5)
 
 
-def test_a_layer_without_a_cache_says_so():
+def test_a_layer_without_a_cache_is_refused():
     tokens = torch.zeros(1, HEADS, WIDTH)
-    with pytest.raises(AssertionError, match="no cache"):
+    with pytest.raises(AssertionError, match="bind the KV cache"):
         attend(PagedAttention(WIDTH), [0], 0, tokens, tokens, tokens)

@@ -16,9 +16,8 @@ def packed(tmp_path, monkeypatch):
     for size in (1, 2, 3):
         entry = tmp_path / "packed" / f"key{size}"
         entry.mkdir(parents=True)
-        (entry / "weights.bin").write_bytes(bytes(size << 20))
-        (entry / "index.json").touch()
-        os.utime(entry / "index.json", (size, size))
+        (entry / "weights.safetensors").write_bytes(bytes(size << 20))
+        os.utime(entry / "weights.safetensors", (size, size))
     return tmp_path / "packed"
 
 

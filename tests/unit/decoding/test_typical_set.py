@@ -3,7 +3,7 @@ import torch
 from transformers.generation.logits_process import TypicalLogitsWarper
 
 from rayinfer.decoding.typical_set import keep_typical_
-from rayinfer_kernels.reference.inverse_cdf import padded_to_blocks, to_weights_
+from rayinfer_kernels import ops
 
 VOCAB = 1000
 NO_IDS = torch.zeros(1, 0, dtype=torch.int64)
@@ -15,7 +15,7 @@ def scores_of(seed, num_rows=8, spread=3.0):
 
 
 def kept(scores, typical_p):
-    weights = to_weights_(padded_to_blocks(scores), scores.amax(-1, keepdim=True))
+    weights = ops.to_weights_(ops.padded_to_blocks(scores), scores.amax(-1, keepdim=True))
     keep_typical_(weights, torch.tensor(typical_p, dtype=torch.float64))
     return weights[:, :VOCAB] > 0
 

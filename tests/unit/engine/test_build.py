@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from rayinfer.config import engine_config
 from rayinfer.engine.build import build_engine
 from rayinfer.errors import ConfigError, ModelLoadError
-from rayinfer.optimization.quality_gates import check_quality
+from rayinfer.optimization.mode_checks import check_quality
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from support.tiny_models.tiny_checkpoints import make_tiny_llama, save_weights

@@ -1,6 +1,6 @@
 import torch
 
-from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.paged_attention import AttentionBatch
 from rayinfer.attention.sources import BLOCK_SIZE, SourceRows
 from rayinfer.layers.cross_attention import CrossAttention
 from rayinfer_kernels import ops

@@ -5,8 +5,7 @@ import rayinfer_kernels
 from rayinfer.layers.embedding import TokenEmbedding
 from rayinfer.layers.linear import Linear
 from rayinfer.layers.matrix import pack_matrices
-from rayinfer_kernels.packed_weight import WeightFormat
-from rayinfer_kernels.quantized_weight import pack_quantized, quantize, quantize_float8
+from rayinfer_kernels import ops
 
 
 def make_model() -> torch.nn.ModuleDict:
@@ -39,10 +38,10 @@ def test_matrices_that_no_kernel_packs_stay_as_they_are():
 
 
 def in_eight_bits(linear, format):
-    if format is WeightFormat.FLOAT8_DYNAMIC:
-        linear.use_packed(quantize_float8(linear.weight))
+    if format is ops.WeightFormat.FLOAT8_DYNAMIC:
+        linear.use_packed(ops.quantize_float8(linear.weight))
     else:
-        linear.use_packed(pack_quantized(quantize(linear.weight, format)))
+        linear.use_packed(ops.pack_quantized(ops.quantize(linear.weight, format)))
     return linear.packed
 
 
@@ -50,7 +49,7 @@ def tensors_of(packed):
     return [each for each in (packed.panels, packed.scales, packed.sums) if each is not None]
 
 
-@pytest.mark.parametrize("format", [WeightFormat.FLOAT8_DYNAMIC, WeightFormat.INT8_DYNAMIC], ids=str)
+@pytest.mark.parametrize("format", [ops.WeightFormat.FLOAT8_DYNAMIC, ops.WeightFormat.INT8_DYNAMIC], ids=str)
 def test_what_is_packed_moves_with_its_module_and_stays_the_same_for_whoever_holds_it(format):
     model = make_model()
     packed, argument = in_eight_bits(model["linear"], format), model["linear"].packed.argument
@@ -67,7 +66,7 @@ def test_what_is_packed_moves_with_its_module_and_stays_the_same_for_whoever_hol
     assert torch.equal(model["linear"](x), products)
 
 
-@pytest.mark.parametrize("format", [WeightFormat.FLOAT8_DYNAMIC, WeightFormat.INT8_DYNAMIC], ids=str)
+@pytest.mark.parametrize("format", [ops.WeightFormat.FLOAT8_DYNAMIC, ops.WeightFormat.INT8_DYNAMIC], ids=str)
 def test_nothing_of_a_packed_matrix_stays_behind_when_its_module_moves(format):
     linear = make_model()["linear"]
     packed = in_eight_bits(linear, format)

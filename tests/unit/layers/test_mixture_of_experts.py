@@ -89,10 +89,10 @@ def test_a_token_that_is_not_a_number_spoils_no_other(compiled_kernels):
 
 def test_the_checkpoint_may_hold_experts_one_by_one_or_all_in_one_tensor():
     layer = make_layer((16, 24, 3, 2))
-    gate_up = layer.experts.gate_up_proj.weight_places("mlp.experts.gate_up_proj")
+    gate_up = layer.experts.gate_up_proj.checkpoint_slices("mlp.experts.gate_up_proj")
     single = [f"mlp.experts.{expert}.{part}.weight" for expert in range(3) for part in ("gate_proj", "up_proj")]
     assert list(gate_up) == [*single, "mlp.experts.gate_up_proj"]
-    assert gate_up["mlp.experts.gate_up_proj"].instead_of == set(single)
+    assert gate_up["mlp.experts.gate_up_proj"].replaces == set(single)
     up = gate_up["mlp.experts.2.up_proj.weight"]
     assert up.parameter == "mlp.experts.gate_up_proj.weight"
     assert torch.equal(layer.experts.gate_up_proj.weight[up.index], layer.experts.gate_up_proj.weight[2, 24:])

@@ -24,7 +24,7 @@ def llm(folder):
 @pytest.fixture(scope="module")
 def varied(llm):
     """Settings with which every token of the answer is another one, in plain letters."""
-    plain = [i for i in range(llm.tokenizer.vocab_size) if (llm.tokenizer.spell(i).utf8 or b"\xff").isalpha()]
+    plain = [i for i in range(llm.tokenizer.vocab_size) if (llm.tokenizer.token_text(i).utf8 or b"\xff").isalpha()]
     return {"allowed_token_ids": plain, "frequency_penalty": 2.0, "presence_penalty": 2.0, "ignore_eos": True}
 
 

@@ -8,7 +8,7 @@ from transformers import MarianTokenizer
 from rayinfer import LLM, SamplingParams
 from rayinfer.errors import InvalidParameter
 from support.golden.encoder_decoder_runs import make_tiny_marian, make_tiny_t5, transformers_tokens
-from support.tiny_models.tiny_marian_tokenizer import save_marian_spelling
+from support.tiny_models.tiny_marian_tokenizer import save_marian_tokenizer
 from support.tiny_models.tiny_tokenizers import save, unigram
 
 TEXTS = ["Hello, how are you today?", "The quick brown fox", "Paris", "What is the capital of the old man?", "house"]
@@ -18,7 +18,7 @@ SETTINGS = {"max_num_seqs": 3, "max_num_batched_tokens": 32, "max_model_len": 64
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    folder = save_marian_spelling(tmp_path_factory.mktemp("marian"))
+    folder = save_marian_tokenizer(tmp_path_factory.mktemp("marian"))
     vocabulary = json.loads((folder / "vocab.json").read_text())
     pad, end = vocabulary["<pad>"], vocabulary["</s>"]
     return make_tiny_marian(folder, vocab_size=len(vocabulary), pad=pad, end=end)

@@ -1,4 +1,3 @@
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from safetensors.torch import load_file
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
 from rayinfer.models.loader import check_checkpoint, load_decoder, torch_dtype
 from rayinfer.models.model_config import read_model_config
-from support.tiny_models.tiny_checkpoints import make_tiny_llama, save_weights
+from support.tiny_models.tiny_checkpoints import change_config, make_tiny_llama, save_weights
 
 CPU = torch.device("cpu")
 
@@ -31,7 +30,7 @@ def test_every_tensor_arrives_in_its_place_and_in_the_dtype_asked_for(shards, dt
     parameters = dict(decoder.named_parameters())
     assert sum(parameter.numel() for parameter in parameters.values()) == sum(w.numel() for w in weights.values())
     for name, weight in weights.items():
-        place = decoder.weight_places()[name]
+        place = decoder.checkpoint_slices()[name]
         target = parameters[place.parameter]
         got = target if place.index is None else target[place.index]
         assert got.dtype == dtype
@@ -97,16 +96,14 @@ def test_a_missing_shard_is_named(tmp_path):
 
 def test_a_config_of_another_depth_is_noticed(tmp_path):
     folder = make_tiny_llama(tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    change_config(folder, **{"num_hidden_layers": 3})
     with pytest.raises(ModelLoadError, match=r"lacks model\.layers\.2\..* and more"):
         check_checkpoint(folder)
 
 
 def test_an_unknown_architecture_is_refused_with_the_known_ones(tmp_path):
     folder = make_tiny_llama(tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["MambaForCausalLM"]}))
+    change_config(folder, **{"architectures": ["MambaForCausalLM"]})
     with pytest.raises(UnsupportedArchitecture, match=r"MambaForCausalLM.*LlamaForCausalLM"):
         load_decoder(folder, torch.float32, CPU)
 
@@ -117,10 +114,9 @@ def test_auto_is_the_checkpoints_own_dtype(tmp_path):
     assert torch_dtype("float32", config) == torch.float32
 
 
-def test_a_dtype_that_nobody_computes_in_is_refused_by_name(tmp_path):
+def test_an_unsupported_dtype_is_refused_by_name(tmp_path):
     folder = make_tiny_llama(tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float64"}))
+    change_config(folder, **{"dtype": "float64"})
     with pytest.raises(ModelLoadError, match="'float64'"):
         torch_dtype("auto", read_model_config(folder))
 

@@ -80,8 +80,8 @@ def test_it_holds_with_the_compiled_kernels(name, tmp_path, compiled_kernels):
     assert_shares_answer_like_the_whole(DECODERS[name](tmp_path), 2, 2)
 
 
-def num_numbers(folder, share):
-    return sum(parameter.numel() for parameter in empty_decoder(folder, share).parameters())
+def num_numbers(folder, shard):
+    return sum(parameter.numel() for parameter in empty_decoder(folder, shard).parameters())
 
 
 @pytest.mark.parametrize(
@@ -122,9 +122,9 @@ def test_ranks_hold_parts_that_make_up_the_whole(tmp_path):
 def test_too_many_ranks_are_refused(num_ranks, settings, message, tmp_path):
     shape = {"hidden_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0}
     folder = make_tiny_model(tmp_path, LlamaConfig(**TINY | shape | settings))
-    share = Shard(RankCoordinates(0, num_ranks), ThreadGroup(0, num_ranks, Table(num_ranks)))
+    shard = Shard(RankCoordinates(0, num_ranks), ThreadGroup(0, num_ranks, Table(num_ranks)))
     with pytest.raises(ConfigError, match=message):
-        empty_decoder(folder, share)
+        empty_decoder(folder, shard)
 
 
 @pytest.mark.parametrize("make", [make_tiny_llama, make_tiny_t5])

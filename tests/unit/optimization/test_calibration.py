@@ -7,8 +7,7 @@ from rayinfer.models.loader import load_decoder
 from rayinfer.optimization.calibration import calibrate
 from rayinfer.optimization.quantization import matrix_formats
 from rayinfer.optimization.sequence_batches import SequenceBatches
-from rayinfer_kernels.packed_weight import WeightFormat
-from rayinfer_kernels.quantized_weight import pack_quantized, quantize
+from rayinfer_kernels import ops
 from support.tiny_models.tiny_checkpoints import make_tiny_llama, make_tiny_model
 
 CPU = torch.device("cpu")
@@ -33,7 +32,7 @@ def tokens(num_sequences, seed):
 
 def layer_matrices(decoder):
     formats = matrix_formats(decoder, "int4")
-    return [name for name, format in formats.items() if format is WeightFormat.INT4_DYNAMIC]
+    return [name for name, format in formats.items() if format is ops.WeightFormat.INT4_DYNAMIC]
 
 
 @torch.inference_mode()
@@ -42,7 +41,7 @@ def hidden_states(folder, quantized, token_ids):
     for name, weight in quantized.items():
         matrix = decoder.get_submodule(name)
         assert isinstance(matrix, Matrix)
-        matrix.use_packed(pack_quantized(weight, is_gated=matrix.is_gated))
+        matrix.use_packed(ops.pack_quantized(weight, is_gated=matrix.is_gated))
     decoder.prepare(torch.float32, CPU, 32)
     batch = SequenceBatches(decoder, torch.float32, len(token_ids), 32).step(0, 32)
     return decoder.forward(token_ids.to(torch.int32).flatten(), batch)
@@ -54,7 +53,7 @@ def test_a_calibrated_model_stays_nearer_to_the_original_than_a_rounded_one(name
     decoder = load_decoder(folder, torch.float32, CPU)
     names = layer_matrices(decoder)
     assert len(names) == 8
-    rounded = {each: quantize(decoder.get_submodule(each).weight, WeightFormat.INT4_DYNAMIC) for each in names}
+    rounded = {each: ops.quantize(decoder.get_submodule(each).weight, ops.WeightFormat.INT4_DYNAMIC) for each in names}
     done = []
     calibrated = calibrate(decoder, names, tokens(64, seed=1), lambda: done.append(1))
     assert len(done) == 8
@@ -69,6 +68,6 @@ def test_a_calibrated_model_stays_nearer_to_the_original_than_a_rounded_one(name
 def test_of_an_embedding_and_a_head_only_rounding_is_asked(tmp_path):
     decoder = load_decoder(make_tiny_llama(tmp_path, tie=False), torch.float32, CPU)
     formats = matrix_formats(decoder, "int4")
-    assert formats["model.embed_tokens"] is formats["lm_head"] is WeightFormat.INT8_DYNAMIC
-    assert set(matrix_formats(decoder, "int8").values()) == {WeightFormat.INT8}
-    assert set(matrix_formats(decoder, "int8-dynamic").values()) == {WeightFormat.INT8_DYNAMIC}
+    assert formats["model.embed_tokens"] is formats["lm_head"] is ops.WeightFormat.INT8_DYNAMIC
+    assert set(matrix_formats(decoder, "int8").values()) == {ops.WeightFormat.INT8}
+    assert set(matrix_formats(decoder, "int8-dynamic").values()) == {ops.WeightFormat.INT8_DYNAMIC}

@@ -1,10 +1,8 @@
 import pytest
 import torch
 
-from rayinfer.optimization.gptq import gptq
-from rayinfer.optimization.group_scales import choose_scales, round_to_grid
-from rayinfer_kernels.packed_weight import WeightFormat
-from rayinfer_kernels.quantized_weight import quantize
+from rayinfer.optimization.gptq import choose_scales, gptq, round_to_grid
+from rayinfer_kernels import ops
 
 
 def correlated_inputs(num_tokens, num_inputs, seed=0):
@@ -29,7 +27,7 @@ def loss(weight, quantized, inputs, wanted=None):
 def test_products_change_far_less_than_with_plain_rounding_on_inputs_never_seen(num_inputs):
     weight, seen = random_weight(48, num_inputs), correlated_inputs(2000, num_inputs)
     unseen = correlated_inputs(3000, num_inputs)[2000:]
-    plain = loss(weight, quantize(weight, WeightFormat.INT4_DYNAMIC), unseen)
+    plain = loss(weight, ops.quantize(weight, ops.WeightFormat.INT4_DYNAMIC), unseen)
     calibrated = loss(weight, gptq(weight, seen.T @ seen), unseen)
     assert calibrated < plain / 4
 
@@ -37,7 +35,7 @@ def test_products_change_far_less_than_with_plain_rounding_on_inputs_never_seen(
 def test_the_result_is_one_that_can_be_packed():
     weight, inputs = random_weight(40, 70), correlated_inputs(500, 70)
     quantized = gptq(weight, inputs.T @ inputs)
-    assert quantized.format is WeightFormat.INT4_DYNAMIC
+    assert quantized.format is ops.WeightFormat.INT4_DYNAMIC
     assert quantized.q.dtype == torch.int8
     assert quantized.q.shape == weight.shape
     assert quantized.q.min() >= -8

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from rayinfer.optimization.packed_cache import PackedCache, entry_key
-from rayinfer.optimization.tensor_file import DATA_FILE, StoredTensors, read_tensors
+from rayinfer.optimization.packed_entries import DATA_FILE
+from rayinfer.optimization.tensor_file import StoredTensors, read_tensors
 
 WEIGHTS = torch.arange(100, dtype=torch.float32)
 
@@ -125,7 +126,7 @@ def test_a_disk_without_room_costs_one_warning(tmp_path, caplog):
     assert [file.name for file in tmp_path.iterdir()] == [".key.lock"]
 
 
-def test_a_key_tells_any_two_facts_apart():
+def test_keys_of_different_facts_differ():
     facts = {"checkpoint": "a", "quantization": None, "layout": 1}
     keys = {entry_key(**facts), entry_key(**facts | {"layout": 2}), entry_key(**facts | {"quantization": "int8"})}
     assert len(keys) == 3

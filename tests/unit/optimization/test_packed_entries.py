@@ -6,7 +6,7 @@ from rayinfer.optimization.packed_cache import PackedCache
 from rayinfer.optimization.packed_entries import delete_unfinished, list_entries, shrink
 from rayinfer.optimization.tensor_file import StoredTensors
 
-NUM_BYTES = 64 << 10  # of the weights of an entry, whose index adds less than a thousandth part of 2 MiB
+NUM_BYTES = 64 << 10  # of the weights of an entry
 LIMIT = 2 * NUM_BYTES + 2048
 
 
@@ -16,7 +16,7 @@ def keep(cache, key, num_bytes=NUM_BYTES):
 
 def set_age(folder, **ages_s):
     for key, age_s in ages_s.items():
-        os.utime(folder / key / "index.json", (1e9 - age_s, 1e9 - age_s))
+        os.utime(folder / key / "weights.safetensors", (1e9 - age_s, 1e9 - age_s))
 
 
 def keys(folder):

@@ -4,13 +4,13 @@ from safetensors.torch import load_file
 
 from rayinfer.models.loader import load_decoder
 from rayinfer.optimization.quantization import matrix_formats
-from rayinfer.optimization.sequence_batches import SequenceBatches
 from rayinfer.optimization.smoothing import choose_scales, smooth_decoder
-from rayinfer_kernels.quantized_weight import pack_quantized, quantize
+from rayinfer_kernels import ops
+from support.golden.decoder_runs import logits_of
 from support.tiny_models.tiny_checkpoints import make_tiny_llama, save_weights
 
 CPU = torch.device("cpu")
-LENGTH, LARGE = 32, 64.0
+LARGE = 64.0
 READERS = {  # of each norm
     "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
@@ -33,18 +33,10 @@ def folder(tmp_path_factory):
     return folder
 
 
-@torch.inference_mode()
-def logits_of(decoder, dtype=torch.float32):
-    decoder.prepare(dtype, CPU, LENGTH)
-    token_ids = torch.randint(384, (4, LENGTH), generator=torch.Generator().manual_seed(5), dtype=torch.int32)
-    batch = SequenceBatches(decoder, dtype, 4, LENGTH).step(0, LENGTH)
-    return decoder.logits(decoder.forward(token_ids.flatten(), batch)).float()
-
-
 def quantized(decoder):
     for name, format in matrix_formats(decoder, "int8-dynamic").items():
         matrix = decoder.get_submodule(name)
-        matrix.use_packed(pack_quantized(quantize(matrix.weight, format), is_gated=matrix.is_gated))
+        matrix.use_packed(ops.pack_quantized(ops.quantize(matrix.weight, format), is_gated=matrix.is_gated))
     return decoder
 
 

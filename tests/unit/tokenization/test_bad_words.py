@@ -2,7 +2,7 @@ import pytest
 
 from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
-from rayinfer.tokenization.bad_words import speller
+from rayinfer.tokenization.bad_words import bad_word_tokenizer
 from rayinfer.tokenization.tokenizer import Tokenizer
 from support.tiny_models import tiny_tokenizers
 
@@ -20,7 +20,11 @@ def tokenizer(request):
 
 
 def sequences(tokenizer, *words, **settings):
-    return SamplingParams(bad_words=words, **settings).with_bad_words_spelled(speller(tokenizer)).bad_sequences
+    return (
+        SamplingParams(bad_words=words, **settings)
+        .with_tokenized_bad_words(bad_word_tokenizer(tokenizer))
+        .bad_sequences
+    )
 
 
 def avoids(banned, token_ids):
@@ -47,7 +51,7 @@ def test_spaces_before_a_word_make_no_difference(tokenizer):
     assert sequences(tokenizer, "  fox") == sequences(tokenizer, "fox")
 
 
-def test_a_word_of_byte_level_bpe_has_one_spelling_with_and_one_without_a_space():
+def test_byte_level_bpe_tokenises_a_word_with_and_without_a_space():
     tokenizer = Tokenizer(tiny_tokenizers.byte_level())
     bare, spaced = tokenizer.encode("fox"), tokenizer.encode(" fox")
     assert sequences(tokenizer, "fox") == (tuple(bare), tuple(spaced))
@@ -55,15 +59,15 @@ def test_a_word_of_byte_level_bpe_has_one_spelling_with_and_one_without_a_space(
 
 def test_sequences_that_are_there_already_stay_and_no_word_is_spelled_twice(tokenizer):
     given = SamplingParams(bad_words=["fox", "fox"], bad_token_sequences=[[1, 2]])
-    params = given.with_bad_words_spelled(speller(tokenizer))
+    params = given.with_tokenized_bad_words(bad_word_tokenizer(tokenizer))
     assert params.bad_sequences == ((1, 2), *sequences(tokenizer, "fox"))
     assert params.bad_texts == ()
-    assert params.with_bad_words_spelled(speller(tokenizer)) == params
+    assert params.with_tokenized_bad_words(bad_word_tokenizer(tokenizer)) == params
 
 
 def test_without_bad_words_nothing_changes(tokenizer):
     params = SamplingParams(bad_token_sequences=[[1, 2]])
-    assert params.with_bad_words_spelled(speller(tokenizer)) is params
+    assert params.with_tokenized_bad_words(bad_word_tokenizer(tokenizer)) is params
 
 
 def test_a_word_of_too_many_tokens_is_refused(tokenizer):

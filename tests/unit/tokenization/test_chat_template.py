@@ -75,7 +75,7 @@ def test_more_templates_may_lie_in_a_folder_of_their_own(tmp_path):
     assert ChatTemplate.from_folder(tmp_path).render(CHAT, tools=TOOLS) == "with tools"
 
 
-def test_without_a_default_template_the_names_are_told():
+def test_without_a_default_template_the_names_are_listed():
     with pytest.raises(InvalidParameter, match="rag"):
         ChatTemplate({"rag": "x"}).render(CHAT)
 
@@ -129,7 +129,7 @@ def test_whatever_a_template_raises_is_the_fault_of_the_messages(template):
     assert "\n" not in str(raised.value)
 
 
-def test_the_reason_that_a_template_gives_is_told():
+def test_the_reason_that_a_template_gives_is_reported():
     with pytest.raises(InvalidParameter, match="no tools here"):
         ChatTemplate({"default": CHATML}).render([{"role": "tool", "content": "x"}])
 

@@ -24,7 +24,7 @@ def test_the_text_has_every_tokens_own_text_where_it_begins(kind, num_prompt):
     assert offsets[0] == 0
     assert offsets == sorted(offsets)
     for token_id, offset in list(zip(token_ids[num_prompt:], offsets, strict=True))[1:]:
-        spelled = tokenizer.spell(token_id).text
+        spelled = tokenizer.token_text(token_id).text
         assert spelled.startswith("bytes:") or text.startswith(spelled, offset)
 
 

@@ -4,8 +4,8 @@ The cut is estimated from the greatest scores of some thousand subsets of the ro
 when the candidates are searched.
 """
 
+from rayinfer_kernels.gpu.argmax import best_of
 from rayinfer_kernels.gpu.language import gdc_launch_dependents, gdc_wait, tl, triton
-from rayinfer_kernels.gpu.row_max import best_of
 from rayinfer_kernels.gpu.sampling.score_weights import LEAST_WEIGHT, UNLIKELY, load_scores, quotient, weight_of
 
 _NUM_HALVINGS = tl.constexpr(12)
@@ -54,7 +54,7 @@ def candidates_kernel(
     part_ids,
     maxima,  # [num_rows, num_parts, num_maxima]
     cuts,  # [num_rows]
-    counts,  # [num_rows, num_parts]: candidates found, also those that had no room
+    counts,  # [num_rows, num_parts]: candidates found, also those that did not fit
     others,  # [num_rows, num_parts]: the mass of what is no candidate
     candidate_ids,  # [num_rows, num_parts, capacity]
     masses,  # [num_rows, num_blocks], only where neither top-k nor top-p truncates
@@ -88,9 +88,9 @@ def candidates_kernel(
         scores = logits + row * row_stride
         first, last = part * blocks_per_part, tl.minimum((part + 1) * blocks_per_part, num_blocks)
         if has_top_k | (top_p < 1.0):
-            places = tl.arange(0, max_maxima)
-            known = maxima + row * num_parts * num_maxima + places
-            found = tl.load(known, mask=places < num_parts * num_maxima, other=float("-inf")).to(tl.float32)
+            offsets = tl.arange(0, max_maxima)
+            known = maxima + row * num_parts * num_maxima + offsets
+            found = tl.load(known, mask=offsets < num_parts * num_maxima, other=float("-inf")).to(tl.float32)
             num_known = num_parts * num_maxima
             least, most = num_known // 8, num_known * 31 // 32
             cut = find_cut(found, best, temperature, top_k, top_p, has_top_k, least, most)
@@ -107,8 +107,8 @@ def candidates_kernel(
                 num_here = tl.sum(is_candidate.to(tl.int32), 0)
                 if num_here > 0:
                     free = num_found + tl.cumsum(is_candidate.to(tl.int32), 0) - 1
-                    has_room = is_candidate & (free < capacity)
-                    tl.store(candidate_ids + here * capacity + free, index * block + tl.arange(0, block), mask=has_room)
+                    fits = is_candidate & (free < capacity)
+                    tl.store(candidate_ids + here * capacity + free, index * block + tl.arange(0, block), mask=fits)
                 num_found += num_here
             tl.store(counts + here, num_found)
             tl.store(others + here, tl.sum(other, 0))
@@ -132,13 +132,13 @@ def gather_candidates(
     `total` is at most `capacity`.
     """
     for start in range(0, total, block):
-        places = start + tl.arange(0, block)
-        source = places  # in the first part, and a part after the other behind it
+        offsets = start + tl.arange(0, block)
+        source = offsets  # in the first part, and a part after the other behind it
         end = 0
         for part in range(num_parts):
             end += tl.load(counts + part)
-            source = tl.where(places >= end, (part + 1) * capacity + places - end, source)
-        is_found = places < total
+            source = tl.where(offsets >= end, (part + 1) * capacity + offsets - end, source)
+        is_found = offsets < total
         token_ids = tl.load(candidate_ids + source, mask=is_found, other=0)
-        tl.store(candidates + places, tl.load(scores + token_ids, mask=is_found).to(tl.float32), mask=is_found)
-        tl.store(candidate_ids + places, token_ids, mask=is_found & (source != places))
+        tl.store(candidates + offsets, tl.load(scores + token_ids, mask=is_found).to(tl.float32), mask=is_found)
+        tl.store(candidate_ids + offsets, token_ids, mask=is_found & (source != offsets))

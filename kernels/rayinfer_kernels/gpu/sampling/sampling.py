@@ -2,13 +2,14 @@
 
 The first finds the best of each part of a row. The second gathers the candidates, tokens above a cut, and weighs the
 others; where nothing is truncated it weighs the row's blocks. The third has a program for each row, which searches the
-candidates for the thresholds of top-k and top-p and draws, or searches the whole row if the candidates have no room or
+candidates for the thresholds of top-k and top-p and draws, or searches the whole row if the candidates do not fit or
 cannot be proven to be enough. Sums are float64 in one fixed order, and quotients and weights are rounded as exactly as
 on a CPU, so that a GPU draws the same tokens; the rules are those of `reference/sampling.py`.
 """
 
 import torch
 
+from rayinfer_kernels.gpu.argmax import best_by_lane, best_of
 from rayinfer_kernels.gpu.language import (
     gdc_launch_dependents,
     gdc_wait,
@@ -17,10 +18,9 @@ from rayinfer_kernels.gpu.language import (
     tl,
     triton,
 )
-from rayinfer_kernels.gpu.row_max import best_of, best_of_places
 from rayinfer_kernels.gpu.sampling.candidates import candidates_kernel, gather_candidates
 from rayinfer_kernels.gpu.sampling.score_weights import UNLIKELY, ordered, quotient
-from rayinfer_kernels.gpu.sampling.search import choose_place, draw
+from rayinfer_kernels.gpu.sampling.search import choose_index, draw
 from rayinfer_kernels.gpu.tuning import (
     CANDIDATE_BLOCK,
     CANDIDATES_MAX_REGISTERS,
@@ -153,7 +153,7 @@ def _best_kernel(
     part = row * tl.num_programs(1) + tl.program_id(1)
     first = tl.program_id(1) * blocks_per_part * block
     last = tl.minimum(first + blocks_per_part * block, width)
-    bests, ids = best_of_places(logits + row * row_stride, first, last, width, block)
+    bests, ids = best_by_lane(logits + row * row_stride, first, last, width, block)
     best, token_id = best_of(bests, ids)
     tl.store(part_bests + part, best)
     tl.store(part_ids + part, token_id)
@@ -224,13 +224,13 @@ def _choose_kernel(
                 tl.debug_barrier()  # what all threads stored is there before one of them reads it
                 other = tl.sum(tl.load(others + here + parts, mask=is_part, other=0.0), 0)
                 highest_other = ordered(quotient(tl.load(cuts + row), temperature, inverse))
-                place, is_proven = choose_place(
+                index, is_proven = choose_index(
                     kept, total, other, highest_other, has_top_k, temperature, top_k, top_p, min_p, uniform, highest,
                     candidate_block, num_candidate_blocks,
                 )  # fmt: skip
-                token_id = tl.load(kept_ids + tl.minimum(place, capacity - 1))
+                token_id = tl.load(kept_ids + tl.minimum(index, capacity - 1))
             if not is_proven:
-                token_id, _ = choose_place(
+                token_id, _ = choose_index(
                     scores, width, tl.zeros((), tl.float64), _LOWEST_KEY, has_top_k, temperature, top_k, top_p, min_p,
                     uniform, highest, row_block, num_row_blocks,
                 )  # fmt: skip

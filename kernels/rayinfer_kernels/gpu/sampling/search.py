@@ -4,8 +4,8 @@ A pass over the scores counts, or weighs, what lies above a few pivots, and narr
 lie to scores that are there. The scores are a whole row, or the best of a row with the mass of all others.
 """
 
+from rayinfer_kernels.gpu.argmax import LAST_ID
 from rayinfer_kernels.gpu.language import tl, triton
-from rayinfer_kernels.gpu.row_max import LAST_ID
 from rayinfer_kernels.gpu.sampling.score_weights import (
     LEAST_WEIGHT,
     UNLIKELY,
@@ -21,7 +21,7 @@ _NUM_PIVOTS = tl.constexpr(4)
 
 
 @triton.jit
-def choose_place(
+def choose_index(
     scores,
     width,
     others,
@@ -36,7 +36,7 @@ def choose_place(
     block: tl.constexpr,
     num_blocks: tl.constexpr,
 ):
-    """Return the place in `scores` of the chosen token, and whether tokens that are not there can change nothing.
+    """Return the index in `scores` of the chosen token, and whether tokens that are not there can change nothing.
 
     These have scaled scores up to `highest_other` (an ordered number), and the mass `others` together.
     """
@@ -53,24 +53,24 @@ def choose_place(
         lowest = threshold
         is_proven = is_proven & is_reached & (is_whole | (lowest > highest_other))
         if num_banned > 0:
-            first_tied = place_of_tied(scores, width, temperature, threshold, num_banned, block)
+            first_tied = index_of_tied(scores, width, temperature, threshold, num_banned, block)
     blocks = tl.arange(0, num_blocks)
     masses = tl.zeros((num_blocks,), tl.float64)
     for start in range(0, width, block):
         kept = kept_weights(scores, start, width, temperature, lowest, first_tied, highest, min_p, block)
         masses = tl.where(blocks == start // block, tl.sum(kept, 0), masses)
-    place = draw(scores, width, masses, temperature, lowest, first_tied, highest, min_p, uniform, block, num_blocks)
-    return place, is_proven
+    index = draw(scores, width, masses, temperature, lowest, first_tied, highest, min_p, uniform, block, num_blocks)
+    return index, is_proven
 
 
 @triton.jit
 def pivots_between(low, high):
     """Ordered numbers from low to below high: the quarters between the two numbers, and the middle of their order."""
-    place = tl.arange(0, _NUM_PIVOTS)
+    index = tl.arange(0, _NUM_PIVOTS)
     first, last = number_of(low), number_of(high)
-    quarters = ordered(first + (last - first) * (0.25 * (place + 1)))
+    quarters = ordered(first + (last - first) * (0.25 * (index + 1)))
     middle = (low.to(tl.int64) + (high.to(tl.int64) - low.to(tl.int64)) // 2).to(tl.int32)
-    return tl.minimum(tl.maximum(tl.where(place == _NUM_PIVOTS - 1, middle, quarters), low), high - 1)
+    return tl.minimum(tl.maximum(tl.where(index == _NUM_PIVOTS - 1, middle, quarters), low), high - 1)
 
 
 @triton.jit
@@ -134,8 +134,8 @@ def nucleus(scores, width, others, temperature, top_p, kth, highest, block: tl.c
 
 
 @triton.jit
-def place_of_tied(scores, width, temperature, threshold, rank, block: tl.constexpr):
-    """The place of the token that has `rank` tokens of the threshold's score before it; or of the last of them."""
+def index_of_tied(scores, width, temperature, threshold, rank, block: tl.constexpr):
+    """The index of the token that has `rank` tokens of the threshold's score before it; or of the last of them."""
     num_before = 0
     found = 0
     for start in range(0, width, block):
@@ -173,9 +173,9 @@ def draw(
     block: tl.constexpr,
     num_blocks: tl.constexpr,
 ):
-    """Return the first place whose weight, with those of all before it, exceeds `uniform` times the sum of all.
+    """Return the first index whose weight, with those of all before it, exceeds `uniform` times the sum of all.
 
-    `masses` [num_blocks] are the sums of blocks; only the block in which that place lies is looked at.
+    `masses` [num_blocks] are the sums of blocks; only the block in which that index lies is looked at.
     """
     blocks = tl.arange(0, num_blocks)
     ends = tl.cumsum(masses, 0)

@@ -13,7 +13,7 @@ from rayinfer.config import EngineConfig, engine_config
 from rayinfer.engine.build import build_engine
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.errors import ConfigError
-from rayinfer.optimization.quality_gates import QUALITY_LIMITS
+from rayinfer.optimization.mode_checks import QUALITY_LIMITS
 from rayinfer.outputs import TokenLogprobs
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams

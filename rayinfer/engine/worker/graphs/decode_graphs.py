@@ -1,12 +1,12 @@
 """Decode graphs: whole decode steps, captured for each padded batch size and launched as one."""
 
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 
+import rayinfer_kernels
 from rayinfer.decoding.sampling_table import RowSettings
 from rayinfer.engine.plan.step_plan import StepPlan
 from rayinfer.engine.worker.graphs.cuda_graphs import Graph, unowned
@@ -166,9 +166,11 @@ def step_memory_bytes(model: ModelConfig, num_requests: int, max_context: int) -
     logits = model.vocab_size * 12  # as computed, as kept, and once in float32
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     states = 4 * (8 * model.hidden_size + 4 * heads + 4 * model.intermediate_size)
-    # By name: they bring Triton along, whose import takes part of a second, also where there is no GPU.
-    attention = importlib.import_module("rayinfer_kernels.gpu.decode_attention")
-    splits = attention.splits_bytes(num_requests, model.num_heads, model.num_kv_heads, model.head_dim, max_context)
-    sampling = importlib.import_module("rayinfer_kernels.gpu.sampling.sampling")
-    candidates = sampling.sampling_bytes(num_requests, model.vocab_size)
-    return num_requests * (logits + states) + int(splits) + int(candidates)
+    return num_requests * (logits + states) + rayinfer_kernels.gpu_workspace_bytes(
+        num_requests=num_requests,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        max_context=max_context,
+        vocab_size=model.vocab_size,
+    )

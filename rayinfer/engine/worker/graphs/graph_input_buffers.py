@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rayinfer.attention.batch import AttentionBatch
+from rayinfer.attention.paged_attention import AttentionBatch
 from rayinfer.decoding.sampling_table import RowSettings
 from rayinfer.engine.plan.step_plan import StepPlan
 from rayinfer.engine.worker.padding import Padding, empty_plan, pad_plan

@@ -112,11 +112,10 @@ def test_the_default_model_is_looked_for_in_the_cache(tmp_path):
 def test_doctor_reports_the_size_of_packed_weights_and_how_to_delete_them(tmp_path):
     assert check_packed_weights(tmp_path).found.startswith("0 models, 0.0 of at most 20 GiB")
     for name, gib in (("one", 2), ("other", 19)):
-        file = tmp_path / "packed" / name / "weights.bin"
+        file = tmp_path / "packed" / name / "weights.safetensors"
         file.parent.mkdir(parents=True)
         with file.open("wb") as stream:
             stream.truncate(gib << 30)  # takes no room
-        (file.parent / "index.json").touch()
         finding = check_packed_weights(tmp_path)
         assert finding.verdict == ("ok" if gib == 2 else "advice")
     assert finding.found == f"2 models, 21.0 of at most 20 GiB in {tmp_path / 'packed'}"

@@ -18,7 +18,7 @@ ROWS, CPU = 8, torch.device("cpu")
 def runner(tmp_path_factory):
     decoder = load_decoder(make_tiny_t5(tmp_path_factory.mktemp("t5")), torch.float32, CPU)
     decoder.prepare(torch.float32, CPU, 32)
-    decoder.make_room_for_sources(ROWS + 1, 32, torch.float32, CPU)
+    decoder.allocate_sources(ROWS + 1, 32, torch.float32, CPU)
     decoder.bind_kv_caches(allocate_kv_caches(2, 4, 8, 4, 16, torch.float32, CPU))
     shapes = StaticShapes(num_rows=ROWS, max_step_tokens=16, max_model_len=8, block_size=8, scratch_block=3)
     return EncoderDecoderRunner(decoder, Sampler(ROWS + 1, 96), CPU, shapes, max_read_tokens=20)

@@ -12,7 +12,7 @@ from rayinfer.models.architectures.gemma3 import Gemma3ForCausalLM
 from rayinfer.models.loader import check_checkpoint
 from rayinfer.models.model_config import read_model_config
 from support.golden.decoder_runs import CLOSE, PROMPT, DecoderRun, assert_decodes_like_transformers, transformers_logits
-from support.tiny_models.tiny_checkpoints import make_tiny_model, save_weights
+from support.tiny_models.tiny_checkpoints import change_config, make_tiny_model, save_weights
 
 SLIDING, GLOBAL = "sliding_attention", "full_attention"
 LINEAR = {SLIDING: {"rope_theta": 300.0}, GLOBAL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e4}}
@@ -38,12 +38,6 @@ def tiny_config(**settings):
     shape |= {"num_hidden_layers": 4, "layer_types": [SLIDING, GLOBAL, SLIDING, GLOBAL], "num_key_value_heads": 2}
     shape |= {"sliding_window": 16, "max_position_embeddings": 160, "query_pre_attn_scalar": 16}
     return Gemma3TextConfig(**shape | settings)
-
-
-def change_config(folder, *, without=(), **changes):
-    config = json.loads((folder / "config.json").read_text()) | changes
-    kept = {name: value for name, value in config.items() if name not in without}
-    (folder / "config.json").write_text(json.dumps(kept))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -93,7 +87,7 @@ def test_bfloat16_stays_as_close_to_the_exact_logits_as_transformers_does(tmp_pa
 def test_embeddings_are_scaled_by_what_is_left_of_the_scale_in_the_models_dtype(tmp_path):
     run = DecoderRun(make_tiny_model(tmp_path, tiny_config(hidden_size=80)), torch.bfloat16)
     token_ids = torch.tensor([3, 5])
-    rows = run.decoder.model.embed_tokens.take_rows(token_ids)
+    rows = run.decoder.model.embed_tokens.gather_rows(token_ids)
     scaled = run.decoder.embed(token_ids, None)
     assert torch.equal(scaled, rows * torch.tensor(8.9375, dtype=torch.bfloat16))  # not by 8.944
 

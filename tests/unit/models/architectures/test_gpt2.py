@@ -1,7 +1,5 @@
 """Logits and greedy tokens beside those of transformers, for every shape that a GPT-2 checkpoint may have."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,7 +10,7 @@ from rayinfer.models.architectures.gpt2 import GPT2LMHeadModel
 from rayinfer.models.loader import check_checkpoint
 from rayinfer.models.model_config import read_model_config
 from support.golden.decoder_runs import assert_decodes_like_transformers
-from support.tiny_models.tiny_checkpoints import make_tiny_model, save_weights
+from support.tiny_models.tiny_checkpoints import change_config, make_tiny_model, save_weights
 
 SHAPES = {
     "as published": {},
@@ -31,12 +29,6 @@ SHAPES = {
 def make_tiny_gpt2(folder, **settings):
     shape = {"vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 160} | settings
     return make_tiny_model(folder, GPT2Config(**shape))
-
-
-def change_config(folder, *, without=(), **changes):
-    config = json.loads((folder / "config.json").read_text()) | changes
-    kept = {name: value for name, value in config.items() if name not in without}
-    (folder / "config.json").write_text(json.dumps(kept))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -20,7 +20,7 @@ SHAPES = {
     "one after the other": {"use_parallel_residual": False},
     "odd number of heads": {"hidden_size": 72, "num_attention_heads": 9},
     "all of a head turns": {"rope_parameters": {"rope_theta": 10000.0, "partial_rotary_factor": 1.0}},
-    "a few of a head's channels turn": {"hidden_size": 96, "rope_parameters": {"partial_rotary_factor": 0.25}},
+    "a few of a head's channels rotate": {"hidden_size": 96, "rope_parameters": {"partial_rotary_factor": 0.25}},
     "another rope base": {"rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.5}},
     "linear rope": {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "partial_rotary_factor": 0.5}},
     "no attention biases": {"attention_bias": False},

@@ -103,7 +103,7 @@ def test_sequences_of_one_batch_do_not_see_each_other(tmp_path):
 
 
 @pytest.mark.parametrize("rope", [{"rope_type": "linear", "factor": 3.0}, YARN, LLAMA3], ids=str)
-def test_the_old_spelling_of_rope_means_the_same(rope, tmp_path):
+def test_old_rope_fields_are_read(rope, tmp_path):
     folder = make_tiny_model(tmp_path, LlamaConfig(**SHAPE, rope_parameters=rope | {"rope_theta": 20000.0}))
     wanted = transformers_logits(folder, PROMPT)
     config = json.loads((folder / "config.json").read_text())

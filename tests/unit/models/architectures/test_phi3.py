@@ -33,9 +33,6 @@ LONGROPE = {
 PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75}
 VARIATIONS = {
     "grouped queries": {},
-    "tied": {"tie_word_embeddings": True},
-    "one head of keys": {"num_key_value_heads": 1},
-    "as many heads of keys": {"num_key_value_heads": 4},
     "odd groups": {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3},
     "window": {"sliding_window": 20},
     "part of each head turns": {"rope_parameters": PARTIAL},

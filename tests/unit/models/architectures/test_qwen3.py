@@ -17,9 +17,6 @@ SHAPE = {
 }
 VARIATIONS = {
     "grouped queries": {},
-    "tied": {"tie_word_embeddings": True},
-    "one head of keys": {"num_key_value_heads": 1},
-    "as many heads of keys": {"num_key_value_heads": 4},
     "odd groups": {"num_attention_heads": 9, "num_key_value_heads": 3},
     "attention biases": {"attention_bias": True},
     "another epsilon": {"rms_norm_eps": 1e-3},

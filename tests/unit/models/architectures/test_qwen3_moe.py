@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from rayinfer.errors import ModelLoadError
 from rayinfer.models.loader import check_checkpoint
 from support.golden.decoder_runs import PROMPT, DecoderRun, assert_decodes_like_transformers
-from support.tiny_models.tiny_checkpoints import make_tiny_model
+from support.tiny_models.tiny_checkpoints import change_config, make_tiny_model
 
 TINY = {
     "vocab_size": 96,
@@ -80,7 +80,6 @@ def test_published_configs_spell_the_number_of_experts_otherwise_and_may_name_a_
 )
 def test_wrong_fields_are_named(change, message, tmp_path):
     folder = make_tiny_model(tmp_path, Qwen3MoeConfig(**TINY))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | change))
+    change_config(folder, **change)
     with pytest.raises(ModelLoadError, match=message):
         check_checkpoint(folder)

@@ -76,7 +76,7 @@ def test_a_missing_tensor_is_named_in_the_checkpoints_own_words(tmp_path):
         check_checkpoint(folder)
 
 
-def test_a_feed_forward_that_nobody_knows_is_refused(tmp_path):
+def test_an_unknown_feed_forward_is_refused(tmp_path):
     folder = make_tiny_t5(tmp_path)
     config = (folder / "config.json").read_text().replace('"relu"', '"gated-tanh"')
     (folder / "config.json").write_text(config)

@@ -67,7 +67,7 @@ def test_a_download_that_lost_a_shard_is_completed(repository, tmp_path):
         assert shard.is_file()
 
 
-def test_a_missing_repository_and_a_missing_tokenizer_are_told_in_one_line_each(repository, tmp_path):
+def test_a_missing_repository_or_tokenizer_is_reported_in_one_line(repository, tmp_path):
     shutil.copytree(repository, tmp_path / "bare")
     (tmp_path / "bare" / "tokenizer.json").unlink()
     with hub_stub(tmp_path / "bare", "acme/bare") as stub:

@@ -33,7 +33,7 @@ def test_a_folder_is_built_once_and_then_found(tmp_path):
     assert visible(tmp_path / "cache") == ["model"]
 
 
-def test_of_many_who_ask_at_once_one_builds_and_all_get_the_whole_folder(tmp_path):
+def test_concurrent_callers_build_a_folder_once(tmp_path):
     folder, barrier, builds, seen = tmp_path / "model", Barrier(8), [], []
 
     def build(out: Path) -> None:

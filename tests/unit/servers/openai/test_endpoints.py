@@ -6,7 +6,7 @@ from tokenizers.processors import TemplateProcessing
 
 from rayinfer.errors import EngineDead, QueueFull
 from rayinfer.sampling_params import SamplingParams
-from rayinfer.tokenization.bad_words import speller
+from rayinfer.tokenization.bad_words import bad_word_tokenizer
 from rayinfer.tokenization.tokenizer import Tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -260,7 +260,7 @@ async def test_every_setting_reaches_the_generator(client, generator, models):
     }
     fields = {**settings, "logit_bias": {"7": -1.5, "383": 100}, "priority": -3, "cache_salt": "tenant-1"}
     params = SamplingParams(**settings, logit_bias={7: -1.5, 383: 100.0}, logprobs=2)
-    params = params.with_bad_words_spelled(speller(models["org/tiny"].tokenizer))
+    params = params.with_tokenized_bad_words(bad_word_tokenizer(models["org/tiny"].tokenizer))
     await client.post(TEXT, json=text(**fields, logprobs=2))
     await client.post(CHAT, json=chat(**fields, logprobs=True, top_logprobs=2))
     for request in generator.requests:

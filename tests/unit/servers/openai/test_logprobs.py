@@ -41,7 +41,7 @@ async def streamed(client, path, **fields) -> tuple[list[dict], dict]:
 
 
 async def test_a_completions_log_probabilities_are_parallel_lists(client, models):
-    name = models["org/tiny"].tokenizer.spell
+    name = models["org/tiny"].tokenizer.token_text
     (choice,) = (await whole(client, TEXT, prompt="hello", logprobs=3))["choices"]
     assert choice["logprobs"] == {
         "text_offset": [0, 1, 2],
@@ -66,7 +66,7 @@ async def test_the_chosen_token_is_always_among_the_top_logprobs(client, logprob
 
 
 async def test_a_chats_log_probabilities_are_entries(client, models):
-    name = models["org/tiny"].tokenizer.spell
+    name = models["org/tiny"].tokenizer.token_text
     (choice,) = (await whole(client, CHAT, **HELLO, logprobs=True, top_logprobs=1))["choices"]
     assert choice["logprobs"]["refusal"] is None
     assert choice["logprobs"]["content"][1] == {
@@ -212,7 +212,7 @@ async def test_offsets_count_special_tokens_only_where_they_are_shown(client, sk
 
 
 async def test_prompt_log_probabilities_come_by_token_id_once_for_each_prompt(client, models):
-    name = models["org/tiny"].tokenizer.spell
+    name = models["org/tiny"].tokenizer.token_text
     body = await whole(client, TEXT, prompt=[[5, 6], [7, 8]], n=2, prompt_logprobs=1)
     assert [choice.get("prompt_logprobs") for choice in body["choices"]] == [
         [

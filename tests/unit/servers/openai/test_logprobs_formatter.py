@@ -75,7 +75,7 @@ def test_offsets_go_on_from_one_chunk_to_the_next():
 
 def test_of_tokens_with_one_text_none_is_lost_and_the_chosen_one_keeps_it():
     letter, byte = FALLBACK.encode("onea")[-1], FALLBACK._backend.token_to_id("<0x61>")
-    assert FALLBACK.spell(letter).text == FALLBACK.spell(byte).text == "a"
+    assert FALLBACK.token_text(letter).text == FALLBACK.token_text(byte).text == "a"
     formatter = LogprobsFormatter(tokenizer=FALLBACK, num_top=2)
     for first, second in ((letter, byte), (byte, letter)):
         place = {first: Logprob(-2.0, 2), second: Logprob(-1.0, 1)}

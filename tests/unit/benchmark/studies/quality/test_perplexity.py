@@ -21,7 +21,7 @@ from rayinfer.benchmark.studies.quality.texts import (
     read_documents,
 )
 from rayinfer.errors import ConfigError
-from rayinfer.optimization.quality_gates import GPU_MODES, MEASURED
+from rayinfer.optimization.mode_checks import GPU_MODES, MEASURED
 from rayinfer.tokenization.tokenizer import Tokenizer
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 

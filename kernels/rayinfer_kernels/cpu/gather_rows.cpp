@@ -1,0 +1,59 @@
+// Rows of a packed weight: an embedding that is also the output head lies in panels.
+
+#include <algorithm>
+
+#include "thread_team.h"
+#include "weight.h"
+
+namespace rayinfer {
+namespace {
+
+constexpr int64_t kRowsPerThread = 16;  // fewer are not worth waking a thread
+
+// Numbers that stand together are N neighbours along the inputs, and the same of all 32 outputs follow one another.
+template <int N, class Number, class T, class Change>
+void gather_row(const Number* panel, int64_t column, int64_t width, T* out, Change change) {
+    for (int64_t i = 0; i < width; ++i) out[i] = change(panel[(i / N * kPanelWidth + column) * N + i % N]);
+}
+
+inline void round_into(float x, float* to) { *to = x; }
+inline void round_into(float x, bfloat16* to) {
+    bfloat16 sixteen[kWidth];
+    store(sixteen, splat(x));
+    *to = sixteen[0];
+}
+
+template <class T>
+void gather_rows(const Weight& weight, const int64_t* indices, int64_t num_rows, T* out, int num_threads) {
+    const int64_t width = weight.in_features, bytes = panel_bytes(weight.format, width);
+    const int team = team_size(num_rows, kRowsPerThread, num_threads);
+#pragma omp parallel for schedule(static) num_threads(team)
+    for (int64_t row = 0; row < num_rows; ++row) {
+        const int64_t output = indices[row], column = output % kPanelWidth;
+        const uint8_t* panel = weight.panels + output / kPanelWidth * bytes;
+        T* to = out + row * width;
+        if (weight.format == Format::float32 || weight.format == Format::bfloat16) {
+            gather_row<4 / sizeof(T)>((const T*)panel, column, width, to, [](T x) { return x; });
+        } else {
+            const float scale = weight.scales[output];
+            gather_row<4>((const int8_t*)panel, column, width, to, [scale](int8_t x) {
+                T rounded;
+                round_into((float)x * scale, &rounded);
+                return rounded;
+            });
+        }
+    }
+}
+
+}  // namespace
+}  // namespace rayinfer
+
+// The weight's own type is T, or it has eight bits.
+#define RAYINFER_GATHER_ROWS(name, T)                                                                              \
+    extern "C" __attribute__((visibility("default"))) void name(                                                 \
+        const rayinfer::Weight* weight, const int64_t* indices, int64_t num_rows, void* out, int num_threads) {  \
+        rayinfer::gather_rows<T>(*weight, indices, num_rows, (T*)out, num_threads);                                \
+    }
+
+RAYINFER_GATHER_ROWS(rayinfer_gather_rows_float32, float)
+RAYINFER_GATHER_ROWS(rayinfer_gather_rows_bfloat16, rayinfer::bfloat16)

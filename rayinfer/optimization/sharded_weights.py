@@ -1,0 +1,47 @@
+"""Data of other ranks' parts that make a rank's quantised weights equal to those of the whole model."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import torch
+
+from rayinfer.layers.shards import ShardSlice
+from rayinfer.models.loader import read_parameters
+from rayinfer_kernels import ops
+
+OUTPUTS, INPUTS = 0, 1  # the axes of a matrix
+
+
+def largest_by_output(folder: Path, names: Collection[str], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Find how large the numbers of each output of these whole matrices are, float32 [out_features] by name.
+
+    A matrix is read piece by piece as the checkpoint holds it, and nothing of it is kept.
+    """
+    parameters = {f"{name}.weight": name for name in names}
+    found: dict[str, torch.Tensor] = {}
+    for piece in read_parameters(folder, parameters):
+        largest = torch.linalg.vector_norm(piece.tensor.to(dtype), ord=torch.inf, dim=-1).float()
+        of_all = found.setdefault(parameters[piece.parameter], torch.zeros(piece.shape[:-1]))
+        of_all[piece.index] = largest
+    return found
+
+
+def shard_of(quantized: ops.QuantizedWeight, cut: ShardSlice | None) -> ops.QuantizedWeight:
+    """Take a rank's part of a whole matrix.
+
+    Groups of inputs that have one scale are not cut. Where a part begins within a group, it begins with the group, and
+    the numbers before it are zero.
+    """
+    if cut is None:
+        return quantized
+    if cut.axis == OUTPUTS:
+        return ops.QuantizedWeight(cut.of(quantized.q), cut.of(quantized.scales), quantized.format)
+    (kept,) = cut.ranges
+    if quantized.format is not ops.WeightFormat.INT4_DYNAMIC:
+        return ops.QuantizedWeight(cut.of(quantized.q).contiguous(), quantized.scales, quantized.format)
+    first_group = kept.start // ops.GROUP_SIZE
+    start = first_group * ops.GROUP_SIZE
+    numbers = quantized.q[:, start : kept.stop].clone()
+    numbers[:, : kept.start - start] = 0
+    scales = quantized.scales[:, first_group : -(-kept.stop // ops.GROUP_SIZE)].contiguous()
+    return ops.QuantizedWeight(numbers, scales, quantized.format)
