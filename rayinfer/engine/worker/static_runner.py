@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.plan.executor import StepHandle
@@ -63,12 +64,12 @@ class StaticShapes:
             end_token_ids=(),
         )
         first, *others = (self._pad(empty_plan(0, 0, 0), shape) for shape in self.shapes)
-        return [replace(first, new_requests=(dummy,)), *others]
+        return [structs.replace(first, new_requests=(dummy,)), *others]
 
     def pad(self, plan: StepPlan) -> StepPlan:
         """Return the same step in one of the shapes; it is valid until the next call."""
         padded = self._pad(plan, self._shape_of(plan))
-        return replace(padded, step=plan.step, new_requests=plan.new_requests)
+        return structs.replace(padded, step=plan.step, new_requests=plan.new_requests)
 
     def _shape_of(self, plan: StepPlan) -> StepShape:
         if plan.num_tokens == plan.num_requests and plan.samples.all():

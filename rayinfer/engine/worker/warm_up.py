@@ -1,9 +1,9 @@
 """Warm-up steps of a GPU engine: dummy prompts of a few sizes, to compile its kernels."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
 from rayinfer.engine.worker.padding import Padding, empty_plan
@@ -49,7 +49,7 @@ def _prompts(
         end_token_ids=(),
     )
     count, num_tokens = len(lengths), sum(lengths)
-    return replace(
+    return structs.replace(
         empty_plan(count, num_tokens, 0),
         positions=np.concatenate([np.arange(length) for length in lengths]),
         slot_mapping=np.full(num_tokens, padding.slot, np.int64),

@@ -1,11 +1,11 @@
 """Static input buffers of captured decode graphs, padded to the graph's batch size."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from rayinfer.attention.paged_attention import AttentionBatch
 from rayinfer.decoding.sampling_table import RowSettings
@@ -48,7 +48,7 @@ class GraphInputBuffers:
             self._fields[name] = field = self._on_host[start:end].view(_FIELDS[name])
             self.on_device[name] = self._memory[start:end].view(torch.from_numpy(field[:0]).dtype)
         planned: dict[str, Any] = {name: self._fields[name] for name in _PLANNED}
-        self._plan = replace(empty_plan(size, size, 1), **planned)
+        self._plan = structs.replace(empty_plan(size, size, 1), **planned)
         given = self.on_device
         batch = AttentionBatch(
             given["positions"],
@@ -69,7 +69,7 @@ class GraphInputBuffers:
         """Copy in a plan and its sampling settings, and pad both."""
         count, width = plan.block_tables.shape
         if width != self._plan.block_tables.shape[1]:
-            self._plan = replace(self._plan, block_tables=np.empty((self.size, width), np.int32))
+            self._plan = structs.replace(self._plan, block_tables=np.empty((self.size, width), np.int32))
         pad_plan(plan, self._plan, self._padding, self._padding_row)
         positions = self._fields["draw_position"]
         positions[:count] = plan.seq_lens
