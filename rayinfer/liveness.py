@@ -7,7 +7,7 @@ import psutil
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LivenessLimits:
-    """Intervals and limits by which processes tell a dead or hung peer from a busy one, all in seconds."""
+    """Intervals and limits that distinguish a dead or hung peer from a busy one, all in seconds."""
 
     # Engine loop, towards its routers
     loop_heartbeat_s: float = 0.5  # between two iterations of an idle loop

@@ -127,7 +127,7 @@ async def leave_after(url: str, bodies: list[dict[str, object]], seconds: float)
 @pytest.mark.faults
 @pytest.mark.parametrize("without", ["", "no-buffer"])
 def test_f24_slow_readers_delay_no_other_request(host, tiny, report, without):
-    """The streams beside them are as quick as beside readers of the same answers who read at once.
+    """Streams beside slow readers are as quick as beside readers without pauses.
 
     The tiny model answers quickly enough to fill the buffers on the way to a slow client.
     """
@@ -160,7 +160,7 @@ def test_f24_slow_readers_delay_no_other_request(host, tiny, report, without):
 
 
 def load_beside(service, expected, *, pause_s, num_bytes) -> tuple[list[float], Counter[str]]:
-    """Run four streams beside clients who read so much after each pause; returns the times between pieces."""
+    """Run four streams beside clients that read so much after each pause; returns the times between pieces."""
     beside = [open_slowly(service) for _ in range(NUM_SLOW)]
     with Load(service.url, expected, num_streams=4, whole_per_s=0.0, within_s=2 * BESIDE_S) as load:
         until = time.monotonic() + BESIDE_S

@@ -92,7 +92,7 @@ def test_steps_overlap_on_one_rank_only():
         engine_config(async_scheduling=True, tensor_parallel_size=2, pipeline_parallel_size=2)
 
 
-def test_a_wrong_override_is_told_with_its_key():
+def test_a_wrong_override_is_refused_with_its_key():
     with pytest.raises(ConfigError, match=r"^override_generation_config: top_p must lie in \(0, 1\], got 2, got "):
         engine_config(override_generation_config={"top_p": 2})
 

@@ -22,11 +22,11 @@ def test_each_router_may_send_something_however_many_there_are():
     assert credits_of_each(known, 100) == Credits(1, 1, 1)
 
 
-def test_what_is_not_told_is_not_bounded():
+def test_a_limit_that_is_not_given_does_not_bound():
     assert credits_of_each(description(), 2) == Credits()
 
 
-async def test_an_engine_tells_its_routers_what_each_is_granted():
+async def test_an_engine_grants_each_router_its_credits():
     async with running(num_blocks=100) as engine:
         whole, half = (credits_of_each(engine.description, num_routers) for num_routers in (1, 2))
         assert await next_credits(engine, "first") == whole != half

@@ -70,7 +70,7 @@ def test_a_stream_is_timed_from_arrival_over_its_tokens_to_its_end():
     assert round(seen["vllm:e2e_request_latency_seconds_sum", ("tiny",)], 6) == 0.4
 
 
-def test_the_wait_for_another_engine_is_told_apart_from_other_waits():
+def test_the_wait_for_another_engine_is_counted_by_itself():
     clock = Clock()
     metrics = ServiceMetrics(CollectorRegistry(), clock)
     moving, new = (metrics.request_started("tiny", num_prompt_tokens=7) for _ in range(2))

@@ -239,7 +239,7 @@ def spread_against_plain(num_levels, num_waiting, num_served):
 
 
 @pytest.mark.parametrize("num_levels", [2, 4, 8])
-def test_who_spreads_requests_over_priorities_is_ahead_by_what_waits_and_not_for_good(num_levels):
+def test_splitting_over_priorities_gains_at_most_the_backlog(num_levels):
     served = list(spread_against_plain(num_levels, num_waiting=10, num_served=6000))
     at_first = served[: num_levels * 10].count("plain") / (num_levels * 10)
     assert 1 / (num_levels + 1) - 0.03 <= at_first < 0.45  # of that many shares and its own, it has one
@@ -274,7 +274,7 @@ def test_a_tenant_can_be_charged_less_than_was_expected():
     assert queue.push("z", priority=0, arrival=0.0, tenant="unknown", cost=1.0).key == 0.0
 
 
-def test_settings_change_for_those_who_come_later():
+def test_settings_change_for_later_requests():
     queue = PriorityQueue(ageing_s=10.0)
     assert queue.push("before", priority=1, arrival=0.0).key == 10.0
     queue.change(ageing_s=2.0, rate=5.0)

@@ -14,7 +14,7 @@ def expected_token(prompt: Sequence[int], position: int) -> int:
 
 
 class CountingEngine:
-    """Steps when it is told to; dies when it is killed, also in the middle of a call."""
+    """Engine that steps on command, and dies when killed, also within a call."""
 
     def __init__(self, credits: Credits = NO_BOUNDS) -> None:
         self.credits = credits

@@ -1,4 +1,4 @@
-"""An engine client that does what a test tells it to."""
+"""Engine client under a test's control."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process: what they tell each other goes through memory."""
+"""Ranks as threads of one process, which exchange messages in memory."""
 
 import threading
 from collections.abc import Callable, Sequence

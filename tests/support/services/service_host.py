@@ -43,7 +43,7 @@ def scale(name: str, args: dict[str, Any], num_engines: int) -> None:
 
 
 def status(name: str) -> dict[str, Any]:
-    """Tell what Serve says of an application."""
+    """Report Serve's status of an application."""
     overview = serve.status().applications.get(name)
     if overview is None:
         return {"status": "NONE", "message": ""}

@@ -54,7 +54,7 @@ def test_chosen_tokens_count_like_those_a_request_came_with():
     assert banned(watched, 0) == [[]]
 
 
-def test_two_sequences_that_end_alike_are_told_apart():
+def test_two_sequences_with_one_end_are_distinguished():
     watched = bad_sequences()
     watched.add_row(0, [[1, 5], [2, 5], [3, 5]], ids(2), ids())
     watched.add_row(1, [[1, 5], [2, 5]], ids(7), ids())

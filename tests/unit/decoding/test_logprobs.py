@@ -71,7 +71,7 @@ def test_more_than_the_vocabulary_is_the_vocabulary():
 
 
 @pytest.mark.parametrize("vocab_size", [256, 1003, 70_001])
-def test_a_lines_numbers_are_the_same_to_the_bit_alone_in_company_and_on_more_threads(vocab_size):
+def test_a_rows_bits_do_not_depend_on_other_rows_or_threads(vocab_size):
     logits, chosen = logits_of(7, 33, vocab_size), chosen_of(8, 33, vocab_size)
     threads = torch.get_num_threads()
     try:

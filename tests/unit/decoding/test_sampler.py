@@ -294,7 +294,7 @@ def test_a_row_whose_rules_leave_nothing_is_invalid_and_hurts_no_other(rules, te
 # Log probabilities
 
 
-def test_those_who_ask_are_told_what_the_untouched_logits_say():
+def test_logprobs_are_those_of_unchanged_logits():
     sampler = Sampler(4, VOCAB)
     enter(sampler, 0, SamplingParams(logprobs=0))
     enter(sampler, 1, SamplingParams())
@@ -312,7 +312,7 @@ def test_those_who_ask_are_told_what_the_untouched_logits_say():
     assert sampled.logprobs.ranks[1] > 1
 
 
-def test_nobody_asks_nobody_is_told():
+def test_no_logprobs_without_a_request_for_them():
     sampler = Sampler(1, VOCAB)
     enter(sampler, 0, SamplingParams())
     sampled = sampler.sample(logits_of(0), np.array([0]), np.array([3]))

@@ -13,7 +13,7 @@ from support.kernels.sampler_requests import MIXED, MIXED_NAMES, VOCAB, draw_alo
 
 
 def generate(sampler, row, num_steps, *, start, neighbours=()):
-    """Drive `row` through steps whose logits depend on the position, in company or alone."""
+    """Drive `row` through steps whose logits depend on the position, in a batch or alone."""
     tokens = []
     for position in range(start, start + num_steps):
         rows = [*neighbours[: position % 3], row, *neighbours[position % 3 :]]
@@ -23,7 +23,7 @@ def generate(sampler, row, num_steps, *, start, neighbours=()):
 
 
 @pytest.mark.parametrize("params", MIXED, ids=MIXED_NAMES)
-def test_a_request_draws_the_same_alone_in_company_in_another_row_and_after_coming_back(params):
+def test_a_draw_depends_on_neither_batch_nor_row_nor_preemption(params):
     alone = Sampler(1, VOCAB)
     enter(alone, 0, params, seed=77)
     expected = generate(alone, 0, 9, start=3)

@@ -39,7 +39,7 @@ def drawn_on(device, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_gpu_draws_and_tells_of_the_same_logits_what_a_cpu_does(dtype):
+def test_a_gpu_draws_and_scores_like_a_cpu(dtype):
     tokens, scores = drawn_on("cpu", dtype)
     tokens_on_gpu, scores_on_gpu = drawn_on("cuda", dtype)
     assert tokens_on_gpu == tokens

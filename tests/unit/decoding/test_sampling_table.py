@@ -49,7 +49,7 @@ def test_a_temperature_too_small_to_divide_by_is_greedy(table):
     assert table.at(np.array([0, 1, 2]))["is_greedy"].tolist() == [True, True, False]
 
 
-def test_no_log_probabilities_are_told_apart_from_those_of_the_chosen_token_alone(table):
+def test_zero_logprobs_differ_from_none(table):
     for row, logprobs in enumerate((None, 0, 20)):
         fill(table, row, SamplingParams(logprobs=logprobs))
     assert table.at(np.array([0, 1, 2]))["num_logprobs"].tolist() == [0, 1, 21]

@@ -74,7 +74,7 @@ def test_a_nan_row_leaves_the_others_alone():
     assert torch.equal(kept(spoilt, TYPICAL_P)[others], kept(scores, TYPICAL_P)[others])
 
 
-def test_a_row_keeps_the_same_alone_and_in_company():
+def test_a_row_keeps_the_same_tokens_in_any_batch():
     scores = scores_of(5, num_rows=24, spread=1.0)
     together = kept(scores, TYPICAL_P * 3)
     for row, typical_p in enumerate(TYPICAL_P * 3):

@@ -44,7 +44,7 @@ def request(request_id, params, *, prompt=PROMPT, outputs=(), choice=0):
 
 
 def run(engine, *requests):
-    """Everybody's new tokens, and how everybody ended."""
+    """New tokens and finish reasons of all requests."""
     for each in requests:
         engine.add_request(each)
     tokens = {each.request_id: [] for each in requests}
@@ -105,7 +105,7 @@ def test_blocks_are_found_again_by_the_real_executor(folder):
     assert engine.stats.cached_prompt_tokens_total == 48
 
 
-def test_a_description_tells_the_limits(folder):
+def test_a_description_has_the_limits(folder):
     description = new_engine(folder).description
     assert description.name == str(folder)
     assert (description.max_model_len, description.vocab_size) == (256, 384)
@@ -176,7 +176,7 @@ def test_a_cache_of_eight_bits_takes_a_third_of_the_memory_and_changes_logits_li
     assert 0 < difference.mean() < 0.05
 
 
-def test_bits_that_depend_on_nobody_are_promised_only_where_the_kernels_keep_that(folder):
+def test_batch_invariance_is_promised_only_where_kernels_have_it(folder):
     new_engine(folder, deterministic=True).exit()
     with pytest.raises(ConfigError, match=r"deterministic must not be true with torch.float16 on a cpu"):
         new_engine(folder, deterministic=True, dtype="float16")

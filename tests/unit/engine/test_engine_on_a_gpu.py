@@ -59,7 +59,7 @@ def test_no_kernel_is_compiled_while_requests_are_served(settings, tmp_path, mon
     engine = build_engine(config_of(folder, **(common | sizes | settings)), folder)
     compiled = []
     monkeypatch.setattr(
-        triton.knobs.runtime, "jit_post_compile_hook", lambda *_args, **told: compiled.append(told["repr"])
+        triton.knobs.runtime, "jit_post_compile_hook", lambda *_args, **reported: compiled.append(reported["repr"])
     )
     chance = random.Random(1)
     try:

@@ -128,7 +128,7 @@ def test_a_decoding_step_asks_for_the_same_memory_and_keeps_none_whoever_is_stil
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_the_dynamic_engine_asks_for_less_memory_when_somebody_has_left(folder):
+def test_the_dynamic_engine_frees_memory_of_ended_requests(folder):
     # So the test above would see a difference.
     engine = build_engine(engine_config(model=str(folder), num_kv_blocks=99, **SETTINGS), folder)
     for index, name in enumerate(("a", "ab", "abc")):

@@ -154,7 +154,7 @@ def test_the_unfilled_last_block_of_a_request_is_reused_first(manager):
     assert manager.allocate(1) == [unfilled]
 
 
-def test_a_request_that_computed_a_twin_of_a_cached_block_refreshes_it(manager):
+def test_computing_a_duplicate_of_a_cached_block_refreshes_it(manager):
     token_ids = prompt(0, 2)
     cached = compute(manager, token_ids)
     manager.free(cached)

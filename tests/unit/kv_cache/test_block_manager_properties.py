@@ -156,7 +156,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.release(self.requests.pop(pick % len(self.requests)).blocks)
 
     @rule()
-    def free_what_nobody_reads(self):
+    def free_unread_blocks(self):
         unread = [block for block in range(NUM_BLOCKS) if not self.readers[block]]
         if unread:
             with pytest.raises(RuntimeError):

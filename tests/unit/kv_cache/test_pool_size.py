@@ -27,7 +27,7 @@ def test_a_number_of_blocks_beyond_the_machines_memory_is_refused_with_both_size
         count_kv_blocks(engine_config(num_kv_blocks=7), 10**15, CPU)
 
 
-def test_a_cpu_gives_two_gibibytes_unless_told_otherwise():
+def test_the_default_cache_on_a_cpu_is_two_gibibytes():
     assert count_kv_blocks(engine_config(), 1 << 20, CPU) == CPU_POOL_BYTES >> 20 == 2048
 
 

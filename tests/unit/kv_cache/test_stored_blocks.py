@@ -138,13 +138,13 @@ def test_a_free_block_that_makes_way_is_the_next_one_handed_out(manager):
     assert manager.allocate(1) == [stale]
 
 
-def test_of_twins_the_first_is_hit_and_both_lead_to_the_same_children(manager):
+def test_of_duplicates_the_first_is_hit_and_both_have_the_same_children(manager):
     holder, twin = write(manager, A, tokens(1, 2)), write(manager, A, tokens(1, 2))
     child = write(manager, B, tokens(3, 4), parent=twin)
     assert hit(manager, [A, B], tokens(1, 2, 3, 4)) == [holder, child]
 
 
-def test_a_twin_takes_over_when_the_holder_is_evicted(manager):
+def test_a_duplicate_takes_over_when_the_holder_is_evicted(manager):
     holder, twin = write(manager, A, tokens(1, 2)), write(manager, A, tokens(1, 2))
     child = write(manager, B, tokens(3, 4), parent=twin)
     manager.free([holder])
@@ -176,7 +176,7 @@ def test_a_block_without_readers_cannot_be_stored(manager):
         manager.store(0, A, parent=None, token_ids=tokens(1, 2))
 
 
-def test_events_tell_what_was_stored_and_what_was_evicted(manager):
+def test_events_have_stored_and_evicted_blocks(manager):
     block = write(manager, A, tokens(1, 2))
     events = manager.take_events()
     assert (events.stored, events.removed) == ([A], [])

@@ -89,7 +89,7 @@ def test_each_answers_text_is_its_tokens_decoded(llm):
 
 
 @pytest.mark.parametrize("setting", [{}, {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.5}])
-def test_an_answer_does_not_depend_on_its_company(setting, llm):
+def test_an_answer_does_not_depend_on_its_batch(setting, llm):
     params = SamplingParams(**{"seed": 4, "max_tokens": 16, "ignore_eos": True} | setting)
     alone = [llm.generate(text, params, use_tqdm=False)[0] for text in TEXTS]
     assert tokens_of(alone) == tokens_of(llm.generate(TEXTS, params, use_tqdm=False))
@@ -194,7 +194,7 @@ def test_the_context_ends_an_answer(llm):
     assert output.outputs[0].finish_reason == "length"
 
 
-def test_cached_prompt_tokens_are_told(llm):
+def test_cached_prompt_tokens_are_reported(llm):
     prompt = [[7 * i % 300 + 3 for i in range(50)]]
     assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
     assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == 48

@@ -78,7 +78,7 @@ def test_a_prompt_that_fills_the_context_can_be_scored_but_not_continued(llm):
         llm.generate([longest], SamplingParams(max_tokens=1), use_tqdm=False)
 
 
-def test_a_stream_tells_the_prompt_once_and_every_token_once(llm):
+def test_a_stream_has_the_prompt_and_every_token_once(llm):
     params = greedy(logprobs=1, prompt_logprobs=1, n=2)
     whole = only(llm.generate(PROMPT, params, use_tqdm=False))
     deltas = list(llm.stream(PROMPT, params))
@@ -104,7 +104,7 @@ def names_of(output, choice=None):
     return [event.name for event in wanted]
 
 
-def test_a_traced_request_tells_its_way_and_another_nothing(llm):
+def test_only_a_traced_request_has_events(llm):
     prompt = [7 * number % 300 + 3 for number in range(60)]
     traced = only(llm.generate([prompt], greedy(), trace=True, use_tqdm=False))
     assert names_of(traced) == ["queued", "admitted", *["prefill_chunk"] * 3, "first_token", "finished"]
@@ -124,7 +124,7 @@ def test_every_choice_has_its_own_events(llm):
         assert names_of(output, choice).count("finished") == 1
 
 
-def test_a_stop_string_is_told_as_such_and_with_the_engines_events(llm):
+def test_a_stop_string_is_reported_with_the_engines_events(llm):
     text = only(llm.generate(PROMPT, greedy(), use_tqdm=False)).outputs[0].text
     output = only(llm.generate(PROMPT, greedy(stop=text[3:5], max_tokens=40), trace=True, use_tqdm=False))
     assert names_of(output)[0] == "queued"
@@ -132,7 +132,7 @@ def test_a_stop_string_is_told_as_such_and_with_the_engines_events(llm):
     assert output.trace[-1].details["output_tokens"] == len(output.outputs[0].token_ids)
 
 
-def test_a_traced_stream_tells_with_its_last_output_and_steps_likewise(llm):
+def test_a_trace_comes_with_the_last_output(llm):
     deltas = list(llm.stream(PROMPT, greedy(), trace=True))
     assert [delta.trace is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
     llm.add_request(PROMPT, greedy(), trace=True)

@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 
 
 def answers_of(folder, between_steps, **settings):
-    """Everybody's tokens and logprobs, with something done to the LLM after each step."""
+    """Tokens and logprobs of all requests, with an action on the LLM after each step."""
     with LLM(str(folder), **SETTINGS | settings) as llm:
         for index, (prompt, params) in enumerate(zip(PROMPTS, PARAMS, strict=True)):
             llm.add_request(prompt, params, request_id=f"{index}")

@@ -84,7 +84,7 @@ def test_the_time_to_come_back_follows_the_pace_at_which_requests_start():
     assert admission.retry_after_s() == 6.0  # half of the six that wait, two seconds each
 
 
-def test_nobody_is_sent_away_for_more_than_a_minute():
+def test_retry_after_is_at_most_a_minute():
     clock = Clock()
     admission = AdmissionControl(RouterLimits(max_waiting_requests=100), clock)
     tickets = [admission.admit() for _ in range(100)]

@@ -23,7 +23,7 @@ async def test_what_does_not_come_in_time_is_given_up_for_good(timeout_s):
 
 
 @pytest.mark.parametrize("timeout_s", [None, 10.0])
-async def test_who_is_cancelled_leaves_no_alarm(timeout_s):
+async def test_a_cancelled_wait_leaves_no_timer(timeout_s):
     future = asyncio.get_running_loop().create_future()
     waiting = asyncio.ensure_future(wait_within(future, timeout_s))
     await asyncio.sleep(0)

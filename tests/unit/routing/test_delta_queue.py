@@ -108,7 +108,7 @@ async def test_a_stream_that_goes_on_elsewhere_is_not_held_up_at_first():
     assert await take(queue) == [tokens(7, 1)]
 
 
-async def test_who_cannot_wait_longer_gets_what_is_there():
+async def test_an_overdue_request_returns_what_is_there():
     queue = DeltaQueue(interval=3)
     queue.put(tokens(0, 1))
     await take(queue)

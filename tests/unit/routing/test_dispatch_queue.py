@@ -40,7 +40,7 @@ class Narrow(Service):
         return [output async for output in self.open(name, **settings)]
 
     async def answer(self, name, engine=0):
-        """Let an engine answer a request in full, and wait until everybody has drawn their conclusions."""
+        """Let an engine answer a request in full, and wait until all tasks have run."""
         client = self.engines[engine]
         client.say(
             client.delta(f"{name}/0", self.tokenizer.encode("x"), "length"), stats=EngineStats(credits=self.credits)
@@ -357,18 +357,18 @@ async def test_a_paused_engine_is_given_nothing_while_another_runs(tokenizer):
     async with running(Narrow(tokenizer, num_engines=2)) as service:
         runs, pauses = service.engines
 
-        async def tell(engine, state):
+        async def report(engine, state):
             engine.say(stats=EngineStats(state=state, credits=ONE))
             for _ in range(5):
                 await asyncio.sleep(0)
 
         await service.grant()
-        await tell(pauses, "paused")
+        await report(pauses, "paused")
         await service.ask("runs", "waits")
-        await tell(pauses, "paused")
+        await report(pauses, "paused")
         assert (len(runs.submitted), len(pauses.submitted)) == (1, 0)
-        await tell(runs, "paused")
-        await tell(pauses, "paused")
+        await report(runs, "paused")
+        await report(pauses, "paused")
         assert (len(runs.submitted), len(pauses.submitted)) == (1, 1)  # none is better than another
 
 

@@ -29,7 +29,7 @@ async def dispatcher(tokenizer, engines):
 
 
 async def report_states(dispatcher, engines, *states):
-    """Let the engines tell their states, and wait until that is known."""
+    """Let the engines report their states, and wait until they are known."""
     for engine, state in zip(engines, states, strict=True):
         engine.say(stats=EngineStats(state=state))
     for _ in range(10):

@@ -56,7 +56,7 @@ def test_a_client_that_leaves_counts_only_if_it_had_waited_too_long(first_tokens
     assert first_tokens.counts() == FirstTokenCounts(num_started=1, num_late=1)
 
 
-def test_admission_tells_of_every_request_once(first_tokens):
+def test_admission_reports_every_request_once(first_tokens):
     admission = AdmissionControl(RouterLimits(), first_tokens=first_tokens)
     tickets = [admission.admit(num_tokens=30, num_prompt_tokens=10) for _ in range(3)]
     assert first_tokens.counts() == FirstTokenCounts(num_waiting=3, waiting_tokens=30)

@@ -51,7 +51,7 @@ def test_a_prompt_on_its_way_counts_as_being_there_for_a_while(index, clock):
     assert index.num_cached("a", CHAIN) == 0
 
 
-def test_what_nobody_asks_for_is_forgotten_and_what_is_used_stays(index, clock):
+def test_unused_blocks_are_evicted_before_used_ones(index, clock):
     index.update("a", CHAIN, [])
     for _ in range(5):
         clock.now += KEEP_S
@@ -88,7 +88,7 @@ def test_those_that_share_the_longest_prefix_are_found_in_order_of_arrival():
 
 
 @pytest.mark.parametrize("shared", [1, 2, 5, 11, 23, 47, 70])
-def test_who_shares_a_third_less_is_passed_over(shared):
+def test_a_request_that_shares_a_third_less_is_passed_over(shared):
     groups = PrefixGroups()
     groups.add("less", [*CHAIN[: shared * 2 // 3], b"x" * 16])
     groups.add("most", [*CHAIN[:shared], b"y" * 16])

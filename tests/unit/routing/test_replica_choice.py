@@ -52,7 +52,7 @@ def test_no_prefix_draws_requests_to_an_engine_with_many_more_of_them():
     assert choose([candidate("busy", work(10)), popular]).name == "popular"
 
 
-def test_a_prompt_that_nobody_knows_goes_to_the_emptier_cache():
+def test_an_uncached_prompt_goes_to_the_emptier_cache():
     assert choose([candidate("full", blocks=9), candidate("empty", blocks=2)]).name == "empty"
 
 
@@ -107,7 +107,7 @@ def test_prompts_that_wait_for_their_first_token_take_the_room_until_they_have_i
     assert load.has_credits(work(), credits)
 
 
-def test_the_urgent_pass_those_who_matter_less_but_not_without_end():
+def test_urgent_requests_pass_others_but_not_for_ever():
     credits = Credits(num_requests=2)
     load = load_of(work(priority=5), work(priority=5))
     assert not load.has_credits(work(priority=5), credits)

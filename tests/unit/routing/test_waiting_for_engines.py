@@ -25,7 +25,7 @@ async def test_the_first_engine_is_needed_to_know_the_model(tokenizer):
         assert not service.dispatcher.needs_engine
 
 
-async def test_a_model_without_an_engine_is_ready_and_needs_none_until_somebody_asks(service):
+async def test_a_model_without_an_engine_is_ready_until_a_request_needs_one(service):
     service.dispatcher.engines.drain("engine-0")
     assert service.dispatcher.status().ready
     assert service.dispatcher.describe().max_model_len == 100

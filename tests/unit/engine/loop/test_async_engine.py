@@ -1,4 +1,4 @@
-"""The engine behind an event loop: whose deltas go where, and who frees what when somebody leaves or dies."""
+"""Asynchronous engine: routing of deltas, and what is freed when a router disconnects or the engine dies."""
 
 import asyncio
 from contextlib import aclosing
@@ -151,7 +151,7 @@ async def test_messages_carry_the_blocks_that_came_and_went():
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_a_dead_engine_says_so_to_every_router_and_to_those_who_come_later():
+async def test_a_dead_engine_fails_every_router_now_and_later():
     async with running(failure=lambda context: MemoryError("none left")) as engine, asyncio.timeout(TIMEOUT_S):
         readers = [asyncio.create_task(collect(engine, router, 1)) for router in ("r", "other")]
         await asyncio.sleep(0)
@@ -214,7 +214,7 @@ async def test_an_idle_engine_whose_executor_dies_is_over_within_a_heartbeat():
             await engine.submit([request("a", numbers(9))], "r")
 
 
-async def test_every_stream_is_whole_where_two_steps_are_under_way():
+async def test_every_stream_is_whole_with_two_steps_in_flight():
     async with running(max_concurrent_batches=2) as engine:
         await engine.submit([request(f"{i}", numbers(9, i), 12) for i in range(5)], "r")
         tokens, ends = await collect(engine, "r", 5)

@@ -1,4 +1,4 @@
-"""An engine paused and asleep behind an event loop: who hears of it, who waits, and that nobody waits for ever."""
+"""Pause and sleep of an asynchronous engine: reports, waiting callers, and their end."""
 
 import asyncio
 import threading
@@ -74,7 +74,7 @@ async def test_streams_go_on_to_the_same_tokens_after_a_sleep(level):
 
 
 @pytest.mark.parametrize(("stop", "state"), [("pause", "paused"), ("sleep", "asleep")])
-async def test_heartbeats_go_on_and_tell_the_state_with_and_without_requests(stop, state):
+async def test_heartbeats_continue_with_the_state(stop, state):
     async with running(num_blocks=4000, limits=LivenessLimits(loop_heartbeat_s=0.01)) as engine:
         for requests in ([], [request("a", numbers(9), ENDLESS)]):
             await engine.submit(requests, "r")
@@ -132,7 +132,7 @@ async def test_an_engine_can_be_shut_down_in_its_sleep():
 
 @dies
 @pytest.mark.parametrize("move", ["sleep", "wake"])
-async def test_a_change_that_fails_ends_the_engine_and_everybody_is_told_why(move):
+async def test_a_failed_change_ends_the_engine_with_its_reason(move):
     async with running(num_blocks=4000) as engine, asyncio.timeout(TIMEOUT_S):
         engine.executor.sleep_failure = MemoryError("no room") if move == "sleep" else None
         engine.executor.wake_failure = FileNotFoundError("no checkpoint")
@@ -158,7 +158,7 @@ async def test_a_change_that_fails_ends_the_engine_and_everybody_is_told_why(mov
 
 
 @dies
-async def test_who_waits_for_a_change_when_the_engine_dies_of_something_else_is_told():
+async def test_a_pending_change_fails_when_the_engine_dies():
     gate = Gate()
 
     def fail(context):

@@ -45,7 +45,7 @@ def request(source, params=GREEDY, *, request_id=None, outputs=(), **settings):
 
 
 def run(engine, *requests):
-    """Everybody's new tokens; everybody must end."""
+    """New tokens of all requests, each of which must end."""
     for each in requests:
         engine.add_request(each)
     tokens, reasons = {}, {}

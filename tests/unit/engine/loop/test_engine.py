@@ -36,7 +36,7 @@ from support.fakes.fake_executor import VOCAB_SIZE, drive, expected_tokens, numb
         ({"prompt": [5.5]}, InvalidParameter, f"0 to {VOCAB_SIZE - 1}", "prompt"),
     ],
 )
-def test_a_request_that_could_never_finish_is_refused_by_name_and_hurts_nobody(request_fields, error, message, param):
+def test_a_request_that_could_never_finish_is_refused_alone(request_fields, error, message, param):
     driven = drive()
     driven.add("good", numbers(9))
     with pytest.raises(error, match=message) as caught:
@@ -218,7 +218,7 @@ def test_an_interrupted_step_is_done_again_when_the_engine_goes_on():
     assert driven.tokens["r2"] == expected_tokens(numbers(6, 2), 3)
 
 
-def test_a_first_step_that_is_interrupted_does_not_lose_who_entered():
+def test_an_interrupted_first_step_keeps_its_new_requests():
     interruptions = iter([KeyboardInterrupt()])
     driven = drive(failure=lambda context: next(interruptions, None))
     driven.add("a", numbers(6))

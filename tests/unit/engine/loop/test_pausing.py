@@ -13,7 +13,7 @@ PERSIST, OFFLOAD, RECOMPUTE = SleepLevel
 
 
 def busy(**size):
-    """An engine in which some decode, one is within its prompt, one waits for its twin and one for a row."""
+    """Engine in which some requests decode, one is within its prompt, one waits for a prefix and one for a row."""
     driven = drive(**{"max_num_seqs": 4, "budget": 12} | size)
     driven.add("decodes", numbers(5), max_tokens=20)
     driven.add("decodes too", numbers(6, 1), max_tokens=20)
@@ -91,7 +91,7 @@ def test_every_action_returns_the_state_that_the_stats_report():
 
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("level", list(SleepLevel))
-def test_everybody_gets_the_same_tokens_after_a_sleep(level, caching):
+def test_every_request_gets_the_same_tokens_after_a_sleep(level, caching):
     driven = busy(caching=caching)
     for _ in range(4):  # again and again, between any two steps
         driven.engine.control(Sleep(level))
@@ -119,7 +119,7 @@ def test_only_the_deepest_sleep_has_running_requests_compute_again(level, num_mo
 
 
 @pytest.mark.parametrize(("level", "num_hits"), [(PERSIST, 16), (OFFLOAD, 0), (RECOMPUTE, 0)])
-def test_what_nobody_reads_is_forgotten_and_told_when_its_memory_goes(level, num_hits):
+def test_unread_blocks_are_dropped_and_reported_with_their_memory(level, num_hits):
     driven = drive()
     driven.add("over", numbers(17), max_tokens=1)
     driven.run()
@@ -238,7 +238,7 @@ def scripts(draw):
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(scripts())
-def test_whatever_the_order_everybody_gets_the_right_tokens_and_both_pools_end_empty(script):
+def test_every_order_gives_right_tokens_and_empty_pools(script):
     size, moves = script
     driven, submitted = drive(**size), {}
     limit = driven.engine.description.max_model_len

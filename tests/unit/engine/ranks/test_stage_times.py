@@ -19,7 +19,7 @@ def test_a_stage_is_idle_for_what_it_does_not_compute_of_the_time_in_which_there
     assert times.idle_shares(100.0) == pytest.approx([0.25, 0.75])  # rest is no idling
 
 
-def test_an_engine_tells_how_idle_its_stages_are():
+def test_an_engine_reports_the_idle_share_of_its_stages():
     driven = drive()
     assert driven.engine.stats.stage_idle_shares == []
     driven.executor.stage_idle_shares = [0.5, 0.25]

@@ -38,7 +38,7 @@ def test_small_requests_pass_one_that_does_not_fit_yet():
     assert driven.tokens["large"] == expected_tokens(numbers(46, 1), 2)
 
 
-def test_several_that_do_not_fit_hold_nobody_up_either():
+def test_several_that_do_not_fit_delay_no_other():
     driven = crowded()
     for start in range(3):
         driven.add(f"large too {start}", numbers(30 + 7 * start, start + 4), max_tokens=2)
@@ -59,7 +59,7 @@ def test_a_request_lets_others_pass_until_they_have_taken_as_many_blocks_as_it_n
     assert driven.tokens["large"] == expected_tokens(numbers(46, 1), 2)
 
 
-def test_those_who_come_before_it_in_the_order_are_not_counted_as_passing():
+def test_earlier_requests_do_not_count_as_passing():
     driven = drive(num_blocks=40, max_num_seqs=16)
     driven.add("old", numbers(37), max_tokens=25)
     driven.add("large", numbers(124, 1), max_tokens=2)

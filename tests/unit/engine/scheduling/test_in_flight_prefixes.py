@@ -11,7 +11,7 @@ PROMPT = numbers(33)  # eight full blocks and one token
 SIZES = pytest.mark.parametrize("sizes", [{"budget": 8}, {"budget": 1, "max_num_seqs": 1}], ids=str)
 
 
-def twins(count, **settings):
+def duplicates(count, **settings):
     driven = drive(**settings)
     for index in range(count):
         driven.add(f"twin {index}", PROMPT, max_tokens=2)
@@ -19,8 +19,8 @@ def twins(count, **settings):
 
 
 @pytest.mark.parametrize("budget", [64, 16, 8, 5])
-def test_eight_twins_of_one_step_share_one_prefill(budget):
-    driven = twins(8, budget=budget)
+def test_eight_duplicates_of_one_step_share_one_prefill(budget):
+    driven = duplicates(8, budget=budget)
     driven.run()
     num_prefill = driven.executor.num_tokens_computed - 8  # each decodes one token
     assert num_prefill == len(PROMPT) + 7
@@ -28,7 +28,7 @@ def test_eight_twins_of_one_step_share_one_prefill(budget):
     assert [driven.ends[f"twin {i}"].num_cached_tokens for i in range(8)] == [0] + 7 * [32]
 
 
-def test_twins_of_exactly_k_blocks_share_all_but_the_last():
+def test_duplicates_of_exactly_k_blocks_share_all_but_the_last():
     driven = drive()
     for index in range(3):
         driven.add(f"twin {index}", numbers(16), max_tokens=1)
@@ -37,8 +37,8 @@ def test_twins_of_exactly_k_blocks_share_all_but_the_last():
     assert all(tokens == expected_tokens(numbers(16), 1) for tokens in driven.tokens.values())
 
 
-def test_a_waiting_twin_counts_as_waiting_and_holds_nothing():
-    driven = twins(2, budget=8)
+def test_a_waiter_counts_as_waiting_and_holds_no_blocks():
+    driven = duplicates(2, budget=8)
     driven.step()
     assert driven.running() == {"twin 0"}
     stats = driven.engine.stats
@@ -46,8 +46,8 @@ def test_a_waiting_twin_counts_as_waiting_and_holds_nothing():
 
 
 @SIZES
-def test_a_twin_takes_over_when_the_writer_is_aborted_midway(sizes):
-    driven = twins(3, **sizes)
+def test_a_waiter_takes_over_when_the_writer_is_aborted(sizes):
+    driven = duplicates(3, **sizes)
     driven.step()
     driven.step()
     driven.abort("twin 0")
@@ -59,7 +59,7 @@ def test_a_twin_takes_over_when_the_writer_is_aborted_midway(sizes):
 
 
 @SIZES
-def test_a_twin_takes_over_when_the_writer_is_preempted_midway(sizes):
+def test_a_waiter_takes_over_when_the_writer_is_preempted(sizes):
     driven = drive(num_blocks=10, **sizes)
     driven.add("twin 0", PROMPT, max_tokens=2, priority=1)
     driven.add("twin 1", PROMPT, max_tokens=2, priority=1)
@@ -77,9 +77,9 @@ def test_a_twin_takes_over_when_the_writer_is_preempted_midway(sizes):
 
 
 @SIZES
-def test_a_twin_takes_over_when_the_writers_step_fails(sizes):
+def test_a_waiter_takes_over_when_the_writers_step_fails(sizes):
     failures = iter([None, RuntimeError("this step breaks")])
-    driven = twins(2, **sizes, failure=lambda context: next(failures, None))
+    driven = duplicates(2, **sizes, failure=lambda context: next(failures, None))
     driven.run()
     assert driven.reasons() == {"twin 0": "error", "twin 1": "length"}
     assert driven.tokens["twin 1"] == expected_tokens(PROMPT, 2)
@@ -87,7 +87,7 @@ def test_a_twin_takes_over_when_the_writers_step_fails(sizes):
 
 @SIZES
 @pytest.mark.parametrize("reason", ["abort", "timeout"])
-def test_a_waiting_twin_can_end_and_is_not_woken_afterwards(reason, sizes):
+def test_a_waiter_that_ends_is_not_woken(reason, sizes):
     driven = drive(**sizes)
     driven.add("twin 0", PROMPT, max_tokens=2)
     driven.clock.now += 1
@@ -103,18 +103,18 @@ def test_a_waiting_twin_can_end_and_is_not_woken_afterwards(reason, sizes):
     assert driven.tokens["twin 1"] == []
 
 
-def test_a_waiting_twin_is_woken_once_not_block_by_block():
+def test_a_waiter_is_woken_once_not_block_by_block():
     driven = drive(budget=4, max_num_seqs=2)
     driven.add("less important", numbers(60, 1), max_tokens=2, priority=1)
     driven.step()
     driven.add("writer", PROMPT, max_tokens=2)
     driven.step()
     driven.add("twin", PROMPT, max_tokens=2)  # looked at in every step, for there is somebody who would give way to it
-    twin = driven.scheduler._requests["twin"]
+    duplicate = driven.scheduler._requests["twin"]
     statuses = []
     while "twin" not in driven.ends:
         driven.step()
-        statuses.append(twin.status)
+        statuses.append(duplicate.status)
     assert [(status.value, len([*steps])) for status, steps in groupby(statuses)] == [
         ("parked", 9),
         ("waiting", 1),
@@ -124,7 +124,7 @@ def test_a_waiting_twin_is_woken_once_not_block_by_block():
     assert driven.tokens["twin"] == expected_tokens(PROMPT, 2)
 
 
-def test_nobody_waits_for_a_prefix_that_is_shared_in_part_only_after_it_is_written():
+def test_no_wait_for_a_partly_shared_prefix_once_written():
     driven = drive(budget=64)
     driven.add("a", PROMPT[:16] + numbers(10, 1), max_tokens=1)
     driven.add("b", PROMPT[:16] + numbers(10, 2), max_tokens=1)
@@ -133,7 +133,7 @@ def test_nobody_waits_for_a_prefix_that_is_shared_in_part_only_after_it_is_writt
     assert driven.tokens["b"] == expected_tokens(PROMPT[:16] + numbers(10, 2), 1)
 
 
-def test_nobody_waits_for_a_twin_of_lower_priority():
+def test_no_request_waits_for_a_duplicate_of_lower_priority():
     driven = drive(budget=8)
     driven.add("writer", PROMPT, max_tokens=2, priority=1)
     driven.step()
@@ -148,8 +148,8 @@ def test_nobody_waits_for_a_twin_of_lower_priority():
     assert driven.tokens["urgent"] == driven.tokens["its twin"] == driven.tokens["writer"] == expected_tokens(PROMPT, 2)
 
 
-def test_others_pass_a_waiting_twin():
-    driven = twins(2, budget=16)
+def test_other_requests_pass_a_waiter():
+    driven = duplicates(2, budget=16)
     driven.add("other", numbers(5, 1), max_tokens=1)
     driven.step()
     driven.step()

@@ -1,4 +1,4 @@
-"""Steps that are planned while another is under way: who is in which, and what becomes of those who leave."""
+"""Steps planned while another is in flight: the requests of each, and those that end meanwhile."""
 
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ def two_at_once(**settings):
     return drive(max_concurrent_batches=2, **settings)
 
 
-def test_two_steps_under_way_share_the_running_requests():
+def test_two_in_flight_steps_share_the_running_requests():
     driven = two_at_once()
     for number in range(5):
         driven.add(f"r{number}", numbers(5, start=number), max_tokens=8)
@@ -24,7 +24,7 @@ def test_two_steps_under_way_share_the_running_requests():
     assert driven.tokens == {f"r{number}": expected_tokens(numbers(5, start=number), 8) for number in range(5)}
 
 
-def test_a_step_is_under_way_before_the_tokens_of_the_last_one_are_told():
+def test_a_step_is_in_flight_before_the_last_tokens_are_returned():
     driven = two_at_once()
     driven.add("a", numbers(5))
     driven.add("b", numbers(6, start=40))
@@ -44,7 +44,7 @@ def test_a_single_request_goes_on_alone():
     assert len(driven.executor.plans) == 6
 
 
-def test_who_leaves_while_its_step_is_under_way_gets_nothing_and_its_row_is_anothers():
+def test_an_abort_in_flight_drops_the_token_and_reuses_the_row():
     driven = two_at_once(max_num_seqs=2)
     driven.add("a", numbers(5), max_tokens=9)
     driven.add("b", numbers(6, start=40), max_tokens=9)
@@ -62,7 +62,7 @@ def test_who_leaves_while_its_step_is_under_way_gets_nothing_and_its_row_is_anot
     assert driven.tokens["c"] == expected_tokens(numbers(7, start=70), 4)
 
 
-def test_an_engine_whose_requests_are_all_gone_still_takes_the_step_under_way():
+def test_an_engine_without_requests_still_takes_its_in_flight_step():
     driven = two_at_once()
     driven.add("a", numbers(5), max_tokens=9)
     driven.add("b", numbers(5, start=40), max_tokens=9)
@@ -76,7 +76,7 @@ def test_an_engine_whose_requests_are_all_gone_still_takes_the_step_under_way():
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_steps_under_way_come_to_their_end_before_the_engine_sleeps(level):
+def test_in_flight_steps_end_before_the_engine_sleeps(level):
     driven = two_at_once()
     for number in range(4):
         driven.add(f"r{number}", numbers(5, start=number), max_tokens=8)
@@ -91,7 +91,7 @@ def test_steps_under_way_come_to_their_end_before_the_engine_sleeps(level):
     assert driven.tokens == {f"r{number}": expected_tokens(numbers(5, start=number), 8) for number in range(4)}
 
 
-def test_a_paused_engine_tells_of_the_step_under_way_and_begins_none():
+def test_a_paused_engine_finishes_its_step_and_begins_none():
     driven = two_at_once()
     for number in range(4):
         driven.add(f"r{number}", numbers(5, start=number), max_tokens=8)
@@ -127,7 +127,7 @@ def test_a_dead_group_is_not_taken_for_a_request_at_fault():
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_what_a_step_brings_as_the_engine_falls_asleep_is_told_though_nobody_is_left(level):
+def test_the_last_tokens_before_a_sleep_are_reported(level):
     driven = two_at_once()
     driven.add("a", numbers(5), max_tokens=2)
     driven.add("b", numbers(6, start=40), max_tokens=2)
@@ -143,7 +143,7 @@ def test_what_a_step_brings_as_the_engine_falls_asleep_is_told_though_nobody_is_
 
 
 @pytest.mark.parametrize("num_steps", [1, 2])
-def test_a_request_that_is_aborted_beside_a_sleep_is_told_of_once(num_steps):
+def test_a_request_aborted_beside_a_sleep_is_reported_once(num_steps):
     driven = two_at_once()
     driven.add("a", numbers(5), max_tokens=2)
     driven.add("b", numbers(6, start=40), max_tokens=2)

@@ -1,4 +1,4 @@
-"""Blocks of a request that ended without finite logits: nobody hits them afterwards."""
+"""Blocks of a request that ended without finite logits: no request hits them afterwards."""
 
 import math
 import random
@@ -44,7 +44,7 @@ def test_chunks_stored_before_the_end_is_known_are_computed_again(chunk, support
     assert [driven.ends[f"later {i}"].num_cached_tokens for i in range(3)] == [0, 20, 20]
 
 
-def test_the_router_hears_that_the_blocks_are_gone():
+def test_the_router_learns_of_removed_blocks():
     driven = spoilt_once(drive(budget=8), 16)
     driven.add("bad", PROMPT)
     driven.step()
@@ -159,7 +159,7 @@ def test_chunks_of_an_aborted_request_fail_one_later_request_at_most(supports_as
 
 
 @OVERLAPS
-def test_chunks_that_somebody_has_sampled_from_outlive_a_request_that_fails_behind_them(supports_async_scheduling):
+def test_sampled_chunks_outlive_a_request_that_fails_later(supports_async_scheduling):
     driven = drive(budget=8, supports_async_scheduling=supports_async_scheduling)
     driven.add("sound", PROMPT)
     driven.run()
@@ -171,7 +171,7 @@ def test_chunks_that_somebody_has_sampled_from_outlive_a_request_that_fails_behi
         assert driven.ends[f"bad {i}"].num_cached_tokens == 20
 
 
-def test_sound_blocks_behind_the_invalid_one_of_an_aborted_twin_hide_it_from_nobody():
+def test_valid_blocks_behind_an_invalid_one_do_not_hide_it():
     driven = drive(budget=8)
     prompt, answer = PROMPT[:8], expected_tokens(PROMPT[:8], 13)
     spoilt_once(driven, 15)

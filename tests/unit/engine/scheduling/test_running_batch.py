@@ -67,7 +67,7 @@ WHO_GIVES_WAY = {
 
 
 @pytest.mark.parametrize("running", WHO_GIVES_WAY.values(), ids=WHO_GIVES_WAY)
-def test_who_gives_way_is_decided_by_priority_then_time_left_then_work_lost(running):
+def test_preemption_follows_priority_then_slack_then_lost_work(running):
     driven = drive(max_num_seqs=len(running))
     for start, each in enumerate(running):
         driven.add(
@@ -130,7 +130,7 @@ def test_the_first_of_all_never_gives_way_for_want_of_blocks_even_if_it_has_leas
     assert driven.tokens["second"] == expected_tokens(numbers(22, 1), 12)
 
 
-def test_who_came_first_gives_way_for_want_of_blocks_if_its_turn_is_behind_the_others():
+def test_the_earliest_is_preempted_if_its_priority_is_lower():
     driven = drive(num_blocks=9)
     driven.add("low", numbers(6), max_tokens=20, priority=1)
     driven.add("high", numbers(14, 1), max_tokens=12)
@@ -162,7 +162,7 @@ def test_a_preempted_row_is_used_again_in_the_same_plan():
     assert driven.tokens == {"low": expected_tokens(numbers(6), 8), "high": expected_tokens(numbers(6, 1), 3)}
 
 
-def test_nobody_is_sent_away_when_that_would_not_make_enough_room():
+def test_no_preemption_that_frees_too_little():
     driven = drive(num_blocks=10)
     driven.add("equal", numbers(24), max_tokens=4)
     driven.add("low", numbers(4, 1), max_tokens=4, priority=1)
@@ -189,7 +189,7 @@ def test_blocks_that_several_share_make_room_once():
     assert driven.tokens["urgent"] == expected_tokens(numbers(100, 2), 2)
 
 
-def test_blocks_that_a_request_shares_with_those_who_stay_need_no_room():
+def test_blocks_shared_with_running_requests_need_no_memory():
     driven = drive(num_blocks=32, max_num_seqs=16)
     driven.add("important", numbers(80), max_tokens=20, priority=-5)
     driven.step()
@@ -202,7 +202,7 @@ def test_blocks_that_a_request_shares_with_those_who_stay_need_no_room():
     assert driven.tokens["low"] == expected_tokens(numbers(30, 1), 8)
 
 
-def test_nobody_is_sent_away_for_a_newcomer_that_would_then_leave_nothing_to_spare():
+def test_no_preemption_for_an_arrival_that_leaves_nothing_free():
     driven = drive(num_blocks=10)
     driven.add("equal", numbers(6), max_tokens=4)
     driven.add("low", numbers(19, 1), max_tokens=2, priority=1)

@@ -139,7 +139,7 @@ def test_tenants_salts_and_adapters_share_nothing(other):
     assert driven.ends["yours again"].num_cached_tokens == 16
 
 
-def test_without_prefix_caching_nothing_is_hit_and_nobody_waits_for_a_twin():
+def test_without_prefix_caching_nothing_is_hit_and_no_request_waits():
     driven = drive(caching=False)
     for request_id in "ab":
         driven.add(request_id, numbers(17), max_tokens=1)
@@ -162,7 +162,7 @@ def test_a_block_is_hit_only_once_it_is_written():
     assert driven.executor.num_tokens_computed == 40 + 4
 
 
-def test_no_more_tokens_are_told_as_cached_than_the_prompt_has():
+def test_cached_tokens_are_at_most_those_of_the_prompt():
     driven = drive()
     driven.add("first", numbers(17), max_tokens=12)
     driven.run()
@@ -252,7 +252,7 @@ def test_invalid_logits_end_one_request_and_leave_the_others(caplog):
 # Counters
 
 
-def test_counters_tell_what_happened():
+def test_counters_count_events():
     driven = drive(answer=lambda context: EOS if len(context) == 20 else 9)
     driven.add("a", numbers(17), max_tokens=2)
     driven.run()
@@ -287,7 +287,7 @@ def test_block_events_replayed_give_what_is_cached():
     assert 0 < len(cached) <= 8
 
 
-def test_what_a_request_with_invalid_logits_wrote_is_not_hit_by_its_twin():
+def test_blocks_of_invalid_logits_are_not_hit_by_a_duplicate():
     driven = drive(num_blocks=16, block_size=8, max_num_seqs=4, budget=64, answer=lambda context: INVALID)
     prompt = list(range(3, 3 + 20))
     for name in ("first", "second"):

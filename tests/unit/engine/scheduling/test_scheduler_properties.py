@@ -92,7 +92,7 @@ def wanted_logprobs(context, num_top, first):
 
 
 class Scripts(RuleBasedStateMachine):
-    """One engine and whatever is asked of it; afterwards everybody has ended as if alone."""
+    """One engine under random commands; afterwards every request has ended as if alone."""
 
     max_concurrent_batches = 1
     supports_async_scheduling = False
@@ -146,7 +146,7 @@ class Scripts(RuleBasedStateMachine):
         self.driven.engine.control(Resume())
 
     @invariant()
-    def nobody_is_counted_twice_or_lost(self):
+    def no_request_is_counted_twice_or_lost(self):
         stats = self.driven.engine.stats
         num_untold = sum(delta.finish_reason is not None for delta in self.driven.engine._deltas)  # known since a sleep
         assert stats.num_running + stats.num_waiting + len(self.driven.ends) + num_untold == len(self.submitted)
@@ -187,7 +187,7 @@ class Scripts(RuleBasedStateMachine):
 
 
 class ScriptsOfTwoStepsAtOnce(Scripts):
-    """The same where a step is planned while another is under way; no step fails there but for good."""
+    """The same with asynchronous scheduling; no step fails there but for good."""
 
     max_concurrent_batches = 2
 
@@ -205,7 +205,7 @@ class ScriptsPlannedAhead(Scripts):
 @pytest.mark.parametrize(
     ("scripts", "count"), [(Scripts, 1000), (ScriptsOfTwoStepsAtOnce, 300), (ScriptsPlannedAhead, 300)]
 )
-def test_whatever_happens_everybody_ends_once_with_the_right_tokens_and_all_blocks_come_back(scripts, count):
+def test_every_request_ends_once_with_right_tokens_and_freed_blocks(scripts, count):
     run_state_machine_as_test(
         scripts,
         settings=settings(

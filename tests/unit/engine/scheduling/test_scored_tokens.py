@@ -33,7 +33,7 @@ def test_every_row_gets_its_places_in_order_and_as_many_tokens_as_it_asked_for()
     }
 
 
-def test_the_token_of_the_place_comes_first_and_is_told_once():
+def test_the_chosen_token_comes_first_and_once():
     places = logprobs_by_row(scored([0], [[3, 9, 3]], [[-2.0, -1.0, -2.0]], [2]), lambda row: 2)
     assert list(places[0][0]) == [3, 9]
     assert places[0][0][3] == Logprob(-2.0, 2)
@@ -49,6 +49,6 @@ def test_values_are_plain_numbers_that_any_encoder_takes():
     assert (type(token_id), type(logprob.logprob), type(logprob.rank)) == (int, float, int)
 
 
-def test_nothing_scored_is_nothing_told():
+def test_nothing_scored_returns_nothing():
     assert logprobs_by_row(None, lambda row: 0) == {}
     assert logprobs_by_row(scored([], np.empty((0, 1)), np.empty((0, 1)), []), lambda row: 0) == {}

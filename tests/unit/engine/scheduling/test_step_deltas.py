@@ -97,7 +97,7 @@ def test_a_prompt_to_be_scored_takes_no_hits_and_is_hit_by_others():
     assert driven.ends["other"].num_cached_tokens == 16
 
 
-def test_a_prompt_to_be_scored_does_not_wait_for_its_twin_and_its_twins_wait_for_it():
+def test_a_scored_prompt_waits_for_no_duplicate_but_duplicates_wait():
     driven = drive()
     driven.add("writer", PROMPT)
     driven.add("scored", PROMPT, prompt_logprobs=1)
@@ -117,7 +117,7 @@ def test_a_prompt_to_be_scored_does_not_wait_for_its_twin_and_its_twins_wait_for
 
 @pytest.mark.parametrize("num_offload_blocks", [0, 16])
 @pytest.mark.parametrize("num_steps", range(1, 8))
-def test_giving_way_at_any_step_neither_loses_nor_repeats_what_is_told_of_a_prompt(num_steps, num_offload_blocks):
+def test_preemption_neither_loses_nor_repeats_prompt_logprobs(num_steps, num_offload_blocks):
     driven = drive(num_blocks=8, budget=4, num_offload_blocks=num_offload_blocks)
     driven.add("low", PROMPT, max_tokens=6, priority=1, prompt_logprobs=2, logprobs=2)
     for _ in range(num_steps):
@@ -148,7 +148,7 @@ def test_a_prompt_that_continues_elsewhere_is_scored_with_its_next_token():
     assert driven.logprobs == {"a": scores_of_answer(PROMPT, 12, 0)[9:]}
 
 
-def test_an_aborted_prompt_tells_nothing_of_what_was_scored():
+def test_an_aborted_prompt_returns_no_logprobs():
     driven = drive(budget=8)
     driven.add("a", PROMPT, prompt_logprobs=1)
     driven.step()

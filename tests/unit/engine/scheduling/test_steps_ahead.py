@@ -1,4 +1,4 @@
-"""Steps that go on from tokens of the step before which nobody knows yet: what is planned, dropped and told when."""
+"""Steps that continue from future tokens: what is planned, dropped and reported when."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def ending(length):
     return lambda context: EOS if len(context) == length else mixed_answer(context)
 
 
-def test_the_next_step_of_the_same_requests_is_under_way_before_the_tokens_of_this_one_are_told():
+def test_the_next_step_is_in_flight_before_tokens_are_returned():
     driven = ahead()
     for number in range(3):
         driven.add(f"r{number}", numbers(5, start=number), max_tokens=6)
@@ -53,7 +53,7 @@ def test_a_request_that_ends_by_a_token_is_computed_once_more_and_that_token_dro
     assert driven.engine.stats.generation_tokens_total == 4
 
 
-def test_the_row_and_the_blocks_of_who_has_ended_go_to_the_next_although_its_last_step_is_under_way():
+def test_row_and_blocks_are_reused_while_their_last_step_is_in_flight():
     driven = ahead(answer=ending(8), max_num_seqs=1, num_blocks=3, caching=False)
     driven.add("a", numbers(5), max_tokens=7)
     driven.add("b", numbers(6, start=40), max_tokens=5)
@@ -62,7 +62,7 @@ def test_the_row_and_the_blocks_of_who_has_ended_go_to_the_next_although_its_las
     assert driven.tokens["b"] == [*expected_tokens(numbers(6, start=40), 2), EOS]
 
 
-def test_invalid_logits_end_a_request_whose_next_step_is_under_way_and_hurt_nobody():
+def test_invalid_logits_end_only_their_request_with_a_step_in_flight():
     driven = ahead(answer=lambda context: INVALID if context[0] == 4 and len(context) == 7 else mixed_answer(context))
     driven.add("sick", [4, *numbers(4)], max_tokens=9)
     driven.add("well", numbers(5), max_tokens=9)
@@ -74,7 +74,7 @@ def test_invalid_logits_end_a_request_whose_next_step_is_under_way_and_hurt_nobo
 
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("num_offload_blocks", [0, 16])
-def test_who_gives_way_has_no_token_that_is_not_known(caching, num_offload_blocks):
+def test_a_preempted_request_has_no_future_token(caching, num_offload_blocks):
     driven = ahead(num_blocks=9, caching=caching, num_offload_blocks=num_offload_blocks)
     for number in range(4):
         driven.add(f"r{number}", numbers(6, start=number), max_tokens=14, trace=True)
@@ -84,7 +84,7 @@ def test_who_gives_way_has_no_token_that_is_not_known(caching, num_offload_block
     assert driven.tokens == {f"r{number}": expected_tokens(numbers(6, start=number), 14) for number in range(4)}
 
 
-def test_nobody_gives_way_while_a_request_may_end_with_the_step_under_way():
+def test_no_preemption_while_an_in_flight_step_may_free_blocks():
     def answer(context):
         return EOS if len(context) == 8 and context[0] == 4 else mixed_answer(context)
 
@@ -105,7 +105,7 @@ def test_the_last_token_of_a_request_needs_no_block(max_tokens, is_short):
     assert bool(len(driven.scheduler._batch.rows_short_of_a_block())) == is_short
 
 
-def test_an_arrival_that_matters_more_takes_the_row_of_a_request_whose_token_is_under_way():
+def test_an_urgent_arrival_takes_the_row_of_an_in_flight_token():
     driven = ahead(max_num_seqs=1)
     driven.add("low", numbers(5), max_tokens=9, priority=5)
     driven.step()
@@ -118,7 +118,7 @@ def test_an_arrival_that_matters_more_takes_the_row_of_a_request_whose_token_is_
 
 
 @pytest.mark.parametrize("end", ["abort", "timeout"])
-def test_who_leaves_from_outside_has_the_tokens_that_were_told(end):
+def test_an_aborted_request_has_its_returned_tokens(end):
     driven = ahead(max_num_seqs=2)
     driven.add("a", numbers(5), max_tokens=9, timeout_s=5.0)
     driven.add("b", numbers(6, start=40), max_tokens=9)
@@ -165,7 +165,7 @@ def test_a_block_is_hit_only_once_its_tokens_are_known():
     assert driven.tokens["b"] == expected_tokens(whole[:17], 2)
 
 
-def test_a_twin_waits_until_the_prefix_is_written_and_known():
+def test_a_duplicate_waits_until_the_prefix_is_cached():
     driven = ahead()
     driven.add("a", numbers(13), max_tokens=3)
     driven.add("b", numbers(13), max_tokens=3)
@@ -195,7 +195,7 @@ def test_a_failing_step_is_computed_again_in_halves_once_the_one_before_is_known
         assert set(plan.token_ids.tolist()) <= {tokens[2] for tokens in [*whole, driven.tokens["bad"]]}
 
 
-def test_a_step_fails_for_a_request_that_has_ended_before_and_nobody_is_told_of_it():
+def test_a_failure_of_an_ended_request_is_not_reported():
     def failure(context):
         return RuntimeError("bad") if EOS in context else None
 
@@ -221,7 +221,7 @@ def test_the_requests_of_an_interrupted_step_enter_again_with_known_tokens():
 
 
 @pytest.mark.parametrize("level", [0, 1, 2])
-def test_the_step_under_way_comes_to_its_end_before_the_engine_sleeps_and_is_told(level):
+def test_the_in_flight_step_is_reported_before_the_engine_sleeps(level):
     driven = ahead()
     for number in range(3):
         driven.add(f"r{number}", numbers(5, start=number), max_tokens=8)
@@ -235,7 +235,7 @@ def test_the_step_under_way_comes_to_its_end_before_the_engine_sleeps_and_is_tol
     assert driven.tokens == {f"r{number}": expected_tokens(numbers(5, start=number), 8) for number in range(3)}
 
 
-def test_who_is_aborted_while_the_engine_sleeps_is_told_of_no_gap():
+def test_an_abort_during_sleep_reports_no_gap():
     driven = ahead()
     driven.add("a", numbers(5), max_tokens=8)
     driven.step()
@@ -245,7 +245,7 @@ def test_who_is_aborted_while_the_engine_sleeps_is_told_of_no_gap():
     assert not driven.engine.has_unfinished_requests
 
 
-def test_a_paused_engine_tells_of_the_step_under_way_and_begins_none():
+def test_a_paused_engine_finishes_its_step_and_begins_none():
     driven = ahead()
     driven.add("a", numbers(5), max_tokens=8)
     driven.step()

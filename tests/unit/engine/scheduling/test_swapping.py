@@ -1,4 +1,4 @@
-"""Preempted requests come back from the second pool: what is computed, what is copied, and who frees what."""
+"""Return of preempted requests from the swap pool: what is computed, copied and freed."""
 
 import pytest
 
@@ -60,7 +60,7 @@ def test_blocks_that_can_still_be_hit_are_not_copied_back():
     assert [(copy.direction, len(copy.source_blocks)) for copy in driven.executor.copies] == [("out", 4), ("in", 1)]
 
 
-def test_a_request_with_blocks_to_come_back_to_waits_for_no_twin():
+def test_a_swapped_request_waits_for_no_duplicate():
     driven = drive(num_blocks=24, num_offload_blocks=16, max_num_seqs=2, budget=16)
     driven.add("low", numbers(30), max_tokens=9, priority=5)
     driven.step()
@@ -140,14 +140,14 @@ def test_an_interrupted_copy_is_made_again_and_none_twice():
     assert driven.executor.num_tokens_computed <= 4 * (9 + 16 - 1)
 
 
-def test_stats_tell_how_full_the_second_pool_is():
+def test_stats_have_the_use_of_the_swap_pool():
     driven = drive(num_offload_blocks=7)
     stats = driven.engine.stats
     assert (stats.kv_offload_blocks_used, stats.kv_offload_blocks_total) == (0, 7)
     assert drive().engine.stats.kv_offload_blocks_total == 0
 
 
-def test_a_trace_tells_what_was_swapped():
+def test_a_trace_has_swapped_blocks():
     driven = drive(num_blocks=16, num_offload_blocks=16, max_num_seqs=1)
     driven.add("low", numbers(13), max_tokens=3, priority=5, trace=True)
     driven.step()

@@ -55,7 +55,7 @@ def test_equals_of_different_sizes_go_in_the_order_in_which_they_were_added():
     assert names(queue) == [str(length) for length in lengths]
 
 
-def test_who_is_removed_or_put_back_changes_nobody_elses_place():
+def test_removal_and_return_keep_the_order_of_others():
     first, second, third = (request(name, 4) for name in ("first", "second", "third"))
     queue = queue_of(first, second, third)
     queue.remove(first)

@@ -38,7 +38,7 @@ def affinities_of_the_team(num_threads: int) -> list[set[int]]:
 
 
 def in_a_thread(work: Callable[[], Any]) -> Any:
-    """Do it in a thread of its own, whose team nobody has used."""
+    """Call it in a thread of its own, whose OpenMP team is new."""
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(work()))
     thread.start()

@@ -121,7 +121,7 @@ def test_what_the_second_pool_holds_outlasts_offloading():
     assert [memory.decoder.read(block) for block in range(2)] == [0.0, 5.0]
 
 
-def test_a_checkpoint_that_is_gone_is_told_as_it_is():
+def test_a_missing_checkpoint_is_reported():
     def load():
         raise ModelLoadError("model.safetensors is gone")
 

@@ -75,7 +75,7 @@ def test_a_step_of_chunks_alone_computes_no_logits():
     assert decoder.rows_asked_for == []
 
 
-def test_a_row_that_nobody_entered_is_an_error():
+def test_a_row_without_a_request_is_an_error():
     runner = ModelRunner(NextToken(), Sampler(4, VOCAB), torch.device("cpu"))
     with pytest.raises(InvalidParameter, match="1"):
         runner.submit(plan({1: [5]}, [True]))
@@ -110,7 +110,7 @@ def test_log_probabilities_come_for_the_rows_that_asked_with_their_positions():
     assert sampled.prompt_logprobs is None
 
 
-def test_nobody_who_asked_no_log_probabilities():
+def test_no_logprobs_for_requests_without_them():
     runner = ModelRunner(NextToken(), Sampler(4, VOCAB), torch.device("cpu"))
     sampled = runner.submit(plan({2: [5, 6]}, [True], [new_request_data(2)])).result()
     assert sampled.logprobs is None

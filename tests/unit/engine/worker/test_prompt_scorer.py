@@ -41,7 +41,7 @@ def plan(chunks):
 
 
 def hidden_states(step):
-    """A state tells its row and its position."""
+    """Return a state that encodes its row and position."""
     rows = np.repeat(step.rows, np.diff(step.cu_seqlens_q))
     return torch.from_numpy(np.stack((rows, step.positions), axis=1))
 

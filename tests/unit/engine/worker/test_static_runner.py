@@ -77,7 +77,7 @@ def test_warming_up_runs_every_shape_once_and_samples_for_every_row():
     assert decoder.num_logits == [ROWS] * len(shapes.shapes)
 
 
-def test_no_step_has_a_shape_that_was_not_warmed_up_and_everybody_gets_their_own_tokens():
+def test_every_step_has_a_warmed_up_shape_and_right_tokens():
     engine, decoder, shapes = make_engine()
     lengths = [(1, 20), (30, 5), (12, 12), (3, 1), (25, 9), (17, 17), (2, 30)]
     for number, (prompt_len, max_tokens) in enumerate(lengths):

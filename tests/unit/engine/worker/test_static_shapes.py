@@ -103,7 +103,7 @@ def test_arrays_are_allocated_once():
     assert np.shares_memory(first.block_tables, second.block_tables)
 
 
-def test_the_sampler_hears_of_the_row_that_means_nothing_before_anybody_comes():
+def test_the_sampler_gets_the_scratch_row_before_any_request():
     first, *others = make_shapes().warm_up_plans()
     (nobody,) = first.new_requests
     assert nobody.row == ROWS

@@ -41,7 +41,7 @@ def test_arrays_arrive_with_their_shapes_and_types_whatever_their_strides():
         assert tensor.shape == array.shape
 
 
-def test_a_step_under_way_is_not_overwritten_by_the_next_one():
+def test_an_in_flight_step_is_not_overwritten():
     upload = StepUpload(CPU)
     first = upload.send([np.full(4, 1)])[0]
     second = upload.send([np.full(4, 2)])[0]
