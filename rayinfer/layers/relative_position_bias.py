@@ -51,6 +51,6 @@ class RelativePositionBias(torch.nn.Module, Shardable):
             ahead = (distances < 0) * num_buckets
             distances = distances.abs()
         num_exact = num_buckets // 2
-        shard = torch.log(distances.float() / num_exact) / math.log(self._max_distance / num_exact)
-        wide = num_exact + (shard * (num_buckets - num_exact)).clamp(max=num_buckets - num_exact - 1).long()
+        fraction = torch.log(distances.float() / num_exact) / math.log(self._max_distance / num_exact)
+        wide = num_exact + (fraction * (num_buckets - num_exact)).clamp(max=num_buckets - num_exact - 1).long()
         return ahead + torch.where(distances < num_exact, distances, wide)

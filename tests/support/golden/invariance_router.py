@@ -11,11 +11,12 @@ from prometheus_client import CollectorRegistry
 from rayinfer.engine.loop.async_engine import AsyncEngine
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import CompletionOutput, RequestOutput
+from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.dispatch import Dispatcher
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.tokenization.tokenizer import Tokenizer
 from support.golden.invariance_requests import MixedRequest
-from support.golden.invariance_runs import Run, build_mixed_engine, on_the_wire
+from support.golden.invariance_runs import Run, build_mixed_engine, generation_request
 
 
 async def run_behind_a_router(
@@ -23,7 +24,8 @@ async def run_behind_a_router(
 ) -> Run:
     """Give a router the requests, all at once, which shares them out among engines in threads of their own."""
     async with _router(folder, num_engines, settings) as (router, engines):
-        answers = [_collect(router, request) for request in requests]
+        tokenizer = Tokenizer.from_folder(folder)
+        answers = [_collect(router, generation_request(request, tokenizer)) for request in requests]
         outputs = {output.request_id: output for output in await asyncio.gather(*answers)}
         return Run(outputs, engines[0].stats)
 
@@ -51,11 +53,11 @@ async def _router(
         await asyncio.gather(*(engine.shutdown() for engine in engines))
 
 
-async def _collect(router: Dispatcher, request: MixedRequest) -> RequestOutput:
+async def _collect(router: Dispatcher, request: GenerationRequest) -> RequestOutput:
     """Read a stream to its end and put its deltas together."""
-    choices = [CompletionOutput(index=index, text="", token_ids=[]) for index in range(request.params.n)]
-    whole = RequestOutput(request_id=request.name, prompt_token_ids=request.prompt_token_ids, outputs=choices)
-    async for output in router.generate(on_the_wire(request)):
+    choices = [CompletionOutput(index=index, text="", token_ids=[]) for index in range(request.sampling_params.n)]
+    whole = RequestOutput(request_id=request.request_id, prompt_token_ids=request.prompt_token_ids, outputs=choices)
+    async for output in router.generate(request):
         whole.finished = output.finished
         whole.prompt_logprobs = whole.prompt_logprobs or output.prompt_logprobs
         for delta in output.outputs:

@@ -3,7 +3,6 @@
 import itertools
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -89,7 +88,7 @@ def run_shuffled(llm: AnyLLM, requests: Sequence[MixedRequest], *, seed: int, tr
 def run_moving(folder: Path, requests: Iterable[MixedRequest], *, steps_each: int, **settings: Any) -> Run:
     """Migrate all requests between two engines again and again, with the tokens that they have by then."""
     tokenizer = Tokenizer.from_folder(folder)
-    streams = {request.name: _stream(request, tokenizer) for request in requests}
+    streams = {each.name: StreamState(generation_request(each, tokenizer), tokenizer) for each in requests}
     whole = {name: OutputAggregate(stream.request.sampling_params.n) for name, stream in streams.items()}
     engines = itertools.cycle([build_mixed_engine(folder, settings) for _ in range(2)])
     while parts := [part for stream in streams.values() for part in stream.engine_requests()]:
@@ -108,18 +107,14 @@ def run_moving(folder: Path, requests: Iterable[MixedRequest], *, steps_each: in
     return Run({name: outputs.whole() for name, outputs in whole.items()}, next(engines).stats)
 
 
-def on_the_wire(request: MixedRequest) -> GenerationRequest:
+def generation_request(request: MixedRequest, tokenizer: Tokenizer) -> GenerationRequest:
+    """Make a request as servers send it to routers."""
     return GenerationRequest(
         request_id=request.name,
         prompt_token_ids=request.prompt_token_ids,
-        sampling_params=request.params,
+        sampling_params=request.params.with_tokenized_bad_words(bad_word_tokenizer(tokenizer)),
         priority=request.priority,
     )
-
-
-def _stream(request: MixedRequest, tokenizer: Tokenizer) -> StreamState:
-    params = request.params.with_tokenized_bad_words(bad_word_tokenizer(tokenizer))
-    return StreamState(replace(on_the_wire(request), sampling_params=params), tokenizer)
 
 
 def build_mixed_engine(folder: Path, settings: dict[str, Any]) -> Engine:
