@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import CompletionOutput, RequestOutput
 from rayinfer.routing.dispatch import Dispatcher
 from rayinfer.routing.limits import RouterLimits
+from rayinfer.tokenization.bad_words import bad_word_tokenizer
 from rayinfer.tokenization.tokenizer import Tokenizer
 from support.golden.invariance_requests import MixedRequest
 from support.golden.invariance_runs import Run, build_mixed_engine, on_the_wire
@@ -23,7 +25,8 @@ async def run_behind_a_router(
 ) -> Run:
     """Give a router the requests, all at once, which shares them out among engines in threads of their own."""
     async with _router(folder, num_engines, settings) as (router, engines):
-        answers = [_collect(router, request) for request in requests]
+        tokenizer = Tokenizer.from_folder(folder)
+        answers = [_collect(router, tokenizer, request) for request in requests]
         outputs = {output.request_id: output for output in await asyncio.gather(*answers)}
         return Run(outputs, engines[0].stats)
 
@@ -51,11 +54,12 @@ async def _router(
         await asyncio.gather(*(engine.shutdown() for engine in engines))
 
 
-async def _collect(router: Dispatcher, request: MixedRequest) -> RequestOutput:
+async def _collect(router: Dispatcher, tokenizer: Tokenizer, request: MixedRequest) -> RequestOutput:
     """Read a stream to its end and put its deltas together."""
     choices = [CompletionOutput(index=index, text="", token_ids=[]) for index in range(request.params.n)]
     whole = RequestOutput(request_id=request.name, prompt_token_ids=request.prompt_token_ids, outputs=choices)
-    async for output in router.generate(on_the_wire(request)):
+    params = request.params.with_tokenized_bad_words(bad_word_tokenizer(tokenizer))
+    async for output in router.generate(replace(on_the_wire(request), sampling_params=params)):
         whole.finished = output.finished
         whole.prompt_logprobs = whole.prompt_logprobs or output.prompt_logprobs
         for delta in output.outputs:
