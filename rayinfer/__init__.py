@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["LLM", "CompletionOutput", "Config", "RequestOutput", "SamplingParams"]
 
-_ROOMS = {
+_LAZY_EXPORTS = {
     "LLM": "rayinfer.llm",
     "CompletionOutput": "rayinfer.outputs",
     "Config": "rayinfer.config",
@@ -22,8 +22,8 @@ _ROOMS = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
+    if name not in _LAZY_EXPORTS:
         raise AttributeError(f"module 'rayinfer' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_ROOMS[name]), name)
+    return getattr(import_module(_LAZY_EXPORTS[name]), name)

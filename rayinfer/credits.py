@@ -3,7 +3,7 @@
 from rayinfer.outputs import Credits
 from rayinfer.protocols import ModelDescription
 
-ROWS_PER_SPARE = 8  # one request beyond the batch for so many in it: a freed row is reused in the next step
+OVERCOMMIT_DIVISOR = 8  # one request beyond the batch for so many in it: a freed row is reused in the next step
 STEPS_AHEAD = 2  # of prompts: the running step, and the one after it
 
 
@@ -11,7 +11,7 @@ def credits_of_each(description: ModelDescription, num_routers: int) -> Credits:
     """Divide an engine's capacity among its routers; each may send at least one request."""
     num_seqs = description.max_num_seqs
     return Credits(
-        num_requests=_divide(num_seqs + -(-num_seqs // ROWS_PER_SPARE), num_routers),
+        num_requests=_divide(num_seqs + -(-num_seqs // OVERCOMMIT_DIVISOR), num_routers),
         num_tokens=_divide(description.kv_blocks_total * description.block_size, num_routers),
         num_prefill_tokens=_divide(STEPS_AHEAD * description.max_num_batched_tokens, num_routers),
     )

@@ -92,7 +92,7 @@ class RequestTimer:
         self._last_token_s: float | None = None
         self._has_moved = False
 
-    def engine_changes(self) -> None:
+    def record_engine_change(self) -> None:
         """Record that the next token comes from another engine than the earlier ones, if any."""
         self._has_moved = self._last_token_s is not None
 

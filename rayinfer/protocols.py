@@ -153,11 +153,11 @@ class Wake:
 
 
 @dataclass(frozen=True, slots=True)
-class States:
+class GetState:
     """Report the state and change nothing."""
 
 
-ControlAction = Pause | Resume | Sleep | Wake | States
+ControlAction = Pause | Resume | Sleep | Wake | GetState
 
 
 class EngineControl(Protocol):

@@ -13,7 +13,7 @@ from ray.serve import Application
 from rayinfer import __version__
 from rayinfer_deployments.app_args import LLMAppArgs, ModelArgs
 from rayinfer_deployments.discovery.addressed_request_router import addressed_routing
-from rayinfer_deployments.discovery.autoscaling import serve_autoscaling
+from rayinfer_deployments.discovery.autoscaling_policy import serve_autoscaling
 from rayinfer_deployments.engine.engine_ranks import EngineResources
 from rayinfer_deployments.engine.engine_replica import EngineReplica
 from rayinfer_deployments.router.router import ListenAddress, Router, RouterModel, RouterScaling
@@ -23,7 +23,7 @@ REPLICA_NUM_CPUS = 0.05  # it only watches
 LEAST_NUM_CPUS = 0.001  # no bundle may be empty
 HEALTH_CHECK_PERIOD_S = 0.5  # Serve acts on the third failure, or at once when the process is gone
 HEALTH_CHECK_TIMEOUT_S = 30.0  # a busy machine answers late
-MANY = 100_000  # no limit of Serve's: the router's own admission counts
+UNLIMITED_ONGOING_REQUESTS = 100_000  # no limit of Serve's: the router's own admission counts
 MAX_STARTS = 2  # a model that cannot be loaded fails within seconds, one that met an accident gets a second chance
 CLEAN_UP_S = 10.0  # what a replica may take beyond its engine's grace
 
@@ -61,7 +61,7 @@ def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
             version=_version(_router_settings(args)),
             _internal=True,
             ray_actor_options={"num_cpus": args.router_num_cpus},
-            max_ongoing_requests=MANY,
+            max_ongoing_requests=UNLIMITED_ONGOING_REQUESTS,
             health_check_period_s=HEALTH_CHECK_PERIOD_S,
             health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
             graceful_shutdown_wait_loop_s=0.2,
@@ -137,7 +137,7 @@ def _engine_deployment(index: int, model: ModelArgs, num_processes: int) -> Appl
             ray_actor_options={"num_cpus": REPLICA_NUM_CPUS},
             placement_group_bundles=_bundles(model),
             placement_group_strategy="STRICT_PACK",
-            max_ongoing_requests=MANY,
+            max_ongoing_requests=UNLIMITED_ONGOING_REQUESTS,
             health_check_period_s=HEALTH_CHECK_PERIOD_S,
             health_check_timeout_s=HEALTH_CHECK_TIMEOUT_S,
             graceful_shutdown_wait_loop_s=0.2,

@@ -37,7 +37,7 @@ class Sampled:
     logprobs: LogprobsTensors | None  # of their tokens, by the unmodified logits; None if none did
 
 
-class _NumbersOfRows(NamedTuple):
+class _SamplingTensors(NamedTuple):
     """Sampling settings on the device: integers in int64, others in float64, [rows] each."""
 
     seed: Tensor
@@ -245,7 +245,7 @@ class Sampler:
 
     def _numbers(
         self, settings: RowSettings, positions: RowNumbers, is_typical: npt.NDArray[np.bool_]
-    ) -> _NumbersOfRows:
+    ) -> _SamplingTensors:
         """Copy the settings of rows to the device at once."""
         is_best_taken = settings["is_greedy"] | is_typical
         integers = (settings["seed"], positions, settings["choice"], settings["top_k"], is_best_taken)
@@ -256,7 +256,7 @@ class Sampler:
         host = np.zeros((len(columns), len(settings) + len(settings) % 2), np.int64)
         host[:, : len(settings)] = columns
         device = self._on_device(host)[:, : len(settings)]
-        return _NumbersOfRows(*device[: len(integers)], *device[len(integers) :].view(torch.float64))
+        return _SamplingTensors(*device[: len(integers)], *device[len(integers) :].view(torch.float64))
 
     def _on_device(self, array: npt.NDArray[np.generic]) -> Tensor:
         return copy_to_device(array, self._device)

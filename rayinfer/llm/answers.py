@@ -54,7 +54,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Advance:
+class StepOutput:
     """The delta of one step for one answer."""
 
     answer: Answer

@@ -10,7 +10,7 @@ from typing import Any, Self
 from rayinfer.config import DEFAULT_MODEL, engine_config
 from rayinfer.engine.build import build_engine
 from rayinfer.errors import EngineDead, InvalidParameter, RequestError
-from rayinfer.llm.answers import Advance, Answer
+from rayinfer.llm.answers import Answer, StepOutput
 from rayinfer.llm.arguments import Message, Prompt, as_prompts, check_request, checked_token_ids, spread
 from rayinfer.llm.progress_bar import progress_bar
 from rayinfer.models.checkpoints.sources import resolve_model
@@ -237,7 +237,7 @@ class LLM:
         if self._is_closed:
             raise EngineDead("this LLM has exited")
 
-    def _advance(self) -> list[Advance]:
+    def _advance(self) -> list[StepOutput]:
         """Compute one step and apply its deltas; streams are given theirs here."""
         advances = []
         for delta in self._engine.step():
@@ -254,7 +254,7 @@ class LLM:
             if output is not None and answer.unread is not None:
                 answer.unread.append(answer.with_trace(output))
             elif output is not None:
-                advances.append(Advance(answer, output))
+                advances.append(StepOutput(answer, output))
         return advances
 
     def _new_request_id(self) -> str:
@@ -278,6 +278,6 @@ class LLM:
                 progress.update(task, completed=len(results), speed=speed)
         return [results[request_id] for request_id in request_ids]
 
-    def _keep_for_step(self, advance: Advance) -> None:
+    def _keep_for_step(self, advance: StepOutput) -> None:
         if advance.delta.finished:
             self._finished_for_step.append(advance.answer.whole())

@@ -16,12 +16,12 @@ from rayinfer.routing.admission import AdmissionControl, AdmissionSlot
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.dispatch_attempt import DispatchAttempt
 from rayinfer.routing.dispatch_queue import DispatchQueue, QueuedRequest
+from rayinfer.routing.engine_choice import cost_of
 from rayinfer.routing.engine_fleet import EngineFleet
 from rayinfer.routing.engine_set import EngineSet
 from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.routing.preparation import block_digests, prepare
-from rayinfer.routing.replica_choice import cost_of
 from rayinfer.routing.retry_budget import Quarantine, QuarantinePermit, RetryBudget
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.routing.stream_timers import StreamTimers
@@ -137,17 +137,19 @@ class Dispatcher:
         request = prepare(request, self.describe(), self._admission.limits)
         num_prompt_tokens, num_tokens = len(request.prompt_token_ids), cost_of(request).num_tokens
         slot = self._admission.admit(request.tenant, num_tokens, self.engines.num_cache_tokens, num_prompt_tokens)
-        return self._answer(request, slot)
+        return self._run_with_migration(request, slot)
 
-    async def _answer(self, request: GenerationRequest, slot: AdmissionSlot) -> AsyncIterator[RequestOutput]:
+    async def _run_with_migration(
+        self, request: GenerationRequest, slot: AdmissionSlot
+    ) -> AsyncIterator[RequestOutput]:
         stream = StreamState(request, self._tokenizer)
         deadline = None if request.timeout_s is None else self._clock() + request.timeout_s
-        run = _Run(stream, slot, RetryBudget(), self._quarantine.permit(), deadline)
+        run = _RequestState(stream, slot, RetryBudget(), self._quarantine.permit(), deadline)
         timers = self._start_timers(stream)
         ending: FinishReason = "abort"  # unless the stream ends otherwise
         try:
             while not stream.is_finished:
-                timers.engine_changes()
+                timers.record_engine_change()
                 attempt = await self._dispatch(run)
                 if attempt is None:
                     timers.record(ended := stream.fail("timeout"))
@@ -174,7 +176,7 @@ class Dispatcher:
                 expected, had = cost_of(request), len(request.prompt_token_ids) + stream.num_output_tokens
                 self._queue.charge(request.tenant, expected.priority, had - expected.num_tokens)
 
-    async def _next_output(self, run: "_Run", attempt: DispatchAttempt) -> RequestOutput | None:
+    async def _next_output(self, run: "_RequestState", attempt: DispatchAttempt) -> RequestOutput | None:
         """Wait for the stream's next deltas and return the output that they make; None while it has no visible text."""
         stream, left_s = run.stream, self._time_left_s(run)
         try:
@@ -188,18 +190,18 @@ class Dispatcher:
             output = stream.apply_all(deltas)
         if stopped := stream.stopped_request_ids():
             attempt.abort(stopped)
-        if run.budget.is_suspicious and run.budget.made_progress(stream.num_output_tokens):
+        if run.budget.may_crash_engines and run.budget.made_progress(stream.num_output_tokens):
             run.permit.release()
         return output
 
-    async def _dispatch(self, run: "_Run") -> DispatchAttempt | None:
+    async def _dispatch(self, run: "_RequestState") -> DispatchAttempt | None:
         """Dispatch the rest of the stream to an engine; None when its time is up before an engine has it.
 
         Raises NotReady when there is no engine for a new stream, EngineDead when a stream cannot continue elsewhere.
         """
         while True:
             try:
-                if run.budget.is_suspicious:
+                if run.budget.may_crash_engines:
                     run.permit.release()  # the last engine was gone before it had the stream, and the next may be long
                     await run.permit.acquire(partial(self._engine_wait_left_s, run))
                 attempt = await self._send(run)
@@ -213,7 +215,7 @@ class Dispatcher:
                 return None
             try:
                 async with asyncio.timeout(self._time_left_s(run)):
-                    await attempt.acked()
+                    await attempt.wait_accepted()
             except EngineDead as error:
                 self.engines.remove(attempt.decision.link.name, str(error))
             except BaseException as error:
@@ -224,7 +226,7 @@ class Dispatcher:
             else:
                 return attempt
 
-    async def _send(self, run: "_Run") -> DispatchAttempt:
+    async def _send(self, run: "_RequestState") -> DispatchAttempt:
         """Send the next attempt to an engine: the first one waits in the queue, others ignore credits.
 
         Raises NotReady without an engine, TimeoutError when the client's time is up before one is selected.
@@ -235,7 +237,7 @@ class Dispatcher:
         deltas = DeltaQueue(self._admission.limits.stream_interval)
         if run.budget.num_begun > 1:
             wait_s = self._engine_wait_left_s(run)
-            decision = await self.engines.wait_for_replica(cost_of(requests[0]), digests(), wait_s)
+            decision = await self.engines.wait_for_engine(cost_of(requests[0]), digests(), wait_s)
             attempt = DispatchAttempt(decision, requests, deltas)
         else:
             queued = QueuedRequest(
@@ -254,17 +256,17 @@ class Dispatcher:
             attempt.record(self._traces, stream.request_id, self._clock() - since)
         return attempt
 
-    def _time_left_s(self, run: "_Run") -> float | None:
+    def _time_left_s(self, run: "_RequestState") -> float | None:
         return None if run.deadline is None else run.deadline - self._clock()
 
-    def _engine_wait_left_s(self, run: "_Run") -> float:
+    def _engine_wait_left_s(self, run: "_RequestState") -> float:
         """Return how long the stream may wait for an engine: new streams need not, as other routers may have one."""
         if not (self.engines.may_be_empty or run.budget.num_lost or run.budget.has_queued):
             return 0.0
         left_s = self._time_left_s(run)
         return self._engine_wait_s if left_s is None else min(self._engine_wait_s, left_s)
 
-    def _record_loss(self, run: "_Run", engine: str, error: EngineDead) -> None:
+    def _record_loss(self, run: "_RequestState", engine: str, error: EngineDead) -> None:
         """Count a lost or drained engine; raises EngineDead when the stream may not be retried."""
         stream, budget, is_leaving = run.stream, run.budget, isinstance(error, EngineLeaving)
         if is_leaving:
@@ -272,7 +274,9 @@ class Dispatcher:
         else:
             budget.lost(stream.num_output_tokens)
         if budget.is_exhausted:
-            logger.error("request %s is rejected: it has lost %d engines", stream.request_id, budget.num_fruitless)
+            logger.error(
+                "request %s is rejected: it has lost %d engines", stream.request_id, budget.num_losses_without_progress
+            )
             raise EngineDead("every engine that tried to compute this request has ended") from None
         self._metrics.stream_migrated(self._model_name)
         reason = "engine leaves" if is_leaving else "engine lost"
@@ -291,7 +295,7 @@ class Dispatcher:
         self._traces.add_engine_events(name.request_id, name.choice, events)
 
 
-class _Run(NamedTuple):
+class _RequestState(NamedTuple):
     """One admitted request while it runs."""
 
     stream: StreamState

@@ -35,9 +35,9 @@ class DispatchAttempt:
             weights_generation=self._link.description.weights_generation,
         )
 
-    async def acked(self) -> None:
+    async def wait_accepted(self) -> None:
         """Wait until the engine has the requests; raises EngineDead when it cannot be reached."""
-        await self._link.acked(self._request_ids)
+        await self._link.wait_accepted(self._request_ids)
 
     def abort(self, request_ids: Iterable[str] | None = None) -> None:
         """Abort these requests, or all, as far as they have not ended; returns at once."""

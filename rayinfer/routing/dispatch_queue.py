@@ -11,10 +11,10 @@ from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.bounded_wait import wait_within
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.dispatch_attempt import DispatchAttempt
+from rayinfer.routing.engine_choice import RequestCost
 from rayinfer.routing.engine_set import EngineSet
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.routing.prefix_groups import PrefixGroups
-from rayinfer.routing.replica_choice import RequestCost
 
 MAX_PREFIX_BATCH = 16  # requests that share a prefix with the batch leader and are dispatched right after it
 FIRST_RATE = 100.0  # tokens per second, assumed until the service rate is known
@@ -159,7 +159,7 @@ class DispatchQueue:
             self._withdraw(request)
             return True
         digests = request.digests if self._limits.route_by_prefix and len(self._engines.links) > 1 else ()
-        decision = self._engines.select_replica(request.cost, digests, among=engine)
+        decision = self._engines.select_engine(request.cost, digests, among=engine)
         if decision is None:
             return False
         if request.entry is not None:
@@ -222,7 +222,7 @@ class DispatchQueue:
         self._engine_timer = None
         now = asyncio.get_running_loop().time()
         for request, arrival in list(self._arrivals.items()):
-            lost = self._engines.lost_last_at
+            lost = self._engines.without_engines_since
             due = (now if lost is None else max(arrival, lost)) + self._engine_wait_s
             if due > now:
                 self._set_engine_timer(due)

@@ -13,7 +13,7 @@ from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits, TickWatch
 from rayinfer.outputs import EngineStats, StepMessage, TraceEvent
 from rayinfer.protocols import ControlAction, EngineClient, GenerationRequest, ModelDescription
 from rayinfer.routing.delta_queue import DeltaQueue
-from rayinfer.routing.replica_choice import EngineLoad, RequestCost, cost_of_choice
+from rayinfer.routing.engine_choice import EngineLoad, RequestCost, cost_of_choice
 
 Result = TypeVar("Result")
 
@@ -90,7 +90,7 @@ class EngineLink:
             self._routes[request.request_id] = _Route(queue, cost, submission)
             self.load.add(cost)
 
-    async def acked(self, request_ids: Sequence[str]) -> None:
+    async def wait_accepted(self, request_ids: Sequence[str]) -> None:
         """Wait until the engine has the requests; raises EngineDead when it cannot be reached.
 
         If the wait is cancelled, the requests are aborted.

@@ -13,9 +13,9 @@ from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import EngineState, StepMessage, TraceEvent
 from rayinfer.protocols import EngineClient, ModelDescription
+from rayinfer.routing.engine_choice import Candidate, RequestCost, choose
 from rayinfer.routing.engine_link import EngineLink
 from rayinfer.routing.prefix_index import PrefixIndex
-from rayinfer.routing.replica_choice import Candidate, RequestCost, choose
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class EngineSet:
         self._liveness = liveness
         self._num_waiting = 0
         self._available: list[EngineLink] = []
-        self.lost_last_at: float | None = -math.inf  # seconds of the loop's clock; None while an engine is available
+        self.without_engines_since: float | None = -math.inf  # seconds of the loop; None with an engine
         self._description: ModelDescription | None = None
         self._num_cache_tokens = 0
         self._weights_generation = 0
@@ -173,7 +173,7 @@ class EngineSet:
         """Tokens that the caches of all engines hold."""
         return self._num_cache_tokens
 
-    def select_replica(
+    def select_engine(
         self, cost: RequestCost, digests: Sequence[bytes], *, among: str | None = None, ignore_credits: bool = False
     ) -> RoutingDecision | None:
         """Select the engine that will be the first to have computed this prompt, among those with enough credits.
@@ -197,10 +197,10 @@ class EngineSet:
         self.prefixes.expect(chosen.name, digests)
         return RoutingDecision(self.links[chosen.name], chosen.num_cached_tokens, _reason(chosen, candidates))
 
-    async def wait_for_replica(self, cost: RequestCost, digests: Sequence[bytes], wait_s: float) -> RoutingDecision:
+    async def wait_for_engine(self, cost: RequestCost, digests: Sequence[bytes], wait_s: float) -> RoutingDecision:
         """Select the best engine, whatever its credits; raises NotReady when there is none for so long."""
         latest = time.monotonic() + wait_s
-        while (decision := self.select_replica(cost, digests, ignore_credits=True)) is None:
+        while (decision := self.select_engine(cost, digests, ignore_credits=True)) is None:
             await self._wait_for_change(latest - time.monotonic())
         return decision
 
@@ -239,9 +239,9 @@ class EngineSet:
         """Compute what depends on the members once per change: every request needs it."""
         self._available = [link for link in self.links.values() if not link.is_draining]
         if self._available:
-            self.lost_last_at = None
-        elif self.lost_last_at is None:
-            self.lost_last_at = asyncio.get_running_loop().time()
+            self.without_engines_since = None
+        elif self.without_engines_since is None:
+            self.without_engines_since = asyncio.get_running_loop().time()
         known = [link.description for link in self._available]
         self._num_cache_tokens = sum(each.kv_blocks_total * each.block_size for each in known)
         self._weights_generation = max((each.weights_generation for each in known), default=0)

@@ -24,19 +24,19 @@ class RetryBudget:
     num_lost: int = 0
     num_begun: int = 0  # attempts; more than `num_lost` where an engine was gone before it had the stream
     num_crashed: int = 0  # lost engines that were not drained
-    num_fruitless: int = 0  # losses in a row; the first may have come after some tokens
+    num_losses_without_progress: int = 0  # losses in a row; the first may have come after some tokens
     num_tokens_before: int = 0  # the stream's tokens when the present attempt began
     has_queued: bool = False  # whether the first attempt had to wait in the dispatch queue
 
     @property
-    def is_suspicious(self) -> bool:
+    def may_crash_engines(self) -> bool:
         """Whether the stream may have crashed its engines."""
-        return self.num_fruitless >= SUSPICIOUS_AFTER
+        return self.num_losses_without_progress >= SUSPICIOUS_AFTER
 
     @property
     def is_exhausted(self) -> bool:
         """Whether the stream may not be retried."""
-        return self.num_fruitless >= MAX_FRUITLESS or self.num_crashed >= MAX_CRASHED
+        return self.num_losses_without_progress >= MAX_FRUITLESS or self.num_crashed >= MAX_CRASHED
 
     def begin(self) -> int:
         """Number the next attempt, from 0."""
@@ -46,13 +46,13 @@ class RetryBudget:
     def lost(self, num_tokens: int) -> None:
         """Record a lost engine, when the stream had so many tokens."""
         self.num_crashed += 1
-        self.num_fruitless = 1 if self.made_progress(num_tokens) else self.num_fruitless + 1
+        self.num_losses_without_progress = 1 if self.made_progress(num_tokens) else self.num_losses_without_progress + 1
         self._record(num_tokens)
 
     def migrated(self, num_tokens: int) -> None:
         """Record a drained engine, which is no sign against the stream, when it had so many tokens."""
         if self.made_progress(num_tokens):
-            self.num_fruitless = 0
+            self.num_losses_without_progress = 0
         self._record(num_tokens)
 
     def made_progress(self, num_tokens: int) -> bool:

@@ -38,10 +38,10 @@ class StreamTimers:
             if completion.finish_reason is not None:
                 self.finish(completion.index, completion.finish_reason)
 
-    def engine_changes(self) -> None:
+    def record_engine_change(self) -> None:
         """Record that an engine begins or continues the choices that have not ended."""
         for timer in self._running.values():
-            timer.engine_changes()
+            timer.record_engine_change()
 
     def finish(self, choice: int, reason: FinishReason) -> None:
         """Record the end of one choice."""

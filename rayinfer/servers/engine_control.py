@@ -8,7 +8,7 @@ from fastapi.responses import Response
 
 from rayinfer.errors import InvalidParameter
 from rayinfer.outputs import EngineState
-from rayinfer.protocols import EngineControl, Pause, Resume, Sleep, States, Wake
+from rayinfer.protocols import EngineControl, GetState, Pause, Resume, Sleep, Wake
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.served_model import ServedModel, find_model
 
@@ -45,12 +45,12 @@ def add_engine_control_routes(app: FastAPI, models: Mapping[str, ServedModel]) -
 
     async def is_sleeping(request: Request) -> Response:
         """GET /is_sleeping: whether every engine of the model is."""
-        states = await _engines(models, request).control(States())
+        states = await _engines(models, request).control(GetState())
         return json_response(json.dumps({"is_sleeping": set(states) == {EngineState.ASLEEP}}).encode())
 
     async def is_paused(request: Request) -> Response:
         """GET /is_paused: whether no engine of the model computes anything."""
-        states = await _engines(models, request).control(States())
+        states = await _engines(models, request).control(GetState())
         return json_response(json.dumps({"is_paused": EngineState.RUNNING not in states}).encode())
 
     for endpoint in (pause, resume, sleep, wake_up):

@@ -40,15 +40,15 @@ class LongBodies:
     """
 
     def __init__(self) -> None:
-        self._lanes = [_Lane("long-bodies"), _Lane("very-long-bodies")]
+        self._workers = [_DecodeWorker("long-bodies"), _DecodeWorker("very-long-bodies")]
 
     async def prepare(self, raw: bytes, prepare: Callable[[dict[str, Any]], Prepared]) -> Prepared:
         """Decode a body and prepare what it asks for; raises RequestError."""
-        lane = self._lanes[len(raw) > VERY_LONG_BODY_BYTES]
-        return await asyncio.get_running_loop().run_in_executor(lane.thread, lane.prepare, raw, prepare)
+        worker = self._workers[len(raw) > VERY_LONG_BODY_BYTES]
+        return await asyncio.get_running_loop().run_in_executor(worker.thread, worker.prepare, raw, prepare)
 
 
-class _Lane:
+class _DecodeWorker:
     """A thread, and the process that decodes JSON for it."""
 
     def __init__(self, name: str) -> None:

@@ -21,7 +21,7 @@ MAX_REQUEST_ID_CHARS = 128
 REQUEST_ID_HEADER = "x-request-id"
 
 # Serve's proxy acts on them: a client could keep engines at work after it has left, or end the operator's time limit.
-ORDERS_TO_SERVE = (b"x-request-disconnect-disabled", b"x-request-timeout-seconds")
+SERVE_CONTROL_HEADERS = (b"x-request-disconnect-disabled", b"x-request-timeout-seconds")
 # Serve's proxy decodes them and fails with 500 where they are no UTF-8; also with dashes for underscores.
 DECODED_BY_SERVE = (b"serve_multiplexed_model_id", b"x_session_id", b"traceparent", b"tracestate")
 
@@ -169,7 +169,7 @@ def _harmless_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, b
             if not value:
                 continue
         is_decoded = name.replace(b"-", b"_") in DECODED_BY_SERVE
-        if name in ORDERS_TO_SERVE or not name.isascii() or (is_decoded and not _is_utf8(value)):
+        if name in SERVE_CONTROL_HEADERS or not name.isascii() or (is_decoded and not _is_utf8(value)):
             continue
         harmless.append((name, value))
     return harmless

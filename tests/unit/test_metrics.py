@@ -76,8 +76,8 @@ def test_the_wait_for_another_engine_is_counted_by_itself():
     moving, new = (metrics.request_started("tiny", num_prompt_tokens=7) for _ in range(2))
     moving.tokens(1)
     clock.now_s += 0.5
-    moving.engine_changes()
-    new.engine_changes()  # it had no token yet, so nobody saw a gap
+    moving.record_engine_change()
+    new.record_engine_change()  # it had no token yet, so nobody saw a gap
     clock.now_s += 1.3
     for timer in (moving, new, moving):
         timer.tokens(1)

@@ -56,7 +56,7 @@ class EngineAddress:
 Engines = Mapping[str, EngineAddress]  # by engine actor name
 
 
-class _Board:
+class _EngineRegistry:
     """The newest engines of every deployment that this process has a handle to; safe from any thread."""
 
     def __init__(self) -> None:
@@ -83,16 +83,16 @@ class _Board:
             self._readers[deployment].remove(reader)
 
 
-_BOARD = _Board()
+_REGISTRY = _EngineRegistry()
 
 
 def publish_engines(app_name: str, deployment_name: str, engines: Engines) -> None:
     """Publish a deployment's present engines to this process's subscribers."""
-    _BOARD.publish(f"{app_name}#{deployment_name}", engines)
+    _REGISTRY.publish(f"{app_name}#{deployment_name}", engines)
 
 
 def subscribe_to_engines(app_name: str, deployment_name: str, reader: Callable[[Engines], None]) -> Callable[[], None]:
     """Call `reader`, from any thread, with the engines now and after every change; returns the unsubscribe function."""
     deployment = f"{app_name}#{deployment_name}"
-    _BOARD.subscribe(deployment, reader)
-    return lambda: _BOARD.unsubscribe(deployment, reader)
+    _REGISTRY.subscribe(deployment, reader)
+    return lambda: _REGISTRY.unsubscribe(deployment, reader)

@@ -15,7 +15,7 @@ from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits, TickWatch
 from rayinfer.outputs import EngineStats
 from rayinfer.routing.first_tokens import FirstTokenCounts
 from rayinfer_deployments.cluster.ray_failures import cause_in_one_line, cause_of
-from rayinfer_deployments.discovery.autoscaling import engine_report
+from rayinfer_deployments.discovery.autoscaling_policy import engine_report
 from rayinfer_deployments.discovery.engine_address import ENGINE_PREFIX, EngineAddress
 from rayinfer_deployments.discovery.engine_report import EngineReport
 from rayinfer_deployments.discovery.load_reports import RouterLoads

@@ -8,14 +8,14 @@ def scaled(model: ModelArgs, original: ModelArgs, num_engines: int | None, num_n
     """Set a model's number of engines; None restores the settings from the start of the service."""
     if num_engines is None:
         settled = {"num_replicas": original.num_replicas, "autoscaling": original.autoscaling}
-        return beginning_with(model.model_copy(update=settled), num_now)
+        return with_initial_replicas(model.model_copy(update=settled), num_now)
     if model.autoscaling is None:
         return model.model_copy(update={"num_replicas": num_engines})
     bounds = {"min_replicas": num_engines, "max_replicas": num_engines, "initial_replicas": num_engines}
     return model.model_copy(update={"autoscaling": model.autoscaling.model_copy(update=bounds)})
 
 
-def beginning_with(model: ModelArgs, num_now: int) -> ModelArgs:
+def with_initial_replicas(model: ModelArgs, num_now: int) -> ModelArgs:
     """Set Serve's initial replicas to the present number: it forgets that number where the settings change."""
     if model.autoscaling is None:
         return model
@@ -35,7 +35,7 @@ def num_wanted(args: LLMAppArgs, deployment: str) -> int | str | None:
     return None
 
 
-def is_number_right(model: ModelArgs, num_engines: int) -> bool:
+def is_allowed_count(model: ModelArgs, num_engines: int) -> bool:
     """Return whether the settings allow a model this number of engines."""
     if model.autoscaling is None:
         return num_engines == model.num_replicas

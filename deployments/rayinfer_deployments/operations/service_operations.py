@@ -24,7 +24,7 @@ from rayinfer_deployments.operations.replica_calls import (
     is_gone,
     within,
 )
-from rayinfer_deployments.operations.replica_counts import beginning_with, is_number_right, num_wanted, scaled
+from rayinfer_deployments.operations.replica_counts import is_allowed_count, num_wanted, scaled, with_initial_replicas
 from rayinfer_deployments.operations.service_startup import failure_of, redeploy
 from rayinfer_deployments.operations.weights_check import check_weights_fit
 
@@ -163,7 +163,7 @@ class ServiceOperations:
     async def _replace_or_go_back(self, index: int, wanted: ModelArgs, leaving: set[str]) -> None:
         """Replace those engines by at least one new one; if none starts, restore the settings of the old ones."""
         before, deployment = self._args.models[index], engine_deployment_name(index, wanted)
-        await self._deploy_model(index, beginning_with(wanted, len(leaving)))
+        await self._deploy_model(index, with_initial_replicas(wanted, len(leaving)))
 
         async def are_replaced() -> bool:
             overview = await asyncio.to_thread(lambda: serve.status().applications[self._application])
@@ -177,7 +177,7 @@ class ServiceOperations:
         try:
             await self._until(are_replaced, REPLACE_S, "the engines have not got their weights yet")
         except RayinferError as error:
-            await self._deploy_model(index, beginning_with(before, len(leaving)))
+            await self._deploy_model(index, with_initial_replicas(before, len(leaving)))
             raise RayinferError(f"the old weights are kept: {error}") from None
 
     def _index_of(self, model: str | None) -> int:
@@ -223,7 +223,7 @@ class ServiceOperations:
             except InsufficientResources as error:
                 kept = list(before.models)  # others may have changed their numbers themselves meanwhile
                 for name in chosen:
-                    kept[index_of[name]] = beginning_with(kept[index_of[name]], list(now.values()).count(name))
+                    kept[index_of[name]] = with_initial_replicas(kept[index_of[name]], list(now.values()).count(name))
                 await self._deploy(before.model_copy(update={"models": kept}))
                 raise InsufficientResources(f"{error}; the number of engines is unchanged") from None
             now = await self._replicas.engines()
@@ -233,7 +233,7 @@ class ServiceOperations:
         """Return whether each of these models has as many engines as it should, by every router's report."""
         reports = await self._replicas.reports()
         return bool(reports) and all(
-            is_number_right(model, len(report.models[model.served_name].engines))
+            is_allowed_count(model, len(report.models[model.served_name].engines))
             for report in reports
             for model in self._args.models
             if model.served_name in models
@@ -243,7 +243,7 @@ class ServiceOperations:
         """Replace all engines of these models; where resources suffice, a new one starts before an old one leaves."""
         revision, now = f"replaced at {time.time():.3f}", list((await self._replicas.engines()).values())
         replaced = [
-            beginning_with(model, now.count(model.served_name)).model_copy(update={"revision": revision})
+            with_initial_replicas(model, now.count(model.served_name)).model_copy(update={"revision": revision})
             if index in models
             else model
             for index, model in enumerate(self._args.models)
@@ -284,7 +284,7 @@ class ServiceOperations:
         numbers = list(engines.values())
         return bool(reports) and (
             not leaving & set(engines)
-            and all(is_number_right(model, numbers.count(model.served_name)) for model in self._args.models)
+            and all(is_allowed_count(model, numbers.count(model.served_name)) for model in self._args.models)
             and all(model.ready or model.engines for report in reports for model in report.models.values())
         )
 

@@ -26,8 +26,8 @@ from rayinfer.servers.served_model import ServedModel, find_model
 from rayinfer.tokenization.chat_template import ChatTemplate, renderer
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.traces.trace_store import TraceStore
-from rayinfer_deployments.discovery.cold_start import RayTable, write_backlog
 from rayinfer_deployments.discovery.load_reports import report_to_replicas
+from rayinfer_deployments.discovery.scale_from_zero import RayTable, write_backlog
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
 from rayinfer_deployments.router.engine_reconciler import EngineReconciler
 from rayinfer_deployments.router.http_server import HttpServer

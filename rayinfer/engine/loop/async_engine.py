@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 from rayinfer.engine.loop.engine import Engine
-from rayinfer.engine.loop.engine_commands import Abort, Change, Command, Forget, Stop, Submit
+from rayinfer.engine.loop.engine_commands import Abort, Command, RunControlAction, Stop, Submit, Unsubscribe
 from rayinfer.engine.loop.router_subscriptions import RouterSubscription, RouterSubscriptions
 from rayinfer.engine.loop.self_check import needs_self_check, run_self_check
 from rayinfer.engine.loop.step_watchdog import StepWatchdog
 from rayinfer.errors import EngineDead, RequestError, WrongEngineState
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
-from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription, States
+from rayinfer.protocols import ControlAction, GenerationRequest, GetState, ModelDescription
 from rayinfer.traces.request_trace import RequestTrace
 
 logger = logging.getLogger(__name__)
@@ -70,19 +70,19 @@ class AsyncEngine:
                 raise self._death()
         finally:
             self._routers.unsubscribe(router_id, router)
-            self._commands.put(Forget(router))
+            self._commands.put(Unsubscribe(router))
 
     async def control(self, action: ControlAction) -> list[str]:
         """Run the action between two steps; returns the engine's state after it. Cancelled before, it has no effect.
 
         Raises WrongEngineState where the action is refused in this state, InvalidParameter for an unknown level, and
-        EngineDead for an engine that is dead, or dies of the action. `States` waits for no step.
+        EngineDead for an engine that is dead, or dies of the action. `GetState` waits for no step.
         """
-        change = Change(action)
+        change = RunControlAction(action)
         with self._lock:
             if self._is_over:
                 raise self._death()
-            if isinstance(action, States):
+            if isinstance(action, GetState):
                 return [self._stats.state]
             self._commands.put(change)
         return [await asyncio.wrap_future(change.done)]
@@ -176,13 +176,13 @@ class AsyncEngine:
         self._stats = self._engine.stats
         return False
 
-    def _run_command(self, command: Submit | Abort | Forget | Change) -> None:
+    def _run_command(self, command: Submit | Abort | Unsubscribe | RunControlAction) -> None:
         if isinstance(command, Submit):
             for request in command.requests:
                 self._add(request, command.router)
         elif isinstance(command, Abort):
             self._abort(command.request_ids)
-        elif isinstance(command, Change):
+        elif isinstance(command, RunControlAction):
             self._change(command)
         else:
             self._abort(list(command.router.request_ids))
@@ -197,7 +197,7 @@ class AsyncEngine:
         router.request_ids.add(request.request_id)
         self._owners[request.request_id] = router
 
-    def _change(self, change: Change) -> None:
+    def _change(self, change: RunControlAction) -> None:
         if not change.done.set_running_or_notify_cancel():
             return
         with self._watchdog.suspended():
@@ -216,7 +216,7 @@ class AsyncEngine:
         """Fail the changes that are still queued; none is added after `_is_over`."""
         while not self._commands.empty():
             command = self._commands.get()
-            if isinstance(command, Change) and command.done.set_running_or_notify_cancel():
+            if isinstance(command, RunControlAction) and command.done.set_running_or_notify_cancel():
                 command.done.set_exception(self._death())
 
     def _abort(self, request_ids: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from rayinfer.engine.scheduling.request_checks import checked_token_ids
 from rayinfer.engine.scheduling.scheduler import Scheduler
 from rayinfer.errors import EngineDead, InvalidParameter
 from rayinfer.outputs import EngineStats, FinishReason, TokenDelta
-from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription, Pause, Resume, Sleep, States, Wake
+from rayinfer.protocols import ControlAction, GenerationRequest, GetState, ModelDescription, Pause, Resume, Sleep, Wake
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class Engine:
                 self._life.sleep(level, self._free_memory)
             case Wake():
                 self._life.wake(self._executor.restore)
-            case States():
+            case GetState():
                 self._life.check_alive()
         return self._life.state.value
 

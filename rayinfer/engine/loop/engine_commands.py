@@ -24,14 +24,14 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class Unsubscribe:
     """Abort the requests of a router that has gone."""
 
     router: RouterSubscription
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RunControlAction:
     """An action on the whole engine, and the future of the state after it."""
 
     action: ControlAction
@@ -42,4 +42,4 @@ class Stop:
     """Stop the loop; commands after it are not run."""
 
 
-Command = Submit | Abort | Forget | Change | Stop
+Command = Submit | Abort | Unsubscribe | RunControlAction | Stop

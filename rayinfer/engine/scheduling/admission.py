@@ -30,7 +30,7 @@ class Admission:
         self._batch = batch
         self._block_size = block_size
         self._too_large: set[Request] = set()  # did not fit since a request last left the batch
-        self._num_departures = 0  # of the batch, when `_too_large` was filled
+        self._num_rows_freed = 0  # of the batch, when `_too_large` was filled
         self._idle_since = (0, 0)  # departures and queue changes when no request could be admitted
         self.num_preemptions = 0
 
@@ -46,7 +46,7 @@ class Admission:
     @property
     def is_idle(self) -> bool:
         """Whether nothing has changed since admission last failed."""
-        return self._idle_since == (self._batch.num_departures, self._waiting.num_changes)
+        return self._idle_since == (self._batch.num_rows_freed, self._waiting.num_changes)
 
     def admit_next(self, before: Request | None = None) -> Admitted | None:
         """Give the next request that fits its row and blocks; None if none fits.
@@ -65,11 +65,11 @@ class Admission:
                 return self._start(request, reservation)
             self._too_large.add(request)
         if before is None:
-            self._idle_since = (self._batch.num_departures, self._waiting.num_changes)
+            self._idle_since = (self._batch.num_rows_freed, self._waiting.num_changes)
         return None
 
     @property
-    def lacks_blocks(self) -> bool:
+    def must_preempt(self) -> bool:
         """Whether a request must be preempted before all decoding ones can continue."""
         return len(self._batch.rows_short_of_a_block()) > self._batch.num_free_blocks
 
@@ -110,8 +110,8 @@ class Admission:
 
     def _next_candidate(self, before: Request | None) -> Request | None:
         """Return the first request that may fit, unless it would overtake one that may not be overtaken any more."""
-        if self._num_departures != self._batch.num_departures:
-            self._num_departures = self._batch.num_departures
+        if self._num_rows_freed != self._batch.num_rows_freed:
+            self._num_rows_freed = self._batch.num_rows_freed
             self._too_large.clear()
         for request in self._waiting.heads():
             if before is not None and not _has_higher_priority(request, before):

@@ -140,9 +140,9 @@ class BatchTable:
         self.orders[row] = request.queue_entry.order
         if request.params.stop_ids:
             self.rows_with_stop_ids.add(row)
-        if request.wants_details:
+        if request.wants_logprobs_or_trace:
             self.rows_with_details.add(row)
-        if request.is_prompt_only:
+        if request.is_prompt_logprobs_only:
             self.prompt_only_rows.add(row)
 
     def add_blocks(self, rows: Int64Array, blocks: list[int]) -> None:

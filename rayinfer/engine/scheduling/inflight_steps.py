@@ -44,7 +44,7 @@ class StepSchedule:
         return plan, sampled
 
 
-class _OverlappingSchedule(StepSchedule):
+class _ConcurrentStepSchedule(StepSchedule):
     """Schedule of several steps in flight.
 
     A row can be reused before its in-flight step returns; such stale tokens are dropped by comparing row generations.
@@ -82,7 +82,7 @@ class _OverlappingSchedule(StepSchedule):
         return is_same
 
 
-class MicroBatchSchedule(_OverlappingSchedule):
+class MicroBatchSchedule(_ConcurrentStepSchedule):
     """Micro-batches of a pipeline: each running request is in at most one in-flight step.
 
     Running requests are spread evenly over the micro-batches, those that have waited longest first.
@@ -113,7 +113,7 @@ class MicroBatchSchedule(_OverlappingSchedule):
         return is_same
 
 
-class AsyncSchedule(_OverlappingSchedule):
+class AsyncSchedule(_ConcurrentStepSchedule):
     """Async scheduling: a step is planned while the one before computes, with the same requests again.
 
     A request that reaches its length is not scheduled again. One that ends by a token is computed once more: its row is

@@ -36,7 +36,7 @@ class Request:
     request_id: str
     prompt_len: int  # of the client's prompt: kept through preemptions
     token_ids: Int32Array  # prompt and output known so far; stale while it runs
-    num_given_outputs: int = 0  # output tokens that it arrived with
+    num_migrated_output_tokens: int = 0  # output tokens that it arrived with
     max_total_tokens: int  # limit of prompt and output together
     source_token_ids: Int32Array | None = None  # the encoder's input, if there is an encoder
     params: SamplingParams
@@ -80,12 +80,12 @@ class Request:
         return self.prompt_len if self.source_token_ids is None else len(self.source_token_ids)
 
     @property
-    def is_prompt_only(self) -> bool:
+    def is_prompt_logprobs_only(self) -> bool:
         """Whether only prompt logprobs are wanted, and no token."""
         return self.params.max_tokens == 0
 
     @property
-    def wants_details(self) -> bool:
+    def wants_logprobs_or_trace(self) -> bool:
         """Whether its deltas have logprobs or a trace."""
         return self.wants_logprobs or self.trace is not None
 
@@ -154,7 +154,7 @@ def new_request(
         request_id=request.request_id,
         prompt_len=prompt_len,
         token_ids=token_ids,
-        num_given_outputs=len(request.output_token_ids),
+        num_migrated_output_tokens=len(request.output_token_ids),
         source_token_ids=source_token_ids,
         max_total_tokens=limit,
         params=params,

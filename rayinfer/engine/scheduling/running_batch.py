@@ -35,7 +35,7 @@ class RunningBatch:
         offload: KVOffload | None = None,
     ) -> None:
         self.table = table
-        self.num_departures = 0  # grows whenever a row and its blocks are freed
+        self.num_rows_freed = 0  # grows whenever a row and its blocks are freed
         self._blocks = block_manager
         self._block_size = block_manager.block_size
         self._in_flight_prefixes = InFlightPrefixes()
@@ -201,7 +201,7 @@ class RunningBatch:
         self.table.remove_row(row)
         self._blocks.free(request.blocks)
         request.blocks, request.row = [], None
-        self.num_departures += 1
+        self.num_rows_freed += 1
         self._priorities[request.priority] -= 1
         if not self._priorities[request.priority]:
             del self._priorities[request.priority]

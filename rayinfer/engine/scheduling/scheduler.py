@@ -162,7 +162,7 @@ class Scheduler:
 
     def plan(self) -> StepPlan | None:
         """Choose the next step's tokens; None if nothing can be computed, or in-flight tokens are needed first."""
-        if self._schedule.has_unknown_tokens and (self._rows_to_resend or self._admission.lacks_blocks):
+        if self._schedule.has_unknown_tokens and (self._rows_to_resend or self._admission.must_preempt):
             return None  # never preempt a request whose last token is still in flight
         self._resend_interrupted()
         self._admission.grow_decoding_requests()

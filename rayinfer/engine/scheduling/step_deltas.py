@@ -43,7 +43,7 @@ def add_details(deltas: list[TokenDelta], table: BatchTable, rows: Int64Array, s
         deltas[i] = deltas[i]._replace(
             logprobs=logprobs.get(int(rows[i])), prompt_logprobs=request.take_prompt_logprobs()
         )
-        if request.trace is not None and deltas[i].start_pos == request.num_given_outputs:
+        if request.trace is not None and deltas[i].start_pos == request.num_migrated_output_tokens:
             request.trace.record("first_token")
         if not request.wants_logprobs:
             table.rows_with_details.discard(int(rows[i]))  # only its end is still to be traced

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from rayinfer.outputs import EngineStats, FinishReason, StepMessage, TokenDelta
-from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription, Pause, Sleep, States
+from rayinfer.protocols import ControlAction, GenerationRequest, GetState, ModelDescription, Pause, Sleep
 
 
 class FakeEngineClient:
@@ -61,7 +61,7 @@ class FakeEngineClient:
             self.is_listened_to = False
 
     async def control(self, action: ControlAction) -> list[str]:
-        if isinstance(action, States):
+        if isinstance(action, GetState):
             return [self.state]
         await self.control_may_return.wait()
         if self.control_error is not None:

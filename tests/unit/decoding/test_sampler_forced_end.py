@@ -38,7 +38,7 @@ def test_the_last_token_of_a_request_is_the_end_whatever_its_settings():
 
 
 def test_its_log_probability_is_the_models_own():
-    scores = sampled_at(5, END).scores
+    scores = sampled_at(5, END).logprobs
     assert scores.token_ids[0, 0] == END
     assert scores.logprobs[0, 0].item() == pytest.approx(LOGITS[3].log_softmax(-1)[END].item())
 

@@ -98,8 +98,8 @@ def test_log_probabilities_do_not_depend_on_the_batch():
     for row, params in enumerate(asking):
         alone = Sampler(1, VOCAB)
         enter(alone, 0, params, seed=row)
-        scores = alone.sample(logits[row : row + 1], np.array([0]), np.array([3])).scores
+        scored = alone.sample(logits[row : row + 1], np.array([0]), np.array([3])).logprobs
         width = 1 + params.logprobs
-        assert torch.equal(scores.token_ids[0], together.scores.token_ids[row, :width])
-        assert torch.equal(scores.logprobs[0], together.scores.logprobs[row, :width])
-        assert scores.ranks[0] == together.scores.ranks[row]
+        assert torch.equal(scored.token_ids[0], together.logprobs.token_ids[row, :width])
+        assert torch.equal(scored.logprobs[0], together.logprobs.logprobs[row, :width])
+        assert scored.ranks[0] == together.logprobs.ranks[row]

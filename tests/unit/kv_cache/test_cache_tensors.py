@@ -66,10 +66,10 @@ def test_blocks_of_a_gpu_keep_its_layout_in_the_hosts_memory(dtype):
     heads = torch.randn(8, 2, 16).to(torch.bfloat16)
     for cache in pool.caches:
         assert cache.key.shape == cache.value.shape == (4, 2, 8, 16)
-        cache.put(heads, -heads, torch.arange(24, 32))
+        cache.write(heads, -heads, torch.arange(24, 32))
     pool.copy_to(kept, [3], [1])
     for cache in kept.caches:
-        keys, values = cache.take(torch.tensor([1]))
+        keys, values = cache.read_blocks(torch.tensor([1]))
         assert torch.equal(keys, -values)
         assert torch.equal(keys.transpose(0, 1).to(dtype).float(), heads.to(dtype).float())
     assert shape.num_bytes == sum(tensor[0].nbytes for cache in pool.caches for tensor in cache.tensors)

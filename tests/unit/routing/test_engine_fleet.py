@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from rayinfer.errors import EngineDead, NotReady, WrongEngineState
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import EngineStats
-from rayinfer.protocols import GenerationRequest, Pause, Resume, Sleep, States, Wake
+from rayinfer.protocols import GenerationRequest, GetState, Pause, Resume, Sleep, Wake
 from rayinfer.routing.dispatch import Dispatcher
 from rayinfer.sampling_params import SamplingParams
 from support.fakes.fake_engine_client import FakeEngineClient
@@ -39,12 +39,12 @@ async def report_states(dispatcher, engines, *states):
 
 async def test_every_engine_gets_the_command(dispatcher, engines):
     await dispatcher.fleet.control(Pause())
-    assert await dispatcher.fleet.control(States()) == ["paused"] * 3
+    assert await dispatcher.fleet.control(GetState()) == ["paused"] * 3
     await dispatcher.fleet.control(Sleep(2))
-    assert await dispatcher.fleet.control(States()) == ["asleep"] * 3
+    assert await dispatcher.fleet.control(GetState()) == ["asleep"] * 3
     await dispatcher.fleet.control(Wake())
     await dispatcher.fleet.control(Resume())
-    assert await dispatcher.fleet.control(States()) == ["running"] * 3
+    assert await dispatcher.fleet.control(GetState()) == ["running"] * 3
     assert [engine.controls for engine in engines] == [[Pause(), Sleep(2), Wake(), Resume()]] * 3
 
 
@@ -86,7 +86,7 @@ async def test_a_cancelled_command_still_reaches_every_engine(dispatcher, engine
 
 async def test_control_of_a_model_without_engines_is_rejected(tokenizer):
     lonely = Dispatcher("m", tokenizer, ServiceMetrics(CollectorRegistry()), router_id="r")
-    for action in (Pause(), States()):
+    for action in (Pause(), GetState()):
         with pytest.raises(NotReady, match="'m' has no engine"):
             await lonely.fleet.control(action)
 

@@ -36,7 +36,7 @@ async def test_an_abort_is_sent_after_the_pending_submission():
     link = open_link(client)
     client.submit_may_arrive.clear()
     link.send([request("a/0")], DeltaQueue())
-    submitting = asyncio.ensure_future(link.acked(["a/0"]))
+    submitting = asyncio.ensure_future(link.wait_accepted(["a/0"]))
     await let_others_run()
     submitting.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -54,7 +54,7 @@ async def test_engine_calls_run_outside_the_requests_context():
     link = open_link(client)
     caller.set("a request")
     link.send([request("a/0")], DeltaQueue())
-    await link.acked(["a/0"])
+    await link.wait_accepted(["a/0"])
     link.abort(["a/0"])
     await let_others_run()
     assert client.callers == [("submit", "nobody"), ("abort", "nobody")]
@@ -65,7 +65,7 @@ async def test_acked_raises_when_the_engine_is_lost():
     link = open_link(client)
     client.submit_may_arrive.clear()  # as the process is frozen
     link.send([request("a/0")], DeltaQueue())
-    waiting = asyncio.ensure_future(link.acked(["a/0"]))
+    waiting = asyncio.ensure_future(link.wait_accepted(["a/0"]))
     await let_others_run()
     link.fail(EngineDead("it has given no sign of life"))
     with pytest.raises(EngineDead):

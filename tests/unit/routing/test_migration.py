@@ -233,5 +233,5 @@ def test_a_stream_that_loses_sixteen_engines_is_rejected_despite_its_progress():
         attempts.begin()
         attempts.migrated(2 * number)  # one that leaves is nobody's fault
         attempts.lost(2 * number + 1)
-    assert not attempts.is_suspicious
+    assert not attempts.may_crash_engines
     assert attempts.is_exhausted

@@ -14,9 +14,9 @@ from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import Credits, EngineStats
 from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.dispatch_queue import DispatchQueue, QueuedRequest
+from rayinfer.routing.engine_choice import RequestCost
 from rayinfer.routing.engine_set import EngineSet
 from rayinfer.routing.limits import RouterLimits
-from rayinfer.routing.replica_choice import RequestCost
 from support.fakes.fake_engine_client import FakeEngineClient
 from support.fakes.virtual_time import run_in_virtual_time
 

@@ -5,15 +5,15 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
+from rayinfer.routing.autoscaling_policy import ModelLoad, ScalingPolicy
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
-from rayinfer.routing.engine_count import EngineCount, ModelLoad
 
 
 class CountingPolicy(Protocol):
     """Policy that sets the number of engines."""
 
     def decide(self, now_s: float, target: int, load: ModelLoad, num_ongoing: int) -> int:
-        """See EngineCount.decide; `num_ongoing` are the requests that have not ended."""
+        """See ScalingPolicy.decide; `num_ongoing` are the requests that have not ended."""
         ...
 
 
@@ -32,7 +32,7 @@ class ByEngineMetrics:
     """Policy of `rayinfer serve`."""
 
     def __init__(self, settings: AutoscalingSettings) -> None:
-        self._count = EngineCount(settings)
+        self._count = ScalingPolicy(settings)
 
     def decide(self, now_s: float, target: int, load: ModelLoad, num_ongoing: int) -> int:
         """See CountingPolicy; Serve itself starts the first engine for a request that waits."""

@@ -8,7 +8,7 @@ from rayinfer.benchmark.studies.autoscaling.policies import CountingPolicy
 from rayinfer.benchmark.studies.autoscaling.simulated_engine import EnginePace, SimulatedEngine, SimulatedRequest
 from rayinfer.benchmark.studies.autoscaling.trace import TracedRequest
 from rayinfer.routing.admission import queue_factor
-from rayinfer.routing.engine_count import ModelLoad
+from rayinfer.routing.autoscaling_policy import ModelLoad
 from rayinfer.routing.first_tokens import FirstTokens
 
 TICK_S = 1.0  # between two decisions

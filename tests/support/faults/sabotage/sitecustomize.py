@@ -130,7 +130,7 @@ def break_rank_watch(module):
 
 
 def break_attempts(module):
-    hopeless, suspicious = module.RetryBudget.is_exhausted.fget, module.RetryBudget.is_suspicious.fget
+    hopeless, suspicious = module.RetryBudget.is_exhausted.fget, module.RetryBudget.may_crash_engines.fget
 
     def is_exhausted(self):
         if is_on("no-migration"):
@@ -138,7 +138,7 @@ def break_attempts(module):
         return not is_on("no-quarantine") and hopeless(self)
 
     module.RetryBudget.is_exhausted = property(is_exhausted)
-    module.RetryBudget.is_suspicious = property(lambda self: not is_on("no-quarantine") and suspicious(self))
+    module.RetryBudget.may_crash_engines = property(lambda self: not is_on("no-quarantine") and suspicious(self))
 
 
 def break_link(module):

@@ -9,7 +9,7 @@ from ray import serve
 from rayinfer.outputs import EngineStats
 from rayinfer.protocols import ModelDescription
 from rayinfer_deployments.app_args import llm_app_args
-from rayinfer_deployments.discovery.autoscaling import NUM_RUNNING, NUM_SEATS
+from rayinfer_deployments.discovery.autoscaling_policy import NUM_RUNNING, NUM_SEATS
 from rayinfer_deployments.discovery.engine_report import EngineReport
 from rayinfer_deployments.engine import engine_replica
 from rayinfer_deployments.engine.engine_ranks import EngineGroup, EngineResources

@@ -1,5 +1,5 @@
 from rayinfer_deployments.app_args import ModelArgs
-from rayinfer_deployments.operations.replica_counts import beginning_with, is_number_right, scaled
+from rayinfer_deployments.operations.replica_counts import is_allowed_count, scaled, with_initial_replicas
 
 FIXED = ModelArgs(model="m", num_replicas=2)
 BOUNDS = {"min_replicas": 0, "max_replicas": 4}
@@ -23,11 +23,11 @@ def test_the_way_back_begins_with_the_engines_that_there_are():
 
 
 def test_a_change_keeps_the_engines_that_there_are():
-    assert bounds_of(beginning_with(FREE, 3)) == (0, 3, 4)
-    assert bounds_of(beginning_with(FREE, 0)) == (0, 1, 4)
-    assert beginning_with(FIXED, 7) == FIXED
+    assert bounds_of(with_initial_replicas(FREE, 3)) == (0, 3, 4)
+    assert bounds_of(with_initial_replicas(FREE, 0)) == (0, 1, 4)
+    assert with_initial_replicas(FIXED, 7) == FIXED
 
 
 def test_a_number_is_right_if_it_is_the_one_or_between_the_bounds():
-    assert [is_number_right(FIXED, number) for number in (1, 2, 3)] == [False, True, False]
-    assert [is_number_right(FREE, number) for number in (0, 4, 5)] == [True, True, False]
+    assert [is_allowed_count(FIXED, number) for number in (1, 2, 3)] == [False, True, False]
+    assert [is_allowed_count(FREE, number) for number in (0, 4, 5)] == [True, True, False]

@@ -8,7 +8,7 @@ import pytest
 
 from rayinfer.errors import EngineDead, InvalidParameter, WrongEngineState
 from rayinfer.liveness import LivenessLimits
-from rayinfer.protocols import Pause, Resume, Sleep, States, Wake
+from rayinfer.protocols import GetState, Pause, Resume, Sleep, Wake
 from support.fakes.fake_executor import expected_tokens, numbers
 from support.services.async_engines import ENDLESS, TIMEOUT_S, collect, request, running, wait_until
 
@@ -63,7 +63,7 @@ async def test_streams_go_on_to_the_same_tokens_after_a_sleep(level):
         reader = asyncio.create_task(collect(engine, "r", 5))
         await after_the_first_step(gate, engine.control(Sleep(level)))
         for _ in range(3):
-            assert await engine.control(States()) == ["asleep"]
+            assert await engine.control(GetState()) == ["asleep"]
             await engine.control(Wake())
             await asyncio.sleep(0.005)
             await engine.control(Sleep(level))
@@ -125,7 +125,7 @@ async def test_an_engine_can_be_shut_down_in_its_sleep():
         await asyncio.wait_for(engine.shutdown(), TIMEOUT_S)
         await reader
         assert engine.executor.is_shut_down
-        for action in (Wake(), States()):
+        for action in (Wake(), GetState()):
             with pytest.raises(EngineDead, match="shut down"):
                 await engine.control(action)
 
@@ -149,7 +149,7 @@ async def test_a_failed_change_ends_the_engine_with_its_reason(move):
             with pytest.raises(EngineDead, match=reason):
                 await reader
         await wait_until(lambda: not engine.is_alive)
-        for action in (Wake(), Pause(), States()):
+        for action in (Wake(), Pause(), GetState()):
             with pytest.raises(EngineDead, match=reason):
                 await engine.control(action)
         with pytest.raises(EngineDead, match=reason):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from rayinfer.engine.plan.executor_commands import SleepLevel
 from rayinfer.errors import EngineDead, InvalidParameter, WrongEngineState
-from rayinfer.protocols import Pause, Resume, Sleep, States, Wake
+from rayinfer.protocols import GetState, Pause, Resume, Sleep, Wake
 from support.fakes.fake_executor import drive, expected_tokens, numbers
 
 PERSIST, OFFLOAD, RECOMPUTE = SleepLevel
@@ -81,7 +81,7 @@ def test_requests_come_and_go_while_nothing_is_computed(level):
 
 def test_every_action_returns_the_state_that_the_stats_report():
     driven = drive()
-    for action, state in {Pause(): "paused", Sleep(): "asleep", States(): "asleep", Wake(): "paused"}.items():
+    for action, state in {Pause(): "paused", Sleep(): "asleep", GetState(): "asleep", Wake(): "paused"}.items():
         assert driven.engine.control(action) == state == driven.engine.stats.state
     assert driven.engine.control(Resume()) == "running"
 

@@ -21,7 +21,7 @@ def request(length, blocks, **params):
         now=0.0,
     )
     made.blocks = blocks
-    made.ticket = PriorityQueue().push(made, priority=0, arrival=0.0)
+    made.queue_entry = PriorityQueue().push(made, priority=0, arrival=0.0)
     return made
 
 

@@ -116,7 +116,7 @@ def test_a_waiter_is_woken_once_not_block_by_block():
         driven.step()
         statuses.append(duplicate.status)
     assert [(status.value, len([*steps])) for status, steps in groupby(statuses)] == [
-        ("parked", 9),
+        ("waiting_for_prefix", 9),
         ("waiting", 1),
         ("running", 1),
         ("finished", 1),

@@ -154,7 +154,7 @@ class Scripts(RuleBasedStateMachine):
     def teardown(self):
         if not hasattr(self, "driven"):
             return
-        self.has_next_token()
+        self.resume()
         self.driven.run(max_steps=3000)  # nobody waits for ever, and all blocks come back
         assert self.driven.ends.keys() == self.submitted.keys()
         assert sum(self.driven.engine.stats.requests_finished_total.values()) == len(self.submitted)

@@ -4,10 +4,10 @@ from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingContext
 
 from rayinfer.outputs import EngineStats
+from rayinfer.routing.autoscaling_policy import ModelLoad
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
-from rayinfer.routing.engine_count import ModelLoad
 from rayinfer.routing.first_tokens import NOTHING, FirstTokenCounts
-from rayinfer_deployments.discovery.autoscaling import (
+from rayinfer_deployments.discovery.autoscaling_policy import (
     LOOK_BACK_S,
     REPORT_INTERVAL_S,
     STALE_AFTER_S,

@@ -2,7 +2,7 @@ import pytest
 
 from rayinfer.outputs import Credits
 from rayinfer.protocols import GenerationRequest
-from rayinfer.routing.replica_choice import (
+from rayinfer.routing.engine_choice import (
     EXPECTED_OUTPUT_TOKENS,
     Candidate,
     EngineLoad,

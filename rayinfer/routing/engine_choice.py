@@ -10,7 +10,7 @@ from rayinfer.protocols import GenerationRequest
 EXPECTED_OUTPUT_TOKENS = 256  # assumed for a request without max_tokens
 DECODING_WEIGHT = 0.1  # delay by a token in flight, relative to a prompt token to be computed
 MAX_IMBALANCE = 2.0  # a cached prefix does not attract requests to an engine with more than so many times the fewest
-MAX_LEAD = 2  # ... and so many requests more
+MAX_EXTRA_REQUESTS = 2  # ... and so many requests more
 
 
 class RequestCost(NamedTuple):
@@ -112,7 +112,7 @@ def choose(candidates: Sequence[Candidate]) -> Candidate:
     if len(candidates) == 1:
         return candidates[0]
     fewest = min(candidate.load.num_requests for candidate in candidates)
-    most = MAX_IMBALANCE * fewest + MAX_LEAD
+    most = MAX_IMBALANCE * fewest + MAX_EXTRA_REQUESTS
     return min((it for it in candidates if it.load.num_requests <= most), key=_delay)
 
 

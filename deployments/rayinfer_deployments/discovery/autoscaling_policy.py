@@ -10,10 +10,10 @@ from typing import Any
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
 from rayinfer.outputs import EngineState, EngineStats
+from rayinfer.routing.autoscaling_policy import ModelLoad, ScalingPolicy
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
-from rayinfer.routing.engine_count import EngineCount, ModelLoad
 from rayinfer.routing.first_tokens import NOTHING, FirstTokenCounts
-from rayinfer_deployments.discovery.cold_start import Backlogs, RayTable
+from rayinfer_deployments.discovery.scale_from_zero import Backlogs, RayTable
 
 REPORT_INTERVAL_S = 1.0  # between two reports of an engine's replica
 LOOK_BACK_S = 2.0  # of which Serve keeps the reports; the last one counts
@@ -29,7 +29,7 @@ class EngineMetricsPolicy:
     """Custom autoscaling policy, which Serve's controller calls ten times a second."""
 
     def __init__(self, **settings: Any) -> None:
-        self._count = EngineCount(AutoscalingSettings(**settings))
+        self._policy = ScalingPolicy(AutoscalingSettings(**settings))
         self._backlogs = Backlogs(RayTable())
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
@@ -37,7 +37,7 @@ class EngineMetricsPolicy:
         reports, num_engines = latest_reports(context), context.current_num_replicas
         backlog = NOTHING if num_engines else self._backlog(context)
         load = load_of(reports, num_engines, backlog)
-        return self._count.decide(context.current_time, context.target_num_replicas, load), {}
+        return self._policy.decide(context.current_time, context.target_num_replicas, load), {}
 
     def _backlog(self, context: AutoscalingContext) -> FirstTokenCounts:
         return self._backlogs.total(context.app_name, context.deployment_name, context.current_time)

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from rayinfer.routing.first_tokens import NOTHING, FirstTokenCounts
-from rayinfer_deployments.discovery.cold_start import FORGET_S, READ_INTERVAL_S, Backlogs, write_backlog
+from rayinfer_deployments.discovery.scale_from_zero import FORGET_S, READ_INTERVAL_S, Backlogs, write_backlog
 
 WAITING = FirstTokenCounts(num_waiting=3, waiting_tokens=400, num_started=2, num_late=1)
 

@@ -1,8 +1,8 @@
 import pytest
 
 from rayinfer.errors import ConfigError
+from rayinfer.routing.autoscaling_policy import ModelLoad, ScalingPolicy
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings, autoscaling_settings
-from rayinfer.routing.engine_count import EngineCount, ModelLoad
 from rayinfer.routing.first_tokens import WINDOW_S, FirstTokenCounts
 
 SETTINGS = {
@@ -20,7 +20,7 @@ class Service:
     """Engines that come as soon as they are wanted, and a clock that goes by seconds."""
 
     def __init__(self, num_engines=1, **settings):
-        self.count = EngineCount(AutoscalingSettings(**SETTINGS | settings))
+        self.count = ScalingPolicy(AutoscalingSettings(**SETTINGS | settings))
         self.target = self.num_engines = num_engines
         self.now = 0.0
         self.changes = []

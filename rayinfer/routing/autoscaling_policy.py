@@ -36,7 +36,7 @@ class ModelLoad:
         return counts.num_late / max(1, counts.num_started + counts.num_waiting)
 
 
-class EngineCount:
+class ScalingPolicy:
     """The target number of engines, decided anew from each report of the load.
 
     Scales up once the engines have been too few for `upscale_delay_s`: for the waiting prompts, the caches and seats in
