@@ -1,5 +1,6 @@
 """One dispatch attempt of a stream's requests on an engine."""
 
+import time
 from collections.abc import Iterable, Sequence
 
 from rayinfer.protocols import GenerationRequest
@@ -20,6 +21,7 @@ class DispatchAttempt:
         self._requests = requests
         self._request_ids = [request.request_id for request in requests]
         self._link = decision.link
+        self._sent_s = time.time()
         self._link.send(requests, deltas, decision.num_cached_tokens)
 
     def record(self, traces: TraceStore, request_id: str, waited_s: float) -> None:
@@ -27,6 +29,7 @@ class DispatchAttempt:
         traces.dispatched(
             request_id,
             [request.choice for request in self._requests],
+            time_s=self._sent_s,
             engine=self._link.name,
             why=self.decision.reason,
             attempt=self._requests[0].epoch,

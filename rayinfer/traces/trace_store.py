@@ -73,13 +73,15 @@ class TraceStore:
         if len(same_name) > MAX_SAME_NAME:
             self._forget(same_name[0])
 
-    def dispatched(self, request_id: str, choices: Iterable[int], **details: int | float | str) -> None:
-        """Record that these choices of a prompt are sent to an engine, with the reason in `details`."""
+    def dispatched(
+        self, request_id: str, choices: Iterable[int], *, time_s: float | None = None, **details: int | float | str
+    ) -> None:
+        """Record that these choices of a prompt are sent to an engine, or were at `time_s`, with the reason."""
         if (found := self._by_request_id.get(request_id)) is not None:
             stored, prompt = found
             for choice in choices:
                 stored.running.add((prompt, choice))
-                stored.trace.record("dispatched", time_s=None, prompt=prompt, choice=choice, **details)
+                stored.trace.record("dispatched", time_s=time_s, prompt=prompt, choice=choice, **details)
             self._note_change(stored)
 
     def migrated(self, request_id: str, *, engine: str, reason: str) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import time
 from dataclasses import replace
 
 import pytest
@@ -120,6 +121,20 @@ async def test_a_client_that_leaves_as_its_request_is_dispatched_has_it_aborted(
     narrow.tasks["leaves"].cancel()  # before its task has resumed
     await until(lambda: narrow.engines[0].aborted == ["leaves/0"])
     assert link.num_in_flight == 1
+
+
+async def test_a_dispatch_is_traced_at_the_time_of_its_decision(narrow):
+    await narrow.ask("a")
+    await narrow.ask("b", trace=True)
+    narrow.engines[0].say(stats=EngineStats(credits=Credits(num_requests=2)))
+    (link,) = narrow.dispatcher.engines.links.values()
+    await until(lambda: link.num_in_flight == 2)
+    sent_s = time.time()  # before its task has resumed
+    (stored,) = narrow.traces.find("b")
+    await until(lambda: len(stored.trace) == 2)
+    received, dispatched = stored.trace.in_order()
+    assert dispatched.name == "dispatched"
+    assert received.time_s < dispatched.time_s < sent_s
 
 
 async def test_a_deadline_can_pass_in_the_queue(narrow):
