@@ -13,12 +13,6 @@ ROOT_DIGEST = bytes(16)
 _LITTLE_ENDIAN_INT32 = np.dtype("<i4")
 
 
-def hash_block(parent_digest: bytes, salt: bytes, token_ids: NDArray[np.int32]) -> bytes:
-    """Digest one full block; the first block of a sequence has ROOT_DIGEST as its parent."""
-    digest: bytes = xxhash.xxh3_128_digest(parent_digest + salt + token_bytes(token_ids))
-    return digest
-
-
 def prefix_salt(tenant: str, cache_salt: str, adapter: str | None, weights_generation: int = 0) -> bytes:
     """Make the salt that separates prefixes of equal tokens; routers and engines must agree on it."""
     # By repr, no two tuples give the same text, and any client's text can be encoded.

@@ -16,8 +16,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from rayinfer.kv_cache.block_hash import ROOT_DIGEST, hash_block
+from rayinfer.kv_cache.block_hash import ROOT_DIGEST
 from rayinfer.kv_cache.block_manager import BlockManager, OutOfBlocks
+from support.golden.block_hash_reference import hash_block
 
 BLOCK_SIZE = 2
 NUM_BLOCKS = 10
