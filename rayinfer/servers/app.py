@@ -14,14 +14,16 @@ from starlette.exceptions import HTTPException
 from rayinfer import metrics as service_metrics
 from rayinfer.errors import InvalidParameter, RayinferError
 from rayinfer.metrics import ServiceMetrics
+from rayinfer.servers.caller import trust_tenant_header
 from rayinfer.servers.engine_control import add_engine_control_routes
+from rayinfer.servers.error_formats import error_format_of
 from rayinfer.servers.error_responses import error_kind, error_response, json_response, refusal_reason, status_response
+from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.load_shedding import LoadShedding
 from rayinfer.servers.openai.routes import add_openai_routes, generation_paths
 from rayinfer.servers.request_boundary import RequestBoundary
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, RequestBounds
 from rayinfer.servers.served_model import ServedModel as ServedModel
-from rayinfer.servers.tenancy import trust_tenant_header
 from rayinfer.servers.traces import add_trace_routes
 from rayinfer.traces.trace_store import TraceStore
 
@@ -52,7 +54,7 @@ def build_app(
     app.add_middleware(RequestBoundary, metrics=metrics, bounds=bounds, echoes_request_id=echoes_request_id)
     _add_error_handlers(app, metrics)
     # Paths are looked through in this order, so those that are asked most come first.
-    add_openai_routes(app, models, request_timeout_s=request_timeout_s, traces=traces)
+    add_openai_routes(app, GenerationService(models, request_timeout_s, traces))
     _add_service_routes(app, models, metrics)
     add_trace_routes(app, traces)
     if enable_engine_control:
@@ -61,21 +63,22 @@ def build_app(
 
 
 def _add_error_handlers(app: FastAPI, metrics: ServiceMetrics) -> None:
-    async def answer_error(_: Request, error: Exception) -> Response:
+    async def answer_error(request: Request, error: Exception) -> Response:
         if error_kind(error).status == HTTPStatus.INTERNAL_SERVER_ERROR:
             logger.error("a request failed", exc_info=error)
         else:
             metrics.request_refused(refusal_reason(error))
-        return error_response(error)
+        return error_response(error, error_format_of(request.scope))
 
-    async def answer_status(_: Request, error: Exception) -> Response:
+    async def answer_status(request: Request, error: Exception) -> Response:
         if not isinstance(error, HTTPException):
-            return error_response(error)
+            return error_response(error, error_format_of(request.scope))
         phrase = "No such path." if error.status_code == HTTPStatus.NOT_FOUND else f"{error.detail}."
-        return status_response(error.status_code, phrase, error.headers)
+        return status_response(error.status_code, phrase, error.headers, error_format_of(request.scope))
 
-    async def answer_invalid(_: Request, __: Exception) -> Response:
-        return error_response(InvalidParameter("The request's path or query is not valid."))
+    async def answer_invalid(request: Request, _: Exception) -> Response:
+        error = InvalidParameter("The request's path or query is not valid.")
+        return error_response(error, error_format_of(request.scope))
 
     app.add_exception_handler(RayinferError, answer_error)
     app.add_exception_handler(HTTPException, answer_status)

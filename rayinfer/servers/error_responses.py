@@ -1,4 +1,4 @@
-"""The one place that turns errors into what a client may see: a status, OpenAI's JSON envelope and no inner details."""
+"""The one place that turns errors into what a client may see: a status, a protocol's form and no inner details."""
 
 import json
 import math
@@ -25,6 +25,7 @@ from rayinfer.errors import (
     UnknownModel,
     WrongEngineState,
 )
+from rayinfer.servers.error_formats import ErrorFormat, PublicError, openai_error
 
 MAX_MESSAGE_CHARS = 1000
 INTERNAL_MESSAGE = "The service failed to answer this request; see its log."
@@ -75,29 +76,39 @@ def refusal_reason(error: BaseException) -> str:
     return error_kind(error).code or "invalid_request"
 
 
-def error_body(error: BaseException) -> bytes:
-    """Write the envelope for an error."""
+def public_error(error: BaseException) -> PublicError:
+    """Return what a client may see of an error; a long message is cut."""
     kind = error_kind(error)
-    message = str(error) if kind.is_public else INTERNAL_MESSAGE
+    message = _cut(str(error) if kind.is_public else INTERNAL_MESSAGE)
     if isinstance(error, RequestError):
-        return envelope(message, kind.type, error.param, error.code or kind.code)
-    return envelope(message, kind.type, None, kind.code)
+        param = None if error.param is None else _cut(error.param)
+        return PublicError(kind.status, kind.type, message, param, error.code or kind.code)
+    return PublicError(kind.status, kind.type, message, None, kind.code)
 
 
-def error_response(error: BaseException) -> Response:
-    """Answer with an error's status, envelope and, when it is worth trying again, the time to wait."""
+def error_body(error: BaseException, form: ErrorFormat = openai_error) -> bytes:
+    """Write an error in a protocol's form."""
+    return _encode(form(public_error(error))[1])
+
+
+def error_response(error: BaseException, form: ErrorFormat = openai_error) -> Response:
+    """Answer with an error's status and form and, when it is worth trying again, the time to wait."""
     headers = {}
     if isinstance(error, Unavailable):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, RequestTooLarge | RequestTooSlow | HeadersTooLarge):
         headers["Connection"] = "close"  # the rest of the request is not worth reading
-    return json_response(error_body(error), error_kind(error).status, headers)
+    status, body = form(public_error(error))
+    return json_response(_encode(body), status, headers)
 
 
-def status_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
+def status_response(
+    status: int, message: str, headers: Mapping[str, str] | None = None, form: ErrorFormat = openai_error
+) -> Response:
     """Answer with a status that the framework chose, such as 404 or 405."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    return json_response(envelope(message, kind, None, None), status, headers)
+    body = form(PublicError(status, kind, _cut(message)))[1]
+    return json_response(_encode(body), status, headers)
 
 
 def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -105,15 +116,9 @@ def json_response(body: bytes, status: int = 200, headers: Mapping[str, str] | N
     return Response(body, status, dict(headers or {}), "application/json")
 
 
-def envelope(message: str, type_: str, param: str | None, code: str | None) -> bytes:
-    """Write OpenAI's error object; a long message is cut and what UTF-8 cannot carry is replaced."""
-    error: dict[str, Any] = {
-        "message": _cut(message),
-        "type": type_,
-        "param": _cut(param) if param is not None else None,
-        "code": code,
-    }
-    return json.dumps({"error": error}, ensure_ascii=False).encode(errors="replace")
+def _encode(body: Mapping[str, Any]) -> bytes:
+    """Encode an error; what UTF-8 cannot carry is replaced."""
+    return json.dumps(body, ensure_ascii=False).encode(errors="replace")
 
 
 def _cut(text: str) -> str:

@@ -6,6 +6,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rayinfer.errors import Unavailable
 from rayinfer.metrics import ServiceMetrics
+from rayinfer.servers.error_formats import error_format_of
 from rayinfer.servers.error_responses import error_response, refusal_reason
 from rayinfer.servers.served_model import ServedModel
 
@@ -31,7 +32,7 @@ class LoadShedding:
             overload = self._overload()
             if overload is not None:
                 self._metrics.request_refused(refusal_reason(overload))
-                await error_response(overload)(scope, receive, send)
+                await error_response(overload, error_format_of(scope))(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rayinfer.metrics import ServiceMetrics
+from rayinfer.servers.error_formats import error_format_of
 from rayinfer.servers.error_responses import error_response, refusal_reason
 from rayinfer.servers.request_bounds import REQUEST_ID_HEADER, BoundedRequests, RequestBounds, cleaned_name
 
@@ -54,7 +55,7 @@ class RequestBoundary:
         except Exception as error:
             logger.exception("request %s failed", identity.name)
             if not answer.has_started:
-                await error_response(error)(scope, receive, answer.send)
+                await error_response(error, error_format_of(scope))(scope, receive, answer.send)
 
 
 class _Sender:

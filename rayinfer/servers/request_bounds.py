@@ -13,6 +13,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rayinfer.errors import HeadersTooLarge, RequestError, RequestTooLarge, RequestTooSlow
+from rayinfer.servers.error_formats import error_format_of
 from rayinfer.servers.error_responses import error_response
 
 DEFAULT_MAX_BODY_BYTES = 4 * 2**20  # JSON is read in one go, while other requests' tokens wait
@@ -104,7 +105,7 @@ class _Exchange:
         self._is_refused = True
         self._on_refusal(error)
         if not self._has_started:
-            response = error_response(error)
+            response = error_response(error, error_format_of(self._scope))
             if name := cleaned_name(Headers(scope=self._scope).get(REQUEST_ID_HEADER, "")):
                 response.headers[REQUEST_ID_HEADER] = name
             await response(self._scope, self._body.receive, self._send)

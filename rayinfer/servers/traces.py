@@ -7,9 +7,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from rayinfer.errors import TraceNotFound
+from rayinfer.servers.caller import caller_of
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.request_bounds import cleaned_name
-from rayinfer.servers.tenancy import tenant_of
 from rayinfer.traces.trace_store import StoredTrace, TraceStore
 
 PATH = "/v1/requests/{request_id}/trace"
@@ -23,7 +23,7 @@ def add_trace_routes(app: FastAPI, traces: TraceStore | None) -> None:
         """Return the traces of the tenant's requests of this id or name, the latest first."""
         if traces is None:
             raise TraceNotFound(SWITCHED_OFF, "trace_requests", "traces_switched_off")
-        tenant = tenant_of(request)
+        tenant = caller_of(request).tenant
         # A client that chose a name may not know how it was cleaned.
         found = traces.find(request_id, tenant) or traces.find(cleaned_name(request_id), tenant)
         if not found:

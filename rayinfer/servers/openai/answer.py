@@ -1,13 +1,12 @@
-"""Fields, usage and failure check shared by whole and streamed responses."""
+"""Fields and usage shared by whole and streamed responses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayinfer.errors import RequestFailed, RequestTimedOut, Unavailable
-from rayinfer.outputs import CompletionOutput
+from rayinfer.errors import RequestFailed
+from rayinfer.servers.generation.prompt_outputs import PromptOutput
 from rayinfer.servers.openai.logprobs_formatter import CompletionLogprobs, LogprobsFormatter
-from rayinfer.servers.openai.prompt_outputs import PromptOutput
 from rayinfer.tokenization.token_offsets import TokenOffsets
 
 MANY_REPEATED = 2**14  # characters and token ids
@@ -81,14 +80,3 @@ class UsageCounter:
             "total_tokens": self._num_prompt_tokens + self._num_completion_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(self._num_cached_tokens)},
         }
-
-
-def check_ended_well(completion: CompletionOutput) -> None:
-    """Raise the error for a choice that was ended by anything but its own text."""
-    match completion.finish_reason:
-        case "error":
-            raise RequestFailed(f"choice {completion.index} ended with an error")
-        case "timeout":
-            raise RequestTimedOut("The request's time ran out before its answer was complete.")
-        case "abort":
-            raise Unavailable("The service aborted this request.")

@@ -8,21 +8,11 @@ from typing import Any
 
 from rayinfer.errors import RequestFailed
 from rayinfer.outputs import CompletionOutput
-from rayinfer.servers.openai.answer import AnswerSettings, UsageCounter, check_ended_well
+from rayinfer.servers.error_responses import error_body
+from rayinfer.servers.generation.prompt_outputs import PromptOutput, check_ended_well
+from rayinfer.servers.generation.server_sent_events import DONE, event
+from rayinfer.servers.openai.answer import AnswerSettings, UsageCounter
 from rayinfer.servers.openai.logprobs_formatter import CompletionLogprobs, PositionLogprobs
-from rayinfer.servers.openai.prompt_outputs import PromptOutput
-
-# Server-sent events
-DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients skip
-EVENT_STREAM = "text/event-stream; charset=utf-8"
-# Proxies must not buffer a stream.
-EVENT_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-
-
-def event(data: bytes) -> bytes:
-    """Frame one line of JSON."""
-    return b"data: " + data + b"\n\n"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,6 +101,10 @@ class ChunkWriter:
         if not self._settings.with_usage:
             return DONE
         return self._head + b',"choices":[],"usage":' + _encode(self._usage.usage()) + b"}\n\n" + DONE
+
+    def failure(self, error: BaseException) -> bytes:
+        """Encode an error that ended the stream, and the end."""
+        return event(error_body(error)) + DONE
 
     def _text_chunk(self, index: int, completion: CompletionOutput) -> tuple[bytes, ...]:
         logprobs = _NOT_ENDED

@@ -1,19 +1,18 @@
 """Endpoints of OpenAI's paths."""
 
 import json
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
 
 from rayinfer.errors import NotReady
+from rayinfer.servers.caller import request_context
 from rayinfer.servers.error_responses import json_response
-from rayinfer.servers.json_body import LONG_BODY_BYTES, LongBodies, decode_object, read_body
+from rayinfer.servers.generation.responses import StreamedResponse, WholeResponse
+from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.openai.chunks import CHAT, COMPLETION, ChunkWriter
 from rayinfer.servers.openai.generation import Generation
-from rayinfer.servers.openai.generation_response import StreamedResponse, WholeResponse
-from rayinfer.servers.openai.prompt_outputs import generate_outputs
 from rayinfer.servers.openai.prompts import chat_prompts, completion_prompts, echoed_texts
 from rayinfer.servers.openai.request_body import check_schema
 from rayinfer.servers.openai.sampling_settings import (
@@ -25,23 +24,16 @@ from rayinfer.servers.openai.sampling_settings import (
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
 from rayinfer.servers.openai.unsupported_fields import refuse_unsupported_fields
 from rayinfer.servers.openai.whole_answer import WholeAnswer
-from rayinfer.servers.request_boundary import RequestIdentity
 from rayinfer.servers.served_model import ServedModel, find_model
-from rayinfer.servers.tenancy import tenant_of
 from rayinfer.tokenization.bad_words import bad_word_tokenizer
-from rayinfer.traces.trace_store import TraceStore
 
 
 class OpenAIEndpoints:
     """OpenAI's paths over the models in a mapping that may change while we serve."""
 
-    def __init__(
-        self, models: Mapping[str, ServedModel], request_timeout_s: float | None, traces: TraceStore | None
-    ) -> None:
-        self._models = models
-        self._request_timeout_s = request_timeout_s
-        self._traces = traces
-        self._long_bodies = LongBodies()
+    def __init__(self, service: GenerationService) -> None:
+        self._models = service.models
+        self._service = service
 
     async def list_models(self) -> Response:
         """GET /v1/models."""
@@ -56,11 +48,11 @@ class OpenAIEndpoints:
 
     async def create_chat_completion(self, request: Request) -> Response:
         """POST /v1/chat/completions."""
-        return self._respond(request, await self._prepare(request, self._chat_completion))
+        return self._respond(request, await self._service.prepare(request, self._chat_completion))
 
     async def create_completion(self, request: Request) -> Response:
         """POST /v1/completions."""
-        return self._respond(request, await self._prepare(request, self._completion))
+        return self._respond(request, await self._service.prepare(request, self._completion))
 
     def _chat_completion(self, raw: dict[str, Any]) -> Generation:
         refuse_unsupported_fields(raw, is_chat=True)
@@ -88,33 +80,12 @@ class OpenAIEndpoints:
         check_num_repeated(body, params.n, prompts, echoed)
         return Generation(body=body, model=model, params=params, prompts=prompts, shape=COMPLETION, echoed_texts=echoed)
 
-    async def _prepare(self, request: Request, prepare: Callable[[dict[str, Any]], Generation]) -> Generation:
-        """Check a request and tokenise its prompts, in a thread where that may take more than a few milliseconds.
-
-        Schemas, templates and tokenizers work in proportion to the body; each forbidden word is tokenised three times.
-        """
-        raw = await read_body(request)
-        if len(raw) > LONG_BODY_BYTES or b"bad_words" in raw:
-            return await self._long_bodies.prepare(raw, prepare)
-        return prepare(decode_object(raw))
-
     def _respond(self, request: Request, generation: Generation) -> Response:
-        identity: RequestIdentity = request.state.identity
+        context = request_context(request)
         if generation.body.request_id:
-            identity.rename(generation.body.request_id)  # over the header's, which proxies set on their own as well
-        settings = generation.answer_settings(identity.name)
-        tenant = tenant_of(request)
-        requests = generation.requests(tenant=tenant, timeout_s=self._request_timeout_s, trace=self._traces is not None)
-        if self._traces is not None:
-            self._traces.open(
-                name=identity.name,
-                answer_id=settings.id,
-                model=settings.model,
-                request_ids=[each.request_id for each in requests],
-                received_s=identity.received_s,
-                tenant=tenant,
-            )
-        outputs = generate_outputs(generation.model.generator, requests)
+            context.identity.rename(generation.body.request_id)  # over the header's, which proxies set as well
+        settings = generation.answer_settings(context.identity.name)
+        outputs = self._service.start(context, generation.prepared(), settings.id)
         if generation.body.stream:
             return StreamedResponse(outputs, ChunkWriter(settings, generation.shape))
         answer = WholeAnswer(settings)

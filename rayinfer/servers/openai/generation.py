@@ -1,12 +1,11 @@
 """One validated request: prompts and parameters, and the form of its response."""
 
 import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
+from rayinfer.servers.generation.service import PreparedGeneration
 from rayinfer.servers.openai.answer import AnswerSettings
 from rayinfer.servers.openai.chunks import CHAT, ChunkShape
 from rayinfer.servers.openai.logprobs_formatter import LogprobsFormatter
@@ -25,21 +24,15 @@ class Generation:
     shape: ChunkShape
     echoed_texts: list[str] | None = None
 
-    def requests(self, *, tenant: str, timeout_s: float | None, trace: bool) -> list[GenerationRequest]:
-        """Make one request of each prompt."""
-        return [
-            GenerationRequest(
-                request_id=uuid.uuid4().hex,  # ours: two clients may choose the same name
-                prompt_token_ids=prompt,
-                sampling_params=self.params,
-                priority=self.body.priority or 0,
-                timeout_s=timeout_s,
-                tenant=tenant,
-                cache_salt=self.body.cache_salt or "",
-                trace=trace,
-            )
-            for prompt in self.prompts
-        ]
+    def prepared(self) -> PreparedGeneration:
+        """Return what the service generates from."""
+        return PreparedGeneration(
+            model=self.model,
+            params=self.params,
+            prompts=self.prompts,
+            priority=self.body.priority or 0,
+            cache_salt=self.body.cache_salt or "",
+        )
 
     def answer_settings(self, name: str) -> AnswerSettings:
         """Return the settings of the response to the request of this name."""

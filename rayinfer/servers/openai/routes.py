@@ -1,16 +1,15 @@
 """Routes of OpenAI's endpoints, with the aliases that clients use, and the schemas of their bodies."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import Response
 from pydantic import BaseModel
 
+from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.openai.endpoints import OpenAIEndpoints
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
-from rayinfer.servers.served_model import ServedModel
-from rayinfer.traces.trace_store import TraceStore
 
 PREFIX = "/v1"
 CHAT_COMPLETIONS = "/chat/completions"
@@ -23,15 +22,9 @@ def generation_paths() -> list[str]:
     return [*_aliases(CHAT_COMPLETIONS), *_aliases(COMPLETIONS)]
 
 
-def add_openai_routes(
-    app: FastAPI,
-    models: Mapping[str, ServedModel],
-    *,
-    request_timeout_s: float | None = None,
-    traces: TraceStore | None = None,
-) -> None:
-    """Add the paths of OpenAI's protocol to an application; without `traces` no request is traced."""
-    endpoints = OpenAIEndpoints(models, request_timeout_s, traces)
+def add_openai_routes(app: FastAPI, service: GenerationService) -> None:
+    """Add the paths of OpenAI's protocol to an application."""
+    endpoints = OpenAIEndpoints(service)
     _add_post(app, CHAT_COMPLETIONS, endpoints.create_chat_completion, ChatCompletionBody)
     _add_post(app, COMPLETIONS, endpoints.create_completion, CompletionBody)
     for prefix in (PREFIX, ""):

@@ -4,9 +4,9 @@ from typing import Any
 
 from rayinfer.errors import RequestFailed
 from rayinfer.outputs import CompletionAggregate, OutputAggregate, TokenLogprobs
-from rayinfer.servers.openai.answer import AnswerSettings, UsageCounter, check_ended_well
+from rayinfer.servers.generation.prompt_outputs import PromptOutput, check_ended_well
+from rayinfer.servers.openai.answer import AnswerSettings, UsageCounter
 from rayinfer.servers.openai.logprobs_formatter import LogprobsFormatter
-from rayinfer.servers.openai.prompt_outputs import PromptOutput
 
 MANY_POSITIONS = 1000  # whose log probabilities take milliseconds to write down
 

@@ -18,6 +18,7 @@ from rayinfer.errors import (
     Unavailable,
     UnknownModel,
 )
+from rayinfer.servers.error_formats import choose_error_format, error_format_of, tgi_error
 from rayinfer.servers.error_responses import error_response, refusal_reason
 
 
@@ -92,3 +93,28 @@ async def test_a_request_that_the_engine_failed_is_a_neutral_500(client, generat
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "generation_failed"
     assert "tensor" not in response.text
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "body"),
+    [
+        (
+            "/v1/completions",
+            400,
+            {"error": {"message": "no", "type": "invalid_request_error", "param": "n", "code": None}},
+        ),
+        ("/v2/models/m/infer", 400, {"error": "no"}),
+        ("/v2", 400, {"error": "no"}),
+        ("/v2x", 400, {"error": {"message": "no", "type": "invalid_request_error", "param": "n", "code": None}}),
+    ],
+)
+def test_an_error_has_the_form_of_its_paths_protocol(path, status, body):
+    response = error_response(InvalidParameter("no", "n"), error_format_of({"path": path}))
+    assert (response.status_code, json.loads(response.body)) == (status, body)
+
+
+def test_an_endpoint_may_choose_the_form_of_its_errors():
+    scope = {"path": "/generate", "state": {}}
+    choose_error_format(scope, tgi_error)
+    response = error_response(InvalidParameter("no", "n"), error_format_of(scope))
+    assert (response.status_code, json.loads(response.body)) == (422, {"error": "no", "error_type": "validation"})

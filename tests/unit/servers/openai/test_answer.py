@@ -1,7 +1,7 @@
 from rayinfer.outputs import CompletionOutput, Logprob, RequestOutput
+from rayinfer.servers.generation.prompt_outputs import PromptOutput
 from rayinfer.servers.openai.answer import AnswerSettings, UsageCounter
 from rayinfer.servers.openai.logprobs_formatter import LogprobsFormatter
-from rayinfer.servers.openai.prompt_outputs import PromptOutput
 from rayinfer.tokenization.tokenizer import Tokenizer
 from support.tiny_models import tiny_tokenizers
 

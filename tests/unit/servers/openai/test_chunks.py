@@ -4,9 +4,9 @@ import pytest
 
 from rayinfer.errors import RequestFailed, RequestTimedOut
 from rayinfer.outputs import CompletionOutput, RequestOutput
+from rayinfer.servers.generation.prompt_outputs import PromptOutput
 from rayinfer.servers.openai.answer import AnswerSettings
 from rayinfer.servers.openai.chunks import CHAT, COMPLETION, ChunkWriter
-from rayinfer.servers.openai.prompt_outputs import PromptOutput
 
 
 def settings(**fields) -> AnswerSettings:

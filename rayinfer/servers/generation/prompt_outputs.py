@@ -8,8 +8,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import cast
 
-from rayinfer.errors import QueueFull
-from rayinfer.outputs import RequestOutput
+from rayinfer.errors import QueueFull, RequestFailed, RequestTimedOut, Unavailable
+from rayinfer.outputs import CompletionOutput, RequestOutput
 from rayinfer.protocols import GenerationRequest, TextGenerator
 
 _MAX_PROMPTS_AHEAD = 32  # that wait for their first output: to begin one takes 0.1 ms, in which other streams wait
@@ -130,3 +130,14 @@ async def _feed(queue: _Outputs, answer: _Answer, prompt: int) -> None:
         await queue.put(_PromptEnd(prompt, error))
     else:
         await queue.put(_PromptEnd(prompt))
+
+
+def check_ended_well(completion: CompletionOutput) -> None:
+    """Raise the error for a choice that was ended by anything but its own text."""
+    match completion.finish_reason:
+        case "error":
+            raise RequestFailed(f"choice {completion.index} ended with an error")
+        case "timeout":
+            raise RequestTimedOut("The request's time ran out before its answer was complete.")
+        case "abort":
+            raise Unavailable("The service aborted this request.")

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from rayinfer.servers.run_until_disconnect import run_until_disconnect
+from rayinfer.servers.generation.run_until_disconnect import run_until_disconnect
 
 
 class Client:

@@ -7,10 +7,10 @@ from starlette.types import ASGIApp, Message
 from rayinfer.errors import EngineDead, RequestFailed
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
+from rayinfer.servers.generation.prompt_outputs import generate_outputs
+from rayinfer.servers.generation.responses import StreamedResponse
 from rayinfer.servers.openai.answer import AnswerSettings
 from rayinfer.servers.openai.chunks import COMPLETION, ChunkWriter
-from rayinfer.servers.openai.generation_response import StreamedResponse
-from rayinfer.servers.openai.prompt_outputs import generate_outputs
 from support.fakes.fake_generator import FakeGenerator
 
 TEXT = "/v1/completions"

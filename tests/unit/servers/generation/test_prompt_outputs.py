@@ -9,7 +9,7 @@ from rayinfer.errors import InvalidParameter, QueueFull
 from rayinfer.outputs import CompletionOutput, RequestOutput
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
-from rayinfer.servers.openai.prompt_outputs import generate_outputs
+from rayinfer.servers.generation.prompt_outputs import generate_outputs
 
 
 class NarrowGenerator:

@@ -5,17 +5,16 @@ import json
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from rayinfer.errors import RequestFailed
-from rayinfer.servers.error_responses import error_body, error_kind, json_response
-from rayinfer.servers.openai.chunks import DONE, EVENT_HEADERS, EVENT_STREAM, KEEP_ALIVE, ChunkWriter, event
-from rayinfer.servers.openai.prompt_outputs import PromptOutput
-from rayinfer.servers.openai.whole_answer import WholeAnswer
-from rayinfer.servers.run_until_disconnect import run_until_disconnect
+from rayinfer.servers.error_responses import error_kind, json_response
+from rayinfer.servers.generation.prompt_outputs import PromptOutput
+from rayinfer.servers.generation.run_until_disconnect import run_until_disconnect
+from rayinfer.servers.generation.server_sent_events import EVENT_HEADERS, EVENT_STREAM, KEEP_ALIVE
 
 KEEP_ALIVE_CHECK_S = 5.0  # after two to three of these without output, a stream sends a comment
 
@@ -24,10 +23,53 @@ logger = logging.getLogger(__name__)
 Outputs = AsyncGenerator[PromptOutput, None]
 
 
+class OutputCollector(Protocol):
+    """A protocol's collector of all outputs of a request that is answered in one piece."""
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it takes so long to encode that other requests should not wait for it."""
+        ...
+
+    def add(self, prompt_output: PromptOutput) -> None:
+        """Add an output; raises the error of a choice that failed."""
+        ...
+
+
+class StreamWriter(Protocol):
+    """A protocol's encoder of a stream: opening, then a write per output, then ending or failure."""
+
+    @property
+    def has_slow_opening(self) -> bool:
+        """Whether the opening takes milliseconds to encode."""
+        ...
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the next output takes milliseconds to encode."""
+        ...
+
+    def opening(self) -> bytes:
+        """Encode what precedes the first output."""
+        ...
+
+    def write(self, prompt_output: PromptOutput) -> bytes:
+        """Encode an output, which may be nothing yet; raises the error of a choice that failed."""
+        ...
+
+    def ending(self) -> bytes:
+        """Encode the end; raises RequestFailed when choices have not ended."""
+        ...
+
+    def failure(self, error: BaseException) -> bytes:
+        """Encode an error that ended the stream after its first output."""
+        ...
+
+
 class WholeResponse(Response):
     """Waits for all outputs and answers with one JSON body."""
 
-    def __init__(self, outputs: Outputs, answer: WholeAnswer, body: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, outputs: Outputs, answer: OutputCollector, body: Callable[[], dict[str, Any]]) -> None:
         super().__init__()
         self._outputs = outputs
         self._answer = answer
@@ -55,7 +97,7 @@ class StreamedResponse(Response):
     """
 
     def __init__(
-        self, outputs: Outputs, writer: ChunkWriter, *, keep_alive_check_s: float = KEEP_ALIVE_CHECK_S
+        self, outputs: Outputs, writer: StreamWriter, *, keep_alive_check_s: float = KEEP_ALIVE_CHECK_S
     ) -> None:
         super().__init__(headers={**EVENT_HEADERS, "Content-Type": EVENT_STREAM})
         del self.headers["content-length"]
@@ -115,7 +157,7 @@ class StreamedResponse(Response):
         except Exception as error:  # the status is sent: the error becomes an event
             if error_kind(error).status == 500:
                 logger.exception("a stream failed after its first output")
-            yield event(error_body(error)) + DONE
+            yield self._writer.failure(error)
 
     async def _write(self, output: PromptOutput) -> bytes:
         if output.output.prompt_logprobs is None and not self._writer.is_slow:

@@ -1,0 +1,68 @@
+"""The form of errors in each protocol; paths decide which."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class PublicError:
+    """Content of an error that a client may see, before a protocol gives it a form."""
+
+    status: int
+    type: str  # OpenAI's
+    message: str
+    param: str | None = None
+    code: str | None = None
+
+
+# Returns the status and the JSON of the body.
+ErrorFormat = Callable[[PublicError], tuple[int, dict[str, Any]]]
+
+
+def openai_error(error: PublicError) -> tuple[int, dict[str, Any]]:
+    """Write OpenAI's envelope."""
+    body = {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
+    return error.status, {"error": body}
+
+
+def kserve_error(error: PublicError) -> tuple[int, dict[str, Any]]:
+    """Write the Open Inference Protocol's form, in which the error is a string."""
+    return error.status, {"error": error.message}
+
+
+def tgi_error(error: PublicError) -> tuple[int, dict[str, Any]]:
+    """Write TGI's form, which has statuses and types of its own."""
+    status, error_type = error.status, _TGI_TYPES.get(error.status, "validation")
+    if status in (400, 413, 415):
+        status = 422
+    elif status == 500:
+        status = 424
+    return status, {"error": error.message, "error_type": error_type}
+
+
+_TGI_TYPES: Mapping[int, str] = {
+    401: "authentication",
+    403: "permission",
+    404: "not_found",
+    429: "overloaded",
+    500: "generation",
+    503: "overloaded",
+    504: "incomplete_generation",
+}
+
+_FORMATS: tuple[tuple[str, ErrorFormat], ...] = (("/v2", kserve_error),)  # by the beginning of a path
+
+
+def error_format_of(scope: Mapping[str, Any]) -> ErrorFormat:
+    """Return the format for a request by its path, unless its endpoint has chosen one (`choose_error_format`)."""
+    chosen: ErrorFormat | None = scope.get("state", {}).get("error_format")
+    if chosen is not None:
+        return chosen
+    path: str = scope.get("path", "")
+    return next((form for prefix, form in _FORMATS if path == prefix or path.startswith(prefix + "/")), openai_error)
+
+
+def choose_error_format(scope: Mapping[str, Any], form: ErrorFormat) -> None:
+    """Have errors of this request written in another protocol's form than its path suggests."""
+    scope["state"]["error_format"] = form

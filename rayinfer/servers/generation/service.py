@@ -1,0 +1,91 @@
+"""The way of a request for text from its body to its outputs, the same for every protocol."""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from rayinfer.protocols import GenerationRequest
+from rayinfer.sampling_params import SamplingParams
+from rayinfer.servers.caller import RequestContext
+from rayinfer.servers.generation.prompt_outputs import PromptOutput, generate_outputs
+from rayinfer.servers.json_body import LONG_BODY_BYTES, LongBodies, decode_object, read_body
+from rayinfer.servers.served_model import ServedModel
+from rayinfer.traces.trace_store import TraceStore
+
+Prepared = TypeVar("Prepared")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PreparedGeneration:
+    """A validated request for text: one or several prompts with the same settings."""
+
+    model: ServedModel
+    params: SamplingParams
+    prompts: Sequence[list[int]]
+    priority: int = 0
+    cache_salt: str = ""
+    timeout_s: float | None = None  # the client's own; the service's applies too
+
+
+class GenerationService:
+    """Preparation and start of generations over the models in a mapping that may change while we serve."""
+
+    def __init__(
+        self, models: Mapping[str, ServedModel], request_timeout_s: float | None, traces: TraceStore | None
+    ) -> None:
+        self.models = models
+        self._request_timeout_s = request_timeout_s
+        self._traces = traces
+        self._long_bodies = LongBodies()
+
+    async def prepare(self, request: Request, prepare: Callable[[dict[str, Any]], Prepared]) -> Prepared:
+        """Read a body of JSON, check it and tokenise its prompts; raises RequestError.
+
+        That runs in a thread where it may take more than a few milliseconds: schemas, templates and tokenizers work in
+        proportion to the body; each forbidden word is tokenised three times.
+        """
+        raw = await read_body(request)
+        if len(raw) > LONG_BODY_BYTES or b"bad_words" in raw:
+            return await self._long_bodies.prepare(raw, prepare)
+        return prepare(decode_object(raw))
+
+    def start(
+        self, context: RequestContext, generation: PreparedGeneration, response_id: str
+    ) -> AsyncGenerator[PromptOutput, None]:
+        """Start a generation and yield its outputs; closing the generator ends it.
+
+        Raises RequestError and Unavailable at once, or with the first output.
+        """
+        requests = self._requests(context, generation)
+        if self._traces is not None:
+            self._traces.open(
+                name=context.identity.name,
+                answer_id=response_id,
+                model=generation.model.name,
+                request_ids=[each.request_id for each in requests],
+                received_s=context.identity.received_s,
+                tenant=context.caller.tenant,
+            )
+        return generate_outputs(generation.model.generator, requests)
+
+    def _requests(self, context: RequestContext, generation: PreparedGeneration) -> list[GenerationRequest]:
+        """Make one request of each prompt."""
+        elapsed_s = max(0.0, time.time() - context.identity.received_s)
+        own_s = None if generation.timeout_s is None else max(0.0, generation.timeout_s - elapsed_s)
+        return [
+            GenerationRequest(
+                request_id=uuid.uuid4().hex,  # ours: two clients may choose the same name
+                prompt_token_ids=prompt,
+                sampling_params=generation.params,
+                priority=generation.priority,
+                timeout_s=min((each for each in (own_s, self._request_timeout_s) if each is not None), default=None),
+                tenant=context.caller.tenant,
+                cache_salt=generation.cache_salt or context.caller.cache_salt,
+                trace=self._traces is not None,
+            )
+            for prompt in generation.prompts
+        ]
