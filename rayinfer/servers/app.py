@@ -1,8 +1,9 @@
 """The HTTP application: OpenAI's paths, the service's own, and one envelope for every error."""
 
+import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from importlib.metadata import version as installed_version
 
@@ -11,9 +12,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from rayinfer import metrics as service_metrics
 from rayinfer.errors import InvalidParameter, RayinferError
-from rayinfer.metrics import ServiceMetrics
+from rayinfer.metrics.families import MetricsSnapshot
+from rayinfer.metrics.service_metrics import CONTENT_TYPE, ServiceMetrics
 from rayinfer.servers.caller import trust_tenant_header
 from rayinfer.servers.engine_control import add_engine_control_routes
 from rayinfer.servers.error_formats import error_format_of
@@ -29,6 +30,8 @@ from rayinfer.traces.trace_store import TraceStore
 
 logger = logging.getLogger(__name__)
 
+OtherMetrics = Callable[[], Awaitable[Sequence[MetricsSnapshot]]]
+
 
 def build_app(
     models: Mapping[str, ServedModel],
@@ -40,11 +43,13 @@ def build_app(
     echoes_request_id: bool = True,
     enable_engine_control: bool = False,
     trusts_tenant_header: bool = False,
+    other_metrics: OtherMetrics | None = None,
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves.
 
     Requests are traced if there are `traces` to keep them in, shared with the generators. A proxy that puts
-    `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`. With
+    `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`. `other_metrics`
+    returns the metrics of the other routers behind this address. With
     `trusts_tenant_header`, all clients must come through a gateway that sets it.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False)
@@ -55,7 +60,7 @@ def build_app(
     _add_error_handlers(app, metrics)
     # Paths are looked through in this order, so those that are asked most come first.
     add_openai_routes(app, GenerationService(models, request_timeout_s, traces))
-    _add_service_routes(app, models, metrics)
+    _add_service_routes(app, models, metrics, other_metrics)
     add_trace_routes(app, traces)
     if enable_engine_control:
         add_engine_control_routes(app, models)
@@ -85,7 +90,9 @@ def _add_error_handlers(app: FastAPI, metrics: ServiceMetrics) -> None:
     app.add_exception_handler(RequestValidationError, answer_invalid)
 
 
-def _add_service_routes(app: FastAPI, models: Mapping[str, ServedModel], metrics: ServiceMetrics) -> None:
+def _add_service_routes(
+    app: FastAPI, models: Mapping[str, ServedModel], metrics: ServiceMetrics, other_metrics: OtherMetrics | None
+) -> None:
     async def health() -> Response:
         """Report that the process is alive."""
         return Response()
@@ -98,8 +105,9 @@ def _add_service_routes(app: FastAPI, models: Mapping[str, ServedModel], metrics
         return json_response(json.dumps({"ready": False, "reasons": reasons}).encode(), 503, {"Retry-After": "1"})
 
     async def render_metrics() -> Response:
-        """Return the metrics as Prometheus text."""
-        return Response(metrics.render(), headers={"Content-Type": service_metrics.CONTENT_TYPE})
+        """Return the metrics of all routers as Prometheus text."""
+        others = [] if other_metrics is None else await other_metrics()
+        return Response(await asyncio.to_thread(metrics.render, others), headers={"Content-Type": CONTENT_TYPE})
 
     async def version() -> Response:
         """Return the version."""
