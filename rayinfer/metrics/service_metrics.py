@@ -74,7 +74,7 @@ class ServiceMetrics:
         return self._snapshot
 
     def render(self, others: Sequence[MetricsSnapshot] = ()) -> bytes:
-        """Render these metrics, and those of other routers, as Prometheus text; takes some 4 ms per model and router."""
+        """Render these metrics, and those of other routers, as Prometheus text: some 4 ms per model and router."""
         registry = CollectorRegistry()
         registry.register(Families((self._snapshot, *others)))
         return generate_latest(registry)
