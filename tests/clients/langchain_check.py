@@ -1,0 +1,72 @@
+"""Checks of LangChain's OpenAI integration."""
+
+import sys
+from pathlib import Path
+
+from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_openai import ChatOpenAI, OpenAI
+
+sys.path.insert(0, str(Path(__file__).parent))
+from checks import run_checks
+
+QUESTION = [SystemMessage("You are a helpful assistant."), HumanMessage("What is the capital of France?")]
+
+
+def chat(url: str, model: str, **settings: object) -> ChatOpenAI:
+    return ChatOpenAI(
+        model=model, base_url=f"{url}/v1", api_key="none", max_tokens=24, temperature=0, max_retries=0, **settings
+    )
+
+
+def check_a_chat(url: str, model: str) -> None:
+    answer = chat(url, model).invoke(QUESTION)
+    assert "Paris" in answer.content
+    assert answer.usage_metadata["output_tokens"] > 0
+    assert answer.response_metadata["finish_reason"] in ("stop", "length")
+
+
+def check_a_stream_with_usage(url: str, model: str) -> None:
+    chunks = list(chat(url, model, stream_usage=True).stream(QUESTION))
+    whole = chunks[0]
+    for chunk in chunks[1:]:
+        whole = whole + chunk
+    assert "Paris" in whole.content
+    assert whole.usage_metadata["total_tokens"] > 0
+
+
+def check_a_batch(url: str, model: str) -> None:
+    answers = chat(url, model).batch([QUESTION] * 4)
+    assert len({answer.content for answer in answers}) == 1
+
+
+def check_log_probabilities(url: str, model: str) -> None:
+    answer = chat(url, model).bind(logprobs=True, top_logprobs=2).invoke(QUESTION)
+    assert len(answer.response_metadata["logprobs"]["content"][0]["top_logprobs"]) == 2
+
+
+def check_a_stop_string(url: str, model: str) -> None:
+    assert "Paris" not in chat(url, model).invoke(QUESTION, stop=["Paris"]).content
+
+
+def check_a_text_completion(url: str, model: str) -> None:
+    text = OpenAI(model=model, base_url=f"{url}/v1", api_key="none", max_tokens=8, temperature=0, max_retries=0)
+    assert "Paris" in text.invoke("The capital of France is")
+    assert "Paris" in "".join(text.stream("The capital of France is"))
+
+
+async def check_an_async_stream(url: str, model: str) -> None:
+    pieces = [chunk.content async for chunk in chat(url, model).astream(QUESTION)]
+    assert "Paris" in "".join(pieces)
+
+
+def check_a_context_overflow_is_typed(url: str, model: str) -> None:
+    try:
+        chat(url, model).invoke("word " * 20_000)
+    except Exception as error:
+        assert "context_length_exceeded" in str(error), error
+    else:
+        raise AssertionError("an endless prompt was accepted")
+
+
+if __name__ == "__main__":
+    run_checks(globals())

@@ -1,0 +1,192 @@
+"""Runner of strangers' clients against a running service, each in an environment of its own: `make test-clients`.
+
+    python tests/clients/run.py [CLIENT ...]
+
+Environments are made once, below `.clients/`. With all clients the table in README.md is written anew.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+for folder in (ROOT / "tests", ROOT):
+    sys.path.insert(0, str(folder))
+from rayinfer.config import cache_folder  # noqa: E402
+from rayinfer.models.checkpoints.sources import resolve_model  # noqa: E402
+from support.faults.cli_processes import ServeCommand, serving  # noqa: E402
+
+ENVIRONMENTS = ROOT / ".clients"
+MODEL = "smollm2-135m"
+LIMIT_S = 900.0
+TABLE_BEGINS = "<!-- table -->\n"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Client:
+    """A client, what it needs, and the script of its checks."""
+
+    name: str
+    script: str
+    requirements: tuple[str, ...]  # of pip; of npm for scripts of Node
+    service: str = "default"  # which of SERVICES it talks to
+    uses_our_packages: bool = False  # torch and transformers are large, and the same
+
+    @property
+    def is_node(self) -> bool:
+        """Return whether the client is a package of Node."""
+        return self.script.endswith(".mjs")
+
+
+SERVICES = {
+    "default": ("--max-model-len", 2048),
+    "float32": ("--max-model-len", 2048, "--dtype", "float32", "--generation-config", "none"),
+}
+CLIENTS = (
+    Client(name="openai", script="openai_check.py", requirements=("openai==3.51.0",)),
+    Client(name="openai (Node)", script="openai_node_check.mjs", requirements=("openai@7.55.0",)),
+    Client(name="litellm", script="litellm_check.py", requirements=("litellm==1.109.1",)),
+    Client(name="langchain-openai", script="langchain_check.py", requirements=("langchain-openai==1.7.4",)),
+    Client(
+        name="lm-eval",
+        script="lm_eval_check.py",
+        requirements=("lm-eval[api]==0.4.13",),
+        service="float32",
+        uses_our_packages=True,
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one client's checks printed, and how long they took."""
+
+    client: Client
+    lines: tuple[str, ...]
+    exit_code: int
+    seconds: float
+
+    @property
+    def num_passed(self) -> int:
+        """Return the number of checks that passed."""
+        return sum(line.startswith("ok ") for line in self.lines)
+
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """Return what failed; a script that ended early has failed too."""
+        failed = tuple(line for line in self.lines if line.startswith("FAILED "))
+        return failed or (() if self.exit_code == 0 else (f"FAILED exit code {self.exit_code}",))
+
+
+def environment(client: Client) -> Path:
+    """Return the client's folder with its packages installed."""
+    digest = hashlib.sha256(repr((client.requirements, client.uses_our_packages)).encode()).hexdigest()[:12]
+    folder = ENVIRONMENTS / f"{Path(client.script).stem}-{digest}"
+    if (folder / ".installed").exists():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    if client.is_node:
+        command: list[str | Path] = ["npm", "install", "--silent", "--prefix", folder, *client.requirements]
+    else:
+        venv.create(folder, with_pip=True, clear=True)
+        command = [folder / "bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        if client.uses_our_packages:
+            (site,) = folder.glob("lib/python*/site-packages")
+            ours = next(path for path in sys.path if path.endswith("site-packages"))
+            (site / "ours.pth").write_text(ours)
+            command += ["-c", ROOT / "constraints.txt"]
+        command += client.requirements
+    subprocess.run(list(map(str, command)), check=True)
+    (folder / ".installed").touch()
+    return folder
+
+
+def run_client(client: Client, service: ServeCommand, model_folder: Path) -> Outcome:
+    """Run a client's checks against a service."""
+    folder, started = environment(client), time.monotonic()
+    if client.is_node:
+        script = folder / client.script  # where Node looks for packages
+        script.write_text((HERE / client.script).read_text())
+        command = ["node", str(script)]
+    else:
+        command = [str(folder / "bin/python"), str(HERE / client.script)]
+    arguments = [service.url, MODEL, *([str(model_folder)] if client.service == "float32" else [])]
+    done = subprocess.run(
+        [*command, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+    )
+    lines = tuple(line for line in done.stdout.splitlines() if line.startswith(("ok ", "FAILED ", "  ")))
+    if done.returncode:
+        print(done.stderr[-4000:], file=sys.stderr)
+    return Outcome(client, lines, done.returncode, time.monotonic() - started)
+
+
+@contextlib.contextmanager
+def running(name: str) -> Iterator[ServeCommand]:
+    """Start one of SERVICES and wait until it is ready."""
+    with serving(MODEL, *SERVICES[name], cache=cache_folder()) as service:
+        service.wait_for_line("ready: ")
+        yield service
+
+
+def write_table(outcomes: Sequence[Outcome]) -> None:
+    """Write the table of README.md anew."""
+    rows = ["| client | versions | checks | failed | seconds |", "|---|---|---|---|---|"]
+    for outcome in outcomes:
+        versions = ", ".join(outcome.client.requirements)
+        failed = "; ".join(line.removeprefix("FAILED ") for line in outcome.failures) or "none"
+        rows.append(f"| {outcome.client.name} | {versions} | {outcome.num_passed} | {failed} | {outcome.seconds:.0f} |")
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    readme = HERE / "README.md"
+    before = readme.read_text().partition(TABLE_BEGINS)[0]
+    where = f"Python {platform.python_version()}, commit {commit}, `{MODEL}` on a CPU."
+    readme.write_text(f"{before}{TABLE_BEGINS}\n" + "\n".join(rows) + f"\n\n{where}\n")
+
+
+def main() -> int:
+    """Run the clients that were asked for; returns 1 if a check failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("clients", nargs="*", help="names of clients; all by default")
+    wanted = parser.parse_args().clients
+    clients = [client for client in CLIENTS if not wanted or client.name in wanted]
+    console, folder, outcomes = Console(), resolve_model(MODEL), []
+    for service_name in dict.fromkeys(client.service for client in clients):
+        ours = [client for client in clients if client.service == service_name]
+        for client in ours:
+            console.print(f"installing {client.name}: {', '.join(client.requirements)}")
+            environment(client)
+        with running(service_name) as service:
+            for client in ours:
+                outcomes.append(run_client(client, service, folder))
+                console.print(f"{client.name}:", *outcomes[-1].lines, sep="\n  ", markup=False)
+    table = Table("client", "passed", "failed", "seconds")
+    for outcome in outcomes:
+        table.add_row(
+            outcome.client.name, str(outcome.num_passed), "\n".join(outcome.failures), f"{outcome.seconds:.0f}"
+        )
+    console.print(table)
+    if not wanted:
+        write_table(outcomes)
+    return int(any(outcome.failures for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
