@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI, OpenAI
 
@@ -62,10 +63,9 @@ async def check_an_async_stream(url: str, model: str) -> None:
 def check_a_context_overflow_is_typed(url: str, model: str) -> None:
     try:
         chat(url, model).invoke("word " * 20_000)
-    except Exception as error:
-        assert "context_length_exceeded" in str(error), error
-    else:
-        raise AssertionError("an endless prompt was accepted")
+    except ContextOverflowError:
+        return
+    raise AssertionError("an endless prompt was accepted")
 
 
 if __name__ == "__main__":

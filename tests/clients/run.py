@@ -58,8 +58,8 @@ SERVICES = {
 CLIENTS = (
     Client(name="openai", script="openai_check.py", requirements=("openai==3.51.0",)),
     Client(name="openai (Node)", script="openai_node_check.mjs", requirements=("openai@7.55.0",)),
-    Client(name="litellm", script="litellm_check.py", requirements=("litellm==1.109.1",)),
-    Client(name="langchain-openai", script="langchain_check.py", requirements=("langchain-openai==1.7.4",)),
+    Client(name="litellm", script="litellm_check.py", requirements=("litellm==1.99.4",)),
+    Client(name="langchain-openai", script="langchain_check.py", requirements=("langchain-openai==1.7.3",)),
     Client(
         name="lm-eval",
         script="lm_eval_check.py",

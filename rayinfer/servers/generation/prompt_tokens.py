@@ -30,7 +30,7 @@ class PromptLimit:
             reason = ", which leaves no token for an answer" if self.longest_prompt < self.max_model_len else ""
             raise PromptTooLong(
                 f"This model's maximum context length is {self.max_model_len} tokens. "
-                f"The prompt has {at_least}{num_tokens} tokens{reason}.",
+                f"The prompt is too long: it has {at_least}{num_tokens} tokens{reason}.",
                 self.param,
                 "context_length_exceeded",
             )

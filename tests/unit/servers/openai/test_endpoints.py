@@ -45,12 +45,19 @@ BAD_BODIES = [
     (TEXT, {"prompt": ["a"] * 1025}, 400, "prompt", None, "at most 1024 prompts, got 1025"),
     (TEXT, {"prompt": ["a"] * 9, "n": 128}, 400, "n", None, "9 prompts with n=128 make 1152 choices"),
     (TEXT, {"prompt": [None] * 1025}, 400, "prompt", None, "at most 1024 prompts, got 1025"),
-    (TEXT, {"prompt": [*[5] * 256, "x"]}, 400, "prompt", "context_length_exceeded", "The prompt has 257 tokens"),
-    (TEXT, {"prompt": "x" * 9000}, 400, "prompt", "context_length_exceeded", "The prompt has at least"),
+    (
+        TEXT,
+        {"prompt": [*[5] * 256, "x"]},
+        400,
+        "prompt",
+        "context_length_exceeded",
+        "The prompt is too long: it has 257 tokens",
+    ),
+    (TEXT, {"prompt": "x" * 9000}, 400, "prompt", "context_length_exceeded", "The prompt is too long: it has at least"),
     (
         CHAT,
         {"messages": [{"role": "user", "content": "x" * 9000}]},
-        *(400, "messages", "context_length_exceeded", "The prompt has at least"),
+        *(400, "messages", "context_length_exceeded", "The prompt is too long: it has at least"),
     ),
     (TEXT, {"prompt": [5] * 256}, 400, "prompt", "context_length_exceeded", "maximum context length is 256 tokens."),
     (TEXT, {"prompt": "ab " * 900}, 400, "prompt", "context_length_exceeded", "maximum context length is 256 tokens."),
@@ -177,7 +184,7 @@ async def test_a_source_of_an_encoder_may_fill_the_context(client, generator):
     generator.is_encoder_decoder = True
     assert (await client.post(TEXT, json=text(prompt=[5] * 256))).status_code == 200
     response = await client.post(TEXT, json=text(prompt=[5] * 257))
-    message = "maximum context length is 256 tokens. The prompt has 257 tokens."
+    message = "maximum context length is 256 tokens. The prompt is too long: it has 257 tokens."
     assert message in response.json()["error"]["message"]
 
 
