@@ -94,9 +94,12 @@ class OpenAIEndpoints:
         Schemas, templates and tokenizers work in proportion to the body; each forbidden word is tokenised three times.
         """
         raw = await read_body(request)
-        if len(raw) > LONG_BODY_BYTES or b"bad_words" in raw:
+        if len(raw) > LONG_BODY_BYTES:
             return await self._long_bodies.prepare(raw, prepare)
-        return prepare(decode_object(raw))
+        body = decode_object(raw)
+        if body.get("bad_words"):  # looked up in what was decoded, as a name may be written with escapes
+            return await self._long_bodies.prepare(raw, prepare)
+        return prepare(body)
 
     def _respond(self, request: Request, generation: Generation) -> Response:
         identity: RequestIdentity = request.state.identity
