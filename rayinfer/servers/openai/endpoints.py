@@ -13,7 +13,7 @@ from rayinfer.servers.json_body import LONG_BODY_BYTES, LongBodies, decode_objec
 from rayinfer.servers.openai.chunks import CHAT, COMPLETION, ChunkWriter
 from rayinfer.servers.openai.generation import Generation
 from rayinfer.servers.openai.generation_response import StreamedResponse, WholeResponse
-from rayinfer.servers.openai.prompt_outputs import generate_outputs
+from rayinfer.servers.openai.prompt_outputs import PromptLists, generate_outputs
 from rayinfer.servers.openai.prompts import chat_prompts, completion_prompts, echoed_texts
 from rayinfer.servers.openai.request_body import check_schema
 from rayinfer.servers.openai.sampling_settings import (
@@ -42,6 +42,7 @@ class OpenAIEndpoints:
         self._request_timeout_s = request_timeout_s
         self._traces = traces
         self._long_bodies = LongBodies()
+        self._prompt_lists = PromptLists()
 
     async def list_models(self) -> Response:
         """GET /v1/models."""
@@ -117,7 +118,7 @@ class OpenAIEndpoints:
                 received_s=identity.received_s,
                 tenant=tenant,
             )
-        outputs = generate_outputs(generation.model.generator, requests)
+        outputs = generate_outputs(generation.model.generator, requests, self._prompt_lists)
         if generation.body.stream:
             return StreamedResponse(outputs, ChunkWriter(settings, generation.shape))
         answer = WholeAnswer(settings)
