@@ -1,11 +1,18 @@
 """Events of one request, collected from the router and its engines."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from operator import itemgetter
+from typing import Any
 
 from rayinfer.outputs import FinishReason, TraceEvent, TraceEventName
 
 MAX_EVENTS = 4096  # of one request: bounds the memory of many prompts or choices
+
+# Name, time and the details' names and values in turn. A plain tuple of numbers and texts is no work for the garbage
+# collector, which else walks all stored traces at every full collection, while streams wait.
+_PackedEvent = tuple[Any, ...]
 
 
 class RequestTrace:
@@ -16,7 +23,7 @@ class RequestTrace:
     """
 
     def __init__(self) -> None:
-        self._events: list[TraceEvent] = []
+        self._events: list[_PackedEvent] = []
         self.num_dropped = 0  # events beyond the bound
 
     def __len__(self) -> int:
@@ -24,7 +31,7 @@ class RequestTrace:
 
     def record(self, name: TraceEventName, *, time_s: float | None = None, **details: int | float | str) -> None:
         """Record an event that happened now, or at `time_s`."""
-        self._add(TraceEvent(name, time.time() if time_s is None else time_s, details))
+        self._add(name, time.time() if time_s is None else time_s, details)
 
     def record_end(self, reason: FinishReason, *, output_tokens: int, **labels: int) -> None:
         """Record the end of a choice."""
@@ -34,14 +41,19 @@ class RequestTrace:
         """Add an engine's events of one choice."""
         for event in events:
             if event.name != "finished":
-                self._add(event._replace(details={**labels, **event.details}))
+                self._add(event.name, event.time_s, {**labels, **event.details})
 
     def in_order(self) -> list[TraceEvent]:
         """Return the events in the order of their times."""
-        return sorted(self._events, key=lambda event: event.time_s)
+        return [_unpack(event) for event in sorted(self._events, key=itemgetter(1))]
 
-    def _add(self, event: TraceEvent) -> None:
+    def _add(self, name: TraceEventName, time_s: float, details: Mapping[str, int | float | str]) -> None:
         if len(self._events) < MAX_EVENTS:
-            self._events.append(event)
+            self._events.append((name, time_s, *chain.from_iterable(details.items())))
         else:
             self.num_dropped += 1
+
+
+def _unpack(event: _PackedEvent) -> TraceEvent:
+    name, time_s, *details = event
+    return TraceEvent(name, time_s, dict(zip(details[::2], details[1::2], strict=True)))

@@ -2,7 +2,7 @@
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rayinfer.outputs import FinishReason, TraceEvent
@@ -22,7 +22,7 @@ class StoredTrace:
     answer_id: str  # the `id` of the response: a prefix and the name
     model: str
     tenant: str  # "" for none; other tenants do not find the trace
-    request_ids: Sequence[str]  # internal ids, one for each prompt
+    prompts: Mapping[str, int]  # numbers of the prompts by their internal ids
     trace: RequestTrace = field(default_factory=RequestTrace)
     running: set[tuple[int, int]] = field(default_factory=set)  # prompt and choice
     latest_event: float = 0.0
@@ -51,7 +51,7 @@ class TraceStore:
         self._size = 0
         self._by_age: OrderedDict[StoredTrace, None] = OrderedDict()  # by their latest events
         self._by_name: dict[tuple[str, str], list[StoredTrace]] = {}  # by tenant and name
-        self._by_request_id: dict[str, tuple[StoredTrace, int]] = {}  # with the number of the prompt
+        self._by_request_id: dict[str, StoredTrace] = {}
 
     def open(
         self,
@@ -64,10 +64,11 @@ class TraceStore:
         tenant: str = "",
     ) -> None:
         """Begin the trace of a client request, which has one internal request for each prompt."""
-        stored = StoredTrace(name=name, answer_id=answer_id, model=model, tenant=tenant, request_ids=request_ids)
+        prompts = {request_id: prompt for prompt, request_id in enumerate(request_ids)}
+        stored = StoredTrace(name=name, answer_id=answer_id, model=model, tenant=tenant, prompts=prompts)
         same_name = self._by_name.setdefault((tenant, name), [])
         same_name.append(stored)
-        self._by_request_id.update((request_id, (stored, prompt)) for prompt, request_id in enumerate(request_ids))
+        self._by_request_id.update(dict.fromkeys(prompts, stored))
         stored.trace.record("received", time_s=received_s, num_prompts=len(request_ids))
         self._note_change(stored)
         if len(same_name) > MAX_SAME_NAME:
@@ -77,8 +78,8 @@ class TraceStore:
         self, request_id: str, choices: Iterable[int], *, time_s: float | None = None, **details: int | float | str
     ) -> None:
         """Record that these choices of a prompt are sent to an engine, or were at `time_s`, with the reason."""
-        if (found := self._by_request_id.get(request_id)) is not None:
-            stored, prompt = found
+        if (stored := self._by_request_id.get(request_id)) is not None:
+            prompt = stored.prompts[request_id]
             for choice in choices:
                 stored.running.add((prompt, choice))
                 stored.trace.record("dispatched", time_s=time_s, prompt=prompt, choice=choice, **details)
@@ -86,23 +87,23 @@ class TraceStore:
 
     def migrated(self, request_id: str, *, engine: str, reason: str) -> None:
         """Record that a prompt's open choices migrate to another engine."""
-        if (found := self._by_request_id.get(request_id)) is not None:
-            stored, prompt = found
+        if (stored := self._by_request_id.get(request_id)) is not None:
+            prompt = stored.prompts[request_id]
             stored.trace.record("migrated", prompt=prompt, engine=engine, reason=reason)
             self._note_change(stored)
 
     def finished(self, request_id: str, choice: int, reason: FinishReason, output_tokens: int) -> None:
         """Record the end of a choice, with its number of output tokens."""
-        if (found := self._by_request_id.get(request_id)) is not None:
-            stored, prompt = found
+        if (stored := self._by_request_id.get(request_id)) is not None:
+            prompt = stored.prompts[request_id]
             stored.running.discard((prompt, choice))
             stored.trace.record_end(reason, output_tokens=output_tokens, prompt=prompt, choice=choice)
             self._note_change(stored)
 
     def add_engine_events(self, request_id: str, choice: int, events: Iterable[TraceEvent]) -> None:
         """Add an engine's events of a choice; they may arrive after the client's response."""
-        if (found := self._by_request_id.get(request_id)) is not None:
-            stored, prompt = found
+        if (stored := self._by_request_id.get(request_id)) is not None:
+            prompt = stored.prompts[request_id]
             stored.trace.add_engine_events(events, prompt=prompt, choice=choice)
             self._note_change(stored)
 
@@ -114,7 +115,7 @@ class TraceStore:
         return [*self._by_name.get((tenant, name), ()), *by_answer][::-1]
 
     def _note_change(self, stored: StoredTrace) -> None:
-        size = len(stored.trace) + len(stored.request_ids)  # a rejected request of a thousand prompts has one event
+        size = len(stored.trace) + len(stored.prompts)  # a rejected request of a thousand prompts has one event
         self._size += size - stored.counted_size
         stored.counted_size = size
         stored.latest_event = self._clock()
@@ -137,7 +138,7 @@ class TraceStore:
     def _forget(self, stored: StoredTrace) -> None:
         del self._by_age[stored]
         self._size -= stored.counted_size
-        for request_id in stored.request_ids:
+        for request_id in stored.prompts:
             del self._by_request_id[request_id]
         same_name = self._by_name[stored.tenant, stored.name]
         same_name.remove(stored)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -12,7 +13,7 @@ from rayinfer.errors import QueueFull, RequestFailed, RequestTimedOut, Unavailab
 from rayinfer.outputs import CompletionOutput, RequestOutput
 from rayinfer.protocols import GenerationRequest, TextGenerator
 
-_MAX_PROMPTS_AHEAD = 32  # that wait for their first output: to begin one takes 0.1 ms, in which other streams wait
+_MAX_PROMPTS_AHEAD = 32  # that wait for their first output: to begin and end one takes 0.3 ms, while streams wait
 _MAX_OUTPUTS_AHEAD = 64  # a client that reads slowly holds up its own prompts, not our memory
 
 
@@ -34,30 +35,56 @@ _Answer = AsyncGenerator[RequestOutput, None]
 _Outputs = asyncio.Queue[PromptOutput | _PromptEnd]
 
 
+class PromptLists:
+    """Requests with prompts left to begin, of all clients: they share _MAX_PROMPTS_AHEAD evenly."""
+
+    def __init__(self) -> None:
+        self._batches: weakref.WeakSet[_Batch] = weakref.WeakSet()
+
+    def add(self, batch: "_Batch") -> None:
+        """Add a request; it leaves when all its prompts have begun, or when it ends."""
+        self._batches.add(batch)
+
+    def max_ahead(self) -> int:
+        """Return how many prompts of each request may wait for their first output now."""
+        return max(1, _MAX_PROMPTS_AHEAD // max(1, sum(batch.has_waiting for batch in self._batches)))
+
+
 def generate_outputs(
-    generator: TextGenerator, requests: Sequence[GenerationRequest]
+    generator: TextGenerator, requests: Sequence[GenerationRequest], lists: PromptLists | None = None
 ) -> AsyncGenerator[PromptOutput, None]:
     """Run the requests side by side and yield their outputs as they come; the first failure ends them all.
 
-    Those beyond _MAX_PROMPTS_AHEAD, and those that find the queue full, begin when one of the others has its first
-    output: there may be more of them than may wait. Raises at once what refuses the first of them, and whatever else
-    refuses any of those that begin at once.
+    Those beyond their share of _MAX_PROMPTS_AHEAD, and those that find the queue full, begin when one of the others has
+    its first output: there may be more of them than may wait. Raises at once what refuses the first of them, and
+    whatever else refuses any of those that begin at once.
     """
-    batch = _Batch(generator, requests)
+    batch = _Batch(generator, requests, lists or PromptLists())
     return _outputs_of_one(batch.answers[0]) if len(requests) == 1 else _outputs_of_all(batch)
 
 
 class _Batch:
     """The requests of one client's request: those that have begun, and those that wait for a place in the queue."""
 
-    def __init__(self, generator: TextGenerator, requests: Sequence[GenerationRequest]) -> None:
+    def __init__(self, generator: TextGenerator, requests: Sequence[GenerationRequest], lists: PromptLists) -> None:
         self._generator = generator
         self._waiting = deque(requests)
+        self._lists = lists
+        lists.add(self)
         self._since = time.monotonic()
         self.answers: list[_Answer] = []  # in the order of the prompts
         self._ahead: set[int] = set()  # prompts that have begun and have no output yet
-        self._begin_first()
-        self.begin_more()
+        try:
+            self._begin_first()
+            self.begin_more()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether prompts are left to begin."""
+        return bool(self._waiting)
 
     def begin_more(self, *, is_alone: bool = False) -> list[tuple[int, _Answer]]:
         """Begin as many as have a place now; returns them with their prompts.
@@ -65,7 +92,7 @@ class _Batch:
         Raises QueueFull when no place is free and, as ours are `is_alone`, no other of them will free one.
         """
         begun: list[tuple[int, _Answer]] = []
-        while self._waiting and len(self._ahead) < _MAX_PROMPTS_AHEAD:
+        while self._waiting and len(self._ahead) < self._lists.max_ahead():
             try:
                 self._begin_first()
             except QueueFull:
@@ -74,6 +101,10 @@ class _Batch:
                 break
             begun.append((len(self.answers) - 1, self.answers[-1]))
         return begun
+
+    def close(self) -> None:
+        """Begin no more: the error that ends a request may keep it for a while."""
+        self._waiting.clear()
 
     def has_output(self, prompt: int) -> None:
         """Note that a prompt does not wait for its first output."""
@@ -116,6 +147,7 @@ async def _outputs_of_all(batch: _Batch) -> AsyncGenerator[PromptOutput, None]:
                 num_running -= 1
             begun = batch.begin_more(is_alone=not num_running)
     finally:
+        batch.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

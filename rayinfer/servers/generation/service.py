@@ -11,7 +11,7 @@ from fastapi import Request
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.caller import RequestContext
-from rayinfer.servers.generation.prompt_outputs import PromptOutput, generate_outputs
+from rayinfer.servers.generation.prompt_outputs import PromptLists, PromptOutput, generate_outputs
 from rayinfer.servers.json_body import LONG_BODY_BYTES, LongBodies, decode_object, read_body
 from rayinfer.servers.served_model import ServedModel
 from rayinfer.traces.trace_store import TraceStore
@@ -41,6 +41,7 @@ class GenerationService:
         self._request_timeout_s = request_timeout_s
         self._traces = traces
         self._long_bodies = LongBodies()
+        self._prompt_lists = PromptLists()
 
     async def prepare(self, request: Request, prepare: Callable[[dict[str, Any]], Prepared]) -> Prepared:
         """Read a body of JSON, check it and tokenise its prompts; raises RequestError.
@@ -49,9 +50,12 @@ class GenerationService:
         proportion to the body; each forbidden word is tokenised three times.
         """
         raw = await read_body(request)
-        if len(raw) > LONG_BODY_BYTES or b"bad_words" in raw:
+        if len(raw) > LONG_BODY_BYTES:
             return await self._long_bodies.prepare(raw, prepare)
-        return prepare(decode_object(raw))
+        body = decode_object(raw)
+        if body.get("bad_words"):  # looked up in what was decoded, as a name may be written with escapes
+            return await self._long_bodies.prepare(raw, prepare)
+        return prepare(body)
 
     def start(
         self, context: RequestContext, generation: PreparedGeneration, response_id: str
@@ -70,7 +74,7 @@ class GenerationService:
                 received_s=context.identity.received_s,
                 tenant=context.caller.tenant,
             )
-        return generate_outputs(generation.model.generator, requests)
+        return generate_outputs(generation.model.generator, requests, self._prompt_lists)
 
     def _requests(self, context: RequestContext, generation: PreparedGeneration) -> list[GenerationRequest]:
         """Make one request of each prompt."""

@@ -1,3 +1,5 @@
+import gc
+
 import pytest
 
 from rayinfer.outputs import TraceEvent
@@ -56,7 +58,7 @@ def test_requests_of_one_name_are_all_found_the_latest_first_and_bounded():
     traces = TraceStore()
     for number in range(MAX_SAME_NAME + 2):
         open_trace(traces, "same", [f"inside-{number}"], kind="cmpl" if number % 2 else "chatcmpl")
-    found = [kept.request_ids for kept in traces.find("same")]
+    found = [list(kept.prompts) for kept in traces.find("same")]
     assert found == [[f"inside-{number}"] for number in range(MAX_SAME_NAME + 1, 1, -1)]
     assert len(traces.find("cmpl-same")) == MAX_SAME_NAME // 2
 
@@ -122,3 +124,22 @@ def test_many_prompts_count_like_events():
         open_trace(traces, f"r{number}", [f"{number}/{prompt}" for prompt in range(24)])
     assert [bool(traces.find(f"r{number}")) for number in (5, 6, 9)] == [False, True, True]
     assert len(traces._by_request_id) == 4 * 24
+
+
+def test_stored_events_are_no_work_for_the_garbage_collector():
+    """A full collection walks every object that it tracks, while all streams wait."""
+    traces, before = TraceStore(), num_tracked_objects()
+    for number in range(10):
+        ids = [f"{number}/{prompt}" for prompt in range(100)]
+        open_trace(traces, f"r{number}", ids)
+        for request_id in ids:
+            traces.dispatched(request_id, [0], engine="e", why="least load", waited_s=0.1)
+            traces.add_engine_events(request_id, 0, [TraceEvent("first_token", time_s=number, details={})])
+            traces.finished(request_id, 0, "length", 5)
+    assert num_tracked_objects() - before < 20 * 10  # of 10 requests, with 1,000 prompts and 3,010 events
+    assert len(traces.find("r9")[0].trace) == 301
+
+
+def num_tracked_objects() -> int:
+    gc.collect()
+    return len(gc.get_objects())

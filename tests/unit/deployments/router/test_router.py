@@ -1,8 +1,9 @@
+import gc
 import logging
 
 import pytest
 
-from rayinfer_deployments.router.router import log_to_serve
+from rayinfer_deployments.router.router import collect_garbage_rarely, log_to_serve
 
 
 class Kept(logging.Handler):
@@ -33,3 +34,30 @@ def test_records_of_the_library_are_in_serves_log(serve_log):
     logging.getLogger("rayinfer.servers.app").error("a request failed")
     logging.getLogger("rayinfer.routing.dispatch").info("nothing of importance")
     assert serve_log.messages == ["a request failed"]
+
+
+@pytest.fixture
+def thresholds():
+    """The collector's thresholds, as they were before."""
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+def test_thousands_of_requests_bring_no_full_garbage_collection(thresholds):
+    collect_garbage_rarely()
+    num_walked, (_, middle, full) = num_tracked_objects(), num_collections()
+    requests = [[number] for number in range(200_000)]
+    assert num_walked < 1000 < len(requests)
+    _, middle_now, full_now = num_collections()
+    assert middle_now - middle > 20
+    assert full_now == full
+
+
+def num_collections() -> list[int]:
+    return [generation["collections"] for generation in gc.get_stats()]
+
+
+def num_tracked_objects() -> int:
+    return len(gc.get_objects())

@@ -9,7 +9,7 @@ from rayinfer.errors import InvalidParameter, QueueFull
 from rayinfer.outputs import CompletionOutput, RequestOutput
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
-from rayinfer.servers.generation.prompt_outputs import generate_outputs
+from rayinfer.servers.generation.prompt_outputs import PromptLists, generate_outputs
 
 
 class NarrowGenerator:
@@ -87,24 +87,54 @@ async def test_the_time_of_a_prompt_runs_while_it_waits_for_a_place():
     assert 0.0 < generator.timeouts[1] <= 29.95
 
 
-async def test_only_some_of_many_prompts_begin_in_one_iteration_of_the_event_loop():
-    """All at once would hold up other streams for a tenth of a second."""
-    starts: list[int] = []  # of prompts, in one turn of the event loop
+class CountingGenerator(NarrowGenerator):
+    """Counts the prompts that start in each iteration of the event loop."""
 
-    class StartingGenerator(NarrowGenerator):
-        async def _answer(self, request):
-            starts[-1] += 1
-            async for output in super()._answer(request):
-                yield output
+    def __init__(self):
+        super().__init__(1000)
+        self.starts = []
 
-    async def count_iterations() -> None:
+    async def _answer(self, request):
+        self.starts[-1] += 1
+        async for output in super()._answer(request):
+            yield output
+
+    async def count_iterations(self) -> None:
         while True:
-            starts.append(0)
+            self.starts.append(0)
             await asyncio.sleep(0)
 
-    counting = asyncio.create_task(count_iterations())
+
+@pytest.mark.parametrize(("num_lists", "most"), [(1, 33), (6, 80)])
+async def test_only_some_of_many_prompts_begin_in_one_iteration_of_the_event_loop(num_lists, most):
+    """All at once would hold up other streams for a tenth of a second, and so would those of several clients."""
+    generator, lists = CountingGenerator(), PromptLists()
+    counting = asyncio.create_task(generator.count_iterations())
     await asyncio.sleep(0)
-    await prompts_of(generate_outputs(StartingGenerator(1000), requests(200)))
+    running = [prompts_of(generate_outputs(generator, requests(200), lists)) for _ in range(num_lists)]
+    await asyncio.gather(*running)
     counting.cancel()
-    assert sum(starts) == 200
-    assert max(starts) <= 33
+    assert sum(generator.starts) == 200 * num_lists
+    assert max(generator.starts) <= most
+    assert lists.max_ahead() == 32
+
+
+async def test_a_request_that_has_ended_takes_no_share_of_the_others():
+    lists = PromptLists()
+    outputs = [generate_outputs(NarrowGenerator(1), requests(9), lists) for _ in range(3)]
+    assert lists.max_ahead() == 32 // 3
+    await anext(outputs[0])
+    await outputs[0].aclose()
+    assert lists.max_ahead() == 32 // 2
+    del outputs[1:]  # which never began
+    assert lists.max_ahead() == 32
+
+
+async def test_a_request_that_was_refused_takes_none_either_while_its_error_lives():
+    lists = PromptLists()
+    with pytest.raises(InvalidParameter) as at_once:
+        generate_outputs(NarrowGenerator(5, refuses=("2",)), requests(9), lists)
+    with pytest.raises(InvalidParameter) as later:
+        await prompts_of(generate_outputs(NarrowGenerator(1, refuses=("2",)), requests(9), lists))
+    other = generate_outputs(NarrowGenerator(1), requests(9), lists)
+    assert lists.max_ahead() == 32, (at_once, later, other)

@@ -132,7 +132,13 @@ async def test_a_very_long_body_does_not_hold_up_a_long_one(client_with_template
     assert len(set(template.threads)) == 2
 
 
-async def test_forbidden_words_are_tokenised_in_a_thread(client_with_template, template):
-    body = {"messages": [{"role": "user", "content": "a"}], "bad_words": ["b"]}
-    assert (await client_with_template.post(CHAT, json=body)).status_code == 200
+@pytest.mark.parametrize("name", ["bad_words", "bad\\u005fwords"])
+async def test_forbidden_words_are_tokenised_in_a_thread_however_their_name_is_written(
+    client_with_template, template, name
+):
+    content = json.dumps({"messages": [{"role": "user", "content": "a"}], "bad_words": ["b"]}).replace(
+        "bad_words", name
+    )
+    response = await client_with_template.post(CHAT, content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 200
     assert template.threads[0] is not threading.main_thread()
