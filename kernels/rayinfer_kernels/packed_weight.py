@@ -17,7 +17,7 @@ LAYOUT_VERSION = 1  # packed weights are kept on the disk: raise it when what th
 
 
 class WeightFormat(enum.IntEnum):
-    """Number format of a packed weight; cpu/weight.h has the same list."""
+    """Number format of a packed weight; cpu/gemm/weight.h has the same list."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -38,7 +38,7 @@ class WeightFormat(enum.IntEnum):
 
 
 class WeightArgument(ctypes.Structure):
-    """A packed weight, as the C++ kernels read it (cpu/weight.h)."""
+    """A packed weight, as the C++ kernels read it (cpu/gemm/weight.h)."""
 
     _fields_ = (
         ("panels", ctypes.c_void_p),

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "thread_team.h"
-#include "weight.h"
+#include "core/thread_team.h"
+#include "gemm/weight.h"
 
 namespace rayinfer {
 namespace {

@@ -6,8 +6,8 @@
 #include <algorithm>
 
 #include "activations.h"
-#include "panel_products.h"
-#include "thread_team.h"
+#include "gemm/panel_products.h"
+#include "core/thread_team.h"
 
 namespace rayinfer {
 

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-#include "model_rows.h"
+#include "gemm/model_rows.h"
 
 namespace rayinfer {
 namespace {

@@ -1,10 +1,10 @@
-#include "attention_products.h"
+#include "attention/attention_products.h"
 
 #include <algorithm>
 
-#include "fetch_ahead.h"
-#include "register_sums.h"
-#include "row_tiles.h"
+#include "core/fetch_ahead.h"
+#include "gemm/register_sums.h"
+#include "gemm/row_tiles.h"
 
 namespace rayinfer {
 namespace {

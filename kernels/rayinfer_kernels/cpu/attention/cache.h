@@ -3,7 +3,7 @@
 
 #include <type_traits>
 
-#include "lanes.h"
+#include "core/lanes.h"
 
 namespace rayinfer {
 

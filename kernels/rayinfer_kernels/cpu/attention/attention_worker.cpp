@@ -1,6 +1,6 @@
-#include "attention.h"
+#include "attention/attention.h"
 
-#include "fetch_ahead.h"
+#include "core/fetch_ahead.h"
 
 namespace rayinfer {
 namespace {

@@ -1,7 +1,7 @@
 // Keys and values of a step's tokens into the paged cache.
 
-#include "attention.h"
-#include "thread_team.h"
+#include "attention/attention.h"
+#include "core/thread_team.h"
 
 namespace rayinfer {
 namespace {

@@ -4,8 +4,8 @@
 // is taken in the order of the cache, whatever rows are computed together.
 #pragma once
 
-#include "cache.h"
-#include "encoded_rows.h"
+#include "attention/cache.h"
+#include "gemm/encoded_rows.h"
 
 namespace rayinfer {
 

@@ -3,10 +3,10 @@
 // A group's sum is an exact integer; times its scale, which has few digits, it is an exact float32. So only the additions
 // of groups round, and they are done in the order of groups.
 
-#include "byte_sums.h"
-#include "fetch_ahead.h"
-#include "panel_products.h"
-#include "row_tiles.h"
+#include "gemm/byte_sums.h"
+#include "core/fetch_ahead.h"
+#include "gemm/panel_products.h"
+#include "gemm/row_tiles.h"
 
 namespace rayinfer {
 namespace {

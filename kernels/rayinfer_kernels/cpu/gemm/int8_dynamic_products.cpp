@@ -8,10 +8,10 @@
 
 #include <algorithm>
 
-#include "byte_sums.h"
-#include "fetch_ahead.h"
-#include "panel_products.h"
-#include "row_tiles.h"
+#include "gemm/byte_sums.h"
+#include "core/fetch_ahead.h"
+#include "gemm/panel_products.h"
+#include "gemm/row_tiles.h"
 
 namespace rayinfer {
 namespace {

@@ -3,8 +3,8 @@
 
 #include <omp.h>
 
-#include "linear.h"
-#include "row_buffer.h"
+#include "gemm/linear.h"
+#include "gemm/row_buffer.h"
 
 namespace rayinfer {
 

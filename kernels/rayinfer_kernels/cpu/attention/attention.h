@@ -14,8 +14,8 @@
 // cut, on any number of threads.
 #pragma once
 
-#include "attention_products.h"
-#include "attention_tiles.h"
+#include "attention/attention_products.h"
+#include "attention/attention_tiles.h"
 
 namespace rayinfer {
 

@@ -5,11 +5,11 @@
 
 #include <algorithm>
 
-#include "fetch_ahead.h"
-#include "panel_products.h"
-#include "register_sums.h"
-#include "row_buffer.h"
-#include "row_tiles.h"
+#include "core/fetch_ahead.h"
+#include "gemm/panel_products.h"
+#include "gemm/register_sums.h"
+#include "gemm/row_buffer.h"
+#include "gemm/row_tiles.h"
 
 namespace rayinfer {
 namespace {

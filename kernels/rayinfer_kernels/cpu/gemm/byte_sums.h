@@ -3,7 +3,7 @@
 // A register holds four neighbouring inputs of each of `kByteLanes` outputs. Sums are exact: nothing saturates.
 #pragma once
 
-#include "encoded_rows.h"
+#include "gemm/encoded_rows.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

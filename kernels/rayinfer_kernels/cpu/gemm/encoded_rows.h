@@ -6,7 +6,7 @@
 
 #include <type_traits>
 
-#include "weight.h"
+#include "gemm/weight.h"
 
 namespace rayinfer {
 

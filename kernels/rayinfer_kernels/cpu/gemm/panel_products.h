@@ -4,7 +4,7 @@
 // the weight alone, so a row's result is the same bits whatever rows it is computed with.
 #pragma once
 
-#include "encoded_rows.h"
+#include "gemm/encoded_rows.h"
 
 namespace rayinfer {
 

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "encoded_rows.h"
+#include "gemm/encoded_rows.h"
 
 namespace rayinfer {
 

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "lanes.h"
+#include "core/lanes.h"
 
 namespace rayinfer {
 

@@ -2,7 +2,7 @@
 
 #include <limits>
 
-#include "encoded_rows.h"
+#include "gemm/encoded_rows.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>

@@ -1,7 +1,7 @@
 // Sums of a few rows times a few vectors of columns, all in registers: the heart of attention and of linear layers.
 #pragma once
 
-#include "encoded_rows.h"
+#include "gemm/encoded_rows.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>

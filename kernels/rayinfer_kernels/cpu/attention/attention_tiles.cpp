@@ -1,4 +1,4 @@
-#include "attention_tiles.h"
+#include "attention/attention_tiles.h"
 
 #include <omp.h>
 

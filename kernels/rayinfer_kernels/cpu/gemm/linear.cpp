@@ -1,7 +1,7 @@
 // One linear layer as an operation of its own: rows of the model's type in and out.
 
-#include "linear.h"
-#include "model_rows.h"
+#include "gemm/linear.h"
+#include "gemm/model_rows.h"
 
 namespace rayinfer {
 namespace {

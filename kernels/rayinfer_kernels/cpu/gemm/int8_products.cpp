@@ -3,11 +3,11 @@
 // Small integers lose nothing as float32 or bfloat16, and they are multiplied as those would be: a few rows widen them in
 // registers, many rows read panels that float_products reads. Either way the sums are the same bits.
 
-#include "fetch_ahead.h"
-#include "panel_products.h"
-#include "register_sums.h"
-#include "row_buffer.h"
-#include "row_tiles.h"
+#include "core/fetch_ahead.h"
+#include "gemm/panel_products.h"
+#include "gemm/register_sums.h"
+#include "gemm/row_buffer.h"
+#include "gemm/row_tiles.h"
 
 namespace rayinfer {
 namespace {
