@@ -185,8 +185,6 @@ class EngineStats:
 class StepMessage:
     """All results of one engine step for one router."""
 
-    epoch: int  # changes when the engine is built anew
-    step: int
     deltas: list[TokenDelta]
     stats: EngineStats
     blocks_stored: list[bytes] = field(default_factory=list)  # digests that entered the prefix cache

@@ -232,7 +232,7 @@ class Dispatcher:
         Raises NotReady without an engine, TimeoutError when the client's time is up before one is selected.
         """
         stream, since = run.stream, self._clock()
-        requests = stream.engine_requests(epoch=run.budget.begin())
+        requests = stream.engine_requests(attempt=run.budget.begin())
         digests = partial(block_digests, requests[0], self.engines.block_size, self.engines.weights_generation)
         deltas = DeltaQueue(self._admission.limits.stream_interval)
         if run.budget.num_begun > 1:

@@ -47,9 +47,8 @@ class EngineActor:
     Made a Ray actor by its replica, which owns it: when the replica's process ends, so does this one.
     """
 
-    def __init__(self, config: EngineConfig, num_processes_on_node: int, epoch: int) -> None:
+    def __init__(self, config: EngineConfig, num_processes_on_node: int) -> None:
         self._config = config
-        self._epoch = epoch
         self._num_processes_on_node = num_processes_on_node
         self._rendezvous: RendezvousHost | None = None  # of an engine with several ranks
         self._engine: AsyncEngine | None = None
@@ -135,7 +134,7 @@ class EngineActor:
 
     def _build(self) -> "AsyncEngine":
         engine: AsyncEngine = _building().build_async_engine(
-            self._config, self._num_processes_on_node, self._epoch, self._rendezvous
+            self._config, self._num_processes_on_node, self._rendezvous
         )
         return engine
 

@@ -17,7 +17,7 @@ def open_group() -> RendezvousHost:
 
 
 def build_async_engine(
-    config: EngineConfig, num_processes_on_node: int, epoch: int, rendezvous: RendezvousHost | None = None
+    config: EngineConfig, num_processes_on_node: int, rendezvous: RendezvousHost | None = None
 ) -> AsyncEngine:
     """Find the model, load it and put the engine around it, with its share of this node's cores.
 
@@ -29,7 +29,7 @@ def build_async_engine(
     engine = build_engine(config, resolve_model(config.model, progress=False), rendezvous=rendezvous)
     gc.collect()
     gc.freeze()  # all that is loaded by now stays: walking through it took pauses of a tenth of a second
-    return AsyncEngine(engine, epoch=epoch)
+    return AsyncEngine(engine)
 
 
 def run_engine_rank(config: EngineConfig, num_processes_on_node: int, rendezvous: Rendezvous, rank: int) -> None:

@@ -199,7 +199,7 @@ def create_engine_group(
 ) -> EngineGroup:
     """Make an engine's actors, each in a bundle of its own of the replica's placement group, which lies on one node."""
     options = [_options(address, resources, rank) for rank in range(resources.num_ranks)]
-    first = ray.remote(EngineActor).options(**options[0]).remote(config, num_processes_on_node, address.epoch)
+    first = ray.remote(EngineActor).options(**options[0]).remote(config, num_processes_on_node)
     others = [
         ray.remote(RankActor).options(**options[rank]).remote(config, num_processes_on_node, rank)
         for rank in range(1, resources.num_ranks)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import time
 
 import ray
 from ray import serve
@@ -51,7 +50,6 @@ class EngineReplica:
         self._address = EngineAddress(
             actor_name=f"{ENGINE_PREFIX}{serve.get_replica_context().replica_tag}",
             namespace=SERVE_NAMESPACE,
-            epoch=time.time_ns(),
         )
         num_on_node = _processes_on_node(num_processes, resources.num_ranks)
         self._group = create_engine_group(self._address, config, resources, num_on_node)

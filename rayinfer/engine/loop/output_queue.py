@@ -64,8 +64,6 @@ def _merged(earlier: StepMessage, later: StepMessage) -> StepMessage:
         stored.pop(digest, None)
         removed[digest] = None
     return StepMessage(
-        epoch=later.epoch,
-        step=later.step,
         deltas=earlier.deltas + later.deltas,
         stats=later.stats,
         blocks_stored=list(stored),

@@ -59,7 +59,6 @@ class _ScriptedEngine(AlwaysRunning):
         self.running: list[str] = []
         self._on_submit = on_submit
         self._messages: asyncio.Queue[StepMessage] = asyncio.Queue()
-        self._steps = itertools.count(1)
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
         self.running += [request.request_id for request in requests]
@@ -74,9 +73,7 @@ class _ScriptedEngine(AlwaysRunning):
 
     def send(self, deltas: Sequence[TokenDelta] = (), *, credits: Credits, stored: Sequence[bytes] = ()) -> None:
         stats = EngineStats(num_running=len(self.running), kv_blocks_total=1 << 20, credits=credits)
-        message = StepMessage(
-            epoch=1, step=next(self._steps), deltas=list(deltas), stats=stats, blocks_stored=list(stored)
-        )
+        message = StepMessage(deltas=list(deltas), stats=stats, blocks_stored=list(stored))
         self._messages.put_nowait(message)
 
     def finish(self, num_requests: int, credits: Credits) -> None:
