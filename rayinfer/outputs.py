@@ -187,7 +187,7 @@ class StepMessage:
 
     deltas: list[TokenDelta]
     stats: EngineStats
-    blocks_stored: list[bytes] = field(default_factory=list)  # digests that entered the prefix cache
+    blocks_stored: list[bytes] = field(default_factory=list)  # hashes that entered the prefix cache
     blocks_removed: list[bytes] = field(default_factory=list)
     # Heartbeats, sent when there is no step: how long the engine has been in its current step, and the limit.
     stalled_s: float = 0.0

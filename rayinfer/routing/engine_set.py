@@ -174,7 +174,12 @@ class EngineSet:
         return self._num_cache_tokens
 
     def select_engine(
-        self, cost: RequestCost, digests: Sequence[bytes], *, among: str | None = None, ignore_credits: bool = False
+        self,
+        cost: RequestCost,
+        block_hashes: Sequence[bytes],
+        *,
+        among: str | None = None,
+        ignore_credits: bool = False,
     ) -> RoutingDecision | None:
         """Select the engine that will be the first to have computed this prompt, among those with enough credits.
 
@@ -185,7 +190,7 @@ class EngineSet:
         for link in self._eligible(among):
             if not ignore_credits and link.load.is_full(cost.priority, link.stats.credits):
                 continue  # under overload that is nearly every engine: its prefixes need no look-up
-            num_cached = self._num_cached_tokens(link, digests) if digests else 0
+            num_cached = self._num_cached_tokens(link, block_hashes) if block_hashes else 0
             if ignore_credits or link.load.has_credits(_less_cached(cost, num_cached), link.stats.credits):
                 num_blocks = self.prefixes.num_blocks(link.name)
                 candidates.append(Candidate(link.name, link.load, num_cached, num_blocks))
@@ -194,13 +199,13 @@ class EngineSet:
         chosen = choose(candidates)
         self._num_chosen += 1
         chosen.load.last_chosen = self._num_chosen
-        self.prefixes.expect(chosen.name, digests)
+        self.prefixes.expect(chosen.name, block_hashes)
         return RoutingDecision(self.links[chosen.name], chosen.num_cached_tokens, _reason(chosen, candidates))
 
-    async def wait_for_engine(self, cost: RequestCost, digests: Sequence[bytes], wait_s: float) -> RoutingDecision:
+    async def wait_for_engine(self, cost: RequestCost, block_hashes: Sequence[bytes], wait_s: float) -> RoutingDecision:
         """Select the best engine, whatever its credits; raises NotReady when there is none for so long."""
         latest = time.monotonic() + wait_s
-        while (decision := self.select_engine(cost, digests, ignore_credits=True)) is None:
+        while (decision := self.select_engine(cost, block_hashes, ignore_credits=True)) is None:
             await self._wait_for_change(latest - time.monotonic())
         return decision
 
@@ -217,8 +222,8 @@ class EngineSet:
             return running
         return engines
 
-    def _num_cached_tokens(self, link: EngineLink, digests: Sequence[bytes]) -> int:
-        return self.prefixes.num_cached(link.name, digests) * link.description.block_size
+    def _num_cached_tokens(self, link: EngineLink, block_hashes: Sequence[bytes]) -> int:
+        return self.prefixes.num_cached(link.name, block_hashes) * link.description.block_size
 
     def _migrate_streams(self, link: EngineLink) -> None:
         """Migrate the streams of a draining engine, if there is another engine."""

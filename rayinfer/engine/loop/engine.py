@@ -147,7 +147,7 @@ class Engine:
         return self._executor
 
     def take_block_events(self) -> tuple[list[bytes], list[bytes]]:
-        """Return the digests added to and removed from the prefix cache since the last call."""
+        """Return the hashes added to and removed from the prefix cache since the last call."""
         events = self._scheduler.take_block_events()
         return events.stored, events.removed
 

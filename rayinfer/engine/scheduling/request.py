@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from rayinfer.engine.plan.step_plan import Int32Array, NewRequestData
-from rayinfer.kv_cache.block_hash import PrefixDigests, prefix_salt
+from rayinfer.kv_cache.block_hash import BlockHashes, prefix_salt
 from rayinfer.outputs import FinishReason, TokenLogprobs, TraceEvent
 from rayinfer.priority_queue import QueueEntry
 from rayinfer.protocols import GenerationRequest
@@ -47,7 +47,7 @@ class Request:
     end_token_ids: tuple[int, ...] = ()  # eos unless ignored, and the request's own stop ids
     arrival: float = 0.0
     deadline: float | None = None
-    digests: PrefixDigests
+    block_hashes: BlockHashes
     status: RequestStatus = RequestStatus.WAITING
     queue_entry: QueueEntry["Request"] | None = None
     row: int | None = None
@@ -165,7 +165,7 @@ def new_request(
         end_token_ids=(() if params.ignore_eos else eos_token_ids) + params.stop_ids,
         arrival=now,
         deadline=None if request.timeout_s is None else now + request.timeout_s,
-        digests=PrefixDigests(block_size, salt),
+        block_hashes=BlockHashes(block_size, salt),
         prompt_logprobs=None if params.prompt_logprobs is None else [None],
         trace=RequestTrace() if request.trace else None,
     )

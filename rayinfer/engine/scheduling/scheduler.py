@@ -104,7 +104,7 @@ class Scheduler:
         return self._table.request_at(row).request_id
 
     def take_block_events(self) -> BlockEvents:
-        """Return the digests added to and removed from the prefix cache since the last call."""
+        """Return the hashes added to and removed from the prefix cache since the last call."""
         return self._blocks.take_events()
 
     # Memory, between steps

@@ -84,12 +84,12 @@ def test_a_request_arrives_as_it_was_sent(request):
 
 
 @given(st.lists(DELTAS, max_size=3), st.lists(st.binary(max_size=16), max_size=3), st.floats(0, 100))
-def test_a_step_arrives_as_it_was_sent(deltas, digests, stalled_s):
+def test_a_step_arrives_as_it_was_sent(deltas, block_hashes, stalled_s):
     stats = EngineStats(num_running=3, requests_finished_total={"stop": 2}, credits=Credits(1, 2, 3))
     message = StepMessage(
         deltas=deltas,
         stats=stats,
-        blocks_stored=digests,
+        blocks_stored=block_hashes,
         stalled_s=stalled_s,
         stall_limit_s=math.inf,
     )

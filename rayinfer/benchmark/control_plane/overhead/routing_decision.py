@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from rayinfer.benchmark.control_plane.overhead.paced_engine import AlwaysRunning, paced_description
 from rayinfer.errors import RayinferError
-from rayinfer.kv_cache.block_hash import PrefixDigests
+from rayinfer.kv_cache.block_hash import BlockHashes
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import NO_BOUNDS, Credits, EngineStats, RequestOutput, StepMessage, TokenDelta
 from rayinfer.protocols import GenerationRequest
@@ -108,7 +108,7 @@ class _LoadedRouter:
         prefixes = _shared_prefixes(seed)
         for number, engine in enumerate(self.engines):
             self.dispatcher.engines.add(f"engine-{number}", engine, paced_description("m", tokenizer))
-            engine.send(credits=RUNNING if num_waiting else NO_BOUNDS, stored=_digests(prefixes[number % NUM_PREFIXES]))
+            engine.send(credits=RUNNING if num_waiting else NO_BOUNDS, stored=_hashes(prefixes[number % NUM_PREFIXES]))
 
     def next_request(self) -> GenerationRequest:
         """Draw a request before the clock runs."""
@@ -231,10 +231,10 @@ def _shared_prefixes(seed: int) -> list[list[int]]:
     return [[rng.randint(*TOKENS_OF_EVERY_VOCABULARY) for _ in range(PREFIX_TOKENS)] for _ in range(NUM_PREFIXES)]
 
 
-def _digests(token_ids: Sequence[int]) -> list[bytes]:
-    digests = PrefixDigests(16, b"")
-    digests.extend(np.asarray(token_ids, np.int32), len(token_ids))
-    return digests.digests
+def _hashes(token_ids: Sequence[int]) -> list[bytes]:
+    block_hashes = BlockHashes(16, b"")
+    block_hashes.extend(np.asarray(token_ids, np.int32), len(token_ids))
+    return block_hashes.hashes
 
 
 def _percentile(values: Sequence[float], percent: float) -> float:

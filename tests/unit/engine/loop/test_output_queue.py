@@ -37,8 +37,8 @@ async def test_merged_block_events_leave_a_reader_with_the_same_blocks():
     for _ in range(50):
         outputs, cached, seen = OutputQueue(), set(), set()
         for step in range(30):
-            stored = {bytes([digest]) for digest in range(8) if chance.random() < 0.3} - cached
-            removed = {digest for digest in cached if chance.random() < 0.3}
+            stored = {bytes([block_hash]) for block_hash in range(8) if chance.random() < 0.3} - cached
+            removed = {block_hash for block_hash in cached if chance.random() < 0.3}
             cached = (cached | stored) - removed
             outputs.put(message(step, stored=sorted(stored), removed=sorted(removed)))
             if chance.random() < 0.3:
