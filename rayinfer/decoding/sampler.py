@@ -12,7 +12,7 @@ from torch import Tensor
 from rayinfer.decoding.device_copy import copy_to_device
 from rayinfer.decoding.logprobs import LogprobsTensors, gather_logprobs
 from rayinfer.decoding.penalties import PenaltyHistory, PenaltyStrengths
-from rayinfer.decoding.row_lists import RowLists
+from rayinfer.decoding.ragged_rows import RaggedRows
 from rayinfer.decoding.sampling_table import RowSettings, SamplingTable
 from rayinfer.decoding.token_rules import TokenRules
 from rayinfer.decoding.typical_set import keep_typical_
@@ -82,7 +82,7 @@ class Sampler:
         self._table = SamplingTable(max_num_rows, vocab_size)
         self._penalties = PenaltyHistory(vocab_size, self._device)
         self._rules = TokenRules(max_num_rows, self._device)
-        self._end_ids = RowLists(max_num_rows, self._device)  # of the rows whose min_tokens forbids them
+        self._end_ids = RaggedRows(max_num_rows, self._device)  # of the rows whose min_tokens forbids them
 
     @property
     def num_rows(self) -> int:

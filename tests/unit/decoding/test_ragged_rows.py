@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 import torch
 
-from rayinfer.decoding.row_lists import RowLists
+from rayinfer.decoding.ragged_rows import RaggedRows
 
 
 @pytest.fixture
 def lists():
-    kept = RowLists(6, torch.device("cpu"))
+    kept = RaggedRows(6, torch.device("cpu"))
     kept.put(1, np.array([10, 11]), np.array([0.5, 0.25], np.float32))
     kept.put(4, np.array([40]), np.array([4.0], np.float32))
     return kept
@@ -52,7 +52,7 @@ def test_a_new_list_takes_the_place_of_the_old_one(lists):
 
 
 def test_entries_may_be_rows_themselves():
-    lists = RowLists(2, torch.device("cpu"))
+    lists = RaggedRows(2, torch.device("cpu"))
     lists.put(0, np.array([1]), np.array([[1, 2]]))
     lists.put(1, np.array([2, 3]), np.array([[3, 4], [5, 6]]))
     assert entries(lists.gather(np.array([1, 0]))) == [(0, 2, [3, 4]), (0, 3, [5, 6]), (1, 1, [1, 2])]

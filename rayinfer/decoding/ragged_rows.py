@@ -11,7 +11,7 @@ from rayinfer.decoding.device_copy import copy_to_device
 
 
 @dataclass(frozen=True, slots=True)
-class GatheredLists:
+class GatheredRows:
     """The lists of some rows of a batch, one after the other."""
 
     listed: npt.NDArray[np.int64]  # [rows with a list], their lines in the batch
@@ -19,7 +19,7 @@ class GatheredLists:
     columns: tuple[Tensor, ...]  # [entries, ...] each
 
 
-class RowLists:
+class RaggedRows:
     """One list per row, of any length and in parallel columns, kept where the logits are.
 
     Rows without one cost nothing. The gathered lists are cached for the next step, which mostly has the same rows.
@@ -30,7 +30,7 @@ class RowLists:
         self._columns: dict[int, tuple[Tensor, ...]] = {}
         self._has_list = np.zeros(max_num_rows, dtype=np.bool_)
         self._gathered_rows: npt.NDArray[np.integer] = np.zeros(0, dtype=np.int64)
-        self._gathered: GatheredLists | None = None  # the lists of these rows, as long as none has changed
+        self._gathered: GatheredRows | None = None  # the lists of these rows, as long as none has changed
 
     def put(self, row: int, *columns: npt.NDArray[np.generic]) -> None:
         """Set the list of `row`."""
@@ -48,7 +48,7 @@ class RowLists:
         """Find the lines of a batch of rows that have a list."""
         return np.flatnonzero(self._has_list[rows])
 
-    def gather(self, rows: npt.NDArray[np.integer]) -> GatheredLists | None:
+    def gather(self, rows: npt.NDArray[np.integer]) -> GatheredRows | None:
         """Return the lists of a batch of rows; None if no row has one."""
         if self._gathered is None or not np.array_equal(rows, self._gathered_rows):
             listed = self.lines_with_lists(rows)
@@ -57,7 +57,7 @@ class RowLists:
             self._gathered, self._gathered_rows = self._gather(rows, listed), rows.copy()
         return self._gathered
 
-    def _gather(self, rows: npt.NDArray[np.integer], listed: npt.NDArray[np.int64]) -> GatheredLists:
+    def _gather(self, rows: npt.NDArray[np.integer], listed: npt.NDArray[np.int64]) -> GatheredRows:
         lists = [self._columns[row] for row in rows[listed].tolist()]
         lengths = np.array([len(columns[0]) for columns in lists])
         lines = torch.repeat_interleave(
@@ -65,4 +65,4 @@ class RowLists:
             copy_to_device(lengths, self._device),
             output_size=int(lengths.sum()),  # given, so that the host need not wait for the device's sum
         )
-        return GatheredLists(listed, lines, tuple(torch.cat(column) for column in zip(*lists, strict=True)))
+        return GatheredRows(listed, lines, tuple(torch.cat(column) for column in zip(*lists, strict=True)))
