@@ -11,7 +11,7 @@ BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class SourceBatch:
+class CrossAttentionBatch:
     """One step's tokens, each with the source that it reads: a token attends to all of it, whatever its position."""
 
     cu_seqlens_q: torch.Tensor  # int32 [num_tokens + 1]
@@ -19,7 +19,7 @@ class SourceBatch:
     block_tables: torch.Tensor  # int32 [num_tokens, blocks_per_row]
 
 
-class SourceRows:
+class CrossAttentionBlocks:
     """The fixed blocks of every row, and how many tokens the source in them has."""
 
     def __init__(self, num_rows: int, max_source_tokens: int, device: torch.device) -> None:
@@ -37,12 +37,12 @@ class SourceRows:
         spans = [torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
         return torch.cat(spans).to(device)
 
-    def of(self, batch: AttentionBatch) -> SourceBatch:
+    def of(self, batch: AttentionBatch) -> CrossAttentionBatch:
         """Describe the source that each token of a step reads."""
         assert batch.rows is not None, "a batch with sources needs their rows"
         num_tokens = len(batch.positions)
         rows = torch.repeat_interleave(batch.rows, batch.cu_seqlens_q.diff(), output_size=num_tokens)
-        return SourceBatch(
+        return CrossAttentionBatch(
             cu_seqlens_q=torch.arange(num_tokens + 1, dtype=torch.int32, device=rows.device),
             lengths=self._lengths[rows],
             block_tables=self._block_tables[rows],
