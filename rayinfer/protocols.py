@@ -72,7 +72,7 @@ class ModelDescription:
     max_num_batched_tokens: int = 0  # of one step; 0: unknown
     max_cudagraph_capture_size: int = 0  # requests in the largest step that runs as a CUDA graph; 0: none does
     eos_token_ids: tuple[int, ...] = ()
-    weights_generation: int = 0  # weight version
+    weights_version: int = 0  # weight version
     scores_prompts: bool = True  # False for encoder-decoders: prompts have no logprobs
     default_sampling_params: Mapping[str, Any] = field(default_factory=dict)  # by field of SamplingParams
     bad_token_sequences: tuple[tuple[int, ...], ...] = ()  # never generated, such as padding

@@ -13,10 +13,10 @@ ROOT_HASH = bytes(16)
 _LITTLE_ENDIAN_INT32 = np.dtype("<i4")
 
 
-def prefix_salt(tenant: str, cache_salt: str, adapter: str | None, weights_generation: int = 0) -> bytes:
+def prefix_salt(tenant: str, cache_salt: str, adapter: str | None, weights_version: int = 0) -> bytes:
     """Make the salt that separates prefixes of equal tokens; routers and engines must agree on it."""
     # By repr, no two tuples give the same text, and any client's text can be encoded.
-    return repr((tenant, cache_salt, adapter or "", weights_generation)).encode()
+    return repr((tenant, cache_salt, adapter or "", weights_version)).encode()
 
 
 class BlockHashes:

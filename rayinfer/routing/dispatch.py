@@ -233,9 +233,7 @@ class Dispatcher:
         """
         stream, since = run.stream, self._clock()
         requests = stream.engine_requests(attempt=run.budget.begin())
-        block_hashes = partial(
-            hash_prompt_blocks, requests[0], self.engines.block_size, self.engines.weights_generation
-        )
+        block_hashes = partial(hash_prompt_blocks, requests[0], self.engines.block_size, self.engines.weights_version)
         deltas = DeltaQueue(self._admission.limits.stream_interval)
         if run.budget.num_begun > 1:
             wait_s = self._engine_wait_left_s(run)

@@ -61,7 +61,7 @@ class EngineSet:
         self.without_engines_since: float | None = -math.inf  # seconds of the loop; None with an engine
         self._description: ModelDescription | None = None
         self._num_cache_tokens = 0
-        self._weights_generation = 0
+        self._weights_version = 0
         self._not_ready_reason = "no engine is ready yet"
         self._num_chosen = 0
         self._num_added = 0
@@ -164,9 +164,9 @@ class EngineSet:
         return next((link.description.block_size for link in self.links.values()), 16)
 
     @property
-    def weights_generation(self) -> int:
+    def weights_version(self) -> int:
         """Weight version of the newest engines; during an update, prefixes of older versions never match."""
-        return self._weights_generation
+        return self._weights_version
 
     @property
     def num_cache_tokens(self) -> int:
@@ -249,7 +249,7 @@ class EngineSet:
             self.without_engines_since = asyncio.get_running_loop().time()
         known = [link.description for link in self._available]
         self._num_cache_tokens = sum(each.kv_blocks_total * each.block_size for each in known)
-        self._weights_generation = max((each.weights_generation for each in known), default=0)
+        self._weights_version = max((each.weights_version for each in known), default=0)
         tightest = min(known, key=lambda each: each.max_model_len, default=None)
         if tightest is not None:
             self._description = replace(tightest, name=self._model_name)

@@ -28,10 +28,10 @@ def prepare(request: GenerationRequest, description: ModelDescription, limits: R
     return replace(request, sampling_params=params, priority=priority)
 
 
-def hash_prompt_blocks(request: GenerationRequest, block_size: int, weights_generation: int = 0) -> Sequence[bytes]:
+def hash_prompt_blocks(request: GenerationRequest, block_size: int, weights_version: int = 0) -> Sequence[bytes]:
     """Hash the full blocks of a request's tokens as engines with these weights do."""
     tokens = request.prompt_token_ids
     if request.output_token_ids:
         tokens = tokens + request.output_token_ids
-    salt = prefix_salt(request.tenant, request.cache_salt, request.adapter, weights_generation)
+    salt = prefix_salt(request.tenant, request.cache_salt, request.adapter, weights_version)
     return hash_blocks(tokens, block_size, salt)

@@ -39,7 +39,7 @@ class EngineReplica:
         self._drain_timeout_s = drain_timeout_s
         self._watching: list[asyncio.Task[None]] = []  # empty until the engine has started
         self._stats = EngineStats()
-        self._weights_generation = config.weights_generation
+        self._weights_version = config.weights_version
         self._router_loads = RouterLoads()
         self._limits = limits
         self._report_watch = TickWatch(limits.report_interval_s)
@@ -78,8 +78,8 @@ class EngineReplica:
         self._router_loads.note(router, FirstTokenCounts(*counts))
 
     async def weights(self) -> tuple[str, int]:
-        """Return the engine's name and the generation of its weights."""
-        return self._address.actor_name, self._weights_generation
+        """Return the engine's name and the version of its weights."""
+        return self._address.actor_name, self._weights_version
 
     async def leave(self, engine: str) -> bool:
         """Fail health checks from now on if `engine` is this replica's: Serve replaces it; returns whether it is."""

@@ -165,7 +165,7 @@ class Engine:
             block_size=self.description.block_size,
             eos_token_ids=self.description.eos_token_ids,
             now=self._clock(),
-            weights_generation=self.description.weights_generation,
+            weights_version=self.description.weights_version,
         )
 
     @property

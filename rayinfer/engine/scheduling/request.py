@@ -142,14 +142,14 @@ def new_request(
     block_size: int,
     eos_token_ids: tuple[int, ...],
     now: float,
-    weights_generation: int = 0,
+    weights_version: int = 0,
     source_token_ids: Int32Array | None = None,
 ) -> Request:
     """Make the engine's state of a request; `token_ids` are its checked prompt and output."""
     params = request.sampling_params
     prompt_len = len(request.prompt_token_ids)
     limit = max_model_len if params.max_tokens is None else min(max_model_len, prompt_len + params.max_tokens)
-    salt = prefix_salt(request.tenant, request.cache_salt, request.adapter, weights_generation)
+    salt = prefix_salt(request.tenant, request.cache_salt, request.adapter, weights_version)
     return Request(
         request_id=request.request_id,
         prompt_len=prompt_len,
