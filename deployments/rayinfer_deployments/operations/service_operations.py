@@ -158,7 +158,7 @@ class ServiceOperations:
                 "weights_version": version,
             }
             await self._replace_or_go_back(index, before.model_copy(update=changes), leaving)
-            return {"model": before.served_name, "source": source, "weights_version": generation}
+            return {"model": before.served_name, "source": source, "weights_version": version}
 
     async def _replace_or_go_back(self, index: int, wanted: ModelArgs, leaving: set[str]) -> None:
         """Replace those engines by at least one new one; if none starts, restore the settings of the old ones."""
