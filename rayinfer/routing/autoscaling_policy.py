@@ -18,7 +18,7 @@ class ModelLoad:
 
     num_engines: int  # that run; those that start or leave do not count
     num_running: float = 0.0  # requests in their batches
-    num_seats: float = 1.0  # requests that one of them may run at once
+    max_num_seqs: float = 1.0  # requests that one of them may run at once
     cache_usage: float = 0.0  # their caches in use, added up: 1.5 stands for one and a half full ones
     first_tokens: FirstTokenCounts = NOTHING
     is_whole: bool = True  # whether all of them have reported; else no engine is stopped
@@ -39,7 +39,7 @@ class ModelLoad:
 class ScalingPolicy:
     """The target number of engines, decided anew from each report of the load.
 
-    Scales up once the engines have been too few for `upscale_delay_s`: for the waiting prompts, the caches and seats in
+    Scales up once the engines have been too few for `upscale_delay_s`: for the waiting prompts, the caches or batches in
     use, or the objective. Scales down once fewer engines would have held the load, with some slack, throughout the
     delay. An engine's capacity is learned from the requests that ran on each when they were too few.
     """
@@ -132,7 +132,7 @@ class ScalingPolicy:
         return self._enough[0][1]
 
     def _engines_in_use(self, load: ModelLoad) -> float:
-        return max(load.cache_usage, load.num_running / max(1.0, load.num_seats))
+        return max(load.cache_usage, load.num_running / max(1.0, load.max_num_seqs))
 
     def _misses_objective(self, load: ModelLoad) -> bool:
         return load.first_tokens.num_late >= MIN_LATE and load.late_share > 1 - self._settings.attainment
@@ -156,7 +156,7 @@ class ScalingPolicy:
 
     def _capacity(self, now_s: float, load: ModelLoad) -> float:
         """Requests that an engine can run, as far as that is known; what was learned fades."""
-        most = max(1.0, load.num_seats * self._settings.target_usage)
+        most = max(1.0, load.max_num_seqs * self._settings.target_usage)
         if self._learned is None or self._learned >= most:
             return most
         return most - (most - self._learned) * 2 ** ((self._learned_at - now_s) / FORGET_S)

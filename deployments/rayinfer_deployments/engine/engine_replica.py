@@ -59,7 +59,7 @@ class EngineReplica:
         except (RayTaskError, RayActorError, EngineDead) as error:
             self._group.kill()
             raise _start_failure(error, config.model) from None
-        self._num_seats = description.max_num_seqs  # the settings may leave it to the engine's device
+        self._max_num_seqs = description.max_num_seqs  # the settings may leave it to the engine's device
         loop = asyncio.get_running_loop()
         self._watching.append(loop.create_task(self._watch()))
         if self._group.has_others:
@@ -71,7 +71,7 @@ class EngineReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Report the engine's load and the routers' queues to Serve."""
-        return engine_report(self._stats, self._num_seats, self._router_loads.total())
+        return engine_report(self._stats, self._max_num_seqs, self._router_loads.total())
 
     async def note_router_load(self, router: str, counts: tuple[int, ...]) -> None:
         """Record a router's queue, as FirstTokenCounts."""

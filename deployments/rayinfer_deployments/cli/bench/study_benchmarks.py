@@ -116,7 +116,7 @@ def autoscaling(
         step_s=step_ms / 1e3,
         prompt_token_s=1 / prompt_rate,
         output_token_s=request_ms / 1e3,
-        num_seats=seats,
+        max_num_seqs=seats,
         start_s=start_s,
     )
     with progress_log() as log:

@@ -134,7 +134,7 @@ class Simulation:
         return ModelLoad(
             num_engines=len(ready),
             num_running=sum(engine.num_requests for engine in ready),
-            num_seats=self._pace.num_seats,
+            max_num_seqs=self._pace.max_num_seqs,
             cache_usage=sum(engine.cache_tokens for engine in ready) / self._pace.cache_tokens,
             first_tokens=self._first_tokens.counts(),
         )

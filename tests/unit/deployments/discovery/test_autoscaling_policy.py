@@ -107,7 +107,7 @@ def test_engines_add_up_and_routers_are_counted_once():
     of_routers = FirstTokenCounts(num_waiting=3, waiting_tokens=40, num_started=2, num_late=1)
     reports = [report(of_routers, num_running=2, kv_blocks_used=50), report(num_running=4, kv_blocks_used=100)]
     assert load_of(reports, 2) == ModelLoad(
-        num_engines=2, num_running=6, num_seats=8, cache_usage=1.5, first_tokens=of_routers
+        num_engines=2, num_running=6, max_num_seqs=8, cache_usage=1.5, first_tokens=of_routers
     )
 
 
