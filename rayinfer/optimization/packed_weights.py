@@ -94,7 +94,7 @@ class _Packing:
             decoder: Any = load_decoder(self.folder, self.dtype, torch.device("cpu"), shard)
         if self.quantization is not None:
             with start_step(f"quantizing weights to {self.quantization}"):
-                if shard.is_whole:
+                if shard.is_unsharded:
                     quantize_decoder(decoder, self.quantization, self.folder, self.dtype)
                 else:
                     whole = partial(self.stored, UNSHARDED)

@@ -21,8 +21,8 @@ class ModelLoad:
     max_num_seqs: float = 1.0  # requests that one of them may run at once
     cache_usage: float = 0.0  # their caches in use, added up: 1.5 stands for one and a half full ones
     first_tokens: FirstTokenCounts = NOTHING
-    is_whole: bool = True  # whether all of them have reported; else no engine is stopped
-    is_held: bool = False  # whether they are paused or asleep: then their number stays
+    is_complete: bool = True  # whether all of them have reported; else no engine is stopped
+    is_suspended: bool = False  # whether they are paused or asleep: then their number stays
 
     @property
     def is_idle(self) -> bool:
@@ -57,13 +57,13 @@ class ScalingPolicy:
 
     def decide(self, now_s: float, target: int, load: ModelLoad) -> int:
         """Decide how many engines there should be, where `target` are wanted at present; `now_s` is of any clock."""
-        if load.is_held:
+        if load.is_suspended:
             self._reset()
             return self._settings.bounded(target)
         if load.num_engines == 0:
             self._reset()
             return self._settings.bounded(max(target, self._needed_to_start(load.first_tokens)))
-        if load.is_whole:  # engines without reports may be busy
+        if load.is_complete:  # engines without reports may be busy
             self._note(now_s, target, load)
         wanted = self._settings.bounded(self._needed(now_s, target, load))
         if wanted > target:
@@ -74,7 +74,7 @@ class ScalingPolicy:
             self._too_few_since = None
             return wanted
         self._too_few_since = None
-        if not load.is_whole or load.num_engines < target:
+        if not load.is_complete or load.num_engines < target:
             return self._settings.bounded(target)
         return self._settings.bounded(min(target, self._recently_enough(now_s, target)))
 

@@ -90,7 +90,7 @@ def load_of(reports: Iterable[dict[str, float]], num_engines: int, backlog: Firs
     """
     known = list(reports)
     if not known or not num_engines:
-        return ModelLoad(num_engines=num_engines, first_tokens=backlog, is_whole=False)
+        return ModelLoad(num_engines=num_engines, first_tokens=backlog, is_complete=False)
     return ModelLoad(
         num_engines=num_engines,
         num_running=sum(report[NUM_RUNNING] for report in known),
@@ -99,6 +99,6 @@ def load_of(reports: Iterable[dict[str, float]], num_engines: int, backlog: Firs
         first_tokens=FirstTokenCounts(
             *(max(int(report[name]) for report in known) for name in FirstTokenCounts._fields)
         ),
-        is_whole=len(known) >= num_engines,
-        is_held=not all(report[IS_RUNNING] for report in known),
+        is_complete=len(known) >= num_engines,
+        is_suspended=not all(report[IS_RUNNING] for report in known),
     )

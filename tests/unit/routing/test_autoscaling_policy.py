@@ -123,14 +123,14 @@ def test_a_load_that_swings_faster_than_the_delay_moves_nothing_after_the_first_
 
 def test_without_every_engines_word_none_goes():
     service = Service(num_engines=2)
-    assert service.go_on(300, is_whole=False) == 2
+    assert service.go_on(300, is_complete=False) == 2
     assert service.go_on(61) == 1
 
 
 def test_nothing_is_decided_while_engines_are_paused():
     service = Service(num_engines=2)
     late = waiting(10**5, num_late=10)
-    assert service.go_on(300, is_held=True, first_tokens=late) == 2
+    assert service.go_on(300, is_suspended=True, first_tokens=late) == 2
     assert service.go_on(59) == 2  # the delay begins anew
 
 

@@ -112,9 +112,9 @@ def test_engines_add_up_and_routers_are_counted_once():
 
 
 def test_a_load_without_every_engines_word_is_not_whole_and_one_that_sleeps_holds_everything():
-    assert not load_of([report()], 2).is_whole
-    assert load_of([], 1) == ModelLoad(num_engines=1, is_whole=False)
-    assert load_of([report(), report(state="asleep")], 2).is_held
+    assert not load_of([report()], 2).is_complete
+    assert load_of([], 1) == ModelLoad(num_engines=1, is_complete=False)
+    assert load_of([report(), report(state="asleep")], 2).is_suspended
 
 
 def test_the_last_report_counts_unless_it_is_old():
