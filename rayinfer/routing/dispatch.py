@@ -17,8 +17,8 @@ from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.dispatch_attempt import DispatchAttempt
 from rayinfer.routing.dispatch_queue import DispatchQueue, QueuedRequest
 from rayinfer.routing.engine_choice import cost_of
-from rayinfer.routing.engine_fleet import EngineFleet
 from rayinfer.routing.engine_set import EngineSet
+from rayinfer.routing.engine_set_control import EngineSetControl
 from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.routing.preparation import hash_prompt_blocks, prepare
@@ -88,7 +88,7 @@ class Dispatcher:
             on_change=partial(metrics.set_num_queued, model_name),
             clock=clock,
         )
-        self.fleet = EngineFleet(model_name, self.engines)
+        self.engine_set_control = EngineSetControl(model_name, self.engines)
         self._quarantine = Quarantine(self.engines)
         metrics.set_num_queued(model_name, 0)
 

@@ -38,13 +38,13 @@ async def report_states(dispatcher, engines, *states):
 
 
 async def test_every_engine_gets_the_command(dispatcher, engines):
-    await dispatcher.fleet.control(Pause())
-    assert await dispatcher.fleet.control(GetState()) == ["paused"] * 3
-    await dispatcher.fleet.control(Sleep(2))
-    assert await dispatcher.fleet.control(GetState()) == ["asleep"] * 3
-    await dispatcher.fleet.control(Wake())
-    await dispatcher.fleet.control(Resume())
-    assert await dispatcher.fleet.control(GetState()) == ["running"] * 3
+    await dispatcher.engine_set_control.control(Pause())
+    assert await dispatcher.engine_set_control.control(GetState()) == ["paused"] * 3
+    await dispatcher.engine_set_control.control(Sleep(2))
+    assert await dispatcher.engine_set_control.control(GetState()) == ["asleep"] * 3
+    await dispatcher.engine_set_control.control(Wake())
+    await dispatcher.engine_set_control.control(Resume())
+    assert await dispatcher.engine_set_control.control(GetState()) == ["running"] * 3
     assert [engine.controls for engine in engines] == [[Pause(), Sleep(2), Wake(), Resume()]] * 3
 
 
@@ -52,14 +52,14 @@ async def test_every_engine_gets_the_command(dispatcher, engines):
 async def test_one_engine_that_cannot_does_not_keep_the_others_from_it(dispatcher, engines, error):
     engines[1].control_error = error
     with pytest.raises(type(error), match=str(error)):
-        await dispatcher.fleet.control(Pause())
+        await dispatcher.engine_set_control.control(Pause())
     assert [engine.state for engine in engines] == ["paused", "running", "paused"]
 
 
 async def test_an_error_is_raised_after_every_engine_got_the_command(dispatcher, engines):
     engines[1].control_error = EngineDead("it is gone")
     engines[2].control_may_return.clear()
-    pausing = asyncio.ensure_future(dispatcher.fleet.control(Pause()))
+    pausing = asyncio.ensure_future(dispatcher.engine_set_control.control(Pause()))
     for _ in range(10):
         await asyncio.sleep(0)
     has_answered = pausing.done()
@@ -72,7 +72,7 @@ async def test_an_error_is_raised_after_every_engine_got_the_command(dispatcher,
 async def test_a_cancelled_command_still_reaches_every_engine(dispatcher, engines):
     for engine in engines:
         engine.control_may_return.clear()
-    pausing = asyncio.ensure_future(dispatcher.fleet.control(Pause()))
+    pausing = asyncio.ensure_future(dispatcher.engine_set_control.control(Pause()))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     pausing.cancel()
@@ -88,7 +88,7 @@ async def test_control_of_a_model_without_engines_is_rejected(tokenizer):
     lonely = Dispatcher("m", tokenizer, ServiceMetrics(CollectorRegistry()), router_id="r")
     for action in (Pause(), GetState()):
         with pytest.raises(NotReady, match="'m' has no engine"):
-            await lonely.fleet.control(action)
+            await lonely.engine_set_control.control(action)
 
 
 @pytest.mark.parametrize(
@@ -137,32 +137,32 @@ async def join(dispatcher, name="late"):
 
 
 async def test_an_engine_that_joins_during_a_pause_is_paused(dispatcher, engines):
-    await dispatcher.fleet.control(Pause())
+    await dispatcher.engine_set_control.control(Pause())
     await report_states(dispatcher, engines, *["paused"] * 3)
     late = await join(dispatcher)
     assert late.controls == [Pause()]
     assert dispatcher.status().engines["late"].state == "paused"
-    await dispatcher.fleet.control(Resume())
+    await dispatcher.engine_set_control.control(Resume())
     assert late.controls == [Pause(), Resume()]
     assert (await join(dispatcher, "later")).controls == []
 
 
 async def test_an_engine_that_replaces_all_paused_ones_is_paused(dispatcher, engines):
-    await dispatcher.fleet.control(Pause())
+    await dispatcher.engine_set_control.control(Pause())
     for name in dispatcher.engines.names:
         dispatcher.engines.remove(name, "lost")
     assert (await join(dispatcher)).controls == [Pause()]
 
 
 async def test_an_engine_runs_that_joins_after_another_router_resumed(dispatcher, engines):
-    await dispatcher.fleet.control(Pause())
+    await dispatcher.engine_set_control.control(Pause())
     await report_states(dispatcher, engines, *["paused"] * 3)
     await report_states(dispatcher, engines, *["running"] * 3)
     assert (await join(dispatcher)).controls == []
 
 
 async def test_an_engine_that_cannot_pause_when_it_joins_harms_nothing(dispatcher):
-    await dispatcher.fleet.control(Pause())
+    await dispatcher.engine_set_control.control(Pause())
     late = FakeEngineClient()
     late.control_error = WrongEngineState("asleep at level 1")
     dispatcher.engines.add("late", late, late.description)

@@ -13,7 +13,7 @@ from rayinfer.routing.engine_set import EngineSet
 logger = logging.getLogger(__name__)
 
 
-class EngineFleet:
+class EngineSetControl:
     """EngineControl of a model: acts on all engines of the moment concurrently.
 
     Every engine gets the command even if another fails or the caller is cancelled; the first error is raised at the
