@@ -165,7 +165,7 @@ class Scheduler:
         if self._schedule.has_unknown_tokens and (self._rows_to_resend or self._admission.must_preempt):
             return None  # never preempt a request whose last token is still in flight
         self._resend_interrupted()
-        self._admission.grow_decoding_requests()
+        self._admission.allocate_decode_blocks()
         self._schedule_tokens()
         if not self._table.num_scheduled.any():
             return None
