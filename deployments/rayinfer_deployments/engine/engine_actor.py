@@ -20,7 +20,7 @@ from rayinfer.errors import EngineDead
 from rayinfer.outputs import EngineStats
 from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription
 from rayinfer.sampling_params import SamplingParams
-from rayinfer.start_steps import start_step
+from rayinfer.startup_steps import startup_step
 from rayinfer.transport.engine_server import EngineServer, TransportAddress
 from rayinfer_deployments.cluster.imports_without_gc import no_collection
 from rayinfer_deployments.cluster.ray_environment import show_only_gpus
@@ -72,7 +72,7 @@ class EngineActor:
         with self._reported_steps():
             self._engine = await _in_own_thread(self._build)
             self._engine.start()
-            with start_step("warming up"):
+            with startup_step("warming up"):
                 await self._warm_up()
         host = ray.util.get_node_ip_address()
         self._server = make_engine_server(self._engine, host)
@@ -159,7 +159,7 @@ def see_own_gpus() -> None:
 
 
 def _building() -> ModuleType:
-    with start_step("importing torch"), no_collection():
+    with startup_step("importing torch"), no_collection():
         return importlib.import_module(ENGINE_BUILDING)
 
 

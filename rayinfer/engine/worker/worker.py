@@ -34,7 +34,7 @@ from rayinfer.models.model_config import ModelConfig, read_model_config
 from rayinfer.models.random_weights import random_decoder
 from rayinfer.optimization.packed_cache import PackedCache
 from rayinfer.optimization.packed_weights import load_packed_decoder
-from rayinfer.start_steps import start_step
+from rayinfer.startup_steps import startup_step
 from rayinfer.tensor_parallel import UNSHARDED
 from rayinfer_kernels import ops
 
@@ -69,7 +69,7 @@ class Worker(ABC):
         graphs = self._new_graphs(runner) if self._uses_graphs else None
         self.max_cudagraph_capture_size = 0 if graphs is None else graphs.sizes[-1]  # in requests; 0: no graphs
         if graphs is not None:
-            with start_step("capturing CUDA graphs"):
+            with startup_step("capturing CUDA graphs"):
                 runner.record(graphs)
         self.executor = InProcessExecutor(
             runner, memory, cores_of(self.config, self._device), supports_async_scheduling=self._is_async
@@ -146,7 +146,7 @@ class Worker(ABC):
         self.max_model_len = min(self._longest, self.num_blocks * self.config.block_size)
         prepare = self._preparation()
         load_again = partial(_load_again, load, prepare, self._folder, self._model)
-        with start_step("taking memory for the KV cache"):
+        with startup_step("taking memory for the KV cache"):
             prepare(decoder)
             sizes = {"num_blocks": num_blocks, "num_offload_blocks": num_offload_blocks}
             return ModelMemory(decoder, load_again, shape, device=self._device, **sizes)
@@ -210,7 +210,7 @@ class PagedWorker(Worker):
         if self._has_gpu_kernels:
             most = min(config.max_num_batched_tokens, config.num_rows * self.max_model_len)  # tokens of a step
             longest = min(most, self.max_model_len)
-            with start_step("compiling kernels for prompts"):
+            with startup_step("compiling kernels for prompts"):
                 for plan in warm_up_plans(most, longest, config.num_rows, config.block_size, Padding()):
                     runner.submit(plan).result()
         return runner
@@ -242,7 +242,7 @@ class StaticWorker(Worker):
             scratch_block=memory.num_blocks - 1,
         )
         runner = self._runner_of(memory.loaded_decoder, shapes)
-        with start_step("taking the first steps of each shape"):
+        with startup_step("taking the first steps of each shape"):
             runner.warm_up()
         return runner
 

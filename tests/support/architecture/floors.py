@@ -9,7 +9,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.outputs",
         "rayinfer.errors",
         "rayinfer.metrics",
-        "rayinfer.start_steps",
+        "rayinfer.startup_steps",
         "rayinfer.liveness",
     ),
     (

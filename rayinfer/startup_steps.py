@@ -12,7 +12,7 @@ LOGGER.addHandler(logging.NullHandler())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StartStep:
+class StartupStep:
     """Progress of a step."""
 
     name: str
@@ -22,15 +22,15 @@ class StartStep:
 
 
 @contextmanager
-def start_step(name: str) -> Iterator[None]:
+def startup_step(name: str) -> Iterator[None]:
     """Report the start of a step, and its end unless it fails."""
     started = time.monotonic()
-    _report(StartStep(name=name))
+    _report(StartupStep(name=name))
     yield
-    _report(StartStep(name=name, seconds=time.monotonic() - started))
+    _report(StartupStep(name=name, seconds=time.monotonic() - started))
 
 
-class CountedStep:
+class CountedStartupStep:
     """A step of several parts, called with the number done and that of all; not reported if it is never called."""
 
     def __init__(self, name: str) -> None:
@@ -42,8 +42,8 @@ class CountedStep:
         now = time.monotonic()
         self._started = self._started or now
         seconds = now - self._started if num_done == num_parts else None
-        _report(StartStep(name=self._name, num_done=num_done, num_parts=num_parts, seconds=seconds))
+        _report(StartupStep(name=self._name, num_done=num_done, num_parts=num_parts, seconds=seconds))
 
 
-def _report(step: StartStep) -> None:
+def _report(step: StartupStep) -> None:
     LOGGER.info("%s", step)

@@ -4,23 +4,23 @@ import time
 
 import pytest
 
-from rayinfer.start_steps import CountedStep, start_step
+from rayinfer.startup_steps import CountedStartupStep, startup_step
 from support.fakes.recorded_steps import ended, recorded_steps
 
 PAUSE_S = 0.02
 LOGGED = """
 import logging
-from rayinfer.start_steps import LOGGER, start_step
+from rayinfer.startup_steps import LOGGER, startup_step
 logging.basicConfig(level=logging.DEBUG)
 LOGGER.setLevel(logging.INFO)
 logging.getLogger("other").info("seen")
-with start_step("reading"):
+with startup_step("reading"):
     pass
 """
 
 
 def test_a_step_reports_its_begin_and_how_long_it_took():
-    with recorded_steps() as steps, start_step("reading"):
+    with recorded_steps() as steps, startup_step("reading"):
         assert [(step.name, step.seconds) for step in steps] == [("reading", None)]
         time.sleep(PAUSE_S)
     assert ended(steps) == ["reading"]
@@ -28,7 +28,7 @@ def test_a_step_reports_its_begin_and_how_long_it_took():
 
 
 def test_a_step_that_fails_reports_no_end():
-    with recorded_steps() as steps, pytest.raises(OSError, match="full"), start_step("keeping"):
+    with recorded_steps() as steps, pytest.raises(OSError, match="full"), startup_step("keeping"):
         raise OSError("full")
     assert len(steps) == 1
     assert ended(steps) == []
@@ -36,7 +36,7 @@ def test_a_step_that_fails_reports_no_end():
 
 def test_a_counted_step_is_over_with_its_last_part():
     with recorded_steps() as steps:
-        compiling = CountedStep("compiling")
+        compiling = CountedStartupStep("compiling")
         assert steps == []
         for num_done in range(3):
             compiling(num_done, 2)
