@@ -8,9 +8,9 @@ from typing import Any
 
 from rayinfer.errors import RequestFailed
 from rayinfer.outputs import CompletionOutput
-from rayinfer.servers.openai.answer import AnswerSettings, UsageCounter, check_ended_well
 from rayinfer.servers.openai.logprobs_formatter import CompletionLogprobs, PositionLogprobs
 from rayinfer.servers.openai.prompt_outputs import PromptOutput
+from rayinfer.servers.openai.response_settings import ResponseSettings, UsageCounter, check_ended_well
 
 # Server-sent events
 DONE = b"data: [DONE]\n\n"
@@ -53,7 +53,7 @@ _NOT_ENDED = b',"logprobs":null,"finish_reason":null'
 class ChunkWriter:
     """Writes one stream: opening, then a write per output, then ending."""
 
-    def __init__(self, settings: AnswerSettings, shape: ChunkShape) -> None:
+    def __init__(self, settings: ResponseSettings, shape: ChunkShape) -> None:
         self._settings = settings
         self._shape = shape
         self._usage = UsageCounter(settings)

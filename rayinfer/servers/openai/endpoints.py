@@ -11,11 +11,11 @@ from rayinfer.errors import NotReady
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.json_body import LONG_BODY_BYTES, LongBodies, decode_object, read_body
 from rayinfer.servers.openai.chunks import CHAT, COMPLETION, ChunkWriter
-from rayinfer.servers.openai.generation import Generation
 from rayinfer.servers.openai.generation_response import StreamedResponse, WholeResponse
 from rayinfer.servers.openai.prompt_outputs import generate_outputs
 from rayinfer.servers.openai.prompts import chat_prompts, completion_prompts, echoed_texts
 from rayinfer.servers.openai.request_body import check_schema
+from rayinfer.servers.openai.response_aggregate import ResponseAggregate
 from rayinfer.servers.openai.sampling_settings import (
     chat_params,
     check_num_logprobs,
@@ -24,7 +24,7 @@ from rayinfer.servers.openai.sampling_settings import (
 )
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
 from rayinfer.servers.openai.unsupported_fields import refuse_unsupported_fields
-from rayinfer.servers.openai.whole_answer import WholeAnswer
+from rayinfer.servers.openai.validated_request import ValidatedRequest
 from rayinfer.servers.request_boundary import RequestIdentity
 from rayinfer.servers.served_model import ServedModel, find_model
 from rayinfer.servers.tenancy import tenant_of
@@ -62,7 +62,7 @@ class OpenAIEndpoints:
         """POST /v1/completions."""
         return self._respond(request, await self._prepare(request, self._completion))
 
-    def _chat_completion(self, raw: dict[str, Any]) -> Generation:
+    def _chat_completion(self, raw: dict[str, Any]) -> ValidatedRequest:
         refuse_unsupported_fields(raw, is_chat=True)
         body = check_schema(ChatCompletionBody, raw)
         model = find_model(self._models, body.model)
@@ -72,9 +72,9 @@ class OpenAIEndpoints:
         prompts = chat_prompts(body, model, description)
         check_num_logprobs(params, prompts, description.max_model_len, echoes=False, stream=bool(body.stream))
         check_num_repeated(body, params.n, prompts, None)
-        return Generation(body=body, model=model, params=params, prompts=prompts, shape=CHAT)
+        return ValidatedRequest(body=body, model=model, params=params, prompts=prompts, shape=CHAT)
 
-    def _completion(self, raw: dict[str, Any]) -> Generation:
+    def _completion(self, raw: dict[str, Any]) -> ValidatedRequest:
         refuse_unsupported_fields(raw, is_chat=False)
         body = check_schema(CompletionBody, raw)
         model = find_model(self._models, body.model)
@@ -86,9 +86,13 @@ class OpenAIEndpoints:
         check_num_logprobs(params, prompts, description.max_model_len, echoes=echoes, stream=bool(body.stream))
         echoed = echoed_texts(body, prompts, model.tokenizer) if body.echo else None
         check_num_repeated(body, params.n, prompts, echoed)
-        return Generation(body=body, model=model, params=params, prompts=prompts, shape=COMPLETION, echoed_texts=echoed)
+        return ValidatedRequest(
+            body=body, model=model, params=params, prompts=prompts, shape=COMPLETION, echoed_texts=echoed
+        )
 
-    async def _prepare(self, request: Request, prepare: Callable[[dict[str, Any]], Generation]) -> Generation:
+    async def _prepare(
+        self, request: Request, prepare: Callable[[dict[str, Any]], ValidatedRequest]
+    ) -> ValidatedRequest:
         """Check a request and tokenise its prompts, in a thread where that may take more than a few milliseconds.
 
         Schemas, templates and tokenizers work in proportion to the body; each forbidden word is tokenised three times.
@@ -98,27 +102,29 @@ class OpenAIEndpoints:
             return await self._long_bodies.prepare(raw, prepare)
         return prepare(decode_object(raw))
 
-    def _respond(self, request: Request, generation: Generation) -> Response:
+    def _respond(self, request: Request, validated: ValidatedRequest) -> Response:
         identity: RequestIdentity = request.state.identity
-        if generation.body.request_id:
-            identity.rename(generation.body.request_id)  # over the header's, which proxies set on their own as well
-        settings = generation.answer_settings(identity.name)
+        if validated.body.request_id:
+            identity.rename(validated.body.request_id)  # over the header's, which proxies set on their own as well
+        settings = validated.response_settings(identity.name)
         tenant = tenant_of(request)
-        requests = generation.requests(tenant=tenant, timeout_s=self._request_timeout_s, trace=self._traces is not None)
+        requests = validated.requests(tenant=tenant, timeout_s=self._request_timeout_s, trace=self._traces is not None)
         if self._traces is not None:
             self._traces.open(
                 name=identity.name,
-                answer_id=settings.id,
+                response_id=settings.id,
                 model=settings.model,
                 request_ids=[each.request_id for each in requests],
                 received_s=identity.received_s,
                 tenant=tenant,
             )
-        outputs = generate_outputs(generation.model.generator, requests)
-        if generation.body.stream:
-            return StreamedResponse(outputs, ChunkWriter(settings, generation.shape))
-        answer = WholeAnswer(settings)
-        return WholeResponse(outputs, answer, answer.chat_completion if generation.shape is CHAT else answer.completion)
+        outputs = generate_outputs(validated.model.generator, requests)
+        if validated.body.stream:
+            return StreamedResponse(outputs, ChunkWriter(settings, validated.shape))
+        aggregate = ResponseAggregate(settings)
+        return WholeResponse(
+            outputs, aggregate, aggregate.chat_completion if validated.shape is CHAT else aggregate.completion
+        )
 
 
 def _model_card(model: ServedModel) -> dict[str, Any]:

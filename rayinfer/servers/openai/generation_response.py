@@ -14,7 +14,7 @@ from rayinfer.errors import RequestFailed
 from rayinfer.servers.error_responses import error_body, error_kind, json_response
 from rayinfer.servers.openai.chunks import DONE, EVENT_HEADERS, EVENT_STREAM, KEEP_ALIVE, ChunkWriter, event
 from rayinfer.servers.openai.prompt_outputs import PromptOutput
-from rayinfer.servers.openai.whole_answer import WholeAnswer
+from rayinfer.servers.openai.response_aggregate import ResponseAggregate
 from rayinfer.servers.run_until_disconnect import run_until_disconnect
 
 KEEP_ALIVE_CHECK_S = 5.0  # after two to three of these without output, a stream sends a comment
@@ -27,10 +27,10 @@ Outputs = AsyncGenerator[PromptOutput, None]
 class WholeResponse(Response):
     """Waits for all outputs and answers with one JSON body."""
 
-    def __init__(self, outputs: Outputs, answer: WholeAnswer, body: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, outputs: Outputs, aggregate: ResponseAggregate, body: Callable[[], dict[str, Any]]) -> None:
         super().__init__()
         self._outputs = outputs
-        self._answer = answer
+        self._aggregate = aggregate
         self._body = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,8 +40,8 @@ class WholeResponse(Response):
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._outputs) as outputs:
             async for output in outputs:
-                self._answer.add(output)
-        body = await asyncio.to_thread(self._encode) if self._answer.is_long else self._encode()
+                self._aggregate.add(output)
+        body = await asyncio.to_thread(self._encode) if self._aggregate.is_long else self._encode()
         await json_response(body)(scope, receive, send)
 
     def _encode(self) -> bytes:

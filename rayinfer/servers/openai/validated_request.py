@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
-from rayinfer.servers.openai.answer import AnswerSettings
 from rayinfer.servers.openai.chunks import CHAT, ChunkShape
 from rayinfer.servers.openai.logprobs_formatter import LogprobsFormatter
+from rayinfer.servers.openai.response_settings import ResponseSettings
 from rayinfer.servers.openai.schemas import GenerationBody
 from rayinfer.servers.served_model import ServedModel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Generation:
+class ValidatedRequest:
     """A completion or chat completion whose fields are all in order."""
 
     body: GenerationBody
@@ -41,11 +41,11 @@ class Generation:
             for prompt in self.prompts
         ]
 
-    def answer_settings(self, name: str) -> AnswerSettings:
+    def response_settings(self, name: str) -> ResponseSettings:
         """Return the settings of the response to the request of this name."""
         options = self.body.stream_options
         with_usage = bool(options and options.include_usage)
-        return AnswerSettings(
+        return ResponseSettings(
             id=f"{'chatcmpl' if self.shape is CHAT else 'cmpl'}-{name}",
             created=int(time.time()),
             model=self.model.name,

@@ -14,7 +14,7 @@ MANY_REPEATED = 2**14  # characters and token ids
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerSettings:
+class ResponseSettings:
     """Settings of one response, fixed before its first token."""
 
     id: str
@@ -51,7 +51,7 @@ class AnswerSettings:
 class UsageCounter:
     """Usage counter of a response, and the set of its choices that have ended."""
 
-    def __init__(self, settings: AnswerSettings) -> None:
+    def __init__(self, settings: ResponseSettings) -> None:
         self._num_prompt_tokens = sum(map(len, settings.prompts))
         self._num_cached_tokens = [0] * len(settings.prompts)
         self._num_completion_tokens = 0

@@ -1,7 +1,7 @@
 from rayinfer.outputs import CompletionOutput, Logprob, RequestOutput
-from rayinfer.servers.openai.answer import AnswerSettings, UsageCounter
 from rayinfer.servers.openai.logprobs_formatter import LogprobsFormatter
 from rayinfer.servers.openai.prompt_outputs import PromptOutput
+from rayinfer.servers.openai.response_settings import ResponseSettings, UsageCounter
 from rayinfer.tokenization.tokenizer import Tokenizer
 from support.tiny_models import tiny_tokenizers
 
@@ -10,8 +10,8 @@ WORDS = TOKENIZER.encode("one two")
 WORDING = LogprobsFormatter(tokenizer=TOKENIZER, num_top=0)
 
 
-def settings(**fields) -> AnswerSettings:
-    return AnswerSettings(id="cmpl-1", created=1, model="m", prompts=[[5, 6], WORDS], num_choices=2, **fields)
+def settings(**fields) -> ResponseSettings:
+    return ResponseSettings(id="cmpl-1", created=1, model="m", prompts=[[5, 6], WORDS], num_choices=2, **fields)
 
 
 def output(choice, num_cached_tokens) -> RequestOutput:

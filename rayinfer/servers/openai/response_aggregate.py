@@ -1,20 +1,20 @@
-"""Answers that are sent in one piece."""
+"""Responses that are sent in one piece."""
 
 from typing import Any
 
 from rayinfer.errors import RequestFailed
 from rayinfer.outputs import CompletionAggregate, OutputAggregate, TokenLogprobs
-from rayinfer.servers.openai.answer import AnswerSettings, UsageCounter, check_ended_well
 from rayinfer.servers.openai.logprobs_formatter import LogprobsFormatter
 from rayinfer.servers.openai.prompt_outputs import PromptOutput
+from rayinfer.servers.openai.response_settings import ResponseSettings, UsageCounter, check_ended_well
 
 MANY_POSITIONS = 1000  # whose log probabilities take milliseconds to write down
 
 
-class WholeAnswer:
+class ResponseAggregate:
     """Gathers the deltas of all choices."""
 
-    def __init__(self, settings: AnswerSettings) -> None:
+    def __init__(self, settings: ResponseSettings) -> None:
         self._settings = settings
         self._usage = UsageCounter(settings)
         self._outputs = [OutputAggregate(settings.num_choices) for _ in settings.prompts]
