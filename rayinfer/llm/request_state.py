@@ -10,7 +10,7 @@ from rayinfer.traces.request_trace import RequestTrace
 
 
 @dataclass(slots=True)
-class Answer:
+class RequestState:
     """Output of one request so far."""
 
     stream: StreamState
@@ -55,7 +55,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The delta of one step for one answer."""
+    """The delta of one step for one request."""
 
-    answer: Answer
+    state: RequestState
     delta: RequestOutput
