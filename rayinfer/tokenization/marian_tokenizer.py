@@ -81,7 +81,7 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
     return vocabulary
 
 
-def answer_backend(vocabulary: Mapping[str, int], special: Mapping[str, str]) -> Backend:
+def target_backend(vocabulary: Mapping[str, int], special: Mapping[str, str]) -> Backend:
     """Build the backend that decodes ids: tokens one after the other, with marks for blanks."""
     backend = Backend(models.WordLevel(dict(vocabulary), unk_token=special["unk_token"]))
     backend.decoder = decoders.Metaspace()

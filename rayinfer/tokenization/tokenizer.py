@@ -14,10 +14,10 @@ from rayinfer.tokenization.longest_token import find_longest_token
 from rayinfer.tokenization.marian_tokenizer import (
     MARIAN_SPECIAL_TOKENS,
     MarianTokenizers,
-    answer_backend,
     is_marian_folder,
     read_marian_tokenizers,
     read_vocabulary,
+    target_backend,
 )
 from rayinfer.tokenization.token_texts import TokenText, TokenTexts
 
@@ -38,11 +38,11 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         *,
         marian: MarianTokenizers | None = None,
-        answers_begin_anew: bool = False,
+        target_begins_anew: bool = False,
     ) -> None:
         self._backend = backend
         self._marian = marian
-        self._answers_begin_anew = answers_begin_anew
+        self._target_begins_anew = target_begins_anew
         self._special_tokens = dict(special_tokens or {})
         self._special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self._tables = DecoderTables(backend, self._special_ids)
@@ -56,7 +56,7 @@ class Tokenizer:
         if is_marian_folder(folder):
             vocabulary, special = read_vocabulary(folder), MARIAN_SPECIAL_TOKENS | special_tokens(settings)
             marian = read_marian_tokenizers(folder, vocabulary, special)
-            return cls(answer_backend(vocabulary, special), special, marian=marian, answers_begin_anew=True)
+            return cls(target_backend(vocabulary, special), special, marian=marian, target_begins_anew=True)
         backend = _read_backend(folder / "tokenizer.json")
         try:
             _add_tokens(backend, settings)
@@ -65,7 +65,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = bool(settings.get("split_special_tokens", False))
-        return cls(backend, special_tokens(settings), answers_begin_anew=_is_encoder_decoder(folder))
+        return cls(backend, special_tokens(settings), target_begins_anew=_is_encoder_decoder(folder))
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, check_length: Callable[[int], None] = lambda _: None
@@ -91,7 +91,7 @@ class Tokenizer:
         check_length(len(encoding))
         return list(encoding.ids)
 
-    def encode_answer(self, text: str) -> list[int]:
+    def encode_target(self, text: str) -> list[int]:
         """Turn text into the token ids that it has in an answer, without special tokens around it."""
         if self._marian is None:
             return self.encode(text, add_special_tokens=False)
@@ -107,7 +107,7 @@ class Tokenizer:
 
     def detokenizer(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
         """Begin to detokenise the tokens that follow a prompt, one at a time."""
-        context = () if self._answers_begin_anew else prompt_token_ids
+        context = () if self._target_begins_anew else prompt_token_ids
         return self._tables.start(context, skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> TokenText:

@@ -44,7 +44,7 @@ _CACHE_TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # else the mode
 def build_worker(config: EngineConfig, folder: Path, group: Ranks | None = None) -> "Worker":
     """Load this rank's weights and allocate its KV blocks; in a group, as many as every rank has memory for."""
     model = read_model_config(folder)
-    if model.answers is not None:
+    if model.seq2seq is not None:
         return Seq2SeqWorker(config, model, folder, group)
     return (StaticWorker if config.engine == "static" else PagedWorker)(config, model, folder, group)
 
