@@ -19,7 +19,7 @@ LEAVE = {"/exit", "/quit"}
 FORGET = "/new"
 
 Message = dict[str, str]
-StreamChat = Callable[[list[Message]], Iterator[str]]  # from a conversation to the pieces of the next answer
+StreamChat = Callable[[list[Message]], Iterator[str]]  # from a conversation to the pieces of the next message
 
 
 @in_one_line
@@ -48,7 +48,7 @@ def chat(
 
 
 def converse(opened: AbstractContextManager[StreamChat], system: str | None, console: Console) -> None:
-    """Read questions and write answers until the user quits; a failed answer is dropped with its question."""
+    """Read questions and write replies until the user quits; a failed reply is dropped with its question."""
     start = [{"role": "system", "content": system}] if system else []
     with opened as stream_chat:
         conversation = list(start)
@@ -60,12 +60,12 @@ def converse(opened: AbstractContextManager[StreamChat], system: str | None, con
                 continue
             conversation.append({"role": "user", "content": question})
             try:
-                answer = _show(stream_chat(conversation), console)
+                reply = _show(stream_chat(conversation), console)
             except RayinferError as error:
                 console.print(f"error: {one_line(error)}", style="red", markup=False)
                 conversation.pop()
                 continue
-            conversation.append({"role": "assistant", "content": answer})
+            conversation.append({"role": "assistant", "content": reply})
 
 
 @contextmanager
@@ -147,9 +147,9 @@ def _read_line(console: Console) -> str | None:
 
 
 def _show(pieces: Iterator[str], console: Console) -> str:
-    answer = ""
+    reply = ""
     for piece in pieces:
-        answer += piece
+        reply += piece
         console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
     console.print()
-    return answer
+    return reply

@@ -170,15 +170,17 @@ class EngineGroup:
         """
         limits, process_id = self._limits, None
         watch, actor = TickWatch(limits.ping_interval_s), self._others[rank] if rank else self.first
-        answer = _started(actor.ping.remote())
+        response = _started(actor.ping.remote())
         while not watch.has_missed(limits.ping_timeout_s if rank in self._process_ids else limits.first_ping_timeout_s):
             await asyncio.sleep(limits.ping_interval_s)
             watch.tick()
-            if answer.done():
-                if answer.exception() is None:
+            if response.done():
+                if response.exception() is None:
                     watch.reset()
-                    self._process_ids[rank] = answer.result()
-                answer = _started(actor.ping.remote())  # also after a failure, which may have been a passing one of Ray
+                    self._process_ids[rank] = response.result()
+                response = _started(
+                    actor.ping.remote()
+                )  # also after a failure, which may have been a passing one of Ray
             if rank in self._process_ids:
                 process_id = self._process_ids[rank]
             elif watch.num_missed % watch.num_ticks(limits.stopped_ping_timeout_s) == 0 and (

@@ -19,7 +19,7 @@ from rayinfer_deployments.cluster.attached_cluster import attach, node_environme
 from rayinfer_deployments.cluster.managed_cluster import POLITE_END_S, run_for
 from rayinfer_deployments.cluster.ray_environment import missing_settings
 from rayinfer_deployments.cluster.service_record import service_url
-from rayinfer_deployments.operations.control_socket import answer_in, carry_out
+from rayinfer_deployments.operations.control_socket import carry_out, result_in
 from rayinfer_deployments.operations.deployed_config import (
     DeployedConfig,
     Details,
@@ -60,7 +60,7 @@ class DeployedService:
             except TimeoutError:
                 return {"error": f"the service has not answered within {timeout_s:.0f} s"}
 
-        return answer_in(self._runner.run(carried_out()))
+        return result_in(self._runner.run(carried_out()))
 
     def describe(self) -> dict[str, Any]:
         """Return the service's address and start time; it has no process of its own."""
