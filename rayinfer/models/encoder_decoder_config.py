@@ -1,4 +1,4 @@
-"""Encoder-decoder settings of config.json: the decoder's shape, and how answers begin and end."""
+"""Encoder-decoder settings of config.json: the decoder's shape, and how outputs begin and end."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -39,8 +39,8 @@ class ModelLoad:
 class ScalingPolicy:
     """The target number of engines, decided anew from each report of the load.
 
-    Scales up once the engines have been too few for `upscale_delay_s`: for the waiting prompts, the
-    caches or batches in use, or the objective. Scales down once fewer engines would have held the load, with some slack, throughout the
+    Scales up once the engines have been too few for `upscale_delay_s`: for the waiting prompts, the caches or batches
+    in use, or the objective. Scales down once fewer engines would have held the load, with some slack, throughout the
     delay. An engine's capacity is learned from the requests that ran on each when they were too few.
     """
 

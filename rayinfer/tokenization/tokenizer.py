@@ -28,7 +28,7 @@ SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_
 class Tokenizer:
     """One model's tokenizer; it gives the ids that transformers gives for the same folder.
 
-    With `spellings` these encode texts, and the backend only decodes. An answer that begins anew is a text
+    With `spellings` these encode texts, and the backend only decodes. A target that begins anew is a text
     of its own, not what follows a prompt: a translation.
     """
 
@@ -92,7 +92,7 @@ class Tokenizer:
         return list(encoding.ids)
 
     def encode_target(self, text: str) -> list[int]:
-        """Turn text into the token ids that it has in an answer, without special tokens around it."""
+        """Turn text into the token ids that it has as a target, without special tokens around it."""
         if self._marian is None:
             return self.encode(text, add_special_tokens=False)
         return self._marian.target.encode(text, add_special_tokens=False)

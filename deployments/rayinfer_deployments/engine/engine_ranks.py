@@ -178,9 +178,8 @@ class EngineGroup:
                 if response.exception() is None:
                     watch.reset()
                     self._process_ids[rank] = response.result()
-                response = _started(
-                    actor.ping.remote()
-                )  # also after a failure, which may have been a passing one of Ray
+                # Also after a failure, which may have been a passing one of Ray.
+                response = _started(actor.ping.remote())
             if rank in self._process_ids:
                 process_id = self._process_ids[rank]
             elif watch.num_missed % watch.num_ticks(limits.stopped_ping_timeout_s) == 0 and (

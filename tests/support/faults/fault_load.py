@@ -179,7 +179,7 @@ class Load:
         whole_per_s: float,
         within_s: float = ANSWER_WITHIN_S,
     ) -> None:
-        self.seq2seq: list[Answer] = []  # of all requests, those in flight included
+        self.answers: list[Answer] = []  # of all requests, those in flight included
         self.struck_s: float | None = None  # when the fault came
         self._url = url
         self._expected = expected
@@ -204,15 +204,15 @@ class Load:
 
     def streams_in_flight(self, min_pieces: int) -> int:
         """Count the streams that have got so many pieces and go on."""
-        return sum(answer.ended_s is None and answer.num_pieces >= min_pieces for answer in list(self.seq2seq))
+        return sum(answer.ended_s is None and answer.num_pieces >= min_pieces for answer in list(self.answers))
 
     def verdicts(self, is_counted: Callable[[Answer], bool] = lambda _: True) -> Counter[str]:
         """Count what became of the requests."""
-        return Counter(self.verdict_of(answer) for answer in self.seq2seq if is_counted(answer))
+        return Counter(self.verdict_of(answer) for answer in self.answers if is_counted(answer))
 
     def first_failure(self) -> str:
         """Say of what the first one failed; nothing if none did."""
-        failed = (answer for answer in self.seq2seq if self.verdict_of(answer) == "failed")
+        failed = (answer for answer in self.answers if self.verdict_of(answer) == "failed")
         return next((f"{answer.status} {answer.error}" for answer in failed), "")
 
     def verdict_of(self, answer: Answer) -> str:
@@ -222,14 +222,14 @@ class Load:
     @property
     def longest_gap_s(self) -> float:
         """The longest time without a piece, in any stream."""
-        return max((answer.longest_gap_s for answer in self.seq2seq), default=0.0)
+        return max((answer.longest_gap_s for answer in self.answers), default=0.0)
 
     @property
     def struck_gap_s(self) -> float | None:
         """Return the longest gap in the streams that the fault struck; None if its time is not known."""
         if self.struck_s is None:
             return None
-        return max((answer.gap_at_s(self.struck_s) for answer in self.seq2seq), default=0.0)
+        return max((answer.gap_at_s(self.struck_s) for answer in self.answers), default=0.0)
 
     def strike(self) -> None:
         """Note that a fault comes now: how long streams pause because of it is asked of those that it strikes."""
@@ -253,7 +253,7 @@ class Load:
     async def _send(self, *, stream: bool) -> None:
         number = next(self._numbers)
         answer = Answer(self._expected[number].body | {"stream": stream}, number)
-        self.seq2seq.append(answer)
+        self.answers.append(answer)
         await ask(self._http, answer, within_s=self._within_s)
         if answer.retry_after is not None:
             await asyncio.sleep(min(float(answer.retry_after), 1.0))

@@ -82,7 +82,7 @@ def _readiness(url: str) -> tuple[bool, dict[str, str]]:
     try:
         return response.status_code == 200, response.json().get("reasons", {})
     except (ValueError, AttributeError):
-        return False, {"http": f"the port answers {answer.status_code}: {answer.text[:200]}"}
+        return False, {"http": f"the port answers {response.status_code}: {response.text[:200]}"}
 
 
 def _show(services: list[dict[str, Any]]) -> None:

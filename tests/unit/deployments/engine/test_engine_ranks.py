@@ -15,7 +15,7 @@ class FakeActor:
     """Answers calls with futures that the test resolves; a plain value is there at once."""
 
     def __init__(self, **answers):
-        self.seq2seq = answers
+        self.answers = answers
         self.calls = []
 
     def __getattr__(self, method):

@@ -24,7 +24,7 @@ class DescribedFake(FakeEngineClient):
     async def describe(self):
         if self.describe_error is not None:
             raise self.describe_error
-        while not self.seq2seq:  # noqa: ASYNC110 - no event is set
+        while not self.answers:  # noqa: ASYNC110 - no event is set
             await asyncio.sleep(0.001)
         return self.description
 
