@@ -1,4 +1,4 @@
-"""Tokens that a request favours, allows or forbids by their ids."""
+"""Tokens that a request favors, allows or forbids by their ids."""
 
 import numpy as np
 import numpy.typing as npt

@@ -1,4 +1,4 @@
-"""Disk cache of packed weights, so that a model is packed and quantised once per machine."""
+"""Disk cache of packed weights, so that a model is packed and quantized once per machine."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Loads a decoder with weights ready for the kernels: quantised and packed, from the cache if possible."""
+"""Loads a decoder with weights ready for the kernels: quantized and packed, from the cache if possible."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ def load_packed_decoder(
 ) -> Decoder:
     """Build the checkpoint's decoder, or one rank's shard, and fill it; the cache's weights lie in mapped memory.
 
-    Raises ModelLoadError and ConfigError as `load_decoder` does, and ConfigError for a model that cannot be quantised.
+    Raises ModelLoadError and ConfigError as `load_decoder` does, and ConfigError for a model that cannot be quantized.
     """
     if device.type != "cpu":
         return _load_on_gpu(folder, dtype, device, quantization, shard)
@@ -89,7 +89,7 @@ class _Packing:
     cache: PackedCache
 
     def pack(self, shard: Shard) -> Decoder:
-        """Load a shard, quantise it and pack it in place."""
+        """Load a shard, quantize it and pack it in place."""
         with startup_step("reading the checkpoint"):
             decoder: Any = load_decoder(self.folder, self.dtype, torch.device("cpu"), shard)
         if self.quantization is not None:

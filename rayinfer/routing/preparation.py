@@ -13,7 +13,7 @@ def prepare(request: GenerationRequest, description: ModelDescription, limits: R
     """Check the sampling parameters against the model, and fix what must be the same on every engine.
 
     A seed is drawn where the client gave none, so that a migrated stream continues with the same choices, and the
-    priority is no more urgent than the tenant's limit. Prompts and bad words are checked and tokenised by the server.
+    priority is no more urgent than the tenant's limit. Prompts and bad words are checked and tokenized by the server.
     Raises RequestError.
     """
     params = request.sampling_params

@@ -202,7 +202,7 @@ class StreamState:
         return [choice.take_output(held[choice.index]) for choice in self._choices if choice.index in held]
 
     def _add_text(self, choice: _Choice, token_ids: Sequence[int], delta: TokenDelta) -> TextDelta:
-        """Detokenise new tokens; the token that stopped the engine has no text unless `include_stop_str_in_output`."""
+        """Detokenize new tokens; the token that stopped the engine has no text unless `include_stop_str_in_output`."""
         is_last = delta.finish_reason is not None
         if not token_ids or not self._has_no_text(token_ids[-1], delta):
             return choice.text.append(token_ids, is_last=is_last)

@@ -9,7 +9,7 @@ BadWordTokenizer = Callable[[str], list[tuple[int, ...]]]
 
 
 def bad_word_tokenizer(tokenizer: Tokenizer) -> BadWordTokenizer:
-    """Make a function that tokenises a word alone, behind a space and behind a new line.
+    """Make a function that tokenizes a word alone, behind a space and behind a new line.
 
     A model could still generate it by other, smaller tokens.
     """

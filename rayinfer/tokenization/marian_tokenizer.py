@@ -43,7 +43,7 @@ class MarianTokenizer:
         code = _LANGUAGE_CODE.match(text)
         text = text[code.end() :] if code else text
         if self._character_map is not None:
-            text = self._character_map.normalise(text)
+            text = self._character_map.normalize(text)
         text = " ".join(word for word in text.split(" ") if word)
         pieces = self._pieces.encode(text).tokens if text else []
         return [code[0], *pieces] if code else pieces

@@ -21,7 +21,7 @@ from rayinfer.tokenization.marian_tokenizer import (
 )
 from rayinfer.tokenization.token_texts import TokenText, TokenTexts
 
-LONG_TEXT_CHARS = 8192  # tokenising more takes milliseconds, for which other threads should not have to wait
+LONG_TEXT_CHARS = 8192  # tokenizing more takes milliseconds, for which other threads should not have to wait
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -72,7 +72,7 @@ class Tokenizer:
     ) -> list[int]:
         """Turn text into token ids, with the special tokens that the tokenizer puts around a text.
 
-        Other threads run while a text of more than LONG_TEXT_CHARS is tokenised. `check_length` gets the number of such
+        Other threads run while a text of more than LONG_TEXT_CHARS is tokenized. `check_length` gets the number of such
         a text's tokens and may raise before the list is made: that of a million tokens takes 20 ms, and no thread runs.
         """
         if not isinstance(text, str):
@@ -98,7 +98,7 @@ class Tokenizer:
         return self._marian.target.encode(text, add_special_tokens=False)
 
     def least_num_tokens(self, text: str) -> int:
-        """Return a number of tokens that a text surely has, without tokenising it; 0 where that is not known."""
+        """Return a number of tokens that a text surely has, without tokenizing it; 0 where that is not known."""
         return 0 if self._longest_token is None else self._longest_token.least_num_tokens(text)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -106,7 +106,7 @@ class Tokenizer:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def detokenizer(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
-        """Begin to detokenise the tokens that follow a prompt, one at a time."""
+        """Begin to detokenize the tokens that follow a prompt, one at a time."""
         context = () if self._target_begins_anew else prompt_token_ids
         return self._tables.start(context, skip_special_tokens=skip_special_tokens)
 

@@ -93,9 +93,9 @@ class OpenAIEndpoints:
     async def _prepare(
         self, request: Request, prepare: Callable[[dict[str, Any]], ValidatedRequest]
     ) -> ValidatedRequest:
-        """Check a request and tokenise its prompts, in a thread where that may take more than a few milliseconds.
+        """Check a request and tokenize its prompts, in a thread where that may take more than a few milliseconds.
 
-        Schemas, templates and tokenizers work in proportion to the body; each forbidden word is tokenised three times.
+        Schemas, templates and tokenizers work in proportion to the body; each forbidden word is tokenized three times.
         """
         raw = await read_body(request)
         if len(raw) > LONG_BODY_BYTES or b"bad_words" in raw:

@@ -37,16 +37,16 @@ class _Context:
 
 
 def chat_prompts(body: ChatCompletionBody, model: ServedModel, description: ModelDescription) -> list[list[int]]:
-    """Render a conversation and tokenise it: always one prompt."""
+    """Render a conversation and tokenize it: always one prompt."""
     text = model.chat_template.render(template_messages(body.messages), **template_settings(body))
     context = _Context(description.max_model_len, description.longest_prompt(), "messages")
-    return _tokenise([text], bool(body.add_special_tokens), model.tokenizer, description.vocab_size, context)
+    return _tokenize([text], bool(body.add_special_tokens), model.tokenizer, description.vocab_size, context)
 
 
 def completion_prompts(
     body: CompletionBody, model: ServedModel, description: ModelDescription, *, scores_only: bool = False
 ) -> list[list[int]]:
-    """Tokenise every prompt of a completion, in their order; those that are only scored may fill the context."""
+    """Tokenize every prompt of a completion, in their order; those that are only scored may fill the context."""
     prompts = _split_prompts(body.prompt)
     num_choices = len(prompts) * (body.n or 1)
     if num_choices > MAX_CHOICES_PER_REQUEST:
@@ -58,7 +58,7 @@ def completion_prompts(
     longest = description.longest_prompt(generates=not scores_only)
     context = _Context(description.max_model_len, longest, "prompt")
     adds_special_tokens = body.add_special_tokens is not False
-    return _tokenise(prompts, adds_special_tokens, model.tokenizer, description.vocab_size, context)
+    return _tokenize(prompts, adds_special_tokens, model.tokenizer, description.vocab_size, context)
 
 
 def echoed_texts(body: CompletionBody, prompts: Sequence[list[int]], tokenizer: Tokenizer) -> list[str]:
@@ -70,7 +70,7 @@ def echoed_texts(body: CompletionBody, prompts: Sequence[list[int]], tokenizer: 
     ]
 
 
-def _tokenise(
+def _tokenize(
     prompts: Sequence[str | list[Any]],
     adds_special_tokens: bool,
     tokenizer: Tokenizer,
@@ -127,7 +127,7 @@ def _checked_token_ids(token_ids: list[Any], vocab_size: int) -> list[int]:
 
 
 def _check_size(prompt: str | list[Any], tokenizer: Tokenizer, context: _Context) -> None:
-    """Refuse what cannot fit however it is tokenised, before any work is done on it."""
+    """Refuse what cannot fit however it is tokenized, before any work is done on it."""
     if isinstance(prompt, list):
         context.check(len(prompt))
     elif (least := tokenizer.least_num_tokens(prompt)) > 0:

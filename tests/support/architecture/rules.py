@@ -38,7 +38,7 @@ def upward_imports(sources: Sequence[Source]) -> list[str]:
     ]
 
 
-def used_neighbours(sources: Sequence[Source]) -> set[tuple[str, str]]:
+def used_neighbors(sources: Sequence[Source]) -> set[tuple[str, str]]:
     """The pairs of rooms on one floor of which the first imports the second."""
     modules = {source.module for source in sources}
     pairs = set()

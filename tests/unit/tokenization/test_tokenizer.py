@@ -70,7 +70,7 @@ def test_a_missing_or_broken_file_is_named_in_one_line(name, content, tmp_path):
     assert "\n" not in str(raised.value)
 
 
-def test_other_threads_run_while_a_long_text_is_tokenised():
+def test_other_threads_run_while_a_long_text_is_tokenized():
     tokenizer = Tokenizer(tiny_tokenizers.byte_level())
     has_ended = threading.Event()
     rounds: list[int] = []

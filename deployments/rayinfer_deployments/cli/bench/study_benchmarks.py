@@ -1,4 +1,4 @@
-"""Studies: accuracy of quantised modes, effect of the router's policies, and autoscaling policies."""
+"""Studies: accuracy of quantized modes, effect of the router's policies, and autoscaling policies."""
 
 import asyncio
 from pathlib import Path

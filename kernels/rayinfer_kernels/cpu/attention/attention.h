@@ -45,7 +45,7 @@ struct TokenRange {
     bool is_empty() const { return begin >= end; }
 };
 
-// Some neighbouring rows of a tile whose weights are in the worker's score buffer.
+// Some neighboring rows of a tile whose weights are in the worker's score buffer.
 struct ValueRows {
     int64_t first, count;
     int64_t first_score;  // of the buffer's rows

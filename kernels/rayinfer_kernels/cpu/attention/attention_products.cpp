@@ -11,7 +11,7 @@ namespace {
 
 template <class E, int Rows, int Vectors, int W>
 __attribute__((noinline)) void score_block(const ScoreTask<E>& task) {
-    constexpr int64_t n = kNeighbours<E>;
+    constexpr int64_t n = kNeighbors<E>;
     using Float = typename Lanes<W>::Float;
     Sums<E, Rows, Vectors, W> sums = {};
     const E* keys[Vectors];
@@ -42,7 +42,7 @@ __attribute__((noinline)) void score_block(const ScoreTask<E>& task) {
 
 template <class E, int Rows, int Vectors>
 __attribute__((noinline)) void add_value_block(const ValueTask<E>& task, int64_t channel) {
-    constexpr int64_t n = kNeighbours<E>;
+    constexpr int64_t n = kNeighbors<E>;
     using Float = typename Lanes<kSimd>::Float;
     Sums<E, Rows, Vectors, kSimd> sums;
     float* sums_at = task.sums + channel;

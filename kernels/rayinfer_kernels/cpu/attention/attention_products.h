@@ -9,7 +9,7 @@
 
 namespace rayinfer {
 
-// scores[row, token] = factor x scales[token] x query[row] . key[token], for vectors of neighbouring tokens.
+// scores[row, token] = factor x scales[token] x query[row] . key[token], for vectors of neighboring tokens.
 template <class E>
 struct ScoreTask {
     const Plain<E>* query;

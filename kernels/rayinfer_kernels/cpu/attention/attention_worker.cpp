@@ -148,7 +148,7 @@ bool TileWorker<E>::zero_weights_hide(TokenRange chunk) const {
 template <class E>
 bool TileWorker<E>::has_finite_values(int64_t begin, int64_t end) const {
     if (begin >= end) return true;
-    constexpr int64_t n = kNeighbours<E>;
+    constexpr int64_t n = kNeighbors<E>;
     const int64_t piece = step_.piece();
     Float spoilt = splat(0.0f);
     for (int64_t token = begin / n * n, next; token < end; token = next) {
@@ -164,7 +164,7 @@ bool TileWorker<E>::has_finite_values(int64_t begin, int64_t end) const {
 // for all, in whole pairs, the few values before and behind it for one token's rows at a time.
 template <class E>
 void TileWorker<E>::add_visible_values(const ValueRows& rows, TokenRange chunk) {
-    constexpr int64_t n = kNeighbours<E>;
+    constexpr int64_t n = kNeighbors<E>;
     const int64_t group = step_.group(), end = rows.first + rows.count, position = tile_.first_position;
     const TokenRange first = visible_at(position + rows.first / group, chunk);
     const TokenRange last = visible_at(position + (end - 1) / group, chunk);
@@ -205,7 +205,7 @@ void TileWorker<E>::find_pieces(int64_t start, int64_t first_piece, int64_t num_
     for (int64_t i = first_piece; i < num_pieces; ++i) {
         const int64_t token = start + i * step_.piece(), offset = token % cache.block_size;
         const int64_t block = table[token / cache.block_size];
-        key_pieces_[i] = cache.key_block(block, tile_.kv_head) + offset * kNeighbours<E>;
+        key_pieces_[i] = cache.key_block(block, tile_.kv_head) + offset * kNeighbors<E>;
         value_pieces_[i] = cache.value_block(block, tile_.kv_head) + offset * cache.padded_dim;
         if constexpr (Cache<E>::kHasScales) {
             const int64_t slot = cache.first_slot(block, tile_.kv_head) + offset, count = step_.piece();
@@ -261,7 +261,7 @@ void TileWorker<E>::score_rows(int64_t row, int64_t num_rows, int64_t first_piec
         const int64_t count = end - at >= kTileVectors ? kTileVectors : end - at >= 2 ? 2 : 1;
         for (int64_t v = 0; v < count; ++v) {
             const int64_t index = (at + v) / per_piece, offset = (at + v) % per_piece * width;
-            task.keys[v] = key_pieces_[index] + offset * kNeighbours<E>;
+            task.keys[v] = key_pieces_[index] + offset * kNeighbors<E>;
             task.ahead[v] = fetches_values ? value_pieces_[index] + offset * step_.padded_dim() : nullptr;
         }
         task.scales = Cache<E>::kHasScales ? &key_scales_[at * width] : nullptr;

@@ -9,7 +9,7 @@ namespace rayinfer {
 
 // Numbers that stand together: channels of a key, tokens of a value. Pairs of bfloat16 are multiplied by one instruction.
 template <class E>
-constexpr int64_t kNeighbours = std::is_same_v<E, bfloat16> ? 2 : 1;
+constexpr int64_t kNeighbors = std::is_same_v<E, bfloat16> ? 2 : 1;
 
 // The numbers of eight bits that are nearest to x, ties to even; |x| must not be above 127.5.
 inline void store(int8_t* to, Float x) {
@@ -18,8 +18,8 @@ inline void store(int8_t* to, Float x) {
     std::memcpy(to, &bytes, sizeof(bytes));
 }
 
-// key   [num_blocks, num_kv_heads, padded_dim / kNeighbours, block_size, kNeighbours],
-// value [num_blocks, num_kv_heads, block_size / kNeighbours, padded_dim, kNeighbours].
+// key   [num_blocks, num_kv_heads, padded_dim / kNeighbors, block_size, kNeighbors],
+// value [num_blocks, num_kv_heads, block_size / kNeighbors, padded_dim, kNeighbors].
 // padded_dim is a multiple of 16, and what lies behind head_dim is zero. Keys and values of eight bits are multiplied by
 // their token's scale: [num_blocks, num_kv_heads, block_size] for each.
 template <class E>
@@ -39,7 +39,7 @@ struct Cache {
     // Keep the key and the value [head_dim] of one token and head; of any type that can be loaded.
     template <class X>
     void write(int64_t slot, int64_t head, const X* key_row, const X* value_row, int64_t head_dim) const {
-        constexpr int64_t n = kNeighbours<E>;
+        constexpr int64_t n = kNeighbors<E>;
         const int64_t block = slot / block_size, token = slot % block_size;
         E* key_at = key_block(block, head) + token * n;
         write_row(key_row, head_dim, key_scales, first_slot(block, head) + token, [&](int64_t d, const E* sixteen) {

@@ -1,6 +1,6 @@
-// Sums of products of small integers, in registers: the heart of products with quantised rows.
+// Sums of products of small integers, in registers: the heart of products with quantized rows.
 //
-// A register holds four neighbouring inputs of each of `kByteLanes` outputs. Sums are exact: nothing saturates.
+// A register holds four neighboring inputs of each of `kByteLanes` outputs. Sums are exact: nothing saturates.
 #pragma once
 
 #include "gemm/encoded_rows.h"

@@ -18,14 +18,14 @@ constexpr bool kHasBfloat16Products = false;
 
 constexpr int64_t kRowAlignment = 64;  // bytes: every encoded row begins where a cache line does
 
-// A number of a row that is not quantised: where nothing multiplies bfloat16 they are widened once, not in every product.
+// A number of a row that is not quantized: where nothing multiplies bfloat16 they are widened once, not in every product.
 template <class T>
 using Plain = std::conditional_t<std::is_same_v<T, bfloat16> && kHasBfloat16Products, bfloat16, float>;
 
-// Whether rows are quantised when they are encoded.
+// Whether rows are quantized when they are encoded.
 inline bool is_dynamic(Format format) { return format == Format::int8_dynamic || format == Format::int4_dynamic; }
 
-// What stands before the numbers of a quantised row; behind them, if they have signs, stands what groups of them begin with.
+// What stands before the numbers of a quantized row; behind them, if they have signs, stands what groups of them begin with.
 struct alignas(kRowAlignment) QuantizedRow {
     float scale;  // a number is its eight bits times this; NaN for a row that holds an infinity or NaN
 };

@@ -17,7 +17,7 @@ constexpr int64_t kRowsToWiden = 3 * kTileRows;  // so many read panels that wer
 constexpr int kVectorsPerPanel = kPanelWidth / kSimd;
 constexpr int64_t kQuadBytes = kPanelWidth * 4;
 
-// Quads of four neighbouring inputs become four columns of float32, or two of pairs of bfloat16.
+// Quads of four neighboring inputs become four columns of float32, or two of pairs of bfloat16.
 template <class E, int W>
 struct QuadParts;
 

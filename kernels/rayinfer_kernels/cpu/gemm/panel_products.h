@@ -1,4 +1,4 @@
-// Products of encoded rows with one panel or two neighbouring panels of a weight: a file for each kind of format.
+// Products of encoded rows with one panel or two neighboring panels of a weight: a file for each kind of format.
 //
 // `sums` [num_rows, num_panels x 32] becomes the whole product in float32. Every sum is taken in an order that depends on
 // the weight alone, so a row's result is the same bits whatever rows it is computed with.

@@ -15,7 +15,7 @@ enum class Format : int32_t {
     float32 = 0,
     bfloat16 = 1,
     int8 = 2,          // weights of eight bits, rows as the model has them
-    int8_dynamic = 3,  // the same weights, and rows of eight bits that are quantised when they are encoded
+    int8_dynamic = 3,  // the same weights, and rows of eight bits that are quantized when they are encoded
     int4_dynamic = 4,  // weights of four bits in groups, rows of eight
 };
 

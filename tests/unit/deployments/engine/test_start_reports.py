@@ -53,7 +53,7 @@ def test_unfinished_and_foreign_lines_are_left_out(tmp_path):
     path = tmp_path / "start.jsonl"
     line = b'{"process": "a", "step": {"name": "reading", "num_done": null, "num_parts": null, "seconds": 1.5}}\n'
     with StartReports(path) as reports, path.open("ab", buffering=0) as file:
-        file.write(b'nonsense\n[]\n{"process": "a", "step": {"colour": 1}}\n' + line[:30])
+        file.write(b'nonsense\n[]\n{"process": "a", "step": {"color": 1}}\n' + line[:30])
         assert reports.new() == []
         file.write(line[30:])
         assert seen(reports) == [("a", "reading", True)]

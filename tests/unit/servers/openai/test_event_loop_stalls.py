@@ -133,7 +133,7 @@ async def test_a_very_long_body_does_not_hold_up_a_long_one(client_with_template
     assert len(set(template.threads)) == 2
 
 
-async def test_forbidden_words_are_tokenised_in_a_thread(client_with_template, template):
+async def test_forbidden_words_are_tokenized_in_a_thread(client_with_template, template):
     body = {"messages": [{"role": "user", "content": "a"}], "bad_words": ["b"]}
     assert (await client_with_template.post(CHAT, json=body)).status_code == 200
     assert template.threads[0] is not threading.main_thread()
