@@ -41,7 +41,6 @@ def build_engine(
     config: EngineConfig,
     folder: Path,
     *,
-    name: str | None = None,
     rendezvous: "RendezvousHost | None" = None,
     group_timeout_s: float | None = None,
 ) -> Engine:
@@ -56,11 +55,11 @@ def build_engine(
     defaults = default_sampling_params(config, folder)
     if config.num_ranks == 1:
         worker = build_worker(config, folder)
-        return _assemble(model, worker, worker.executor, name or config.model, defaults)
+        return _assemble(model, worker, worker.executor, config.model, defaults)
     # By name: engines of one rank load nothing for several.
     distributed = importlib.import_module("rayinfer.engine.distributed.build_group")
     worker, executor = distributed.build_group(config, folder, rendezvous, group_timeout_s)
-    return _assemble(model, worker, executor, name or config.model, defaults)
+    return _assemble(model, worker, executor, config.model, defaults)
 
 
 class EncoderDecoderEngine(Engine):

@@ -125,11 +125,6 @@ class Tokenizer:
         return self._special_ids
 
     @property
-    def bos_token_id(self) -> int | None:
-        """Id of the token that begins a text."""
-        return self._special_id("bos_token")
-
-    @property
     def eos_token_id(self) -> int | None:
         """Id of the token that ends a text."""
         return self._special_id("eos_token")

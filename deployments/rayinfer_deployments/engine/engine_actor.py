@@ -59,7 +59,7 @@ class EngineActor:
         """Open the rendezvous, at which the engine's other ranks connect to this one, its first."""
         see_own_gpus()
         with self._reported_steps():
-            host: RendezvousHost = await _in_own_thread(lambda: _building().open_group())
+            host: RendezvousHost = await _in_own_thread(lambda: _building().RendezvousHost())
         self._rendezvous = host
         return host.rendezvous
 

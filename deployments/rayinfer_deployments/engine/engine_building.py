@@ -6,14 +6,9 @@ from rayinfer.config import EngineConfig
 from rayinfer.engine.build import build_engine
 from rayinfer.engine.distributed.rank_worker import run_rank
 from rayinfer.engine.loop.async_engine import AsyncEngine
-from rayinfer.engine.ranks.rendezvous import Rendezvous, RendezvousHost, open_rendezvous
+from rayinfer.engine.ranks.rendezvous import Rendezvous, RendezvousHost
 from rayinfer.engine.worker.cores import fill_machine, usable_cores
 from rayinfer.models.checkpoints.sources import resolve_model
-
-
-def open_group() -> RendezvousHost:
-    """Open the rendezvous of an engine's ranks, which share a node."""
-    return open_rendezvous("127.0.0.1")
 
 
 def build_async_engine(

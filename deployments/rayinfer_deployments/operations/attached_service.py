@@ -7,7 +7,7 @@ same operations as a service's own process.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -87,18 +87,16 @@ class AttachedService:
         application: str | None,
         *,
         looks_at_settings: bool = False,
-        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._address = address
         self._application = application
         self._looks_at_settings = looks_at_settings
-        self._check = check
         self._service: DeployedService | None = None
 
     def __enter__(self) -> DeployedService:
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         try:
-            attach(self._address, self._check)
+            attach(self._address)
             self._service = DeployedService(self._application, looks_at_settings=self._looks_at_settings)
         except BaseException:
             self._leave()
