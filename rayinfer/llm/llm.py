@@ -7,14 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
 from rayinfer.config import DEFAULT_MODEL, engine_config
 from rayinfer.engine.build import build_engine
 from rayinfer.errors import EngineDead, InvalidParameter, RequestError
 from rayinfer.llm.arguments import Message, Prompt, as_prompts, check_request, checked_token_ids, spread
-from rayinfer.llm.progress_bar import progress_bar
 from rayinfer.llm.request_state import RequestState, StepOutput
 from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.outputs import EngineStats, RequestOutput
+from rayinfer.progress import progress_bar
 from rayinfer.protocols import EngineRequestId, GenerationRequest, ModelDescription, Pause, Resume, Sleep, Wake
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.sampling_params import SamplingParams
@@ -264,7 +266,8 @@ class LLM:
     def _finish_all(self, request_ids: Sequence[str], *, use_tqdm: bool) -> list[RequestOutput]:
         results: dict[str, RequestOutput] = {}
         wanted = set(request_ids)
-        with progress_bar(use_tqdm) as progress:
+        speed_column = TextColumn("{task.fields[speed]:.0f} tokens/s")
+        with progress_bar(MofNCompleteColumn(), TimeElapsedColumn(), speed_column, shown=use_tqdm) as progress:
             task = progress.add_task("Generating", total=len(request_ids), speed=0.0)
             start, num_tokens = time.perf_counter(), 0
             while len(results) < len(wanted):
