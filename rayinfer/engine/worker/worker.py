@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import rayinfer_kernels
-from rayinfer.config import EngineConfig, cache_folder, packed_cache_bytes
+from rayinfer.config import EngineConfig
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, PipelineLink, Stage
 from rayinfer.engine.ranks.rank_coordinates import Ranks, any_device
@@ -24,16 +24,14 @@ from rayinfer.engine.worker.reserved_memory import reserved_memory_bytes
 from rayinfer.engine.worker.resolved_config import resolve_config
 from rayinfer.engine.worker.static_runner import StaticRunner, StaticShapes
 from rayinfer.engine.worker.warm_up import warm_up_plans
-from rayinfer.errors import ConfigError, ModelLoadError
+from rayinfer.engine.worker.weight_loading import reload_weights, weight_loader
+from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.cache_tensors import BlockShape
 from rayinfer.kv_cache.pool_size import count_kv_blocks, count_offload_blocks, count_static_blocks
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.encoder_decoder import EncoderDecoder
 from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
-from rayinfer.models.random_weights import random_decoder
-from rayinfer.optimization.packed_cache import PackedCache
-from rayinfer.optimization.packed_weights import load_packed_decoder
 from rayinfer.startup_steps import startup_step
 from rayinfer.tensor_parallel import UNSHARDED
 from rayinfer_kernels import ops
@@ -131,7 +129,8 @@ class Worker(ABC):
 
     def _load_model(self) -> ModelMemory:
         """Load the weights and allocate as many blocks as the remaining memory holds."""
-        load = self._loader()
+        shard = UNSHARDED if self._group is None else self._group.shard
+        load = weight_loader(self.config, self._folder, self._dtype, self._device, shard)
         decoder = load()
         shape = BlockShape(
             num_layers=decoder.num_layers_here,
@@ -145,7 +144,7 @@ class Worker(ABC):
         self.num_blocks = num_blocks - self.num_scratch  # of the pool, for requests
         self.max_model_len = min(self._longest, self.num_blocks * self.config.block_size)
         prepare = self._preparation()
-        load_again = partial(_load_again, load, prepare, self._folder, self._model)
+        load_again = partial(reload_weights, load, prepare, self._folder, self._model)
         with startup_step("taking memory for the KV cache"):
             prepare(decoder)
             sizes = {"num_blocks": num_blocks, "num_offload_blocks": num_offload_blocks}
@@ -163,23 +162,6 @@ class Worker(ABC):
             )
         counts = [self._count_blocks(block_bytes, reserved_bytes), count_offload_blocks(self.config, host_bytes)]
         return counts if self._group is None else self._group.reduce_min(counts)
-
-    def _loader(self) -> Callable[[], Decoder]:
-        """Make the function that loads the weights, now and after a sleep at level 2."""
-        config, shard = self.config, UNSHARDED if self._group is None else self._group.shard
-        if config.load_format == "dummy":
-            if config.quantization is not None:
-                raise ConfigError("quantization needs real weights: load_format must not be dummy")
-            return partial(random_decoder, self._folder, self._dtype, self._device, shard)
-        return partial(
-            load_packed_decoder,
-            self._folder,
-            self._dtype,
-            self._device,
-            quantization=config.quantization,
-            cache=PackedCache(cache_folder() / "packed", max_bytes=packed_cache_bytes()),
-            shard=shard,
-        )
 
     def _new_sampler(self) -> Sampler:
         num_rows, forced_end = self.config.num_rows + self.num_scratch, self._model.forced_end_token_id
@@ -294,16 +276,6 @@ def _prepare_for_sources(
     prepare(decoder)
     assert isinstance(decoder, EncoderDecoder), "an encoder-decoder's configuration without its model"
     decoder.allocate_sources(num_rows, longest_sequence, dtype, device)
-
-
-def _load_again(
-    load: Callable[[], Decoder], prepare: Callable[[Decoder], None], folder: Path, model: ModelConfig
-) -> Decoder:
-    if read_model_config(folder) != model:
-        raise ModelLoadError(f"{folder}: config.json is not what it was when the engine was built")
-    decoder = load()
-    prepare(decoder)
-    return decoder
 
 
 def _longest_sequence(config: EngineConfig, model: ModelConfig) -> int:
