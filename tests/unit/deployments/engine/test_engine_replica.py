@@ -40,7 +40,7 @@ class Replica(EngineReplica):
         pass
 
 
-async def test_a_replica_reports_the_seats_of_the_engine_and_not_those_of_the_settings(monkeypatch):
+async def test_a_replica_reports_the_max_num_seqs_of_the_engine_not_of_the_settings(monkeypatch):
     monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(replica_tag="abc"))
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}])
     group = EngineGroup("engine-x", FakeEngine(), [], lambda actor: None)
