@@ -16,7 +16,7 @@ from rayinfer.llm.arguments import Message, Prompt, as_prompts, check_request, c
 from rayinfer.llm.request_state import RequestState, StepOutput
 from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.outputs import EngineStats, RequestOutput
-from rayinfer.progress import progress_bar
+from rayinfer.progress_bar import progress_bar
 from rayinfer.protocols import EngineRequestId, GenerationRequest, ModelDescription, Pause, Resume, Sleep, Wake
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.sampling_params import SamplingParams

@@ -11,9 +11,9 @@ from rayinfer.layers.linear import FusedLinear, Linear, StackedLinear
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.loader import load_decoder
 from rayinfer.optimization.gptq import gptq
+from rayinfer.optimization.progress_line import progress_line
 from rayinfer.optimization.self_samples import sample_sequences
 from rayinfer.optimization.sequence_batches import SequenceBatches
-from rayinfer.progress import progress_line
 from rayinfer_kernels import ops
 
 CALIBRATION_VERSION = 1  # of everything that decides the found weights: raise it with a change

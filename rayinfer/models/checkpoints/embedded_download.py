@@ -13,7 +13,7 @@ from rich.progress import DownloadColumn, TransferSpeedColumn
 
 from rayinfer.errors import ModelLoadError, ModelNotFound
 from rayinfer.models.checkpoints.embedded_models import EmbeddedModel
-from rayinfer.progress import progress_bar
+from rayinfer.progress_bar import progress_bar
 
 POLL_S = 0.1  # how often the progress bar looks at the growing download
 CHUNK_BYTES = 1 << 20

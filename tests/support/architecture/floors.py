@@ -11,7 +11,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.metrics",
         "rayinfer.startup_steps",
         "rayinfer.liveness",
-        "rayinfer.progress",
+        "rayinfer.progress_bar",
     ),
     (
         "rayinfer.attention",

@@ -1,6 +1,6 @@
 import io
 
-from rayinfer.progress import progress_line
+from rayinfer.optimization.progress_line import progress_line
 
 
 class Terminal(io.StringIO):

@@ -1,18 +1,9 @@
-"""Progress of long tasks, on standard error: bars, and a line for a terminal alone."""
+"""Progress of a long task, in one line on standard error, where that is a terminal; it needs no other package."""
 
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
-
-
-def progress_bar(*columns: ProgressColumn, shown: bool) -> Progress:
-    """Make a bar with the task's description and these columns beside it; nothing is printed unless `shown`."""
-    described = (TextColumn("{task.description}"), BarColumn())
-    return Progress(*described, *columns, console=Console(stderr=True), disable=not shown)
 
 
 @contextmanager
