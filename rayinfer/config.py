@@ -95,7 +95,7 @@ class EngineConfig(BaseModel):
         description="true: refuse to run where a request's bits may depend on the batch; with the compiled CPU kernels"
         " they never do",
     )
-    weights_generation: int = Field(
+    weights_version: int = Field(
         0,
         ge=0,
         description="weight version: recorded in traces; cached prefixes of other versions are ignored;"

@@ -187,11 +187,9 @@ class EngineStats:
 class StepMessage:
     """All results of one engine step for one router."""
 
-    epoch: int  # changes when the engine is built anew
-    step: int
     deltas: list[TokenDelta]
     stats: EngineStats
-    blocks_stored: list[bytes] = field(default_factory=list)  # digests that entered the prefix cache
+    blocks_stored: list[bytes] = field(default_factory=list)  # hashes that entered the prefix cache
     blocks_removed: list[bytes] = field(default_factory=list)
     # Heartbeats, sent when there is no step: how long the engine has been in its current step, and the limit.
     stalled_s: float = 0.0

@@ -12,16 +12,16 @@ from rayinfer.sampling_params import SamplingParams
 class EngineRequestId(NamedTuple):
     """Identity of an engine request, which is one choice of a client's request.
 
-    Written as `request/choice`, and from the second attempt on as `request/choice@epoch`.
+    Written as `request/choice`, and from the second attempt on as `request/choice@attempt`.
     """
 
     request_id: str
     choice: int
-    epoch: int = 0  # number of the attempt
+    attempt: int = 0  # its number
 
     def __str__(self) -> str:
         name = f"{self.request_id}/{self.choice}"
-        return f"{name}@{self.epoch}" if self.epoch else name
+        return f"{name}@{self.attempt}" if self.attempt else name
 
     @staticmethod
     def request_id_of(name: str) -> str:
@@ -32,8 +32,8 @@ class EngineRequestId(NamedTuple):
     def parse(cls, name: str) -> "EngineRequestId":
         """Read the written form."""
         request_id, _, part = name.rpartition("/")
-        choice, _, epoch = part.partition("@")
-        return cls(request_id, int(choice), int(epoch or 0))
+        choice, _, attempt = part.partition("@")
+        return cls(request_id, int(choice), int(attempt or 0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +54,7 @@ class GenerationRequest:
     tenant: str = ""
     cache_salt: str = ""  # requests with different salts share no cached prefix
     adapter: str | None = None
-    epoch: int = 0  # number of the attempt
+    attempt: int = 0  # number of the dispatch to an engine
     trace: bool = False  # whether its events are recorded
 
 
@@ -72,7 +72,7 @@ class ModelDescription:
     max_num_batched_tokens: int = 0  # of one step; 0: unknown
     max_cudagraph_capture_size: int = 0  # requests in the largest step that runs as a CUDA graph; 0: none does
     eos_token_ids: tuple[int, ...] = ()
-    weights_generation: int = 0  # weight version
+    weights_version: int = 0  # weight version
     scores_prompts: bool = True  # False for encoder-decoders: prompts have no logprobs
     default_sampling_params: Mapping[str, Any] = field(default_factory=dict)  # by field of SamplingParams
     bad_token_sequences: tuple[tuple[int, ...], ...] = ()  # never generated, such as padding

@@ -41,7 +41,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # over output
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] | None = None  # by token id, added to the logits
     allowed_token_ids: Sequence[int] | None = None  # nothing else is chosen
-    bad_words: Sequence[str] | None = ()  # texts that do not appear; tokenised by the owner of the tokenizer
+    bad_words: Sequence[str] | None = ()  # texts that do not appear; tokenized by the owner of the tokenizer
     bad_token_sequences: Sequence[Sequence[int]] | None = ()  # the last token of each never follows the others
     seed: int | None = None
     max_tokens: int | None = 16  # None: whatever the context leaves; 0: the prompt is only scored
@@ -212,7 +212,7 @@ class SamplingParams:
 
     @property
     def bad_texts(self) -> tuple[str, ...]:
-        """The bad words that are not tokenised yet."""
+        """The bad words that are not tokenized yet."""
         return self.bad_words  # type: ignore[return-value]
 
     @property
@@ -232,7 +232,7 @@ class SamplingParams:
 
     @property
     def has_token_rules(self) -> bool:
-        """Whether tokens are favoured, allowed or forbidden by their ids."""
+        """Whether tokens are favored, allowed or forbidden by their ids."""
         return bool(self.biases) or self.allowed_ids is not None or bool(self.bad_sequences)
 
 

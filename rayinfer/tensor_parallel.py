@@ -160,7 +160,7 @@ class Shard:
         )
 
     @property
-    def is_whole(self) -> bool:
+    def is_unsharded(self) -> bool:
         """Whether it is the whole model."""
         return self.coordinates.world_size == 1
 

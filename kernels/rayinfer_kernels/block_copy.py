@@ -50,7 +50,7 @@ def send_to_host(
 
 
 class _Run(NamedTuple):
-    """Neighbouring blocks that also stand next to each other in a list: one copy moves them all."""
+    """Neighboring blocks that also stand next to each other in a list: one copy moves them all."""
 
     positions: slice
     blocks: slice

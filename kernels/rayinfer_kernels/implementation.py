@@ -94,15 +94,15 @@ class Implementation(Protocol):
         """Attend from the step's tokens to their requests' cached tokens."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False) -> torch.Tensor:
-        """Normalise each row."""
+        """Normalize each row."""
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, unit_offset: bool = False
     ) -> torch.Tensor:
-        """Add x to the residual in place and normalise each row of the sum."""
+        """Add x to the residual in place and normalize each row of the sum."""
 
     def layer_norm(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-        """Normalise each row around its mean."""
+        """Normalize each row around its mean."""
 
     def rotary_embedding(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         """Rotate each head by its token's angles."""

@@ -2,7 +2,7 @@
 
 A block is 576 bytes. Byte (j, n, i) of its first 512, [4, 32, 4], holds two numbers of output n, each plus 8 to have
 no sign: that of input 4 j + i in its lower half, that of input 16 + 4 j + i in its upper half. Then come the outputs'
-scales in bfloat16, those of outputs n and n + 16 as neighbours. So a register's worth of bytes makes two registers of
+scales in bfloat16, those of outputs n and n + 16 as neighbors. So a register's worth of bytes makes two registers of
 numbers, and one of scales makes two of float32, by masks and shifts alone.
 """
 

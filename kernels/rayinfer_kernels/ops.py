@@ -141,7 +141,7 @@ def moe_combine(rows: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor
 def embedding(
     indices: torch.Tensor, weight: torch.Tensor | PackedWeight, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Gather rows of `weight`, a quantised one's as `dtype`: indices [num_tokens] -> [num_tokens, in_features]."""
+    """Gather rows of `weight`, a quantized one's as `dtype`: indices [num_tokens] -> [num_tokens, in_features]."""
     if isinstance(weight, PackedWeight):
         dtype = dtype or weight.panels.dtype
         return implementation_of(weight.panels.device, dtype).packed_embedding(weight, indices, dtype)

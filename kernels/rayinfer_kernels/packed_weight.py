@@ -17,12 +17,12 @@ LAYOUT_VERSION = 1  # packed weights are kept on the disk: raise it when what th
 
 
 class WeightFormat(enum.IntEnum):
-    """Number format of a packed weight; cpu/weight.h has the same list."""
+    """Number format of a packed weight; cpu/gemm/weight.h has the same list."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
     INT8 = 2  # rows stay as the model has them
-    INT8_DYNAMIC = 3  # the same weights, but rows are quantised too, token by token
+    INT8_DYNAMIC = 3  # the same weights, but rows are quantized too, token by token
     INT4_DYNAMIC = 4  # groups of 32 inputs share a scale
     FLOAT8_DYNAMIC = 5  # of GPUs: e4m3, not in panels, and rows are rounded to the same
 
@@ -33,12 +33,12 @@ class WeightFormat(enum.IntEnum):
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether rows are quantised, too, before they are multiplied."""
+        """Whether rows are quantized, too, before they are multiplied."""
         return self >= WeightFormat.INT8_DYNAMIC
 
 
 class WeightArgument(ctypes.Structure):
-    """A packed weight, as the C++ kernels read it (cpu/weight.h)."""
+    """A packed weight, as the C++ kernels read it (cpu/gemm/weight.h)."""
 
     _fields_ = (
         ("panels", ctypes.c_void_p),
@@ -55,8 +55,8 @@ class WeightArgument(ctypes.Structure):
 class PackedWeight:
     """The weight [out_features, in_features] of a linear layer, cut into panels of 32 outputs each; or several layers'.
 
-    Within a panel the same word of all outputs lies together, a word being one float32, two neighbouring bfloat16 or
-    four neighbouring int8; numbers of four bits lie in blocks (int4_blocks.py). A gated weight is two layers of one
+    Within a panel the same word of all outputs lies together, a word being one float32, two neighboring bfloat16 or
+    four neighboring int8; numbers of four bits lie in blocks (int4_blocks.py). A gated weight is two layers of one
     input: their panels alternate, and out_features are one's. Numbers of FLOAT8_DYNAMIC, which only GPUs multiply, lie
     as they did in the weight, [out_features, in_features] with both filled up to multiples of 16.
     """
@@ -105,7 +105,7 @@ class PackedWeight:
     def rows(self, indices: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Rows of the matrix: indices [n] -> [n, in_features]; a gated weight's up rows come behind its gate rows.
 
-        Their type is the weight's own or, of a quantised one, `dtype` or float32.
+        Their type is the weight's own or, of a quantized one, `dtype` or float32.
         """
         if not self.format.is_quantized:
             panel, column = self._columns_of(indices)
@@ -120,7 +120,7 @@ class PackedWeight:
         return (numbers * factors).to(dtype or torch.float32)
 
     def quantized_rows(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Numbers of a quantised weight's rows, int8 [n, in_features], and scales, float32 [n] or [n, num_groups]."""
+        """Numbers of a quantized weight's rows, int8 [n, in_features], and scales, float32 [n] or [n, num_groups]."""
         panel, column = self._columns_of(indices)
         if self.format is WeightFormat.INT4_DYNAMIC:
             numbers, scales = gather_numbers(self.panels, panel, column), gather_scales(self.panels, panel, column)

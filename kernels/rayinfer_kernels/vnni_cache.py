@@ -24,8 +24,8 @@ class KVScales:
 class VnniKVCache:
     """Keys and values of one layer, each head of a block in one piece; what lies behind head_dim is zero.
 
-    Two bfloat16 numbers are multiplied by one instruction, so they lie in pairs: of neighbours along the head for
-    a key, of neighbouring tokens for a value. Other numbers are stored one by one. Those of eight bits have scales.
+    Two bfloat16 numbers are multiplied by one instruction, so they lie in pairs: of neighbors along the head for
+    a key, of neighboring tokens for a value. Other numbers are stored one by one. Those of eight bits have scales.
     """
 
     key: torch.Tensor  # [num_blocks, num_kv_heads, padded_dim / pair_size, block_size, pair_size]

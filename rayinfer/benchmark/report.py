@@ -62,7 +62,7 @@ class Table:
 
 
 def percentiles(seconds: Sequence[float]) -> Percentiles | None:
-    """Summarise durations in milliseconds, interpolating between neighbours; None when there are none."""
+    """Summarize durations in milliseconds, interpolating between neighbors; None when there are none."""
     if not seconds:
         return None
     ordered = sorted(1e3 * value for value in seconds)

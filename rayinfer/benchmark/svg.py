@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from html import escape
 
 FONT = '12px system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif'
-# By class: the colours on light and on dark pages.
-COLOURS = {
+# By class: the colors on light and on dark pages.
+COLORS = {
     "ink": ("#1f2328", "#f0f6fc"),
     "note": ("#59636e", "#9198a1"),
     "grey": ("#afb8c1", "#59636e"),
@@ -19,7 +19,7 @@ COLOURS = {
 
 
 class Drawing:
-    """Shapes of one figure; `kind` names a colour, and a text's weight, size or anchor."""
+    """Shapes of one figure; `kind` names a color, and a text's weight, size or anchor."""
 
     def __init__(self, width: int, title: str) -> None:
         self._width, self._title = width, title
@@ -53,16 +53,16 @@ class Drawing:
 
 
 def _style() -> str:
-    def colours(page: int) -> str:
-        return f"text {{ fill: {COLOURS['ink'][page]}; }} " + "".join(
+    def colors(page: int) -> str:
+        return f"text {{ fill: {COLORS['ink'][page]}; }} " + "".join(
             f".{name} {{ fill: {shades[page]}; }} polyline.{name} {{ stroke: {shades[page]}; }} "
-            for name, shades in COLOURS.items()
+            for name, shades in COLORS.items()
         )
 
     return f"""
 text {{ font: {FONT}; }} text.title {{ font-weight: 600; }} text.note {{ font-size: 11px; }}
 text.middle {{ text-anchor: middle; }} text.end {{ text-anchor: end; }} .pale {{ opacity: 0.45; }}
-{colours(0)}
+{colors(0)}
 polyline {{ fill: none !important; stroke-width: 1.6; }} polyline.grid {{ stroke-width: 1; }}
-@media (prefers-color-scheme: dark) {{ {colours(1)} }}
+@media (prefers-color-scheme: dark) {{ {colors(1)} }}
 """

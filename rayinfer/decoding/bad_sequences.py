@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rayinfer.decoding.device_copy import copy_to_device
-from rayinfer.decoding.row_lists import RowLists
+from rayinfer.decoding.ragged_rows import RaggedRows
 from rayinfer.sampling_params import MAX_BAD_SEQUENCE_TOKENS
 
 _REACH = MAX_BAD_SEQUENCE_TOKENS - 1  # how far back a sequence looks
@@ -20,7 +20,7 @@ class BadSequences:
 
     def __init__(self, max_num_rows: int, device: torch.device) -> None:
         self._device = device
-        self._sequences = RowLists(max_num_rows, device)  # last tokens [n], and the others [n, _REACH] before them
+        self._sequences = RaggedRows(max_num_rows, device)  # last tokens [n], and the others [n, _REACH] before them
         self._recent = torch.full((max_num_rows, _REACH), _NO_TOKEN, dtype=torch.int32, device=device)  # newest last
 
     def add_row(

@@ -22,7 +22,7 @@ class PenaltyStrengths:
 
 
 class PenaltyHistory:
-    """Tokens that each penalised request has seen, in slots that are allocated and freed.
+    """Tokens that each penalized request has seen, in slots that are allocated and freed.
 
     A slot lists the tokens that a penalty may touch, so a step's work grows with the history and not with the
     vocabulary. The list may hold a token twice, or unseen ones as padding: a token's penalties stand in
@@ -65,10 +65,10 @@ class PenaltyHistory:
         """Reserve capacity for one more token in each of these slots, so that `record` cannot fail."""
         self._widen(int(self._lengths[slots].max(initial=0)) + 1)
 
-    def penalise_(
+    def penalize_(
         self, scores: Tensor, rows: Tensor, slots: npt.NDArray[np.int64], strengths: PenaltyStrengths
     ) -> None:
-        """Penalise in place the rows `rows` of `scores` [n, vocab], whose histories are in `slots`."""
+        """Penalize in place the rows `rows` of `scores` [n, vocab], whose histories are in `slots`."""
         slot_index = self._on_device(slots)
         slot_column, row_column = slot_index.unsqueeze(1), rows.unsqueeze(1)
         listed_ids = self._listed_ids[slot_index, : int(self._lengths[slots].max(initial=0))]

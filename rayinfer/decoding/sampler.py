@@ -12,7 +12,7 @@ from torch import Tensor
 from rayinfer.decoding.device_copy import copy_to_device
 from rayinfer.decoding.logprobs import LogprobsTensors, gather_logprobs
 from rayinfer.decoding.penalties import PenaltyHistory, PenaltyStrengths
-from rayinfer.decoding.row_lists import RowLists
+from rayinfer.decoding.ragged_rows import RaggedRows
 from rayinfer.decoding.sampling_table import RowSettings, SamplingTable
 from rayinfer.decoding.token_rules import TokenRules
 from rayinfer.decoding.typical_set import keep_typical_
@@ -82,7 +82,7 @@ class Sampler:
         self._table = SamplingTable(max_num_rows, vocab_size)
         self._penalties = PenaltyHistory(vocab_size, self._device)
         self._rules = TokenRules(max_num_rows, self._device)
-        self._end_ids = RowLists(max_num_rows, self._device)  # of the rows whose min_tokens forbids them
+        self._end_ids = RaggedRows(max_num_rows, self._device)  # of the rows whose min_tokens forbids them
 
     @property
     def num_rows(self) -> int:
@@ -163,9 +163,9 @@ class Sampler:
             is_invalid = _is_invalid(best.values)
             return Sampled(best.indices.masked_fill_(is_invalid, 0), is_invalid, _NO_LINES, None)
         settings = self._table.at(rows)
-        penalised = np.flatnonzero(settings["is_penalised"])
-        slots = settings["penalty_slot"][penalised]
-        if penalised.size:
+        penalized = np.flatnonzero(settings["is_penalized"])
+        slots = settings["penalty_slot"][penalized]
+        if penalized.size:
             self._penalties.reserve(slots)
 
         scores = self._adjusted(logits, settings, rows, positions)
@@ -174,8 +174,8 @@ class Sampler:
         scored = np.flatnonzero(settings["num_logprobs"])
         logprobs = self._logprobs(logits, token_ids, settings, scored) if scored.size else None
 
-        if penalised.size:
-            lines = self._on_device(penalised)
+        if penalized.size:
+            lines = self._on_device(penalized)
             self._penalties.record(slots, token_ids[lines], ~is_invalid[lines])
         if np.count_nonzero(settings["has_rules"]):
             self._rules.record(rows, token_ids)
@@ -187,7 +187,7 @@ class Sampler:
         A plain draw has a temperature, and may have top-k, top-p and min-p.
         """
         settings = self._table.at(rows)
-        needs_more = settings["is_penalised"] | settings["has_rules"] | (settings["num_logprobs"] > 0)
+        needs_more = settings["is_penalized"] | settings["has_rules"] | (settings["num_logprobs"] > 0)
         needs_more |= (settings["typical_p"] < 1.0) | (positions < settings["min_end_position"])
         if self._has_forced_end:
             needs_more |= positions >= settings["last_position"]
@@ -195,22 +195,22 @@ class Sampler:
 
     def _adjusted(self, logits: Tensor, settings: RowSettings, rows: RowNumbers, positions: RowNumbers) -> Tensor:
         has_rules = np.count_nonzero(settings["has_rules"]) > 0
-        penalised = np.flatnonzero(settings["is_penalised"])
+        penalized = np.flatnonzero(settings["is_penalized"])
         endless = np.flatnonzero(positions < settings["min_end_position"])
         forced = np.flatnonzero(positions >= settings["last_position"]) if self._has_forced_end else _NO_LINES
-        if not has_rules and not penalised.size and not endless.size and not forced.size:
+        if not has_rules and not penalized.size and not endless.size and not forced.size:
             return logits
         scores = logits.to(torch.float32, copy=True)
         if has_rules:
             self._rules.add_biases_(scores, rows)
-        if penalised.size:
-            chosen = settings[penalised]
+        if penalized.size:
+            chosen = settings[penalized]
             strengths = PenaltyStrengths(
                 repetition=self._on_device(chosen["repetition_penalty"]),
                 presence=self._on_device(chosen["presence_penalty"]),
                 frequency=self._on_device(chosen["frequency_penalty"]),
             )
-            self._penalties.penalise_(scores, self._on_device(penalised), chosen["penalty_slot"], strengths)
+            self._penalties.penalize_(scores, self._on_device(penalized), chosen["penalty_slot"], strengths)
         if has_rules:
             self._rules.forbid_(scores, rows)
         if endless.size and (end_ids := self._end_ids.gather(rows[endless])) is not None:

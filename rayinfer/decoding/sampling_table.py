@@ -13,7 +13,7 @@ ROW = np.dtype(
     [
         ("is_used", np.bool_),
         ("is_greedy", np.bool_),
-        ("is_penalised", np.bool_),
+        ("is_penalized", np.bool_),
         ("has_rules", np.bool_),  # about single tokens
         ("temperature", np.float32),
         ("top_k", np.int64),  # the vocabulary's size when it is off
@@ -23,7 +23,7 @@ ROW = np.dtype(
         ("repetition_penalty", np.float32),
         ("presence_penalty", np.float32),
         ("frequency_penalty", np.float32),
-        ("penalty_slot", np.int64),  # valid where is_penalised
+        ("penalty_slot", np.int64),  # valid where is_penalized
         ("seed", np.int64),  # the bits of the 64-bit seed
         ("choice", np.int64),
         ("min_end_position", np.int64),  # the first position where an end token may stand; 0 where none is held back
@@ -60,7 +60,7 @@ class SamplingTable:
         """Write one request's settings over whatever the row held."""
         settings = self._rows[row]
         settings["is_greedy"] = params.temperature < _GREEDY_BELOW
-        settings["is_penalised"] = penalty_slot is not None
+        settings["is_penalized"] = penalty_slot is not None
         settings["has_rules"] = params.has_token_rules
         settings["temperature"] = max(params.temperature, _GREEDY_BELOW)
         settings["top_k"] = min(params.top_k, self._vocab_size) if params.top_k > 0 else self._vocab_size
@@ -88,7 +88,7 @@ class SamplingTable:
     def penalty_slot(self, row: int) -> int | None:
         """Return the slot of the penalty history of `row`, if there is one."""
         settings = self._rows[row]
-        return int(settings["penalty_slot"]) if settings["is_penalised"] else None
+        return int(settings["penalty_slot"]) if settings["is_penalized"] else None
 
     def at(self, rows: npt.NDArray[np.integer]) -> RowSettings:
         """Return a copy of the settings of `rows`, in that order; raises InvalidParameter for unused rows."""

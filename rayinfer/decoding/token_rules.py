@@ -1,4 +1,4 @@
-"""Tokens that a request favours, allows or forbids by their ids."""
+"""Tokens that a request favors, allows or forbids by their ids."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from rayinfer.decoding.bad_sequences import BadSequences
 from rayinfer.decoding.device_copy import copy_to_device
-from rayinfer.decoding.row_lists import RowLists
+from rayinfer.decoding.ragged_rows import RaggedRows
 from rayinfer.sampling_params import SamplingParams
 
 _NEVER = float("-inf")
@@ -21,9 +21,9 @@ class TokenRules:
 
     def __init__(self, max_num_rows: int, device: torch.device) -> None:
         self._device = device
-        self._biases = RowLists(max_num_rows, device)  # token ids, biases
-        self._allowed = RowLists(max_num_rows, device)  # token ids
-        self._bad_tokens = RowLists(max_num_rows, device)  # token ids
+        self._biases = RaggedRows(max_num_rows, device)  # token ids, biases
+        self._allowed = RaggedRows(max_num_rows, device)  # token ids
+        self._bad_tokens = RaggedRows(max_num_rows, device)  # token ids
         self._bad_sequences = BadSequences(max_num_rows, device)
 
     def add_row(

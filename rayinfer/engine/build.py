@@ -24,7 +24,7 @@ from rayinfer.engine.worker.cpu_kernels import use_cpu_kernels
 from rayinfer.engine.worker.worker import Worker, build_worker
 from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.block_manager import BlockManager
-from rayinfer.models.encoder_decoder_config import AnswerSettings
+from rayinfer.models.encoder_decoder_config import Seq2SeqSettings
 from rayinfer.models.generation_config import default_sampling_params
 from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
@@ -41,7 +41,6 @@ def build_engine(
     config: EngineConfig,
     folder: Path,
     *,
-    name: str | None = None,
     rendezvous: "RendezvousHost | None" = None,
     group_timeout_s: float | None = None,
 ) -> Engine:
@@ -56,11 +55,11 @@ def build_engine(
     defaults = default_sampling_params(config, folder)
     if config.num_ranks == 1:
         worker = build_worker(config, folder)
-        return _assemble(model, worker, worker.executor, name or config.model, defaults)
+        return _assemble(model, worker, worker.executor, config.model, defaults)
     # By name: engines of one rank load nothing for several.
     distributed = importlib.import_module("rayinfer.engine.distributed.build_group")
     worker, executor = distributed.build_group(config, folder, rendezvous, group_timeout_s)
-    return _assemble(model, worker, executor, name or config.model, defaults)
+    return _assemble(model, worker, executor, config.model, defaults)
 
 
 class EncoderDecoderEngine(Engine):
@@ -70,17 +69,17 @@ class EncoderDecoderEngine(Engine):
     apply to the output.
     """
 
-    def __init__(self, *, answers: AnswerSettings, **parts: Any) -> None:
+    def __init__(self, *, seq2seq: Seq2SeqSettings, **parts: Any) -> None:
         super().__init__(**parts)
-        self._answers = answers
+        self._seq2seq = seq2seq
 
     def _checked_request(self, request: GenerationRequest, source_token_ids: Int32Array | None = None) -> Request:
         source_token_ids = checked_source(request, self.description)
         params = request.sampling_params
-        if bad := self._answers.bad_token_sequences:
+        if bad := self._seq2seq.bad_token_sequences:
             params = replace(params, bad_token_sequences=(*params.bad_sequences, *bad))
-        answer = replace(request, prompt_token_ids=[self._answers.start_token_id], sampling_params=params)
-        return super()._checked_request(answer, source_token_ids)
+        request_to_decoder = replace(request, prompt_token_ids=[self._seq2seq.start_token_id], sampling_params=params)
+        return super()._checked_request(request_to_decoder, source_token_ids)
 
 
 def _assemble(model: ModelConfig, worker: Worker, executor: Executor, name: str, defaults: Mapping[str, Any]) -> Engine:
@@ -101,7 +100,7 @@ def _assemble(model: ModelConfig, worker: Worker, executor: Executor, name: str,
         max_concurrent_batches=executor.max_concurrent_batches,
         supports_async_scheduling=executor.supports_async_scheduling,
     )
-    answers = model.answers
+    seq2seq = model.seq2seq
     description = ModelDescription(
         name=name,
         max_model_len=worker.max_model_len,
@@ -113,16 +112,16 @@ def _assemble(model: ModelConfig, worker: Worker, executor: Executor, name: str,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_cudagraph_capture_size=worker.max_cudagraph_capture_size,
         eos_token_ids=model.eos_token_ids,
-        weights_generation=config.weights_generation,
-        scores_prompts=answers is None,
+        weights_version=config.weights_version,
+        scores_prompts=seq2seq is None,
         default_sampling_params=defaults,
-        bad_token_sequences=() if answers is None else answers.bad_token_sequences,
+        bad_token_sequences=() if seq2seq is None else seq2seq.bad_token_sequences,
     )
     _logger.info("engine for %s: %s", description.name, description.capacity)
     parts: dict[str, Any] = {"description": description, "scheduler": scheduler, "executor": executor}
-    if answers is None:
+    if seq2seq is None:
         return Engine(**parts, seed=config.seed)
-    return EncoderDecoderEngine(answers=answers, **parts, seed=config.seed)
+    return EncoderDecoderEngine(seq2seq=seq2seq, **parts, seed=config.seed)
 
 
 def _check_settings(config: EngineConfig, folder: Path) -> ModelConfig:

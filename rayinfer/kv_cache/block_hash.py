@@ -1,4 +1,4 @@
-"""Digests of full blocks, over everything that their keys and values depend on."""
+"""Hashes of full blocks, over everything that their keys and values depend on."""
 
 import struct
 from collections.abc import Sequence
@@ -7,54 +7,54 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-# The parent of a first block. As wide as every other digest: parent, salt and tokens cannot run into each other.
-ROOT_DIGEST = bytes(16)
+# The parent of a first block. As wide as every other hash: parent, salt and tokens cannot run into each other.
+ROOT_HASH = bytes(16)
 
 _LITTLE_ENDIAN_INT32 = np.dtype("<i4")
 
 
-def prefix_salt(tenant: str, cache_salt: str, adapter: str | None, weights_generation: int = 0) -> bytes:
+def prefix_salt(tenant: str, cache_salt: str, adapter: str | None, weights_version: int = 0) -> bytes:
     """Make the salt that separates prefixes of equal tokens; routers and engines must agree on it."""
     # By repr, no two tuples give the same text, and any client's text can be encoded.
-    return repr((tenant, cache_salt, adapter or "", weights_generation)).encode()
+    return repr((tenant, cache_salt, adapter or "", weights_version)).encode()
 
 
-class PrefixDigests:
-    """The digests of one request's full blocks, each computed once, when the block is full."""
+class BlockHashes:
+    """The hashes of one request's full blocks, each computed once, when the block is full."""
 
-    __slots__ = ("_block_bytes", "_block_size", "_salt", "digests")
+    __slots__ = ("_block_bytes", "_block_size", "_salt", "hashes")
 
     def __init__(self, block_size: int, salt: bytes) -> None:
         self._block_size = block_size
         self._block_bytes = block_size * _LITTLE_ENDIAN_INT32.itemsize
         self._salt = salt
-        self.digests: list[bytes] = []
+        self.hashes: list[bytes] = []
 
     def extend(self, token_ids: NDArray[np.int32], num_tokens: int) -> None:
-        """Add the digests of blocks that became full; `token_ids[:num_tokens]` are all tokens known so far."""
+        """Add the hashes of blocks that became full; `token_ids[:num_tokens]` are all tokens known so far."""
         assert num_tokens <= len(token_ids), f"{num_tokens} tokens expected, {len(token_ids)} given"
-        first, full = len(self.digests), num_tokens // self._block_size
+        first, full = len(self.hashes), num_tokens // self._block_size
         if full > first:
             self.append(token_bytes(token_ids[first * self._block_size : full * self._block_size]))
 
     def append(self, written: bytes) -> None:
-        """Add the digests of the next blocks, whose token ids are given in the format of `token_bytes`."""
-        digests, salt, width = self.digests, self._salt, self._block_bytes
-        digest = digests[-1] if digests else ROOT_DIGEST
-        digest_of = xxhash.xxh3_128_digest
+        """Add the hashes of the next blocks, whose token ids are given in the format of `token_bytes`."""
+        hashes, salt, width = self.hashes, self._salt, self._block_bytes
+        block_hash = hashes[-1] if hashes else ROOT_HASH
+        hash_of = xxhash.xxh3_128_digest
         for start in range(0, len(written), width):
-            digest = digest_of(digest + salt + written[start : start + width])
-            digests.append(digest)
+            block_hash = hash_of(block_hash + salt + written[start : start + width])
+            hashes.append(block_hash)
 
 
 def token_bytes(token_ids: NDArray[np.int32]) -> bytes:
-    """Encode token ids for digests: four bytes each, little-endian."""
+    """Encode token ids for hashes: four bytes each, little-endian."""
     return token_ids.astype(_LITTLE_ENDIAN_INT32, copy=False).tobytes()
 
 
-def prefix_digests(token_ids: Sequence[int], block_size: int, salt: bytes) -> list[bytes]:
-    """Digest the full blocks of a list of token ids, which takes half as long as by an array."""
+def hash_blocks(token_ids: Sequence[int], block_size: int, salt: bytes) -> list[bytes]:
+    """Hash the full blocks of a list of token ids, which takes half as long as by an array."""
     num_full = len(token_ids) // block_size * block_size
-    chain = PrefixDigests(block_size, salt)
+    chain = BlockHashes(block_size, salt)
     chain.append(struct.pack(f"<{num_full}i", *token_ids[:num_full]))
-    return chain.digests
+    return chain.hashes

@@ -62,10 +62,10 @@ class BlockManager:
         return blocks
 
     def find_cached_prefix(
-        self, digests: Sequence[bytes], token_ids: NDArray[np.int32], salt: bytes = b""
+        self, block_hashes: Sequence[bytes], token_ids: NDArray[np.int32], salt: bytes = b""
     ) -> CachedPrefix:
-        """Find the longest stored prefix; a hit is verified against salt, parent and tokens, not only by digest."""
-        blocks = self._stored.find(digests, token_ids, salt)
+        """Find the longest stored prefix; a hit is verified against salt, parent and tokens, not only by hash."""
+        blocks = self._stored.find(block_hashes, token_ids, salt)
         return CachedPrefix(blocks=blocks, num_tokens=len(blocks) * self.block_size)
 
     def pin(self, blocks: Sequence[int]) -> None:
@@ -90,7 +90,7 @@ class BlockManager:
                 self._release(block)
 
     def store(
-        self, block: int, digest: bytes, *, parent: int | None, token_ids: NDArray[np.int32], salt: bytes = b""
+        self, block: int, block_hash: bytes, *, parent: int | None, token_ids: NDArray[np.int32], salt: bytes = b""
     ) -> None:
         """Store a full block whose keys and values are written: from now on it can be hit.
 
@@ -98,12 +98,12 @@ class BlockManager:
         that one continues to be hit and this one is its duplicate. An older block whose own parent is gone can never
         be hit again and is replaced.
         """
-        self.store_all([block], [digest], parents=[parent], token_ids=token_ids[np.newaxis], salts=[salt])
+        self.store_all([block], [block_hash], parents=[parent], token_ids=token_ids[np.newaxis], salts=[salt])
 
     def store_all(
         self,
         blocks: Sequence[int],
-        digests: Sequence[bytes],
+        block_hashes: Sequence[bytes],
         *,
         parents: Sequence[int | None],
         token_ids: NDArray[np.int32],
@@ -115,30 +115,30 @@ class BlockManager:
         for block in blocks:
             if not self._readers[block]:
                 raise RuntimeError(f"block {block} is stored but has no readers")
-        for displaced in self._stored.add(blocks, digests, parents=parents, token_ids=token_ids, salts=salts):
+        for displaced in self._stored.add(blocks, block_hashes, parents=parents, token_ids=token_ids, salts=salts):
             if not self._readers[displaced]:
                 self._stored.forget([displaced])
                 self._free.remove(displaced)
                 self._free.add_first(displaced)
 
-    def forget(self, digests: Iterable[bytes], blocks: Iterable[int] = ()) -> None:
-        """Remove these digests and `blocks` from the prefix cache, even blocks with readers.
+    def forget(self, block_hashes: Iterable[bytes], blocks: Iterable[int] = ()) -> None:
+        """Remove these hashes and `blocks` from the prefix cache, even blocks with readers.
 
         A duplicate is hit once its equal is gone: `blocks` must include duplicates.
         """
-        holders = [holder for digest in digests if (holder := self._stored.holder_of(digest)) is not None]
+        holders = [holder for block_hash in block_hashes if (holder := self._stored.holder_of(block_hash)) is not None]
         self._stored.forget([*holders, *blocks])
         for block in holders:
             if not self._readers[block]:
                 self._free.remove(block)
                 self._free.add_first(block)
 
-    def is_stored(self, digest: bytes) -> bool:
-        """Whether some block is stored under this digest."""
-        return digest in self._stored
+    def is_stored(self, block_hash: bytes) -> bool:
+        """Whether some block is stored under this hash."""
+        return block_hash in self._stored
 
     def take_events(self) -> BlockEvents:
-        """Return the digests stored and removed since the last call; replayed, they give the stored digests."""
+        """Return the hashes stored and removed since the last call; replayed, they give the stored hashes."""
         return self._stored.take_events()
 
     def reset_prefix_cache(self) -> None:

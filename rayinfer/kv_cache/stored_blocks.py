@@ -13,58 +13,58 @@ _NO_CHAIN = 0  # the parent of a first block
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockEvents:
-    """Digests stored and removed since the last call; no digest is in both lists."""
+    """Hashes stored and removed since the last call; no hash is in both lists."""
 
     stored: list[bytes]
     removed: list[bytes]
 
 
 class StoredBlocks:
-    """Map from digest to block, with what verifies a hit without trusting the digest.
+    """Map from hash to block, with what verifies a hit without trusting the hash.
 
     A chain is a number, never used twice, for the verified content of a block and all blocks before it. A stored block
     keeps its own chain and its parent's. Duplicates, blocks of equal content, share their chain; only one of them,
-    the holder, is hit. A parent that is evicted takes its chain with it, so what its block id or its digest names
+    the holder, is hit. A parent that is evicted takes its chain with it, so what its block id or its hash names
     later never verifies as the parent of the old children.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self._block_size = block_size
         self._holders: dict[bytes, int] = {}
-        self._digests: list[bytes | None] = [None] * num_blocks  # None: the block's other fields are unused
-        self._parent_digests: list[bytes | None] = [None] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks  # None: the block's other fields are unused
+        self._parent_hashes: list[bytes | None] = [None] * num_blocks
         self._salts: list[bytes] = [b""] * num_blocks
         self._chains = array("q", bytes(8 * num_blocks))
         self._parent_chains = array("q", bytes(8 * num_blocks))
         self._token_ids = np.zeros((num_blocks, block_size), dtype=np.int32)
         self._newest_chain = _NO_CHAIN
-        # Dicts are used as ordered sets. A digest that is stored and removed between two calls is in neither, so both
+        # Dicts are used as ordered sets. A hash that is stored and removed between two calls is in neither, so both
         # stay smaller than the pool even if they are never read.
         self._newly_stored: dict[bytes, None] = {}
         self._newly_removed: dict[bytes, None] = {}
 
-    def __contains__(self, digest: bytes) -> bool:
-        return digest in self._holders
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._holders
 
     def is_holder(self, block: int) -> bool:
-        """Whether a hit on some digest gives this very block."""
-        digest = self._digests[block]
-        return digest is not None and self._holders.get(digest) == block
+        """Whether a hit on some hash gives this very block."""
+        block_hash = self._hashes[block]
+        return block_hash is not None and self._holders.get(block_hash) == block
 
-    def holder_of(self, digest: bytes) -> int | None:
-        """Return the block that a hit on the digest gives."""
-        return self._holders.get(digest)
+    def holder_of(self, block_hash: bytes) -> int | None:
+        """Return the block that a hit on the hash gives."""
+        return self._holders.get(block_hash)
 
     def holders(self) -> Iterable[int]:
         """List the blocks that can be hit."""
         return self._holders.values()
 
-    def find(self, digests: Sequence[bytes], token_ids: NDArray[np.int32], salt: bytes) -> list[int]:
-        """Return the longest run of verified hits from the first digest on."""
+    def find(self, block_hashes: Sequence[bytes], token_ids: NDArray[np.int32], salt: bytes) -> list[int]:
+        """Return the longest run of verified hits from the first hash on."""
         blocks: list[int] = []
         chain = _NO_CHAIN
-        for digest in islice(digests, len(token_ids) // self._block_size):
-            block = self._holders.get(digest)
+        for block_hash in islice(block_hashes, len(token_ids) // self._block_size):
+            block = self._holders.get(block_hash)
             if block is None or self._parent_chains[block] != chain or self._salts[block] != salt:
                 break
             blocks.append(block)
@@ -74,66 +74,66 @@ class StoredBlocks:
     def add(
         self,
         blocks: Sequence[int],
-        digests: Sequence[bytes],
+        block_hashes: Sequence[bytes],
         *,
         parents: Sequence[int | None],
         token_ids: NDArray[np.int32],
         salts: Sequence[bytes],
     ) -> list[int]:
-        """Store written blocks, [num_blocks, block_size]; returns those that are no longer hit for their digests."""
+        """Store written blocks, [num_blocks, block_size]; returns those that are no longer hit for their hashes."""
         displaced = []
-        known, chains, holders = self._digests, self._chains, self._holders
-        parent_digests, parent_chains, known_salts = self._parent_digests, self._parent_chains, self._salts
+        known, chains, holders = self._hashes, self._chains, self._holders
+        parent_hashes, parent_chains, known_salts = self._parent_hashes, self._parent_chains, self._salts
         self._token_ids[blocks] = token_ids
-        for block, digest, parent, salt in zip(blocks, digests, parents, salts, strict=True):
+        for block, block_hash, parent, salt in zip(blocks, block_hashes, parents, salts, strict=True):
             if known[block] is not None:
-                if known[block] != digest:
-                    raise RuntimeError(f"block {block} is stored already, under another digest")
+                if known[block] != block_hash:
+                    raise RuntimeError(f"block {block} is stored already, under another hash")
                 continue
             if parent is not None and known[parent] is None:
                 raise RuntimeError(f"block {block} is stored before its parent, block {parent}")
-            known[block] = digest
+            known[block] = block_hash
             known_salts[block] = salt
-            parent_digests[block] = None if parent is None else known[parent]
+            parent_hashes[block] = None if parent is None else known[parent]
             parent_chains[block] = _NO_CHAIN if parent is None else chains[parent]
-            holder = holders.get(digest)
+            holder = holders.get(block_hash)
             if holder is not None and self._are_equal(block, holder):
                 chains[block] = chains[holder]
                 continue
             self._newest_chain += 1
             chains[block] = self._newest_chain
             if holder is None:
-                self._hold(block, digest)
+                self._hold(block, block_hash)
             elif not self._is_reachable(holder):
-                holders[digest] = block
+                holders[block_hash] = block
                 displaced.append(holder)
         return displaced
 
     def resolve_holder(self, block: int) -> int | None:
-        """Return the block that is hit for the digest of one without readers now: itself, another, or none."""
-        digest = self._digests[block]
-        if digest is None:
+        """Return the block that is hit for the hash of one without readers now: itself, another, or none."""
+        block_hash = self._hashes[block]
+        if block_hash is None:
             return None
-        holder = self._holders.get(digest)
+        holder = self._holders.get(block_hash)
         if holder is None:  # its duplicate was evicted meanwhile
-            self._hold(block, digest)
+            self._hold(block, block_hash)
             return block
         return holder
 
     def forget(self, blocks: Iterable[int]) -> None:
         """Forget the content of blocks before something else is written to them."""
-        known, holders = self._digests, self._holders
+        known, holders = self._hashes, self._holders
         for block in blocks:
-            digest = known[block]
-            if digest is None:
+            block_hash = known[block]
+            if block_hash is None:
                 continue
             known[block] = None
-            if holders.get(digest) == block:
-                del holders[digest]
-                if digest in self._newly_stored:
-                    del self._newly_stored[digest]
+            if holders.get(block_hash) == block:
+                del holders[block_hash]
+                if block_hash in self._newly_stored:
+                    del self._newly_stored[block_hash]
                 else:
-                    self._newly_removed[digest] = None
+                    self._newly_removed[block_hash] = None
 
     def take_events(self) -> BlockEvents:
         """Return what changed since the last call."""
@@ -149,12 +149,12 @@ class StoredBlocks:
         differs = (self._token_ids[blocks] != wanted).any(axis=1)
         return int(differs.argmax()) if differs.any() else len(blocks)
 
-    def _hold(self, block: int, digest: bytes) -> None:
-        self._holders[digest] = block
-        if digest in self._newly_removed:
-            del self._newly_removed[digest]
+    def _hold(self, block: int, block_hash: bytes) -> None:
+        self._holders[block_hash] = block
+        if block_hash in self._newly_removed:
+            del self._newly_removed[block_hash]
         else:
-            self._newly_stored[digest] = None
+            self._newly_stored[block_hash] = None
 
     def _are_equal(self, one: int, other: int) -> bool:
         return (
@@ -165,8 +165,8 @@ class StoredBlocks:
 
     def _is_reachable(self, block: int) -> bool:
         """Whether a walk that hits the block's parent still verifies the block as its child."""
-        parent_digest = self._parent_digests[block]
-        if parent_digest is None:
+        parent_hash = self._parent_hashes[block]
+        if parent_hash is None:
             return True
-        parent = self._holders.get(parent_digest)
+        parent = self._holders.get(parent_hash)
         return parent is not None and self._chains[parent] == self._parent_chains[block]

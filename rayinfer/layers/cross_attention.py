@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import torch
 
-from rayinfer.attention.sources import SourceBatch
+from rayinfer.attention.cross_attention_blocks import CrossAttentionBatch
 from rayinfer.layers.linear import Linear, StackedLinear
 from rayinfer.layers.shards import Shardable, ShardSlice, scaled, shard_heads, shifted
 from rayinfer.tensor_parallel import Shard
@@ -48,7 +48,7 @@ class CrossAttention(torch.nn.Module, Shardable):
         key, value = (part.view(len(encoded), -1, self._head_dim) for part in parts)
         ops.write_kv(key, value, self._kv_cache, slot_mapping)
 
-    def forward(self, x: torch.Tensor, sources: SourceBatch) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, sources: CrossAttentionBatch) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""
         assert self._kv_cache is not None, "bind the KV cache first"
         query = self.q_proj.forward(x).view(len(x), -1, self._head_dim)

@@ -8,7 +8,7 @@ from rayinfer.tensor_parallel import TensorGroup, split
 
 
 class ExpertExchange:
-    """Neighbouring experts are one rank's. Every rank takes part in each exchange, also without a row of its own."""
+    """Neighboring experts are one rank's. Every rank takes part in each exchange, also without a row of its own."""
 
     def __init__(self, group: TensorGroup, num_experts: int) -> None:
         self._group = group

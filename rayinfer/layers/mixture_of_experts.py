@@ -15,7 +15,7 @@ from rayinfer_kernels import ops
 class MixtureOfExperts(torch.nn.Module, Shardable):
     """Each token goes to the `experts_per_token` experts that the router finds most probable.
 
-    Their outputs are weighted by these probabilities, which `renormalise` scales to a sum of 1.
+    Their outputs are weighted by these probabilities, which `renormalize` scales to a sum of 1.
     """
 
     def __init__(
@@ -25,13 +25,13 @@ class MixtureOfExperts(torch.nn.Module, Shardable):
         *,
         num_experts: int,
         experts_per_token: int,
-        renormalise: bool,
+        renormalize: bool,
     ) -> None:
         super().__init__()
         self.gate = Linear(hidden_size, num_experts)
         self.experts = GatedExperts(hidden_size, intermediate_size, num_experts)
         self._experts_per_token = experts_per_token
-        self._renormalise = renormalise
+        self._renormalize = renormalize
         self._group = UNSHARDED.group
 
     def take_shard(self, shard: Shard) -> Mapping[str, ShardSlice]:
@@ -51,7 +51,7 @@ class MixtureOfExperts(torch.nn.Module, Shardable):
     def _route(self, x: torch.Tensor) -> torch.Tensor:
         probabilities = self.gate.forward(x).softmax(-1, dtype=torch.float32)
         weights, chosen = probabilities.topk(self._experts_per_token)
-        if self._renormalise:
+        if self._renormalize:
             weights /= weights.sum(-1, keepdim=True)
         return self.experts.forward(x, chosen, weights)
 

@@ -7,14 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from rich.progress import MofNCompleteColumn, TextColumn, TimeElapsedColumn
+
 from rayinfer.config import DEFAULT_MODEL, engine_config
 from rayinfer.engine.build import build_engine
 from rayinfer.errors import EngineDead, InvalidParameter, RequestError
-from rayinfer.llm.answers import Answer, StepOutput
 from rayinfer.llm.arguments import Message, Prompt, as_prompts, check_request, checked_token_ids, spread
-from rayinfer.llm.progress_bar import progress_bar
+from rayinfer.llm.request_state import RequestState, StepOutput
 from rayinfer.models.checkpoints.sources import resolve_model
 from rayinfer.outputs import EngineStats, RequestOutput
+from rayinfer.progress_bar import progress_bar
 from rayinfer.protocols import EngineRequestId, GenerationRequest, ModelDescription, Pause, Resume, Sleep, Wake
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.sampling_params import SamplingParams
@@ -36,7 +38,7 @@ class LLM:
         self.tokenizer = Tokenizer.from_folder(folder)
         self._chat_template = ChatTemplate.from_folder(folder)
         self._engine = build_engine(self.config, folder)
-        self._answers: dict[str, Answer] = {}
+        self._requests: dict[str, RequestState] = {}
         self._numbers = itertools.count()
         self._finished_for_step: list[RequestOutput] = []  # for `step`, ended while `generate` or `stream` ran
         self._is_closed = False
@@ -105,9 +107,9 @@ class LLM:
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], Mapping):
             prompt = self.chat_prompt(prompt)  # type: ignore[arg-type]
         request_id = self.add_request(prompt, sampling_params, trace=trace)  # type: ignore[arg-type]
-        unread = self._answers[request_id].unread = deque()
+        unread = self._requests[request_id].unread = deque()
         try:
-            while unread or request_id in self._answers:
+            while unread or request_id in self._requests:
                 if unread:
                     yield unread.popleft()
                     continue
@@ -133,7 +135,7 @@ class LLM:
         self._check_open()
         check_request(request_id, timeout_s)
         request_id = request_id or self._new_request_id()
-        if request_id in self._answers:
+        if request_id in self._requests:
             raise InvalidParameter(f"request_id {request_id!r} is in use", "request_id")
         token_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else checked_token_ids(prompt)
         params = sampling_params or self.get_default_sampling_params()
@@ -150,11 +152,11 @@ class LLM:
             timeout_s=timeout_s,
             trace=trace,
         )
-        answer = Answer(StreamState(request, self.tokenizer), prompt if isinstance(prompt, str) else None)
-        answer.trace = RequestTrace() if trace else None
-        self._answers[request_id] = answer
+        state = RequestState(StreamState(request, self.tokenizer), prompt if isinstance(prompt, str) else None)
+        state.trace = RequestTrace() if trace else None
+        self._requests[request_id] = state
         try:
-            for part in answer.stream.engine_requests():
+            for part in state.stream.engine_requests():
                 self._engine.add_request(part)
         except BaseException:
             self.abort(request_id)
@@ -165,18 +167,18 @@ class LLM:
         """Compute one step of every scheduled request; returns the whole outputs of those with new tokens."""
         finished, self._finished_for_step = self._finished_for_step, []
         # Choices advance one by one: a request of several would be returned as often.
-        advanced = {advance.delta.request_id: advance.answer for advance in self._advance()}
-        return finished + [answer.whole() for answer in advanced.values()]
+        advanced = {advance.delta.request_id: advance.state for advance in self._advance()}
+        return finished + [state.whole() for state in advanced.values()]
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has anything left to compute or return."""
-        return bool(self._answers or self._finished_for_step)
+        return bool(self._requests or self._finished_for_step)
 
     def abort(self, request_id: str) -> None:
         """Abort a request and free its blocks; finished ones are ignored."""
-        answer = self._answers.pop(request_id, None)
-        if answer is not None:
-            for part in answer.stream.engine_requests():
+        state = self._requests.pop(request_id, None)
+        if state is not None:
+            for part in state.stream.engine_requests():
                 self._engine.abort(part.request_id)
 
     # Engine control
@@ -220,7 +222,7 @@ class LLM:
 
     def exit(self) -> None:
         """Abort all requests and free the engine's memory."""
-        for request_id in list(self._answers):
+        for request_id in list(self._requests):
             self.abort(request_id)
         self._is_closed = True
         self._engine.exit()
@@ -242,29 +244,30 @@ class LLM:
         advances = []
         for delta in self._engine.step():
             request_id = EngineRequestId.request_id_of(delta.request_id)
-            answer = self._answers.get(request_id)
-            if answer is None:
+            state = self._requests.get(request_id)
+            if state is None:
                 continue
-            output = answer.apply(delta)
-            answer.add_engine_events(delta)
-            for stopped in answer.stream.stopped_request_ids():
-                answer.add_engine_events(self._engine.abort(stopped))
-            if answer.stream.is_finished:
-                del self._answers[request_id]
-            if output is not None and answer.unread is not None:
-                answer.unread.append(answer.with_trace(output))
+            output = state.apply(delta)
+            state.add_engine_events(delta)
+            for stopped in state.stream.stopped_request_ids():
+                state.add_engine_events(self._engine.abort(stopped))
+            if state.stream.is_finished:
+                del self._requests[request_id]
+            if output is not None and state.unread is not None:
+                state.unread.append(state.with_trace(output))
             elif output is not None:
-                advances.append(StepOutput(answer, output))
+                advances.append(StepOutput(state, output))
         return advances
 
     def _new_request_id(self) -> str:
         names = (f"request-{number}" for number in self._numbers)
-        return next(name for name in names if name not in self._answers)
+        return next(name for name in names if name not in self._requests)
 
     def _finish_all(self, request_ids: Sequence[str], *, use_tqdm: bool) -> list[RequestOutput]:
         results: dict[str, RequestOutput] = {}
         wanted = set(request_ids)
-        with progress_bar(use_tqdm) as progress:
+        speed_column = TextColumn("{task.fields[speed]:.0f} tokens/s")
+        with progress_bar(MofNCompleteColumn(), TimeElapsedColumn(), speed_column, shown=use_tqdm) as progress:
             task = progress.add_task("Generating", total=len(request_ids), speed=0.0)
             start, num_tokens = time.perf_counter(), 0
             while len(results) < len(wanted):
@@ -273,11 +276,11 @@ class LLM:
                     if advance.delta.request_id not in wanted:
                         self._keep_for_step(advance)
                     elif advance.delta.finished:
-                        results[advance.delta.request_id] = advance.answer.whole()
+                        results[advance.delta.request_id] = advance.state.whole()
                 speed = num_tokens / (time.perf_counter() - start)
                 progress.update(task, completed=len(results), speed=speed)
         return [results[request_id] for request_id in request_ids]
 
     def _keep_for_step(self, advance: StepOutput) -> None:
         if advance.delta.finished:
-            self._finished_for_step.append(advance.answer.whole())
+            self._finished_for_step.append(advance.state.whole())

@@ -124,7 +124,12 @@ class CausalDecoder(torch.nn.Module, Shardable):
     def _stacked_layers(self) -> ops.LayerStack | None:
         layers = [stacked for layer, _ in self._layers if (stacked := layer.stacked()) is not None]
         shapes = {layer.shape for layer in layers}
-        if not self._shard.is_whole or len(layers) < len(self._layers) or len(shapes) != 1 or len(self._rotaries) != 1:
+        if (
+            not self._shard.is_unsharded
+            or len(layers) < len(self._layers)
+            or len(shapes) != 1
+            or len(self._rotaries) != 1
+        ):
             return None
         (shape,) = shapes
         if not isinstance(self._norm, RMSNorm) or self._norm.plain_eps != shape.eps:

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from rayinfer.attention.cross_attention_blocks import BLOCK_SIZE, CrossAttentionBatch, CrossAttentionBlocks
 from rayinfer.attention.paged_attention import AttentionBatch
-from rayinfer.attention.sources import BLOCK_SIZE, SourceBatch, SourceRows
 from rayinfer.layers.checkpoint_slices import CheckpointSlice, checkpoint_slices
 from rayinfer.layers.cross_attention import CrossAttention
 from rayinfer.layers.embedding import VOCABULARY, TokenEmbedding
@@ -44,7 +44,7 @@ class CrossDecoderLayer(torch.nn.Module):
         self.cross_attn = cross_attention
         self.mlp = feed_forward
 
-    def forward(self, x: torch.Tensor, batch: AttentionBatch, sources: SourceBatch) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, batch: AttentionBatch, sources: CrossAttentionBatch) -> torch.Tensor:
         """x [num_tokens, hidden_size] -> the same shape."""
         x = self.self_attn.forward(x, None, batch)
         return self.mlp.forward(self.cross_attn.forward(x, sources))
@@ -75,7 +75,7 @@ class EncoderDecoder(torch.nn.Module, Shardable):
         self.encoder_norm, self.decoder_norm = encoder_norm, decoder_norm
         self.lm_head = None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         self._encoder_layers, self._decoder_layers = list(encoder_layers), list(decoder_layers)  # of this stage
-        self._sources: SourceRows | None = None
+        self._sources: CrossAttentionBlocks | None = None
         self._shard = UNSHARDED
         self._vocabulary = [range(config.vocab_size)]  # of each tensor rank, in the head
 
@@ -140,7 +140,7 @@ class EncoderDecoder(torch.nn.Module, Shardable):
 
     def allocate_sources(self, num_rows: int, max_source_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
         """Reserve, for each row of the batch, the keys and values of one source in every decoder layer."""
-        self._sources = SourceRows(num_rows, max_source_tokens, device)
+        self._sources = CrossAttentionBlocks(num_rows, max_source_tokens, device)
         num_blocks, config = self._sources.num_blocks, self.config
         for layer in self._cross_attentions:
             layer.bind(ops.allocate_kv_cache(num_blocks, BLOCK_SIZE, layer.num_heads, config.head_dim, dtype, device))

@@ -1,4 +1,4 @@
-"""Encoder-decoder settings of config.json: the decoder's shape, and how answers begin and end."""
+"""Encoder-decoder settings of config.json: the decoder's shape, and how outputs begin and end."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ _DEFAULTS: RawConfig = MappingProxyType(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerSettings:
-    """An encoder-decoder's answers: first token, tokens never generated, and forced last token."""
+class Seq2SeqSettings:
+    """An encoder-decoder's outputs: first token, tokens never generated, and forced last token."""
 
     start_token_id: int
     bad_token_sequences: tuple[tuple[int, ...], ...] = ()
-    forced_end_token_id: int | None = None  # the last token of an answer that has grown as long as it may
+    forced_end_token_id: int | None = None  # the last token of an output that has grown as long as it may
 
 
 def in_common_words(raw: RawConfig) -> RawConfig:
@@ -46,12 +46,12 @@ def in_common_words(raw: RawConfig) -> RawConfig:
     return common
 
 
-def read_answer_settings(raw: RawConfig, generation: RawConfig) -> AnswerSettings:
+def read_seq2seq_settings(raw: RawConfig, generation: RawConfig) -> Seq2SeqSettings:
     """Read what generation_config.json decides, or else config.json; raises KeyError or ValueError with a field."""
     both = {**raw, **{name: value for name, value in generation.items() if value is not None}}
     forced = both.get("forced_eos_token_id")
     bad_words = both.get("bad_words_ids") or []
-    return AnswerSettings(
+    return Seq2SeqSettings(
         start_token_id=_token_id(both, first_name(both, "decoder_start_token_id")),
         bad_token_sequences=tuple(tuple(int(token_id) for token_id in sequence) for sequence in bad_words),
         forced_end_token_id=None if forced is None else _token_id(both, "forced_eos_token_id"),

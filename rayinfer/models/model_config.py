@@ -10,7 +10,7 @@ from typing import Any
 from rayinfer.errors import ModelLoadError, UnsupportedArchitecture
 from rayinfer.models.architectures.registry import check_architecture
 from rayinfer.models.config_fields import RawConfig, count, flag, number
-from rayinfer.models.encoder_decoder_config import AnswerSettings, in_common_words, read_answer_settings
+from rayinfer.models.encoder_decoder_config import Seq2SeqSettings, in_common_words, read_seq2seq_settings
 from rayinfer.models.rope_settings import read_rope, stretched_length
 
 # Fields that published checkpoints leave to transformers' defaults, by their `model_type`.
@@ -50,12 +50,12 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...] = ()
     dtype: str = "float32"  # the checkpoint's own
     raw: RawConfig = field(default_factory=dict)  # all of config.json, for what a single architecture knows
-    answers: AnswerSettings | None = None  # of an encoder-decoder; the other fields are its decoder's shape
+    seq2seq: Seq2SeqSettings | None = None  # of an encoder-decoder; the other fields are its decoder's shape
 
     @property
     def forced_end_token_id(self) -> int | None:
-        """The last token of an answer that has grown as long as it may; None where any token may be that."""
-        return None if self.answers is None else self.answers.forced_end_token_id
+        """The last token of an output that has grown as long as it may; None where any token may be that."""
+        return None if self.seq2seq is None else self.seq2seq.forced_end_token_id
 
     @property
     def longest_sequence(self) -> int:
@@ -75,8 +75,8 @@ def read_model_config(folder: Path) -> ModelConfig:
     try:
         end_token_ids = _end_token_ids(raw, generation)
         if raw.get("is_encoder_decoder"):
-            answers = read_answer_settings(raw, generation)
-            return replace(_from_raw(in_common_words(raw), str(architectures[0]), end_token_ids), answers=answers)
+            seq2seq = read_seq2seq_settings(raw, generation)
+            return replace(_from_raw(in_common_words(raw), str(architectures[0]), end_token_ids), seq2seq=seq2seq)
         return _from_raw(language_model_config(raw), str(architectures[0]), end_token_ids)
     except (KeyError, TypeError, ValueError) as error:
         raise ModelLoadError(f"{file}: missing or wrong field: {error}") from None

@@ -19,7 +19,7 @@ def shard_decoder(decoder: Decoder, shard: Shard) -> dict[str, ShardSlice]:
     Raises ConfigError where there are too many ranks for the model.
     """
     assert isinstance(decoder, torch.nn.Module)
-    if shard.is_whole:
+    if shard.is_unsharded:
         return {}
     cuts = dict(decoder.take_shard(shard))  # first: modules that it leaves out are not visited below
     for path, module in list(decoder.named_modules()):
@@ -44,4 +44,4 @@ def entry_name(shard: Shard) -> str:
     """Name a rank's shard in the cache; empty for the whole model."""
     coordinates = shard.coordinates
     size = f"{coordinates.tensor_parallel_size}x{coordinates.pipeline_parallel_size}"
-    return "" if shard.is_whole else f";rank {coordinates.rank} of {size}"
+    return "" if shard.is_unsharded else f";rank {coordinates.rank} of {size}"

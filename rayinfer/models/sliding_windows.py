@@ -14,17 +14,17 @@ def same_window_everywhere(config: ModelConfig, *, default: int | None = None) -
     return [window] * config.num_layers
 
 
-def windows_by_layer(config: ModelConfig, *, default: int = 4096, default_first: int = 28) -> list[int | None]:
+def windows_by_layer(config: ModelConfig) -> list[int | None]:
     """Read Qwen's form: with `use_sliding_window`, the layers in `layer_types`, or from `max_window_layers` on.
 
-    The defaults are transformers'.
+    What is absent has transformers' default.
     """
     if not flag(config.raw, "use_sliding_window"):
         return [None] * config.num_layers
-    window = same_window_everywhere(config, default=default)[0]
+    window = same_window_everywhere(config, default=4096)[0]
     kinds = layer_kinds(config)
     if kinds is None:
-        first = _layers_before_the_window(config, default_first)
+        first = _layers_before_the_window(config)
         return [window if index >= first else None for index in range(config.num_layers)]
     return [window if kind == SLIDING else None for kind in kinds]
 
@@ -46,8 +46,8 @@ def _window(config: ModelConfig) -> int | None:
     return None if config.raw["sliding_window"] is None else count(config.raw, "sliding_window")
 
 
-def _layers_before_the_window(config: ModelConfig, default: int) -> int:
-    first = config.raw.get("max_window_layers", default)
+def _layers_before_the_window(config: ModelConfig) -> int:
+    first = config.raw.get("max_window_layers", 28)
     if isinstance(first, bool) or not isinstance(first, int) or first < 0:
         raise ValueError(f"max_window_layers must be a whole number, 0 or above, got {first!r}")
     return first

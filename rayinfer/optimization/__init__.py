@@ -1,1 +1,1 @@
-"""Quantisation and packing of a loaded model before it runs, and a cache of the results."""
+"""Quantization and packing of a loaded model before it runs, and a cache of the results."""

@@ -26,10 +26,10 @@ _CPU = torch.device("cpu")
 def calibrate(
     decoder: Decoder, names: Iterable[str], token_ids: torch.Tensor, on_matrix: Callable[[], None] = lambda: None
 ) -> dict[str, ops.QuantizedWeight]:
-    """Quantise the named linear layers with token_ids [num_sequences, length]; the decoder is of no use afterwards.
+    """Quantize the named linear layers with token_ids [num_sequences, length]; the decoder is of no use afterwards.
 
     It comes in float32 as `load_decoder` returns it. It computes every sequence twice in one step: as the model is, and
-    with the layers that are already quantised. Layers are quantised in order, so each is computed only once.
+    with the layers that are already quantized. Layers are quantized in order, so each is computed only once.
     """
     assert isinstance(decoder, torch.nn.Module)
     calibrating = {name: _CalibratingLinear(decoder.get_submodule(name), on_matrix) for name in names}
@@ -44,7 +44,7 @@ def calibrate(
 
 
 class _CalibratingLinear(torch.nn.Module):
-    """Replacement of a linear layer during calibration: half of its rows are the model's, half the quantised one's."""
+    """Replacement of a linear layer during calibration: half of its rows are the model's, half the quantized one's."""
 
     packed_linear = None  # so the decoder computes layer by layer
 
@@ -59,7 +59,7 @@ class _CalibratingLinear(torch.nn.Module):
 
     @property
     def quantized(self) -> ops.QuantizedWeight:
-        """The quantised weight."""
+        """The quantized weight."""
         assert self._quantized is not None, "the layer has not run yet"
         return self._quantized
 
@@ -81,7 +81,7 @@ class _CalibratingLinear(torch.nn.Module):
 
 
 def calibrated_weights(folder: Path, dtype: torch.dtype, names: Sequence[str]) -> dict[str, ops.QuantizedWeight]:
-    """Quantise the named linear layers of a checkpoint; the model itself writes in `dtype`."""
+    """Quantize the named linear layers of a checkpoint; the model itself writes in `dtype`."""
     token_ids = own_text(folder, dtype, NUM_SEQUENCES, MAX_LENGTH)
     reference = load_decoder(folder, torch.float32, _CPU)
     with progress_line("four-bit weights", len(names)) as advance:

@@ -18,7 +18,7 @@ def gptq(weight: torch.Tensor, gram: torch.Tensor, drift: torch.Tensor | None = 
 
     Groups of inputs are rounded one after the other, those that matter most first, and those to come make up for what
     was lost. Where X already differs from
-    what the unquantised model has, X', the matrix first makes up for that, too: drift = (X' - X)^T X (GPTAQ, Li et al.
+    what the unquantized model has, X', the matrix first makes up for that, too: drift = (X' - X)^T X (GPTAQ, Li et al.
     2025).
     """
     num_inputs = weight.shape[1]

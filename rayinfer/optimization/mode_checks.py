@@ -1,4 +1,4 @@
-"""Checks of a quantisation mode: the device supports it, and its measured loss of quality is within limits."""
+"""Checks of a quantization mode: the device supports it, and its measured loss of quality is within limits."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Disk cache of packed weights, so that a model is packed and quantised once per machine."""
+"""Disk cache of packed weights, so that a model is packed and quantized once per machine."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from filelock import FileLock
 from rayinfer.config import DEFAULT_PACKED_CACHE_BYTES
 from rayinfer.optimization.packed_entries import note_use, shrink
 from rayinfer.optimization.tensor_file import StoredTensors, read_tensors, write_tensors
-from rayinfer.start_steps import start_step
+from rayinfer.startup_steps import startup_step
 
 _logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class PackedCache:
                 if (stored := read_tensors(entry)) is not None:  # another process was faster
                     return stored
                 built = build()
-                with start_step("keeping packed weights for the next start"):
+                with startup_step("keeping packed weights for the next start"):
                     return self._keep(entry, built) or built
         except _NoLock as error:
             _warn(entry, error.__cause__)

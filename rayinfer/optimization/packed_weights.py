@@ -1,4 +1,4 @@
-"""Loads a decoder with weights ready for the kernels: quantised and packed, from the cache if possible."""
+"""Loads a decoder with weights ready for the kernels: quantized and packed, from the cache if possible."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from rayinfer.optimization.quantization import (
 )
 from rayinfer.optimization.smoothing import SMOOTHING_VERSION
 from rayinfer.optimization.tensor_file import StoredTensors
-from rayinfer.start_steps import start_step
+from rayinfer.startup_steps import startup_step
 from rayinfer.tensor_parallel import UNSHARDED, Shard
 from rayinfer_kernels import ops
 
@@ -52,7 +52,7 @@ def load_packed_decoder(
 ) -> Decoder:
     """Build the checkpoint's decoder, or one rank's shard, and fill it; the cache's weights lie in mapped memory.
 
-    Raises ModelLoadError and ConfigError as `load_decoder` does, and ConfigError for a model that cannot be quantised.
+    Raises ModelLoadError and ConfigError as `load_decoder` does, and ConfigError for a model that cannot be quantized.
     """
     if device.type != "cpu":
         return _load_on_gpu(folder, dtype, device, quantization, shard)
@@ -74,7 +74,7 @@ def _load_on_gpu(
         raise ConfigError(f"quantization {quantization!r} needs a CPU, and this engine runs on {device.type}")
     if quantization is not None:
         check_can_quantize(empty_decoder(folder), quantization)
-    with start_step("reading the checkpoint"):
+    with startup_step("reading the checkpoint"):
         load = load_decoder if quantization is None else load_float8_decoder
         return load(folder, dtype, device, shard)
 
@@ -89,30 +89,30 @@ class _Packing:
     cache: PackedCache
 
     def pack(self, shard: Shard) -> Decoder:
-        """Load a shard, quantise it and pack it in place."""
-        with start_step("reading the checkpoint"):
+        """Load a shard, quantize it and pack it in place."""
+        with startup_step("reading the checkpoint"):
             decoder: Any = load_decoder(self.folder, self.dtype, torch.device("cpu"), shard)
         if self.quantization is not None:
-            with start_step(f"quantizing weights to {self.quantization}"):
-                if shard.is_whole:
+            with startup_step(f"quantizing weights to {self.quantization}"):
+                if shard.is_unsharded:
                     quantize_decoder(decoder, self.quantization, self.folder, self.dtype)
                 else:
                     whole = partial(self.stored, UNSHARDED)
                     quantize_shard(decoder, self.quantization, self.folder, self.dtype, shard, whole)
-        with start_step("packing weights"):
+        with startup_step("packing weights"):
             pack_matrices(decoder)
         return decoder  # type: ignore[no-any-return]
 
     def fetch(self, shard: Shard) -> Decoder:
         """Map a shard's entry of the cache, which is made first where there is none."""
         stored, decoder = self.stored(shard), self._skeleton(shard)
-        with start_step("mapping packed weights"):
+        with startup_step("mapping packed weights"):
             fill_model(decoder, stored)
         return decoder  # type: ignore[no-any-return]
 
     def stored(self, shard: Shard) -> StoredTensors:
         """Return a shard's entry of the cache, which is made first where there is none."""
-        with start_step("checking which checkpoint it is"):
+        with startup_step("checking which checkpoint it is"):
             checkpoint = checkpoint_digest(self.folder, self.cache.folder / DIGESTS)
         key = entry_key(
             structure=structure_of(self._skeleton(shard)) + entry_name(shard),

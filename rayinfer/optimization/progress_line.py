@@ -1,4 +1,4 @@
-"""Progress of a long task, in one line on standard error, where that is a terminal."""
+"""Progress of a long task, in one line on standard error, where that is a terminal; it needs no other package."""
 
 import sys
 import time

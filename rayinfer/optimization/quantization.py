@@ -1,4 +1,4 @@
-"""Quantisation of a decoder's matrices."""
+"""Quantization of a decoder's matrices."""
 
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path

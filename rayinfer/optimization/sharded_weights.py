@@ -1,4 +1,4 @@
-"""Data of other ranks' parts that make a rank's quantised weights equal to those of the whole model."""
+"""Data of other ranks' parts that make a rank's quantized weights equal to those of the whole model."""
 
 from collections.abc import Collection
 from pathlib import Path

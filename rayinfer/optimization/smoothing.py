@@ -25,9 +25,9 @@ from rayinfer_kernels import ops
 
 SMOOTHING_VERSION = 1  # raise it when weights are smoothed in another way: packed ones are kept on the disk
 FRACTIONS = (0, 0.35, 0.5, 0.6, 0.7, 0.8)  # of the spread between inputs that may move to the weight
-USUAL = 0.99  # of the rows are not above what counts as an input's usual size
-STEP = 3  # of the rows, one in so many is computed with every choice
-MOST, TINY = 8, 1e-12
+TYPICAL_QUANTILE = 0.99  # of an input's sizes in the rows, which counts as its typical size
+ROW_STRIDE = 3  # every third row is computed with every choice
+MAX_LOG2_SCALE, EPS = 8, 1e-12
 NUM_SEQUENCES, MAX_LENGTH = 16, 96
 
 _CPU = torch.device("cpu")
@@ -63,14 +63,14 @@ def choose_scales(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     Of those tried, the ones with which rows and weights of eight bits change a row's product least, by its size.
     """
     x, weight = x.float(), weight.float()
-    some = x[::STEP]
+    some = x[::ROW_STRIDE]
     wanted = some @ weight.T
-    sizes = wanted.square().sum(-1).clamp_min(TINY)
+    sizes = wanted.square().sum(-1).clamp_min(EPS)
     largest_weights = weight.abs().amax(0)
     best = torch.ones_like(largest_weights)
     least = torch.tensor(torch.inf)
-    usual = x.abs().kthvalue(max(1, int(len(x) * USUAL)), 0).values
-    for largest in (x.abs().amax(0), usual):
+    typical = x.abs().kthvalue(max(1, int(len(x) * TYPICAL_QUANTILE)), 0).values
+    for largest in (x.abs().amax(0), typical):
         for fraction in FRACTIONS:
             scales = _powers_of_two(largest, largest_weights, fraction)
             rows, columns = (
@@ -85,11 +85,13 @@ def choose_scales(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _powers_of_two(inputs: torch.Tensor, weights: torch.Tensor, fraction: float) -> torch.Tensor:
-    is_used = (inputs > TINY) & (weights > TINY)
+    is_used = (inputs > EPS) & (weights > EPS)
     if fraction == 0 or not is_used.any():
         return torch.ones_like(inputs)
-    wanted = fraction * inputs.clamp_min(TINY).log2() - (1 - fraction) * weights.clamp_min(TINY).log2()
-    return torch.where(is_used, (wanted - wanted[is_used].mean()).round().clamp(-MOST, MOST), 0.0).exp2()
+    wanted = fraction * inputs.clamp_min(EPS).log2() - (1 - fraction) * weights.clamp_min(EPS).log2()
+    return torch.where(
+        is_used, (wanted - wanted[is_used].mean()).round().clamp(-MAX_LOG2_SCALE, MAX_LOG2_SCALE), 0.0
+    ).exp2()
 
 
 @torch.inference_mode()

@@ -82,7 +82,7 @@ class AdmissionControl:
         self._by_tenant[tenant] = of_tenant
         for waiting in (self._all, of_tenant):
             waiting.add(1, num_tokens)
-        key = None if self.first_tokens is None else self.first_tokens.expect(num_prompt_tokens)
+        key = None if self.first_tokens is None else self.first_tokens.add_request(num_prompt_tokens)
         return AdmissionSlot(self, tenant, num_tokens, key)
 
     def retry_after_s(self) -> float:
@@ -121,7 +121,7 @@ class AdmissionControl:
 
     def _started(self, tenant: str, num_tokens: int, key: int | None) -> None:
         if key is not None and self.first_tokens is not None:
-            self.first_tokens.came(key)
+            self.first_tokens.record_first_token(key)
         now = self._clock()
         if self._last_start is not None:
             gap = now - self._last_start
@@ -132,7 +132,7 @@ class AdmissionControl:
 
     def _released(self, tenant: str, num_tokens: int, key: int | None) -> None:
         if key is not None and self.first_tokens is not None:
-            self.first_tokens.left(key)
+            self.first_tokens.remove_request(key)
         self._remove(tenant, num_tokens)
 
     def _remove(self, tenant: str, num_tokens: int) -> None:

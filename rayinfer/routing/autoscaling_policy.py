@@ -18,11 +18,11 @@ class ModelLoad:
 
     num_engines: int  # that run; those that start or leave do not count
     num_running: float = 0.0  # requests in their batches
-    num_seats: float = 1.0  # requests that one of them may run at once
+    max_num_seqs: float = 1.0  # requests that one of them may run at once
     cache_usage: float = 0.0  # their caches in use, added up: 1.5 stands for one and a half full ones
     first_tokens: FirstTokenCounts = NOTHING
-    is_whole: bool = True  # whether all of them have reported; else no engine is stopped
-    is_held: bool = False  # whether they are paused or asleep: then their number stays
+    is_complete: bool = True  # whether all of them have reported; else no engine is stopped
+    is_suspended: bool = False  # whether they are paused or asleep: then their number stays
 
     @property
     def is_idle(self) -> bool:
@@ -39,8 +39,8 @@ class ModelLoad:
 class ScalingPolicy:
     """The target number of engines, decided anew from each report of the load.
 
-    Scales up once the engines have been too few for `upscale_delay_s`: for the waiting prompts, the caches and seats in
-    use, or the objective. Scales down once fewer engines would have held the load, with some slack, throughout the
+    Scales up once the engines have been too few for `upscale_delay_s`: for the waiting prompts, the caches or batches
+    in use, or the objective. Scales down once fewer engines would have held the load, with some slack, throughout the
     delay. An engine's capacity is learned from the requests that ran on each when they were too few.
     """
 
@@ -57,13 +57,13 @@ class ScalingPolicy:
 
     def decide(self, now_s: float, target: int, load: ModelLoad) -> int:
         """Decide how many engines there should be, where `target` are wanted at present; `now_s` is of any clock."""
-        if load.is_held:
+        if load.is_suspended:
             self._reset()
             return self._settings.bounded(target)
         if load.num_engines == 0:
             self._reset()
             return self._settings.bounded(max(target, self._needed_to_start(load.first_tokens)))
-        if load.is_whole:  # engines without reports may be busy
+        if load.is_complete:  # engines without reports may be busy
             self._note(now_s, target, load)
         wanted = self._settings.bounded(self._needed(now_s, target, load))
         if wanted > target:
@@ -74,7 +74,7 @@ class ScalingPolicy:
             self._too_few_since = None
             return wanted
         self._too_few_since = None
-        if not load.is_whole or load.num_engines < target:
+        if not load.is_complete or load.num_engines < target:
             return self._settings.bounded(target)
         return self._settings.bounded(min(target, self._recently_enough(now_s, target)))
 
@@ -132,7 +132,7 @@ class ScalingPolicy:
         return self._enough[0][1]
 
     def _engines_in_use(self, load: ModelLoad) -> float:
-        return max(load.cache_usage, load.num_running / max(1.0, load.num_seats))
+        return max(load.cache_usage, load.num_running / max(1.0, load.max_num_seqs))
 
     def _misses_objective(self, load: ModelLoad) -> bool:
         return load.first_tokens.num_late >= MIN_LATE and load.late_share > 1 - self._settings.attainment
@@ -156,7 +156,7 @@ class ScalingPolicy:
 
     def _capacity(self, now_s: float, load: ModelLoad) -> float:
         """Requests that an engine can run, as far as that is known; what was learned fades."""
-        most = max(1.0, load.num_seats * self._settings.target_usage)
+        most = max(1.0, load.max_num_seqs * self._settings.target_usage)
         if self._learned is None or self._learned >= most:
             return most
         return most - (most - self._learned) * 2 ** ((self._learned_at - now_s) / FORGET_S)

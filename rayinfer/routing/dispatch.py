@@ -17,11 +17,11 @@ from rayinfer.routing.delta_queue import DeltaQueue
 from rayinfer.routing.dispatch_attempt import DispatchAttempt
 from rayinfer.routing.dispatch_queue import DispatchQueue, QueuedRequest
 from rayinfer.routing.engine_choice import cost_of
-from rayinfer.routing.engine_fleet import EngineFleet
 from rayinfer.routing.engine_set import EngineSet
+from rayinfer.routing.engine_set_control import EngineSetControl
 from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits
-from rayinfer.routing.preparation import block_digests, prepare
+from rayinfer.routing.preparation import hash_prompt_blocks, prepare
 from rayinfer.routing.retry_budget import Quarantine, QuarantinePermit, RetryBudget
 from rayinfer.routing.stream_state import StreamState
 from rayinfer.routing.stream_timers import StreamTimers
@@ -88,7 +88,7 @@ class Dispatcher:
             on_change=partial(metrics.set_num_queued, model_name),
             clock=clock,
         )
-        self.fleet = EngineFleet(model_name, self.engines)
+        self.engine_set_control = EngineSetControl(model_name, self.engines)
         self._quarantine = Quarantine(self.engines)
         metrics.set_num_queued(model_name, 0)
 
@@ -237,19 +237,19 @@ class Dispatcher:
         Raises NotReady without an engine, TimeoutError when the client's time is up before one is selected.
         """
         stream, since = run.stream, self._clock()
-        requests = stream.engine_requests(epoch=run.budget.begin())
-        digests = partial(block_digests, requests[0], self.engines.block_size, self.engines.weights_generation)
+        requests = stream.engine_requests(attempt=run.budget.begin())
+        block_hashes = partial(hash_prompt_blocks, requests[0], self.engines.block_size, self.engines.weights_version)
         deltas = DeltaQueue(self._admission.limits.stream_interval)
         if run.budget.num_begun > 1:
             wait_s = self._engine_wait_left_s(run)
-            decision = await self.engines.wait_for_engine(cost_of(requests[0]), digests(), wait_s)
+            decision = await self.engines.wait_for_engine(cost_of(requests[0]), block_hashes(), wait_s)
             attempt = DispatchAttempt(decision, requests, deltas)
         else:
             queued = QueuedRequest(
                 cost=cost_of(stream.request),
                 tenant=stream.request.tenant,
                 deadline=run.deadline,
-                make_digests=digests,
+                hash_prompt=block_hashes,
                 requests=requests,
                 deltas=deltas,
             )

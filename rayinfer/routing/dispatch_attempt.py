@@ -32,10 +32,10 @@ class DispatchAttempt:
             time_s=self._sent_s,
             engine=self._link.name,
             why=self.decision.reason,
-            attempt=self._requests[0].epoch,
+            attempt=self._requests[0].attempt,
             cached_tokens=self.decision.num_cached_tokens,
             waited_s=round(waited_s, 6),
-            weights_generation=self._link.description.weights_generation,
+            weights_version=self._link.description.weights_version,
         )
 
     async def wait_accepted(self) -> None:

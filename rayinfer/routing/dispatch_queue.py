@@ -29,20 +29,20 @@ class QueuedRequest:
     cost: RequestCost
     tenant: str
     deadline: float | None  # seconds on any one clock
-    make_digests: Callable[[], Sequence[bytes]]  # of the prompt's full blocks
+    hash_prompt: Callable[[], Sequence[bytes]]  # of the prompt's full blocks
     requests: Sequence[GenerationRequest]  # the engine requests of its choices
     deltas: DeltaQueue  # of their tokens
     entry: "QueueEntry[QueuedRequest] | None" = None  # while it waits
     has_waited: bool = False
     attempt: asyncio.Future[DispatchAttempt] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    _digests: Sequence[bytes] | None = None
+    _hashes: Sequence[bytes] | None = None
 
     @property
-    def digests(self) -> Sequence[bytes]:
-        """Digests of the prompt's blocks, hashed on first use: a single engine with free credits needs none."""
-        if self._digests is None:
-            self._digests = self.make_digests()
-        return self._digests
+    def block_hashes(self) -> Sequence[bytes]:
+        """Hashes of the prompt's blocks, hashed on first use: a single engine with free credits needs none."""
+        if self._hashes is None:
+            self._hashes = self.hash_prompt()
+        return self._hashes
 
     @property
     def is_dispatched(self) -> bool:
@@ -148,7 +148,7 @@ class DispatchQueue:
         self._arrivals[request] = asyncio.get_running_loop().time()
         self._set_engine_timer(self._arrivals[request] + self._engine_wait_s)
         if self._limits.group_by_prefix:
-            self._groups.add(request, request.digests)
+            self._groups.add(request, request.block_hashes)
         self._on_change(len(self._queue))
         if self._first() is request:
             self.advance()  # credits may suffice for a more urgent request than those before
@@ -158,8 +158,8 @@ class DispatchQueue:
         if request.attempt.done():  # its client has just left
             self._withdraw(request)
             return True
-        digests = request.digests if self._limits.route_by_prefix and len(self._engines.links) > 1 else ()
-        decision = self._engines.select_engine(request.cost, digests, among=engine)
+        block_hashes = request.block_hashes if self._limits.route_by_prefix and len(self._engines.links) > 1 else ()
+        decision = self._engines.select_engine(request.cost, block_hashes, among=engine)
         if decision is None:
             return False
         if request.entry is not None:
@@ -181,7 +181,7 @@ class DispatchQueue:
         priority = leader.cost.priority
         if first.cost.priority < priority:
             return None
-        sharing = self._groups.sharing_most(leader.digests)
+        sharing = self._groups.sharing_most(leader.block_hashes)
         return next((request for request in sharing if request.cost.priority == priority), None)
 
     def _record_order(self, request: QueuedRequest) -> None:

@@ -122,11 +122,11 @@ def _delay(candidate: Candidate) -> tuple[float, int, int]:
     return (cost, candidate.num_cached_blocks, load.last_chosen)
 
 
-def cost_of(request: GenerationRequest, *, priority: int | None = None) -> RequestCost:
+def cost_of(request: GenerationRequest) -> RequestCost:
     """Estimate the cost of a client's request, with all its choices."""
     num_prompt, choices = len(request.prompt_token_ids), request.sampling_params.n
     return RequestCost(
-        request.priority if priority is None else priority,
+        request.priority,
         choices,
         num_prompt + choices * _expected_output(request),
         num_prompt + len(request.output_token_ids),

@@ -61,7 +61,7 @@ class EngineSet:
         self.without_engines_since: float | None = -math.inf  # seconds of the loop; None with an engine
         self._description: ModelDescription | None = None
         self._num_cache_tokens = 0
-        self._weights_generation = 0
+        self._weights_version = 0
         self._not_ready_reason = "no engine is ready yet"
         self._num_chosen = 0
         self._num_added = 0
@@ -165,9 +165,9 @@ class EngineSet:
         return next((link.description.block_size for link in self.links.values()), 16)
 
     @property
-    def weights_generation(self) -> int:
+    def weights_version(self) -> int:
         """Weight version of the newest engines; during an update, prefixes of older versions never match."""
-        return self._weights_generation
+        return self._weights_version
 
     @property
     def num_cache_tokens(self) -> int:
@@ -175,7 +175,12 @@ class EngineSet:
         return self._num_cache_tokens
 
     def select_engine(
-        self, cost: RequestCost, digests: Sequence[bytes], *, among: str | None = None, ignore_credits: bool = False
+        self,
+        cost: RequestCost,
+        block_hashes: Sequence[bytes],
+        *,
+        among: str | None = None,
+        ignore_credits: bool = False,
     ) -> RoutingDecision | None:
         """Select the engine that will be the first to have computed this prompt, among those with enough credits.
 
@@ -186,7 +191,7 @@ class EngineSet:
         for link in self._eligible(among):
             if not ignore_credits and link.load.is_full(cost.priority, link.stats.credits):
                 continue  # under overload that is nearly every engine: its prefixes need no look-up
-            num_cached = self._num_cached_tokens(link, digests) if digests else 0
+            num_cached = self._num_cached_tokens(link, block_hashes) if block_hashes else 0
             if ignore_credits or link.load.has_credits(_less_cached(cost, num_cached), link.stats.credits):
                 num_blocks = self.prefixes.num_blocks(link.name)
                 candidates.append(Candidate(link.name, link.load, num_cached, num_blocks))
@@ -195,13 +200,13 @@ class EngineSet:
         chosen = choose(candidates)
         self._num_chosen += 1
         chosen.load.last_chosen = self._num_chosen
-        self.prefixes.expect(chosen.name, digests)
+        self.prefixes.expect(chosen.name, block_hashes)
         return RoutingDecision(self.links[chosen.name], chosen.num_cached_tokens, _reason(chosen, candidates))
 
-    async def wait_for_engine(self, cost: RequestCost, digests: Sequence[bytes], wait_s: float) -> RoutingDecision:
+    async def wait_for_engine(self, cost: RequestCost, block_hashes: Sequence[bytes], wait_s: float) -> RoutingDecision:
         """Select the best engine, whatever its credits; raises NotReady when there is none for so long."""
         latest = time.monotonic() + wait_s
-        while (decision := self.select_engine(cost, digests, ignore_credits=True)) is None:
+        while (decision := self.select_engine(cost, block_hashes, ignore_credits=True)) is None:
             await self._wait_for_change(latest - time.monotonic())
         return decision
 
@@ -218,8 +223,8 @@ class EngineSet:
             return running
         return engines
 
-    def _num_cached_tokens(self, link: EngineLink, digests: Sequence[bytes]) -> int:
-        return self.prefixes.num_cached(link.name, digests) * link.description.block_size
+    def _num_cached_tokens(self, link: EngineLink, block_hashes: Sequence[bytes]) -> int:
+        return self.prefixes.num_cached(link.name, block_hashes) * link.description.block_size
 
     def _migrate_streams(self, link: EngineLink) -> None:
         """Migrate the streams of a draining engine, if there is another engine."""
@@ -245,7 +250,7 @@ class EngineSet:
             self.without_engines_since = asyncio.get_running_loop().time()
         known = [link.description for link in self._available]
         self._num_cache_tokens = sum(each.kv_blocks_total * each.block_size for each in known)
-        self._weights_generation = max((each.weights_generation for each in known), default=0)
+        self._weights_version = max((each.weights_version for each in known), default=0)
         tightest = min(known, key=lambda each: each.max_model_len, default=None)
         if tightest is not None:
             self._description = replace(tightest, name=self._model_name)

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-WINDOW_S = 15.0  # how long a first token counts after it came
+WINDOW_S = 15.0  # how long a first token counts after it was sent
 
 
 class FirstTokenCounts(NamedTuple):
@@ -24,7 +24,7 @@ class FirstTokenCounts(NamedTuple):
 NOTHING = FirstTokenCounts()
 
 
-class _Expected(NamedTuple):
+class _WaitingRequest(NamedTuple):
     since_s: float
     num_tokens: int
 
@@ -38,56 +38,56 @@ class FirstTokens:
         self._objective_s = objective_s
         self._window_s = window_s
         self._clock = clock
-        self._expected: dict[int, _Expected] = {}  # in order of arrival
+        self._waiting: dict[int, _WaitingRequest] = {}  # in order of arrival
         self._next_key = 0
         self._waiting_tokens = 0
-        self._came: deque[tuple[float, bool]] = deque()  # when, and whether late
+        self._recent: deque[tuple[float, bool]] = deque()  # when, and whether late
         self._num_late = 0  # of those
 
-    def expect(self, num_tokens: int) -> int:
+    def add_request(self, num_tokens: int) -> int:
         """Record a request with a prompt of so many tokens; returns its key."""
         self._next_key += 1
-        self._expected[self._next_key] = _Expected(self._clock(), num_tokens)
+        self._waiting[self._next_key] = _WaitingRequest(self._clock(), num_tokens)
         self._waiting_tokens += num_tokens
         return self._next_key
 
-    def came(self, key: int) -> None:
+    def record_first_token(self, key: int) -> None:
         """Record the request's first token."""
         self._note(self._clock(), self._take(key))
 
-    def left(self, key: int) -> None:
+    def remove_request(self, key: int) -> None:
         """Record that the request ended without a token, which counts only if it had waited too long."""
-        now, expected = self._clock(), self._take(key)
-        if now - expected.since_s > self._objective_s:
-            self._note(now, expected)
+        now, request = self._clock(), self._take(key)
+        if now - request.since_s > self._objective_s:
+            self._note(now, request)
 
     def counts(self) -> FirstTokenCounts:
         """Return the present counts."""
         now = self._clock()
         self._forget(now)
         num_late_waiting = 0
-        for expected in self._expected.values():
-            if now - expected.since_s <= self._objective_s:
+        for request in self._waiting.values():
+            if now - request.since_s <= self._objective_s:
                 break  # the rest arrived later
             num_late_waiting += 1
         return FirstTokenCounts(
-            num_waiting=len(self._expected),
+            num_waiting=len(self._waiting),
             waiting_tokens=self._waiting_tokens,
-            num_started=len(self._came),
+            num_started=len(self._recent),
             num_late=self._num_late + num_late_waiting,
         )
 
-    def _take(self, key: int) -> _Expected:
-        expected = self._expected.pop(key)
-        self._waiting_tokens -= expected.num_tokens
-        return expected
+    def _take(self, key: int) -> _WaitingRequest:
+        request = self._waiting.pop(key)
+        self._waiting_tokens -= request.num_tokens
+        return request
 
-    def _note(self, now: float, expected: _Expected) -> None:
-        is_late = now - expected.since_s > self._objective_s
-        self._came.append((now, is_late))
+    def _note(self, now: float, request: _WaitingRequest) -> None:
+        is_late = now - request.since_s > self._objective_s
+        self._recent.append((now, is_late))
         self._num_late += is_late
         self._forget(now)
 
     def _forget(self, now: float) -> None:
-        while self._came and self._came[0][0] < now - self._window_s:
-            self._num_late -= self._came.popleft()[1]
+        while self._recent and self._recent[0][0] < now - self._window_s:
+            self._num_late -= self._recent.popleft()[1]

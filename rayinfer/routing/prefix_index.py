@@ -8,7 +8,7 @@ EXPECT_S = 10.0  # how long a prompt that was sent to an engine counts as cached
 
 
 class PrefixIndex:
-    """Index of how many of the first blocks of a prompt's digest chain each engine has cached.
+    """Index of how many of the first blocks of a prompt's hash chain each engine has cached.
 
     Updated by `blocks_stored` and `blocks_removed`. It assumes that an engine with a block has all blocks before it: so
     a look-up takes the logarithm of the prompt's length. The count is too high where an engine evicted a block from the
@@ -36,20 +36,20 @@ class PrefixIndex:
             known.add(stored)
             known.discard(removed)
 
-    def expect(self, engine: str, digests: Iterable[bytes]) -> None:
+    def expect(self, engine: str, block_hashes: Iterable[bytes]) -> None:
         """Record that an engine is about to compute these blocks, or to read them."""
         if (known := self._expected.get(engine)) is not None:
-            known.add(digests)
-            self._stored[engine].refresh(digests)
+            known.add(block_hashes)
+            self._stored[engine].refresh(block_hashes)
 
-    def num_cached(self, engine: str, digests: Sequence[bytes]) -> int:
+    def num_cached(self, engine: str, block_hashes: Sequence[bytes]) -> int:
         """Count the first blocks of a chain that an engine has."""
         stored, expected = self._stored[engine], self._expected[engine]
         stored.age()
         expected.age()
-        low, high, middle = 0, len(digests), 0  # most engines with a miss do not even have the first block
+        low, high, middle = 0, len(block_hashes), 0  # most engines with a miss do not even have the first block
         while low < high:
-            if digests[middle] in stored or digests[middle] in expected:
+            if block_hashes[middle] in stored or block_hashes[middle] in expected:
                 low = middle + 1
             else:
                 high = middle
@@ -73,25 +73,25 @@ class _ExpiringSet:
         self._young: set[bytes] = set()
         self._old: set[bytes] = set()
 
-    def __contains__(self, digest: bytes) -> bool:
-        return digest in self._young or digest in self._old
+    def __contains__(self, block_hash: bytes) -> bool:
+        return block_hash in self._young or block_hash in self._old
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
 
-    def add(self, digests: Iterable[bytes]) -> None:
+    def add(self, block_hashes: Iterable[bytes]) -> None:
         self.age()
-        self._young.update(digests)
+        self._young.update(block_hashes)
 
-    def refresh(self, digests: Iterable[bytes]) -> None:
+    def refresh(self, block_hashes: Iterable[bytes]) -> None:
         self.age()
         if self._old:
-            used = self._old.intersection(digests)
+            used = self._old.intersection(block_hashes)
             self._old -= used
             self._young |= used
 
-    def discard(self, digests: Iterable[bytes]) -> None:
-        gone = set(digests)
+    def discard(self, block_hashes: Iterable[bytes]) -> None:
+        gone = set(block_hashes)
         self._young -= gone
         self._old -= gone
 

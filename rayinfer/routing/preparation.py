@@ -1,10 +1,10 @@
-"""Preparation of admitted requests, and the digests of their prompts."""
+"""Preparation of admitted requests, and the hashes of their prompts."""
 
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rayinfer.kv_cache.block_hash import prefix_digests, prefix_salt
+from rayinfer.kv_cache.block_hash import hash_blocks, prefix_salt
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.routing.limits import RouterLimits
 
@@ -13,7 +13,7 @@ def prepare(request: GenerationRequest, description: ModelDescription, limits: R
     """Check the sampling parameters against the model, and fix what must be the same on every engine.
 
     A seed is drawn where the client gave none, so that a migrated stream continues with the same choices, and the
-    priority is no more urgent than the tenant's limit. Prompts and bad words are checked and tokenised by the server.
+    priority is no more urgent than the tenant's limit. Prompts and bad words are checked and tokenized by the server.
     Raises RequestError.
     """
     params = request.sampling_params
@@ -28,10 +28,10 @@ def prepare(request: GenerationRequest, description: ModelDescription, limits: R
     return replace(request, sampling_params=params, priority=priority)
 
 
-def block_digests(request: GenerationRequest, block_size: int, weights_generation: int = 0) -> Sequence[bytes]:
+def hash_prompt_blocks(request: GenerationRequest, block_size: int, weights_version: int = 0) -> Sequence[bytes]:
     """Hash the full blocks of a request's tokens as engines with these weights do."""
     tokens = request.prompt_token_ids
     if request.output_token_ids:
         tokens = tokens + request.output_token_ids
-    salt = prefix_salt(request.tenant, request.cache_salt, request.adapter, weights_generation)
-    return prefix_digests(tokens, block_size, salt)
+    salt = prefix_salt(request.tenant, request.cache_salt, request.adapter, weights_version)
+    return hash_blocks(tokens, block_size, salt)

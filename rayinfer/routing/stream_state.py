@@ -62,7 +62,7 @@ class StreamState:
             choice = _Choice(index=index, text=text, token_ids=list(request.output_token_ids))
             choice.num_delivered = len(choice.token_ids)
             self._choices.append(choice)
-        self._epoch = request.epoch
+        self._attempt = request.attempt
         self._choices_by_name: dict[str, _Choice] = {}  # by engine request id, as far as deltas have come
         self._num_open = params.n
         self._stopped: list[str] = []
@@ -97,23 +97,23 @@ class StreamState:
         """Prompt tokens that were cached before the request."""
         return self._num_cached_tokens or 0
 
-    def engine_requests(self, *, epoch: int | None = None) -> list[GenerationRequest]:
+    def engine_requests(self, *, attempt: int | None = None) -> list[GenerationRequest]:
         """Make the engine requests of the unfinished choices, each with its tokens so far.
 
-        Another epoch begins another attempt, whose requests have ids of their own: deltas of earlier attempts are an
+        Another number begins another attempt, whose requests have ids of their own: deltas of earlier attempts are an
         error from now on.
         """
-        if epoch is not None and epoch != self._epoch:
-            self._epoch = epoch
+        if attempt is not None and attempt != self._attempt:
+            self._attempt = attempt
             self._choices_by_name.clear()
         return [
             replace(
                 self._request,
-                request_id=str(EngineRequestId(self.request_id, choice.index, self._epoch)),
+                request_id=str(EngineRequestId(self.request_id, choice.index, self._attempt)),
                 output_token_ids=list(choice.token_ids),
                 sampling_params=self._scoring_params if self._scores_prompt(choice) else self._engine_params,
                 choice=choice.index if self._request.sampling_params.n > 1 else self._request.choice,
-                epoch=self._epoch,
+                attempt=self._attempt,
             )
             for choice in self._choices
             if choice.finish_reason is None
@@ -172,7 +172,7 @@ class StreamState:
             if choice.finish_reason is None:
                 text = choice.text.append((), is_last=True).text
                 self._end(choice, finish_reason, None)
-                self._stopped.append(str(EngineRequestId(self.request_id, choice.index, self._epoch)))
+                self._stopped.append(str(EngineRequestId(self.request_id, choice.index, self._attempt)))
                 self._held[choice.index] = self._held.get(choice.index, "") + text
         return self._output(self._take_held())
 
@@ -181,7 +181,7 @@ class StreamState:
 
     def _choice_of(self, request_id: str) -> _Choice:
         name = EngineRequestId.parse(request_id)
-        is_known = (name.request_id, name.epoch) == (self.request_id, self._epoch)
+        is_known = (name.request_id, name.attempt) == (self.request_id, self._attempt)
         if not is_known or not 0 <= name.choice < len(self._choices):
             raise RuntimeError(f"request {self.request_id!r} has no engine request {request_id!r}")
         choice = self._choices_by_name[request_id] = self._choices[name.choice]
@@ -202,7 +202,7 @@ class StreamState:
         return [choice.take_output(held[choice.index]) for choice in self._choices if choice.index in held]
 
     def _add_text(self, choice: _Choice, token_ids: Sequence[int], delta: TokenDelta) -> TextDelta:
-        """Detokenise new tokens; the token that stopped the engine has no text unless `include_stop_str_in_output`."""
+        """Detokenize new tokens; the token that stopped the engine has no text unless `include_stop_str_in_output`."""
         is_last = delta.finish_reason is not None
         if not token_ids or not self._has_no_text(token_ids[-1], delta):
             return choice.text.append(token_ids, is_last=is_last)

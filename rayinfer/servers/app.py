@@ -68,26 +68,26 @@ def build_app(
 
 
 def _add_error_handlers(app: FastAPI, metrics: ServiceMetrics) -> None:
-    async def answer_error(request: Request, error: Exception) -> Response:
+    async def respond_to_error(request: Request, error: Exception) -> Response:
         if error_kind(error).status == HTTPStatus.INTERNAL_SERVER_ERROR:
             logger.error("a request failed", exc_info=error)
         else:
             metrics.request_refused(refusal_reason(error))
         return error_response(error, error_format_of(request.scope))
 
-    async def answer_status(request: Request, error: Exception) -> Response:
+    async def respond_to_status(request: Request, error: Exception) -> Response:
         if not isinstance(error, HTTPException):
             return error_response(error, error_format_of(request.scope))
         phrase = "No such path." if error.status_code == HTTPStatus.NOT_FOUND else f"{error.detail}."
         return status_response(error.status_code, phrase, error.headers, error_format_of(request.scope))
 
-    async def answer_invalid(request: Request, _: Exception) -> Response:
+    async def respond_to_invalid(request: Request, _: Exception) -> Response:
         error = InvalidParameter("The request's path or query is not valid.")
         return error_response(error, error_format_of(request.scope))
 
-    app.add_exception_handler(RayinferError, answer_error)
-    app.add_exception_handler(HTTPException, answer_status)
-    app.add_exception_handler(RequestValidationError, answer_invalid)
+    app.add_exception_handler(RayinferError, respond_to_error)
+    app.add_exception_handler(HTTPException, respond_to_status)
+    app.add_exception_handler(RequestValidationError, respond_to_invalid)
 
 
 def _add_service_routes(

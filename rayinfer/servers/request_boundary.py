@@ -47,15 +47,15 @@ class RequestBoundary:
         identity = RequestIdentity()
         identity.rename(Headers(scope=scope).get(REQUEST_ID_HEADER, ""))
         scope.setdefault("state", {})["identity"] = identity
-        answer = _Sender(send, identity if self._echoes_request_id else None)
+        sender = _Sender(send, identity if self._echoes_request_id else None)
         try:
-            await self._app(scope, receive, answer.send)
+            await self._app(scope, receive, sender.send)
         except ClientDisconnect:
             pass  # it left, or was refused, before its body was complete: nothing begun
         except Exception as error:
             logger.exception("request %s failed", identity.name)
-            if not answer.has_started:
-                await error_response(error, error_format_of(scope))(scope, receive, answer.send)
+            if not sender.has_started:
+                await error_response(error, error_format_of(scope))(scope, receive, sender.send)
 
 
 class _Sender:

@@ -41,7 +41,7 @@ def add_trace_routes(app: FastAPI, traces: TraceStore | None) -> None:
 def _as_json(kept: StoredTrace) -> dict[str, Any]:
     events = [{"name": event.name, "time_s": event.time_s, "details": event.details} for event in kept.trace.in_order()]
     return {
-        "id": kept.answer_id,
+        "id": kept.response_id,
         "object": "request.trace",
         "model": kept.model,
         "events": events,

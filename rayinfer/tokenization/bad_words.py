@@ -9,7 +9,7 @@ BadWordTokenizer = Callable[[str], list[tuple[int, ...]]]
 
 
 def bad_word_tokenizer(tokenizer: Tokenizer) -> BadWordTokenizer:
-    """Make a function that tokenises a word alone, behind a space and behind a new line.
+    """Make a function that tokenizes a word alone, behind a space and behind a new line.
 
     A model could still generate it by other, smaller tokens.
     """
@@ -28,6 +28,6 @@ def bad_word_tokenizer(tokenizer: Tokenizer) -> BadWordTokenizer:
 
 def _encode(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
     try:
-        return tuple(tokenizer.encode_answer(text))
+        return tuple(tokenizer.encode_target(text))
     except InvalidParameter as error:  # which speaks of a prompt
         raise InvalidParameter(f"bad_words must hold valid Unicode, got {text!r:.80}", "bad_words") from error

@@ -1,4 +1,4 @@
-"""The table by which SentencePiece normalises characters before it cuts a text into pieces."""
+"""The table by which SentencePiece normalizes characters before it cuts a text into pieces."""
 
 import struct
 from typing import NamedTuple
@@ -23,8 +23,8 @@ class CharacterMap:
         self._trie = struct.unpack_from(f"<{num_bytes // 4}I", data, 4)
         self._replacements = data[4 + num_bytes :]
 
-    def normalise(self, text: str) -> str:
-        """Return the normalised text."""
+    def normalize(self, text: str) -> str:
+        """Return the normalized text."""
         data, out, at = text.encode(), bytearray(), 0
         while at < len(data):
             match = self._longest_match(data, at)

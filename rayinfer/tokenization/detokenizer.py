@@ -103,7 +103,7 @@ class DecoderTables:
         return self._backend.id_to_token(token_id) is not None
 
     def utf8_of(self, token_id: int) -> bytes | None:
-        """Return the bytes that a token adds behind others; None where its neighbours decide its text."""
+        """Return the bytes that a token adds behind others; None where its neighbors decide its text."""
         if self._is_byte_level:
             return self.token_bytes(token_id)
         byte = self.byte_of(token_id)
@@ -245,7 +245,7 @@ def decoder_steps(backend: Backend) -> list[dict[str, Any]]:
 
 
 def is_piecewise(steps: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a token's text depends on its neighbours by nothing but being first or being in a run of bytes."""
+    """Return whether a token's text depends on its neighbors by nothing but being first or being in a run of bytes."""
     kinds = [step["type"] for step in steps]
     fused = kinds.index("Fuse") if "Fuse" in kinds else len(kinds)
     if "ByteFallback" in kinds[: max(fused - 1, 0)]:

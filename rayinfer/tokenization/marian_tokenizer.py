@@ -43,7 +43,7 @@ class MarianTokenizer:
         code = _LANGUAGE_CODE.match(text)
         text = text[code.end() :] if code else text
         if self._character_map is not None:
-            text = self._character_map.normalise(text)
+            text = self._character_map.normalize(text)
         text = " ".join(word for word in text.split(" ") if word)
         pieces = self._pieces.encode(text).tokens if text else []
         return [code[0], *pieces] if code else pieces
@@ -81,7 +81,7 @@ def read_vocabulary(folder: Path) -> dict[str, int]:
     return vocabulary
 
 
-def answer_backend(vocabulary: Mapping[str, int], special: Mapping[str, str]) -> Backend:
+def target_backend(vocabulary: Mapping[str, int], special: Mapping[str, str]) -> Backend:
     """Build the backend that decodes ids: tokens one after the other, with marks for blanks."""
     backend = Backend(models.WordLevel(dict(vocabulary), unk_token=special["unk_token"]))
     backend.decoder = decoders.Metaspace()

@@ -1,4 +1,4 @@
-"""Reads a SentencePiece model (Kudo and Richardson 2018), which is a protocol buffer, as far as tokenising needs it."""
+"""Reads a SentencePiece model (Kudo and Richardson 2018), which is a protocol buffer, as far as tokenizing needs it."""
 
 import struct
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceModel:
-    """A Unigram vocabulary, and the table by which characters are normalised first, if any."""
+    """A Unigram vocabulary, and the table by which characters are normalized first, if any."""
 
     pieces: list[Piece]
     character_map: CharacterMap | None

@@ -13,7 +13,7 @@ class TokenText(NamedTuple):
     """
 
     text: str
-    utf8: bytes | None  # None where the token's neighbours decide its bytes
+    utf8: bytes | None  # None where the token's neighbors decide its bytes
 
 
 class TokenTexts:

@@ -14,21 +14,21 @@ from rayinfer.tokenization.longest_token import find_longest_token
 from rayinfer.tokenization.marian_tokenizer import (
     MARIAN_SPECIAL_TOKENS,
     MarianTokenizers,
-    answer_backend,
     is_marian_folder,
     read_marian_tokenizers,
     read_vocabulary,
+    target_backend,
 )
 from rayinfer.tokenization.token_texts import TokenText, TokenTexts
 
-LONG_TEXT_CHARS = 8192  # tokenising more takes milliseconds, for which other threads should not have to wait
+LONG_TEXT_CHARS = 8192  # tokenizing more takes milliseconds, for which other threads should not have to wait
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
     """One model's tokenizer; it gives the ids that transformers gives for the same folder.
 
-    With `spellings` these encode texts, and the backend only decodes. An answer that begins anew is a text
+    With `spellings` these encode texts, and the backend only decodes. A target that begins anew is a text
     of its own, not what follows a prompt: a translation.
     """
 
@@ -38,11 +38,11 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         *,
         marian: MarianTokenizers | None = None,
-        answers_begin_anew: bool = False,
+        target_begins_anew: bool = False,
     ) -> None:
         self._backend = backend
         self._marian = marian
-        self._answers_begin_anew = answers_begin_anew
+        self._target_begins_anew = target_begins_anew
         self._special_tokens = dict(special_tokens or {})
         self._special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self._tables = DecoderTables(backend, self._special_ids)
@@ -56,7 +56,7 @@ class Tokenizer:
         if is_marian_folder(folder):
             vocabulary, special = read_vocabulary(folder), MARIAN_SPECIAL_TOKENS | special_tokens(settings)
             marian = read_marian_tokenizers(folder, vocabulary, special)
-            return cls(answer_backend(vocabulary, special), special, marian=marian, answers_begin_anew=True)
+            return cls(target_backend(vocabulary, special), special, marian=marian, target_begins_anew=True)
         backend = _read_backend(folder / "tokenizer.json")
         try:
             _add_tokens(backend, settings)
@@ -65,14 +65,14 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = bool(settings.get("split_special_tokens", False))
-        return cls(backend, special_tokens(settings), answers_begin_anew=_is_encoder_decoder(folder))
+        return cls(backend, special_tokens(settings), target_begins_anew=_is_encoder_decoder(folder))
 
     def encode(
         self, text: str, *, add_special_tokens: bool = True, check_length: Callable[[int], None] = lambda _: None
     ) -> list[int]:
         """Turn text into token ids, with the special tokens that the tokenizer puts around a text.
 
-        Other threads run while a text of more than LONG_TEXT_CHARS is tokenised. `check_length` gets the number of such
+        Other threads run while a text of more than LONG_TEXT_CHARS is tokenized. `check_length` gets the number of such
         a text's tokens and may raise before the list is made: that of a million tokens takes 20 ms, and no thread runs.
         """
         if not isinstance(text, str):
@@ -91,14 +91,14 @@ class Tokenizer:
         check_length(len(encoding))
         return list(encoding.ids)
 
-    def encode_answer(self, text: str) -> list[int]:
-        """Turn text into the token ids that it has in an answer, without special tokens around it."""
+    def encode_target(self, text: str) -> list[int]:
+        """Turn text into the token ids that it has as a target, without special tokens around it."""
         if self._marian is None:
             return self.encode(text, add_special_tokens=False)
         return self._marian.target.encode(text, add_special_tokens=False)
 
     def least_num_tokens(self, text: str) -> int:
-        """Return a number of tokens that a text surely has, without tokenising it; 0 where that is not known."""
+        """Return a number of tokens that a text surely has, without tokenizing it; 0 where that is not known."""
         return 0 if self._longest_token is None else self._longest_token.least_num_tokens(text)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
@@ -106,8 +106,8 @@ class Tokenizer:
         return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def detokenizer(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> Detokenizer:
-        """Begin to detokenise the tokens that follow a prompt, one at a time."""
-        context = () if self._answers_begin_anew else prompt_token_ids
+        """Begin to detokenize the tokens that follow a prompt, one at a time."""
+        context = () if self._target_begins_anew else prompt_token_ids
         return self._tables.start(context, skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> TokenText:
@@ -123,11 +123,6 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         """Ids of the tokens without text when special tokens are skipped."""
         return self._special_ids
-
-    @property
-    def bos_token_id(self) -> int | None:
-        """Id of the token that begins a text."""
-        return self._special_id("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:

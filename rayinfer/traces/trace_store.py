@@ -19,7 +19,7 @@ class StoredTrace:
     """One client request's trace under its public names."""
 
     name: str  # given by the client, else generated
-    answer_id: str  # the `id` of the response: a prefix and the name
+    response_id: str  # the `id` of the response: a prefix and the name
     model: str
     tenant: str  # "" for none; other tenants do not find the trace
     prompts: Mapping[str, int]  # numbers of the prompts by their internal ids
@@ -57,7 +57,7 @@ class TraceStore:
         self,
         *,
         name: str,
-        answer_id: str,
+        response_id: str,
         model: str,
         request_ids: Sequence[str],
         received_s: float,
@@ -65,7 +65,7 @@ class TraceStore:
     ) -> None:
         """Begin the trace of a client request, which has one internal request for each prompt."""
         prompts = {request_id: prompt for prompt, request_id in enumerate(request_ids)}
-        stored = StoredTrace(name=name, answer_id=answer_id, model=model, tenant=tenant, prompts=prompts)
+        stored = StoredTrace(name=name, response_id=response_id, model=model, tenant=tenant, prompts=prompts)
         same_name = self._by_name.setdefault((tenant, name), [])
         same_name.append(stored)
         self._by_request_id.update(dict.fromkeys(prompts, stored))
@@ -111,8 +111,10 @@ class TraceStore:
         """Find a tenant's requests by the id of the response or by name; the latest first."""
         self._forget_old()
         client_name = name.partition("-")[2]
-        by_answer = [stored for stored in self._by_name.get((tenant, client_name), ()) if stored.answer_id == name]
-        return [*self._by_name.get((tenant, name), ()), *by_answer][::-1]
+        by_response_id = [
+            stored for stored in self._by_name.get((tenant, client_name), ()) if stored.response_id == name
+        ]
+        return [*self._by_name.get((tenant, name), ()), *by_response_id][::-1]
 
     def _note_change(self, stored: StoredTrace) -> None:
         size = len(stored.trace) + len(stored.prompts)  # a rejected request of a thousand prompts has one event

@@ -22,7 +22,6 @@ from rayinfer.transport.engine_messages import (
     StepOutputs,
     Submit,
 )
-from rayinfer.transport.unauthenticated_connections import UnauthenticatedConnections
 from rayinfer.wire import MAX_HELLO_BYTES, BadMessage, encode, read_message, read_messages
 
 logger = logging.getLogger(__name__)
@@ -67,7 +66,7 @@ class EngineServer:
         self._limits = limits
         self._key = secrets.token_bytes(KEY_BYTES)
         self._connections: set[asyncio.Task[None]] = set()
-        self._unauthenticated = UnauthenticatedConnections(max_unauthenticated)
+        self._unauthenticated = _UnauthenticatedConnections(max_unauthenticated)
         self._accepting: asyncio.Task[None] | None = None
 
     async def start(self, host: str) -> TransportAddress:
@@ -202,3 +201,30 @@ def _current_task() -> asyncio.Task[None]:
     task = asyncio.current_task()
     assert task is not None
     return task
+
+
+class _UnauthenticatedConnections:
+    """At most so many connections whose other end has not shown the key: a new one beyond that ends the oldest.
+
+    A router shows its key within milliseconds, so the peer that has waited longest is the least likely to be one.
+    """
+
+    def __init__(self, max_connections: int) -> None:
+        self._max_connections = max_connections
+        self._tasks: dict[asyncio.Task[None], None] = {}  # oldest first
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def add(self, task: asyncio.Task[None]) -> None:
+        """Count the task that serves a connection until it is removed or ends."""
+        if len(self._tasks) >= self._max_connections:
+            oldest = next(iter(self._tasks))
+            self.remove(oldest)
+            oldest.cancel()
+        self._tasks[task] = None
+        task.add_done_callback(self.remove)
+
+    def remove(self, task: asyncio.Task[None]) -> None:
+        """Stop counting a connection: its other end has shown the key, or it has ended."""
+        self._tasks.pop(task, None)

@@ -26,7 +26,7 @@ def test_kernels_are_imported_by_their_front(sources):
     assert rules.kernel_internals(sources) == []
 
 
-def test_every_neighbour_that_is_allowed_is_used_and_only_one_way(sources):
-    used = rules.used_neighbours(sources)
-    assert set(house.NEIGHBOURS) <= used
-    assert not [pair for pair in house.NEIGHBOURS if pair[::-1] in used]
+def test_every_neighbor_that_is_allowed_is_used_and_only_one_way(sources):
+    used = rules.used_neighbors(sources)
+    assert set(house.NEIGHBORS) <= used
+    assert not [pair for pair in house.NEIGHBORS if pair[::-1] in used]

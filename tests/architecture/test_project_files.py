@@ -15,12 +15,12 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PARTS = {"pydantic_core": "pydantic", "triton": "torch"}
 
 
-def normalised(name: str) -> str:
+def normalized(name: str) -> str:
     return re.sub(r"[-_.]+", "-", re.split(r"[\[<>=~!; ]", name)[0]).lower()
 
 
 def test_every_package_that_the_sources_import_is_declared():
-    declared = {normalised(line) for line in PYPROJECT["project"]["dependencies"]}
+    declared = {normalized(line) for line in PYPROJECT["project"]["dependencies"]}
     distributions = packages_distributions()
     undeclared = {
         top_level: source.module
@@ -28,7 +28,7 @@ def test_every_package_that_the_sources_import_is_declared():
         if not is_within(source.module, FOREIGN_ROOM)
         for found in source.imports
         if (top_level := _whole(found.target.partition(".")[0])) not in {*sys.stdlib_module_names, *PACKAGES, ""}
-        and declared.isdisjoint(normalised(name) for name in distributions.get(top_level, [top_level]))
+        and declared.isdisjoint(normalized(name) for name in distributions.get(top_level, [top_level]))
     }
     assert undeclared == {}
 
@@ -40,11 +40,11 @@ def _whole(top_level: str) -> str:
 def test_every_declared_dependency_is_pinned():
     extras = PYPROJECT["project"]["optional-dependencies"].values()
     needed = PYPROJECT["project"]["dependencies"]
-    declared = {normalised(line) for lines in (needed, *extras) for line in lines}
+    declared = {normalized(line) for lines in (needed, *extras) for line in lines}
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pinned = {normalised(line) for line in lines if re.fullmatch(r"[\w.-]+==[\w.]+", line)}
+    pinned = {normalized(line) for line in lines if re.fullmatch(r"[\w.-]+==[\w.]+", line)}
     assert declared - pinned == {"rayinfer"}
-    assert "accelerate" not in {normalised(line) for line in needed}  # tests alone have transformers read GGUF files
+    assert "accelerate" not in {normalized(line) for line in needed}  # tests alone have transformers read GGUF files
 
 
 @pytest.mark.parametrize("target", ["check", "test"])

@@ -51,9 +51,9 @@ def test_imports_of_the_own_room_of_lower_floors_and_of_others_are_allowed(sourc
     assert rules.upward_imports(sources_of({"rayinfer/layers/norm.py": text})) == []
 
 
-def test_neighbours_on_one_floor_are_found_with_their_direction(sources_of):
+def test_neighbors_on_one_floor_are_found_with_their_direction(sources_of):
     sources = sources_of({"rayinfer/layers/norm.py": "from rayinfer.kv_cache.block_manager import BlockManager\n"})
-    assert rules.used_neighbours(sources) == {("rayinfer.layers", "rayinfer.kv_cache")}
+    assert rules.used_neighbors(sources) == {("rayinfer.layers", "rayinfer.kv_cache")}
 
 
 def test_a_module_on_no_floor_is_caught(sources_of):

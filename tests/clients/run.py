@@ -72,7 +72,7 @@ CLIENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one client's checks printed, and how long they took."""
+    """Printed lines of one client's checks, with their exit code and time."""
 
     client: Client
     lines: tuple[str, ...]

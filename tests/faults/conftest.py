@@ -66,7 +66,7 @@ def _pair(host: Host, model: FaultModel) -> Iterator[FaultyService]:
 @pytest.fixture
 def pair(_pair: FaultyService) -> FaultyService:
     """Two engines, both up, whatever the test before has done to them."""
-    wait_until(_pair.is_whole, 120.0)
+    wait_until(_pair.is_complete, 120.0)
     return _pair
 
 

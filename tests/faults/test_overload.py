@@ -50,7 +50,7 @@ def test_f20_more_streams_than_there_are_blocks_for(pair, tight, long_answers, r
         before = tight.metric("vllm:num_preemptions_total")
         for number, answer in enumerate(ask_all(tight.url, bodies, within_s=LONG_WITHIN_S)):
             row.count({answer.verdict(long_answers[number]): 1})
-    wait_until(tight.is_whole, 120)
+    wait_until(tight.is_complete, 120)
     num_preemptions = tight.metric("vllm:num_preemptions_total") - before
     row.note = f"{num_preemptions:.0f} preemptions"
     assert without or num_preemptions > 0

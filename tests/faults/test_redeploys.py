@@ -34,7 +34,7 @@ def test_f28_a_new_version_under_load(versioned, model, report, without):
         changed = SMALL | model.args(max_num_seqs=48) | {"drain_timeout_s": 0.0 if without else 30.0}
         versioned.redeploy(models=[changed], max_body_bytes=2**20)
         row.recovery_s = wait_until(
-            lambda: not old & set(versioned.pids("engine", "router")) and versioned.is_whole(), 240
+            lambda: not old & set(versioned.pids("engine", "router")) and versioned.is_complete(), 240
         )
         wait_until(lambda: without != "" or len(load.answers) >= NUM_STREAMS, 240)
     judge(report, row, versioned, without)

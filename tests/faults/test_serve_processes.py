@@ -54,7 +54,7 @@ def test_f15_the_controller_killed(pair, expected, report, without):
             time.sleep(0.1)
         row.recovery_s = wait_until(lambda: set(pair.pids("controller")) - victims, 120)
         time.sleep(3.0)
-    wait_until(lambda: pair.is_answering() and pair.is_whole(), 120)
+    wait_until(lambda: pair.is_answering() and pair.is_complete(), 120)
     judge(report, row, pair, without)
 
 

@@ -1,4 +1,4 @@
-"""Separation of the evaluation texts of quantised models from the calibration texts."""
+"""Separation of the evaluation texts of quantized models from the calibration texts."""
 
 import pytest
 import torch

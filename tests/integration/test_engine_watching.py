@@ -7,14 +7,14 @@ from rayinfer_deployments.discovery.addressed_request_router import addressed_ro
 from rayinfer_deployments.discovery.engine_address import EngineAddress, subscribe_to_engines
 from support.services.service_client import wait_until
 
-ADDRESS = EngineAddress(actor_name="engine-x", namespace="serve", epoch=1)
+ADDRESS = EngineAddress(actor_name="engine-x", namespace="serve")
 OPTIONS = {"ray_actor_options": {"num_cpus": 0}, "graceful_shutdown_wait_loop_s": 0.1}
 
 
 def addressed_replica():
     class Addressed:  # local, so that Ray carries it to processes which do not know this file
         def record_replica_metadata(self):
-            return {"engine_actor": "engine-x", "namespace": "serve", "epoch": 1}
+            return {"engine_actor": "engine-x", "namespace": "serve"}
 
     return Addressed
 

@@ -39,14 +39,14 @@ def test_weights_change_engine_by_engine_and_no_request_fails(reloadable, tiny_m
     old_text, before = text_from(service), (engine_names(service), router_pids("reloadable"))
     with Load(service.base_url) as load:
         done = asyncio.run(operations.reload(str(tiny_models["other"])))
-    assert done == {"model": "tiny", "source": str(tiny_models["other"]), "weights_generation": 1}
+    assert done == {"model": "tiny", "source": str(tiny_models["other"]), "weights_version": 1}
     assert load.failures == []
     assert not engine_names(service) & before[0]
     assert router_pids("reloadable") == before[1]
     new_text = text_from(service)
     assert new_text != old_text
     answer, trace = last_trace(service)
-    assert "'weights_generation': 1" in str(trace)
+    assert "'weights_version': 1" in str(trace)
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0  # routers and engines hash alike again
 
 
@@ -90,5 +90,5 @@ def test_a_model_without_engines_gets_one_with_the_other_weights_or_keeps_its_ow
             asyncio.run(operations.reload(str(broken)))
         assert text_from(service) == text
         wait_until(lambda: not engine_names(service), 120)
-        assert asyncio.run(operations.reload(str(tiny_models["other"])))["weights_generation"] == 1
+        assert asyncio.run(operations.reload(str(tiny_models["other"])))["weights_version"] == 1
         assert text_from(service) != text

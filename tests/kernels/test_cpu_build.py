@@ -69,7 +69,7 @@ def test_progress_is_reported_per_compiled_source_and_not_for_cached_libraries(t
     copying = compiler_that(tmp_path, f'while [ "$1" != -o ]; do shift; done; cp {library.path} "$2"')
     settings = CompilerSettings(copying, "native")
     build_cpu_library(folder, settings, lambda *counts: told.append(counts))
-    num_sources = len(list(SOURCE_FOLDER.glob("*.cpp")))
+    num_sources = len(list(SOURCE_FOLDER.rglob("*.cpp")))
     assert told == [(num_done, num_sources) for num_done in range(num_sources + 1)]
     told.clear()
     build_cpu_library(folder, settings, lambda *counts: told.append(counts))

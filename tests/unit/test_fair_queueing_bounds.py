@@ -152,6 +152,6 @@ def test_backlogged_tenants_get_shares_by_weight_while_new_tenants_arrive(weight
         if tenant is not None:
             service[tenant] += sizes[tenant]
             push(tenant)
-    normalised = [service[tenant] / weight for tenant, weight in enumerate(weights)]
+    normalized = [service[tenant] / weight for tenant, weight in enumerate(weights)]
     slack = max(size / weight for size, weight in zip(sizes, weights, strict=False))
-    assert max(normalised) - min(normalised) <= 2 * slack + 1e-6
+    assert max(normalized) - min(normalized) <= 2 * slack + 1e-6

@@ -7,7 +7,7 @@ def test_usage_is_the_share_of_blocks_with_readers():
 
 
 def test_two_messages_do_not_share_their_lists():
-    one, other = (StepMessage(epoch=0, step=0, deltas=[], stats=EngineStats()) for _ in range(2))
+    one, other = (StepMessage(deltas=[], stats=EngineStats()) for _ in range(2))
     one.blocks_stored.append(b"x")
     one.stats.requests_finished_total["stop"] = 1
     assert other.blocks_stored == []

@@ -16,7 +16,7 @@ def test_a_request_survives_the_way_to_another_process():
         tenant="t",
         cache_salt="s",
         adapter="a",
-        epoch=7,
+        attempt=7,
     )
     assert pickle.loads(pickle.dumps(request)) == request
 
@@ -24,7 +24,7 @@ def test_a_request_survives_the_way_to_another_process():
 def test_a_request_is_by_default_plain_and_at_its_beginning():
     request = GenerationRequest(request_id="r", prompt_token_ids=[1], sampling_params=SamplingParams())
     assert (request.output_token_ids, request.choice, request.priority, request.timeout_s) == ([], 0, 0, None)
-    assert (request.tenant, request.cache_salt, request.adapter, request.epoch) == ("", "", None, 0)
+    assert (request.tenant, request.cache_salt, request.adapter, request.attempt) == ("", "", None, 0)
 
 
 def test_descriptions_and_states_survive_the_way_too():

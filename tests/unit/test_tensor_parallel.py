@@ -19,8 +19,8 @@ def test_a_place_knows_its_stage_and_its_rank_there():
 
 
 def test_the_whole_is_one_rank_of_one():
-    assert UNSHARDED.is_whole
-    assert not Shard(RankCoordinates(1, 1, 2), SingleRankGroup()).is_whole
+    assert UNSHARDED.is_unsharded
+    assert not Shard(RankCoordinates(1, 1, 2), SingleRankGroup()).is_unsharded
     x = torch.randn(3, 4)
     assert torch.equal(UNSHARDED.group.all_reduce(x), x)
     assert torch.equal(UNSHARDED.group.all_gather(x, [4]), x)

@@ -19,7 +19,7 @@ LEAVE = {"/exit", "/quit"}
 FORGET = "/new"
 
 Message = dict[str, str]
-Talker = Callable[[list[Message]], Iterator[str]]  # from a conversation to the pieces of the next answer
+StreamChat = Callable[[list[Message]], Iterator[str]]  # from a conversation to the pieces of the next message
 
 
 @in_one_line
@@ -39,18 +39,18 @@ def chat(
 ) -> None:
     """Chat with a model; /new forgets the conversation, /exit or Ctrl-D leaves."""
     if base_url is None:
-        opened = local_talker(model or DEFAULT_MODEL, sampling, engine_settings)
+        opened = local_chat(model or DEFAULT_MODEL, sampling, engine_settings)
     elif engine_settings:
         raise RayinferError(f"--base-url excludes engine settings: {', '.join(engine_settings)}")
     else:
-        opened = remote_talker(base_url, model, api_key, sampling)
+        opened = remote_chat(base_url, model, api_key, sampling)
     converse(opened, system, Console())
 
 
-def converse(opened: AbstractContextManager[Talker], system: str | None, console: Console) -> None:
-    """Read questions and write answers until the user quits; a failed answer is dropped with its question."""
+def converse(opened: AbstractContextManager[StreamChat], system: str | None, console: Console) -> None:
+    """Read questions and write replies until the user quits; a failed reply is dropped with its question."""
     start = [{"role": "system", "content": system}] if system else []
-    with opened as talk:
+    with opened as stream_chat:
         conversation = list(start)
         while (question := _read_line(console)) is not None:
             if not question:
@@ -60,16 +60,16 @@ def converse(opened: AbstractContextManager[Talker], system: str | None, console
                 continue
             conversation.append({"role": "user", "content": question})
             try:
-                answer = _show(talk(conversation), console)
+                reply = _show(stream_chat(conversation), console)
             except RayinferError as error:
                 console.print(f"error: {one_line(error)}", style="red", markup=False)
                 conversation.pop()
                 continue
-            conversation.append({"role": "assistant", "content": answer})
+            conversation.append({"role": "assistant", "content": reply})
 
 
 @contextmanager
-def local_talker(model: str, sampling: dict[str, Any], engine_settings: dict[str, Any]) -> Iterator[Talker]:
+def local_chat(model: str, sampling: dict[str, Any], engine_settings: dict[str, Any]) -> Iterator[StreamChat]:
     """Chat with an engine in this process."""
     from rayinfer.llm import LLM
     from rayinfer.sampling_params import SamplingParams
@@ -78,15 +78,17 @@ def local_talker(model: str, sampling: dict[str, Any], engine_settings: dict[str
     with LLM(model, **engine_settings) as llm:
         params = replace(llm.get_default_sampling_params(), **sampling)
 
-        def talk(conversation: list[Message]) -> Iterator[str]:
+        def stream_chat(conversation: list[Message]) -> Iterator[str]:
             for output in llm.stream(conversation, params):
                 yield output.outputs[0].text
 
-        yield talk
+        yield stream_chat
 
 
 @contextmanager
-def remote_talker(base_url: str, model: str | None, api_key: str | None, sampling: dict[str, Any]) -> Iterator[Talker]:
+def remote_chat(
+    base_url: str, model: str | None, api_key: str | None, sampling: dict[str, Any]
+) -> Iterator[StreamChat]:
     """Chat with an OpenAI-compatible service."""
     import httpx
 
@@ -95,7 +97,7 @@ def remote_talker(base_url: str, model: str | None, api_key: str | None, samplin
 
     with httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(600.0, connect=5.0)) as client:
 
-        def talk(conversation: list[Message]) -> Iterator[str]:
+        def stream_chat(conversation: list[Message]) -> Iterator[str]:
             body = {"model": name, "messages": conversation, "stream": True, **sampling}
             try:
                 with client.stream("POST", "/chat/completions", json=body) as response:
@@ -110,7 +112,7 @@ def remote_talker(base_url: str, model: str | None, api_key: str | None, samplin
             name = model or response.json()["data"][0]["id"]
         except (httpx.HTTPError, ValueError, LookupError) as error:
             raise RayinferError(f"no OpenAI-compatible service answers at {url}: {one_line(error)}") from None
-        yield talk
+        yield stream_chat
 
 
 def read_deltas(lines: Iterator[str]) -> Iterator[str]:
@@ -145,9 +147,9 @@ def _read_line(console: Console) -> str | None:
 
 
 def _show(pieces: Iterator[str], console: Console) -> str:
-    answer = ""
+    reply = ""
     for piece in pieces:
-        answer += piece
+        reply += piece
         console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
     console.print()
-    return answer
+    return reply

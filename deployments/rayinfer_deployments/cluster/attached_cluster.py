@@ -78,8 +78,8 @@ def node_environments() -> list[dict[str, str]]:
         _ray_settings.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote()
         for node in nodes
     ]
-    answered, _ = ray.wait(asked, num_returns=len(asked), timeout=ENVIRONMENT_S)
-    found: list[dict[str, str]] = ray.get(answered)
+    ready, _ = ray.wait(asked, num_returns=len(asked), timeout=ENVIRONMENT_S)
+    found: list[dict[str, str]] = ray.get(ready)
     return found
 
 

@@ -88,8 +88,8 @@ async def _poll_until_reported(
 
 async def _ask_replicas(handle: DeploymentHandle) -> Engines:
     try:
-        answers = await handle.broadcast("record_replica_metadata").results_async(timeout_s=4 * POLL_INTERVAL_S)
+        results = await handle.broadcast("record_replica_metadata").results_async(timeout_s=4 * POLL_INTERVAL_S)
     except Exception:  # no replica is running, or one is on its way out
         return {}
-    found = [EngineAddress.from_metadata(metadata) for metadata in answers]
+    found = [EngineAddress.from_metadata(metadata) for metadata in results]
     return {address.actor_name: address for address in found if address is not None}

@@ -19,7 +19,7 @@ REPORT_INTERVAL_S = 1.0  # between two reports of an engine's replica
 LOOK_BACK_S = 2.0  # of which Serve keeps the reports; the last one counts
 STALE_AFTER_S = 10.0  # an older report is ignored
 
-NUM_SEATS = "num_seats"  # the reports' keys, beside those of FirstTokenCounts
+MAX_NUM_SEQS = "max_num_seqs"  # the reports' keys, beside those of FirstTokenCounts
 NUM_RUNNING = "num_running"
 CACHE_USAGE = "cache_usage"
 IS_RUNNING = "is_running"
@@ -62,10 +62,10 @@ def serve_autoscaling(settings: AutoscalingSettings) -> AutoscalingConfig:
         )
 
 
-def engine_report(stats: EngineStats, num_seats: int, of_routers: FirstTokenCounts) -> dict[str, float]:
+def engine_report(stats: EngineStats, max_num_seqs: int, of_routers: FirstTokenCounts) -> dict[str, float]:
     """Write the report of one engine's replica: the engine's state, and the routers' queues as last reported to it."""
     of_engine = {
-        NUM_SEATS: num_seats,
+        MAX_NUM_SEQS: max_num_seqs,
         NUM_RUNNING: stats.num_running,
         CACHE_USAGE: stats.kv_cache_usage,
         IS_RUNNING: stats.state == EngineState.RUNNING,
@@ -80,7 +80,7 @@ def latest_reports(context: AutoscalingContext) -> list[dict[str, float]]:
         for replica, series in series_by_replica.items():
             if series and series[-1].timestamp > context.current_time - STALE_AFTER_S:
                 reports.setdefault(replica, {})[name] = series[-1].value
-    return [report for report in reports.values() if NUM_SEATS in report]
+    return [report for report in reports.values() if MAX_NUM_SEQS in report]
 
 
 def load_of(reports: Iterable[dict[str, float]], num_engines: int, backlog: FirstTokenCounts = NOTHING) -> ModelLoad:
@@ -90,15 +90,15 @@ def load_of(reports: Iterable[dict[str, float]], num_engines: int, backlog: Firs
     """
     known = list(reports)
     if not known or not num_engines:
-        return ModelLoad(num_engines=num_engines, first_tokens=backlog, is_whole=False)
+        return ModelLoad(num_engines=num_engines, first_tokens=backlog, is_complete=False)
     return ModelLoad(
         num_engines=num_engines,
         num_running=sum(report[NUM_RUNNING] for report in known),
-        num_seats=sum(report[NUM_SEATS] for report in known) / len(known),
+        max_num_seqs=sum(report[MAX_NUM_SEQS] for report in known) / len(known),
         cache_usage=sum(report[CACHE_USAGE] for report in known),
         first_tokens=FirstTokenCounts(
             *(max(int(report[name]) for report in known) for name in FirstTokenCounts._fields)
         ),
-        is_whole=len(known) >= num_engines,
-        is_held=not all(report[IS_RUNNING] for report in known),
+        is_complete=len(known) >= num_engines,
+        is_suspended=not all(report[IS_RUNNING] for report in known),
     )

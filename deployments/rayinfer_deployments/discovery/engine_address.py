@@ -37,20 +37,17 @@ class EngineAddress:
 
     actor_name: str
     namespace: str
-    epoch: int  # nanoseconds since 1970 when the engine was started
 
     @staticmethod
     def from_metadata(metadata: Mapping[str, Any]) -> "EngineAddress | None":
         """Read what `EngineReplica.record_replica_metadata` wrote; None when the replica has written nothing."""
         if "engine_actor" not in metadata:
             return None
-        return EngineAddress(
-            actor_name=metadata["engine_actor"], namespace=metadata["namespace"], epoch=metadata["epoch"]
-        )
+        return EngineAddress(actor_name=metadata["engine_actor"], namespace=metadata["namespace"])
 
     def to_metadata(self) -> dict[str, Any]:
         """Write the address as a replica's metadata."""
-        return {"engine_actor": self.actor_name, "namespace": self.namespace, "epoch": self.epoch}
+        return {"engine_actor": self.actor_name, "namespace": self.namespace}
 
 
 Engines = Mapping[str, EngineAddress]  # by engine actor name

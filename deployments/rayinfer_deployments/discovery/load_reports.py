@@ -11,7 +11,7 @@ from ray.serve.handle import DeploymentHandle
 from rayinfer.routing.first_tokens import NOTHING, FirstTokenCounts
 
 INTERVAL_S = 1.0
-ANSWER_S = 5.0  # of replicas
+RESPONSE_TIMEOUT_S = 5.0  # of replicas
 FORGET_S = 10.0  # after the router's last report
 
 logger = logging.getLogger("ray.serve")
@@ -42,7 +42,7 @@ async def report_to_replicas(handle: DeploymentHandle, router: str, counts: Call
     while True:
         try:
             response = handle.broadcast("note_router_load", router, tuple(counts()))
-            await response.results_async(timeout_s=ANSWER_S, return_exceptions=True)
+            await response.results_async(timeout_s=RESPONSE_TIMEOUT_S, return_exceptions=True)
         except (DeploymentUnavailableError, TimeoutError):
             pass  # no replica, or one that does not answer
         except Exception:

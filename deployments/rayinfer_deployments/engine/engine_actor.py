@@ -20,7 +20,7 @@ from rayinfer.errors import EngineDead
 from rayinfer.outputs import EngineStats
 from rayinfer.protocols import ControlAction, GenerationRequest, ModelDescription
 from rayinfer.sampling_params import SamplingParams
-from rayinfer.start_steps import start_step
+from rayinfer.startup_steps import startup_step
 from rayinfer.transport.engine_server import EngineServer, TransportAddress
 from rayinfer_deployments.cluster.imports_without_gc import no_collection
 from rayinfer_deployments.cluster.ray_environment import show_only_gpus
@@ -47,9 +47,8 @@ class EngineActor:
     Made a Ray actor by its replica, which owns it: when the replica's process ends, so does this one.
     """
 
-    def __init__(self, config: EngineConfig, num_processes_on_node: int, epoch: int) -> None:
+    def __init__(self, config: EngineConfig, num_processes_on_node: int) -> None:
         self._config = config
-        self._epoch = epoch
         self._num_processes_on_node = num_processes_on_node
         self._rendezvous: RendezvousHost | None = None  # of an engine with several ranks
         self._engine: AsyncEngine | None = None
@@ -60,7 +59,7 @@ class EngineActor:
         """Open the rendezvous, at which the engine's other ranks connect to this one, its first."""
         see_own_gpus()
         with self._reported_steps():
-            host: RendezvousHost = await _in_own_thread(lambda: _building().open_group())
+            host: RendezvousHost = await _in_own_thread(lambda: _building().RendezvousHost())
         self._rendezvous = host
         return host.rendezvous
 
@@ -73,7 +72,7 @@ class EngineActor:
         with self._reported_steps():
             self._engine = await _in_own_thread(self._build)
             self._engine.start()
-            with start_step("warming up"):
+            with startup_step("warming up"):
                 await self._warm_up()
         host = ray.util.get_node_ip_address()
         self._server = make_engine_server(self._engine, host)
@@ -135,7 +134,7 @@ class EngineActor:
 
     def _build(self) -> "AsyncEngine":
         engine: AsyncEngine = _building().build_async_engine(
-            self._config, self._num_processes_on_node, self._epoch, self._rendezvous
+            self._config, self._num_processes_on_node, self._rendezvous
         )
         return engine
 
@@ -160,7 +159,7 @@ def see_own_gpus() -> None:
 
 
 def _building() -> ModuleType:
-    with start_step("importing torch"), no_collection():
+    with startup_step("importing torch"), no_collection():
         return importlib.import_module(ENGINE_BUILDING)
 
 

@@ -6,18 +6,13 @@ from rayinfer.config import EngineConfig
 from rayinfer.engine.build import build_engine
 from rayinfer.engine.distributed.rank_worker import run_rank
 from rayinfer.engine.loop.async_engine import AsyncEngine
-from rayinfer.engine.ranks.rendezvous import Rendezvous, RendezvousHost, open_rendezvous
+from rayinfer.engine.ranks.rendezvous import Rendezvous, RendezvousHost
 from rayinfer.engine.worker.cores import fill_machine, usable_cores
 from rayinfer.models.checkpoints.sources import resolve_model
 
 
-def open_group() -> RendezvousHost:
-    """Open the rendezvous of an engine's ranks, which share a node."""
-    return open_rendezvous("127.0.0.1")
-
-
 def build_async_engine(
-    config: EngineConfig, num_processes_on_node: int, epoch: int, rendezvous: RendezvousHost | None = None
+    config: EngineConfig, num_processes_on_node: int, rendezvous: RendezvousHost | None = None
 ) -> AsyncEngine:
     """Find the model, load it and put the engine around it, with its share of this node's cores.
 
@@ -29,7 +24,7 @@ def build_async_engine(
     engine = build_engine(config, resolve_model(config.model, progress=False), rendezvous=rendezvous)
     gc.collect()
     gc.freeze()  # all that is loaded by now stays: walking through it took pauses of a tenth of a second
-    return AsyncEngine(engine, epoch=epoch)
+    return AsyncEngine(engine)
 
 
 def run_engine_rank(config: EngineConfig, num_processes_on_node: int, rendezvous: Rendezvous, rank: int) -> None:

@@ -170,15 +170,16 @@ class EngineGroup:
         """
         limits, process_id = self._limits, None
         watch, actor = TickWatch(limits.ping_interval_s), self._others[rank] if rank else self.first
-        answer = _started(actor.ping.remote())
+        response = _started(actor.ping.remote())
         while not watch.has_missed(limits.ping_timeout_s if rank in self._process_ids else limits.first_ping_timeout_s):
             await asyncio.sleep(limits.ping_interval_s)
             watch.tick()
-            if answer.done():
-                if answer.exception() is None:
+            if response.done():
+                if response.exception() is None:
                     watch.reset()
-                    self._process_ids[rank] = answer.result()
-                answer = _started(actor.ping.remote())  # also after a failure, which may have been a passing one of Ray
+                    self._process_ids[rank] = response.result()
+                # Also after a failure, which may have been a passing one of Ray.
+                response = _started(actor.ping.remote())
             if rank in self._process_ids:
                 process_id = self._process_ids[rank]
             elif watch.num_missed % watch.num_ticks(limits.stopped_ping_timeout_s) == 0 and (
@@ -199,7 +200,7 @@ def create_engine_group(
 ) -> EngineGroup:
     """Make an engine's actors, each in a bundle of its own of the replica's placement group, which lies on one node."""
     options = [_options(address, resources, rank) for rank in range(resources.num_ranks)]
-    first = ray.remote(EngineActor).options(**options[0]).remote(config, num_processes_on_node, address.epoch)
+    first = ray.remote(EngineActor).options(**options[0]).remote(config, num_processes_on_node)
     others = [
         ray.remote(RankActor).options(**options[rank]).remote(config, num_processes_on_node, rank)
         for rank in range(1, resources.num_ranks)

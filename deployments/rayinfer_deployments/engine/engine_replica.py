@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import time
 
 import ray
 from ray import serve
@@ -40,7 +39,7 @@ class EngineReplica:
         self._drain_timeout_s = drain_timeout_s
         self._watching: list[asyncio.Task[None]] = []  # empty until the engine has started
         self._stats = EngineStats()
-        self._weights_generation = config.weights_generation
+        self._weights_version = config.weights_version
         self._router_loads = RouterLoads()
         self._limits = limits
         self._report_watch = TickWatch(limits.report_interval_s)
@@ -51,7 +50,6 @@ class EngineReplica:
         self._address = EngineAddress(
             actor_name=f"{ENGINE_PREFIX}{serve.get_replica_context().replica_tag}",
             namespace=SERVE_NAMESPACE,
-            epoch=time.time_ns(),
         )
         num_on_node = _processes_on_node(num_processes, resources.num_ranks)
         self._group = create_engine_group(self._address, config, resources, num_on_node)
@@ -61,7 +59,7 @@ class EngineReplica:
         except (RayTaskError, RayActorError, EngineDead) as error:
             self._group.kill()
             raise _start_failure(error, config.model) from None
-        self._num_seats = description.max_num_seqs  # the settings may leave it to the engine's device
+        self._max_num_seqs = description.max_num_seqs  # the settings may leave it to the engine's device
         loop = asyncio.get_running_loop()
         self._watching.append(loop.create_task(self._watch()))
         if self._group.has_others:
@@ -73,15 +71,15 @@ class EngineReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Report the engine's load and the routers' queues to Serve."""
-        return engine_report(self._stats, self._num_seats, self._router_loads.total())
+        return engine_report(self._stats, self._max_num_seqs, self._router_loads.total())
 
     async def note_router_load(self, router: str, counts: tuple[int, ...]) -> None:
         """Record a router's queue, as FirstTokenCounts."""
         self._router_loads.note(router, FirstTokenCounts(*counts))
 
     async def weights(self) -> tuple[str, int]:
-        """Return the engine's name and the generation of its weights."""
-        return self._address.actor_name, self._weights_generation
+        """Return the engine's name and the version of its weights."""
+        return self._address.actor_name, self._weights_version
 
     async def leave(self, engine: str) -> bool:
         """Fail health checks from now on if `engine` is this replica's: Serve replaces it; returns whether it is."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rayinfer.start_steps import LOGGER, StartStep
+from rayinfer.startup_steps import LOGGER, StartupStep
 from rayinfer_deployments.cluster.service_record import record_folder
 
 
@@ -22,7 +22,7 @@ class StartReport:
     """Progress of one engine process in one start-up step."""
 
     process: str  # its name as an actor
-    step: StartStep
+    step: StartupStep
 
 
 def reports_path(ray_address: str) -> Path:
@@ -85,7 +85,7 @@ class _Writer(logging.Handler):
         self._process = process
 
     def emit(self, record: logging.LogRecord) -> None:
-        (step,) = record.args or ()  # as start_steps writes them
+        (step,) = record.args or ()  # as startup_steps writes them
         line = json.dumps({"process": self._process, "step": asdict(step)}) + "\n"  # type: ignore[call-overload]
         with contextlib.suppress(OSError):  # a disk that is full
             os.write(self._file, line.encode())  # at once: several processes append
@@ -94,6 +94,6 @@ class _Writer(logging.Handler):
 def _report_in(line: bytes) -> StartReport | None:
     try:
         fields = json.loads(line)
-        return StartReport(process=fields["process"], step=StartStep(**fields["step"]))
+        return StartReport(process=fields["process"], step=StartupStep(**fields["step"]))
     except (ValueError, LookupError, TypeError):
         return None

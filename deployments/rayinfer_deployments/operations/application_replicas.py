@@ -14,7 +14,7 @@ from rayinfer_deployments.operations.replica_calls import engines_in
 from rayinfer_deployments.router.router import RouterReport
 
 POLL_S = 0.1
-ANSWER_S = 5.0  # of routers, to one question
+RESPONSE_TIMEOUT_S = 5.0  # of routers, to one question
 ROUTERS_S = 30.0  # until one of them answers, when they are asked again and again
 
 
@@ -36,8 +36,8 @@ class ApplicationReplicas:
 
     async def reports(self) -> list[RouterReport]:
         """Ask every router; empty while there is none."""
-        answers = await self.of_all(ROUTER, "report")
-        return [answer for answer in answers if isinstance(answer, RouterReport)]
+        results = await self.of_all(ROUTER, "report")
+        return [result for result in results if isinstance(result, RouterReport)]
 
     async def of_all(self, deployment: str, method: str, *arguments: Any) -> list[Any]:
         """Call a method of all replicas; those that do not answer are ignored."""
@@ -45,10 +45,10 @@ class ApplicationReplicas:
             return []
         response = self.handle(deployment).broadcast(method, *arguments)
         try:
-            answers = await response.results_async(timeout_s=ANSWER_S, return_exceptions=True)
+            results = await response.results_async(timeout_s=RESPONSE_TIMEOUT_S, return_exceptions=True)
         except (DeploymentUnavailableError, TimeoutError):
             return []  # there is no replica, or none that answers
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
+        return [result for result in results if not isinstance(result, BaseException)]
 
     async def is_deployed(self) -> bool:
         """Return whether Serve knows the application."""

@@ -7,7 +7,7 @@ same operations as a service's own process.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -19,7 +19,7 @@ from rayinfer_deployments.cluster.attached_cluster import attach, node_environme
 from rayinfer_deployments.cluster.managed_cluster import POLITE_END_S, run_for
 from rayinfer_deployments.cluster.ray_environment import missing_settings
 from rayinfer_deployments.cluster.service_record import service_url
-from rayinfer_deployments.operations.control_socket import answer_in, carry_out
+from rayinfer_deployments.operations.control_socket import carry_out, result_in
 from rayinfer_deployments.operations.deployed_config import (
     DeployedConfig,
     Details,
@@ -60,7 +60,7 @@ class DeployedService:
             except TimeoutError:
                 return {"error": f"the service has not answered within {timeout_s:.0f} s"}
 
-        return answer_in(self._runner.run(carried_out()))
+        return result_in(self._runner.run(carried_out()))
 
     def describe(self) -> dict[str, Any]:
         """Return the service's address and start time; it has no process of its own."""
@@ -87,18 +87,16 @@ class AttachedService:
         application: str | None,
         *,
         looks_at_settings: bool = False,
-        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._address = address
         self._application = application
         self._looks_at_settings = looks_at_settings
-        self._check = check
         self._service: DeployedService | None = None
 
     def __enter__(self) -> DeployedService:
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         try:
-            attach(self._address, self._check)
+            attach(self._address)
             self._service = DeployedService(self._application, looks_at_settings=self._looks_at_settings)
         except BaseException:
             self._leave()

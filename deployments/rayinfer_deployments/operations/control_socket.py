@@ -36,7 +36,7 @@ class ControlSocket:
         self._operations = operations
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_ending = asyncio.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._answer_all()), daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
     def __enter__(self) -> "ControlSocket":
         self._listener = _listen(self._path)
@@ -50,27 +50,27 @@ class ControlSocket:
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._is_ending.set)
 
-    async def _answer_all(self) -> None:
+    async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        async with await asyncio.start_unix_server(self._answer, sock=self._listener, limit=MAX_LINE_BYTES):
+        async with await asyncio.start_unix_server(self._serve_client, sock=self._listener, limit=MAX_LINE_BYTES):
             await self._is_ending.wait()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, ValueError):
             command = json.loads(await reader.readline())
-            answer = await carry_out(self._operations, command.get("operation", ""), command.get("arguments", {}))
-            writer.write(json.dumps(answer).encode() + b"\n")
+            response = await carry_out(self._operations, command.get("operation", ""), command.get("arguments", {}))
+            writer.write(json.dumps(response).encode() + b"\n")
             await writer.drain()
         writer.close()
 
 
 async def carry_out(operations: Mapping[str, Operation], name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Run a command; returns what `answer_in` parses, and raises nothing."""
+    """Run a command; returns what `result_in` parses, and raises nothing."""
     operation = operations.get(name)
     if operation is None:
         return {"error": f"this service knows no command {name!r}"}
     try:
-        return {"answer": await operation(**arguments)}
+        return {"result": await operation(**arguments)}
     except RayinferError as error:
         return {"error": str(error)}
     except Exception as error:
@@ -78,11 +78,11 @@ async def carry_out(operations: Mapping[str, Operation], name: str, arguments: M
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[-ERROR_LIMIT:]}"}
 
 
-def answer_in(outcome: Mapping[str, Any]) -> Any:
-    """Return the answer in a command's outcome; raises RayinferError where the service refused."""
+def result_in(outcome: Mapping[str, Any]) -> Any:
+    """Return the result in a command's outcome; raises RayinferError where the service refused."""
     if "error" in outcome:
         raise RayinferError(outcome["error"])
-    return outcome["answer"]
+    return outcome["result"]
 
 
 def ask(path: Path, operation: str, *, timeout_s: float, **arguments: Any) -> Any:
@@ -94,15 +94,15 @@ def ask(path: Path, operation: str, *, timeout_s: float, **arguments: Any) -> An
             connection.connect(address)
             connection.settimeout(timeout_s)
             connection.sendall(line)
-            with connection.makefile("rb") as answers:
-                answer = answers.readline()
+            with connection.makefile("rb") as responses:
+                response = responses.readline()
     except TimeoutError:
         raise RayinferError(f"the service's process has not answered within {timeout_s:.0f} s") from None
     except OSError as error:
         raise RayinferError(f"the service does not accept commands yet: {error.strerror or error}") from None
-    if not answer:
+    if not response:
         raise RayinferError("the service's process has ended")
-    return answer_in(json.loads(answer))
+    return result_in(json.loads(response))
 
 
 def _listen(path: Path) -> socket.socket:

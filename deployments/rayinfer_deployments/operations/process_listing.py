@@ -21,7 +21,7 @@ Role = Literal["proxy", "controller", "router", "engine_replica", "engine"]
 ROLE_ORDER: tuple[Role, ...] = ("controller", "proxy", "router", "engine_replica", "engine")
 REPLICA_PREFIX = "SERVE_REPLICA::"  # Serve names a replica's actor so, then application#deployment#replica
 PROXY_CLASSES = ("ProxyActor", "HAProxyManager")  # the second one starts and updates HAProxy
-ANSWER_S = 10.0  # of a service's process
+RESPONSE_TIMEOUT_S = 10.0  # of a service's process
 LOAD_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
 
@@ -112,7 +112,7 @@ def read_actors(ray_address: str) -> list[Actor]:
 def ask_loads(control_socket: Path) -> dict[str, int]:
     """Ask a service's process how many requests each engine has, and each router by its replica; or nothing."""
     try:
-        return loads_in(ask(control_socket, "status", timeout_s=ANSWER_S))
+        return loads_in(ask(control_socket, "status", timeout_s=RESPONSE_TIMEOUT_S))
     except RayinferError:
         return {}
 

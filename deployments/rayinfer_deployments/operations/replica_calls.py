@@ -28,12 +28,12 @@ def find_engine(name: str, engines: dict[str, str]) -> str:
     return found[0]
 
 
-def have_weights(engines: Set[str], reported: Iterable[tuple[str, int]], generation: int) -> bool:
+def have_weights(engines: Set[str], reported: Iterable[tuple[str, int]], version: int) -> bool:
     """Return whether there are engines and each of them has these weights, as its replica reports.
 
     One that Serve has added meanwhile counts as well, and one without a report does not have them.
     """
-    return bool(engines) and engines <= {engine for engine, its in reported if its == generation}
+    return bool(engines) and engines <= {engine for engine, its in reported if its == version}
 
 
 async def is_gone(engine: str) -> bool:

@@ -150,15 +150,15 @@ class ServiceOperations:
             leaving = {
                 engine for engine, name in (await self._replicas.engines()).items() if name == before.served_name
             }
-            generation = before.weights_generation + 1
+            version = before.weights_version + 1
             changes = {
                 "model": source,
                 "name": before.served_name,
                 "tokenizer": before.tokenizer_source,
-                "weights_generation": generation,
+                "weights_version": version,
             }
             await self._replace_or_go_back(index, before.model_copy(update=changes), leaving)
-            return {"model": before.served_name, "source": source, "weights_generation": generation}
+            return {"model": before.served_name, "source": source, "weights_version": version}
 
     async def _replace_or_go_back(self, index: int, wanted: ModelArgs, leaving: set[str]) -> None:
         """Replace those engines by at least one new one; if none starts, restore the settings of the old ones."""
@@ -172,7 +172,7 @@ class ServiceOperations:
             engines = engines_in(await self._replicas.reports())  # none where no router has answered in time
             now = {engine for engine, name in engines.items() if name == wanted.served_name}
             reported = await self._replicas.of_all(deployment, "weights")
-            return have_weights(now, reported, wanted.weights_generation) and await self._are_replaced(leaving)
+            return have_weights(now, reported, wanted.weights_version) and await self._are_replaced(leaving)
 
         try:
             await self._until(are_replaced, REPLACE_S, "the engines have not got their weights yet")

@@ -58,12 +58,12 @@ def wait_until_ready(
                 overview, asked_s = serve.status().applications.get(name), now
             if overview is not None and overview.status == ApplicationStatus.DEPLOY_FAILED:
                 raise ServiceFailed(failure_of(overview))
-            answer = _ask(client)
-            if answer is not None and answer.status_code == 200:
+            response = _ask(client)
+            if response is not None and response.status_code == 200:
                 return
-            if answer is not None and (reason := _reason(answer)):
+            if response is not None and (reason := _reason(response)):
                 on_progress(reason)
-            is_silent = answer is None and overview is not None and overview.status == ApplicationStatus.RUNNING
+            is_silent = response is None and overview is not None and overview.status == ApplicationStatus.RUNNING
             silent_since = (silent_since or now) if is_silent else None
             if silent_since is not None and now - silent_since > SILENT_PORT_S:
                 raise ServiceFailed(f"nothing answers on {host}:{port}: this Ray's Serve listens on another address")
@@ -86,10 +86,10 @@ def _ask(client: httpx.Client) -> httpx.Response | None:
         return None
 
 
-def _reason(answer: httpx.Response) -> str | None:
+def _reason(response: httpx.Response) -> str | None:
     """Read what `/ready` reports as missing; None when Serve's proxy answered, which knows no application yet."""
     try:
-        reasons = answer.json()["reasons"]
+        reasons = response.json()["reasons"]
     except (ValueError, LookupError, TypeError):
         return None
     return "; ".join(f"{model}: {reason}" for model, reason in reasons.items())

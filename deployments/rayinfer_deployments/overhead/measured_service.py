@@ -33,7 +33,7 @@ MODEL = "paced"
 ENGINE, OTHER = "engine", "other"
 BETWEEN = ("router", "proxy", "haproxy")  # roles between engine and socket
 NUM_WARM_UPS = 20
-SHORT_ANSWER = 2  # tokens: one at once, one at the next tick
+SHORT_OUTPUT = 2  # tokens: one at once, one at the next tick
 
 Log = Callable[[str], None]
 
@@ -116,9 +116,9 @@ class _Service:
     def measure(self, profile: str, log: Log) -> ServiceCost:
         plan = self._plan
         log(f"{profile}: first tokens at one stream")
-        self._load(1, NUM_WARM_UPS, SHORT_ANSWER)  # warm-up
+        self._load(1, NUM_WARM_UPS, SHORT_OUTPUT)  # warm-up
         idle = self._idle()
-        alone = self._load(1, plan.num_first_tokens, SHORT_ANSWER)
+        alone = self._load(1, plan.num_first_tokens, SHORT_OUTPUT)
         runs = []
         for number in range(plan.num_runs):
             log(f"{profile}: {plan.num_streams} streams, run {number + 1} of {plan.num_runs}")
@@ -134,7 +134,7 @@ class _Service:
             input_len=plan.input_len,
             output_len=plan.output_len,
             added_ttft=alone.report.ttft,
-            cpu_us_per_request=us_per_token(self._pids(*BETWEEN), alone.shares, idle, alone.tok_s / SHORT_ANSWER),
+            cpu_us_per_request=us_per_token(self._pids(*BETWEEN), alone.shares, idle, alone.tok_s / SHORT_OUTPUT),
             cpu_us_per_token=statistics.median_low(costs),
             cpu_us_per_token_runs=costs,
             tok_s=round(median.tok_s, 1),

@@ -1,7 +1,6 @@
 """Engines without a model behind a real router: an actor, the replica that owns it, and their deployment."""
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -67,7 +66,6 @@ class PacedReplica:
         self._address = EngineAddress(
             actor_name=f"rayinfer-engine-{serve.get_replica_context().replica_tag}",
             namespace=SERVE_NAMESPACE,
-            epoch=time.time_ns(),
         )
         self._actor = (
             ray.remote(PacedActor)

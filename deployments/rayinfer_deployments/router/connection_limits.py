@@ -28,7 +28,7 @@ class Phase(Enum):
 
     IDLE = auto()
     RECEIVING = auto()
-    ANSWERING = auto()
+    RESPONDING = auto()
 
 
 class Connection(Protocol):

@@ -11,7 +11,7 @@ from rayinfer.servers.error_responses import error_body, error_kind
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionTable, Phase
 from rayinfer_deployments.router.http10_response import Http10Response
 
-STALLED_S = 60.0  # how long a client may read nothing of its answer
+STALLED_S = 60.0  # how long a client may read nothing of its response
 HEAD_TIMEOUT_S = 10.0  # from a connection's begin, or a request's first byte, to the end of its headers
 MAX_HEAD_BYTES = 2 * 32 * 2**10  # held in memory until they are parsed; the exact limit is the application's
 
@@ -19,7 +19,7 @@ MAX_HEAD_BYTES = 2 * 32 * 2**10  # held in memory until they are parsed; the exa
 class HttpConnection(HttpToolsProtocol):
     """Connection that closes on a slow request head, and on an unfinished request that has its response already.
 
-    While the application reads a body or answers, it sets the time limits. A client that is still sending after
+    While the application reads a body or responds, it sets the time limits. A client that is still sending after
     the last response is read for a while, and its data dropped: when more arrives at a closed socket, the kernel
     discards the unread part of a response.
     """
@@ -63,7 +63,7 @@ class HttpConnection(HttpToolsProtocol):
         super().data_received(data)
         if self._num_pending_bytes > self.max_head_bytes:
             self._refuse(HeadersTooLarge(f"The request's headers are larger than {self.max_head_bytes} bytes."))
-        elif not self._is_answering:
+        elif not self._is_responding:
             self._await_client()  # before its request is whole, uvicorn waits for as long as bytes come
 
     def pause_writing(self) -> None:
@@ -91,7 +91,7 @@ class HttpConnection(HttpToolsProtocol):
         self._is_in_head = False
         super().on_headers_complete()
         self._stop_awaiting()
-        self.cycle.transport = _AnswerTransport(self)  # type: ignore[assignment]  # it calls no more than this has
+        self.cycle.transport = _ResponseTransport(self)  # type: ignore[assignment]  # it calls no more than this has
         if self.scope["http_version"] == "1.0":
             self.cycle.send = Http10Response(self.cycle).send  # type: ignore[method-assign, assignment]
         if self.parser.should_upgrade():
@@ -113,7 +113,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Start the next request; the rest of this one's body has a time limit as well."""
         super().on_response_complete()
-        if self._is_mid_message and not self._is_answering:
+        if self._is_mid_message and not self._is_responding:
             self._await_client()
         self._note_phase()
 
@@ -123,32 +123,32 @@ class HttpConnection(HttpToolsProtocol):
         self.transport.close()
 
     def end(self) -> None:
-        """Close behind the last answer: at once if the whole request was received, else after a delay."""
+        """Close behind the last response: at once if the whole request was received, else after a delay."""
         if self._is_mid_message:
             self._linger()
         else:
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer input that is not HTTP, with our own error message."""
+        """Respond to input that is not HTTP, with our own error message."""
         self._refuse(RequestError("The request is not valid HTTP.", code="invalid_http"))
 
     def _unsupported_upgrade_warning(self) -> None:
         """Log nothing: clients may ask for other protocols as often as they like."""
 
     @property
-    def _is_answering(self) -> bool:
+    def _is_responding(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def _note_phase(self) -> None:
         if self._is_evicted:
             return
-        if self.pipeline or (self._is_in_head and self._is_answering):  # an earlier response is in flight
-            phase = Phase.ANSWERING
+        if self.pipeline or (self._is_in_head and self._is_responding):  # an earlier response is in flight
+            phase = Phase.RESPONDING
         elif self._is_mid_message and not self._is_lingering:
             phase = Phase.RECEIVING
         else:
-            phase = Phase.ANSWERING if self._is_answering else Phase.IDLE
+            phase = Phase.RESPONDING if self._is_responding else Phase.IDLE
         self._table.enter(self, phase)
 
     def _await_client(self) -> None:
@@ -168,8 +168,8 @@ class HttpConnection(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, error: RequestError | Unavailable) -> None:
-        """Answer and close; a response in flight ends there."""
-        if not self.transport.is_closing() and not self._is_answering:
+        """Respond and close; a response in flight ends there."""
+        if not self.transport.is_closing() and not self._is_responding:
             status, body = HTTPStatus(error_kind(error).status), error_body(error)
             lines = (
                 f"HTTP/1.1 {status} {status.phrase}",
@@ -192,7 +192,7 @@ class HttpConnection(HttpToolsProtocol):
         self._await_client()
 
 
-class _AnswerTransport:
+class _ResponseTransport:
     """Response transport, whose `close` ends the connection as HttpConnection does: behind what was written."""
 
     def __init__(self, connection: HttpConnection) -> None:

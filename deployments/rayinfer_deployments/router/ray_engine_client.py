@@ -45,7 +45,7 @@ class RayEngineClient:
 
     async def is_stuck(self) -> bool:
         """Return whether the engine has been in one step for too long; raises EngineDead when its loop has ended."""
-        report: EngineReport = await _answer(self._actor.report.remote())
+        report: EngineReport = await _result_of(self._actor.report.remote())
         return report.is_stuck
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
@@ -58,7 +58,7 @@ class RayEngineClient:
 
     async def control(self, action: ControlAction) -> list[str]:
         """Run an action on the engine; returns its state."""
-        states: list[str] = await _answer(self._actor.control.remote(action))
+        states: list[str] = await _result_of(self._actor.control.remote(action))
         return states
 
     def outputs(self, router_id: str) -> AsyncIterator[StepMessage]:
@@ -71,7 +71,7 @@ class RayEngineClient:
         return address
 
 
-async def _answer(call: Awaitable[Any]) -> Any:
+async def _result_of(call: Awaitable[Any]) -> Any:
     """Await a call; the engine's exception is raised here, without Ray's traceback."""
     try:
         with _lost_actor_is_dead_engine():

@@ -227,7 +227,7 @@ class Router:
             tokenizer=tokenizer,
             chat_template=ChatTemplate.from_folder(folder),
             created=int(time.time()),
-            engines=dispatcher.fleet,
+            engines=dispatcher.engine_set_control,
         )
 
     def _follow(self, work: Coroutine[Any, Any, None]) -> None:

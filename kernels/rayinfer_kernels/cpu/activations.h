@@ -1,7 +1,7 @@
 // Activation functions of feed-forward layers, sixteen values at a time.
 #pragma once
 
-#include "lanes.h"
+#include "core/lanes.h"
 
 namespace rayinfer {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "lanes.h"
-#include "thread_team.h"
+#include "core/lanes.h"
+#include "core/thread_team.h"
 
 namespace rayinfer {
 namespace {

@@ -11,7 +11,7 @@ from rayinfer_kernels.vnni_cache import VnniKVCache
 
 
 class IndexChecks:
-    """Bounds checks of index tensors (index_checks.cpp)."""
+    """Bounds checks of index tensors (core/index_checks.cpp)."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._are_within = library["rayinfer_are_within"]

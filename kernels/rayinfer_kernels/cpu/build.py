@@ -50,7 +50,7 @@ class CompilerSettings:
 
     def compile_command(self, source: Path, output: Path) -> list[str]:
         """Return the command that compiles one source."""
-        return [self.compiler, *self._flags(), "-c", str(source), "-o", str(output)]
+        return [self.compiler, *self._flags(), f"-I{SOURCE_FOLDER}", "-c", str(source), "-o", str(output)]
 
     def link_command(self, objects: list[Path], output: Path) -> list[str]:
         """Return the command that links all compiled sources to a library."""
@@ -72,8 +72,8 @@ class CompilerSettings:
         """Compute a hash of sources, flags, compiler and processor features, equal for interchangeable libraries."""
         version = _run([self.compiler, "--version"])
         digest = hashlib.sha256(" ".join([*self._flags(), version, platform.machine(), _cpu_features()]).encode())
-        for path in sorted([*SOURCE_FOLDER.glob("*.cpp"), *SOURCE_FOLDER.glob("*.h")]):
-            digest.update(path.name.encode() + path.read_bytes())
+        for path in sorted([*SOURCE_FOLDER.rglob("*.cpp"), *SOURCE_FOLDER.rglob("*.h")]):
+            digest.update(path.relative_to(SOURCE_FOLDER).as_posix().encode() + path.read_bytes())
         return digest.hexdigest()[:20]
 
 
@@ -132,8 +132,8 @@ def _compile(path: Path, settings: CompilerSettings, on_progress: Callable[[int,
 
 def _compile_sources(folder: Path, settings: CompilerSettings, on_progress: Callable[[int, int], None]) -> list[Path]:
     # The largest first: begun last, it would be waited for.
-    sources = sorted(SOURCE_FOLDER.glob("*.cpp"), key=lambda path: -path.stat().st_size)
-    objects = [folder / f"{path.stem}.o" for path in sources]
+    sources = sorted(SOURCE_FOLDER.rglob("*.cpp"), key=lambda path: -path.stat().st_size)
+    objects = [folder / f"{path.parent.name}_{path.stem}.o" for path in sources]
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         try:
             on_progress(0, len(sources))

@@ -5,7 +5,7 @@
 #include <cmath>
 
 #include "activations.h"
-#include "thread_team.h"
+#include "core/thread_team.h"
 
 namespace rayinfer {
 namespace {

@@ -2,15 +2,15 @@
 
 #include <algorithm>
 
-#include "thread_team.h"
-#include "weight.h"
+#include "core/thread_team.h"
+#include "gemm/weight.h"
 
 namespace rayinfer {
 namespace {
 
 constexpr int64_t kRowsPerThread = 16;  // fewer are not worth waking a thread
 
-// Numbers that stand together are N neighbours along the inputs, and the same of all 32 outputs follow one another.
+// Numbers that stand together are N neighbors along the inputs, and the same of all 32 outputs follow one another.
 template <int N, class Number, class T, class Change>
 void gather_row(const Number* panel, int64_t column, int64_t width, T* out, Change change) {
     for (int64_t i = 0; i < width; ++i) out[i] = change(panel[(i / N * kPanelWidth + column) * N + i % N]);

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <memory>
 
-#include "attention.h"
-#include "model_rows.h"
+#include "attention/attention.h"
+#include "gemm/model_rows.h"
 
 namespace rayinfer {
 

@@ -19,7 +19,7 @@ from rayinfer_kernels.kv_cache import KVCache
 from rayinfer_kernels.layer_stack import LayerWeights, StackShape, StepTensors
 from rayinfer_kernels.packed_weight import PackedWeight, WeightArgument
 
-ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2}  # as in linear.h
+ACTIVATIONS = {None: 0, "silu": 1, "gelu_tanh": 2}  # as in gemm/linear.h
 _WEIGHT = ctypes.POINTER(WeightArgument)
 
 

@@ -19,7 +19,7 @@ from rayinfer_kernels.packed_weight import PackedWeight
 
 
 class GpuLayerStack:
-    """A LayerStack whose weights are plain tensors, or quantised.
+    """A LayerStack whose weights are plain tensors, or quantized.
 
     A layer is nine launches: norm of the sum, projection, rotation and cache, attention, projection, norm of the sum,
     gate and up, gate, down; its numbers are those of the layers run one by one. Of few rows in 16 bits it is six, for

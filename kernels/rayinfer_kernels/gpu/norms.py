@@ -112,9 +112,9 @@ def _layer_norm_kernel(x, weight, bias, out, x_stride, width, eps, block: tl.con
     dtype: tl.constexpr = out.dtype.element_ty
     values = tl.load(x + row * x_stride + columns, mask=is_within, other=0.0).to(tl.float32)
     mean = tl.sum(values, 0) / width
-    centred = tl.where(is_within, values - mean, 0.0)
-    variance = tl.sum(centred * centred, 0) / width
+    centered = tl.where(is_within, values - mean, 0.0)
+    variance = tl.sum(centered * centered, 0) / width
     scale = tl.load(weight + columns, mask=is_within, other=0.0).to(tl.float32)
     shift = tl.load(bias + columns, mask=is_within, other=0.0).to(tl.float32)
-    normed = centred * tl.rsqrt(variance + eps) * scale + shift
+    normed = centered * tl.rsqrt(variance + eps) * scale + shift
     tl.store(out + row * width + columns, rounded(normed, dtype), mask=is_within)

@@ -118,7 +118,7 @@ def _attend_chunk(
     DOT_TYPE: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
-    """Some neighbouring tokens of one request, with all query heads of one key-value head: a row for each of both."""
+    """Some neighboring tokens of one request, with all query heads of one key-value head: a row for each of both."""
     tile, kv_head = tl.program_id(0), tl.program_id(1)
     request, first, next_query = _queries_of(tile, cu_seqlens_q, num_requests, TILE_QUERIES)
     if first >= next_query:

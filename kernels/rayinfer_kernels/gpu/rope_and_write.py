@@ -29,7 +29,7 @@ def rope_and_write(
     *,
     unit_offset: bool = False,
 ) -> torch.Tensor:
-    """Normalise and rotate queries and keys, store keys and values; returns queries [num_tokens, num_heads, head_dim].
+    """Normalize and rotate queries and keys, store keys and values; returns queries [num_tokens, num_heads, head_dim].
 
     qkv [num_tokens, (num_heads + 2 x num_kv_heads) x head_dim] holds queries, keys and values behind one another; its
     rows may be strided. The norms [head_dim], both or none, are RMS norms of each head; with `unit_offset` their scale

@@ -113,7 +113,7 @@ def _skinny_gemm_kernel(
     INPUTS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """COLUMNS results of all rows: each thread sums eight neighbouring inputs at a time, its sums are added at the end.
+    """COLUMNS results of all rows: each thread sums eight neighboring inputs at a time, its sums are added at the end.
 
     The weights of the next INPUTS are loaded while these are multiplied, and the first ones before the kernel that
     writes `x` has ended.

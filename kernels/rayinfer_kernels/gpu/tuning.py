@@ -164,7 +164,7 @@ def grouped_tuning(num_rows: int, num_groups: int, model_bytes: int) -> ProductT
 
 
 def skinny_gemm_tuning(num_rows: int, num_results: int, in_features: int, *, is_gated: bool) -> ProductTuning:
-    """Tune for one, two or four rows and a matrix: each thread loads eight neighbouring numbers of some columns.
+    """Tune for one, two or four rows and a matrix: each thread loads eight neighboring numbers of some columns.
 
     What counts is a whole layer, in which the next kernels load their weights while this one ends: so few programs that
     all of them run at once are better there than those that are fastest alone.

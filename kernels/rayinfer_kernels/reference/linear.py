@@ -28,7 +28,7 @@ def packed_embedding(weight: PackedWeight, indices: torch.Tensor, dtype: torch.d
 
 
 def packed_linear(x: torch.Tensor, weight: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    """x W^T + bias for a weight that is quantised or that another implementation packed."""
+    """x W^T + bias for a weight that is quantized or that another implementation packed."""
     if weight.format is WeightFormat.FLOAT8_DYNAMIC:
         return _float8_linear(x, weight, bias).to(x.dtype)
     if weight.format.is_quantized:

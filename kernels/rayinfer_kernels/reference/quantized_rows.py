@@ -17,7 +17,7 @@ class QuantizedRows:
 
 
 def quantize_rows(x: torch.Tensor) -> QuantizedRows:
-    """Round each row to the nearest multiples of its largest size / 127, as cpu/quantize_row.cpp does."""
+    """Round each row to the nearest multiples of its largest size / 127, as cpu/gemm/quantize_row.cpp does."""
     x = x.float()
     largest = x.abs().amax(-1, keepdim=True)
     is_finite, counts = largest.isfinite(), largest >= SMALLEST

@@ -22,7 +22,7 @@ from rayinfer.engine.distributed.rank_worker import RankWorker
 from rayinfer.engine.loop.engine import Engine
 from rayinfer.engine.plan.step_plan import StepPlan
 from rayinfer.engine.ranks.rank_group import RankGroup
-from rayinfer.engine.ranks.rendezvous import Rendezvous, open_rendezvous
+from rayinfer.engine.ranks.rendezvous import Rendezvous, RendezvousHost
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.tensor_parallel import RankCoordinates
@@ -112,7 +112,7 @@ def echo_plans() -> None:
 
 @contextmanager
 def _two_ranks_without_a_model() -> Iterator[GroupExecutor]:
-    host = open_rendezvous()
+    host = RendezvousHost()
     process = subprocess.Popen([sys.executable, "-c", _ECHO, *sys.path], stdin=subprocess.PIPE, text=True)
     try:
         rendezvous = host.rendezvous

@@ -20,7 +20,7 @@ from rayinfer.models.random_weights import random_decoder
 from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 
-NUM_PROMPTS, PROMPT_LEN, NUM_ANSWERED = 8, 96, 24
+NUM_PROMPTS, PROMPT_LEN, NUM_COMPLETED = 8, 96, 24
 BLOCK_SIZE = 16
 # Between log probabilities of one token. Numbers in bfloat16 have eight bits.
 ALLOWED = {"bfloat16": 0.15, "float32": 2e-3}
@@ -42,7 +42,7 @@ def run_checks(folder: Path, dtype: str, *, tiny: bool) -> list[Check]:
     shape = tiny_shape("Qwen3-0.6B") if tiny else SHAPES["Qwen3-0.6B"]
     shape = {**shape, "num_hidden_layers": 2, "vocab_size": 512 if tiny else 2048}
     checkpoint = _write_checkpoint(shape, folder / "checked")
-    workload = even_workload(NUM_PROMPTS, PROMPT_LEN, NUM_ANSWERED, seed=3)
+    workload = even_workload(NUM_PROMPTS, PROMPT_LEN, NUM_COMPLETED, seed=3)
     prompts = [[token_id % shape["vocab_size"] for token_id in prompt] for prompt in workload.prompts]
     scored = _complete(checkpoint, prompts, dtype, is_scored=True)
     with_graphs, without = (_complete(checkpoint, prompts, dtype, is_eager=is_eager) for is_eager in (False, True))
@@ -77,7 +77,7 @@ def _complete(
     checkpoint: Path, prompts: Sequence[list[int]], dtype: str, *, is_eager: bool = False, is_scored: bool = False
 ) -> list[Completion]:
     scores = {"logprobs": 0, "prompt_logprobs": 0} if is_scored else {}
-    params = SamplingParams(temperature=0.0, max_tokens=NUM_ANSWERED, ignore_eos=True, **scores)  # type: ignore[arg-type]
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_COMPLETED, ignore_eos=True, **scores)  # type: ignore[arg-type]
     token_ids: dict[str, list[int]] = {str(number): [] for number in range(len(prompts))}
     logprobs: dict[str, list[float]] = {name: [] for name in token_ids}
     with _open(checkpoint, dtype, is_eager) as engine:

@@ -12,7 +12,7 @@ from rayinfer.benchmark.svg import Drawing
 HEADS = ("", "model", "measured", "roofline", "of the roofline", "goal", "reached", "GPU idle between steps")
 KERNEL_HEADS = ("queries:keys", "requests", "context", "keys and values", "µs", "GB/s", "of a copy")
 PRODUCT_HEADS = ("rows", "outputs", "inputs", "µs", "torch's µs", "of a copy", "torch's")
-WIDTH, LEFT, BAR, STEP, TOP = 760, 250, 16, 34, 58
+WIDTH, LEFT, BAR, ROW_HEIGHT, TOP = 760, 250, 16, 34, 58
 DRY_RUN = "**A dry run with tiny shapes: nothing here says anything about a GPU.**"
 
 
@@ -124,7 +124,7 @@ class GpuReport:
         drawing.text(0, 34, describe_limits(self.card, self.copy_bytes_per_s, self.matmul_flops_per_s), "note")
         rows = [row for row in self.rows if row.share is not None]
         for number, row in enumerate(rows):
-            y, share = TOP + number * STEP, row.share or 0.0
+            y, share = TOP + number * ROW_HEIGHT, row.share or 0.0
             drawing.text(0, y + 12, f"{row.name}: {row.model}")
             drawing.text(0, y + 26, row.rate[:44], "note")
             drawing.bar(LEFT, y, width, BAR, "track")
@@ -133,7 +133,7 @@ class GpuReport:
             if row.goal.endswith("of the roofline"):
                 x = LEFT + width * float(row.goal.partition("%")[0]) / 100
                 drawing.line([(x, y - 3), (x, y + BAR + 3)], "green")
-        return drawing.markup(TOP + STEP * len(rows) + 8)
+        return drawing.markup(TOP + ROW_HEIGHT * len(rows) + 8)
 
 
 def describe_limits(card: str, copy_bytes_per_s: float, matmul_flops_per_s: float) -> str:

@@ -134,7 +134,7 @@ async def run_load(
     on_progress: Callable[[int], None] = lambda num_finished: None,
     on_start: Callable[[], None] = lambda: None,
 ) -> ServingReport:
-    """Send the plan's requests and summarise their measurements.
+    """Send the plan's requests and summarize their measurements.
 
     One request goes first, alone and uncounted, and then `on_start` is called. Raises RayinferError when even that one
     fails.
@@ -151,7 +151,7 @@ async def run_load(
         started = time.perf_counter()
         results = await _send_all(session, plan, workload, on_progress)
         seconds = time.perf_counter() - started
-    return _summarise(plan, results, seconds)
+    return _summarize(plan, results, seconds)
 
 
 async def _send_all(
@@ -242,7 +242,7 @@ async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, A
             yield None if data == b"[DONE]" else json.loads(data)
 
 
-def _summarise(plan: LoadPlan, results: list[RequestTimes], seconds: float) -> ServingReport:
+def _summarize(plan: LoadPlan, results: list[RequestTimes], seconds: float) -> ServingReport:
     good = [times for times in results if times.error is None]
     output_tokens = sum(times.output_tokens for times in good)
     chunks = sum(1 + len(times.gaps_s) for times in good)

@@ -13,7 +13,7 @@ from rayinfer.benchmark.load.workloads import Workload
 from rayinfer.errors import ConfigError, RayinferError
 
 POLL_S = 1.0
-ANSWER_TIMEOUT_S = 600.0  # without one finished answer
+RESPONSE_TIMEOUT_S = 600.0  # without one finished answer
 PAGE_SIZE = 256  # transformers' own default, in tokens
 NO_END_TOKEN = -1
 
@@ -39,7 +39,7 @@ class TransformersPeer:
             while numbers:
                 result = self._batching.get_result(timeout=POLL_S)
                 waited_s = waited_s + POLL_S if result is None else 0.0
-                if waited_s > ANSWER_TIMEOUT_S or not self._batching.is_running():
+                if waited_s > RESPONSE_TIMEOUT_S or not self._batching.is_running():
                     raise RayinferError(f"{self.name} finished no answer for {waited_s:.0f} s, or has stopped")
                 if result is not None and result.is_finished():
                     lengths[numbers.pop(result.request_id)] = len(result.generated_tokens)

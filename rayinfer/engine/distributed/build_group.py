@@ -9,7 +9,7 @@ from rayinfer.engine.distributed.group_executor import GroupExecutor
 from rayinfer.engine.distributed.process_executor import RankProcesses
 from rayinfer.engine.ranks.rank_coordinates import coordinates_of
 from rayinfer.engine.ranks.rank_group import RankGroup
-from rayinfer.engine.ranks.rendezvous import RendezvousHost, open_rendezvous
+from rayinfer.engine.ranks.rendezvous import RendezvousHost
 from rayinfer.engine.worker.worker import Worker, build_worker
 from rayinfer.liveness import DEFAULT_LIMITS
 
@@ -35,7 +35,7 @@ def build_group(
 def _start_ranks(
     config: EngineConfig, folder: Path, timeout_s: float, on_failure: ExitStack
 ) -> tuple[RankGroup, Callable[[float], None]]:
-    host = open_rendezvous(timeout_s=timeout_s)
+    host = RendezvousHost(timeout_s=timeout_s)
     on_failure.callback(host.close)
     processes = RankProcesses(config, folder, host.rendezvous)
     on_failure.callback(processes.end, 0.0)

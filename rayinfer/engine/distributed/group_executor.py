@@ -214,7 +214,7 @@ class GroupExecutor:
         """End the group when a connection is closed at its other end between two commands, as in one."""
         self._group.abort_device_waits()
         with self._lock, contextlib.suppress(EngineDead), self._command():
-            if (loss := closed_rank(self._group.connections, 1, 0.0)) is not None:
+            if (loss := closed_rank(self._group.connections, 1)) is not None:
                 raise loss
 
     def _end_on_loss(self) -> None:

@@ -29,11 +29,10 @@ class AsyncEngine:
     cause, and every `outputs` iterator raises EngineDead.
     """
 
-    def __init__(self, engine: Engine, *, epoch: int = 0, limits: LivenessLimits = DEFAULT_LIMITS) -> None:
+    def __init__(self, engine: Engine, *, limits: LivenessLimits = DEFAULT_LIMITS) -> None:
         self.description: ModelDescription = engine.description
         self.failure: BaseException | None = None
         self._engine = engine
-        self._epoch = epoch
         self._limits = limits
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._routers = RouterSubscriptions(self.description, limits.subscribe_timeout_s)
@@ -244,8 +243,6 @@ class AsyncEngine:
         self, deltas: list[TokenDelta], stored: Sequence[bytes] = (), removed: Sequence[bytes] = ()
     ) -> StepMessage:
         return StepMessage(
-            epoch=self._epoch,
-            step=self._stats.num_steps_total,
             deltas=deltas,
             stats=replace(self._stats, credits=self._routers.credits),
             blocks_stored=list(stored),

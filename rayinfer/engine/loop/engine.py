@@ -147,7 +147,7 @@ class Engine:
         return self._executor
 
     def take_block_events(self) -> tuple[list[bytes], list[bytes]]:
-        """Return the digests added to and removed from the prefix cache since the last call."""
+        """Return the hashes added to and removed from the prefix cache since the last call."""
         events = self._scheduler.take_block_events()
         return events.stored, events.removed
 
@@ -165,7 +165,7 @@ class Engine:
             block_size=self.description.block_size,
             eos_token_ids=self.description.eos_token_ids,
             now=self._clock(),
-            weights_generation=self.description.weights_generation,
+            weights_version=self.description.weights_version,
         )
 
     @property

@@ -57,15 +57,13 @@ class OutputQueue:
 def _merged(earlier: StepMessage, later: StepMessage) -> StepMessage:
     removed = dict.fromkeys(earlier.blocks_removed)
     stored = dict.fromkeys(earlier.blocks_stored)
-    for digest in later.blocks_stored:
-        removed.pop(digest, None)
-        stored[digest] = None
-    for digest in later.blocks_removed:
-        stored.pop(digest, None)
-        removed[digest] = None
+    for block_hash in later.blocks_stored:
+        removed.pop(block_hash, None)
+        stored[block_hash] = None
+    for block_hash in later.blocks_removed:
+        stored.pop(block_hash, None)
+        removed[block_hash] = None
     return StepMessage(
-        epoch=later.epoch,
-        step=later.step,
         deltas=earlier.deltas + later.deltas,
         stats=later.stats,
         blocks_stored=list(stored),

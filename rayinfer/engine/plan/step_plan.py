@@ -8,7 +8,6 @@ from rayinfer.sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
-Float32Array = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 Int32Matrix = np.ndarray[tuple[int, int], np.dtype[np.int32]]
 Float32Matrix = np.ndarray[tuple[int, int], np.dtype[np.float32]]

@@ -88,9 +88,9 @@ def root_cause(error: BaseException, connections: Sequence[ControlConnection], g
         time.sleep(POLL_S)
 
 
-def closed_rank(connections: Sequence[ControlConnection], first_rank: int, timeout_s: float) -> RankLost | None:
-    """Wait for a connection to be closed at its other end; returns the loss of that rank, or None after the timeout."""
-    if not any_closed(connections, timeout_s):
+def closed_rank(connections: Sequence[ControlConnection], first_rank: int) -> RankLost | None:
+    """Return the loss of a rank that has closed its connection, or None."""
+    if not any_closed(connections, 0.0):
         return None
     ranks = enumerate(connections, start=first_rank)
     rank = next((rank for rank, connection in ranks if any_closed([connection], 0.0)), first_rank)

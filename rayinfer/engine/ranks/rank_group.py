@@ -221,7 +221,7 @@ class RankGroup:
         while (groups := opening.result(self.limits.rank_poll_s)) is None:
             if self.loss is not None:
                 raise EngineDead(self.loss)
-            if (loss := closed_rank(self.connections, first_rank, 0.0)) is not None:
+            if (loss := closed_rank(self.connections, first_rank)) is not None:
                 raise loss
         self._groups = list(groups.process_groups)
         self._shard, self.world = groups.shard, groups.world

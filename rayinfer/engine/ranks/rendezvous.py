@@ -21,6 +21,7 @@ from rayinfer.wire import MAX_HELLO_BYTES, BadMessage, sign
 
 MAX_PENDING = 64  # connections that have not authenticated; one more replaces the oldest
 NONCE_BYTES = 16
+LOOPBACK = "127.0.0.1"
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 
 
@@ -65,13 +66,15 @@ class AuthenticatedConnection:
 
 
 class RendezvousHost:
-    """Rank 0's listener, open until all ranks are connected."""
+    """Rank 0's listener, open until all ranks, which share its machine, are connected."""
 
-    def __init__(self, host: str, timeout_s: float, limits: LivenessLimits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self, *, timeout_s: float = DEFAULT_LIMITS.group_timeout_s, limits: LivenessLimits = DEFAULT_LIMITS
+    ) -> None:
         # A port of the system's choice, taken once and kept: one that is only looked up may be gone a moment later.
-        self._listener = socket.create_server((host, 0))
+        self._listener = socket.create_server((LOOPBACK, 0))
         port: int = self._listener.getsockname()[1]
-        self.rendezvous = Rendezvous(host, port, secrets.token_hex(16), timeout_s)
+        self.rendezvous = Rendezvous(LOOPBACK, port, secrets.token_hex(16), timeout_s)
         self.limits = limits
         self._pending: list[PendingConnection] = []  # the oldest first
         self._authenticated: dict[tuple[int, Purpose], AuthenticatedConnection] = {}
@@ -165,16 +168,6 @@ class RendezvousHost:
             commands.connection.send(welcome, self.limits.rank_hello_timeout_s)
         except ConnectionLost as error:
             raise EngineDead(f"rank {rank} is lost: {error}") from None
-
-
-def open_rendezvous(
-    host: str = "127.0.0.1",
-    *,
-    timeout_s: float = DEFAULT_LIMITS.group_timeout_s,
-    limits: LivenessLimits = DEFAULT_LIMITS,
-) -> RendezvousHost:
-    """Listen for an engine's ranks; `host` is an address of this machine that the others can reach."""
-    return RendezvousHost(host, timeout_s, limits)
 
 
 def join_rendezvous(

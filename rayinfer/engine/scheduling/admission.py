@@ -73,7 +73,7 @@ class Admission:
         """Whether a request must be preempted before all decoding ones can continue."""
         return len(self._batch.rows_short_of_a_block()) > self._batch.num_free_blocks
 
-    def grow_decoding_requests(self) -> None:
+    def allocate_decode_blocks(self) -> None:
         """Give a block to every request whose next token needs one, in the order of the queue."""
         batch = self._batch
         short = batch.rows_short_of_a_block()

@@ -123,10 +123,10 @@ class BatchTable:
         self.num_blocks[row] = len(request.blocks)
         self.num_stored_blocks[row] = num_stored_blocks
         self.last_steps[row] = 0
-        self._describe(row, request)
+        self._copy_settings(row, request)
         return row
 
-    def _describe(self, row: int, request: Request) -> None:
+    def _copy_settings(self, row: int, request: Request) -> None:
         assert request.queue_entry is not None, f"{request.request_id} has no queue entry"
         self.unverified_rows.add(row)
         self.request_ids[row] = request.request_id
@@ -230,7 +230,7 @@ class BatchTable:
         rows = self.rows
         self.expected_tokens[rows], self.expected_computed[rows] = self.num_tokens[rows], self.num_computed[rows]
 
-    def ends_of(self, rows: Int64Array, token_ids: Int64Array, eos_token_ids: Sequence[int]) -> BoolArray:
+    def check_stop(self, rows: Int64Array, token_ids: Int64Array, eos_token_ids: Sequence[int]) -> BoolArray:
         """Return the mask of rows whose new tokens are end or stop tokens, [num_rows]."""
         ends = np.zeros(len(rows), np.bool_)
         for eos_token_id in eos_token_ids:  # there are few

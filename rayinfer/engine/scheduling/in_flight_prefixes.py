@@ -13,7 +13,7 @@ class _PendingBlock:
 
 
 class InFlightPrefixes:
-    """Digests of blocks about to be written; a request whose next block is among them waits (singleflight).
+    """Hashes of blocks about to be written; a request whose next block is among them waits (singleflight).
 
     It does not wait for a writer of lower priority, which may be scheduled late.
     """
@@ -21,30 +21,30 @@ class InFlightPrefixes:
     def __init__(self) -> None:
         self._pending: dict[bytes, _PendingBlock] = {}
 
-    def register(self, writer: Request, digests: Sequence[bytes]) -> None:
+    def register(self, writer: Request, block_hashes: Sequence[bytes]) -> None:
         """Register the blocks' writer; blocks with a writer of the same or higher priority keep it."""
-        for digest in digests:
-            pending = self._pending.setdefault(digest, _PendingBlock(writer))
+        for block_hash in block_hashes:
+            pending = self._pending.setdefault(block_hash, _PendingBlock(writer))
             if writer.priority < pending.writer.priority:
                 pending.writer = writer
 
-    def is_pending(self, digest: bytes, request: Request) -> bool:
+    def is_pending(self, block_hash: bytes, request: Request) -> bool:
         """Return whether a writer that this request may wait for is about to write the block."""
-        pending = self._pending.get(digest)
+        pending = self._pending.get(block_hash)
         return pending is not None and pending.writer.priority <= request.priority
 
-    def add_waiter(self, request: Request, digest: bytes) -> None:
+    def add_waiter(self, request: Request, block_hash: bytes) -> None:
         """Let the request wait until the block is written or its writer leaves."""
         request.move_to(RequestStatus.WAITING_FOR_PREFIX)
-        self._pending[digest].waiters.append(request)
+        self._pending[block_hash].waiters.append(request)
 
-    def resolve(self, writers: Iterable[Request], digests: Iterable[bytes]) -> list[Request]:
+    def resolve(self, writers: Iterable[Request], block_hashes: Iterable[bytes]) -> list[Request]:
         """Resolve blocks that are written, or whose writer leaves; returns their waiters, to be queued again."""
         waiters_done: list[Request] = []
-        for writer, digest in zip(writers, digests, strict=False):
-            pending = self._pending.get(digest)
+        for writer, block_hash in zip(writers, block_hashes, strict=False):
+            pending = self._pending.get(block_hash)
             if pending is not None and pending.writer is writer:
-                del self._pending[digest]
+                del self._pending[block_hash]
                 waiters_done += [
                     request for request in pending.waiters if request.status is RequestStatus.WAITING_FOR_PREFIX
                 ]

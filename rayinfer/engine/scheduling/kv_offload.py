@@ -15,7 +15,7 @@ from rayinfer.kv_cache.block_manager import BlockManager
 class _SwappedOut:
     blocks: list[int]  # of the second pool
     num_tokens: int
-    digests: Sequence[bytes]  # of the request's full blocks
+    block_hashes: Sequence[bytes]  # of the request's full blocks
 
 
 class KVOffload:
@@ -52,8 +52,8 @@ class KVOffload:
         preempting request is given blocks without readers first.
         """
         count = -(-len(token_ids) // self._pool.block_size)
-        digests = request.digests.digests[:num_stored_blocks]
-        kept = self._pool.find_cached_prefix(digests, token_ids, request.salt).blocks
+        block_hashes = request.block_hashes.hashes[:num_stored_blocks]
+        kept = self._pool.find_cached_prefix(block_hashes, token_ids, request.salt).blocks
         num_kept = len(kept)
         self._pool.pin(kept)
         if not count or count - num_kept > self._pool.num_free:
@@ -61,10 +61,10 @@ class KVOffload:
             return False
         kept += self._pool.allocate(count - num_kept)
         self._swapped_out[request.request_id] = _SwappedOut(
-            blocks=kept, num_tokens=len(token_ids), digests=request.digests.digests
+            blocks=kept, num_tokens=len(token_ids), block_hashes=request.block_hashes.hashes
         )
         self._queue_copy("out", blocks[num_kept:count], kept[num_kept:])
-        self._store(request, token_ids, kept[: len(digests)], num_kept)
+        self._store(request, token_ids, kept[: len(block_hashes)], num_kept)
         if request.trace is not None:
             request.trace.record("swapped_out", tokens=len(token_ids), copied_blocks=count - num_kept)
         return True
@@ -91,12 +91,12 @@ class KVOffload:
         if kept is not None:
             self._pool.free(kept.blocks)
 
-    def forget(self, digests: set[bytes]) -> None:
-        """Drop requests with blocks of these digests, and remove them from the prefix cache: they are not finite."""
+    def forget(self, block_hashes: set[bytes]) -> None:
+        """Drop requests with blocks of these hashes, and remove them from the prefix cache: they are not finite."""
         for request_id, kept in list(self._swapped_out.items()):
-            if not digests.isdisjoint(kept.digests):
+            if not block_hashes.isdisjoint(kept.block_hashes):
                 self._pool.free(self._swapped_out.pop(request_id).blocks)
-        self._pool.forget(digests)
+        self._pool.forget(block_hashes)
 
     def drop_all(self) -> None:
         """Drop everything: the memory of the pools is freed."""
@@ -117,7 +117,7 @@ class KVOffload:
         for index in range(first, len(blocks)):
             self._pool.store(
                 blocks[index],
-                request.digests.digests[index],
+                request.block_hashes.hashes[index],
                 parent=blocks[index - 1] if index else None,
                 token_ids=token_ids[index * size : (index + 1) * size],
                 salt=request.salt,

@@ -39,7 +39,7 @@ class OutputProcessor:
         else:
             table.append(rows, token_ids)
         add_details(deltas, table, rows, sampled)
-        ends = table.ends_of(rows, token_ids, self._eos_token_ids)
+        ends = table.check_stop(rows, token_ids, self._eos_token_ids)
         is_full = table.num_tokens[rows] >= table.max_total_tokens[rows]
         if self._forced_end_token_id is not None:
             ends &= ~(is_full & (token_ids == self._forced_end_token_id))  # the forced end: not the model's choice

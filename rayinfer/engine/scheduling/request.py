@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from rayinfer.engine.plan.step_plan import Int32Array, NewRequestData
-from rayinfer.kv_cache.block_hash import PrefixDigests, prefix_salt
+from rayinfer.kv_cache.block_hash import BlockHashes, prefix_salt
 from rayinfer.outputs import FinishReason, TokenLogprobs, TraceEvent
 from rayinfer.priority_queue import QueueEntry
 from rayinfer.protocols import GenerationRequest
@@ -47,7 +47,7 @@ class Request:
     end_token_ids: tuple[int, ...] = ()  # eos unless ignored, and the request's own stop ids
     arrival: float = 0.0
     deadline: float | None = None
-    digests: PrefixDigests
+    block_hashes: BlockHashes
     status: RequestStatus = RequestStatus.WAITING
     queue_entry: QueueEntry["Request"] | None = None
     row: int | None = None
@@ -142,14 +142,14 @@ def new_request(
     block_size: int,
     eos_token_ids: tuple[int, ...],
     now: float,
-    weights_generation: int = 0,
+    weights_version: int = 0,
     source_token_ids: Int32Array | None = None,
 ) -> Request:
     """Make the engine's state of a request; `token_ids` are its checked prompt and output."""
     params = request.sampling_params
     prompt_len = len(request.prompt_token_ids)
     limit = max_model_len if params.max_tokens is None else min(max_model_len, prompt_len + params.max_tokens)
-    salt = prefix_salt(request.tenant, request.cache_salt, request.adapter, weights_generation)
+    salt = prefix_salt(request.tenant, request.cache_salt, request.adapter, weights_version)
     return Request(
         request_id=request.request_id,
         prompt_len=prompt_len,
@@ -165,7 +165,7 @@ def new_request(
         end_token_ids=(() if params.ignore_eos else eos_token_ids) + params.stop_ids,
         arrival=now,
         deadline=None if request.timeout_s is None else now + request.timeout_s,
-        digests=PrefixDigests(block_size, salt),
+        block_hashes=BlockHashes(block_size, salt),
         prompt_logprobs=None if params.prompt_logprobs is None else [None],
         trace=RequestTrace() if request.trace else None,
     )

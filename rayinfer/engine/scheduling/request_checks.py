@@ -25,7 +25,7 @@ def checked_token_ids(request: GenerationRequest, description: ModelDescription)
         raise InvalidParameter(f"max_tokens is {params.max_tokens}, but {num_outputs} are there already", "max_tokens")
     params.check_vocabulary(description.vocab_size)
     if params.bad_texts:
-        raise InvalidParameter("bad_words must be tokenised before they are sent to an engine", "bad_words")
+        raise InvalidParameter("bad_words must be tokenized before they are sent to an engine", "bad_words")
     _check_urgency(request.priority, request.timeout_s)
     return token_ids
 

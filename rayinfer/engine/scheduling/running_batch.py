@@ -51,14 +51,14 @@ class RunningBatch:
         """Find the blocks that the request need not compute."""
         if not self._caches_prefixes:
             return CachedPrefix(blocks=[], num_tokens=0)
-        request.digests.extend(request.token_ids, len(request.token_ids))
-        return self._blocks.find_cached_prefix(self._reusable_digests(request), request.token_ids, request.salt)
+        request.block_hashes.extend(request.token_ids, len(request.token_ids))
+        return self._blocks.find_cached_prefix(self._reusable_hashes(request), request.token_ids, request.salt)
 
     def wait_for_prefix(self, request: Request, prefix: CachedPrefix) -> bool:
         """Let the request wait if a running one is about to write the blocks after its cached prefix."""
         if not self._caches_prefixes or (self._offload is not None and self._offload.holds(request)):
             return False
-        reusable = self._reusable_digests(request)
+        reusable = self._reusable_hashes(request)
         last = len(prefix.blocks)
         while last < len(reusable) and self._in_flight_prefixes.is_pending(reusable[last], request):
             last += 1
@@ -93,7 +93,7 @@ class RunningBatch:
         request.blocks = reservation.blocks
         request.row = self.table.add_row(request, num_computed=num_computed, num_stored_blocks=reservation.num_cached)
         if self._caches_prefixes:
-            self._in_flight_prefixes.register(request, request.digests.digests[reservation.num_cached :])
+            self._in_flight_prefixes.register(request, request.block_hashes.hashes[reservation.num_cached :])
         return num_computed
 
     # Running
@@ -139,18 +139,18 @@ class RunningBatch:
         rows = rows.repeat(num_new)
         writers = table.requests_at(rows)
         token_ids = table.tokens_in_blocks[rows, indices]
-        digests = _digests_of(writers, indices.tolist(), token_ids)
+        block_hashes = _hashes_of(writers, indices.tolist(), token_ids)
         parents = table.block_tables[rows, indices - 1].tolist()
         blocks = table.block_tables[rows, indices]
         self._is_finite[blocks] = ~np.isin(rows, list(table.unverified_rows)) if table.unverified_rows else True
         self._blocks.store_all(
             blocks.tolist(),
-            digests,
+            block_hashes,
             parents=[parent if index else None for parent, index in zip(parents, indices.tolist(), strict=True)],
             token_ids=token_ids,
             salts=[writer.salt for writer in writers],
         )
-        return self._in_flight_prefixes.resolve(writers, digests)
+        return self._in_flight_prefixes.resolve(writers, block_hashes)
 
     def forget_written_blocks(self, rows: Int64Array) -> None:
         """Remove from the prefix cache what these rows' requests have written: it is not finite.
@@ -161,16 +161,16 @@ class RunningBatch:
         if not self._caches_prefixes:
             return
         table = self.table
-        digests = {digest for row in rows.tolist() for digest in self._suspect_digests(row)}
+        block_hashes = {block_hash for row in rows.tolist() for block_hash in self._suspect_hashes(row)}
         blocks: list[int] = []
         for row, sharer in zip(table.rows.tolist(), table.requests_at(table.rows), strict=True):
-            shared = [i for i, digest in enumerate(sharer.digests.digests) if digest in digests]
+            shared = [i for i, block_hash in enumerate(sharer.block_hashes.hashes) if block_hash in block_hashes]
             if shared:
                 blocks += table.block_tables[row, shared[0] : table.num_blocks[row]].tolist()
                 table.uncacheable_rows.add(row)
-        self._blocks.forget(digests, blocks)
+        self._blocks.forget(block_hashes, blocks)
         if self._offload is not None:
-            self._offload.forget(digests)
+            self._offload.forget(block_hashes)
 
     # Leaving
 
@@ -197,7 +197,7 @@ class RunningBatch:
         """Free row and blocks; returns the requests that waited for blocks that this one has not written."""
         row = request.row
         assert row is not None, f"{request.request_id} does not run"
-        unwritten = request.digests.digests[int(self.table.num_stored_blocks[row]) :]
+        unwritten = request.block_hashes.hashes[int(self.table.num_stored_blocks[row]) :]
         self.table.remove_row(row)
         self._blocks.free(request.blocks)
         request.blocks, request.row = [], None
@@ -267,26 +267,26 @@ class RunningBatch:
             self._is_finite[table.block_tables[row, : table.num_stored_blocks[row]]] = True
         table.unverified_rows -= rows
 
-    def _suspect_digests(self, row: int) -> list[bytes]:
-        """Return the digests of blocks that may have made the row's logits non-finite."""
+    def _suspect_hashes(self, row: int) -> list[bytes]:
+        """Return the hashes of blocks that may have made the row's logits non-finite."""
         request = self.table.request_at(row)
         is_finite = self._is_finite[self.table.block_tables[row, : request.num_hit_blocks or 0]]
         # Up to the first that is not: later blocks may belong to a request that computed its own copy of that one.
         num_finite = int(np.logical_and.accumulate(is_finite).sum())
-        return request.digests.digests[num_finite:]
+        return request.block_hashes.hashes[num_finite:]
 
-    def _reusable_digests(self, request: Request) -> list[bytes]:
-        return request.digests.digests[: request.num_reusable_tokens // self._block_size]
+    def _reusable_hashes(self, request: Request) -> list[bytes]:
+        return request.block_hashes.hashes[: request.num_reusable_tokens // self._block_size]
 
 
-def _digests_of(writers: list[Request], indices: list[int], token_ids: Int32Array) -> list[bytes]:
-    """Return the digests of blocks of these tokens, [num_blocks, block_size]: block `index` of each writer."""
+def _hashes_of(writers: list[Request], indices: list[int], token_ids: Int32Array) -> list[bytes]:
+    """Return the hashes of blocks of these tokens, [num_blocks, block_size]: block `index` of each writer."""
     written = token_bytes(token_ids)
     width = len(written) // len(writers)
-    digests = []
+    block_hashes = []
     for writer, index, start in zip(writers, indices, range(0, len(written), width), strict=True):
-        known = writer.digests.digests
+        known = writer.block_hashes.hashes
         if index == len(known):  # an output block: a prompt's are known since it was queued
-            writer.digests.append(written[start : start + width])
-        digests.append(known[index])
-    return digests
+            writer.block_hashes.append(written[start : start + width])
+        block_hashes.append(known[index])
+    return block_hashes

@@ -106,7 +106,7 @@ class Scheduler:
         return self._table.request_at(row).request_id
 
     def take_block_events(self) -> BlockEvents:
-        """Return the digests added to and removed from the prefix cache since the last call."""
+        """Return the hashes added to and removed from the prefix cache since the last call."""
         return self._blocks.take_events()
 
     # Memory, between steps
@@ -169,7 +169,7 @@ class Scheduler:
         if self._schedule.has_unknown_tokens and (self._rows_to_resend or self._admission.must_preempt):
             return None  # never preempt a request whose last token is still in flight
         self._resend_interrupted()
-        self._admission.grow_decoding_requests()
+        self._admission.allocate_decode_blocks()
         self._schedule_tokens()
         if not self._table.num_scheduled.any():
             return None

@@ -11,7 +11,7 @@ from rayinfer.sampling_params import SamplingParams
 
 _GREEDY = SamplingParams(temperature=0.0)
 _DRAWN = SamplingParams(temperature=0.8, top_p=0.9, top_k=20, min_p=0.01)
-_PENALISED = SamplingParams(temperature=0.8, top_p=0.9, presence_penalty=0.1)  # its logits are adjusted in float32
+_PENALIZED = SamplingParams(temperature=0.8, top_p=0.9, presence_penalty=0.1)  # its logits are adjusted in float32
 
 
 def warm_up_plans(most: int, longest: int, num_rows: int, block_size: int, padding: Padding) -> Iterator[StepPlan]:
@@ -26,7 +26,7 @@ def warm_up_plans(most: int, longest: int, num_rows: int, block_size: int, paddi
         lengths = np.diff(np.append(np.arange(0, num_tokens, longest), num_tokens)).tolist()
         yield _prompts(lengths, _DRAWN, block_size, padding)
     for count in _powers_up_to(min(num_rows, most)):
-        for params in (_DRAWN, _PENALISED):
+        for params in (_DRAWN, _PENALIZED):
             yield _prompts([1] * count, params, block_size, padding, all_sample=True)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 import rayinfer_kernels
-from rayinfer.config import EngineConfig, cache_folder, packed_cache_bytes
+from rayinfer.config import EngineConfig
 from rayinfer.decoding.sampler import Sampler
 from rayinfer.engine.ranks.pipeline_link import ONLY_STAGE, PipelineLink, Stage
 from rayinfer.engine.ranks.rank_coordinates import Ranks, any_device
@@ -24,17 +24,15 @@ from rayinfer.engine.worker.reserved_memory import reserved_memory_bytes
 from rayinfer.engine.worker.resolved_config import resolve_config
 from rayinfer.engine.worker.static_runner import StaticRunner, StaticShapes
 from rayinfer.engine.worker.warm_up import warm_up_plans
-from rayinfer.errors import ConfigError, ModelLoadError
+from rayinfer.engine.worker.weight_loading import reload_weights, weight_loader
+from rayinfer.errors import ConfigError
 from rayinfer.kv_cache.cache_tensors import BlockShape
 from rayinfer.kv_cache.pool_size import count_kv_blocks, count_offload_blocks, count_static_blocks
 from rayinfer.models.decoder import Decoder
 from rayinfer.models.encoder_decoder import EncoderDecoder
 from rayinfer.models.loader import torch_dtype
 from rayinfer.models.model_config import ModelConfig, read_model_config
-from rayinfer.models.random_weights import random_decoder
-from rayinfer.optimization.packed_cache import PackedCache
-from rayinfer.optimization.packed_weights import load_packed_decoder
-from rayinfer.start_steps import start_step
+from rayinfer.startup_steps import startup_step
 from rayinfer.tensor_parallel import UNSHARDED
 from rayinfer_kernels import ops
 
@@ -44,7 +42,7 @@ _CACHE_TYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}  # else the mode
 def build_worker(config: EngineConfig, folder: Path, group: Ranks | None = None) -> "Worker":
     """Load this rank's weights and allocate its KV blocks; in a group, as many as every rank has memory for."""
     model = read_model_config(folder)
-    if model.answers is not None:
+    if model.seq2seq is not None:
         return Seq2SeqWorker(config, model, folder, group)
     return (StaticWorker if config.engine == "static" else PagedWorker)(config, model, folder, group)
 
@@ -69,7 +67,7 @@ class Worker(ABC):
         graphs = self._new_graphs(runner) if self._uses_graphs else None
         self.max_cudagraph_capture_size = 0 if graphs is None else graphs.sizes[-1]  # in requests; 0: no graphs
         if graphs is not None:
-            with start_step("capturing CUDA graphs"):
+            with startup_step("capturing CUDA graphs"):
                 runner.record(graphs)
         self.executor = InProcessExecutor(
             runner, memory, cores_of(self.config, self._device), supports_async_scheduling=self._is_async
@@ -131,7 +129,8 @@ class Worker(ABC):
 
     def _load_model(self) -> ModelMemory:
         """Load the weights and allocate as many blocks as the remaining memory holds."""
-        load = self._loader()
+        shard = UNSHARDED if self._group is None else self._group.shard
+        load = weight_loader(self.config, self._folder, self._dtype, self._device, shard)
         decoder = load()
         shape = BlockShape(
             num_layers=decoder.num_layers_here,
@@ -145,8 +144,8 @@ class Worker(ABC):
         self.num_blocks = num_blocks - self.num_scratch  # of the pool, for requests
         self.max_model_len = min(self._longest, self.num_blocks * self.config.block_size)
         prepare = self._preparation()
-        load_again = partial(_load_again, load, prepare, self._folder, self._model)
-        with start_step("taking memory for the KV cache"):
+        load_again = partial(reload_weights, load, prepare, self._folder, self._model)
+        with startup_step("taking memory for the KV cache"):
             prepare(decoder)
             sizes = {"num_blocks": num_blocks, "num_offload_blocks": num_offload_blocks}
             return ModelMemory(decoder, load_again, shape, device=self._device, **sizes)
@@ -163,23 +162,6 @@ class Worker(ABC):
             )
         counts = [self._count_blocks(block_bytes, reserved_bytes), count_offload_blocks(self.config, host_bytes)]
         return counts if self._group is None else self._group.reduce_min(counts)
-
-    def _loader(self) -> Callable[[], Decoder]:
-        """Make the function that loads the weights, now and after a sleep at level 2."""
-        config, shard = self.config, UNSHARDED if self._group is None else self._group.shard
-        if config.load_format == "dummy":
-            if config.quantization is not None:
-                raise ConfigError("quantization needs real weights: load_format must not be dummy")
-            return partial(random_decoder, self._folder, self._dtype, self._device, shard)
-        return partial(
-            load_packed_decoder,
-            self._folder,
-            self._dtype,
-            self._device,
-            quantization=config.quantization,
-            cache=PackedCache(cache_folder() / "packed", max_bytes=packed_cache_bytes()),
-            shard=shard,
-        )
 
     def _new_sampler(self) -> Sampler:
         num_rows, forced_end = self.config.num_rows + self.num_scratch, self._model.forced_end_token_id
@@ -210,7 +192,7 @@ class PagedWorker(Worker):
         if self._has_gpu_kernels:
             most = min(config.max_num_batched_tokens, config.num_rows * self.max_model_len)  # tokens of a step
             longest = min(most, self.max_model_len)
-            with start_step("compiling kernels for prompts"):
+            with startup_step("compiling kernels for prompts"):
                 for plan in warm_up_plans(most, longest, config.num_rows, config.block_size, Padding()):
                     runner.submit(plan).result()
         return runner
@@ -242,7 +224,7 @@ class StaticWorker(Worker):
             scratch_block=memory.num_blocks - 1,
         )
         runner = self._runner_of(memory.loaded_decoder, shapes)
-        with start_step("taking the first steps of each shape"):
+        with startup_step("taking the first steps of each shape"):
             runner.warm_up()
         return runner
 
@@ -294,16 +276,6 @@ def _prepare_for_sources(
     prepare(decoder)
     assert isinstance(decoder, EncoderDecoder), "an encoder-decoder's configuration without its model"
     decoder.allocate_sources(num_rows, longest_sequence, dtype, device)
-
-
-def _load_again(
-    load: Callable[[], Decoder], prepare: Callable[[Decoder], None], folder: Path, model: ModelConfig
-) -> Decoder:
-    if read_model_config(folder) != model:
-        raise ModelLoadError(f"{folder}: config.json is not what it was when the engine was built")
-    decoder = load()
-    prepare(decoder)
-    return decoder
 
 
 def _longest_sequence(config: EngineConfig, model: ModelConfig) -> int:

@@ -6,7 +6,7 @@ from rayinfer.models.config_fields import count
 from rayinfer.models.model_config import ModelConfig
 
 
-def mixture_of_experts(config: ModelConfig, intermediate_size: int, *, renormalise: bool) -> MixtureOfExperts:
+def mixture_of_experts(config: ModelConfig, intermediate_size: int, *, renormalize: bool) -> MixtureOfExperts:
     """Build a layer's experts, each of the given width; raises ValueError or KeyError for a wrong or missing field."""
     if config.hidden_act != "silu":
         raise UnsupportedArchitecture(f"hidden_act {config.hidden_act!r} is not supported, only 'silu'")
@@ -19,5 +19,5 @@ def mixture_of_experts(config: ModelConfig, intermediate_size: int, *, renormali
         intermediate_size,
         num_experts=num_experts,
         experts_per_token=experts_per_token,
-        renormalise=renormalise,
+        renormalize=renormalize,
     )

@@ -28,7 +28,7 @@ class MixtralForCausalLM(CausalDecoder):
             config,
             rotary,
             windows=same_window_everywhere(config),
-            feed_forward=lambda _: mixture_of_experts(config, config.intermediate_size, renormalise=True),
+            feed_forward=lambda _: mixture_of_experts(config, config.intermediate_size, renormalize=True),
         )
         norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         super().__init__(config, layers, norm, [rotary] * config.num_layers)

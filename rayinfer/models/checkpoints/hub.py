@@ -18,7 +18,7 @@ UNWANTED_FILES = ["*/*", "consolidated*"]  # other formats' folders, and a secon
 
 
 def is_repo_id(name: str) -> bool:
-    """Return whether `name` has the form of a repository id, organisation/name."""
+    """Return whether `name` has the form of a repository id, organization/name."""
     return REPO_ID.fullmatch(name) is not None
 
 

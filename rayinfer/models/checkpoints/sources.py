@@ -36,7 +36,7 @@ def resolve_model(name: str, *, cache: Path | None = None, progress: bool = True
         check_model_folder(folder)
         return folder
     raise ModelNotFound(
-        f"there is no model {name!r}: expected a folder, a {GGUF_SUFFIX} file, a hub repository (organisation/name) "
+        f"there is no model {name!r}: expected a folder, a {GGUF_SUFFIX} file, a hub repository (organization/name) "
         f"or one of the embedded models: {', '.join(sorted(EMBEDDED_MODELS))}"
     )
 

@@ -151,7 +151,7 @@ def _gemma3_layer_types(source: GgufFile, *, has_window: bool) -> list[str]:
 
 
 def _undo_interleaving(source: GgufFile, name: str, tensor: Array) -> Array:
-    """Put query and key rows back: llama.cpp pairs neighbouring rows for rotation, transformers pairs halves."""
+    """Put query and key rows back: llama.cpp pairs neighboring rows for rotation, transformers pairs halves."""
     if re.fullmatch(r"blk\.\d+\.attn_(q|k)\.(weight|bias)", name) is None:
         return tensor
     heads = _count(source, "attention.head_count")

@@ -15,9 +15,16 @@ from rayinfer.models.checkpoints.safetensors_writer import TensorSpec, write_saf
 from rayinfer.models.generation_config import GENERATION_CONFIG
 from rayinfer.models.gguf.architectures import ARCHITECTURES, Architecture, Array
 from rayinfer.models.gguf.gguf_file import GgufFile
-from rayinfer.models.gguf.rope import ROPE_TENSORS
-from rayinfer.models.gguf.sampling import sampling_keys
+from rayinfer.models.gguf.rope import ROPE_TENSORS, shortest
 from rayinfer.models.gguf.tokenizer import write_tokenizer
+
+_SAMPLING_KEYS = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
 
 
 def convert_gguf(
@@ -38,7 +45,7 @@ def convert_gguf(
     config = {key: value for key, value in architecture.config(source).items() if value is not None}
     _write_json(out / "config.json", config)
     end_tokens = {key: config[key] for key in config if key.endswith("_token_id")}
-    _write_json(out / GENERATION_CONFIG, end_tokens | sampling_keys(source) | dict(generation_config or {}))
+    _write_json(out / GENERATION_CONFIG, end_tokens | _sampling_keys(source) | dict(generation_config or {}))
     write_tokenizer(source, out, max_length=config["max_position_embeddings"])
     _write_weights(source, architecture, out / SINGLE_WEIGHTS, progress=progress)
 
@@ -64,3 +71,13 @@ def _new_name(source: GgufFile, architecture: Architecture, name: str) -> str:
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _sampling_keys(source: GgufFile) -> dict[str, Any]:
+    """Read the sampling parameters that the model's makers recommend; the other samplers of llama.cpp are left out."""
+    values = {name: source.get(key) for key, name in _SAMPLING_KEYS.items()}
+    return {
+        name: shortest(value) if isinstance(value, float) else value
+        for name, value in values.items()
+        if value is not None
+    }

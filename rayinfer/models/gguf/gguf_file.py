@@ -1,4 +1,4 @@
-"""One opened GGUF file: its metadata by name, its tensors dequantised one at a time (no torch here)."""
+"""One opened GGUF file: its metadata by name, its tensors dequantized one at a time (no torch here)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,13 +54,13 @@ class GgufFile:
         return tuple(int(extent) for extent in reversed(self._tensor(name).shape))
 
     def read(self, name: str) -> npt.NDArray[np.float32]:
-        """Dequantise one tensor to float32."""
+        """Dequantize one tensor to float32."""
         tensor = self._tensor(name)
         try:
             values: npt.NDArray[np.float32] = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         except NotImplementedError:
             raise UnsupportedArchitecture(
-                f"{self.path}: tensor {name!r} is quantised as {tensor.tensor_type.name}, which cannot be unpacked"
+                f"{self.path}: tensor {name!r} is quantized as {tensor.tensor_type.name}, which cannot be unpacked"
             ) from None
         return values.astype(np.float32, copy=False).reshape(self.shape(name))
 

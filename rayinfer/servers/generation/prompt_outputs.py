@@ -31,7 +31,7 @@ class _PromptEnd:
     error: Exception | None = None
 
 
-_Answer = AsyncGenerator[RequestOutput, None]
+_OutputStream = AsyncGenerator[RequestOutput, None]
 _Outputs = asyncio.Queue[PromptOutput | _PromptEnd]
 
 
@@ -60,7 +60,7 @@ def generate_outputs(
     whatever else refuses any of those that begin at once.
     """
     batch = _Batch(generator, requests, lists or PromptLists())
-    return _outputs_of_one(batch.answers[0]) if len(requests) == 1 else _outputs_of_all(batch)
+    return _outputs_of_one(batch.streams[0]) if len(requests) == 1 else _outputs_of_all(batch)
 
 
 class _Batch:
@@ -72,7 +72,7 @@ class _Batch:
         self._lists = lists
         lists.add(self)
         self._since = time.monotonic()
-        self.answers: list[_Answer] = []  # in the order of the prompts
+        self.streams: list[_OutputStream] = []  # in the order of the prompts
         self._ahead: set[int] = set()  # prompts that have begun and have no output yet
         try:
             self._begin_first()
@@ -86,12 +86,12 @@ class _Batch:
         """Whether prompts are left to begin."""
         return bool(self._waiting)
 
-    def begin_more(self, *, is_alone: bool = False) -> list[tuple[int, _Answer]]:
+    def begin_more(self, *, is_alone: bool = False) -> list[tuple[int, _OutputStream]]:
         """Begin as many as have a place now; returns them with their prompts.
 
         Raises QueueFull when no place is free and, as ours are `is_alone`, no other of them will free one.
         """
-        begun: list[tuple[int, _Answer]] = []
+        begun: list[tuple[int, _OutputStream]] = []
         while self._waiting and len(self._ahead) < self._lists.max_ahead():
             try:
                 self._begin_first()
@@ -99,7 +99,7 @@ class _Batch:
                 if is_alone and not begun:
                     raise
                 break
-            begun.append((len(self.answers) - 1, self.answers[-1]))
+            begun.append((len(self.streams) - 1, self.streams[-1]))
         return begun
 
     def close(self) -> None:
@@ -112,16 +112,16 @@ class _Batch:
 
     def _begin_first(self) -> None:
         request = self._waiting[0]
-        if request.timeout_s is not None and self.answers:
+        if request.timeout_s is not None and self.streams:
             request = replace(request, timeout_s=max(0.0, request.timeout_s - (time.monotonic() - self._since)))
         # TextGenerator promises that closing the iterator aborts the request, so it can be closed.
-        self.answers.append(cast(_Answer, self._generator.generate(request)))
+        self.streams.append(cast(_OutputStream, self._generator.generate(request)))
         self._waiting.popleft()
-        self._ahead.add(len(self.answers) - 1)
+        self._ahead.add(len(self.streams) - 1)
 
 
-async def _outputs_of_one(answer: _Answer) -> AsyncGenerator[PromptOutput, None]:
-    async with aclosing(answer) as outputs:
+async def _outputs_of_one(stream: _OutputStream) -> AsyncGenerator[PromptOutput, None]:
+    async with aclosing(stream) as outputs:
         async for output in outputs:
             yield PromptOutput(0, output)
 
@@ -129,10 +129,10 @@ async def _outputs_of_one(answer: _Answer) -> AsyncGenerator[PromptOutput, None]
 async def _outputs_of_all(batch: _Batch) -> AsyncGenerator[PromptOutput, None]:
     queue: _Outputs = asyncio.Queue(_MAX_OUTPUTS_AHEAD)
     tasks: list[asyncio.Task[None]] = []
-    begun, num_running = list(enumerate(batch.answers)), 0
+    begun, num_running = list(enumerate(batch.streams)), 0
     try:
         while True:
-            tasks += [asyncio.create_task(_feed(queue, answer, prompt)) for prompt, answer in begun]
+            tasks += [asyncio.create_task(_feed(queue, stream, prompt)) for prompt, stream in begun]
             num_running += len(begun)
             if not num_running:
                 return
@@ -153,9 +153,9 @@ async def _outputs_of_all(batch: _Batch) -> AsyncGenerator[PromptOutput, None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _feed(queue: _Outputs, answer: _Answer, prompt: int) -> None:
+async def _feed(queue: _Outputs, stream: _OutputStream, prompt: int) -> None:
     try:
-        async with aclosing(answer) as outputs:
+        async with aclosing(stream) as outputs:
             async for output in outputs:
                 await queue.put(PromptOutput(prompt, output))
     except Exception as error:

@@ -84,7 +84,7 @@ def _checked_token_ids(token_ids: list[Any], vocab_size: int, param: str) -> lis
 
 
 def _check_size(prompt: str | list[Any], tokenizer: Tokenizer, limit: PromptLimit) -> None:
-    """Refuse what cannot fit however it is tokenised, before any work is done on it."""
+    """Refuse what cannot fit however it is tokenized, before any work is done on it."""
     if isinstance(prompt, list):
         limit.check(len(prompt))
     elif (least := tokenizer.least_num_tokens(prompt)) > 0:

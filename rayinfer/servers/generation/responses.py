@@ -69,10 +69,10 @@ class StreamWriter(Protocol):
 class WholeResponse(Response):
     """Waits for all outputs and answers with one JSON body."""
 
-    def __init__(self, outputs: Outputs, answer: OutputCollector, body: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, outputs: Outputs, aggregate: OutputCollector, body: Callable[[], dict[str, Any]]) -> None:
         super().__init__()
         self._outputs = outputs
-        self._answer = answer
+        self._aggregate = aggregate
         self._body = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -82,8 +82,8 @@ class WholeResponse(Response):
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._outputs) as outputs:
             async for output in outputs:
-                self._answer.add(output)
-        body = await asyncio.to_thread(self._encode) if self._answer.is_long else self._encode()
+                self._aggregate.add(output)
+        body = await asyncio.to_thread(self._encode) if self._aggregate.is_long else self._encode()
         await json_response(body)(scope, receive, send)
 
     def _encode(self) -> bytes:

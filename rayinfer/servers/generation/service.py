@@ -44,10 +44,10 @@ class GenerationService:
         self._prompt_lists = PromptLists()
 
     async def prepare(self, request: Request, prepare: Callable[[dict[str, Any]], Prepared]) -> Prepared:
-        """Read a body of JSON, check it and tokenise its prompts; raises RequestError.
+        """Read a body of JSON, check it and tokenize its prompts; raises RequestError.
 
         That runs in a thread where it may take more than a few milliseconds: schemas, templates and tokenizers work in
-        proportion to the body; each forbidden word is tokenised three times.
+        proportion to the body; each forbidden word is tokenized three times.
         """
         raw = await read_body(request)
         if len(raw) > LONG_BODY_BYTES:
@@ -68,7 +68,7 @@ class GenerationService:
         if self._traces is not None:
             self._traces.open(
                 name=context.identity.name,
-                answer_id=response_id,
+                response_id=response_id,
                 model=generation.model.name,
                 request_ids=[each.request_id for each in requests],
                 received_s=context.identity.received_s,

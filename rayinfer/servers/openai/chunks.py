@@ -11,8 +11,8 @@ from rayinfer.outputs import CompletionOutput
 from rayinfer.servers.error_responses import error_body
 from rayinfer.servers.generation.prompt_outputs import PromptOutput, check_ended_well
 from rayinfer.servers.generation.server_sent_events import DONE, event
-from rayinfer.servers.openai.answer import AnswerSettings, UsageCounter
 from rayinfer.servers.openai.logprobs_formatter import CompletionLogprobs, PositionLogprobs
+from rayinfer.servers.openai.response_settings import ResponseSettings, UsageCounter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,7 @@ _NOT_ENDED = b',"logprobs":null,"finish_reason":null'
 class ChunkWriter:
     """Writes one stream: opening, then a write per output, then ending."""
 
-    def __init__(self, settings: AnswerSettings, shape: ChunkShape) -> None:
+    def __init__(self, settings: ResponseSettings, shape: ChunkShape) -> None:
         self._settings = settings
         self._shape = shape
         self._usage = UsageCounter(settings)

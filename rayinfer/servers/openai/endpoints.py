@@ -12,9 +12,9 @@ from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.generation.responses import StreamedResponse, WholeResponse
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.openai.chunks import CHAT, COMPLETION, ChunkWriter
-from rayinfer.servers.openai.generation import Generation
 from rayinfer.servers.openai.prompts import chat_prompts, completion_prompts, echoed_texts
 from rayinfer.servers.openai.request_body import check_schema
+from rayinfer.servers.openai.response_aggregate import ResponseAggregate
 from rayinfer.servers.openai.sampling_settings import (
     chat_params,
     check_num_logprobs,
@@ -23,7 +23,7 @@ from rayinfer.servers.openai.sampling_settings import (
 )
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
 from rayinfer.servers.openai.unsupported_fields import refuse_unsupported_fields
-from rayinfer.servers.openai.whole_answer import WholeAnswer
+from rayinfer.servers.openai.validated_request import ValidatedRequest
 from rayinfer.servers.served_model import ServedModel, find_model
 from rayinfer.tokenization.bad_words import bad_word_tokenizer
 
@@ -54,7 +54,7 @@ class OpenAIEndpoints:
         """POST /v1/completions."""
         return self._respond(request, await self._service.prepare(request, self._completion))
 
-    def _chat_completion(self, raw: dict[str, Any]) -> Generation:
+    def _chat_completion(self, raw: dict[str, Any]) -> ValidatedRequest:
         refuse_unsupported_fields(raw, is_chat=True)
         body = check_schema(ChatCompletionBody, raw)
         model = find_model(self._models, body.model)
@@ -64,9 +64,9 @@ class OpenAIEndpoints:
         prompts = chat_prompts(body, model, description)
         check_num_logprobs(params, prompts, description.max_model_len, echoes=False, stream=bool(body.stream))
         check_num_repeated(body, params.n, prompts, None)
-        return Generation(body=body, model=model, params=params, prompts=prompts, shape=CHAT)
+        return ValidatedRequest(body=body, model=model, params=params, prompts=prompts, shape=CHAT)
 
-    def _completion(self, raw: dict[str, Any]) -> Generation:
+    def _completion(self, raw: dict[str, Any]) -> ValidatedRequest:
         refuse_unsupported_fields(raw, is_chat=False)
         body = check_schema(CompletionBody, raw)
         model = find_model(self._models, body.model)
@@ -78,17 +78,19 @@ class OpenAIEndpoints:
         check_num_logprobs(params, prompts, description.max_model_len, echoes=echoes, stream=bool(body.stream))
         echoed = echoed_texts(body, prompts, model.tokenizer) if body.echo else None
         check_num_repeated(body, params.n, prompts, echoed)
-        return Generation(body=body, model=model, params=params, prompts=prompts, shape=COMPLETION, echoed_texts=echoed)
+        return ValidatedRequest(
+            body=body, model=model, params=params, prompts=prompts, shape=COMPLETION, echoed_texts=echoed
+        )
 
-    def _respond(self, request: Request, generation: Generation) -> Response:
+    def _respond(self, request: Request, generation: ValidatedRequest) -> Response:
         context = request_context(request)
         if generation.body.request_id:
             context.identity.rename(generation.body.request_id)  # over the header's, which proxies set as well
-        settings = generation.answer_settings(context.identity.name)
+        settings = generation.response_settings(context.identity.name)
         outputs = self._service.start(context, generation.prepared(), settings.id)
         if generation.body.stream:
             return StreamedResponse(outputs, ChunkWriter(settings, generation.shape))
-        answer = WholeAnswer(settings)
+        answer = ResponseAggregate(settings)
         return WholeResponse(outputs, answer, answer.chat_completion if generation.shape is CHAT else answer.completion)
 
 

@@ -16,7 +16,7 @@ MAX_CHOICES_PER_REQUEST = 1024  # prompts times n: each of them is a request of 
 
 
 def chat_prompts(body: ChatCompletionBody, model: ServedModel, description: ModelDescription) -> list[list[int]]:
-    """Render a conversation and tokenise it: always one prompt."""
+    """Render a conversation and tokenize it: always one prompt."""
     text = model.chat_template.render(template_messages(body.messages), **template_settings(body))
     return tokenize_prompts(
         [text],
@@ -30,7 +30,7 @@ def chat_prompts(body: ChatCompletionBody, model: ServedModel, description: Mode
 def completion_prompts(
     body: CompletionBody, model: ServedModel, description: ModelDescription, *, scores_only: bool = False
 ) -> list[list[int]]:
-    """Tokenise every prompt of a completion, in their order; those that are only scored may fill the context."""
+    """Tokenize every prompt of a completion, in their order; those that are only scored may fill the context."""
     prompts = _split_prompts(body.prompt)
     num_choices = len(prompts) * (body.n or 1)
     if num_choices > MAX_CHOICES_PER_REQUEST:

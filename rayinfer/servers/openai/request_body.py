@@ -20,11 +20,11 @@ def check_schema(schema: type[Schema], body: dict[str, Any]) -> Schema:
     except ValidationError as error:
         findings = error.errors(include_url=False, include_context=False)[:MAX_FINDINGS]
         paths = [_field_path(finding["loc"], body, is_missing=finding["type"] == "missing") for finding in findings]
-        message = "; ".join(f"{path}: {_describe(finding)}" for path, finding in zip(paths, findings, strict=True))
+        message = "; ".join(f"{path}: {_error_message(finding)}" for path, finding in zip(paths, findings, strict=True))
         raise InvalidParameter(message, paths[0]) from None
 
 
-def _describe(finding: ErrorDetails) -> str:
+def _error_message(finding: ErrorDetails) -> str:
     """Describe what is wrong with a value, and its kind; texts may be secrets and are not repeated."""
     if finding["type"] in ("missing", "too_long"):  # whose messages are complete
         return finding["msg"]

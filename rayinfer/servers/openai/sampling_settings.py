@@ -11,7 +11,7 @@ from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody, 
 DEFAULT_COMPLETION_TOKENS = 16
 # Of one request. Each takes a few hundred bytes until the answer is sent; those of prompts come all at once.
 MAX_PROMPT_LOGPROBS = 2**18
-MAX_ANSWER_LOGPROBS = 2**22
+MAX_OUTPUT_LOGPROBS = 2**22
 # Of the prompts, in all choices of one answer, which the event loop sends in one piece.
 MAX_REPEATED_CHARS = 2**22
 MAX_REPEATED_TOKEN_IDS = 2**18
@@ -59,7 +59,7 @@ def check_num_logprobs(
     if params.logprobs is not None and not stream:
         longest = max_model_len if params.max_tokens is None else min(params.max_tokens, max_model_len)
         num_tokens = longest * params.n * len(prompts)
-        _check_count("logprobs", num_tokens, params.logprobs, MAX_ANSWER_LOGPROBS, "answers")
+        _check_count("logprobs", num_tokens, params.logprobs, MAX_OUTPUT_LOGPROBS, "answers")
 
 
 def check_num_repeated(

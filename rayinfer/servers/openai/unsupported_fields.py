@@ -1,4 +1,4 @@
-"""Fields that would change the answer and that we cannot honour: refused by name, never ignored in silence."""
+"""Fields that would change the answer and that we cannot honor: refused by name, never ignored in silence."""
 
 from collections.abc import Mapping
 from typing import Any

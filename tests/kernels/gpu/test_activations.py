@@ -6,7 +6,7 @@ from rayinfer_kernels.gpu import activations
 from support.kernels.pairwise import Void
 from support.kernels.row_layouts import LAYOUTS, laid_out
 
-# The exponential may differ in its last digits, and rounding after it may go to the neighbour, once for each step.
+# The exponential may differ in its last digits, and rounding after it may go to the neighbor, once for each step.
 TOLERANCES = {
     torch.float32: {"atol": 1e-5, "rtol": 1e-5},
     torch.bfloat16: {"atol": 1e-4, "rtol": 2.0**-7},

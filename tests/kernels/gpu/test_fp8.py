@@ -40,7 +40,7 @@ def test_a_row_is_scaled_to_the_largest_number_and_one_that_is_no_number_stays_n
     assert restored[2].isnan().all()
 
 
-def test_ties_go_to_the_even_neighbour_and_small_numbers_keep_steps_of_2_to_the_minus_9(device):
+def test_ties_go_to_the_even_neighbor_and_small_numbers_keep_steps_of_2_to_the_minus_9(device):
     # The largest makes the scale 1: 17 and 19 lie between 16, 18 and 20, and 1.5 and 2.5 steps between whole ones.
     x = torch.tensor([[448.0, 17.0, 19.0, -17.0, 1.5 / 512, 2.5 / 512, 0.4 / 512]], device=device)
     expected = [448.0, 16.0, 20.0, -16.0, 2 / 512, 2 / 512, 0.0]

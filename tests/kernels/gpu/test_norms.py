@@ -6,7 +6,7 @@ from rayinfer_kernels.gpu import norms
 from support.kernels.pairwise import Void
 from support.kernels.row_layouts import LAYOUTS, laid_out
 
-# float32 sums in another order; others are rounded twice from sums that differ in that way, each time to a neighbour.
+# float32 sums in another order; others are rounded twice from sums that differ in that way, each time to a neighbor.
 TOLERANCES = {
     torch.float32: {"atol": 2e-6, "rtol": 2e-6},
     torch.bfloat16: {"atol": 2e-6, "rtol": 2.0**-6},

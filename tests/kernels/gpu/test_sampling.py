@@ -180,7 +180,7 @@ SHAPES_OF_ROWS = {
     "wide": lambda: torch.randn(3, 600) * 0.5,
     "peaked": lambda: torch.randn(3, 600) * 3 + torch.eye(3, 600).roll(300, 1) * 40,
     "few": lambda: torch.randn(3, 600).masked_fill(torch.arange(600) % 97 > 0, float("-inf")),
-    "neighbours": lambda: torch.randn(3, 600) + 20.0 * (torch.arange(600) // 40 == 7),
+    "neighbors": lambda: torch.randn(3, 600) + 20.0 * (torch.arange(600) // 40 == 7),
 }
 
 
@@ -195,7 +195,7 @@ def test_rows_of_every_shape_under_settings_from_the_least_to_the_greatest(devic
 
 
 def test_scores_that_the_temperature_makes_equal_are_tied(device):
-    """Neighbouring numbers of float32 whose quotients round to the same number, at the border of top-k and of top-p."""
+    """Neighboring numbers of float32 whose quotients round to the same number, at the border of top-k and of top-p."""
     logits = (torch.arange(600, dtype=torch.float32) * 2.0**-23 + 1.0).repeat(3, 1).to(device)
     for top_k, top_p in ((50, 1.0), (600, 0.4), (99, 0.5)):
         settings = {"temperature": [3.0, 1.7, 1e3], "top_k": [top_k] * 3, "top_p": [top_p] * 3}

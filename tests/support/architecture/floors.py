@@ -9,8 +9,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.outputs",
         "rayinfer.errors",
         "rayinfer.metrics",
-        "rayinfer.start_steps",
+        "rayinfer.startup_steps",
         "rayinfer.liveness",
+        "rayinfer.progress_bar",
     ),
     (
         "rayinfer.attention",
@@ -51,7 +52,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 )
 
 # (who imports, what is imported): why two rooms of one floor may know each other. The second may not import the first.
-NEIGHBOURS: dict[tuple[str, str], str] = {
+NEIGHBORS: dict[tuple[str, str], str] = {
     ("rayinfer.metrics", "rayinfer.outputs"): "metrics count what outputs define; outputs imports nothing of ours",
     ("rayinfer.tensor_parallel", "rayinfer.errors"): "too many ranks are a caller's mistake; errors imports nothing",
     ("rayinfer.sampling_defaults", "rayinfer.sampling_params"): "they are checked as a request's parameters are",

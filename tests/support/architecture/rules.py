@@ -38,7 +38,7 @@ def upward_imports(sources: Sequence[Source]) -> list[str]:
     ]
 
 
-def used_neighbours(sources: Sequence[Source]) -> set[tuple[str, str]]:
+def used_neighbors(sources: Sequence[Source]) -> set[tuple[str, str]]:
     """The pairs of rooms on one floor of which the first imports the second."""
     modules = {source.module for source in sources}
     pairs = set()
@@ -184,7 +184,7 @@ def _judge_import(source: Source, found: Import, modules: set[str]) -> str | Non
     if not own or not other:
         return f"{where} imports {target}, and one of the two is on no floor"
     below, here = _floor_of(other[0]), _floor_of(own[0])
-    if own == other or below < here or (own[0], other[0]) in house.NEIGHBOURS:
+    if own == other or below < here or (own[0], other[0]) in house.NEIGHBORS:
         return None
     return f"{where}, on floor {here}, imports {target}, on floor {below}"
 

@@ -40,7 +40,7 @@ class CountingEngine:
             self.running[request_id] = (request, end)
             if end == limit:
                 del self.running[request_id]
-        self._messages.put_nowait(StepMessage(epoch=1, step=1, deltas=deltas, stats=EngineStats(credits=self.credits)))
+        self._messages.put_nowait(StepMessage(deltas=deltas, stats=EngineStats(credits=self.credits)))
 
     def kill(self) -> None:
         """End the process."""

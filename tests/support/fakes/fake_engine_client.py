@@ -89,7 +89,7 @@ class FakeEngineClient:
     def say(self, *deltas: TokenDelta, stats: EngineStats | None = None, **fields: Any) -> None:
         """Send one step's message."""
         stats = stats or EngineStats()
-        self._messages.put_nowait(StepMessage(epoch=1, step=1, deltas=list(deltas), stats=stats, **fields))
+        self._messages.put_nowait(StepMessage(deltas=list(deltas), stats=stats, **fields))
 
     def die(self, error: Exception) -> None:
         """End the outputs with an error."""

@@ -56,7 +56,7 @@ class Service:
         )
         if trace:
             self.traces.open(
-                name=request_id, answer_id=f"cmpl-{request_id}", model="m", request_ids=[request_id], received_s=0.0
+                name=request_id, response_id=f"cmpl-{request_id}", model="m", request_ids=[request_id], received_s=0.0
             )
         return self.dispatcher.generate(request)
 

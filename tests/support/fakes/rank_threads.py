@@ -11,7 +11,7 @@ from rayinfer.engine.distributed.rank_worker import RankWorker
 from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
 from rayinfer.engine.plan.step_plan import SampledTokens, StepPlan
 from rayinfer.engine.ranks.rank_group import RankGroup
-from rayinfer.engine.ranks.rendezvous import open_rendezvous
+from rayinfer.engine.ranks.rendezvous import RendezvousHost
 from rayinfer.engine.worker.step_results import NO_TOKENS, FinishedStep
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.tensor_parallel import RankCoordinates
@@ -90,7 +90,7 @@ class ThreadRanks:
         ]
         self.failures: dict[int, BaseException] = {}
         self.groups: dict[int, RankGroup] = {}
-        host = open_rendezvous(timeout_s=timeout_s, limits=limits)
+        host = RendezvousHost(timeout_s=timeout_s, limits=limits)
         self.threads = [
             threading.Thread(target=self._serve, args=(RankCoordinates(rank, *sizes), host.rendezvous), daemon=True)
             for rank in range(1, num_ranks)

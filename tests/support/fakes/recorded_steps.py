@@ -4,20 +4,20 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-from rayinfer.start_steps import LOGGER, StartStep
+from rayinfer.startup_steps import LOGGER, StartupStep
 
 
 class _Recorder(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
-        self.steps: list[StartStep] = []
+        self.steps: list[StartupStep] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.steps.extend(record.args)
 
 
 @contextlib.contextmanager
-def recorded_steps() -> Iterator[list[StartStep]]:
+def recorded_steps() -> Iterator[list[StartupStep]]:
     recorder = _Recorder()
     LOGGER.addHandler(recorder)
     LOGGER.setLevel(logging.INFO)
@@ -28,6 +28,6 @@ def recorded_steps() -> Iterator[list[StartStep]]:
         LOGGER.removeHandler(recorder)
 
 
-def ended(steps: list[StartStep]) -> list[str]:
+def ended(steps: list[StartupStep]) -> list[str]:
     """Names of the steps that are over, in the order of their ends."""
     return [step.name for step in steps if step.seconds is not None]

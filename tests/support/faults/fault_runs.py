@@ -55,7 +55,7 @@ def wait_until_whole(service: FaultyService, lost_pids: list[int] | None = None)
 
     def is_whole_again() -> bool:
         alive = set(service.pids("engine"))
-        return not gone & alive and len(alive) == service.num_engine_processes and service.is_whole()
+        return not gone & alive and len(alive) == service.num_engine_processes and service.is_complete()
 
     return wait_until(is_whole_again, AGAIN_S)
 

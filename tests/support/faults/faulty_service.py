@@ -140,9 +140,9 @@ class FaultyService(ServiceClient):
         super().__init__(httpx.Client(base_url=self.url, timeout=60, trust_env=False))
         self._count(self.args["models"])
         host.ask("deploy", name, args=self.args)
-        wait_until(self.is_whole, START_S)
+        wait_until(self.is_complete, START_S)
 
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether it is ready with all its engines."""
         with contextlib.suppress(httpx.TransportError):
             return self.is_ready() and len(self.engine_names()) == self.num_engines

@@ -37,7 +37,7 @@ class Answers(NamedTuple):
 
 def config_of(folder: Path, **settings: Any) -> EngineConfig:
     """Settings of a small engine, in which not all requests have room at once."""
-    pool = {"num_kv_blocks": 32} if read_model_config(folder).answers is None else {"max_num_batched_tokens": 64}
+    pool = {"num_kv_blocks": 32} if read_model_config(folder).seq2seq is None else {"max_num_batched_tokens": 64}
     return engine_config(model=str(folder), **_COMMON | pool | settings)
 
 

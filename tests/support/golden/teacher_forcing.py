@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from rayinfer.engine.ranks.rank_coordinates import any_device
-from rayinfer.models.encoder_decoder_config import AnswerSettings
+from rayinfer.models.encoder_decoder_config import Seq2SeqSettings
 from rayinfer.models.model_config import read_model_config
 from support.golden.golden_comparison import NEAR_TIE
 
@@ -42,7 +42,7 @@ class ReferenceModel:
         torch.backends.cuda.matmul.allow_tf32 = False
         self._device = any_device()
         config = read_model_config(folder)
-        self._settings: AnswerSettings | None = config.answers
+        self._settings: Seq2SeqSettings | None = config.seq2seq
         self._forced_end = config.forced_end_token_id
         auto_class = AutoModelForCausalLM if self._settings is None else AutoModelForSeq2SeqLM
         model: PreTrainedModel = auto_class.from_pretrained(

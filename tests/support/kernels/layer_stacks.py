@@ -77,7 +77,7 @@ def make_step(spans: Sequence[tuple[int, int, int]]) -> Step:
 
 
 class RandomStack:
-    """The weights of a decoder, quantised if they get a format, and both ways to run it, each with its own cache."""
+    """The weights of a decoder, quantized if they get a format, and both ways to run it, each with its own cache."""
 
     def __init__(
         self, case: StackCase, dtype: torch.dtype, kv_dtype: torch.dtype, format: WeightFormat | None = None

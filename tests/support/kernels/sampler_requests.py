@@ -17,7 +17,7 @@ MIXED_BY_NAME = {
     "top_k, top_p, min_p": SamplingParams(top_k=300, top_p=0.95, min_p=0.02),
     "min_p": SamplingParams(min_p=0.1),
     "repetition": SamplingParams(repetition_penalty=1.3, top_k=40),
-    "greedy penalised": SamplingParams(temperature=0.0, presence_penalty=1.5, frequency_penalty=0.5),
+    "greedy penalized": SamplingParams(temperature=0.0, presence_penalty=1.5, frequency_penalty=0.5),
     "frequency, min_tokens": SamplingParams(frequency_penalty=-0.5, top_p=0.6, min_tokens=4),
     "greedy, min_tokens": SamplingParams(temperature=0.0, min_tokens=10),
     "large top_k": SamplingParams(temperature=2.0, top_k=200),

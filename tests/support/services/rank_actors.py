@@ -34,7 +34,7 @@ class GroupOwner:
     async def deltas_of(self, config: EngineConfig, number: int, requests: list[GenerationRequest]) -> list[TokenDelta]:
         """Build the engine's actors, give them all requests, and end them."""
         num_ranks = config.tensor_parallel_size * config.pipeline_parallel_size
-        address = EngineAddress(actor_name=f"engine-{number}", namespace="rank-actors", epoch=number)
+        address = EngineAddress(actor_name=f"engine-{number}", namespace="rank-actors")
         resources = EngineResources(num_ranks=num_ranks, num_cpus=CPUS_EACH, num_gpus=0)
         group = create_engine_group(address, config, resources, num_ranks)
         try:
@@ -55,7 +55,7 @@ class GroupOwner:
 
     async def seconds_until_named(self, config: EngineConfig, number: int, after_s: float) -> tuple[str, float]:
         """Stop rank 1 so long after Ray has made its process; returns what the start then fails with, and when."""
-        address = EngineAddress(actor_name=f"engine-{number}", namespace="rank-actors", epoch=number)
+        address = EngineAddress(actor_name=f"engine-{number}", namespace="rank-actors")
         resources = EngineResources(num_ranks=2, num_cpus=CPUS_EACH, num_gpus=0)
         group = create_engine_group(address, config, resources, 2)
         try:

@@ -67,7 +67,7 @@ def answer_of_stage(folder: Path, rank: GlooRank, num_stages: int, dtype: torch.
 
 
 def _answer(folder: Path, dtype: torch.dtype, load: Callable[[Path, torch.dtype], Decoder]) -> Answer:
-    if read_model_config(folder).answers is None:
+    if read_model_config(folder).seq2seq is None:
         run = DecoderRun(folder, dtype, load=load)
     else:
         run = EncoderDecoderRun(folder, dtype, load=load)

@@ -49,7 +49,7 @@ def _model(data: bytes) -> LlamaForCausalLM:
         return torch.from_numpy(numbers[start:position].copy()).view(*shape)
 
     def half_split(rows: torch.Tensor) -> torch.Tensor:
-        """Turn heads that rotate neighbouring pairs into ones that rotate halves."""
+        """Turn heads that rotate neighboring pairs into ones that rotate halves."""
         pairs = rows.view(layers, -1, width // heads // 2, 2, width)
         return pairs.transpose(2, 3).reshape(rows.shape)
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 NUMBERS = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
-QUANTISED = gguf.GGMLQuantizationType.Q8_0
+QUANTIZED = gguf.GGMLQuantizationType.Q8_0
 
 
 def write_tiny_gguf(
@@ -19,7 +19,7 @@ def write_tiny_gguf(
     file: Path,
     *,
     architecture: str = "llama",
-    quantised: bool = True,
+    quantized: bool = True,
     pre_tokenizer: str = "gpt-2",
     rope_factors: np.ndarray | None = None,
     extra_tensor: str | None = None,
@@ -41,7 +41,7 @@ def write_tiny_gguf(
     names = gguf.get_tensor_name_map(number, config["num_hidden_layers"])
     for name, tensor in load_file(folder / "model.safetensors").items():
         values = _as_llama_cpp_stores_it(architecture, config, name, tensor.to(torch.float32).numpy())
-        _add_tensor(writer, names.get_name(name, try_suffixes=(".weight", ".bias")), values, quantised=quantised)
+        _add_tensor(writer, names.get_name(name, try_suffixes=(".weight", ".bias")), values, quantized=quantized)
     if rope_factors is not None:
         writer.add_tensor("rope_freqs.weight", rope_factors)
     if extra_tensor is not None:
@@ -141,12 +141,12 @@ def _as_llama_cpp_stores_it(architecture: str, config: dict[str, Any], name: str
     if architecture != "llama" or (".q_proj." not in name and ".k_proj." not in name):
         return values
     heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
-    halves = values.reshape(heads, 2, -1, *values.shape[1:])  # llama.cpp rotates neighbouring rows together
+    halves = values.reshape(heads, 2, -1, *values.shape[1:])  # llama.cpp rotates neighboring rows together
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
 
 
-def _add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray, *, quantised: bool) -> None:
-    if quantised and values.ndim > 1:
-        writer.add_tensor(name, gguf.quants.quantize(values, QUANTISED), raw_dtype=QUANTISED)
+def _add_tensor(writer: gguf.GGUFWriter, name: str, values: np.ndarray, *, quantized: bool) -> None:
+    if quantized and values.ndim > 1:
+        writer.add_tensor(name, gguf.quants.quantize(values, QUANTIZED), raw_dtype=QUANTIZED)
     else:
         writer.add_tensor(name, values)

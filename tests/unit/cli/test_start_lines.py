@@ -3,7 +3,7 @@ import re
 
 from rich.console import Console
 
-from rayinfer.start_steps import StartStep
+from rayinfer.startup_steps import StartupStep
 from rayinfer_deployments.cli.start_lines import LOADING, StartLines
 from rayinfer_deployments.cli.terminal import Phases
 from rayinfer_deployments.engine.start_reports import StartReport
@@ -12,7 +12,7 @@ FIRST, SECOND = "rayinfer-engine-a", "rayinfer-engine-b"
 
 
 def report(process, name, seconds=None, num_done=None, num_parts=None):
-    step = StartStep(name=name, seconds=seconds, num_done=num_done, num_parts=num_parts)
+    step = StartupStep(name=name, seconds=seconds, num_done=num_done, num_parts=num_parts)
     return StartReport(process=process, step=step)
 
 

@@ -27,9 +27,9 @@ def scores_of(seed, num_rows=1):
     return torch.randn(num_rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 4
 
 
-def penalised(history, scores, slot, **kinds):
+def penalized(history, scores, slot, **kinds):
     result = scores.clone()
-    history.penalise_(result, torch.tensor([0]), ids(slot), strengths(**kinds))
+    history.penalize_(result, torch.tensor([0]), ids(slot), strengths(**kinds))
     return result
 
 
@@ -41,7 +41,7 @@ def test_the_repetition_penalty_is_that_of_transformers(history, penalty, seed):
     scores = scores_of(seed)
     seen = torch.from_numpy(np.concatenate((prompt, output)))[None]
     expected = RepetitionPenaltyLogitsProcessor(penalty)(seen, scores)
-    actual = penalised(history, scores, history.take(prompt, output), repetition=(penalty,))
+    actual = penalized(history, scores, history.take(prompt, output), repetition=(penalty,))
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
 
 
@@ -55,14 +55,14 @@ def test_presence_counts_an_output_token_once_and_frequency_every_time(history, 
     for token_id in set(output):
         expected[0, token_id] -= presence
     slot = history.take(ids(7, 5, 8), ids(*output))
-    actual = penalised(history, scores_of(1), slot, presence=(presence,), frequency=(frequency,))
+    actual = penalized(history, scores_of(1), slot, presence=(presence,), frequency=(frequency,))
     torch.testing.assert_close(actual, expected, atol=1e-5, rtol=0)
 
 
 def test_repetition_comes_before_presence_and_frequency(history):
     scores = torch.full((1, VOCAB), 4.0)
     slot = history.take(ids(3), ids(4, 4))
-    actual = penalised(history, scores, slot, repetition=(2.0,), presence=(0.5,), frequency=(0.25,))
+    actual = penalized(history, scores, slot, repetition=(2.0,), presence=(0.5,), frequency=(0.25,))
     assert actual[0, 2:6].tolist() == [4.0, 2.0, 1.0, 4.0]
 
 
@@ -73,7 +73,7 @@ def test_recorded_tokens_weigh_like_those_a_request_came_with(history):
         history.record(ids(grown), torch.tensor([token_id]), torch.tensor([True]))
     kinds = {"repetition": (1.5,), "presence": (0.3,), "frequency": (0.2,)}
     assert torch.equal(
-        penalised(history, scores_of(2), grown, **kinds), penalised(history, scores_of(2), came, **kinds)
+        penalized(history, scores_of(2), grown, **kinds), penalized(history, scores_of(2), came, **kinds)
     )
 
 
@@ -81,19 +81,19 @@ def test_a_token_that_is_not_valid_is_not_counted(history):
     slot = history.take(ids(), ids())
     history.reserve(ids(slot))
     history.record(ids(slot), torch.tensor([0]), torch.tensor([False]))
-    assert torch.equal(penalised(history, scores_of(3), slot, repetition=(2.0,), presence=(2.0,)), scores_of(3))
+    assert torch.equal(penalized(history, scores_of(3), slot, repetition=(2.0,), presence=(2.0,)), scores_of(3))
 
 
-def test_rows_are_penalised_each_by_its_own_history_and_strength(history):
+def test_rows_are_penalized_each_by_its_own_history_and_strength(history):
     slots = [history.take(ids(1), ids(*range(50))), history.take(ids(2), ids()), history.take(ids(), ids(3, 3))]
     scores = scores_of(4, num_rows=5)
     kinds = {"repetition": (1.2, 3.0, 1.0), "presence": (0.0, 1.0, -1.0), "frequency": (0.1, 0.0, 2.0)}
     together = scores.clone()
-    history.penalise_(together, torch.tensor([4, 1, 2]), ids(*slots), strengths(**kinds))
+    history.penalize_(together, torch.tensor([4, 1, 2]), ids(*slots), strengths(**kinds))
     expected = scores.clone()
     for index, row in enumerate([4, 1, 2]):
         alone = {kind: (values[index],) for kind, values in kinds.items()}
-        expected[row] = penalised(history, scores[row : row + 1], slots[index], **alone)[0]
+        expected[row] = penalized(history, scores[row : row + 1], slots[index], **alone)[0]
     assert torch.equal(together, expected)
 
 
@@ -105,15 +105,15 @@ def test_a_released_slot_is_used_again_and_remembers_nothing(history):
     assert history.num_slots == num_slots
     fresh = PenaltyHistory(VOCAB, torch.device("cpu"))
     kinds = {"repetition": (2.0,), "frequency": (2.0,)}
-    expected = penalised(fresh, scores_of(5), fresh.take(ids(60), ids(0, 149)), **kinds)
-    assert torch.equal(penalised(history, scores_of(5), reused, **kinds), expected)
+    expected = penalized(fresh, scores_of(5), fresh.take(ids(60), ids(0, 149)), **kinds)
+    assert torch.equal(penalized(history, scores_of(5), reused, **kinds), expected)
 
 
 def test_a_short_history_beside_a_long_one_leaves_strangers_alone(history):
     history.release(history.take(ids(0), ids(0)))
     short, long = history.take(ids(7), ids()), history.take(ids(*range(50)), ids())
     together = torch.ones(2, VOCAB)
-    history.penalise_(together, torch.tensor([0, 1]), ids(short, long), strengths((2.0, 2.0), (0.0, 0.0), (1.0, 1.0)))
+    history.penalize_(together, torch.tensor([0, 1]), ids(short, long), strengths((2.0, 2.0), (0.0, 0.0), (1.0, 1.0)))
     assert (together[0] != 1).nonzero().flatten().tolist() == [7]
 
 
@@ -121,7 +121,7 @@ def test_slots_grow_with_demand_and_keep_their_contents(history):
     slots = [history.take(ids(n), ids(n + 1)) for n in range(9)]
     assert len(set(slots)) == 9
     for n, slot in enumerate(slots):
-        changed = penalised(history, torch.ones(1, VOCAB), slot, repetition=(2.0,)) != 1
+        changed = penalized(history, torch.ones(1, VOCAB), slot, repetition=(2.0,)) != 1
         assert changed[0].nonzero().flatten().tolist() == [n, n + 1]
 
 
@@ -130,11 +130,11 @@ def test_a_history_longer_than_the_first_capacity_is_kept_whole(history):
     for token_id in range(100, 300):
         history.reserve(ids(slot))
         history.record(ids(slot), torch.tensor([token_id]), torch.tensor([True]))
-    changed = penalised(history, torch.ones(1, VOCAB), slot, repetition=(2.0,), frequency=(1.0,))
+    changed = penalized(history, torch.ones(1, VOCAB), slot, repetition=(2.0,), frequency=(1.0,))
     assert changed[0].tolist() == [0.5] * 100 + [-0.5] * 200
 
 
 def test_ids_outside_the_vocabulary_are_ignored(history):
     slot = history.take(ids(VOCAB, VOCAB + 7), ids(VOCAB, 4))
-    changed = penalised(history, torch.ones(1, VOCAB), slot, frequency=(1.0,))[0] != 1
+    changed = penalized(history, torch.ones(1, VOCAB), slot, frequency=(1.0,))[0] != 1
     assert changed.nonzero().flatten().tolist() == [4]

@@ -243,7 +243,7 @@ def test_the_logits_stay_as_they_are():
     assert torch.equal(logits, before)
 
 
-# Tokens favoured, allowed and forbidden
+# Tokens favored, allowed and forbidden
 
 
 def test_bad_sequences_follow_the_tokens_chosen_so_far():

@@ -12,11 +12,11 @@ from rayinfer_kernels.reference.philox import uniform
 from support.kernels.sampler_requests import MIXED, MIXED_NAMES, VOCAB, draw_alone, enter, logits_of, sample
 
 
-def generate(sampler, row, num_steps, *, start, neighbours=()):
+def generate(sampler, row, num_steps, *, start, neighbors=()):
     """Drive `row` through steps whose logits depend on the position, in a batch or alone."""
     tokens = []
     for position in range(start, start + num_steps):
-        rows = [*neighbours[: position % 3], row, *neighbours[position % 3 :]]
+        rows = [*neighbors[: position % 3], row, *neighbors[position % 3 :]]
         logits = torch.cat([logits_of(position if r == row else 1000 * r + position) for r in rows])
         tokens.append(sample(sampler, logits, rows, [position] * len(rows))[rows.index(row)])
     return tokens
@@ -29,15 +29,15 @@ def test_a_draw_depends_on_neither_batch_nor_row_nor_preemption(params):
     expected = generate(alone, 0, 9, start=3)
 
     busy = Sampler(len(MIXED) + 2, VOCAB)
-    neighbours = [row for row in range(len(MIXED) + 1) if row != 6]
-    for row, other in zip(neighbours, MIXED, strict=True):
+    neighbors = [row for row in range(len(MIXED) + 1) if row != 6]
+    for row, other in zip(neighbors, MIXED, strict=True):
         enter(busy, row, other, seed=row)
     enter(busy, 6, params, seed=77)
-    first = generate(busy, 6, 4, start=3, neighbours=neighbours)
+    first = generate(busy, 6, 4, start=3, neighbors=neighbors)
     busy.remove_row(6)
     last = len(MIXED) + 1
     enter(busy, last, params, seed=77, outputs=first)
-    rest = generate(busy, last, 5, start=7, neighbours=neighbours)
+    rest = generate(busy, last, 5, start=7, neighbors=neighbors)
     assert first + rest == expected
 
 

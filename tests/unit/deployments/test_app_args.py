@@ -45,7 +45,7 @@ def test_what_cannot_work_is_refused_by_name(settings, complaint):
     ("settings", "name"),
     [
         ({"model": "smollm2-135m"}, "smollm2-135m"),
-        ({"model": "organisation/model"}, "organisation/model"),
+        ({"model": "organization/model"}, "organization/model"),
         ({"model": "/models/llama"}, "llama"),
         ({"model": "./model.gguf"}, "model"),
         ({"model": "/models/llama", "name": "mine"}, "mine"),

@@ -17,7 +17,7 @@ print("torch" in sys.modules)
 
 
 def test_the_graph_is_built_without_torch_and_without_the_models_files():
-    settings = {"models": [{"model": "/nowhere/a", "num_gpus": 1}, {"model": "organisation/b", "num_replicas": 3}]}
+    settings = {"models": [{"model": "/nowhere/a", "num_gpus": 1}, {"model": "organization/b", "num_replicas": 3}]}
     done = subprocess.run(
         [sys.executable, "-c", BUILD, json.dumps(settings)], capture_output=True, text=True, timeout=60
     )

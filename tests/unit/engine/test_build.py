@@ -16,10 +16,10 @@ PROMPT = [9, 8, 7, 200, 6, 5, 31]
 PARAMS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True),
     "seeded": SamplingParams(temperature=1.3, seed=8, max_tokens=20, ignore_eos=True),
-    "penalised": SamplingParams(
+    "penalized": SamplingParams(
         temperature=1.1, seed=9, repetition_penalty=1.5, frequency_penalty=0.7, max_tokens=20, min_tokens=15
     ),
-    "greedy penalised": SamplingParams(temperature=0.0, presence_penalty=1.9, max_tokens=20, ignore_eos=True),
+    "greedy penalized": SamplingParams(temperature=0.0, presence_penalty=1.9, max_tokens=20, ignore_eos=True),
 }
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from rayinfer.errors import ConfigError
-from rayinfer.kv_cache.block_hash import PrefixDigests
+from rayinfer.kv_cache.block_hash import BlockHashes
 from rayinfer.kv_cache.block_manager import BlockManager, OutOfBlocks
 from support.kernels.work_count import count_bytecodes
 
@@ -18,25 +18,25 @@ def prompt(start, num_blocks):
     return np.arange(start, start + num_blocks * BLOCK_SIZE, dtype=np.int32)
 
 
-def digests_of(token_ids):
-    chain = PrefixDigests(BLOCK_SIZE, b"")
+def hashes_of(token_ids):
+    chain = BlockHashes(BLOCK_SIZE, b"")
     chain.extend(token_ids, len(token_ids))
-    return chain.digests
+    return chain.hashes
 
 
 def find(manager, token_ids):
-    return manager.find_cached_prefix(digests_of(token_ids), token_ids).blocks
+    return manager.find_cached_prefix(hashes_of(token_ids), token_ids).blocks
 
 
 def compute(manager, token_ids):
     """Do what a scheduler does for one request: hit, pin, allocate and store; returns its block table."""
-    digests, blocks = digests_of(token_ids), find(manager, token_ids)
+    block_hashes, blocks = hashes_of(token_ids), find(manager, token_ids)
     manager.pin(blocks)
     num_hits = len(blocks)
-    blocks += manager.allocate(len(digests) - num_hits)
+    blocks += manager.allocate(len(block_hashes) - num_hits)
     for i in range(num_hits, len(blocks)):
         own = token_ids[i * BLOCK_SIZE : (i + 1) * BLOCK_SIZE]
-        manager.store(blocks[i], digests[i], parent=blocks[i - 1] if i else None, token_ids=own)
+        manager.store(blocks[i], block_hashes[i], parent=blocks[i - 1] if i else None, token_ids=own)
     return blocks
 
 
@@ -160,7 +160,7 @@ def test_computing_a_duplicate_of_a_cached_block_refreshes_it(manager):
     manager.free(cached)
     manager.pin(cached[:1])
     (twin,) = manager.allocate(1)
-    manager.store(twin, digests_of(token_ids)[1], parent=cached[0], token_ids=token_ids[2:])
+    manager.store(twin, hashes_of(token_ids)[1], parent=cached[0], token_ids=token_ids[2:])
     manager.free(compute(manager, prompt(100, 1)))
     manager.free([cached[0], twin])
     manager.allocate(4)
@@ -172,7 +172,7 @@ def test_turn_two_of_a_chat_reads_the_answer_of_turn_one(manager):
     turn_one = prompt(0, 4)
     blocks = compute(manager, turn_one[: 2 * BLOCK_SIZE])
     (generated,) = manager.allocate(1)
-    manager.store(generated, digests_of(turn_one)[2], parent=blocks[1], token_ids=turn_one[4:6])
+    manager.store(generated, hashes_of(turn_one)[2], parent=blocks[1], token_ids=turn_one[4:6])
     manager.free([*blocks, generated])
     assert find(manager, turn_one) == [*blocks, generated]
 
@@ -189,12 +189,12 @@ def count_a_life(num_blocks):
     blocks = compute(manager, prompt(0, num_blocks))
     manager.free(blocks[num_blocks // 2 :])
     token_ids = prompt(10**6, 3)
-    digests = digests_of(token_ids)
+    block_hashes = hashes_of(token_ids)
     taken = []
     allocate = count_bytecodes(lambda: taken.extend(manager.allocate(3)))
-    store = count_bytecodes(lambda: manager.store(taken[0], digests[0], parent=None, token_ids=token_ids[:2]))
+    store = count_bytecodes(lambda: manager.store(taken[0], block_hashes[0], parent=None, token_ids=token_ids[:2]))
     release = count_bytecodes(lambda: manager.free(taken))
-    find = count_bytecodes(lambda: manager.find_cached_prefix(digests, token_ids))
+    find = count_bytecodes(lambda: manager.find_cached_prefix(block_hashes, token_ids))
     pin = count_bytecodes(lambda: manager.pin(taken[:1]))
     return [allocate, store, release, find, pin]
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from rayinfer.kv_cache.block_hash import ROOT_DIGEST
+from rayinfer.kv_cache.block_hash import ROOT_HASH
 from rayinfer.kv_cache.block_manager import BlockManager, OutOfBlocks
 from support.golden.block_hash_reference import hash_block
 
@@ -44,7 +44,7 @@ class LiveRequest:
 class PoolMachine(RuleBasedStateMachine):
     """Requests come, hit or bypass the cache, are computed, grow, and leave; calls that are about blocks are counted.
 
-    In half of the runs digests are two bits wide, so that different contents claim equal digests all the time.
+    In half of the runs hashes are two bits wide, so that different contents claim equal hashes all the time.
     """
 
     operations: ClassVar[Counter[str]] = Counter()
@@ -56,23 +56,23 @@ class PoolMachine(RuleBasedStateMachine):
         self.readers = Counter()
         self.contents = {}  # block -> (salt, all tokens up to its end), as last written
         self.shadow = set()
-        self.seen_digests = set()
-        self.digest_mask = 0xFF
+        self.seen_hashes = set()
+        self.hash_mask = 0xFF
 
     @initialize(weak=st.booleans())
-    def choose_digests(self, weak):
-        self.digest_mask = 0x03 if weak else 0xFF
+    def choose_hashes(self, weak):
+        self.hash_mask = 0x03 if weak else 0xFF
 
     def call(self, operation, *args, **kwargs):
         if operation == "store" or not args or args[0]:  # handing over no blocks is no operation
             self.operations[operation] += 1
         return getattr(self.manager, operation)(*args, **kwargs)
 
-    def digest(self, salt, token_ids):
-        full = hash_block(ROOT_DIGEST, salt, np.array(token_ids, dtype=np.int32))
-        digest = full if self.digest_mask == 0xFF else bytes([full[0] & self.digest_mask])
-        self.seen_digests.add(digest)
-        return digest
+    def block_hash(self, salt, token_ids):
+        full = hash_block(ROOT_HASH, salt, np.array(token_ids, dtype=np.int32))
+        block_hash = full if self.hash_mask == 0xFF else bytes([full[0] & self.hash_mask])
+        self.seen_hashes.add(block_hash)
+        return block_hash
 
     def allocate(self, count):
         free_before = self.manager.num_free
@@ -94,8 +94,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     def find(self, token_ids, salt):
         ends = range(BLOCK_SIZE, len(token_ids) + 1, BLOCK_SIZE)
-        digests = [self.digest(salt, token_ids[:end]) for end in ends]
-        found = self.call("find_cached_prefix", digests, np.array(token_ids, dtype=np.int32), salt)
+        block_hashes = [self.block_hash(salt, token_ids[:end]) for end in ends]
+        found = self.call("find_cached_prefix", block_hashes, np.array(token_ids, dtype=np.int32), salt)
         assert found.num_tokens == len(found.blocks) * BLOCK_SIZE <= len(token_ids)
         for end, block in zip(ends, found.blocks, strict=False):
             assert self.contents[block] == (salt, tuple(token_ids[:end])), "a hit has other content"
@@ -132,7 +132,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.call(
                 "store",
                 block,
-                self.digest(request.salt, request.token_ids[:end]),
+                self.block_hash(request.salt, request.token_ids[:end]),
                 parent=request.blocks[index - 1] if index else None,
                 token_ids=np.array(request.token_ids[end - BLOCK_SIZE : end], dtype=np.int32),
                 salt=request.salt,
@@ -171,7 +171,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert self.shadow >= set(events.removed)
         self.shadow |= set(events.stored)
         self.shadow -= set(events.removed)
-        assert {digest for digest in self.seen_digests if self.manager.is_stored(digest)} == self.shadow
+        assert {block_hash for block_hash in self.seen_hashes if self.manager.is_stored(block_hash)} == self.shadow
 
     @rule(chance=st.integers(0, 19))
     def reset(self, chance):
@@ -255,15 +255,15 @@ class LruPair:
     def __init__(self):
         self.model, self.manager = LruModel(NUM_BLOCKS), BlockManager(NUM_BLOCKS, BLOCK_SIZE)
         self.running = []
-        self.digests = {}  # of every prefix seen
+        self.block_hashes = {}  # of every prefix seen
 
     def start(self, blocks_of_tokens):
         token_ids = np.repeat(np.array(blocks_of_tokens, dtype=np.int32), BLOCK_SIZE)
         prefixes = [tuple(blocks_of_tokens[: end + 1]) for end in range(len(blocks_of_tokens))]
-        digests = [hash_block(ROOT_DIGEST, b"", np.array(prefix, dtype=np.int32)) for prefix in prefixes]
-        self.digests.update(zip(prefixes, digests, strict=True))
+        block_hashes = [hash_block(ROOT_HASH, b"", np.array(prefix, dtype=np.int32)) for prefix in prefixes]
+        self.block_hashes.update(zip(prefixes, block_hashes, strict=True))
         expected_hits = self.model.start(prefixes)
-        blocks = self.manager.find_cached_prefix(digests, token_ids).blocks
+        blocks = self.manager.find_cached_prefix(block_hashes, token_ids).blocks
         self.manager.pin(blocks)
         num_hits = len(blocks)
         try:
@@ -275,7 +275,7 @@ class LruPair:
         assert num_hits == expected_hits
         for i in range(num_hits, len(blocks)):
             own = token_ids[i * BLOCK_SIZE : (i + 1) * BLOCK_SIZE]
-            self.manager.store(blocks[i], digests[i], parent=blocks[i - 1] if i else None, token_ids=own)
+            self.manager.store(blocks[i], block_hashes[i], parent=blocks[i - 1] if i else None, token_ids=own)
         self.running.append((prefixes, blocks))
 
     def finish(self, pick):
@@ -284,8 +284,8 @@ class LruPair:
         self.manager.free(blocks)
 
     def compare(self):
-        for prefix, digest in self.digests.items():
-            assert self.manager.is_stored(digest) == self.model.holds(prefix), prefix
+        for prefix, block_hash in self.block_hashes.items():
+            assert self.manager.is_stored(block_hash) == self.model.holds(prefix), prefix
 
 
 starts = st.lists(st.integers(0, 2), min_size=1, max_size=6)

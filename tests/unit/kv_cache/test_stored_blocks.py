@@ -1,4 +1,4 @@
-"""Prefix hits on stored blocks; digests are given by hand, so that different contents can claim the same one."""
+"""Prefix hits on stored blocks; hashes are given by hand, so that different contents can claim the same one."""
 
 import numpy as np
 import pytest
@@ -17,15 +17,15 @@ def manager():
     return BlockManager(num_blocks=8, block_size=2)
 
 
-def write(manager, digest, token_ids, parent=None, salt=b""):
+def write(manager, block_hash, token_ids, parent=None, salt=b""):
     """Allocate a block and store it; its one reader is still there."""
     (block,) = manager.allocate(1)
-    manager.store(block, digest, parent=parent, token_ids=token_ids, salt=salt)
+    manager.store(block, block_hash, parent=parent, token_ids=token_ids, salt=salt)
     return block
 
 
-def hit(manager, digests, token_ids, salt=b""):
-    return manager.find_cached_prefix(digests, token_ids, salt).blocks
+def hit(manager, block_hashes, token_ids, salt=b""):
+    return manager.find_cached_prefix(block_hashes, token_ids, salt).blocks
 
 
 def evict_everything_free(manager):
@@ -56,7 +56,7 @@ def test_a_hole_ends_the_prefix(manager):
     assert hit(manager, [B], tokens(3, 4)) == []
 
 
-def test_digests_of_blocks_beyond_the_given_tokens_are_not_hit(manager):
+def test_hashes_of_blocks_beyond_the_given_tokens_are_not_hit(manager):
     first = write(manager, A, tokens(1, 2))
     write(manager, B, tokens(3, 4), parent=first)
     assert hit(manager, [A, B], tokens(1, 2, 3)) == [first]
@@ -64,7 +64,7 @@ def test_digests_of_blocks_beyond_the_given_tokens_are_not_hit(manager):
     assert hit(manager, [], tokens(1, 2)) == []
 
 
-def test_a_forged_digest_with_other_tokens_is_no_hit(manager):
+def test_a_forged_hash_with_other_tokens_is_no_hit(manager):
     first = write(manager, A, tokens(1, 2))
     write(manager, B, tokens(3, 4), parent=first)
     assert hit(manager, [A], tokens(1, 9)) == []
@@ -72,7 +72,7 @@ def test_a_forged_digest_with_other_tokens_is_no_hit(manager):
     assert hit(manager, [A, B], tokens(9, 2, 3, 4)) == []
 
 
-def test_a_forged_digest_does_not_replace_the_block_that_has_it(manager):
+def test_a_forged_hash_does_not_replace_the_block_that_has_it(manager):
     true = write(manager, A, tokens(1, 2))
     forged = write(manager, A, tokens(8, 9))
     assert hit(manager, [A], tokens(1, 2)) == [true]
@@ -83,7 +83,7 @@ def test_a_forged_digest_does_not_replace_the_block_that_has_it(manager):
     assert hit(manager, [A], tokens(1, 2)) == [true]
 
 
-def test_a_salt_separates_equal_tokens_even_under_an_equal_digest(manager):
+def test_a_salt_separates_equal_tokens_even_under_an_equal_hash(manager):
     block = write(manager, A, tokens(1, 2), salt=b"one")
     assert hit(manager, [A], tokens(1, 2), salt=b"one") == [block]
     assert hit(manager, [A], tokens(1, 2), salt=b"other") == []
@@ -92,7 +92,7 @@ def test_a_salt_separates_equal_tokens_even_under_an_equal_digest(manager):
     assert hit(manager, [A], tokens(1, 2), salt=b"other") == []
 
 
-def test_equal_tokens_behind_another_parent_are_no_hit_even_under_an_equal_digest(manager):
+def test_equal_tokens_behind_another_parent_are_no_hit_even_under_an_equal_hash(manager):
     one, other = write(manager, A, tokens(1, 1)), write(manager, C, tokens(2, 2))
     child = write(manager, B, tokens(5, 6), parent=one)
     assert hit(manager, [A, B], tokens(1, 1, 5, 6)) == [one, child]
@@ -100,7 +100,7 @@ def test_equal_tokens_behind_another_parent_are_no_hit_even_under_an_equal_diges
     assert hit(manager, [B], tokens(5, 6)) == []
 
 
-def test_a_reused_parent_does_not_verify_even_with_its_old_id_and_digest(manager):
+def test_a_reused_parent_does_not_verify_even_with_its_old_id_and_hash(manager):
     parent = write(manager, A, tokens(1, 2))
     child = write(manager, B, tokens(3, 4), parent=parent)
     manager.free([parent])
@@ -154,7 +154,7 @@ def test_a_duplicate_takes_over_when_the_holder_is_evicted(manager):
     assert hit(manager, [A, B], tokens(1, 2, 3, 4)) == [twin, child]
 
 
-def test_storing_a_block_again_changes_nothing_but_not_under_another_digest(manager):
+def test_storing_a_block_again_changes_nothing_but_not_under_another_hash(manager):
     block = write(manager, A, tokens(1, 2))
     manager.take_events()
     manager.store(block, A, parent=None, token_ids=tokens(1, 2))

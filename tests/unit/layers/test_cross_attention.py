@@ -1,7 +1,7 @@
 import torch
 
+from rayinfer.attention.cross_attention_blocks import BLOCK_SIZE, CrossAttentionBlocks
 from rayinfer.attention.paged_attention import AttentionBatch
-from rayinfer.attention.sources import BLOCK_SIZE, SourceRows
 from rayinfer.layers.cross_attention import CrossAttention
 from rayinfer_kernels import ops
 
@@ -14,7 +14,7 @@ def make_attention():
     attention = CrossAttention(HIDDEN, HEADS, WIDTH, bias=True)
     for parameter in attention.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    rows = SourceRows(ROWS, LONGEST, CPU)
+    rows = CrossAttentionBlocks(ROWS, LONGEST, CPU)
     attention.bind(ops.allocate_kv_cache(rows.num_blocks, BLOCK_SIZE, HEADS, WIDTH, torch.float32, CPU))
     return attention, rows
 

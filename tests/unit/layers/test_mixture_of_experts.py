@@ -14,14 +14,14 @@ SHAPES = [  # hidden_size, intermediate_size, num_experts, experts_per_token
 ]
 
 
-def make_layer(shape: tuple[int, int, int, int], *, renormalise: bool = True) -> MixtureOfExperts:
+def make_layer(shape: tuple[int, int, int, int], *, renormalize: bool = True) -> MixtureOfExperts:
     hidden_size, intermediate_size, num_experts, experts_per_token = shape
     layer = MixtureOfExperts(
         hidden_size,
         intermediate_size,
         num_experts=num_experts,
         experts_per_token=experts_per_token,
-        renormalise=renormalise,
+        renormalize=renormalize,
     )
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -29,25 +29,25 @@ def make_layer(shape: tuple[int, int, int, int], *, renormalise: bool = True) ->
     return layer
 
 
-def answer_token_by_token(layer: MixtureOfExperts, x: torch.Tensor, shape, renormalise: bool) -> torch.Tensor:
+def answer_token_by_token(layer: MixtureOfExperts, x: torch.Tensor, shape, renormalize: bool) -> torch.Tensor:
     gate_up, down = layer.experts.gate_up_proj.weight, layer.experts.down_proj.weight
     out = torch.zeros_like(x)
     for i, token in enumerate(x):
         probabilities = (layer.gate.weight @ token).softmax(0)
         chosen = probabilities.argsort(descending=True)[: shape[3]]
-        weights = probabilities[chosen] / (probabilities[chosen].sum() if renormalise else 1)
+        weights = probabilities[chosen] / (probabilities[chosen].sum() if renormalize else 1)
         for weight, expert in zip(weights, chosen, strict=True):
             gate, up = (gate_up[expert] @ token).chunk(2)
             out[i] += weight * (down[expert] @ (F.silu(gate) * up))
     return out
 
 
-@pytest.mark.parametrize("renormalise", [True, False])
+@pytest.mark.parametrize("renormalize", [True, False])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("is_packed", [True, False])
-def test_each_token_gets_the_weighted_answers_of_its_likeliest_experts(compiled_kernels, shape, renormalise, is_packed):
-    layer, x = make_layer(shape, renormalise=renormalise), torch.randn(50, shape[0])
-    expected = answer_token_by_token(layer, x, shape, renormalise)
+def test_each_token_gets_the_weighted_answers_of_its_likeliest_experts(compiled_kernels, shape, renormalize, is_packed):
+    layer, x = make_layer(shape, renormalize=renormalize), torch.randn(50, shape[0])
+    expected = answer_token_by_token(layer, x, shape, renormalize)
     if is_packed:
         pack_matrices(layer)
         assert not list(layer.parameters())

@@ -56,11 +56,11 @@ def norm_with_weights(size, eps):
 
 
 @pytest.mark.parametrize("eps", [1e-6, 1e-1])
-def test_a_token_is_centred_divided_by_its_deviation_scaled_and_shifted(eps):
+def test_a_token_is_centered_divided_by_its_deviation_scaled_and_shifted(eps):
     norm = norm_with_weights(24, eps)
     x = torch.randn(5, 24) + 3
-    centred = x - x.mean(-1, keepdim=True)
-    wanted = centred / (centred.pow(2).mean(-1, keepdim=True) + eps).sqrt() * norm.weight + norm.bias
+    centered = x - x.mean(-1, keepdim=True)
+    wanted = centered / (centered.pow(2).mean(-1, keepdim=True) + eps).sqrt() * norm.weight + norm.bias
     torch.testing.assert_close(norm(x.clone()), wanted)
 
 

@@ -158,15 +158,15 @@ def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(llm):
     assert (output.finish_reason, output.stop_reason) == ("stop", stop)
 
 
-def test_tokens_can_be_favoured_allowed_and_forbidden(llm):
+def test_tokens_can_be_favored_allowed_and_forbidden(llm):
     (plain,) = tokens_of(llm.generate(TEXTS[0], GREEDY, use_tqdm=False))
     (without,) = tokens_of(llm.generate(TEXTS[0], replace(GREEDY, bad_token_sequences=[plain[2:4]])))
     assert without[:3] == plain[:3]
     assert without[3] != plain[3]
     (only,) = tokens_of(llm.generate(TEXTS[0], replace(GREEDY, allowed_token_ids=plain[:3])))
     assert set(only) <= set(plain[:3])
-    (favoured,) = tokens_of(llm.generate(TEXTS[0], replace(GREEDY, logit_bias={77: 100.0})))
-    assert set(favoured) == {77}
+    (favored,) = tokens_of(llm.generate(TEXTS[0], replace(GREEDY, logit_bias={77: 100.0})))
+    assert set(favored) == {77}
 
 
 def test_settings_that_may_leave_no_token_are_refused_before_anything_is_computed(llm):

@@ -71,7 +71,7 @@ def test_a_tensor_too_many_is_named(name, tmp_path):
         load_decoder(folder, torch.float32, CPU)
 
 
-def test_quantised_numbers_are_not_taken_for_weights(tmp_path):
+def test_quantized_numbers_are_not_taken_for_weights(tmp_path):
     folder = make_tiny_llama(tmp_path)
     name = "model.layers.0.mlp.down_proj.weight"
     change_weights(folder, lambda weights: weights.update({name: weights[name].to(torch.int8)}))

@@ -121,7 +121,7 @@ def test_mapped_weights_are_given_back_with_the_decoder(tmp_path):
     assert not is_mapped()
 
 
-def test_what_cannot_be_quantised_is_refused_before_anything_is_read(tmp_path):
+def test_what_cannot_be_quantized_is_refused_before_anything_is_read(tmp_path):
     with pytest.raises(ConfigError, match="'int8' is for decoder-only models"):
         load(make_tiny_t5(tmp_path / "t5"), tmp_path / "packed", "int8")
     with pytest.raises(ConfigError, match="'int4' is not supported for mixtures of experts"):

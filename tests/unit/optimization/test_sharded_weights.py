@@ -1,4 +1,4 @@
-"""Quantised shares beside the whole quantised model: its numbers, cut."""
+"""Quantized shares beside the whole quantized model: its numbers, cut."""
 
 import pytest
 import torch

@@ -28,7 +28,7 @@ class Service:
     def go_on(self, seconds, *, starts=True, **load):
         """Have a load for so long; returns the number of engines that is wanted then."""
         for _ in range(int(seconds)):
-            known = ModelLoad(num_engines=self.num_engines, **{"num_seats": 10} | load)
+            known = ModelLoad(num_engines=self.num_engines, **{"max_num_seqs": 10} | load)
             wanted = self.count.decide(self.now, self.target, known)
             if wanted != self.target:
                 self.changes.append(wanted - self.target)
@@ -60,7 +60,7 @@ def test_one_long_prompt_brings_none_for_no_engine_could_share_it():
     assert Service().go_on(30, first_tokens=waiting(8000, requests=1), num_running=1) == 1
 
 
-def test_full_caches_and_full_seats_bring_another_engine():
+def test_full_caches_and_full_batches_bring_another_engine():
     assert Service().go_on(5, cache_usage=0.9) == 2
     assert Service().go_on(5, num_running=9) == 2
     assert Service().go_on(5, cache_usage=0.8, num_running=8) == 1
@@ -97,7 +97,7 @@ def test_an_engine_goes_once_the_others_could_have_held_the_load_all_through_the
 
 
 def test_no_engine_goes_that_the_others_could_not_stand_in_for():
-    # One engine has ten seats, of which 8.5 may be in use; 0.8 of these are 6.8.
+    # One engine runs ten requests at once, of which 8.5 may be in use; 0.8 of these are 6.8.
     assert Service(num_engines=2).go_on(600, num_running=8, first_tokens=BUSY) == 2
     assert Service(num_engines=2).go_on(600, num_running=6, first_tokens=BUSY) == 1
 
@@ -123,14 +123,14 @@ def test_a_load_that_swings_faster_than_the_delay_moves_nothing_after_the_first_
 
 def test_without_every_engines_word_none_goes():
     service = Service(num_engines=2)
-    assert service.go_on(300, is_whole=False) == 2
+    assert service.go_on(300, is_complete=False) == 2
     assert service.go_on(61) == 1
 
 
 def test_nothing_is_decided_while_engines_are_paused():
     service = Service(num_engines=2)
     late = waiting(10**5, num_late=10)
-    assert service.go_on(300, is_held=True, first_tokens=late) == 2
+    assert service.go_on(300, is_suspended=True, first_tokens=late) == 2
     assert service.go_on(59) == 2  # the delay begins anew
 
 

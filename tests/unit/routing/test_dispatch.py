@@ -330,7 +330,7 @@ async def test_what_waits_for_a_slow_client_keeps_the_prompts_log_probabilities(
 async def test_a_traced_requests_way_is_recorded_with_what_the_engine_says(service):
     stream = await service.start(trace=True, n=2)
     assert all(request.trace for request in service.engines[0].submitted)
-    where = {"engine": "engine-0", "why": "only", "cached_tokens": 0, "attempt": 0, "weights_generation": 0}
+    where = {"engine": "engine-0", "why": "only", "cached_tokens": 0, "attempt": 0, "weights_version": 0}
     for choice, (name, details) in enumerate(service.trace()):
         assert 0 <= details.pop("waited_s") < 60
         assert (name, details) == ("dispatched", {"prompt": None, "choice": choice} | where)

@@ -294,8 +294,8 @@ async def test_reported_blocks_stored_and_removed_count(tokenizer):
     async with running(Service(tokenizer, 2)) as service:
         prompt = "once upon a time there was a king who had a castle"
         stream = await service.start("a", prompt=prompt)
-        digests = service.dispatcher.engines.prefixes._expected["engine-0"]._young
-        stored = list(digests)
+        block_hashes = service.dispatcher.engines.prefixes._expected["engine-0"]._young
+        stored = list(block_hashes)
         await stream.aclose()
         service.dispatcher.engines.prefixes._expected["engine-0"].discard(stored)
         service.engines[1].say(blocks_stored=stored)

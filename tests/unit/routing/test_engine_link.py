@@ -77,12 +77,12 @@ async def test_messages_read_before_the_engine_was_lost_are_dropped():
         async def outputs(self, router_id):
             await asyncio.sleep(0)
             for step in range(3):  # without a turn of the loop between them, in which the listener could be cancelled
-                yield StepMessage(epoch=1, step=step, deltas=[], stats=EngineStats())
+                yield StepMessage(deltas=[], stats=EngineStats(num_steps_total=step))
 
     steps = []
 
     def on_message(name, message):
-        steps.append(message.step)
+        steps.append(message.stats.num_steps_total)
         link.fail(EngineDead("it was drained"))
 
     link = open_link(ClientThatHasReadAhead(), on_message)

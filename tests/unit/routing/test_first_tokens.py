@@ -23,36 +23,36 @@ def first_tokens(clock):
 
 
 def test_what_waits_is_counted_with_its_tokens(first_tokens):
-    keys = [first_tokens.expect(tokens) for tokens in (100, 20)]
+    keys = [first_tokens.add_request(tokens) for tokens in (100, 20)]
     assert first_tokens.counts() == FirstTokenCounts(num_waiting=2, waiting_tokens=120)
-    first_tokens.came(keys[0])
+    first_tokens.record_first_token(keys[0])
     assert first_tokens.counts() == FirstTokenCounts(num_waiting=1, waiting_tokens=20, num_started=1)
 
 
 def test_a_request_is_late_while_it_waits_too_long_and_afterwards(first_tokens, clock):
-    key, other = first_tokens.expect(1), first_tokens.expect(1)
+    key, other = first_tokens.add_request(1), first_tokens.add_request(1)
     clock.now = 1.0
-    first_tokens.expect(1)
+    first_tokens.add_request(1)
     clock.now = 2.5
     assert first_tokens.counts().num_late == 2
-    first_tokens.came(key)
-    first_tokens.came(other)
+    first_tokens.record_first_token(key)
+    first_tokens.record_first_token(other)
     assert first_tokens.counts() == FirstTokenCounts(num_waiting=1, waiting_tokens=1, num_started=2, num_late=2)
 
 
 def test_what_is_long_ago_is_forgotten(first_tokens, clock):
-    key = first_tokens.expect(1)
+    key = first_tokens.add_request(1)
     clock.now = 3.0
-    first_tokens.came(key)
+    first_tokens.record_first_token(key)
     clock.now = 13.5
     assert first_tokens.counts() == FirstTokenCounts()
 
 
 def test_a_client_that_leaves_counts_only_if_it_had_waited_too_long(first_tokens, clock):
-    first_tokens.left(first_tokens.expect(1))
-    patient = first_tokens.expect(1)
+    first_tokens.remove_request(first_tokens.add_request(1))
+    patient = first_tokens.add_request(1)
     clock.now = 3.0
-    first_tokens.left(patient)
+    first_tokens.remove_request(patient)
     assert first_tokens.counts() == FirstTokenCounts(num_started=1, num_late=1)
 
 

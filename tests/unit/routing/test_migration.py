@@ -38,7 +38,7 @@ async def test_a_stream_goes_on_from_its_tokens_on_another_engine(service, loss)
     assert (last.outputs[0].text, last.finished) == ("rest", True)
     first, second = service.engines[0].submitted[0], last_request(service, 1)
     assert (first.output_token_ids, second.output_token_ids) == ([], service.tokenizer.encode("X"))
-    assert (first.epoch, second.epoch) == (0, 1)
+    assert (first.attempt, second.attempt) == (0, 1)
     assert second.sampling_params == first.sampling_params  # the seed among them, drawn for a client that gave none
     await until(lambda: service.dispatcher.engines.names == ["engine-1"] or loss == "leaves")
     assert service.metric('rayinfer_migrations_total{model_name="m"}') == 1.0

@@ -3,7 +3,7 @@ import pytest
 from rayinfer.protocols import GenerationRequest
 from rayinfer.routing.prefix_groups import PrefixGroups
 from rayinfer.routing.prefix_index import EXPECT_S, KEEP_S, PrefixIndex
-from rayinfer.routing.preparation import block_digests
+from rayinfer.routing.preparation import hash_prompt_blocks
 from rayinfer.sampling_params import SamplingParams
 
 CHAIN = [bytes([number]) * 16 for number in range(100)]
@@ -84,7 +84,7 @@ def test_those_that_share_the_longest_prefix_are_found_in_order_of_arrival():
     for item in ("long", "long too", "short", "other", "unknown"):
         groups.remove(item)
     assert len(groups) == 0
-    assert groups._by_digest == {}
+    assert groups._by_hash == {}
 
 
 @pytest.mark.parametrize("shared", [1, 2, 5, 11, 23, 47, 70])
@@ -107,10 +107,10 @@ def request(tokens, outputs=(), **settings):
 
 
 def test_routers_name_blocks_by_all_that_their_contents_depend_on():
-    base = block_digests(request(range(40)), 16)
+    base = hash_prompt_blocks(request(range(40)), 16)
     assert len(base) == 2
-    assert block_digests(request(range(33)), 16) == base
-    assert not set(block_digests(request(range(40)), 16, 1)) & set(base)
-    assert block_digests(request(range(20), range(20, 35)), 16) == base
+    assert hash_prompt_blocks(request(range(33)), 16) == base
+    assert not set(hash_prompt_blocks(request(range(40)), 16, 1)) & set(base)
+    assert hash_prompt_blocks(request(range(20), range(20, 35)), 16) == base
     for settings in ({"tenant": "t"}, {"cache_salt": "s"}, {"adapter": "x"}):
-        assert not set(block_digests(request(range(40), **settings), 16)) & set(base)
+        assert not set(hash_prompt_blocks(request(range(40), **settings), 16)) & set(base)

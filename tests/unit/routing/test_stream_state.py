@@ -55,9 +55,9 @@ def stream(*, output_token_ids: Sequence[int] = (), **params) -> AggregatedStrea
     return AggregatedStream(request, TOKENIZER)
 
 
-def delta(text: str | list[int], start: int, choice: int = 0, epoch: int = 0, **fields) -> TokenDelta:
+def delta(text: str | list[int], start: int, choice: int = 0, attempt: int = 0, **fields) -> TokenDelta:
     return TokenDelta(
-        str(EngineRequestId("r", choice, epoch)), start, ids(text) if isinstance(text, str) else text, **fields
+        str(EngineRequestId("r", choice, attempt)), start, ids(text) if isinstance(text, str) else text, **fields
     )
 
 
@@ -193,9 +193,9 @@ def test_a_stream_continues_elsewhere_from_its_tokens_so_far():
     state = stream(n=2)
     state.apply(delta("ab", 0))
     state.apply(delta("x", 0, choice=1, finish_reason="length"))
-    (request,) = state.engine_requests(epoch=1)
-    assert (request.request_id, request.output_token_ids, request.epoch) == ("r/0@1", ids("ab"), 1)
-    assert only(state.apply(delta("cd", 2, epoch=1))).text == "cd"
+    (request,) = state.engine_requests(attempt=1)
+    assert (request.request_id, request.output_token_ids, request.attempt) == ("r/0@1", ids("ab"), 1)
+    assert only(state.apply(delta("cd", 2, attempt=1))).text == "cd"
     assert state.whole().outputs[0].text == "abcd"
     with pytest.raises(RuntimeError, match="r/0"):
         state.apply(delta("ef", 4))  # the first attempt's late words
@@ -282,7 +282,7 @@ def test_only_the_first_choice_asks_for_the_prompts_log_probabilities_and_only_u
     assert asked == [2, None, None]
     assert {request.sampling_params.logprobs for request in state.engine_requests()} == {1}
     state.apply(delta("a", 0, prompt_logprobs=PROMPT_LOGPROBS, logprobs=scored(ids("a"))))
-    assert [request.sampling_params.prompt_logprobs for request in state.engine_requests(epoch=1)] == [None] * 3
+    assert [request.sampling_params.prompt_logprobs for request in state.engine_requests(attempt=1)] == [None] * 3
 
 
 def test_the_prompts_log_probabilities_come_once_and_with_the_first_output():
@@ -340,7 +340,7 @@ def test_a_migrated_stream_returns_every_log_probability_once(steps, death, stop
     outputs, said = [], []
     for number, step in enumerate(steps):
         if number == death:
-            for request in state.engine_requests(epoch=1):
+            for request in state.engine_requests(attempt=1):
                 assert request.output_token_ids == said
                 assert (request.sampling_params.prompt_logprobs is None) == bool(outputs)
         reason = "length" if number == len(steps) - 1 else None
@@ -351,7 +351,7 @@ def test_a_migrated_stream_returns_every_log_probability_once(steps, death, stop
                 delta(
                     step,
                     len(said),
-                    epoch=int(number >= death),
+                    attempt=int(number >= death),
                     finish_reason=reason,
                     logprobs=step_logprobs,
                     prompt_logprobs=prompt_logprobs,

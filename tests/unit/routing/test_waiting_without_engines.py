@@ -81,7 +81,7 @@ class Queue:
             cost=RequestCost(0, 1, 10, 5),
             tenant="",
             deadline=deadline,
-            make_digests=lambda: (),
+            hash_prompt=lambda: (),
             requests=(),
             deltas=DeltaQueue(),
         )

@@ -51,7 +51,7 @@ def test_spaces_before_a_word_make_no_difference(tokenizer):
     assert sequences(tokenizer, "  fox") == sequences(tokenizer, "fox")
 
 
-def test_byte_level_bpe_tokenises_a_word_with_and_without_a_space():
+def test_byte_level_bpe_tokenizes_a_word_with_and_without_a_space():
     tokenizer = Tokenizer(tiny_tokenizers.byte_level())
     bare, spaced = tokenizer.encode("fox"), tokenizer.encode(" fox")
     assert sequences(tokenizer, "fox") == (tuple(bare), tuple(spaced))

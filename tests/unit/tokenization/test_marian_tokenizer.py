@@ -59,10 +59,10 @@ def test_a_source_has_the_ids_that_transformers_gives_it(text, ours, theirs):
 
 @pytest.mark.parametrize("text", [*TEXTS, "Bonjour, comment allez-vous ?"])
 def test_an_answer_has_the_ids_that_transformers_gives_it(text, ours, theirs):
-    assert ours.encode_answer(text) == theirs(text_target=text, add_special_tokens=False)["input_ids"]
+    assert ours.encode_target(text) == theirs(text_target=text, add_special_tokens=False)["input_ids"]
 
 
-def test_bad_words_are_tokenised_in_the_target_language(ours, theirs):
+def test_bad_words_are_tokenized_in_the_target_language(ours, theirs):
     token_ids = theirs(text_target="Bonjour", add_special_tokens=False)["input_ids"]
     assert tuple(token_ids) in bad_word_tokenizer(ours)("Bonjour")
 

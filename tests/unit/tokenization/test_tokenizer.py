@@ -44,7 +44,6 @@ def test_ids_and_texts_are_those_of_transformers(kind, tmp_path):
             assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
             assert ours.decode(ids, skip_special_tokens=False) == theirs.decode(ids)
     assert ours.vocab_size == len(theirs)
-    assert ours.bos_token_id == theirs.bos_token_id is not None
     assert ours.eos_token_id == theirs.eos_token_id is not None
     assert ours.special_ids == {i for i, token in theirs.added_tokens_decoder.items() if token.special}
 
@@ -70,7 +69,7 @@ def test_a_missing_or_broken_file_is_named_in_one_line(name, content, tmp_path):
     assert "\n" not in str(raised.value)
 
 
-def test_other_threads_run_while_a_long_text_is_tokenised():
+def test_other_threads_run_while_a_long_text_is_tokenized():
     tokenizer = Tokenizer(tiny_tokenizers.byte_level())
     has_ended = threading.Event()
     rounds: list[int] = []

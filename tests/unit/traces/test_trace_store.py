@@ -21,7 +21,7 @@ def clock():
 
 def open_trace(traces, name, request_ids=None, kind="cmpl"):
     ids = request_ids or [f"{name}-inside"]
-    traces.open(name=name, answer_id=f"{kind}-{name}", model="m", request_ids=ids, received_s=7.0)
+    traces.open(name=name, response_id=f"{kind}-{name}", model="m", request_ids=ids, received_s=7.0)
 
 
 def events_of(traces, name):

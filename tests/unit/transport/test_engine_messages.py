@@ -65,7 +65,7 @@ REQUESTS = st.builds(
     timeout_s=st.none() | st.floats(0, 100),
     tenant=st.text(max_size=4),
     adapter=st.none() | st.text(max_size=4),
-    epoch=st.integers(0, 9),
+    attempt=st.integers(0, 9),
     trace=st.booleans(),
 )
 
@@ -84,14 +84,12 @@ def test_a_request_arrives_as_it_was_sent(request):
 
 
 @given(st.lists(DELTAS, max_size=3), st.lists(st.binary(max_size=16), max_size=3), st.floats(0, 100))
-def test_a_step_arrives_as_it_was_sent(deltas, digests, stalled_s):
+def test_a_step_arrives_as_it_was_sent(deltas, block_hashes, stalled_s):
     stats = EngineStats(num_running=3, requests_finished_total={"stop": 2}, credits=Credits(1, 2, 3))
     message = StepMessage(
-        epoch=2**62,
-        step=9,
         deltas=deltas,
         stats=stats,
-        blocks_stored=digests,
+        blocks_stored=block_hashes,
         stalled_s=stalled_s,
         stall_limit_s=math.inf,
     )
@@ -103,7 +101,7 @@ def test_a_step_arrives_as_it_was_sent(deltas, digests, stalled_s):
 
 def test_a_certain_token_and_an_impossible_one_keep_their_log_probabilities():
     delta = TokenDelta("r/0", 0, [1], [{1: Logprob(0.0, 1), 2: Logprob(-math.inf, 9)}])
-    message = StepMessage(epoch=1, step=1, deltas=[delta], stats=EngineStats())
+    message = StepMessage(deltas=[delta], stats=EngineStats())
     (crossed,) = cross(StepOutputs(message), FROM_ENGINE).message.deltas
     assert crossed.logprobs == [{1: Logprob(0.0, 1), 2: Logprob(-math.inf, 9)}]
     assert type(crossed.logprobs[0][1]) is Logprob

@@ -1,4 +1,4 @@
-"""Studies: accuracy of quantised modes, effect of the router's policies, and autoscaling policies."""
+"""Studies: accuracy of quantized modes, effect of the router's policies, and autoscaling policies."""
 
 import asyncio
 from pathlib import Path
@@ -90,7 +90,7 @@ def autoscaling(
     prompt_rate: Annotated[float, typer.Option(min=1, help="prompt tokens that an engine computes a second")] = 5000,
     step_ms: Annotated[float, typer.Option(min=0.1, help="of an engine's step, however little it computes")] = 25.0,
     request_ms: Annotated[float, typer.Option(min=0, help="more of it for each request that gets a token")] = 0.5,
-    seats: Annotated[int, typer.Option(min=1, help="requests that an engine runs at once")] = 64,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="requests that an engine runs at once")] = 64,
     pause_s: Annotated[
         float, typer.Option(min=0, help="replay the first trace again, with such a pause after each ten minutes")
     ] = 0.0,
@@ -116,7 +116,7 @@ def autoscaling(
         step_s=step_ms / 1e3,
         prompt_token_s=1 / prompt_rate,
         output_token_s=request_ms / 1e3,
-        num_seats=seats,
+        max_num_seqs=max_num_seqs,
         start_s=start_s,
     )
     with progress_log() as log:

@@ -83,7 +83,7 @@ def reload(
     check_folder(folder)
     local = str(Path(source).expanduser().resolve()) if Path(source).expanduser().exists() else source
     done = _ask(_Where(port, address, application), "reload", RELOAD_S, source=local, model=model)
-    typer.echo(f"{done['model']}: weights of {done['source']}, generation {done['weights_generation']}")
+    typer.echo(f"{done['model']}: weights of {done['source']}, version {done['weights_version']}")
 
 
 def _control(where: "_Where", action: str, model: str | None, **arguments: Any) -> None:

@@ -14,7 +14,7 @@ from rayinfer_deployments.cli.failures import in_one_line
 WAIT_S = 600.0  # the service's own bound
 SCALE_S = WAIT_S + 50.0
 AUTO = "auto"
-MOST = 1024
+MAX_NUM_ENGINES = 1024
 
 
 @in_one_line
@@ -44,8 +44,8 @@ def scale(
 def _number_in(text: str) -> int | None:
     if text == AUTO:
         return None
-    if not text.isdecimal() or not 1 <= int(text) <= MOST:
-        raise ConfigError(f"expected a number of engines from 1 to {MOST}, or {AUTO}, got {text!r}")
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_NUM_ENGINES:
+        raise ConfigError(f"expected a number of engines from 1 to {MAX_NUM_ENGINES}, or {AUTO}, got {text!r}")
     return int(text)
 
 

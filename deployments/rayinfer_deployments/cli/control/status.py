@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rayinfer_deployments.cluster.service_record import ServiceRecord
 
-ANSWER_S = 5.0
+RESPONSE_TIMEOUT_S = 5.0
 STATUS_S = 15.0
 
 
@@ -76,13 +76,13 @@ def _readiness(url: str) -> tuple[bool, dict[str, str]]:
     import httpx
 
     try:
-        answer = httpx.get(f"{url}/ready", timeout=ANSWER_S, trust_env=False)
+        response = httpx.get(f"{url}/ready", timeout=RESPONSE_TIMEOUT_S, trust_env=False)
     except httpx.TransportError as error:
         return False, {"http": f"the port does not answer ({type(error).__name__})"}
     try:
-        return answer.status_code == 200, answer.json().get("reasons", {})
+        return response.status_code == 200, response.json().get("reasons", {})
     except (ValueError, AttributeError):
-        return False, {"http": f"the port answers {answer.status_code}: {answer.text[:200]}"}
+        return False, {"http": f"the port answers {response.status_code}: {response.text[:200]}"}
 
 
 def _show(services: list[dict[str, Any]]) -> None:

@@ -215,7 +215,7 @@ def _available_memory_gib() -> float:
 
 def _first_line(program: str, *arguments: str) -> str:
     try:
-        answer = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=20)
+        completed = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return answer.stdout.strip().splitlines()[0] if answer.returncode == 0 and answer.stdout.strip() else ""
+    return completed.stdout.strip().splitlines()[0] if completed.returncode == 0 and completed.stdout.strip() else ""

@@ -9,7 +9,7 @@ from rayinfer_kernels.gpu.language import gdc_launch_dependents, gdc_wait, tl, t
 from rayinfer_kernels.gpu.sampling.score_weights import LEAST_WEIGHT, UNLIKELY, load_scores, quotient, weight_of
 
 _NUM_HALVINGS = tl.constexpr(12)
-_TOGETHER = tl.constexpr(4)  # neighbours whose mass is summed first: they are one thread's, which saves registers
+_TOGETHER = tl.constexpr(4)  # neighbors whose mass is summed first: they are one thread's, which saves registers
 _MASS_MARGIN = tl.constexpr(2.0**-6)  # parts' greatest scores below the cut stand for more mass than their own
 _CUT_MARGIN = tl.constexpr(2.0**-20)  # so that dividing by the temperature ties none below the cut with one above
 

@@ -14,7 +14,7 @@ MAX_HEADERS = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostileRequest:
-    """Bytes to send on a connection of their own, and the client's behaviour."""
+    """Bytes to send on a connection of their own, and the client's behavior."""
 
     content: bytes
     is_complete: bool = True  # else the client disconnects without a reply

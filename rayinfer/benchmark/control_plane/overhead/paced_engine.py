@@ -47,7 +47,6 @@ class PacedEngine(AlwaysRunning):
         self._max_running = max_running
         self._streams: dict[str, _Stream] = {}
         self._queues: dict[str, OutputQueue] = {}
-        self._steps = itertools.count(1)
         self._ticking: asyncio.Task[None] | None = None
 
     @property
@@ -115,7 +114,7 @@ class PacedEngine(AlwaysRunning):
             self._queues.setdefault(router_id, OutputQueue()).put(self._message(sent))
 
     def _message(self, deltas: list[TokenDelta]) -> StepMessage:
-        return StepMessage(epoch=1, step=next(self._steps), deltas=deltas, stats=self.stats)
+        return StepMessage(deltas=deltas, stats=self.stats)
 
 
 def paced_description(name: str, tokenizer: Tokenizer) -> ModelDescription:

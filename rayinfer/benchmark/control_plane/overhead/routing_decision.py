@@ -11,7 +11,7 @@ import numpy as np
 
 from rayinfer.benchmark.control_plane.overhead.paced_engine import AlwaysRunning, paced_description
 from rayinfer.errors import RayinferError
-from rayinfer.kv_cache.block_hash import PrefixDigests
+from rayinfer.kv_cache.block_hash import BlockHashes
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import NO_BOUNDS, Credits, EngineStats, RequestOutput, StepMessage, TokenDelta
 from rayinfer.protocols import GenerationRequest
@@ -58,7 +58,6 @@ class _ScriptedEngine(AlwaysRunning):
         self.running: list[str] = []
         self._on_submit = on_submit
         self._messages: asyncio.Queue[StepMessage] = asyncio.Queue()
-        self._steps = itertools.count(1)
 
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
         self.running += [request.request_id for request in requests]
@@ -73,9 +72,7 @@ class _ScriptedEngine(AlwaysRunning):
 
     def send(self, deltas: Sequence[TokenDelta] = (), *, credits: Credits, stored: Sequence[bytes] = ()) -> None:
         stats = EngineStats(num_running=len(self.running), kv_blocks_total=1 << 20, credits=credits)
-        message = StepMessage(
-            epoch=1, step=next(self._steps), deltas=list(deltas), stats=stats, blocks_stored=list(stored)
-        )
+        message = StepMessage(deltas=list(deltas), stats=stats, blocks_stored=list(stored))
         self._messages.put_nowait(message)
 
     def finish(self, num_requests: int, credits: Credits) -> None:
@@ -110,7 +107,7 @@ class _LoadedRouter:
         prefixes = _shared_prefixes(seed)
         for number, engine in enumerate(self.engines):
             self.dispatcher.engines.add(f"engine-{number}", engine, paced_description("m", tokenizer))
-            engine.send(credits=RUNNING if num_waiting else NO_BOUNDS, stored=_digests(prefixes[number % NUM_PREFIXES]))
+            engine.send(credits=RUNNING if num_waiting else NO_BOUNDS, stored=_hashes(prefixes[number % NUM_PREFIXES]))
 
     def next_request(self) -> GenerationRequest:
         """Draw a request before the clock runs."""
@@ -233,10 +230,10 @@ def _shared_prefixes(seed: int) -> list[list[int]]:
     return [[rng.randint(*TOKENS_OF_EVERY_VOCABULARY) for _ in range(PREFIX_TOKENS)] for _ in range(NUM_PREFIXES)]
 
 
-def _digests(token_ids: Sequence[int]) -> list[bytes]:
-    digests = PrefixDigests(16, b"")
-    digests.extend(np.asarray(token_ids, np.int32), len(token_ids))
-    return digests.digests
+def _hashes(token_ids: Sequence[int]) -> list[bytes]:
+    block_hashes = BlockHashes(16, b"")
+    block_hashes.extend(np.asarray(token_ids, np.int32), len(token_ids))
+    return block_hashes.hashes
 
 
 def _percentile(values: Sequence[float], percent: float) -> float:

@@ -110,14 +110,14 @@ class PeerReport:
     def table(self) -> Table:
         """Return all rows by case; peers have numbers, by which `notes` lists their settings."""
         rows = []
-        for row, label in self._labelled():
+        for row, label in self._labeled():
             own = next((each for each in self.rows if each.peer == OWN and each.workload == row.workload), None)
             rows.append(row.cells(label, own))
         return Table(describe_limits(self.card, self.copy_bytes_per_s, self.matmul_flops_per_s), HEADS, rows)
 
     def notes(self) -> list[str]:
         """Return the settings of each peer, failures, time and versions."""
-        lines = [f"- {label} {row.version}: {row.settings}" for row, label in self._labelled() if row.peer != OWN]
+        lines = [f"- {label} {row.version}: {row.settings}" for row, label in self._labeled() if row.peer != OWN]
         lines += [f"- {row.peer} ended early: {row.error}" for row in self.rows if not row.workload]
         notes = [DRY_RUN] if self.is_dry_run else []
         return [*notes, "\n".join(["Settings:", "", *lines]), f"It took {self.took_s:.0f} s. {self.environment}"]
@@ -128,7 +128,7 @@ class PeerReport:
         title = "The engine and other implementations on one card"
         write_markdown(folder / f"{name}.md", title, [self.table()], *self.notes(), f"`{self.command}`")
 
-    def _labelled(self) -> list[tuple[PeerRow, str]]:
+    def _labeled(self) -> list[tuple[PeerRow, str]]:
         """Return the measured rows by case, with their labels."""
         measured = sorted((row for row in self.rows if row.workload), key=lambda row: row.workload)
         numbers = {id(row): number for number, row in enumerate((row for row in measured if row.peer != OWN), start=1)}

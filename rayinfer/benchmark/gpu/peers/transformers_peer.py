@@ -74,7 +74,7 @@ def _continuous_batching(row: PeerRow, model: Any, scale: Scale, deadline: Deadl
         started = time.perf_counter()
         row.tokens = run_workload(manager, workload, Deadline(min(RUN_LIMIT_S, deadline.remaining_s)))
         row.seconds = [time.perf_counter() - started]
-        row.settings = f"{row.settings}: {_describe(manager, model)}"
+        row.settings = f"{row.settings}: {_cache_settings(manager, model)}"
     row.is_partial = row.tokens < workload.num_output_tokens
 
 
@@ -120,7 +120,7 @@ def run_workload(manager: Any, workload: Workload, deadline: Deadline) -> int:
     return num_tokens
 
 
-def _describe(manager: Any, model: Any) -> str:
+def _cache_settings(manager: Any, model: Any) -> str:
     config, names = (
         manager.continuous_batching_config,
         ("use_cuda_graph", "use_async_batching", "max_batch_tokens", "num_blocks"),

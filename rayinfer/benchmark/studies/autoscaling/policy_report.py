@@ -84,7 +84,7 @@ class AutoscalingReport:
         pace, settings = self.pace, self.settings
         title = (
             f"Simulated engines: {1 / pace.prompt_token_s:,.0f} prompt tokens a second, a step of "
-            f"{1e3 * pace.step_s:g} ms and {1e3 * pace.output_token_s:g} ms for each of at most {pace.num_seats} "
+            f"{1e3 * pace.step_s:g} ms and {1e3 * pace.output_token_s:g} ms for each of at most {pace.max_num_seqs} "
             f"requests, {pace.start_s:g} s to start; {settings['min_replicas']} to {settings['max_replicas']} engines. "
             f"In time: first token within {settings['ttft_objective_s']:g} s. "
             f"Lost: rejected by a queue of {MAX_WAITING} (without an engine: for each of {settings['max_replicas']}), "

@@ -16,7 +16,7 @@ class EnginePace:
     prompt_token_s: float = 0.0002  # more for each token of prompts
     output_token_s: float = 0.0005  # more for each request that gets its next token
     chunk_tokens: int = 2048  # of prompts in one step
-    num_seats: int = 64
+    max_num_seqs: int = 64
     cache_tokens: int = 160_000
     start_s: float = 30.0  # until a new one takes requests
 
@@ -69,10 +69,10 @@ class SimulatedEngine:
         return self._waiting_tokens
 
     def can_accept(self) -> bool:
-        """Return whether it accepts a request now: seats, cache, and few prompts before it."""
+        """Return whether it accepts a request now: rows, cache, and few prompts before it."""
         pace = self._pace
         return (
-            self.num_requests < pace.num_seats
+            self.num_requests < pace.max_num_seqs
             and self.cache_tokens + self._waiting_tokens < pace.cache_tokens
             and self._waiting_tokens < 2 * pace.chunk_tokens
         )

@@ -99,7 +99,7 @@ class Simulation:
         if len(self._unstarted) >= MAX_WAITING * queue_factor(self._most_engines, has_engine=has_engine):
             self._replay.num_refused += 1
             return
-        key = self._first_tokens.expect(request.traced.prompt_tokens)
+        key = self._first_tokens.add_request(request.traced.prompt_tokens)
         self._unstarted[id(request)] = (request, key)
         self._queue.append(request)
 
@@ -114,7 +114,7 @@ class Simulation:
     def _note_first_token(self, request: SimulatedRequest) -> None:
         _, key = self._unstarted.pop(id(request), (None, None))
         if key is not None:  # else it had its first token from an engine before
-            self._first_tokens.came(key)
+            self._first_tokens.record_first_token(key)
             self._replay.first_token_s.append(self._now_s - request.traced.arrival_s)
 
     def _tick(self) -> None:
@@ -134,7 +134,7 @@ class Simulation:
         return ModelLoad(
             num_engines=len(ready),
             num_running=sum(engine.num_requests for engine in ready),
-            num_seats=self._pace.num_seats,
+            max_num_seqs=self._pace.max_num_seqs,
             cache_usage=sum(engine.cache_tokens for engine in ready) / self._pace.cache_tokens,
             first_tokens=self._first_tokens.counts(),
         )
@@ -154,7 +154,7 @@ class Simulation:
         oldest_s = self._now_s - CLIENT_TIMEOUT_S
         while self._queue and self._queue[0].traced.arrival_s < oldest_s:
             _, key = self._unstarted.pop(id(self._queue.popleft()))
-            self._first_tokens.left(key)
+            self._first_tokens.remove_request(key)
             self._replay.num_given_up += 1
 
 

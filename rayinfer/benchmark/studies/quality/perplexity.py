@@ -1,4 +1,4 @@
-"""Accuracy of quantisation: perplexity and top-1 agreement of each mode with float32, on the same real text."""
+"""Accuracy of quantization: perplexity and top-1 agreement of each mode with float32, on the same real text."""
 
 import math
 import statistics

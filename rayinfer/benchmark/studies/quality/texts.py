@@ -38,7 +38,7 @@ def quality_texts(folder: Path, file: Path | None, *, length: int, max_tokens: i
 def describe_weights(source: str, folder: Path) -> str:
     """Describe the number format of a checkpoint from `source`, including earlier rounding."""
     if source.endswith(".gguf") or (folder / "model.gguf").is_file():
-        return f"dequantised from {Path(source).name if source.endswith('.gguf') else 'model.gguf'}, not the original"
+        return f"dequantized from {Path(source).name if source.endswith('.gguf') else 'model.gguf'}, not the original"
     return f"{read_model_config(folder).dtype}, as they came"
 
 

@@ -12,7 +12,7 @@ from rayinfer.routing.limits import RouterLimits
 
 BLOCK_SIZE = 16
 Routing = Literal["prefix", "load", "random"]
-QUESTION_LEN, ANSWER_LEN = 48, 32  # tokens of one exchange
+QUESTION_LEN, OUTPUT_LEN = 48, 32  # tokens of one exchange
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ async def conversation_hits(
     A router selects the engine by prefix and load, or by load alone; or each prompt goes to a random engine. Each
     prompt repeats the conversation so far, of which all but the end are whole blocks.
     """
-    length = num_exchanges * (QUESTION_LEN + ANSWER_LEN)
+    length = num_exchanges * (QUESTION_LEN + OUTPUT_LEN)
     num_blocks = num_conversations * -(-length // BLOCK_SIZE) // 2
     limits = RouterLimits(route_by_prefix=routing == "prefix")
     shape = {"num_kv_blocks": num_blocks, "block_size": BLOCK_SIZE}
@@ -82,7 +82,7 @@ async def _exchange(fleet: Fleet, history: list[int], draw: random.Random) -> tu
     # The last token of an answer was never an input: its block is not full.
     cacheable = max(0, len(history) - 1) // BLOCK_SIZE * BLOCK_SIZE
     history += _tokens(draw, QUESTION_LEN)
-    answer = await fleet.ask(history, ANSWER_LEN)
+    answer = await fleet.ask(history, OUTPUT_LEN)
     history += answer.token_ids
     return answer.num_cached_tokens, cacheable
 

@@ -80,7 +80,7 @@ def test_there_is_no_tls_where_ray_has_none(monkeypatch):
 
 async def test_both_ends_speak_tls_with_rays_files(tmp_path, use_files):
     use_files(certificate_files(tmp_path / "ours", "ours"))
-    assert (await first_message(server_tls(), client_tls())).step == 1
+    assert (await first_message(server_tls(), client_tls())).deltas == []
     with pytest.raises(EngineDead):
         await first_message(server_tls(), None)
 
@@ -131,7 +131,7 @@ async def first_of(router):
 
 async def test_a_connection_between_nodes_uses_tls_with_the_engines_own_certificate():
     async with engine_of_another_node() as (_, address):
-        assert (await first_of(router_to(address))).step == 1
+        assert (await first_of(router_to(address))).deltas == []
         _, writer = await asyncio.open_connection(OTHER_NODE, address.port, ssl=client_context(address.certificate))
         assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
         writer.close()
@@ -157,7 +157,7 @@ async def test_a_router_connects_while_silent_clients_use_all_connections():
     async with engine_of_another_node(max_unauthenticated=4) as (_, address):
         silent = [await asyncio.open_connection(OTHER_NODE, address.port) for _ in range(12)]
         async with asyncio.timeout(5):  # half of what a silent client has
-            assert (await first_of(router_to(address))).step == 1
+            assert (await first_of(router_to(address))).deltas == []
             for reader, _ in silent[:8]:  # replaced by newer ones
                 with contextlib.suppress(ConnectionError):
                     assert await reader.read() == b""
@@ -168,7 +168,7 @@ async def test_a_router_connects_while_silent_clients_use_all_connections():
 async def test_an_authenticated_router_stays_connected_while_silent_clients_connect():
     async with engine_of_another_node(max_unauthenticated=4) as (engine, address), asyncio.timeout(10):
         outputs = router_to(address).outputs("r")
-        assert (await anext(outputs)).step == 1
+        assert (await anext(outputs)).deltas == []
         silent = [await asyncio.open_connection(OTHER_NODE, address.port) for _ in range(12)]
         for reader, _ in silent[:8]:
             with contextlib.suppress(ConnectionError):

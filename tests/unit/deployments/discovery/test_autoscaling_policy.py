@@ -107,14 +107,14 @@ def test_engines_add_up_and_routers_are_counted_once():
     of_routers = FirstTokenCounts(num_waiting=3, waiting_tokens=40, num_started=2, num_late=1)
     reports = [report(of_routers, num_running=2, kv_blocks_used=50), report(num_running=4, kv_blocks_used=100)]
     assert load_of(reports, 2) == ModelLoad(
-        num_engines=2, num_running=6, num_seats=8, cache_usage=1.5, first_tokens=of_routers
+        num_engines=2, num_running=6, max_num_seqs=8, cache_usage=1.5, first_tokens=of_routers
     )
 
 
 def test_a_load_without_every_engines_word_is_not_whole_and_one_that_sleeps_holds_everything():
-    assert not load_of([report()], 2).is_whole
-    assert load_of([], 1) == ModelLoad(num_engines=1, is_whole=False)
-    assert load_of([report(), report(state="asleep")], 2).is_held
+    assert not load_of([report()], 2).is_complete
+    assert load_of([], 1) == ModelLoad(num_engines=1, is_complete=False)
+    assert load_of([report(), report(state="asleep")], 2).is_suspended
 
 
 def test_the_last_report_counts_unless_it_is_old():

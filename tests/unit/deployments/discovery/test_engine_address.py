@@ -1,6 +1,6 @@
 from rayinfer_deployments.discovery.engine_address import EngineAddress, publish_engines, subscribe_to_engines
 
-ADDRESS = EngineAddress(actor_name="engine-a", namespace="serve", epoch=7)
+ADDRESS = EngineAddress(actor_name="engine-a", namespace="serve")
 
 
 def test_an_address_survives_the_way_through_a_replicas_metadata():

@@ -22,7 +22,7 @@ def test_no_thread_of_the_building_stays_beside_the_engines(monkeypatch):
 
     async def start():
         with pytest.raises(ModelLoadError, match="no such model"):
-            await EngineActor(EngineConfig(), 1, 0).start()
+            await EngineActor(EngineConfig(), 1).start()
         (builder,) = builders
         assert builder is not threading.main_thread()
         assert not builder.is_alive()

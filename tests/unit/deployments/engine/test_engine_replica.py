@@ -9,7 +9,7 @@ from ray import serve
 from rayinfer.outputs import EngineStats
 from rayinfer.protocols import ModelDescription
 from rayinfer_deployments.app_args import llm_app_args
-from rayinfer_deployments.discovery.autoscaling_policy import NUM_RUNNING, NUM_SEATS
+from rayinfer_deployments.discovery.autoscaling_policy import MAX_NUM_SEQS, NUM_RUNNING
 from rayinfer_deployments.discovery.engine_report import EngineReport
 from rayinfer_deployments.engine import engine_replica
 from rayinfer_deployments.engine.engine_ranks import EngineGroup, EngineResources
@@ -40,7 +40,7 @@ class Replica(EngineReplica):
         pass
 
 
-async def test_a_replica_reports_the_seats_of_the_engine_and_not_those_of_the_settings(monkeypatch):
+async def test_a_replica_reports_the_max_num_seqs_of_the_engine_not_of_the_settings(monkeypatch):
     monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(replica_tag="abc"))
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}])
     group = EngineGroup("engine-x", FakeEngine(), [], lambda actor: None)
@@ -52,6 +52,6 @@ async def test_a_replica_reports_the_seats_of_the_engine_and_not_those_of_the_se
     async with asyncio.timeout(5):
         while (reported := await replica.record_autoscaling_stats())[NUM_RUNNING] == 0:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0)
-    assert (reported[NUM_SEATS], reported[NUM_RUNNING]) == (256, 200)
+    assert (reported[MAX_NUM_SEQS], reported[NUM_RUNNING]) == (256, 200)
     for task in replica._watching:
         task.cancel()

@@ -1,4 +1,4 @@
-from rayinfer.start_steps import CountedStep, start_step
+from rayinfer.startup_steps import CountedStartupStep, startup_step
 from rayinfer_deployments.engine.start_reports import StartReports, reports_path, written_steps
 
 
@@ -10,10 +10,10 @@ def test_what_several_engines_do_is_read_once_and_in_order(tmp_path):
     path = tmp_path / "services" / "start.jsonl"
     with StartReports(path) as reports:
         assert seen(reports) == []
-        with written_steps(path, "first"), start_step("reading"):
+        with written_steps(path, "first"), startup_step("reading"):
             assert seen(reports) == [("first", "reading", False)]
         with written_steps(path, "second"):
-            CountedStep("compiling")(1, 1)
+            CountedStartupStep("compiling")(1, 1)
         assert seen(reports) == [("first", "reading", True), ("second", "compiling", True)]
         assert seen(reports) == []
     assert not path.exists()
@@ -22,7 +22,7 @@ def test_what_several_engines_do_is_read_once_and_in_order(tmp_path):
 def test_reports_have_counts_and_times(tmp_path):
     path = tmp_path / "start.jsonl"
     with StartReports(path) as reports, written_steps(path, "engine"):
-        compiling = CountedStep("compiling")
+        compiling = CountedStartupStep("compiling")
         compiling(0, 2)
         compiling(2, 2)
         begun, done = [report.step for report in reports.new()]
@@ -33,12 +33,12 @@ def test_reports_have_counts_and_times(tmp_path):
 
 def test_a_start_that_is_over_is_no_matter_to_engines(tmp_path):
     path = tmp_path / "start.jsonl"
-    with written_steps(path, "engine"), start_step("reading"):  # the start was never waited for
+    with written_steps(path, "engine"), startup_step("reading"):  # the start was never waited for
         pass
     assert not path.exists()
     with StartReports(path), written_steps(path, "engine"):
         path.unlink()
-        with start_step("packing"):
+        with startup_step("packing"):
             pass
     assert not path.exists()
 
@@ -53,7 +53,7 @@ def test_unfinished_and_foreign_lines_are_left_out(tmp_path):
     path = tmp_path / "start.jsonl"
     line = b'{"process": "a", "step": {"name": "reading", "num_done": null, "num_parts": null, "seconds": 1.5}}\n'
     with StartReports(path) as reports, path.open("ab", buffering=0) as file:
-        file.write(b'nonsense\n[]\n{"process": "a", "step": {"colour": 1}}\n' + line[:30])
+        file.write(b'nonsense\n[]\n{"process": "a", "step": {"color": 1}}\n' + line[:30])
         assert reports.new() == []
         file.write(line[30:])
         assert seen(reports) == [("a", "reading", True)]

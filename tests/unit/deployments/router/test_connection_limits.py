@@ -41,7 +41,7 @@ def test_the_oldest_idle_connection_makes_room_before_an_unfinished_request():
 def test_a_connection_that_was_used_since_is_younger():
     table = ConnectionTable(ConnectionLimits(max_connections=2))
     connections = [FakeConnection(table), FakeConnection(table)]
-    for phase in (Phase.RECEIVING, Phase.ANSWERING, Phase.IDLE):
+    for phase in (Phase.RECEIVING, Phase.RESPONDING, Phase.IDLE):
         table.enter(connections[0], phase)
     FakeConnection(table)
     assert evicted(connections) == [1]
@@ -49,8 +49,8 @@ def test_a_connection_that_was_used_since_is_younger():
 
 def test_the_oldest_unfinished_request_makes_room_where_nothing_is_idle_and_an_answer_never():
     table = ConnectionTable(ConnectionLimits(max_connections=2))
-    connections = [FakeConnection(table, phase=phase) for phase in (Phase.ANSWERING, Phase.RECEIVING)]
-    assert FakeConnection(table, phase=Phase.ANSWERING).is_admitted
+    connections = [FakeConnection(table, phase=phase) for phase in (Phase.RESPONDING, Phase.RECEIVING)]
+    assert FakeConnection(table, phase=Phase.RESPONDING).is_admitted
     assert evicted(connections) == [1]
     table.remove(connections[1])
     assert not FakeConnection(table).is_admitted
@@ -62,9 +62,9 @@ def test_an_address_loses_its_own_connections_only():
     connections = [FakeConnection(table, address) for address in "baa"]
     FakeConnection(table, "a")
     assert evicted(connections) == [1]
-    table.enter(connections[2], Phase.ANSWERING)
+    table.enter(connections[2], Phase.RESPONDING)
     table.remove(connections[1])
-    newcomers = [FakeConnection(table, "a", Phase.ANSWERING), FakeConnection(table, "b")]
+    newcomers = [FakeConnection(table, "a", Phase.RESPONDING), FakeConnection(table, "b")]
     assert [newcomer.is_admitted for newcomer in newcomers] == [True, True]
     assert not FakeConnection(table, "a").is_admitted
 
@@ -85,7 +85,7 @@ def test_idle_connections_and_unfinished_requests_have_limits_of_their_own(limit
 def test_connections_that_are_gone_leave_nothing_behind():
     table = ConnectionTable(ConnectionLimits(max_connections=1))
     for number in range(5):
-        connection = FakeConnection(table, str(number), Phase.ANSWERING)
+        connection = FakeConnection(table, str(number), Phase.RESPONDING)
         assert connection.is_admitted
         table.remove(connection)
         table.remove(connection)

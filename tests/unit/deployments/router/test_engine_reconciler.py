@@ -10,7 +10,7 @@ from rayinfer_deployments.discovery.engine_address import EngineAddress
 from rayinfer_deployments.router.engine_reconciler import EngineReconciler
 from support.fakes.fake_engine_client import FakeEngineClient
 
-ENGINES = {name: EngineAddress(actor_name=name, namespace="serve", epoch=1) for name in ("a", "b")}
+ENGINES = {name: EngineAddress(actor_name=name, namespace="serve") for name in ("a", "b")}
 
 
 class DescribedFake(FakeEngineClient):
@@ -137,7 +137,7 @@ async def test_a_removed_engine_stays_removed_while_serve_reports_it(reconciler,
     reconciler.set_desired(ENGINES)
     assert reconciler.remove("b")
     await until(lambda: engines.names == [])
-    reconciler.set_desired(ENGINES | {"c": EngineAddress(actor_name="c", namespace="serve", epoch=2)})
+    reconciler.set_desired(ENGINES | {"c": EngineAddress(actor_name="c", namespace="serve")})
     await asyncio.sleep(0.05)
     assert not {"a", "b"} & set(engines.names)
 

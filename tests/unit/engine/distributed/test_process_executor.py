@@ -15,7 +15,7 @@ from rayinfer.engine.build import build_engine
 from rayinfer.engine.distributed.process_executor import RankProcesses
 from rayinfer.engine.ranks.rank_coordinates import coordinates_of
 from rayinfer.engine.ranks.rank_group import RankGroup
-from rayinfer.engine.ranks.rendezvous import open_rendezvous
+from rayinfer.engine.ranks.rendezvous import RendezvousHost
 from rayinfer.errors import ConfigError, EngineDead
 from rayinfer.protocols import GenerationRequest
 from support.golden.invariance_comparison import differences
@@ -202,7 +202,7 @@ def test_a_process_survives_a_rank_killed_between_storing_its_address_and_connec
 
 def test_a_rank_stopped_before_it_connects_is_named(folder):
     config = engine_config(model=str(folder), tensor_parallel_size=2, **SETTINGS)
-    host = open_rendezvous(timeout_s=1.0)
+    host = RendezvousHost(timeout_s=1.0)
     processes = RankProcesses(config, folder, host.rendezvous)
     try:
         os.kill(processes.process_ids[0], signal.SIGSTOP)

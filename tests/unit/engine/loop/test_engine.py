@@ -27,7 +27,7 @@ from support.fakes.fake_executor import VOCAB_SIZE, drive, expected_tokens, numb
         ({"prompt": [5], "logit_bias": {VOCAB_SIZE: 1.0}}, InvalidParameter, "0 to 96, got 97", "logit_bias"),
         ({"prompt": [5], "allowed_token_ids": [3, VOCAB_SIZE]}, InvalidParameter, "got 97", "allowed_token_ids"),
         ({"prompt": [5], "bad_token_sequences": [[3, VOCAB_SIZE]]}, InvalidParameter, "97", "bad_token_sequences"),
-        ({"prompt": [5], "bad_words": ["unspelled"]}, InvalidParameter, "must be tokenised", "bad_words"),
+        ({"prompt": [5], "bad_words": ["unspelled"]}, InvalidParameter, "must be tokenized", "bad_words"),
         ({"prompt": [5], "priority": 11}, InvalidParameter, "got 11", "priority"),
         ({"prompt": [5], "priority": "high"}, InvalidParameter, "'high'", "priority"),
         ({"prompt": [5], "timeout_s": float("nan")}, InvalidParameter, "nan", "timeout_s"),

@@ -10,8 +10,6 @@ from rayinfer.outputs import EngineStats, StepMessage, TokenDelta
 
 def message(step, *, deltas=(), stored=(), removed=()):
     return StepMessage(
-        epoch=1,
-        step=step,
         deltas=list(deltas),
         stats=EngineStats(num_steps_total=step),
         blocks_stored=list(stored),
@@ -31,7 +29,7 @@ async def test_a_reader_that_is_behind_gets_one_merged_message_in_order():
         ("b", 1, [7]),
         ("a", 1, [8]),
     ]
-    assert (merged.step, merged.stats.num_steps_total) == (3, 3)
+    assert merged.stats.num_steps_total == 3
 
 
 async def test_merged_block_events_leave_a_reader_with_the_same_blocks():
@@ -39,8 +37,8 @@ async def test_merged_block_events_leave_a_reader_with_the_same_blocks():
     for _ in range(50):
         outputs, cached, seen = OutputQueue(), set(), set()
         for step in range(30):
-            stored = {bytes([digest]) for digest in range(8) if chance.random() < 0.3} - cached
-            removed = {digest for digest in cached if chance.random() < 0.3}
+            stored = {bytes([block_hash]) for block_hash in range(8) if chance.random() < 0.3} - cached
+            removed = {block_hash for block_hash in cached if chance.random() < 0.3}
             cached = (cached | stored) - removed
             outputs.put(message(step, stored=sorted(stored), removed=sorted(removed)))
             if chance.random() < 0.3:
@@ -56,7 +54,7 @@ async def test_a_reader_is_woken_by_a_message_from_another_thread():
     await asyncio.sleep(0)
     thread = threading.Thread(target=outputs.put, args=(message(9),))
     thread.start()
-    assert (await asyncio.wait_for(reader, 5)).step == 9
+    assert (await asyncio.wait_for(reader, 5)).stats.num_steps_total == 9
     thread.join()
 
 
@@ -64,7 +62,7 @@ async def test_a_closed_queue_returns_its_message_and_then_none():
     outputs = OutputQueue()
     outputs.put(message(1))
     outputs.close()
-    assert (await outputs.get()).step == 1
+    assert (await outputs.get()).stats.num_steps_total == 1
     assert await outputs.get() is None
     assert await outputs.get() is None
 
@@ -84,7 +82,7 @@ async def test_a_reader_that_is_cancelled_loses_nothing():
     reader.cancel()
     await asyncio.wait([reader])
     outputs.put(message(4))
-    assert (await outputs.get()).step == 4
+    assert (await outputs.get()).stats.num_steps_total == 4
 
 
 def test_a_closed_event_loop_of_the_reader_does_not_disturb_the_writer():
@@ -96,7 +94,7 @@ def test_a_closed_event_loop_of_the_reader_does_not_disturb_the_writer():
 
     asyncio.run(give_up())
     outputs.put(message(1))
-    assert asyncio.run(outputs.get()).step == 1
+    assert asyncio.run(outputs.get()).stats.num_steps_total == 1
 
 
 async def test_a_reader_that_timed_out_gets_the_next_message():
@@ -104,4 +102,4 @@ async def test_a_reader_that_timed_out_gets_the_next_message():
     with pytest.raises(TimeoutError):
         await outputs.get(0.01)
     outputs.put(message(3))
-    assert (await outputs.get(5)).step == 3
+    assert (await outputs.get(5)).stats.num_steps_total == 3

@@ -15,7 +15,7 @@ from rayinfer.engine.ranks.control_connection import ConnectionLost
 from rayinfer.engine.ranks.rank_group import RankGroup
 from rayinfer.engine.ranks.rank_messages import Failed
 from rayinfer.engine.ranks.rank_store import RankStore, call_over
-from rayinfer.engine.ranks.rendezvous import Rendezvous, join_rendezvous, open_rendezvous
+from rayinfer.engine.ranks.rendezvous import Rendezvous, RendezvousHost, join_rendezvous
 from rayinfer.engine.ranks.torch_groups import open_groups
 from rayinfer.errors import EngineDead
 from rayinfer.liveness import LivenessLimits
@@ -41,7 +41,7 @@ class Others:
 
 @pytest.fixture
 def host():
-    host = open_rendezvous(timeout_s=20.0)
+    host = RendezvousHost(timeout_s=20.0)
     yield host
     host.close()
 
@@ -101,7 +101,7 @@ def test_rank_0_stops_waiting_when_a_rank_will_not_come(host):
 
 @pytest.mark.parametrize("sizes", [(2, 1), (1, 2)])
 def test_a_rank_that_hangs_before_the_groups_are_built_is_ended_and_named(sizes):
-    host, others = open_rendezvous(timeout_s=0.4), Others()
+    host, others = RendezvousHost(timeout_s=0.4), Others()
 
     def run():
         with pytest.raises(EngineDead, match=r"rank 1 is lost: it has sent no heartbeat for 0\.4 s"):
@@ -118,7 +118,7 @@ def test_waits_are_aborted_even_if_the_ranks_cannot_be_ended():
     def fail():
         raise OSError("no more processes")
 
-    host = open_rendezvous(timeout_s=0.4)
+    host = RendezvousHost(timeout_s=0.4)
     groups = pair_of(host)
     groups[0].on_loss = fail
     groups[1].monitor.stop()
@@ -147,7 +147,7 @@ def test_rank_0_stops_waiting_when_its_listener_is_closed(host):
 
 
 def test_rank_0_waits_no_longer_than_the_start_timeout():
-    host = open_rendezvous(limits=LivenessLimits(start_timeout_s=0.3))
+    host = RendezvousHost(limits=LivenessLimits(start_timeout_s=0.3))
     with pytest.raises(EngineDead, match=r"ranks \[1, 2, 3\] did not connect within 0\.3 s"):
         RankGroup.host(RankCoordinates(0, *SIZES), host)
     host.close()
@@ -260,6 +260,6 @@ def listening():
 
 def test_the_rendezvous_listens_on_the_loopback_alone():
     before = listening()
-    host = open_rendezvous()
+    host = RendezvousHost()
     assert {address.ip for address in listening() - before} == {"127.0.0.1"}
     host.close()

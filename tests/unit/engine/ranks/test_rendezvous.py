@@ -10,7 +10,7 @@ import pytest
 from rayinfer import wire
 from rayinfer.engine.ranks.control_connection import ConnectionLost, ControlConnection, close_all
 from rayinfer.engine.ranks.rank_messages import Challenge, Failed, Hello
-from rayinfer.engine.ranks.rendezvous import MAX_PENDING, Rendezvous, authenticate, join_rendezvous, open_rendezvous
+from rayinfer.engine.ranks.rendezvous import MAX_PENDING, Rendezvous, RendezvousHost, authenticate, join_rendezvous
 from rayinfer.errors import EngineDead
 from rayinfer.liveness import LivenessLimits
 from rayinfer.tensor_parallel import RankCoordinates
@@ -22,7 +22,7 @@ SOON_S = 10.0
 @contextmanager
 def accepting_host(hello_timeout_s):
     """Rank 0's listener, the thread that accepts, and what it gets."""
-    host = open_rendezvous(limits=LivenessLimits(rank_hello_timeout_s=hello_timeout_s))
+    host = RendezvousHost(limits=LivenessLimits(rank_hello_timeout_s=hello_timeout_s))
     accepted = []
     thread = threading.Thread(target=lambda: accepted.extend(host.accept(2, lambda: None)), daemon=True)
     thread.start()

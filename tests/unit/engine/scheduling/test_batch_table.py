@@ -82,6 +82,6 @@ def test_ends_are_each_rows_own():
     kinds = ({}, {"ignore_eos": True}, {"stop_token_ids": [5, 6]})
     rows = np.array([take(table, request(3, [0], **params)) for params in kinds])
     eos = (2,)
-    assert table.ends_of(rows, np.array([2, 2, 2]), eos).tolist() == [True, False, True]
-    assert table.ends_of(rows, np.array([5, 5, 5]), eos).tolist() == [False, False, True]
-    assert table.ends_of(rows, np.array([7, 7, 7]), eos).tolist() == [False, False, False]
+    assert table.check_stop(rows, np.array([2, 2, 2]), eos).tolist() == [True, False, True]
+    assert table.check_stop(rows, np.array([5, 5, 5]), eos).tolist() == [False, False, True]
+    assert table.check_stop(rows, np.array([7, 7, 7]), eos).tolist() == [False, False, False]

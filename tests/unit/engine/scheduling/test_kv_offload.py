@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 
 from rayinfer.engine.scheduling.kv_offload import KVOffload
-from rayinfer.kv_cache.block_hash import PrefixDigests
+from rayinfer.kv_cache.block_hash import BlockHashes
 
 SIZE = 4
 
 
 def request(request_id, token_ids=()):
     """As much of a request as the second pool looks at."""
-    digests = PrefixDigests(SIZE, b"salt")
-    digests.extend(np.array(token_ids, np.int32), len(token_ids))
-    return SimpleNamespace(request_id=request_id, digests=digests, salt=b"salt", trace=None)
+    block_hashes = BlockHashes(SIZE, b"salt")
+    block_hashes.extend(np.array(token_ids, np.int32), len(token_ids))
+    return SimpleNamespace(request_id=request_id, block_hashes=block_hashes, salt=b"salt", trace=None)
 
 
 def tokens(count, start=0):

@@ -5,7 +5,7 @@ import pytest
 
 from rayinfer.engine.scheduling.request import RequestStatus, new_request
 from rayinfer.protocols import GenerationRequest
-from rayinfer.routing.preparation import block_digests
+from rayinfer.routing.preparation import hash_prompt_blocks
 from rayinfer.sampling_params import SamplingParams
 
 WAITING, WAITING_FOR_PREFIX, RUNNING, FINISHED = RequestStatus
@@ -31,15 +31,15 @@ def accepted(*, max_model_len=100, eos_token_ids=(2,), params=None, **fields):
     )
 
 
-@pytest.mark.parametrize("generation", [0, 3])
-def test_engines_and_routers_name_the_blocks_of_one_generation_of_weights_alike(generation):
+@pytest.mark.parametrize("version", [0, 3])
+def test_engines_and_routers_name_the_blocks_of_one_version_of_weights_alike(version):
     request = GenerationRequest(request_id="r/0", prompt_token_ids=list(range(10)), sampling_params=SamplingParams())
     token_ids = np.arange(10, dtype=np.int32)
     settings = {"seed": 0, "max_model_len": 100, "block_size": 4, "eos_token_ids": (), "now": 0.0}
-    own = new_request(request, token_ids, weights_generation=generation, **settings)
-    own.digests.extend(token_ids, 10)
-    assert own.digests.digests == block_digests(request, 4, generation)
-    assert own.digests.digests != block_digests(request, 4, generation + 1)
+    own = new_request(request, token_ids, weights_version=version, **settings)
+    own.block_hashes.extend(token_ids, 10)
+    assert own.block_hashes.hashes == hash_prompt_blocks(request, 4, version)
+    assert own.block_hashes.hashes != hash_prompt_blocks(request, 4, version + 1)
 
 
 @pytest.mark.parametrize(("before", "after"), sorted(LEGAL, key=str))

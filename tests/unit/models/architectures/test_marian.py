@@ -64,9 +64,9 @@ def test_checkpoints_may_hold_positions_and_copies_of_the_embedding(tmp_path):
 def test_how_answers_begin_and_end_comes_from_the_generation_config(tmp_path):
     config = read_model_config(make_tiny_marian(tmp_path))
     assert config.eos_token_ids == (END,)
-    assert config.answers.start_token_id == PAD
-    assert config.answers.bad_token_sequences == ((PAD,),)
-    assert config.answers.forced_end_token_id == END
+    assert config.seq2seq.start_token_id == PAD
+    assert config.seq2seq.bad_token_sequences == ((PAD,),)
+    assert config.seq2seq.forced_end_token_id == END
 
 
 def test_a_missing_tensor_is_named_in_the_checkpoints_own_words(tmp_path):

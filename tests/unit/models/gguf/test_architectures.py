@@ -70,7 +70,7 @@ def original(request, tmp_path):
 
 def test_a_converted_model_is_the_original_one(original, tmp_path):
     architecture, folder = original
-    file = write_tiny_gguf(folder, tmp_path / "tiny.gguf", architecture=architecture, quantised=False)
+    file = write_tiny_gguf(folder, tmp_path / "tiny.gguf", architecture=architecture, quantized=False)
     convert_gguf(file, tmp_path / "model")
     before, after = (load_file(each / "model.safetensors") for each in (folder, tmp_path / "model"))
     assert after.keys() == before.keys()
@@ -84,7 +84,7 @@ def test_a_converted_model_is_the_original_one(original, tmp_path):
 
 def test_the_configuration_is_the_original_one(original, tmp_path):
     architecture, folder = original
-    file = write_tiny_gguf(folder, tmp_path / "tiny.gguf", architecture=architecture, quantised=False)
+    file = write_tiny_gguf(folder, tmp_path / "tiny.gguf", architecture=architecture, quantized=False)
     convert_gguf(file, tmp_path / "model")
     written = json.loads((tmp_path / "model" / "config.json").read_text())
     before, after = AutoConfig.from_pretrained(folder), AutoConfig.from_pretrained(tmp_path / "model")

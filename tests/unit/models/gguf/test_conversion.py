@@ -28,7 +28,7 @@ def original(tmp_path_factory):
 @pytest.fixture(scope="module")
 def converted(original, tmp_path_factory):
     folder = tmp_path_factory.mktemp("plain")
-    convert_gguf(write_tiny_gguf(original, folder / "tiny.gguf", quantised=False), folder / "model")
+    convert_gguf(write_tiny_gguf(original, folder / "tiny.gguf", quantized=False), folder / "model")
     return folder / "model"
 
 
@@ -39,7 +39,7 @@ def test_a_plain_file_gives_back_the_original_weights_exactly(original, converte
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
-def test_quantised_weights_are_unpacked_and_rounded_to_bfloat16(original, tmp_path):
+def test_quantized_weights_are_unpacked_and_rounded_to_bfloat16(original, tmp_path):
     convert_gguf(write_tiny_gguf(original, tmp_path / "tiny.gguf"), tmp_path / "model")
     before, after = load_file(original / "model.safetensors"), load_file(tmp_path / "model" / "model.safetensors")
     name = "model.layers.1.mlp.down_proj.weight"
@@ -116,7 +116,7 @@ def test_a_tensor_without_a_place_is_named(original, tmp_path):
 
 @pytest.mark.parametrize("num_bytes", [0, 3, 20, 400, 20_000, -100])
 def test_a_truncated_file_is_refused_in_one_line(original, tmp_path, num_bytes):
-    file = write_tiny_gguf(original, tmp_path / "tiny.gguf", quantised=False)
+    file = write_tiny_gguf(original, tmp_path / "tiny.gguf", quantized=False)
     file.write_bytes(file.read_bytes()[:num_bytes])
     with pytest.raises(ModelLoadError, match=r"tiny\.gguf") as refusal:
         convert_gguf(file, tmp_path / "model")

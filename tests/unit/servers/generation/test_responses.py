@@ -9,8 +9,8 @@ from rayinfer.protocols import GenerationRequest
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.generation.prompt_outputs import generate_outputs
 from rayinfer.servers.generation.responses import StreamedResponse
-from rayinfer.servers.openai.answer import AnswerSettings
 from rayinfer.servers.openai.chunks import COMPLETION, ChunkWriter
+from rayinfer.servers.openai.response_settings import ResponseSettings
 from support.fakes.fake_generator import FakeGenerator
 
 TEXT = "/v1/completions"
@@ -119,9 +119,9 @@ async def test_every_output_is_sent_as_soon_as_it_is_there(app, generator):
 
 def streamed_response(generator: FakeGenerator, **settings: float) -> StreamedResponse:
     request = GenerationRequest(request_id="a", prompt_token_ids=[1], sampling_params=SamplingParams())
-    settings_of_answer = AnswerSettings(id="cmpl-a", created=1, model="tiny", prompts=[[1]], num_choices=1)
+    response_settings = ResponseSettings(id="cmpl-a", created=1, model="tiny", prompts=[[1]], num_choices=1)
     return StreamedResponse(
-        generate_outputs(generator, [request]), ChunkWriter(settings_of_answer, COMPLETION), **settings
+        generate_outputs(generator, [request]), ChunkWriter(response_settings, COMPLETION), **settings
     )
 
 

@@ -5,12 +5,12 @@ import pytest
 from rayinfer.errors import RequestFailed, RequestTimedOut
 from rayinfer.outputs import CompletionOutput, RequestOutput
 from rayinfer.servers.generation.prompt_outputs import PromptOutput
-from rayinfer.servers.openai.answer import AnswerSettings
 from rayinfer.servers.openai.chunks import CHAT, COMPLETION, ChunkWriter
+from rayinfer.servers.openai.response_settings import ResponseSettings
 
 
-def settings(**fields) -> AnswerSettings:
-    return AnswerSettings(
+def settings(**fields) -> ResponseSettings:
+    return ResponseSettings(
         **{"id": "x-1", "created": 17, "model": 'a"b', "prompts": [[1, 2]], "num_choices": 1, **fields}
     )
 

@@ -344,7 +344,7 @@ async def test_one_bad_request_harms_no_other(client, generator):
     assert len(generator.requests) == 2
 
 
-async def test_a_long_text_is_tokenised_like_a_short_one(client, generator, models):
+async def test_a_long_text_is_tokenized_like_a_short_one(client, generator, models):
     generator.max_model_len = 100_000
     long_text = "the quick brown fox " * 600
     await client.post(TEXT, json={"prompt": long_text})
@@ -356,7 +356,7 @@ async def test_a_request_may_ask_for_1024_choices(client, generator):
     assert len(response.json()["choices"]) == 1024
 
 
-async def test_long_prompts_are_tokenised_in_their_order_beside_short_ones(client, generator, models):
+async def test_long_prompts_are_tokenized_in_their_order_beside_short_ones(client, generator, models):
     generator.max_model_len = 100_000
     prompts = ["the quick brown fox " * 600, "short", "a" * 20]
     await client.post(TEXT, json={"prompt": prompts})

@@ -133,7 +133,7 @@ async def test_a_very_long_body_does_not_hold_up_a_long_one(client_with_template
 
 
 @pytest.mark.parametrize("name", ["bad_words", "bad\\u005fwords"])
-async def test_forbidden_words_are_tokenised_in_a_thread_however_their_name_is_written(
+async def test_forbidden_words_are_tokenized_in_a_thread_however_their_name_is_written(
     client_with_template, template, name
 ):
     content = json.dumps({"messages": [{"role": "user", "content": "a"}], "bad_words": ["b"]}).replace(

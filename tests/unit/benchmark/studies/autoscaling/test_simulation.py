@@ -12,7 +12,7 @@ from rayinfer.errors import ConfigError
 from rayinfer.routing.autoscaling_policy import ModelLoad
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
 
-PACE = EnginePace(step_s=0.01, prompt_token_s=0.001, output_token_s=0.0, chunk_tokens=100, num_seats=4, start_s=5.0)
+PACE = EnginePace(step_s=0.01, prompt_token_s=0.001, output_token_s=0.0, chunk_tokens=100, max_num_seqs=4, start_s=5.0)
 SETTINGS = AutoscalingSettings(max_replicas=4, target_waiting_tokens=1000, downscale_delay_s=60, ttft_objective_s=1.0)
 
 

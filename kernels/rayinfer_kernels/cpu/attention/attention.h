@@ -1,0 +1,131 @@
+// Paged attention for mixed batches, to be called by every thread of a team.
+//
+// Once per step:        AttentionTiles tiles; tiles.cut(step, num_threads);      // the same for all its layers
+// Once per thread:      TileWorker<E> worker;                                    // its buffers grow, and are kept
+// Per layer, by all:    worker.run(layer, query, tiles, put);                    // no barrier inside
+//
+// E is what the cache holds: float, bfloat16 or int8_t. Keys and values of the step's tokens have to be in the cache, so a
+// barrier comes before `run`; and one after it, before results are read or the next layer begins. `put(token, head,
+// row)` is called once for each, by some thread, with the result [head_dim] in float32, which is gone afterwards; behind
+// head_dim the row has zeros up to a multiple of 16.
+//
+// A row keeps a running softmax (Milakov and Gimelshein 2018) over chunks of its context that begin at fixed positions.
+// No sum depends on which rows are in one tile: a row's result is the same bits alone, in any batch, however its prompt was
+// cut, on any number of threads.
+#pragma once
+
+#include "attention/attention_products.h"
+#include "attention/attention_tiles.h"
+
+namespace rayinfer {
+
+// Parameters of one layer of a step.
+template <class E>
+struct AttentionLayer {
+    Cache<E> cache;
+    float scale;
+    float softcap;               // 0: none
+    const float* position_bias;  // [num_heads, num_distances], by how far back a token lies; null: none
+    int64_t num_distances;
+};
+
+// Queries, keys or values, in float32 or in the model's type: [num_tokens, num_heads, head_dim].
+template <class X>
+struct Heads {
+    const X* data;
+    int64_t token_stride, head_stride;
+
+    const X* at(int64_t token, int64_t head) const { return data + token * token_stride + head * head_stride; }
+};
+
+// Tokens of a request; empty where `begin` is not below `end`.
+struct TokenRange {
+    int64_t begin, end;
+
+    bool is_empty() const { return begin >= end; }
+};
+
+// Some neighboring rows of a tile whose weights are in the worker's score buffer.
+struct ValueRows {
+    int64_t first, count;
+    int64_t first_score;  // of the buffer's rows
+    float* decay;         // what each row's sums are multiplied by first; 1 afterwards
+    RowStates states;
+
+    ValueRows part(int64_t begin, int64_t num_rows) const {
+        return {begin, num_rows, first_score + begin - first, decay + begin - first, states};
+    }
+};
+
+template <class E>
+class TileWorker {
+  public:
+    // Computes tiles until none is left.
+    template <class X, class Put>
+    void run(const AttentionLayer<E>& layer, Heads<X> query, AttentionTiles& tiles, const Put& put) {
+        begin(layer, tiles);
+        next_tile_ = tiles.next();
+        while (const Tile* tile = next_tile_) {
+            next_tile_ = tiles.next();  // early, so that its keys can be fetched meanwhile
+            load_queries(*tile, query);
+            const float* results = attend(*tile);
+            if (results != nullptr) put_results(*tile, results, put);
+        }
+    }
+
+  private:
+    template <class X>
+    void load_queries(const Tile& tile, Heads<X> query) {
+        const int64_t group = step_.group();
+        for (int64_t row = 0; row < tile.num_tokens * group; ++row) {
+            const X* from = query.at(tile.first_token + row / group, tile.kv_head * group + row % group);
+            for (int64_t d = 0; d < step_.head_dim; d += kWidth)
+                store(&query_[row * step_.padded_dim() + d], load(from + d, step_.head_dim - d));
+        }
+    }
+
+    template <class Put>
+    void put_results(const Tile& tile, const float* results, const Put& put) {
+        const int64_t group = step_.group();
+        for (int64_t row = 0; row < tile.num_tokens * group; ++row)
+            put(tile.first_token + row / group, tile.kv_head * group + row % group, results + row * states_stride());
+    }
+
+    int64_t states_stride() const { return step_.padded_dim() + RowStates::kExtra; }
+    int64_t score_stride() const { return (step_.chunk() + kWidth - 1) / kWidth * kWidth; }
+
+    void begin(const AttentionLayer<E>& layer, AttentionTiles& tiles);
+    // The finished rows, states_stride() apart; null while other parts of a split tile are not through.
+    const float* attend(const Tile& tile);
+    void attend_to_part(int64_t begin, int64_t end, RowStates states);
+    void add_chunk(int64_t start, int64_t first_piece, int64_t num_tokens, RowStates states);
+    void find_pieces(int64_t start, int64_t first_piece, int64_t num_pieces);
+    void find_next_keys(int64_t start);
+    void fetch_next_keys(int64_t first) const;
+    void score_rows(int64_t row, int64_t num_rows, int64_t first_piece, int64_t num_pieces, bool fetches_values);
+    void change_scores(int64_t row, int64_t start, int64_t num_vectors, float* scores) const;
+    float weigh_row(int64_t row, int64_t start, int64_t num_vectors, float* scores, RowStates states);
+    // The part of a range of tokens that the rows of the token at a position see.
+    TokenRange visible_at(int64_t position, TokenRange range) const;
+    bool zero_weights_hide(TokenRange chunk) const;
+    bool has_finite_values(int64_t begin, int64_t end) const;
+    void add_visible_values(const ValueRows& rows, TokenRange chunk);
+    void add_values_of(const ValueRows& rows, TokenRange tokens, int64_t start, const E* const* ahead);
+
+    AttentionStep step_;
+    AttentionLayer<E> layer_;
+    AttentionTiles* tiles_;
+    Tile tile_;
+    const Tile* next_tile_;  // null: there is none
+    int64_t num_rows_;
+    std::vector<Plain<E>> query_;
+    std::vector<float> scores_, whole_, part_, key_scales_, value_scales_;
+    std::vector<const E*> key_pieces_, value_pieces_;
+    std::vector<const E*> next_key_pieces_;  // of the chunk that comes next
+};
+
+extern template class TileWorker<float>;
+extern template class TileWorker<bfloat16>;
+extern template class TileWorker<int8_t>;
+
+}  // namespace rayinfer

@@ -1,0 +1,334 @@
+#include "attention/attention.h"
+
+#include "core/fetch_ahead.h"
+
+namespace rayinfer {
+namespace {
+
+constexpr float kLog2e = 1.44269504f;
+
+// 2^x for x <= 0, by 2^n times a polynomial in x - n; 0 below 2^-125.
+inline Float exp2_of_negative(Float x) {
+    constexpr float low = -125.0f, shift = 12582912.0f + 127.0f;  // 1.5 x 2^23 rounds to an integer
+    const Float bounded = x < low ? splat(low) : x;
+    const Float shifted = bounded + shift;
+    const Float r = bounded - (shifted - shift);
+    Float p = splat(1.327647129e-03f);
+    p = p * r + 9.675541893e-03f;
+    p = p * r + 5.550713092e-02f;
+    p = p * r + 2.402212024e-01f;
+    p = p * r + 6.931469440e-01f;
+    p = p * r + 1.0f;
+    const Float power = p * (Float)((Word)shifted << 23);
+    return x < low ? splat(0.0f) : power;
+}
+
+// By what a sum is multiplied whose weights are relative to another greatest score.
+inline float decay_of(float from, float to) { return from == to ? 1.0f : exp2_of_negative(splat(from - to))[0]; }
+
+// Adds the states after the next part of the context, in place.
+void fold(RowStates to, RowStates part, int64_t num_rows) {
+    for (int64_t row = 0; row < num_rows; ++row) {
+        const float most = std::max(to.most(row), part.most(row));
+        const float decay = decay_of(to.most(row), most), factor = decay_of(part.most(row), most);
+        to.most(row) = most;
+        *to.total(row) = *to.total(row) * decay + *part.total(row) * factor;
+        for (int64_t d = 0; d < to.padded_dim; d += kWidth)
+            store(to.sums(row) + d, load(to.sums(row) + d) * decay + load(part.sums(row) + d) * factor);
+    }
+}
+
+}  // namespace
+
+template <class E>
+void TileWorker<E>::begin(const AttentionLayer<E>& layer, AttentionTiles& tiles) {
+    layer_ = layer;
+    tiles_ = &tiles;
+    step_ = tiles.step();
+    const int64_t rows = step_.tokens_per_tile() * step_.group(), chunk = step_.chunk();
+    auto grow = [](auto& of, int64_t count) { if ((int64_t)of.size() < count) of.resize(count); };
+    grow(query_, rows * step_.padded_dim());
+    grow(scores_, kTileRows * score_stride());
+    grow(whole_, rows * states_stride());
+    grow(part_, rows * states_stride());
+    grow(key_pieces_, chunk / step_.piece());
+    grow(value_pieces_, chunk / step_.piece());
+    if (Cache<E>::kHasScales) {
+        grow(key_scales_, score_stride());
+        grow(value_scales_, score_stride());
+    }
+}
+
+template <class E>
+const float* TileWorker<E>::attend(const Tile& tile) {
+    tile_ = tile;
+    num_rows_ = tile.num_tokens * step_.group();
+    RowStates states{whole_.data(), step_.padded_dim()};
+    if (tile.split >= 0) {
+        attend_to_part(tile.begin, tile.end, tiles_->part_states(tile, tile.part));
+        if (!tiles_->is_last_part(tile.split)) return nullptr;
+        states = tiles_->part_states(tile, 0);
+        for (int32_t part = 1; part < tiles_->num_parts(tile.split); ++part)
+            fold(states, tiles_->part_states(tile, part), num_rows_);
+    } else {
+        const RowStates part{part_.data(), step_.padded_dim()};
+        const int64_t length = step_.part(), first_end = (tile.begin / length + 1) * length;
+        attend_to_part(tile.begin, std::min(first_end, tile.end), states);
+        for (int64_t begin = first_end; begin < tile.end; begin += length) {
+            attend_to_part(begin, std::min(begin + length, tile.end), part);
+            fold(states, part, num_rows_);
+        }
+    }
+    for (int64_t row = 0; row < num_rows_; ++row)
+        for (int64_t d = 0; d < step_.padded_dim(); d += kWidth)
+            store(states.sums(row) + d, load(states.sums(row) + d) / *states.total(row));
+    return states.data;
+}
+
+template <class E>
+void TileWorker<E>::attend_to_part(int64_t begin, int64_t end, RowStates states) {
+    for (int64_t row = 0; row < num_rows_; ++row) {
+        std::fill_n(states.sums(row), states.stride(), 0.0f);
+        states.most(row) = -kInfinity;
+    }
+    const int64_t chunk = step_.chunk();
+    for (int64_t start = begin / chunk * chunk; start < end; start += chunk) {
+        // Blocks that no row sees any more may belong to others by now.
+        const int64_t first_piece = std::max<int64_t>(0, begin - start) / step_.piece();
+        add_chunk(start, first_piece, std::min(end - start, chunk), states);
+    }
+    for (int64_t row = 0; row < num_rows_; ++row) *states.total(row) = sum_of(load(states.total(row)));
+}
+
+// The tokens [start, start + num_tokens) of the request; those before the first piece are seen by no row.
+template <class E>
+void TileWorker<E>::add_chunk(int64_t start, int64_t first_piece, int64_t num_tokens, RowStates states) {
+    const int64_t piece = step_.piece(), num_pieces = (num_tokens + piece - 1) / piece;
+    const int64_t num_groups = (num_rows_ + kTileRows - 1) / kTileRows;
+    find_pieces(start, first_piece, num_pieces);
+    find_next_keys(start);
+    // Blocks lie scattered, and each is too short for the processor to guess what comes next. While the first rows' scores
+    // are computed, their values are fetched; while those are added, the next keys.
+    const int64_t num_here = num_pieces - first_piece;
+    const bool fetches_keys = (int64_t)next_key_pieces_.size() >= num_here;
+    const TokenRange chunk{start, start + num_tokens}, seen = {visible_at(tile_.first_position, chunk).begin, chunk.end};
+    const bool is_plain = zero_weights_hide(chunk);
+    for (int64_t group = 0; group < num_groups; ++group) {
+        const int64_t first = num_rows_ * group / num_groups, count = num_rows_ * (group + 1) / num_groups - first;
+        float decay[kTileRows];
+        score_rows(first, count, first_piece, num_pieces, group == 0);
+        if (group == 0) fetch_next_keys(fetches_keys ? num_here : 0);
+        for (int64_t r = 0; r < count; ++r)
+            decay[r] = weigh_row(first + r, start, (num_tokens + kWidth - 1) / kWidth, &scores_[r * score_stride()], states);
+        const ValueRows rows{first, count, 0, decay, states};
+        if (is_plain)
+            add_values_of(rows, seen, start, group == 0 && fetches_keys ? next_key_pieces_.data() : nullptr);
+        else
+            add_visible_values(rows, chunk);
+    }
+}
+
+template <class E>
+TokenRange TileWorker<E>::visible_at(int64_t position, TokenRange range) const {
+    return {std::max(range.begin, step_.first_visible(position)), std::min(range.end, position + 1)};
+}
+
+// Whether a weight of zero hides every value of a chunk that some of the tile's rows see and others do not: it does not
+// hide NaN and infinities. Those of eight bits are integers, and a weight of zero is not multiplied by its scale.
+template <class E>
+bool TileWorker<E>::zero_weights_hide(TokenRange chunk) const {
+    if constexpr (Cache<E>::kHasScales) return true;
+    const TokenRange first = visible_at(tile_.first_position, chunk);
+    const TokenRange last = visible_at(tile_.first_position + tile_.num_tokens - 1, chunk);
+    return has_finite_values(first.begin - chunk.begin, std::min(last.begin, chunk.end) - chunk.begin) &&
+           has_finite_values(std::max(first.end - chunk.begin, int64_t{0}), last.end - chunk.begin);
+}
+
+// Of the tokens [begin, end) of a chunk, and of those that are paired with them.
+template <class E>
+bool TileWorker<E>::has_finite_values(int64_t begin, int64_t end) const {
+    if (begin >= end) return true;
+    constexpr int64_t n = kNeighbors<E>;
+    const int64_t piece = step_.piece();
+    Float spoilt = splat(0.0f);
+    for (int64_t token = begin / n * n, next; token < end; token = next) {
+        next = std::min((end + n - 1) / n * n, (token / piece + 1) * piece);
+        const E* values = value_pieces_[token / piece] + token % piece * step_.padded_dim();
+        for (int64_t i = 0; i < (next - token) * step_.padded_dim(); i += kWidth)
+            if constexpr (!Cache<E>::kHasScales) spoilt += load(values + i) * 0.0f;
+    }
+    return sum_of(spoilt) == 0.0f;
+}
+
+// Adds the weighted values of a chunk to a few rows, each of which reads only those that it sees: what all see is read once
+// for all, in whole pairs, the few values before and behind it for one token's rows at a time.
+template <class E>
+void TileWorker<E>::add_visible_values(const ValueRows& rows, TokenRange chunk) {
+    constexpr int64_t n = kNeighbors<E>;
+    const int64_t group = step_.group(), end = rows.first + rows.count, position = tile_.first_position;
+    const TokenRange first = visible_at(position + rows.first / group, chunk);
+    const TokenRange last = visible_at(position + (end - 1) / group, chunk);
+    TokenRange common = {(last.begin + n - 1) / n * n, first.end / n * n};
+    if (common.is_empty()) common = {chunk.end, chunk.end};
+    auto for_each_token = [&](auto add) {
+        for (int64_t row = rows.first, next; row < end; row = next) {
+            next = std::min(end, (row / group + 1) * group);
+            add(rows.part(row, next - row), visible_at(position + row / group, chunk));
+        }
+    };
+    for_each_token([&](const ValueRows& part, TokenRange sees) {
+        add_values_of(part, {sees.begin, std::min(sees.end, common.begin)}, chunk.begin, nullptr);
+    });
+    add_values_of(rows, common, chunk.begin, nullptr);
+    for_each_token([&](const ValueRows& part, TokenRange sees) {
+        add_values_of(part, {std::max(sees.begin, common.end), sees.end}, chunk.begin, nullptr);
+    });
+}
+
+template <class E>
+void TileWorker<E>::add_values_of(const ValueRows& rows, TokenRange tokens, int64_t start, const E* const* ahead) {
+    if (tokens.is_empty()) return;
+    constexpr int64_t weights_per_score = sizeof(float) / sizeof(Plain<E>);
+    const int64_t skipped = tokens.begin - start, piece = skipped ? skipped / step_.piece() : 0;
+    const int64_t first = piece * step_.piece();
+    const Plain<E>* weights = (const Plain<E>*)&scores_[rows.first_score * score_stride()] + first;
+    add_values<E>(rows.count, {weights, score_stride() * weights_per_score, &value_pieces_[piece], ahead, step_.piece(),
+                               skipped - first, tokens.end - start - first, step_.padded_dim(), rows.decay,
+                               rows.states.sums(rows.first), rows.states.stride()});
+    std::fill_n(rows.decay, rows.count, 1.0f);
+}
+
+template <class E>
+void TileWorker<E>::find_pieces(int64_t start, int64_t first_piece, int64_t num_pieces) {
+    const Cache<E>& cache = layer_.cache;
+    const int32_t* table = step_.block_tables + tile_.request * step_.block_table_stride;
+    for (int64_t i = first_piece; i < num_pieces; ++i) {
+        const int64_t token = start + i * step_.piece(), offset = token % cache.block_size;
+        const int64_t block = table[token / cache.block_size];
+        key_pieces_[i] = cache.key_block(block, tile_.kv_head) + offset * kNeighbors<E>;
+        value_pieces_[i] = cache.value_block(block, tile_.kv_head) + offset * cache.padded_dim;
+        if constexpr (Cache<E>::kHasScales) {
+            const int64_t slot = cache.first_slot(block, tile_.kv_head) + offset, count = step_.piece();
+            std::copy_n(cache.key_scales + slot, count, &key_scales_[i * count]);
+            std::copy_n(cache.value_scales + slot, count, &value_scales_[i * count]);
+        }
+    }
+}
+
+// The keys of the chunk that is computed after the one that begins at `start`, be it another tile's.
+template <class E>
+void TileWorker<E>::find_next_keys(int64_t start) {
+    next_key_pieces_.clear();
+    if (step_.piece() < step_.block_size) return;  // keys of a part of a block do not lie in one piece
+    int64_t begin = start + step_.chunk();
+    const Tile* tile = &tile_;
+    if (begin >= tile_.end) {
+        if (next_tile_ == nullptr) return;
+        tile = next_tile_;
+        begin = tile->begin / step_.chunk() * step_.chunk();
+    }
+    const Cache<E>& cache = layer_.cache;
+    const int32_t* table = step_.block_tables + tile->request * step_.block_table_stride;
+    for (int64_t token = begin; token < std::min(tile->end, begin + step_.chunk()); token += step_.block_size) {
+        const int64_t block = table[token / step_.block_size];
+        next_key_pieces_.push_back(cache.key_block(block, tile->kv_head));
+        if constexpr (Cache<E>::kHasScales) {
+            __builtin_prefetch(cache.key_scales + cache.first_slot(block, tile->kv_head));
+            __builtin_prefetch(cache.value_scales + cache.first_slot(block, tile->kv_head));
+        }
+    }
+}
+
+// From one of them on.
+template <class E>
+void TileWorker<E>::fetch_next_keys(int64_t first) const {
+    const int64_t bytes = step_.piece() * step_.padded_dim() * (int64_t)sizeof(E);
+    for (int64_t i = first; i < (int64_t)next_key_pieces_.size(); ++i)
+        for (int64_t at = 0; at < bytes; at += kLine) fetch<kLine>((const char*)next_key_pieces_[i] + at);
+}
+
+template <class E>
+void TileWorker<E>::score_rows(int64_t row, int64_t num_rows, int64_t first_piece, int64_t num_pieces, bool fetches_values) {
+    const int64_t piece = step_.piece(), width = piece % kSimd ? 8 : kSimd, per_piece = piece / width;
+    const bool is_changed = layer_.softcap != 0.0f || layer_.position_bias != nullptr;
+    ScoreTask<E> task;
+    task.query = &query_[row * step_.padded_dim()];
+    task.query_stride = task.padded_dim = step_.padded_dim();
+    task.block_size = step_.block_size;
+    task.factor = is_changed ? layer_.scale : layer_.scale * kLog2e;
+    task.score_stride = score_stride();
+    for (int64_t at = first_piece * per_piece, end = num_pieces * per_piece; at < end;) {
+        const int64_t count = end - at >= kTileVectors ? kTileVectors : end - at >= 2 ? 2 : 1;
+        for (int64_t v = 0; v < count; ++v) {
+            const int64_t index = (at + v) / per_piece, offset = (at + v) % per_piece * width;
+            task.keys[v] = key_pieces_[index] + offset * kNeighbors<E>;
+            task.ahead[v] = fetches_values ? value_pieces_[index] + offset * step_.padded_dim() : nullptr;
+        }
+        task.scales = Cache<E>::kHasScales ? &key_scales_[at * width] : nullptr;
+        task.scores = &scores_[at * width];
+        score_tokens(num_rows, count, width, task);
+        at += count;
+    }
+}
+
+// The model's own changes; from here on scores are exponents of two.
+template <class E>
+void TileWorker<E>::change_scores(int64_t row, int64_t start, int64_t num_vectors, float* scores) const {
+    const int64_t head = tile_.kv_head * step_.group() + row % step_.group();
+    const int64_t distance = tile_.first_position + row / step_.group() - start;
+    for (int64_t v = 0; v < num_vectors; ++v) {
+        Float score = load(scores + v * kWidth);
+        if (layer_.softcap != 0.0f) score = layer_.softcap * tanh(score / layer_.softcap);
+        if (layer_.position_bias != nullptr) {
+            float biases[kWidth];
+            for (int64_t i = 0; i < kWidth; ++i)
+                biases[i] = layer_.position_bias[head * layer_.num_distances +
+                                                 std::clamp<int64_t>(distance - v * kWidth - i, 0, layer_.num_distances - 1)];
+            score += load(biases);
+        }
+        store(scores + v * kWidth, score * kLog2e);
+    }
+}
+
+// Converts a row's scores into weights, relative to the greatest score so far; returns the decay of what came before.
+template <class E>
+float TileWorker<E>::weigh_row(int64_t row, int64_t start, int64_t num_vectors, float* scores, RowStates states) {
+    if (layer_.softcap != 0.0f || layer_.position_bias != nullptr) change_scores(row, start, num_vectors, scores);
+    const int64_t position = tile_.first_position + row / step_.group();
+    const int64_t first = step_.first_visible(position) - start;
+    const int64_t last = std::min(position - start, step_.chunk() - 1);  // whole vectors may end later
+    if (first > 0 || last < num_vectors * kWidth - 1) {
+        const Int lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        for (int64_t v = 0; v < num_vectors; ++v) {
+            const Int token = lanes + (int32_t)(v * kWidth);
+            const Float score = load(scores + v * kWidth);
+            store(scores + v * kWidth,
+                  (token >= (int32_t)first) & (token <= (int32_t)last) ? score : splat(-kInfinity));
+        }
+    }
+    Float greatest = load(scores);
+    for (int64_t v = 1; v < num_vectors; ++v) {
+        const Float score = load(scores + v * kWidth);
+        greatest = score > greatest ? score : greatest;
+    }
+    const float before = states.most(row), most = std::max(before, max_of(greatest));
+    const float decay = decay_of(before, most), origin = most == -kInfinity ? 0.0f : most;  // nothing to see yet: zeros
+    Float total = load(states.total(row)) * decay;
+    Plain<E>* weights = (Plain<E>*)scores;  // in the same place: none is longer than its score
+    for (int64_t v = 0; v < num_vectors; ++v) {
+        Float weight = exp2_of_negative(load(scores + v * kWidth) - origin);
+        total += weight;
+        if constexpr (Cache<E>::kHasScales)
+            weight = weight == 0.0f ? weight : weight * load(&value_scales_[v * kWidth]);
+        store(weights + v * kWidth, weight);
+    }
+    store(states.total(row), total);
+    states.most(row) = most;
+    return decay;
+}
+
+template class TileWorker<float>;
+template class TileWorker<bfloat16>;
+template class TileWorker<int8_t>;
+
+}  // namespace rayinfer

@@ -1,0 +1,81 @@
+// Rows in the form in which products read them.
+//
+// Which form that is depends on the weight's format and on T, the model's own type: float32 numbers, bfloat16 numbers, or
+// numbers of eight bits behind a header with their scale.
+#pragma once
+
+#include <type_traits>
+
+#include "gemm/weight.h"
+
+namespace rayinfer {
+
+#if defined(__AVX512BF16__) && defined(__AVX512VL__)
+constexpr bool kHasBfloat16Products = true;
+#else
+constexpr bool kHasBfloat16Products = false;
+#endif
+
+constexpr int64_t kRowAlignment = 64;  // bytes: every encoded row begins where a cache line does
+
+// A number of a row that is not quantized: where nothing multiplies bfloat16 they are widened once, not in every product.
+template <class T>
+using Plain = std::conditional_t<std::is_same_v<T, bfloat16> && kHasBfloat16Products, bfloat16, float>;
+
+// Whether rows are quantized when they are encoded.
+inline bool is_dynamic(Format format) { return format == Format::int8_dynamic || format == Format::int4_dynamic; }
+
+// What stands before the numbers of a quantized row; behind them, if they have signs, stands what groups of them begin with.
+struct alignas(kRowAlignment) QuantizedRow {
+    float scale;  // a number is its eight bits times this; NaN for a row that holds an infinity or NaN
+};
+
+inline uint8_t* quantized_numbers(void* row) { return (uint8_t*)row + sizeof(QuantizedRow); }
+inline const uint8_t* quantized_numbers(const void* row) { return (const uint8_t*)row + sizeof(QuantizedRow); }
+
+// Of each 32 numbers, their sum times -8: added to products with weights that were moved up by 8 to have no sign.
+constexpr int32_t kInt4Zero = 8;
+inline int32_t* group_offsets(void* row, int64_t padded_width) {
+    return (int32_t*)(quantized_numbers(row) + rounded_up(padded_width, kRowAlignment));
+}
+inline const int32_t* group_offsets(const void* row, int64_t padded_width) {
+    return group_offsets((void*)row, padded_width);
+}
+
+// Numbers of a plain row, padded with zeros to whole steps of the format.
+inline int64_t padded_width(Format format, int64_t width) {
+    switch (format) {
+        case Format::float32: return width;
+        case Format::bfloat16: return rounded_up(width, 2);
+        case Format::int8:
+        case Format::int8_dynamic: return rounded_up(width, 4);
+        case Format::int4_dynamic: return rounded_up(width, kGroupSize);
+    }
+    return width;
+}
+
+// Bytes from one encoded row to the next.
+template <class T>
+int64_t encoded_row_bytes(Format format, int64_t width) {
+    const int64_t numbers = padded_width(format, width);
+    if (is_dynamic(format)) {
+        const int64_t offsets = format == Format::int4_dynamic ? numbers / kGroupSize * (int64_t)sizeof(int32_t) : 0;
+        return (int64_t)sizeof(QuantizedRow) + rounded_up(numbers, kRowAlignment) + rounded_up(offsets, kRowAlignment);
+    }
+    return rounded_up(numbers * (int64_t)sizeof(Plain<T>), kRowAlignment);
+}
+
+// Of eight bits with a sign, or moved up by 128 to have none: q = round(x / scale), scale = max |x| / 127. Where nothing
+// is larger than 2^-100 all are 0.
+void quantize_row(const float* row, int64_t width, int64_t padded, bool has_sign, void* to);
+
+template <class T>
+void encode_row(Format format, const float* row, int64_t width, void* to) {
+    const int64_t padded = padded_width(format, width);
+    if (is_dynamic(format)) return quantize_row(row, width, padded, format == Format::int4_dynamic, to);
+    Plain<T>* numbers = (Plain<T>*)to;
+    for (int64_t i = 0; i < padded; i += kWidth)
+        store(numbers + i, rounded_to<T>(load(row + i, width - i)), padded - i);
+}
+
+}  // namespace rayinfer

@@ -1,0 +1,217 @@
+// Products with weights of float32 or bfloat16.
+//
+// Rows are cut into tiles whose sums fill the registers. A panel is read from memory once for all of them, some inputs at
+// a time, so that it stays in the second level cache; meanwhile what comes next is prefetched.
+
+#include <algorithm>
+
+#include "core/fetch_ahead.h"
+#include "gemm/panel_products.h"
+#include "gemm/register_sums.h"
+#include "gemm/row_buffer.h"
+#include "gemm/row_tiles.h"
+
+namespace rayinfer {
+namespace {
+
+constexpr int64_t kBlockInputs = 768;  // two panels of float32 and the rows fit into a cache of 1 MB with space left
+constexpr int64_t kRowsToWiden = 40;  // so many read pairs widened before; fewer widen them in registers
+constexpr int kVectorsPerPanel = kPanelWidth / kSimd;
+constexpr int kVectorsPerLine = kLine / (4 * kSimd);
+
+template <class E>
+constexpr int64_t kPerWord = 4 / sizeof(E);
+
+// Rows of a tile; widening pairs takes registers.
+template <class E>
+constexpr int kMostRows = kSimd == 8 && !std::is_same_v<E, Plain<E>> ? 4 : kTileRows;
+template <class E>
+constexpr int kMostWideRows = kTileVectors < 4 ? 2 : kMostRows<E>;
+
+// Words of one round: two where 12 products alone would not make up for the loop's own work.
+template <class E>
+constexpr int64_t kWordsPerRound = kSimd == 8 && kPerWord<E> == 1 ? 2 : 1;
+
+alignas(kLine) constexpr float kZeros[kPanelsAtOnce * kPanelWidth] = {};
+
+// A few lines to fetch in each round of a loop.
+struct Ahead {
+    const char* at;
+    int64_t step;
+};
+
+// One tile of rows, and the block of columns that it is multiplied by.
+template <class E>
+struct TileTask {
+    const Plain<E>* rows;
+    int64_t row_stride;
+    const E* columns[2];  // where those of each panel begin
+    int64_t num_inputs;
+    const float* start;   // what the sums begin with
+    int64_t start_stride;
+    float* sums;
+    int64_t sum_stride;
+    bool is_alone;        // no other tile reads the same columns
+    Ahead ahead;          // what else is read next, if it is not
+};
+
+template <class E, int Rows, int Vectors>
+__attribute__((noinline)) void multiply_tile(const TileTask<E>& task) {
+    using Float = typename Lanes<kSimd>::Float;
+    constexpr int64_t n = kPerWord<E>;
+    Sums<E, Rows, Vectors, kSimd> sums;
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v)
+            sums.at[r][v] = load_raw<Float>(task.start + r * task.start_stride + v * kSimd);
+    const Plain<E>* rows = task.rows;
+    const E *columns = task.columns[0], *others = task.columns[1];
+    const char* ahead = task.ahead.at;
+    const int64_t row_stride = task.row_stride, ahead_step = task.ahead.step;
+    const bool is_alone = task.is_alone;
+    auto vector = [&](int v) RAYINFER_LAMBDA {
+        return (v < kVectorsPerPanel ? columns : others) + v % kVectorsPerPanel * kSimd * n;
+    };
+    auto add_one = [&]() RAYINFER_LAMBDA {
+        sums.add(vector, rows, row_stride);
+        if (is_alone)
+#pragma GCC unroll 8
+            for (int v = 0; v < Vectors; v += kVectorsPerLine) fetch<kLine>((const char*)vector(v) + kStreamAhead);
+        rows += n;
+        columns += kPanelWidth * n;
+        others += kPanelWidth * n;
+    };
+    const int64_t num_words = task.num_inputs / n;
+    for (int64_t w = 0; w < num_words / kWordsPerRound<E>; ++w) {
+#pragma GCC unroll 4
+        for (int64_t i = 0; i < kWordsPerRound<E>; ++i) add_one();
+        if (!is_alone) fetch<kLine>(ahead);
+        ahead += ahead_step;
+    }
+    for (int64_t w = 0; w < num_words % kWordsPerRound<E>; ++w) add_one();
+#pragma GCC unroll 8
+    for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v)
+            std::memcpy(task.sums + r * task.sum_stride + v * kSimd, &sums.at[r][v], sizeof(Float));
+}
+
+// The rest of a panel, or of two, from some input on.
+template <class E>
+struct Panels {
+    const E* data;
+    int64_t stride;  // numbers from one panel to the next
+    int64_t count;
+
+    Panels from(int64_t input) const { return {data + input * kPanelWidth, stride, count}; }
+    const E* panel(int64_t index) const { return data + index * stride; }
+};
+
+// Walks through what will be read next, a part of each panel, as evenly as the rounds of the loops allow.
+class Lookahead {
+  public:
+    template <class E>
+    Lookahead(Panels<E> next, int64_t num_inputs)
+        : next_((const char*)next.data), stride_(next.stride * sizeof(E)),
+          bytes_(num_inputs * kPanelWidth * sizeof(E)), total_(bytes_ * next.count) {}
+
+    void spread(int64_t num_rounds) { step_ = std::min(kLine, total_ / std::max<int64_t>(1, num_rounds) + 1); }
+
+    Ahead next(int64_t num_rounds) {
+        if (done_ >= total_) return {next_, 0};
+        const Ahead ahead = {next_ + done_ / bytes_ * stride_ + done_ % bytes_, step_};
+        done_ += num_rounds * step_;
+        return ahead;
+    }
+
+  private:
+    const char* next_;
+    int64_t stride_, bytes_, total_, done_ = 0, step_ = kLine;
+};
+
+// Multiplies all rows by some inputs of the panels; the rows begin with the first of these inputs.
+template <class E>
+void multiply_block(RowTile rows, Panels<E> panels, int64_t num_inputs, bool continues, float* sums, Lookahead& lookahead) {
+    const int64_t width = panels.count * kPanelWidth;
+    const RowTiles tiles(rows.num_rows, kMostRows<E>);
+    const bool is_alone = tiles.count == 1;
+    // Two panels at a time share what is loaded of the rows; one at a time is read faster.
+    const bool is_wide = kSimd < 16 ? rows.num_rows <= 2 : panels.count == 2 && !is_alone;
+    const int64_t step = (is_wide ? 4 : 2) * kSimd;
+    const int64_t num_rounds = num_inputs / kPerWord<E> / kWordsPerRound<E>;
+    lookahead.spread(num_rounds * tiles.count * (width / step));
+    for (int64_t column = 0; column < width; column += step)
+        for (int64_t row = 0, end; row < rows.num_rows; row = end) {
+            end = tiles.end_of(row);
+            const E* columns = panels.panel(column / kPanelWidth) + column % kPanelWidth * kPerWord<E>;
+            const TileTask<E> task = {(const Plain<E>*)(rows.rows + row * rows.row_bytes),
+                                      rows.row_bytes / (int64_t)sizeof(Plain<E>),
+                                      {columns, columns + panels.stride},
+                                      num_inputs,
+                                      continues ? sums + row * width + column : kZeros,
+                                      continues ? width : 0,
+                                      sums + row * width + column,
+                                      width,
+                                      is_alone,
+                                      lookahead.next(num_rounds)};
+            if (is_wide)
+                with_rows<kMostWideRows<E>>(end - row, [&](auto count) { multiply_tile<E, count, 4>(task); });
+            else
+                with_rows<kMostRows<E>>(end - row, [&](auto count) { multiply_tile<E, count, 2>(task); });
+        }
+}
+
+// Pairs of bfloat16 to float32, both in panels.
+void widen_panels(Panels<bfloat16> from, int64_t num_inputs, float* to) {
+    for (int64_t p = 0; p < from.count; ++p) {
+        const bfloat16* pairs = from.panel(p);
+        for (int64_t i = 0; i < num_inputs * kPanelWidth; i += 2 * kPanelWidth)
+            for (int64_t c = 0; c < kPanelWidth; c += kWidth) {
+                const Word words = load_raw<Word>(pairs + i + 2 * c);
+                store(to + i + c, (Float)(words << 16));
+                store(to + i + kPanelWidth + c, (Float)(words & 0xffff0000u));
+            }
+        to += num_inputs * kPanelWidth;
+    }
+}
+
+template <class E>
+void multiply_in_blocks(RowTile rows, Panels<E> panels, int64_t num_inputs, float* sums) {
+    const bool is_read_again = rows.num_rows >= kRowsToWiden;
+    const int64_t num_blocks = is_read_again ? (num_inputs + kBlockInputs - 1) / kBlockInputs : 1;
+    const int64_t block = rounded_up((num_inputs + num_blocks - 1) / num_blocks, kPerWord<E>);
+    for (int64_t begin = 0; begin < num_inputs; begin += block) {
+        const int64_t count = std::min(block, num_inputs - begin);
+        const Panels<E> here = panels.from(begin);
+        const bool is_last = begin + count == num_inputs;
+        Lookahead lookahead(is_last ? Panels<E>{panels.panel(panels.count), panels.stride, panels.count}
+                                    : panels.from(begin + count),
+                            std::min(block, is_last ? num_inputs : num_inputs - begin - count));
+        const RowTile part = {rows.rows + begin * (int64_t)sizeof(Plain<E>), rows.row_bytes, rows.num_rows};
+        if constexpr (!std::is_same_v<E, Plain<E>>) {
+            if (is_read_again) {
+                thread_local RowBuffer buffer;
+                float* widened = buffer.rows<float>(panels.count * count, kPanelWidth);
+                widen_panels(here, count, widened);
+                multiply_block<float>(part, {widened, count * kPanelWidth, panels.count}, count, begin > 0, sums, lookahead);
+                continue;
+            }
+        }
+        multiply_block<E>(part, here, count, begin > 0, sums, lookahead);
+    }
+}
+
+}  // namespace
+
+template <class T>
+void float_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums) {
+    const int64_t num_inputs = padded_width(weight.format, weight.in_features);
+    const int64_t stride = num_inputs * kPanelWidth;
+    multiply_in_blocks<T>(rows, {(const T*)weight.panels + panel * stride, stride, num_panels}, num_inputs, sums);
+}
+
+template void float_products<float>(const Weight&, RowTile, int64_t, int64_t, float*);
+template void float_products<bfloat16>(const Weight&, RowTile, int64_t, int64_t, float*);
+
+}  // namespace rayinfer

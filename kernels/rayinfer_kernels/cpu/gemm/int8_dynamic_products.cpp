@@ -1,0 +1,142 @@
+// Products of weights of eight bits with rows of eight bits.
+//
+// A row's numbers were moved up by 128 to have no sign, as the processor's instruction wants it: each output's sum of
+// weights, times 128, is taken away again. All of that is exact; then come one rounding to float32 and the two scales.
+//
+// Some inputs of the panels are multiplied by all rows before the next are read, so that they stay in the second cache;
+// meanwhile the panels that come next are prefetched.
+
+#include <algorithm>
+
+#include "gemm/byte_sums.h"
+#include "core/fetch_ahead.h"
+#include "gemm/panel_products.h"
+#include "gemm/row_tiles.h"
+
+namespace rayinfer {
+namespace {
+
+constexpr int64_t kMostWideRows = kByteLanes < 16 ? 2 : kByteTileRows;
+constexpr int kVectorsPerPanel = kPanelWidth / kByteLanes;
+constexpr int kVectorsPerLine = kLine / (4 * kByteLanes);
+constexpr int64_t kQuadBytes = kPanelWidth * 4;
+constexpr int64_t kBlockQuads = 512;  // of two panels, 128 kB: the next ones and rows fit beside them into a cache of 1 MB
+
+struct TileTask {
+    const uint8_t* rows;
+    int64_t row_bytes;
+    int64_t quad, num_quads;   // which inputs
+    const int8_t* columns[2];  // where those of each panel begin
+    bool is_first, is_last;    // whether `sums` hold nothing yet; whether they become results
+    const int32_t* column_sums;
+    const float* scales;
+    float* sums;
+    int64_t sum_stride;
+    bool is_alone;      // no other tile reads the same columns
+    const char* ahead;  // what to fetch if it is not, a line in each round
+    int64_t ahead_step;
+};
+
+template <int Rows, int Vectors>
+__attribute__((noinline)) void multiply_tile(const TileTask& task) {
+    constexpr Sign sign = Sign::columns;
+    ByteSums sums[Rows][Vectors] = {};
+    if (!task.is_first)
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+            for (int v = 0; v < Vectors; ++v)
+                sums[r][v] = load_raw<ByteSums>(task.sums + r * task.sum_stride + v * kByteLanes);
+    const uint8_t* rows = quantized_numbers(task.rows) + task.quad * 4;
+    const int8_t *columns = task.columns[0], *others = task.columns[1];
+    const char* ahead = task.ahead;
+    const int64_t row_bytes = task.row_bytes, ahead_step = task.ahead_step;
+    const bool is_alone = task.is_alone;
+    auto vector = [&](int v) __attribute__((always_inline)) {
+        return (v < kVectorsPerPanel ? columns : others) + v % kVectorsPerPanel * kByteLanes * 4;
+    };
+    for (const uint8_t* end = rows + task.num_quads * 4; rows < end; rows += 4) {
+        decltype(prepared_columns<sign>(Quads{})) prepared[Vectors];
+#pragma GCC unroll 8
+        for (int v = 0; v < Vectors; ++v)
+            prepared[v] = prepared_columns<sign>(load_raw<Quads>(vector(v)));
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) {
+            const auto row = prepared_row<sign>(load_raw<uint32_t>(rows + r * row_bytes));
+#pragma GCC unroll 8
+            for (int v = 0; v < Vectors; ++v) add_products<sign>(sums[r][v], prepared[v], row);
+        }
+        if (is_alone) {
+#pragma GCC unroll 8
+            for (int v = 0; v < Vectors; v += kVectorsPerLine) fetch<kLine>(vector(v) + kStreamAhead);
+        } else {
+            fetch<kLine>(ahead);
+            ahead += ahead_step;
+        }
+        columns += kQuadBytes;
+        others += kQuadBytes;
+    }
+    if (!task.is_last) {
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r)
+#pragma GCC unroll 8
+            for (int v = 0; v < Vectors; ++v)
+                std::memcpy(task.sums + r * task.sum_stride + v * kByteLanes, &sums[r][v], sizeof(ByteSums));
+        return;
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors; ++v) {
+        const ByteSums moved = load_raw<ByteSums>(task.column_sums + v * kByteLanes) * 128;
+        const SumFloats scales = load_raw<SumFloats>(task.scales + v * kByteLanes);
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) {
+            const float row_scale = ((const QuantizedRow*)(task.rows + r * row_bytes))->scale;
+            const SumFloats result = __builtin_convertvector(sums[r][v] - moved, SumFloats) * scales * row_scale;
+            std::memcpy(task.sums + r * task.sum_stride + v * kByteLanes, &result, sizeof(result));
+        }
+    }
+}
+
+}  // namespace
+
+void int8_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums) {
+    const int64_t width = num_panels * kPanelWidth, num_quads = padded_width(weight.format, weight.in_features) / 4;
+    const int64_t stride = num_quads * kQuadBytes;
+    const int8_t* panels = (const int8_t*)weight.panels + panel * stride;
+    const RowTiles tiles(rows.num_rows, kByteTileRows);
+    const int64_t num_blocks = rows.num_rows <= kByteTileRows ? 1 : (num_quads + kBlockQuads - 1) / kBlockQuads;
+    const bool is_wide = kByteLanes < 16 ? rows.num_rows <= 2 : num_panels == 2 && rows.num_rows > 1;
+    const int64_t step = (is_wide ? 4 : 2) * kByteLanes;
+    const char *ahead = (const char*)panels + num_panels * stride, *ahead_end = ahead + num_panels * stride;
+    for (int64_t block = 0; block < num_blocks; ++block) {
+        const int64_t quad = num_quads * block / num_blocks, quads = num_quads * (block + 1) / num_blocks - quad;
+        for (int64_t column = 0; column < width; column += step)
+            for (int64_t row = 0, end; row < rows.num_rows; row = end) {
+                end = tiles.end_of(row);
+                const int8_t* columns =
+                    panels + column / kPanelWidth * stride + column % kPanelWidth * 4 + quad * kQuadBytes;
+                const int64_t output = panel * kPanelWidth + column;
+                const TileTask task = {rows.rows + row * rows.row_bytes,
+                                       rows.row_bytes,
+                                       quad,
+                                       quads,
+                                       {columns, columns + stride},
+                                       block == 0,
+                                       block + 1 == num_blocks,
+                                       weight.sums + output,
+                                       weight.scales + output,
+                                       sums + row * width + column,
+                                       width,
+                                       tiles.count == 1,
+                                       ahead,
+                                       ahead < ahead_end ? kLine : 0};
+                if (is_wide)
+                    with_rows<kMostWideRows>(end - row, [&](auto count) { multiply_tile<count, 4>(task); });
+                else
+                    with_rows<kByteTileRows>(end - row, [&](auto count) { multiply_tile<count, 2>(task); });
+                ahead += task.ahead_step * quads;
+            }
+    }
+}
+
+}  // namespace rayinfer

@@ -1,0 +1,41 @@
+// One linear layer as an operation of its own: rows of the model's type in and out.
+
+#include "gemm/linear.h"
+#include "gemm/model_rows.h"
+
+namespace rayinfer {
+namespace {
+
+template <class T>
+void linear(const ModelRows<T>& x, const LinearLayer<T>& layer, T* out, int num_threads) {
+    thread_local RowBuffer encoded, widened;
+    const EncodedRows rows = encoded_buffer(x, layer.weight.format, encoded);
+    float* scratch = widened.rows<float>(num_threads, x.width);
+    thread_local WorkStealingQueue kept;
+    WorkStealingQueue& units = kept;  // the calling thread's, for all threads of the team
+    units.begin(num_threads);
+#pragma omp parallel num_threads(num_threads)
+    {
+        const ThreadRange thread = this_thread();
+        if (rows.data != (const uint8_t*)x.data) {
+            encode_rows(x, layer.weight.format, rows, thread, scratch + thread.index * x.width);
+#pragma omp barrier
+        }
+        layer.run(rows, units, 0, thread, StoreInRows<T>{out, layer.weight.out_features});
+    }
+}
+
+}  // namespace
+}  // namespace rayinfer
+
+#define RAYINFER_LINEAR(name, T)                                                                                  \
+    extern "C" __attribute__((visibility("default"))) void name(                                                  \
+        const void* x, int64_t x_stride, const rayinfer::Weight* weight, const void* bias, int32_t activation,    \
+        void* out, int64_t num_rows, int num_threads) {                                                           \
+        using namespace rayinfer;                                                                                 \
+        linear<T>({(const T*)x, x_stride, num_rows, weight->in_features},                                         \
+                  {*weight, (const T*)bias, (Activation)activation}, (T*)out, num_threads);                       \
+    }
+
+RAYINFER_LINEAR(rayinfer_linear_float32, float)
+RAYINFER_LINEAR(rayinfer_linear_bfloat16, rayinfer::bfloat16)

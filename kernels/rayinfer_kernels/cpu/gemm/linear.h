@@ -1,0 +1,124 @@
+// A linear layer divided among threads, and the stores of its sums.
+//
+// Everything here runs inside a parallel region: each thread computes its range; a barrier comes before the results are read.
+#pragma once
+
+#include <algorithm>
+
+#include "activations.h"
+#include "gemm/panel_products.h"
+#include "core/thread_team.h"
+
+namespace rayinfer {
+
+enum class Activation : int32_t { none = 0, silu = 1, gelu_tanh = 2 };
+
+inline Float activate(Activation activation, Float x) {
+    switch (activation) {
+        case Activation::none: return x;
+        case Activation::silu: return silu(x);
+        case Activation::gelu_tanh: return gelu_tanh(x);
+    }
+    return x;
+}
+
+// Encoded rows of one layer's input.
+struct EncodedRows {
+    const uint8_t* data;
+    int64_t row_bytes, num_rows;
+    RowTile part(int64_t row, int64_t end) const {
+        return {data + row * row_bytes, row_bytes, end - row};
+    }
+};
+
+// Puts results into rows of Out.
+template <class Out>
+struct StoreInRows {
+    Out* out;
+    int64_t stride;
+    void operator()(int64_t row, int64_t column, Float x, int64_t left) const {
+        store(out + row * stride + column, x, left);
+    }
+};
+
+// Adds results to rows of float32.
+struct AddToRows {
+    float* sums;
+    int64_t stride;
+    void operator()(int64_t row, int64_t column, Float x, int64_t left) const {
+        float* to = sums + row * stride + column;
+        store(to, load(to, left) + x, left);
+    }
+};
+
+template <class T>
+struct LinearLayer {
+    const Weight& weight;
+    const T* bias;  // or null; a gated weight's is [2 x out_features], gate first
+    Activation activation;
+
+    // `put(row, column, values, left)` takes sixteen results at a time, of which `left` count.
+    template <class Put>
+    void run(EncodedRows rows, WorkStealingQueue& units, uint32_t round, ThreadRange thread, const Put& put) const {
+        // Threads share the panels, and the rows too where panels are few.
+        const int64_t num_panels = weight.panels_per_half();
+        const int64_t num_tiles = (rows.num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
+        const int64_t num_parts = std::max<int64_t>(1, std::min<int64_t>(num_tiles, thread.count / num_panels));
+        const int64_t most = num_parts > 1 ? 1 : kPanelsAtOnce;
+        for (;;) {
+            const Range taken = units.next(round, thread, num_parts * num_panels, most);
+            if (taken.size() == 0) return;
+            const int64_t part = taken.begin / num_panels, panel = taken.begin % num_panels;
+            const Range tiles = ThreadRange{(int)part, (int)num_parts}.of(num_tiles);
+            run(rows, {tiles.begin * kRowsAtOnce, std::min(tiles.end * kRowsAtOnce, rows.num_rows)},
+                {panel, panel + taken.size()}, put);
+        }
+    }
+
+    // The rows of a range by the panels of another; a gated weight counts its panels in pairs.
+    template <class Put>
+    void run(EncodedRows rows, Range row_range, Range units, const Put& put) const {
+        alignas(kRowAlignment) float sums[kRowsPerBlock * kPanelsAtOnce * kPanelWidth];
+        const int64_t panels_per_unit = weight.is_gated ? 2 : 1;
+        for (int64_t unit = units.begin; unit < units.end;) {
+            const int64_t count = weight.is_gated ? 1 : std::min(kPanelsAtOnce, units.end - unit);
+            const int64_t num_panels = count * panels_per_unit, width = num_panels * kPanelWidth;
+            for (int64_t row = row_range.begin; row < row_range.end; row += kRowsPerBlock) {
+                const RowTile block = rows.part(row, std::min(row + kRowsPerBlock, row_range.end));
+                panel_products<T>(weight, block, unit * panels_per_unit, num_panels, sums);
+                for (int64_t r = 0; r < block.num_rows; ++r) {
+                    if (weight.is_gated)
+                        put_gated(row + r, unit * kPanelWidth, sums + r * width, put);
+                    else
+                        put_plain(row + r, unit * kPanelWidth, count * kPanelWidth, sums + r * width, put);
+                }
+            }
+            unit += count;
+        }
+    }
+
+    template <class Put>
+    void put_plain(int64_t row, int64_t column, int64_t width, const float* sums, const Put& put) const {
+        const int64_t end = std::min(column + width, weight.out_features);
+        for (int64_t c = column; c < end; c += kWidth, sums += kWidth) {
+            Float sum = load(sums);
+            if (bias) sum += load(bias + c, end - c);
+            put(row, c, activate(activation, sum), end - c);
+        }
+    }
+
+    template <class Put>
+    void put_gated(int64_t row, int64_t column, const float* sums, const Put& put) const {
+        const int64_t end = std::min(column + kPanelWidth, weight.out_features);
+        for (int64_t c = column; c < end; c += kWidth, sums += kWidth) {
+            Float gate = load(sums), up = load(sums + kPanelWidth);
+            if (bias) {
+                gate += load(bias + c, end - c);
+                up += load(bias + weight.out_features + c, end - c);
+            }
+            put(row, c, activate(activation, gate) * up, end - c);
+        }
+    }
+};
+
+}  // namespace rayinfer

@@ -1,0 +1,98 @@
+// Rows of float32 to rows of eight bits.
+
+#include <limits>
+
+#include "gemm/encoded_rows.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace rayinfer {
+namespace {
+
+constexpr float kLimit = 127.0f;
+constexpr float kSmallest = 0x1p-100f;  // what is smaller everywhere counts as nothing: its scale's inverse is no float
+constexpr int32_t kInfinite = 0x7f800000;
+
+// The bits of the largest size: sizes are ordered as their bits are, with infinity and NaN above all numbers.
+int32_t largest_size(const float* row, int64_t width) {
+    Int most = {};
+    for (int64_t i = 0; i < width; i += kWidth) {
+        const Int size = (Int)load(row + i, width - i) & 0x7fffffff;
+        most = size > most ? size : most;
+    }
+    int32_t largest = 0;
+    for (int lane = 0; lane < kWidth; ++lane) largest = most[lane] > largest ? most[lane] : largest;
+    return largest;
+}
+
+typedef int8_t Numbers __attribute__((vector_size(kWidth)));
+
+// To the nearest, ties to even. Not by adding a large number: that could be fused with the multiplication before it.
+inline Numbers nearest(Float x) {
+#if defined(__AVX512F__)
+    return (Numbers)_mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)x));
+#elif defined(__SSE2__)
+    __m128 parts[4];
+    std::memcpy(parts, &x, sizeof(x));
+    const __m128i first = _mm_packs_epi32(_mm_cvtps_epi32(parts[0]), _mm_cvtps_epi32(parts[1]));
+    const __m128i second = _mm_packs_epi32(_mm_cvtps_epi32(parts[2]), _mm_cvtps_epi32(parts[3]));
+    return (Numbers)_mm_packs_epi16(first, second);
+#else
+    Numbers numbers;
+    for (int lane = 0; lane < kWidth; ++lane) numbers[lane] = (int8_t)__builtin_nearbyintf(x[lane]);
+    return numbers;
+#endif
+}
+
+// What makes the sign go: 128 is added to each number.
+inline Numbers moved_up(Numbers numbers) { return numbers ^ (int8_t)-128; }
+
+inline int32_t sum_of(Numbers numbers) {
+#if defined(__SSE2__)
+    const __m128i halves = _mm_sad_epu8((__m128i)moved_up(numbers), __m128i{});
+    return _mm_cvtsi128_si32(halves) + _mm_cvtsi128_si32(_mm_unpackhi_epi64(halves, halves)) - 128 * kWidth;
+#else
+    int32_t sum = 0;
+    for (int lane = 0; lane < kWidth; ++lane) sum += numbers[lane];
+    return sum;
+#endif
+}
+
+template <bool HasSign>
+void quantize(const float* row, int64_t width, int64_t padded, float inverse, void* to) {
+    uint8_t* bytes = quantized_numbers(to);
+    int32_t* offsets = group_offsets(to, padded);
+    int32_t sum = 0;
+    for (int64_t i = 0; i < padded; i += kWidth) {
+        const Numbers numbers = nearest(load(row + i, width - i) * inverse);
+        const Numbers stored = HasSign ? numbers : moved_up(numbers);
+        std::memcpy(bytes + i, &stored, sizeof(stored));
+        if constexpr (HasSign) {
+            sum += sum_of(numbers);
+            if ((i + kWidth) % kGroupSize) continue;
+            *offsets++ = sum * -kInt4Zero;
+            sum = 0;
+        }
+    }
+}
+
+}  // namespace
+
+void quantize_row(const float* row, int64_t width, int64_t padded, bool has_sign, void* to) {
+    const int32_t bits = largest_size(row, width);
+    float largest;
+    std::memcpy(&largest, &bits, sizeof(largest));
+    const bool is_finite = bits < kInfinite, counts = largest >= kSmallest;
+    QuantizedRow& header = *(QuantizedRow*)to;
+    header.scale = !is_finite ? std::numeric_limits<float>::quiet_NaN() : counts ? largest / kLimit : 0.0f;
+    if (!is_finite) width = 0;
+    const float inverse = is_finite && counts ? kLimit / largest : 0.0f;
+    if (has_sign)
+        quantize<true>(row, width, padded, inverse, to);
+    else
+        quantize<false>(row, width, padded, inverse, to);
+}
+
+}  // namespace rayinfer

@@ -1,0 +1,51 @@
+// What a linear layer multiplies by, as packed_weight.py lays it out.
+#pragma once
+
+#include <cstdint>
+
+#include "core/lanes.h"
+
+namespace rayinfer {
+
+constexpr int64_t kPanelWidth = 32;  // outputs of one panel
+constexpr int64_t kGroupSize = 32;   // inputs that share a scale where weights have four bits
+
+// The numbers are packed_weight.py's.
+enum class Format : int32_t {
+    float32 = 0,
+    bfloat16 = 1,
+    int8 = 2,          // weights of eight bits, rows as the model has them
+    int8_dynamic = 3,  // the same weights, and rows of eight bits that are quantized when they are encoded
+    int4_dynamic = 4,  // weights of four bits in groups, rows of eight
+};
+
+// Passed from Python by pointer: the order and the types of its fields are those of `kernels.py`.
+struct Weight {
+    const uint8_t* panels;    // see panel_bytes
+    const float* scales;      // [num_panels x 32], of formats with eight bits
+    const int32_t* sums;      // [num_panels x 32], of each output's weights of eight bits
+    int64_t in_features;
+    int64_t out_features;     // a gated weight's are those of one half
+    Format format;
+    int32_t is_gated;         // panels of gate and up alternate, each half padded to whole panels
+
+    int64_t panels_per_half() const { return (out_features + kPanelWidth - 1) / kPanelWidth; }
+    int64_t num_panels() const { return panels_per_half() * (is_gated ? 2 : 1); }
+};
+
+inline int64_t rounded_up(int64_t count, int64_t multiple) { return (count + multiple - 1) / multiple * multiple; }
+
+// Bytes of one panel: 32 outputs for all inputs, padded to whole steps of the format.
+inline int64_t panel_bytes(Format format, int64_t in_features) {
+    switch (format) {
+        case Format::float32: return in_features * kPanelWidth * 4;
+        case Format::bfloat16: return rounded_up(in_features, 2) * kPanelWidth * 2;
+        case Format::int8:
+        case Format::int8_dynamic: return rounded_up(in_features, 4) * kPanelWidth;
+        // Of each group, half a byte for every weight and a scale of bfloat16 for every output.
+        case Format::int4_dynamic: return rounded_up(in_features, kGroupSize) / kGroupSize * (kGroupSize / 2 + 2) * kPanelWidth;
+    }
+    return 0;
+}
+
+}  // namespace rayinfer

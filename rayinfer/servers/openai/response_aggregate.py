@@ -1,0 +1,111 @@
+"""Responses that are sent in one piece."""
+
+from typing import Any
+
+from rayinfer.errors import RequestFailed
+from rayinfer.outputs import CompletionAggregate, OutputAggregate, TokenLogprobs
+from rayinfer.servers.generation.prompt_outputs import PromptOutput, check_ended_well
+from rayinfer.servers.openai.logprobs_formatter import LogprobsFormatter
+from rayinfer.servers.openai.response_settings import ResponseSettings, UsageCounter
+
+MANY_POSITIONS = 1000  # whose log probabilities take milliseconds to write down
+
+
+class ResponseAggregate:
+    """Gathers the deltas of all choices."""
+
+    def __init__(self, settings: ResponseSettings) -> None:
+        self._settings = settings
+        self._usage = UsageCounter(settings)
+        self._outputs = [OutputAggregate(settings.num_choices) for _ in settings.prompts]
+        self._choices = [choice for output in self._outputs for choice in output.choices]
+
+    def add(self, prompt_output: PromptOutput) -> None:
+        """Add an output; raises the error of a choice that failed."""
+        self._usage.add(prompt_output)
+        for completion in prompt_output.output.outputs:
+            check_ended_well(completion)
+            if completion.finish_reason is not None:
+                self._usage.finish(prompt_output.prompt * self._settings.num_choices + completion.index)
+        self._outputs[prompt_output.prompt].add(prompt_output.output)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it takes so long to encode that other requests should not wait for it."""
+        if self._settings.repeats_much:
+            return True
+        num_positions = sum(len(choice.logprobs) for choice in self._choices)
+        return num_positions + sum(len(output.prompt_logprobs or ()) for output in self._outputs) > MANY_POSITIONS
+
+    def chat_completion(self) -> dict[str, Any]:
+        """Return the body for /v1/chat/completions; raises RequestFailed when a choice has not ended."""
+        self._usage.check_is_complete()
+        formatter = self._settings.logprobs
+        choices = [
+            {
+                "index": index,
+                "message": {"role": "assistant", "content": "".join(choice.texts), "refusal": None},
+                "logprobs": formatter and formatter.chat(choice.token_ids, choice.logprobs),
+                **self._choice_end(choice),
+            }
+            for index, choice in enumerate(self._choices)
+        ]
+        body = self._body("chat.completion", choices)
+        if self._settings.with_token_ids:
+            body["prompt_token_ids"] = self._settings.prompts[0]
+        if self._settings.prompt_logprobs is not None:
+            body["prompt_logprobs"] = self._settings.prompt_logprobs.prompt(self._scored_prompt(0))
+        return body
+
+    def completion(self) -> dict[str, Any]:
+        """Return the body for /v1/completions; raises RequestFailed when a choice has not ended."""
+        self._usage.check_is_complete()
+        choices = [self._completion_choice(index, choice) for index, choice in enumerate(self._choices)]
+        return self._body("text_completion", choices)
+
+    def _completion_choice(self, index: int, choice: CompletionAggregate) -> dict[str, Any]:
+        settings, prompt = self._settings, index // self._settings.num_choices
+        echoed = "" if settings.echoed_texts is None else settings.echoed_texts[prompt]
+        body = {
+            "index": index,
+            "text": echoed + "".join(choice.texts),
+            "logprobs": settings.logprobs and self._completion_logprobs(index, choice, settings.logprobs),
+            **self._choice_end(choice),
+        }
+        if settings.with_token_ids:
+            body["prompt_token_ids"] = settings.prompts[prompt]
+        if settings.prompt_logprobs is not None and index % settings.num_choices == 0:  # once for each prompt
+            body["prompt_logprobs"] = settings.prompt_logprobs.prompt(self._scored_prompt(prompt))
+        return body
+
+    def _completion_logprobs(
+        self, index: int, choice: CompletionAggregate, formatter: LogprobsFormatter
+    ) -> dict[str, Any]:
+        token_ids: list[int] = []
+        positions: list[TokenLogprobs | None] = []
+        if self._settings.echoed_texts is not None:
+            prompt = index // self._settings.num_choices
+            token_ids += self._settings.prompts[prompt]
+            positions += self._scored_prompt(prompt)
+        lists = self._settings.completion_logprobs(index, formatter)
+        return lists.format([*token_ids, *choice.token_ids], [*positions, *choice.logprobs])
+
+    def _scored_prompt(self, prompt: int) -> list[TokenLogprobs | None]:
+        if (logprobs := self._outputs[prompt].prompt_logprobs) is None:
+            raise RequestFailed(f"the outputs brought no log probabilities of prompt {prompt}")
+        return logprobs
+
+    def _choice_end(self, choice: CompletionAggregate) -> dict[str, Any]:
+        end = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
+        return {**end, "token_ids": choice.token_ids} if self._settings.with_token_ids else end
+
+    def _body(self, object_: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": self._settings.id,
+            "object": object_,
+            "created": self._settings.created,
+            "model": self._settings.model,
+            "choices": choices,
+            "usage": self._usage.usage(),
+            "system_fingerprint": None,
+        }

@@ -1,0 +1,60 @@
+"""One validated request: prompts and parameters, and the form of its response."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rayinfer.sampling_params import SamplingParams
+from rayinfer.servers.generation.service import PreparedGeneration
+from rayinfer.servers.openai.chunks import CHAT, ChunkShape
+from rayinfer.servers.openai.logprobs_formatter import LogprobsFormatter
+from rayinfer.servers.openai.response_settings import ResponseSettings
+from rayinfer.servers.openai.schemas import GenerationBody
+from rayinfer.servers.served_model import ServedModel
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ValidatedRequest:
+    """A completion or chat completion whose fields are all in order."""
+
+    body: GenerationBody
+    model: ServedModel
+    params: SamplingParams
+    prompts: Sequence[list[int]]
+    shape: ChunkShape
+    echoed_texts: list[str] | None = None
+
+    def prepared(self) -> PreparedGeneration:
+        """Return what the service generates from."""
+        return PreparedGeneration(
+            model=self.model,
+            params=self.params,
+            prompts=self.prompts,
+            priority=self.body.priority or 0,
+            cache_salt=self.body.cache_salt or "",
+        )
+
+    def response_settings(self, name: str) -> ResponseSettings:
+        """Return the settings of the response to the request of this name."""
+        options = self.body.stream_options
+        with_usage = bool(options and options.include_usage)
+        return ResponseSettings(
+            id=f"{'chatcmpl' if self.shape is CHAT else 'cmpl'}-{name}",
+            created=int(time.time()),
+            model=self.model.name,
+            prompts=self.prompts,
+            num_choices=self.params.n,
+            echoed_texts=self.echoed_texts,
+            skips_special_tokens=self.params.skip_special_tokens,
+            logprobs=self._formatter(self.params.logprobs),
+            prompt_logprobs=self._formatter(self.body.prompt_logprobs),
+            with_token_ids=bool(self.body.return_token_ids),
+            with_usage=with_usage,
+            with_usage_in_every_chunk=with_usage and bool(options and options.continuous_usage_stats),
+        )
+
+    def _formatter(self, num_top: int | None) -> LogprobsFormatter | None:
+        if num_top is None:
+            return None
+        as_token_ids = bool(self.body.return_tokens_as_token_ids)
+        return LogprobsFormatter(tokenizer=self.model.tokenizer, num_top=num_top, as_token_ids=as_token_ids)
