@@ -48,6 +48,7 @@ class WeightArgument(ctypes.Structure):
         ("out_features", ctypes.c_int64),
         ("format", ctypes.c_int32),
         ("is_gated", ctypes.c_int32),
+        ("offsets", ctypes.c_void_p),
     )
 
 
@@ -70,6 +71,8 @@ class PackedWeight:
     is_gated: bool = False
     scales: torch.Tensor | None = None  # float32 [num_panels x 32], or one per row, of formats with eight bits
     sums: torch.Tensor | None = None  # int32 [num_panels x 32], each output's sum over its inputs, of the same formats
+    # Added to the weights of each group of inputs [out_features, num_groups], INT8_DYNAMIC; of INT4_DYNAMIC, if any.
+    offsets: "PackedWeight | None" = None
     argument: WeightArgument = field(init=False)  # valid as long as this object lives
 
     def __post_init__(self) -> None:
@@ -82,6 +85,8 @@ class PackedWeight:
         self.panels = moved(self.panels)
         self.scales = None if self.scales is None else moved(self.scales)
         self.sums = None if self.sums is None else moved(self.sums)
+        if self.offsets is not None:
+            self.offsets.move(moved)
         self._point()
 
     def _point(self) -> None:
@@ -89,6 +94,8 @@ class PackedWeight:
         for name in ("panels", "scales", "sums"):
             tensor = getattr(self, name)
             setattr(self.argument, name, None if tensor is None else tensor.data_ptr())
+        if self.offsets is not None:
+            self.argument.offsets = ctypes.addressof(self.offsets.argument)
 
     def layer(self, index: int) -> "PackedWeight":
         """One of several layers."""
@@ -100,6 +107,7 @@ class PackedWeight:
             is_gated=self.is_gated,
             scales=None if self.scales is None else self.scales[index],
             sums=None if self.sums is None else self.sums[index],
+            offsets=None if self.offsets is None else self.offsets.layer(index),
         )
 
     def rows(self, indices: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -115,9 +123,12 @@ class PackedWeight:
             float8_rows = self.panels[indices, : self.in_features].float() * self.scales[indices, None]
             return float8_rows.to(dtype or torch.float32)
         numbers, scales = self.quantized_rows(indices)
-        has_groups = scales.dim() == 2
-        factors = scales.repeat_interleave(GROUP_SIZE, 1)[:, : self.in_features] if has_groups else scales[:, None]
-        return (numbers * factors).to(dtype or torch.float32)
+        if scales.dim() == 1:
+            return (numbers * scales[:, None]).to(dtype or torch.float32)
+        rows = numbers * self._by_input(scales)
+        if self.offsets is not None:
+            rows += self._by_input(self.offsets.rows(indices))
+        return rows.to(dtype or torch.float32)
 
     def quantized_rows(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Numbers of a quantized weight's rows, int8 [n, in_features], and scales, float32 [n] or [n, num_groups]."""
@@ -128,6 +139,9 @@ class PackedWeight:
             assert self.scales is not None
             numbers, scales = self.panels[panel, :, column].flatten(1), self.scales[panel * PANEL_WIDTH + column]
         return numbers[:, : self.in_features], scales
+
+    def _by_input(self, of_groups: torch.Tensor) -> torch.Tensor:
+        return of_groups.repeat_interleave(GROUP_SIZE, 1)[:, : self.in_features]
 
     @property
     def num_rows(self) -> int:

@@ -21,12 +21,18 @@ class QuantizedWeight:
     # float32 [..., out_features] or, of four bits, [..., out_features, ceil(in_features / 32)] in values of bfloat16.
     scales: torch.Tensor
     format: WeightFormat
+    # Added to weights of each group, in INT8_DYNAMIC [..., out_features, ceil(in_features / 32)]; of four bits only.
+    offsets: "QuantizedWeight | None" = None
 
     def dequantize(self) -> torch.Tensor:
         """The weight that it stands for, in float32."""
         if self.format is not WeightFormat.INT4_DYNAMIC:
             return self.q * self.scales[..., None]
-        return self.q * self.scales.repeat_interleave(GROUP_SIZE, -1)[..., : self.q.shape[-1]]
+        weight = self.q * self._by_input(self.scales)
+        return weight if self.offsets is None else weight + self._by_input(self.offsets.dequantize())
+
+    def _by_input(self, of_groups: torch.Tensor) -> torch.Tensor:
+        return of_groups.repeat_interleave(GROUP_SIZE, -1)[..., : self.q.shape[-1]]
 
 
 def quantize(weight: torch.Tensor, format: WeightFormat, largest: torch.Tensor | None = None) -> QuantizedWeight:
@@ -48,7 +54,7 @@ def quantize(weight: torch.Tensor, format: WeightFormat, largest: torch.Tensor |
 def pack_quantized(quantized: QuantizedWeight, *, is_gated: bool = False) -> PackedWeight:
     """Pack it into the GEMM kernels' layout; a gated one holds the gate's outputs first, as in `pack`."""
     num_outputs, in_features = quantized.q.shape[-2:]
-    is_int4 = quantized.format is WeightFormat.INT4_DYNAMIC
+    is_int4, offsets = quantized.format is WeightFormat.INT4_DYNAMIC, quantized.offsets
     return PackedWeight(
         format=quantized.format,
         panels=_int4_panels(quantized, is_gated) if is_int4 else in_panels(quantized.q.clone(), 4, is_gated=is_gated),
@@ -57,6 +63,7 @@ def pack_quantized(quantized: QuantizedWeight, *, is_gated: bool = False) -> Pac
         is_gated=is_gated,
         scales=None if is_int4 else _by_output(quantized.scales, is_gated),
         sums=None if is_int4 else _by_output(quantized.q.sum(-1, dtype=torch.int32), is_gated),
+        offsets=None if offsets is None else pack_quantized(offsets, is_gated=is_gated),
     )
 
 
@@ -77,7 +84,8 @@ def quantize_float8(weight: torch.Tensor, *, is_gated: bool = False) -> PackedWe
 def unpack_quantized(packed: PackedWeight) -> QuantizedWeight:
     """Return the numbers and scales that one layer was packed from."""
     numbers, scales = packed.quantized_rows(torch.arange(packed.num_rows, device=packed.panels.device))
-    return QuantizedWeight(numbers, scales, packed.format)
+    offsets = None if packed.offsets is None else unpack_quantized(packed.offsets)
+    return QuantizedWeight(numbers, scales, packed.format, offsets)
 
 
 def _largest(weight: torch.Tensor) -> torch.Tensor:

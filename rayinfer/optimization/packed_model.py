@@ -11,6 +11,7 @@ from rayinfer_kernels import ops
 from rayinfer_kernels.ops import PackedWeight
 
 _PARTS = ("panels", "scales", "sums")
+_OFFSETS = "offsets"
 
 
 def stored_model(model: Any) -> StoredTensors:
@@ -19,20 +20,13 @@ def stored_model(model: Any) -> StoredTensors:
     notes: dict[str, Any] = {}
     for name, matrix in _matrices(model):
         if (packed := matrix.packed) is not None:
-            parts = {part: getattr(packed, part) for part in _PARTS}
-            tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items() if tensor is not None}
-            notes[name] = {
-                "format": packed.format.name,
-                "in_features": packed.in_features,
-                "out_features": packed.out_features,
-                "is_gated": packed.is_gated,
-            }
+            _store(packed, name, tensors, notes)
     return StoredTensors(tensors, notes)
 
 
 def packed_matrix(stored: StoredTensors, name: str) -> ops.PackedWeight:
     """Return the packed matrix of this name."""
-    return _packed_weight(stored.notes[name], {part: stored.tensors.get(f"{name}.{part}") for part in _PARTS})
+    return _take(stored.notes, name, dict(stored.tensors))
 
 
 def fill_model(model: torch.nn.Module, stored: StoredTensors) -> None:
@@ -40,8 +34,7 @@ def fill_model(model: torch.nn.Module, stored: StoredTensors) -> None:
     left = dict(stored.tensors)
     for name, matrix in _matrices(model):
         if name in stored.notes:
-            parts = {part: left.pop(f"{name}.{part}", None) for part in _PARTS}
-            matrix.use_packed(_packed_weight(stored.notes[name], parts))
+            matrix.use_packed(_take(stored.notes, name, left))
     for name, _ in list(model.named_parameters()):
         owner, _, kind = name.rpartition(".")
         setattr(model.get_submodule(owner), kind, torch.nn.Parameter(left.pop(name), requires_grad=False))
@@ -57,15 +50,29 @@ def _matrices(model: torch.nn.Module) -> list[tuple[str, Matrix]]:
     return [(name, module) for name, module in model.named_modules() if isinstance(module, Matrix)]
 
 
-def _packed_weight(note: Mapping[str, Any], parts: Mapping[str, torch.Tensor | None]) -> PackedWeight:
-    panels = parts["panels"]
-    assert panels is not None
+def _store(packed: PackedWeight, name: str, tensors: dict[str, torch.Tensor], notes: dict[str, Any]) -> None:
+    parts = {part: getattr(packed, part) for part in _PARTS}
+    tensors |= {f"{name}.{part}": tensor for part, tensor in parts.items() if tensor is not None}
+    notes[name] = {
+        "format": packed.format.name,
+        "in_features": packed.in_features,
+        "out_features": packed.out_features,
+        "is_gated": packed.is_gated,
+    }
+    if packed.offsets is not None:
+        _store(packed.offsets, f"{name}.{_OFFSETS}", tensors, notes)
+
+
+def _take(notes: Mapping[str, Any], name: str, tensors: dict[str, torch.Tensor]) -> PackedWeight:
+    """Build the packed weight of this name from tensors, which it takes out."""
+    note, offsets = notes[name], f"{name}.{_OFFSETS}"
     return PackedWeight(
         format=ops.WeightFormat[note["format"]],
-        panels=panels,
+        panels=tensors.pop(f"{name}.panels"),
         in_features=note["in_features"],
         out_features=note["out_features"],
         is_gated=note["is_gated"],
-        scales=parts["scales"],
-        sums=parts["sums"],
+        scales=tensors.pop(f"{name}.scales", None),
+        sums=tensors.pop(f"{name}.sums", None),
+        offsets=_take(notes, offsets, tensors) if offsets in notes else None,
     )

@@ -16,6 +16,7 @@ from rayinfer.models.decoder import Decoder
 from rayinfer.models.loader import empty_decoder, load_decoder
 from rayinfer.models.sharding import shard_decoder
 from rayinfer.optimization.calibration import calibrated_weights
+from rayinfer.optimization.four_bit_grids import keep_grid
 from rayinfer.optimization.packed_model import packed_matrix
 from rayinfer.optimization.sharded_weights import INPUTS, largest_by_output, shard_of
 from rayinfer.optimization.smoothing import smooth_decoder
@@ -65,8 +66,9 @@ def quantize_decoder(decoder: torch.nn.Module, quantization: str, folder: Path, 
     if quantization == INT8_DYNAMIC:
         smooth_decoder(decoder, folder, dtype)
     formats = matrix_formats(decoder, quantization)
-    to_calibrate = _with_four_bits(formats)
-    found = calibrated_weights(folder, dtype, to_calibrate) if to_calibrate else {}
+    found = _kept_grids(decoder, _with_four_bits(formats))
+    if to_calibrate := [name for name in _with_four_bits(formats) if name not in found]:
+        found |= calibrated_weights(folder, dtype, to_calibrate)
     _replace_matrices(
         decoder, formats, lambda name, weight: found.pop(name, None) or ops.quantize(weight, formats[name])
     )
@@ -109,6 +111,12 @@ def _copy_norms(decoder: torch.nn.Module, whole: Mapping[str, torch.Tensor]) -> 
 
 def _with_four_bits(formats: Mapping[str, ops.WeightFormat]) -> list[str]:
     return [name for name, format in formats.items() if format is ops.WeightFormat.INT4_DYNAMIC]
+
+
+def _kept_grids(decoder: torch.nn.Module, names: Iterable[str]) -> dict[str, ops.QuantizedWeight]:
+    matrices = {name: decoder.get_submodule(name) for name in names}
+    kept = {name: keep_grid(matrix.weight) for name, matrix in matrices.items() if isinstance(matrix, Matrix)}
+    return {name: quantized for name, quantized in kept.items() if quantized is not None}
 
 
 def _replace_matrices(

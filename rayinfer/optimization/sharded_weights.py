@@ -35,13 +35,20 @@ def shard_of(quantized: ops.QuantizedWeight, cut: ShardSlice | None) -> ops.Quan
     if cut is None:
         return quantized
     if cut.axis == OUTPUTS:
-        return ops.QuantizedWeight(cut.of(quantized.q), cut.of(quantized.scales), quantized.format)
+        offsets = None if quantized.offsets is None else shard_of(quantized.offsets, cut)
+        return ops.QuantizedWeight(cut.of(quantized.q), cut.of(quantized.scales), quantized.format, offsets)
     (kept,) = cut.ranges
     if quantized.format is not ops.WeightFormat.INT4_DYNAMIC:
         return ops.QuantizedWeight(cut.of(quantized.q).contiguous(), quantized.scales, quantized.format)
-    first_group = kept.start // ops.GROUP_SIZE
-    start = first_group * ops.GROUP_SIZE
+    groups = slice(kept.start // ops.GROUP_SIZE, -(-kept.stop // ops.GROUP_SIZE))
+    start = groups.start * ops.GROUP_SIZE
     numbers = quantized.q[:, start : kept.stop].clone()
     numbers[:, : kept.start - start] = 0
-    scales = quantized.scales[:, first_group : -(-kept.stop // ops.GROUP_SIZE)].contiguous()
-    return ops.QuantizedWeight(numbers, scales, quantized.format)
+    offsets = (
+        None
+        if quantized.offsets is None
+        else ops.QuantizedWeight(
+            quantized.offsets.q[:, groups].contiguous(), quantized.offsets.scales, quantized.offsets.format
+        )
+    )
+    return ops.QuantizedWeight(numbers, quantized.scales[:, groups].contiguous(), quantized.format, offsets)

@@ -50,6 +50,28 @@ def test_products_of_small_integers_equal_the_reference_to_the_bit(
         assert torch.equal(every_isa.packed_linear(rows, packed, bias), biased[:num_rows]), num_rows
 
 
+@pytest.mark.parametrize(("out_features", "in_features"), [(1, 8), (95, 41), (260, 1000)])
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_products_with_offsets_of_groups_equal_the_reference_to_the_bit(
+    isa_kernels, dtype, out_features, in_features, is_gated
+):
+    plain = quantize(torch.randn(2 * out_features, in_features), WeightFormat.INT4_DYNAMIC)
+    offsets = quantize(torch.randn(plain.scales.shape), WeightFormat.INT8_DYNAMIC)
+    packed = pack_quantized(QuantizedWeight(plain.q, plain.scales, plain.format, offsets), is_gated=is_gated)
+    x = torch.randn(20, in_features).to(dtype)
+    x[3], x[4, 0] = 0, torch.inf
+    if is_gated:
+        expected = reference.packed_gated_linear(x, packed, None, "silu")
+        actual = isa_kernels.packed_gated_linear(x, packed, None, "silu")
+        rtol = 1e-5 if dtype == torch.float32 else 0.008
+        torch.testing.assert_close(actual, expected, atol=1e-6, rtol=rtol, equal_nan=True)
+        return
+    expected = reference.packed_linear(x, packed, None)
+    for num_rows in NUMBERS_OF_ROWS:
+        actual = isa_kernels.packed_linear(x[:num_rows], packed, None)
+        torch.testing.assert_close(actual, expected[:num_rows], atol=0, rtol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 50])
 def test_every_instruction_set_equals_the_reference(isa_kernels, dtype, format, num_rows):
     packed, x = packed_weight(95, 41, format=format), torch.randn(num_rows, 41).to(dtype)

@@ -72,6 +72,30 @@ def test_packing_loses_nothing(format, shape, is_gated):
         assert torch.equal(ops.embedding(indices, layer, torch.bfloat16), dequantized[indices].bfloat16())
 
 
+@pytest.mark.parametrize("shape", [(64, 576), (34, 16), (190, 41), (2, 66, 90)])
+@pytest.mark.parametrize("is_gated", [False, True])
+def test_packing_loses_no_offset_of_a_group(shape, is_gated):
+    quantized = with_offsets(quantize(torch.randn(shape), WeightFormat.INT4_DYNAMIC))
+    packed, whole = pack_quantized(quantized, is_gated=is_gated), quantized.dequantize()
+    assert not torch.equal(whole, quantized.q * quantized.scales.repeat_interleave(GROUP_SIZE, -1)[..., : shape[-1]])
+    layers = [(packed.layer(0), whole[0]), (packed.layer(1), whole[1])] if len(shape) == 3 else [(packed, whole)]
+    for layer, expected in layers:
+        assert torch.equal(unpack_quantized(layer).dequantize(), expected)
+        indices = torch.randint(shape[-2], (20,))
+        assert torch.equal(layer.rows(indices), expected[indices])
+
+
+def test_products_with_offsets_are_near_those_of_the_weight_they_stand_for():
+    x, quantized = torch.randn(5, 300), with_offsets(quantize(torch.randn(40, 300), WeightFormat.INT4_DYNAMIC))
+    expected = F.linear(x, quantized.dequantize())
+    assert (ops.linear(x, pack_quantized(quantized)) - expected).norm() < 0.02 * expected.norm()
+
+
+def with_offsets(quantized):
+    offsets = quantize(torch.randn(quantized.scales.shape), WeightFormat.INT8_DYNAMIC)
+    return QuantizedWeight(quantized.q, quantized.scales, quantized.format, offsets)
+
+
 def test_outputs_that_fill_up_a_panel_are_zero():
     packed = pack_quantized(quantize(torch.randn(2 * 33, 5), WeightFormat.INT8_DYNAMIC), is_gated=True)
     assert packed.panels.shape == (4, 2, 32, 4)

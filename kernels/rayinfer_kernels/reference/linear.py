@@ -71,7 +71,11 @@ def _quantized_linear(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tens
 def _sum_of_groups(rows: torch.Tensor, weight: QuantizedWeight) -> torch.Tensor:
     # One group after the other, as the kernels do: then every bit is the same, for a scale of bfloat16 times a group's
     # sum has no more digits than float32.
-    out = torch.zeros(*rows.shape[:-1], len(weight.q), device=rows.device)
+    if weight.offsets is None:
+        out = torch.zeros(*rows.shape[:-1], len(weight.q), device=rows.device)
+    else:
+        groups = F.pad(rows, (0, -rows.shape[-1] % GROUP_SIZE)).view(*rows.shape[:-1], -1, GROUP_SIZE)
+        out = _quantized_linear(groups.sum(-1), weight.offsets, None)
     for group, scales in enumerate(weight.scales.T):
         part = slice(group * GROUP_SIZE, (group + 1) * GROUP_SIZE)
         out += rows[..., part] @ weight.q[:, part].float().T * scales

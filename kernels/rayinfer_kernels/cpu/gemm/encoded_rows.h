@@ -42,6 +42,13 @@ inline const int32_t* group_offsets(const void* row, int64_t padded_width) {
     return group_offsets((void*)row, padded_width);
 }
 
+// Behind them, the sums of groups as a quantised row of their own: what offsets of groups are multiplied with.
+inline uint8_t* group_sums(void* row, int64_t padded_width) {
+    const int64_t bytes = padded_width / kGroupSize * (int64_t)sizeof(int32_t);
+    return (uint8_t*)group_offsets(row, padded_width) + rounded_up(bytes, kRowAlignment);
+}
+inline const uint8_t* group_sums(const void* row, int64_t padded_width) { return group_sums((void*)row, padded_width); }
+
 // Numbers of a plain row, padded with zeros to whole steps of the format.
 inline int64_t padded_width(Format format, int64_t width) {
     switch (format) {
@@ -59,8 +66,10 @@ template <class T>
 int64_t encoded_row_bytes(Format format, int64_t width) {
     const int64_t numbers = padded_width(format, width);
     if (is_dynamic(format)) {
-        const int64_t offsets = format == Format::int4_dynamic ? numbers / kGroupSize * (int64_t)sizeof(int32_t) : 0;
-        return (int64_t)sizeof(QuantizedRow) + rounded_up(numbers, kRowAlignment) + rounded_up(offsets, kRowAlignment);
+        const int64_t plain = (int64_t)sizeof(QuantizedRow) + rounded_up(numbers, kRowAlignment);
+        if (format == Format::int8_dynamic) return plain;
+        const int64_t groups = numbers / kGroupSize, offsets = groups * (int64_t)sizeof(int32_t);
+        return plain + rounded_up(offsets, kRowAlignment) + encoded_row_bytes<T>(Format::int8_dynamic, groups);
     }
     return rounded_up(numbers * (int64_t)sizeof(Plain<T>), kRowAlignment);
 }

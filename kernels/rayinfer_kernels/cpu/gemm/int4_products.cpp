@@ -32,10 +32,19 @@ inline SumFloats scales_of(const Block& block, int64_t output) {
     return (SumFloats)(output < kHalf ? both << 16 : both & 0xffff0000u);
 }
 
+// What groups add to the weights of a tile's outputs, with eight bits; multiplied by the sums of groups.
+struct Offsets {
+    const int8_t* columns;  // null where there are none
+    int64_t num_quads;      // of groups
+    const int32_t* column_sums;
+    const float* scales;
+};
+
 struct TileTask {
     const uint8_t* rows;
     int64_t row_bytes;
     const Block* blocks;
+    Offsets offsets;
     int64_t num_groups;
     int64_t output;  // the first of the tile's, in the panel
     float* out;
@@ -46,6 +55,42 @@ struct TileTask {
 };
 
 template <int Rows>
+inline __attribute__((always_inline)) void add_offsets(const TileTask& task, SumFloats (&totals)[Rows][kVectors]) {
+    constexpr Sign sign = Sign::columns;
+    const Offsets& offsets = task.offsets;
+    const uint8_t* rows = group_sums(task.rows, task.num_groups * kGroupSize);
+    ByteSums sums[Rows][kVectors];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+        const ByteSums moved = load_raw<ByteSums>(offsets.column_sums + v * kByteLanes) * -128;
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) sums[r][v] = moved;
+    }
+    for (int64_t quad = 0; quad < offsets.num_quads; ++quad) {
+        decltype(prepared_columns<sign>(Quads{})) columns[kVectors];
+#pragma GCC unroll 8
+        for (int v = 0; v < kVectors; ++v)
+            columns[v] = prepared_columns<sign>(load_raw<Quads>(offsets.columns + quad * kQuadBytes + v * kByteLanes * 4));
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) {
+            const uint8_t* numbers = quantized_numbers(rows + r * task.row_bytes) + quad * 4;
+            const auto row = prepared_row<sign>(load_raw<uint32_t>(numbers));
+#pragma GCC unroll 8
+            for (int v = 0; v < kVectors; ++v) add_products<sign>(sums[r][v], columns[v], row);
+        }
+    }
+#pragma GCC unroll 8
+    for (int v = 0; v < kVectors; ++v) {
+        const SumFloats scales = load_raw<SumFloats>(offsets.scales + v * kByteLanes);
+#pragma GCC unroll 8
+        for (int r = 0; r < Rows; ++r) {
+            const float row_scale = ((const QuantizedRow*)(rows + r * task.row_bytes))->scale;
+            totals[r][v] = __builtin_convertvector(sums[r][v], SumFloats) * scales * row_scale;
+        }
+    }
+}
+
+template <int Rows>
 __attribute__((noinline)) void multiply_tile(const TileTask& task) {
     constexpr Sign sign = Sign::rows;
     // With registers of sixteen lanes a tile is the whole panel.
@@ -54,6 +99,7 @@ __attribute__((noinline)) void multiply_tile(const TileTask& task) {
     const uint8_t* offsets = (const uint8_t*)group_offsets(task.rows, task.num_groups * kGroupSize);
     const char* ahead = task.ahead;
     SumFloats totals[Rows][kVectors] = {};
+    if (task.offsets.columns) add_offsets(task, totals);
     for (const Block *block = task.blocks, *end = block + task.num_groups; block < end; ++block) {
         ByteSums sums[Rows][kVectors];
 #pragma GCC unroll 8
@@ -108,6 +154,26 @@ __attribute__((noinline)) void multiply_tile(const TileTask& task) {
     }
 }
 
+inline Offsets offsets_of(const Weight* weight, int64_t panel, int64_t output) {
+    if (!weight) return {};
+    const int64_t column = panel * kPanelWidth + output;
+    return {(const int8_t*)weight->panels + panel * panel_bytes(weight->format, weight->in_features) + output * 4,
+            padded_width(weight->format, weight->in_features) / 4, weight->sums + column, weight->scales + column};
+}
+
+inline void fetch_lines(const void* from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += kLine) fetch<kLine>((const char*)from + i);
+}
+
+// A panel's offsets: too little for the processor to follow by itself.
+inline void fetch_offsets(const Weight* weight, int64_t panel) {
+    if (!weight) return;
+    const Offsets offsets = offsets_of(weight, panel, 0);
+    fetch_lines(offsets.columns, offsets.num_quads * kQuadBytes);
+    fetch_lines(offsets.column_sums, kPanelWidth * sizeof(int32_t));
+    fetch_lines(offsets.scales, kPanelWidth * sizeof(float));
+}
+
 }  // namespace
 
 void int4_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, int64_t num_panels, float* sums) {
@@ -116,6 +182,7 @@ void int4_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, in
     const RowTiles tiles(rows.num_rows, kMostRows);
     for (int64_t p = 0; p < num_panels; ++p) {
         const Block* blocks = (const Block*)weight.panels + (panel + p) * num_groups;
+        fetch_offsets(weight.offsets, panel + p + 1);
         // The next panel, some of it in each tile.
         const char *ahead = (const char*)(blocks + num_groups), *ahead_end = ahead + num_groups * sizeof(Block);
         for (int64_t output = 0; output < kPanelWidth; output += kStep)
@@ -124,6 +191,7 @@ void int4_dynamic_products(const Weight& weight, RowTile rows, int64_t panel, in
                 const TileTask task = {rows.rows + row * rows.row_bytes,
                                        rows.row_bytes,
                                        blocks,
+                                       offsets_of(weight.offsets, panel + p, output),
                                        num_groups,
                                        output,
                                        sums + row * width + p * kPanelWidth + output,

@@ -63,7 +63,7 @@ inline int32_t sum_of(Numbers numbers) {
 template <bool HasSign>
 void quantize(const float* row, int64_t width, int64_t padded, float inverse, void* to) {
     uint8_t* bytes = quantized_numbers(to);
-    int32_t* offsets = group_offsets(to, padded);
+    float* sums = (float*)group_offsets(to, padded);
     int32_t sum = 0;
     for (int64_t i = 0; i < padded; i += kWidth) {
         const Numbers numbers = nearest(load(row + i, width - i) * inverse);
@@ -72,9 +72,22 @@ void quantize(const float* row, int64_t width, int64_t padded, float inverse, vo
         if constexpr (HasSign) {
             sum += sum_of(numbers);
             if ((i + kWidth) % kGroupSize) continue;
-            *offsets++ = sum * -kInt4Zero;
+            *sums++ = (float)sum;
             sum = 0;
         }
+    }
+}
+
+// From the sums of groups, which lie where what groups begin with comes to lie.
+void quantize_sums(int64_t padded, void* to) {
+    const int64_t num_groups = padded / kGroupSize;
+    int32_t* offsets = group_offsets(to, padded);
+    quantize_row((const float*)offsets, num_groups, padded_width(Format::int8_dynamic, num_groups), false,
+                 group_sums(to, padded));
+    for (int64_t i = 0; i < num_groups; ++i) {
+        float sum;
+        std::memcpy(&sum, offsets + i, sizeof(sum));
+        offsets[i] = (int32_t)sum * -kInt4Zero;
     }
 }
 
@@ -89,10 +102,9 @@ void quantize_row(const float* row, int64_t width, int64_t padded, bool has_sign
     header.scale = !is_finite ? std::numeric_limits<float>::quiet_NaN() : counts ? largest / kLimit : 0.0f;
     if (!is_finite) width = 0;
     const float inverse = is_finite && counts ? kLimit / largest : 0.0f;
-    if (has_sign)
-        quantize<true>(row, width, padded, inverse, to);
-    else
-        quantize<false>(row, width, padded, inverse, to);
+    if (!has_sign) return quantize<false>(row, width, padded, inverse, to);
+    quantize<true>(row, width, padded, inverse, to);
+    quantize_sums(padded, to);
 }
 
 }  // namespace rayinfer

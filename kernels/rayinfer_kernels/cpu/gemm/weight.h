@@ -28,6 +28,7 @@ struct Weight {
     int64_t out_features;     // a gated weight's are those of one half
     Format format;
     int32_t is_gated;         // panels of gate and up alternate, each half padded to whole panels
+    const Weight* offsets;    // of four bits, or null: what each group adds to its weights, int8_dynamic [outputs, groups]
 
     int64_t panels_per_half() const { return (out_features + kPanelWidth - 1) / kPanelWidth; }
     int64_t num_panels() const { return panels_per_half() * (is_gated ? 2 : 1); }

@@ -18,13 +18,13 @@ def test_missing_systems_say_why_and_our_own_come_first(tmp_path):
 
 
 def test_a_mode_above_its_limit_runs_with_a_concession(tmp_path):
-    plain, int4, *_ = find_systems(make_setup(tmp_path, "smollm2-135m"), ("bfloat16", "int4"))
+    plain, int8, *_ = find_systems(make_setup(tmp_path, "smollm2-135m"), ("bfloat16", "int8-dynamic"))
     assert plain.concession is None
     assert "--allow-inaccurate-quantization" not in plain.server_command
-    assert "int4 makes perplexity" in int4.concession
-    assert int4.server_command[-1] == "--allow-inaccurate-quantization"  # a flag without a value
-    assert '"allow_inaccurate_quantization": true' in int4.engine_command[-1]
-    assert "--no-enable-prefix-caching" in int4.server_command
+    assert "int8-dynamic makes perplexity" in int8.concession
+    assert int8.server_command[-1] == "--allow-inaccurate-quantization"  # a flag without a value
+    assert '"allow_inaccurate_quantization": true' in int8.engine_command[-1]
+    assert "--no-enable-prefix-caching" in int8.server_command
 
 
 def test_every_converted_file_of_llama_cpp_is_a_system(tmp_path):
