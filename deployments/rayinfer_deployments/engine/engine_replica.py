@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable
 
 import ray
 from ray import serve
@@ -19,8 +20,9 @@ from rayinfer_deployments.discovery.autoscaling_policy import engine_report
 from rayinfer_deployments.discovery.engine_address import ENGINE_PREFIX, EngineAddress
 from rayinfer_deployments.discovery.engine_report import EngineReport
 from rayinfer_deployments.discovery.load_reports import RouterLoads
-from rayinfer_deployments.engine.engine_ranks import EngineResources, create_engine_group
+from rayinfer_deployments.engine.engine_ranks import EngineGroup, EngineResources, create_engine_group
 
+EngineGroupFactory = Callable[[EngineAddress, EngineConfig, EngineResources, int], EngineGroup]
 SERVE_NAMESPACE = "serve"  # where Serve keeps its own actors, and we our engines
 
 logger = logging.getLogger("ray.serve")
@@ -36,6 +38,7 @@ class EngineReplica:
         resources: EngineResources,
         drain_timeout_s: float,
         limits: LivenessLimits = DEFAULT_LIMITS,
+        create_group: EngineGroupFactory = create_engine_group,
     ) -> None:
         self._drain_timeout_s = drain_timeout_s
         self._watching: list[asyncio.Task[None]] = []  # empty until the engine has started
@@ -54,7 +57,7 @@ class EngineReplica:
             epoch=time.time_ns(),
         )
         num_on_node = _processes_on_node(num_processes, resources.num_ranks)
-        self._group = create_engine_group(self._address, config, resources, num_on_node)
+        self._group = create_group(self._address, config, resources, num_on_node)
         self._actor = self._group.first
         try:
             description = await self._group.start()
