@@ -3,14 +3,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.outputs import EngineStats
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from support.fakes.virtual_time import FakeClock
 
 
 def values(metrics: ServiceMetrics) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -46,15 +39,15 @@ def test_the_names_of_vllm_are_there_before_the_first_request():
 
 
 def test_a_stream_is_timed_from_arrival_over_its_tokens_to_its_end():
-    clock = Clock()
+    clock = FakeClock()
     metrics = ServiceMetrics(CollectorRegistry(), clock)
     timer = metrics.request_started("tiny", num_prompt_tokens=7)
-    clock.now_s += 0.3
+    clock.now += 0.3
     timer.tokens(1)
-    clock.now_s += 0.08
+    clock.now += 0.08
     timer.tokens(2)
     timer.tokens(0)
-    clock.now_s += 0.02
+    clock.now += 0.02
     timer.finished("length")
     seen = values(metrics)
     assert seen["vllm:prompt_tokens_total", ("tiny",)] == 7
@@ -71,14 +64,14 @@ def test_a_stream_is_timed_from_arrival_over_its_tokens_to_its_end():
 
 
 def test_the_wait_for_another_engine_is_counted_by_itself():
-    clock = Clock()
+    clock = FakeClock()
     metrics = ServiceMetrics(CollectorRegistry(), clock)
     moving, new = (metrics.request_started("tiny", num_prompt_tokens=7) for _ in range(2))
     moving.tokens(1)
-    clock.now_s += 0.5
+    clock.now += 0.5
     moving.record_engine_change()
     new.record_engine_change()  # it had no token yet, so nobody saw a gap
-    clock.now_s += 1.3
+    clock.now += 1.3
     for timer in (moving, new, moving):
         timer.tokens(1)
     seen = values(metrics)

@@ -67,7 +67,7 @@ class EngineReplica:
         self._num_seats = description.max_num_seqs  # the settings may leave it to the engine's device
         loop = asyncio.get_running_loop()
         self._watching.append(loop.create_task(self._watch()))
-        if self._group.has_others:
+        if self._group.others:
             self._watching.append(loop.create_task(self._watch_group()))
 
     def record_replica_metadata(self) -> dict[str, object]:

@@ -42,11 +42,8 @@ DRAW = Draw(ops.uniform, ops.sample_rows)
 
 
 def record_fake_graphs(llm: LLM, *, draws: bool = False) -> FakeGraphs:
-    """Have an LLM's decoding steps recorded; what fills them up is written to a block that is taken from its pool."""
-    engine = llm._engine
-    runner = engine.executor._runner
-    (spare,) = engine._scheduler._blocks.allocate(1)
-    graphs, description = FakeGraphs(), engine.description
+    """Have an LLM's decoding steps recorded."""
+    runner, graphs, description = llm.engine.executor.runner, FakeGraphs(), llm.description
     runner.record(
         DecodeGraphs(
             num_rows=runner.num_rows,
@@ -54,7 +51,7 @@ def record_fake_graphs(llm: LLM, *, draws: bool = False) -> FakeGraphs:
             device=torch.device("cpu"),
             new_graph=graphs,
             future_tokens=runner.future_tokens,
-            padding=Padding.in_block(spare, description.block_size),
+            padding=Padding(),
             draw=DRAW if draws else None,
         )
     )

@@ -28,7 +28,7 @@ def test_recorded_overlapping_and_plain_steps_answer_alike(name, tmp_path):
 
 def numbers_of(engine):
     """The bytes of every matrix, on the host."""
-    matrices = [module for module in engine.executor._memory.decoder.modules() if isinstance(module, Matrix)]
+    matrices = [module for module in engine.executor.runner.decoder.modules() if isinstance(module, Matrix)]
     operands = [matrix.weight if matrix.packed is None else matrix.packed.panels for matrix in matrices]
     return [operand.detach().cpu().view(torch.uint8) for operand in operands]
 

@@ -86,7 +86,7 @@ def break_engine(module):
 def break_aborts(module):
     @wrap(module.Scheduler, "finish")
     def finish(original, self, request_id, reason):
-        request = self._requests.get(request_id)
+        request = self.requests.get(request_id)
         if reason == "abort" and is_on("keep-blocks") and request is not None and request.row is not None:
             for block in request.blocks:
                 self._blocks._readers[block] += 1  # a reader that is never removed

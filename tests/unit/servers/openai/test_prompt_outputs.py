@@ -27,9 +27,9 @@ class NarrowGenerator:
         self.num_waiting += 1
         self.begun.append(request.request_id)
         self.timeouts.append(request.timeout_s)
-        return self._answer(request)
+        return self.answer(request)
 
-    async def _answer(self, request):
+    async def answer(self, request):
         for number in range(3):
             await asyncio.sleep(0)
             if number == 0:
@@ -92,9 +92,9 @@ async def test_only_some_of_many_prompts_begin_in_one_iteration_of_the_event_loo
     starts: list[int] = []  # of prompts, in one turn of the event loop
 
     class StartingGenerator(NarrowGenerator):
-        async def _answer(self, request):
+        async def answer(self, request):
             starts[-1] += 1
-            async for output in super()._answer(request):
+            async for output in super().answer(request):
                 yield output
 
     async def count_iterations() -> None:
