@@ -53,8 +53,7 @@ def decode_attention(
     and the shapes follows `num_splits`, a power of two, unless it is given: then a request's result is the same bits
     in any batch. Nothing is read back from the device. Results go to `out`, if given. An e4m3 value NaN counts as 480.
     """
-    query = check_query(query, cache)
-    num_requests, num_heads, head_dim = query.shape
+    num_requests, num_heads, head_dim = (query := check_query(query, cache)).shape
     max_context = max_context or block_tables.shape[1] * cache.block_size
     num_programs = None if num_splits else num_requests * cache.num_kv_heads  # without splits
     least = MIN_SPLIT_TOKENS if num_splits else least_split(num_requests, cache.num_kv_heads, num_multiprocessors)
@@ -66,8 +65,7 @@ def decode_attention(
         return out
     tuning = decode_tuning(
         *(num_heads // cache.num_kv_heads, head_dim, cache.key.dtype.itemsize, query.dtype.itemsize, cache.block_size),
-        num_programs,
-        num_multiprocessors,
+        *(num_programs, num_multiprocessors),
     )
     window = NO_WINDOW if window is None else window
     _attend_split[(cache.num_kv_heads, num_requests, num_splits)](

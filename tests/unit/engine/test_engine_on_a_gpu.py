@@ -4,12 +4,12 @@ import random
 
 import pytest
 import torch
+import triton
 
 from rayinfer.engine.build import build_engine
 from rayinfer.layers.matrix import Matrix
 from rayinfer.protocols import GenerationRequest, Sleep, Wake
 from rayinfer.sampling_params import SamplingParams
-from rayinfer_kernels.gpu.language import triton
 from support.golden.engine_answers import answers_of, assert_alike, config_of
 from support.tiny_models.tiny_architectures import DECODERS
 from support.tiny_models.tiny_checkpoints import make_tiny_llama

@@ -56,12 +56,8 @@ def sample_rows(
         name: torch.empty(each.shape, dtype=each.dtype, device=logits.device)
         for name, each in _buffers(num_rows, width, logits.dtype, tuning).items()
     }
-    common = {
-        "width": width,
-        "block": tuning.block,
-        "PDL": (pdl := supports_pdl(logits.device)),
-        "launch_pdl": pdl,
-    }
+    pdl = supports_pdl(logits.device)
+    common = {"width": width, "block": tuning.block, "PDL": pdl, "launch_pdl": pdl}
     best = (buffers["bests"], buffers["ids"])
     found = [buffers[name] for name in ("cuts", "counts", "others", "candidate_ids", "masses")]
     num_maxima, num_blocks, capacity = (buffers[name].shape[-1] for name in ("maxima", "masses", "candidates"))
