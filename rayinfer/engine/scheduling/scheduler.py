@@ -58,7 +58,7 @@ class Scheduler:
         self._admission = Admission(waiting, self.batch, block_size)
         self.requests: dict[str, Request] = {}
         self._deadlines = Deadlines(self.requests)
-        self._blocks = block_manager
+        self.blocks = block_manager
         self._offload = offload
         self._budget = max_num_batched_tokens
         self._outputs = OutputProcessor(
@@ -105,7 +105,7 @@ class Scheduler:
 
     def take_block_events(self) -> BlockEvents:
         """Return the digests added to and removed from the prefix cache since the last call."""
-        return self._blocks.take_events()
+        return self.blocks.take_events()
 
     # Memory, between steps
 
@@ -122,7 +122,7 @@ class Scheduler:
 
     def forget_cached_prefixes(self) -> None:
         """Remove blocks that no running request reads from the prefix cache."""
-        self._blocks.reset_prefix_cache()
+        self.blocks.reset_prefix_cache()
 
     def drop_computed(self) -> None:
         """Preempt every running request and forget all blocks, those of the second pool too."""
@@ -130,7 +130,7 @@ class Scheduler:
             self._admission.preempt(self._table.request_at(row), may_swap=False)
         if self._offload is not None:
             self._offload.drop_all()
-        self._blocks.reset_prefix_cache()
+        self.blocks.reset_prefix_cache()
 
     # State
 
@@ -146,8 +146,8 @@ class Scheduler:
         return EngineStats(
             num_running=len(self._table),
             num_waiting=len(self.requests) - len(self._table),
-            kv_blocks_used=self._blocks.num_used,
-            kv_blocks_total=self._blocks.num_blocks,
+            kv_blocks_used=self.blocks.num_used,
+            kv_blocks_total=self.blocks.num_blocks,
             kv_offload_blocks_used=0 if self._offload is None else self._offload.num_used,
             kv_offload_blocks_total=0 if self._offload is None else self._offload.num_blocks,
             prompt_tokens_total=totals.prompt_tokens_total,

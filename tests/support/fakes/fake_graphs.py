@@ -42,8 +42,9 @@ DRAW = Draw(ops.uniform, ops.sample_rows)
 
 
 def record_fake_graphs(llm: LLM, *, draws: bool = False) -> FakeGraphs:
-    """Have an LLM's decoding steps recorded."""
+    """Have an LLM's decoding steps recorded; what fills them up is written to a block that is taken from its pool."""
     runner, graphs, description = llm.engine.executor.runner, FakeGraphs(), llm.description
+    (spare,) = llm.engine.scheduler.blocks.allocate(1)
     runner.record(
         DecodeGraphs(
             num_rows=runner.num_rows,
@@ -51,7 +52,7 @@ def record_fake_graphs(llm: LLM, *, draws: bool = False) -> FakeGraphs:
             device=torch.device("cpu"),
             new_graph=graphs,
             future_tokens=runner.future_tokens,
-            padding=Padding(),
+            padding=Padding.in_block(spare, description.block_size),
             draw=DRAW if draws else None,
         )
     )
