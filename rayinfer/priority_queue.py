@@ -92,7 +92,7 @@ class PriorityQueue(Generic[T]):
         """
         self._ageing_s = self._rate = 1.0
         self.change(ageing_s=ageing_s, rate=rate)
-        self._latest_start = self._virtual_time = -math.inf  # the former is of those served in turn
+        self.latest_start = self.virtual_time = -math.inf  # the former is of those served in turn
         self._backlogs: dict[str, _Backlog] = {}  # of tenants with requests of a cost waiting
         self._total_weight = 0.0  # of these tenants
         self._tenant_finish: dict[str, dict[int, float]] = {}  # by priority
@@ -128,14 +128,14 @@ class PriorityQueue(Generic[T]):
         """Add an item that arrived at `arrival` seconds, of a tenant with this weight; all times are of one clock."""
         if not self._waiting:
             self._tenant_finish.clear()
-            self._latest_start = self._virtual_time = arrival
+            self.latest_start = self.virtual_time = arrival
             self._total_weight = 0.0
         finishes = self._tenant_finish.get(tenant, {})
         start = arrival
         if cost > 0:
             backlog = self._backlogs.get(tenant)
             is_backlogged = backlog is not None and backlog.reaches(priority)
-            start = max(arrival, self._latest_start if is_backlogged else self._virtual_time)
+            start = max(arrival, self.latest_start if is_backlogged else self.virtual_time)
         for level, finish in finishes.items():
             if level <= priority and finish > start:
                 start = finish
@@ -143,7 +143,7 @@ class PriorityQueue(Generic[T]):
             finishes[priority] = start
             self._tenant_finish[tenant] = finishes
             self.charge(tenant, priority, cost, weight)
-            self._prune_tenants(max(arrival, self._virtual_time))
+            self._prune_tenants(max(arrival, self.virtual_time))
         entry = QueueEntry(
             item=item,
             key=priority * self._ageing_s + start,
@@ -183,11 +183,11 @@ class PriorityQueue(Generic[T]):
     def serve(self, entry: QueueEntry[T]) -> None:
         """Serve a waiting request, in or out of order."""
         if entry is self.peek():
-            self._latest_start = max(self._latest_start, entry.start)
+            self.latest_start = max(self.latest_start, entry.start)
         if entry.cost > 0:
             total_weight = max(self._total_weight, entry.weight)  # the sum may have rounding errors
             advance = entry.cost / (total_weight * self._rate)
-            self._virtual_time = max(self._virtual_time, self._latest_start) + advance
+            self.virtual_time = max(self.virtual_time, self.latest_start) + advance
         self.remove(entry)
 
     def remove(self, entry: QueueEntry[T]) -> bool:

@@ -37,7 +37,7 @@ class Sampled:
     logprobs: LogprobsTensors | None  # of their tokens, by the unmodified logits; None if none did
 
 
-class _SamplingTensors(NamedTuple):
+class SamplingTensors(NamedTuple):
     """Sampling settings on the device: integers in int64, others in float64, [rows] each."""
 
     seed: Tensor
@@ -230,7 +230,7 @@ class Sampler:
 
     def _choose(self, scores: Tensor, settings: RowSettings, positions: RowNumbers) -> ops.SampledRows:
         is_typical = (settings["typical_p"] < 1.0) & ~settings["is_greedy"]
-        numbers = self._numbers(settings, positions, is_typical)
+        numbers = sampling_tensors(settings, positions, is_typical, self._device)
         uniform = ops.uniform(numbers.seed, numbers.position, numbers.choice)
         truncation = (numbers.temperature, numbers.top_k, numbers.top_p, numbers.min_p)
         sampled = ops.sample_rows(scores, *truncation, uniform, numbers.is_best_taken)
@@ -243,23 +243,24 @@ class Sampler:
             sampled.token_ids[lines] = drawn.masked_fill_(sampled.is_invalid[lines], 0)
         return sampled
 
-    def _numbers(
-        self, settings: RowSettings, positions: RowNumbers, is_typical: npt.NDArray[np.bool_]
-    ) -> _SamplingTensors:
-        """Copy the settings of rows to the device at once."""
-        is_best_taken = settings["is_greedy"] | is_typical
-        integers = (settings["seed"], positions, settings["choice"], settings["top_k"], is_best_taken)
-        floats = (settings["temperature"], settings["top_p"], settings["min_p"])
-        columns = [column.astype(np.int64) for column in integers]
-        columns += [column.astype(np.float64).view(np.int64) for column in floats]
-        # Each begins at a multiple of 16 bytes: a GPU's kernels are compiled once more for those that do not.
-        host = np.zeros((len(columns), len(settings) + len(settings) % 2), np.int64)
-        host[:, : len(settings)] = columns
-        device = self._on_device(host)[:, : len(settings)]
-        return _SamplingTensors(*device[: len(integers)], *device[len(integers) :].view(torch.float64))
-
     def _on_device(self, array: npt.NDArray[np.generic]) -> Tensor:
         return copy_to_device(array, self._device)
+
+
+def sampling_tensors(
+    settings: RowSettings, positions: RowNumbers, is_typical: npt.NDArray[np.bool_], device: torch.device
+) -> SamplingTensors:
+    """Copy the settings of rows to the device at once."""
+    is_best_taken = settings["is_greedy"] | is_typical
+    integers = (settings["seed"], positions, settings["choice"], settings["top_k"], is_best_taken)
+    floats = (settings["temperature"], settings["top_p"], settings["min_p"])
+    columns = [column.astype(np.int64) for column in integers]
+    columns += [column.astype(np.float64).view(np.int64) for column in floats]
+    # Each begins at a multiple of 16 bytes: a GPU's kernels are compiled once more for those that do not.
+    host = np.zeros((len(columns), len(settings) + len(settings) % 2), np.int64)
+    host[:, : len(settings)] = columns
+    copied = copy_to_device(host, device)[:, : len(settings)]
+    return SamplingTensors(*copied[: len(integers)], *copied[len(integers) :].view(torch.float64))
 
 
 def _is_invalid(values: Tensor) -> Tensor:

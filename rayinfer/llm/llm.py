@@ -37,7 +37,7 @@ class LLM:
         folder = resolve_model(model)
         self.tokenizer = Tokenizer.from_folder(folder)
         self._chat_template = ChatTemplate.from_folder(folder)
-        self._engine = build_engine(self.config, folder)
+        self.engine = build_engine(self.config, folder)
         self._requests: dict[str, RequestState] = {}
         self._numbers = itertools.count()
         self._finished_for_step: list[RequestOutput] = []  # for `step`, ended while `generate` or `stream` ran
@@ -59,7 +59,7 @@ class LLM:
         With `trace` each has the events of its request. Raises RequestError (a ValueError) naming the first prompt
         that cannot be served; then none is.
         """
-        self._engine.check_running("generate")  # or it would never return
+        self.engine.check_running("generate")  # or it would never return
         texts = as_prompts(prompts)
         default = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = spread(default, len(texts), SamplingParams, "sampling_params")
@@ -113,7 +113,7 @@ class LLM:
                 if unread:
                     yield unread.popleft()
                     continue
-                self._engine.check_running("stream")
+                self.engine.check_running("stream")
                 for advance in self._advance():
                     self._keep_for_step(advance)
         finally:
@@ -157,7 +157,7 @@ class LLM:
         self._requests[request_id] = state
         try:
             for part in state.stream.engine_requests():
-                self._engine.add_request(part)
+                self.engine.add_request(part)
         except BaseException:
             self.abort(request_id)
             raise
@@ -179,19 +179,19 @@ class LLM:
         state = self._requests.pop(request_id, None)
         if state is not None:
             for part in state.stream.engine_requests():
-                self._engine.abort(part.request_id)
+                self.engine.abort(part.request_id)
 
     # Engine control
 
     def pause(self) -> None:
         """Let `step` compute nothing until `resume`; requests stay, and more are accepted."""
         self._check_open()
-        self._engine.control(Pause())
+        self.engine.control(Pause())
 
     def resume(self) -> None:
         """Resume after `pause`."""
         self._check_open()
-        self._engine.control(Resume())
+        self.engine.control(Resume())
 
     def sleep(self, level: int = 1) -> None:
         """Pause and free memory: level 0 none, 1 unused blocks (on a GPU all, to the host), 2 all.
@@ -199,22 +199,22 @@ class LLM:
         Raises WrongEngineState when it sleeps at another level, EngineDead when it fails: then this LLM is unusable.
         """
         self._check_open()
-        self._engine.control(Sleep(level))
+        self.engine.control(Sleep(level))
 
     def wake(self) -> None:
         """Allocate the memory again and continue as before `sleep`; raises EngineDead when that fails."""
         self._check_open()
-        self._engine.control(Wake())
+        self.engine.control(Wake())
 
     @property
     def stats(self) -> EngineStats:
         """The engine's counters and gauges."""
-        return self._engine.stats
+        return self.engine.stats
 
     @property
     def description(self) -> ModelDescription:
         """The model's limits."""
-        return self._engine.description
+        return self.engine.description
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return the sampling parameters of requests without their own: the model's generation config."""
@@ -225,7 +225,7 @@ class LLM:
         for request_id in list(self._requests):
             self.abort(request_id)
         self._is_closed = True
-        self._engine.exit()
+        self.engine.exit()
 
     def __enter__(self) -> Self:
         return self
@@ -242,7 +242,7 @@ class LLM:
     def _advance(self) -> list[StepOutput]:
         """Compute one step and apply its deltas; streams are given theirs here."""
         advances = []
-        for delta in self._engine.step():
+        for delta in self.engine.step():
             request_id = EngineRequestId.request_id_of(delta.request_id)
             state = self._requests.get(request_id)
             if state is None:
@@ -250,7 +250,7 @@ class LLM:
             output = state.apply(delta)
             state.add_engine_events(delta)
             for stopped in state.stream.stopped_request_ids():
-                state.add_engine_events(self._engine.abort(stopped))
+                state.add_engine_events(self.engine.abort(stopped))
             if state.stream.is_finished:
                 del self._requests[request_id]
             if output is not None and state.unread is not None:

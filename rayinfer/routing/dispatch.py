@@ -74,6 +74,7 @@ class Dispatcher:
             on_trace=self._record_engine_events,
             may_be_empty=first_tokens is not None,
             liveness=liveness,
+            clock=clock,
         )
         self._admission = AdmissionControl(
             limits,

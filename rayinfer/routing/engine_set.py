@@ -45,9 +45,10 @@ class EngineSet:
         on_trace: Callable[[str, list[TraceEvent]], None],
         may_be_empty: bool = False,
         liveness: LivenessLimits = DEFAULT_LIMITS,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.links: dict[str, EngineLink] = {}
-        self.prefixes = PrefixIndex()
+        self.prefixes = PrefixIndex(clock)
         self.capacity_listeners: list[Callable[[str | None], None]] = []
         self.join_listeners: list[Callable[[EngineLink], None]] = []
         self.may_be_empty = may_be_empty

@@ -4,6 +4,7 @@ import pytest
 
 from support.architecture import floors as house
 from support.architecture import rules as rules
+from support.architecture import rules_of_tests
 from support.architecture.sources import find_sources
 
 
@@ -17,6 +18,20 @@ def sources_of(tmp_path):
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
         return find_sources({package: tmp_path / package for package in rules.OWN_PACKAGES})
+
+    return write
+
+
+@pytest.fixture
+def tests_of(tmp_path):
+    """Write one test file and read it back: tests_of({"unit/test_x.py": "..."})."""
+
+    def write(files):
+        ((path, text),) = files.items()
+        file = tmp_path / path.partition("/")[0] / "tests" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return find_sources({"tests": tmp_path / path.partition("/")[0] / "tests"})
 
     return write
 
@@ -199,3 +214,46 @@ def test_a_retired_word_is_found_in_every_kind_of_name(sources_of):
 def test_a_crowded_folder_is_found(sources_of):
     files = {f"rayinfer/layers/part_{number}.py": "" for number in range(21)} | {"rayinfer/layers/__init__.py": ""}
     assert len(rules.crowded_folders(sources_of(files))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from rayinfer.layers import norm\ndef test(monkeypatch):\n    monkeypatch.setattr(norm, 'EPS', 1)\n",
+        "from rayinfer.layers import norm\ndef test(monkeypatch):\n    monkeypatch.setattr(norm.torch, 'add', 1)\n",
+        "from rayinfer.layers.norm import Norm\ndef test(monkeypatch):\n    monkeypatch.delattr(Norm, 'eps')\n",
+        "from rayinfer.layers.norm import Norm\nnorm = Norm(3)\nsetattr(norm, 'eps', 1)\n",
+        "import rayinfer_kernels.ops\npatch.object(rayinfer_kernels.ops, 'rms_norm')\n",
+        "def test(monkeypatch):\n    monkeypatch.setattr('rayinfer_kernels.ops.rms_norm', None)\n",
+        "with mock.patch('rayinfer.layers.norm.EPS', 1):\n    pass\n",
+    ],
+)
+def test_a_test_that_replaces_our_code_is_caught(tests_of, text):
+    assert len(rules_of_tests.patched_code(tests_of({"unit/test_norm.py": text}))) == 1
+    assert rules_of_tests.patched_code(tests_of({"support/faults/break_norm.py": text})) == []
+
+
+def test_other_packages_and_the_environment_may_be_replaced(tests_of):
+    text = (
+        "import torch\nfrom rayinfer.layers.norm import Norm\ndef test(monkeypatch):\n"
+        "    monkeypatch.setattr(torch.cuda, 'empty_cache', Norm)\n    monkeypatch.setattr('sys.stderr', Norm())\n"
+        "    monkeypatch.setenv('RAYINFER_CACHE', '/tmp')\n"
+    )
+    assert rules_of_tests.patched_code(tests_of({"unit/test_norm.py": text})) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from rayinfer.layers.norm import _scaled\n",
+        "from rayinfer.layers.norm import Norm\nNorm()._eps\n",
+        "def test(norm):\n    norm._eps = 1\n",
+        "def test(norm):\n    getattr(norm, '_eps')\n",
+        "class Other(Norm):\n    def run(self):\n        super()._scaled()\n",
+    ],
+)
+def test_a_test_that_uses_a_private_name_is_caught(tests_of, sources_of, text):
+    sources = sources_of({"rayinfer/layers/norm.py": "class Norm:\n    _eps = 1\n    def _scaled(self): ...\n"})
+    assert len(rules_of_tests.private_uses(tests_of({"unit/test_norm.py": text}), sources)) == 1
+    own = "class Fake:\n    def __init__(self):\n        self._eps = 1\nlimits._replace(a=1)\nray._private\n"
+    assert rules_of_tests.private_uses(tests_of({"unit/test_norm.py": own}), sources) == []

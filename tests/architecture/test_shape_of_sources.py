@@ -1,6 +1,7 @@
 import pytest
 
 from support.architecture import rules as rules
+from support.architecture import rules_of_tests
 from support.architecture.floors import MAX_FILE_LINES
 from support.architecture.sources import PACKAGES, ROOT, Source, find_sources
 
@@ -8,6 +9,11 @@ from support.architecture.sources import PACKAGES, ROOT, Source, find_sources
 @pytest.fixture(scope="module")
 def sources() -> list[Source]:
     return find_sources()
+
+
+@pytest.fixture(scope="module")
+def tests() -> list[Source]:
+    return find_sources({"tests": ROOT / "tests"})
 
 
 def test_files_and_functions_can_be_read_at_once(sources):
@@ -45,6 +51,14 @@ def test_names_and_docstrings_use_the_words_of_the_glossary():
 
 def test_no_folder_is_crowded(sources):
     assert rules.crowded_folders(sources) == []
+
+
+def test_tests_replace_no_part_of_our_code(tests):
+    assert rules_of_tests.patched_code(tests) == []
+
+
+def test_tests_use_no_private_name(tests, sources):
+    assert rules_of_tests.private_uses(tests, sources) == []
 
 
 def test_workshop_folders_are_not_packages():

@@ -11,7 +11,7 @@ from support.faults.fault_models import FaultModel, embedded_model, tiny_model
 from support.faults.fault_report import FaultReport
 from support.faults.fault_runs import prefill_time
 from support.faults.faulty_service import FaultyService, Host
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 
 REPORT = pytest.StashKey[FaultReport]()
 NUM_REQUESTS = 12

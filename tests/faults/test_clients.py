@@ -15,7 +15,7 @@ from support.faults.fault_load import Answer, Load, ask, ask_all, new_client, re
 from support.faults.fault_report import FaultRow
 from support.faults.fault_runs import count_leaks, judge
 from support.faults.faulty_service import FaultyService
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 
 LONG = request_body(0, max_tokens=2000) | {"stream": True}
 FREED_S = 1.0

@@ -9,7 +9,7 @@ from support.faults.fault_load import Answer, ask_all
 from support.faults.fault_models import SERVED_NAME
 from support.faults.fault_report import FaultRow
 from support.faults.fault_runs import judge, under_load, wait_until_whole
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 
 POISON = {
     "model": SERVED_NAME,

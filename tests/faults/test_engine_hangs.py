@@ -8,7 +8,7 @@ from support.faults.fault_load import record_answers, request_body
 from support.faults.fault_report import FaultRow
 from support.faults.fault_runs import freeze, judge, thaw, under_load, wait_until_whole
 from support.faults.faulty_service import FaultyService, kill
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 
 FROZEN_GAP_S = 2.5  # a sign of life is missed after 2 s, looked for every 0.25 s
 FROZEN_FOR_S = 6.0  # without a watch; a replica would end its engine after 8 s

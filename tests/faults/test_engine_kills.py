@@ -12,7 +12,7 @@ from support.faults.fault_load import ask_all, record_answers, request_body
 from support.faults.fault_report import FaultRow
 from support.faults.fault_runs import judge, under_load, wait_until_whole
 from support.faults.faulty_service import FaultyService, kill
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 
 GAP_S = 1.0  # and the time to compute prompts and tokens so far again
 NUM_WHOLE = 8

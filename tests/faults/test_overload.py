@@ -12,7 +12,7 @@ from support.faults.fault_load import Answer, ask, ask_all, new_client, record_a
 from support.faults.fault_report import FaultRow
 from support.faults.fault_runs import judge
 from support.faults.faulty_service import FaultyService
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 
 NUM_BLOCKS = 64
 REFUSED_WITHIN_S = 0.1

@@ -11,7 +11,7 @@ from support.faults.fault_report import FaultRow
 from support.faults.fault_runs import freeze, judge, prefill_time, thaw, under_load, wait_until_whole
 from support.faults.faulty_service import FaultyService, kill
 from support.faults.leftover_processes import GroupRemains
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 
 NUM_REQUESTS = 12
 GAP_S = 1.0  # and the time to compute prompts and tokens so far again

@@ -9,7 +9,7 @@ from support.faults.fault_load import ask_all, record_answers, request_body
 from support.faults.fault_report import FaultRow
 from support.faults.fault_runs import judge, under_load, wait_until_whole
 from support.faults.faulty_service import SMALL, FaultyService
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 
 NUM_STREAMS = 500
 

@@ -8,7 +8,7 @@ from support.faults.fault_load import record_answers, request_body
 from support.faults.fault_report import FaultRow
 from support.faults.fault_runs import judge, under_load, wait_until_whole
 from support.faults.faulty_service import FaultyService, Host, kill
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 
 PROXY_OUTAGE_S = 5.0
 CONTROLLER_OUTAGE_S = 6.0  # beyond the 3 s that requests wait for an engine

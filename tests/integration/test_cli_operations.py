@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from pathlib import Path
 
 import httpx
@@ -10,7 +9,7 @@ import pytest
 import yaml
 
 from support.faults.cli_processes import run_cli, serving
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 ENGINE = ("--num-kv-blocks", 256, "--num-threads", 1, "--name", "tiny")
@@ -63,10 +62,7 @@ def test_a_service_behind_haproxy_is_operated_and_leaves_nothing_behind(model, t
 
         processes = service.processes()
         assert service.stop(signal.SIGINT) == 0
-        started = time.monotonic()
-        while any(process.is_alive for process in processes):
-            assert time.monotonic() - started < 30, [process for process in processes if process.is_alive]
-            time.sleep(0.05)
+        wait_until(lambda: not any(process.is_alive for process in processes), 30.0)
         assert not config.parent.parent.exists()
         assert list((tmp_path / "services").glob("*.sock")) == []
 

@@ -14,7 +14,8 @@ from rayinfer_deployments.config_check import OUR_BUILDER
 from rayinfer_deployments.operations.attached_service import DeployedService, readiness_in
 from rayinfer_deployments.operations.deployed_config import read_details
 from support.faults.cli_processes import free_port, run_cli
-from support.services.service_client import ServiceClient, wait_until
+from support.services.polling import wait_until
+from support.services.service_client import ServiceClient
 from support.services.service_load import engine_names, router_pids
 
 SMALL = {"num_cpus": 0.1, "num_threads": 1, "drain_timeout_s": 5.0}

@@ -5,7 +5,7 @@ from ray import serve
 
 from rayinfer_deployments.discovery.addressed_request_router import addressed_routing, watch_engines
 from rayinfer_deployments.discovery.engine_address import EngineAddress, subscribe_to_engines
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 
 ADDRESS = EngineAddress(actor_name="engine-x", namespace="serve")
 OPTIONS = {"ray_actor_options": {"num_cpus": 0}, "graceful_shutdown_wait_loop_s": 0.1}

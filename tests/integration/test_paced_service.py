@@ -8,7 +8,8 @@ from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.applications import build_app_over
 from rayinfer_deployments.overhead.paced_replica import Pace, paced_engines
-from support.services.service_client import ServiceClient, wait_until
+from support.services.polling import wait_until
+from support.services.service_client import ServiceClient
 
 NUM_TOKENS = 8
 

@@ -11,7 +11,7 @@ import pytest
 from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.operations.placement_watcher import InsufficientResources
 from rayinfer_deployments.operations.service_operations import ServiceOperations
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 from support.services.service_load import engine_names
 
 SMALL = {"num_cpus": 0.1, "num_threads": 1, "drain_timeout_s": 5.0}

@@ -2,7 +2,7 @@ import asyncio
 
 import httpx
 
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 
 NUM_CLIENTS = 50
 LONG = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 6000, "ignore_eos": True, "temperature": 0}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 
 LISTS = ("text_offset", "token_logprobs", "tokens", "top_logprobs")
 ENGINE_EVENTS = ["queued", "admitted", "prefill_chunk", "first_token"]

@@ -3,7 +3,7 @@ import asyncio
 import httpx
 import pytest
 
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 
 MAX_WAITING = 3
 

@@ -15,7 +15,8 @@ from ray.serve.schema import ApplicationStatus
 from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.applications import build_llm_app
 from rayinfer_deployments.engine.engine_replica import SERVE_NAMESPACE
-from support.services.service_client import descendants, wait_until
+from support.services.polling import wait_until
+from support.services.service_client import descendants
 
 SMALL = {"num_cpus": 0.1, "num_threads": 1}
 

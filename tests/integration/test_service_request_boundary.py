@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from support.faults.bad_requests import ask, bad_requests, good_request
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 
 LONG = {"model": "tiny", "prompt": "Once upon a time", "max_tokens": 6000, "ignore_eos": True, "temperature": 0}
 

@@ -8,7 +8,7 @@ import pytest
 from rayinfer.errors import RayinferError
 from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.operations.service_operations import ServiceOperations
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 from support.services.service_load import Load, engine_names, router_pids
 
 QUESTION = {"prompt": "Once upon a time there was a very small model " * 4, "max_tokens": 12, "temperature": 0}

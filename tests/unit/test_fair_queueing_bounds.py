@@ -86,7 +86,7 @@ class WatchedQueue:
         ahead = sum(watched.ticket.cost for watched in self.waiting.values())
         options = {"tenant": name, "cost": cost, "weight": self.weights[tenant], "deadline": -self.served}
         ticket = self.queue.push(name, priority=priority, arrival=0.0, **options)
-        virtual_time, latest_start = self.queue._virtual_time, self.queue._latest_start
+        virtual_time, latest_start = self.queue.virtual_time, self.queue.latest_start
         self.waiting[ticket.order] = Watched(ticket, virtual_time, latest_start, ahead, self.served)
         tenants = {watched.ticket.tenant: watched.ticket.weight for watched in self.waiting.values()}
         self.largest_weight = max(self.largest_weight, sum(tenants.values()))

@@ -1,9 +1,9 @@
 import signal
 import subprocess
 import sys
-import time
 
 from rayinfer.liveness import TickWatch, is_stopped
+from support.services.polling import wait_until
 
 
 def test_a_peer_is_silent_for_as_many_intervals_as_were_missed_in_a_row():
@@ -21,9 +21,6 @@ def test_a_process_is_stopped_from_one_signal_to_another():
     assert not is_stopped(child.pid)
     for sent, stops in ((signal.SIGSTOP, True), (signal.SIGCONT, False)):
         child.send_signal(sent)
-        deadline = time.monotonic() + 10
-        while is_stopped(child.pid) is not stops:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda stops=stops: is_stopped(child.pid) is stops)
     child.communicate()
     assert not is_stopped(child.pid)

@@ -5,14 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rayinfer.metrics.families import ROUTER
 from rayinfer.metrics.service_metrics import ServiceMetrics
 from rayinfer.outputs import EngineState, EngineStats
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from support.fakes.virtual_time import FakeClock
 
 
 def values(metrics: ServiceMetrics) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -48,15 +41,15 @@ def test_the_names_of_vllm_are_there_before_the_first_request():
 
 
 def test_a_stream_is_timed_from_arrival_over_its_tokens_to_its_end():
-    clock = Clock()
+    clock = FakeClock()
     metrics = ServiceMetrics(clock=clock)
     timer = metrics.request_started("tiny", num_prompt_tokens=7)
-    clock.now_s += 0.3
+    clock.now += 0.3
     timer.tokens(1)
-    clock.now_s += 0.08
+    clock.now += 0.08
     timer.tokens(2)
     timer.tokens(0)
-    clock.now_s += 0.02
+    clock.now += 0.02
     timer.finished("length")
     seen = values(metrics)
     assert seen["vllm:prompt_tokens_total", ("tiny",)] == 7
@@ -73,14 +66,14 @@ def test_a_stream_is_timed_from_arrival_over_its_tokens_to_its_end():
 
 
 def test_the_wait_for_another_engine_is_counted_by_itself():
-    clock = Clock()
+    clock = FakeClock()
     metrics = ServiceMetrics(clock=clock)
     moving, new = (metrics.request_started("tiny", num_prompt_tokens=7) for _ in range(2))
     moving.tokens(1)
-    clock.now_s += 0.5
+    clock.now += 0.5
     moving.record_engine_change()
     new.record_engine_change()  # it had no token yet, so nobody saw a gap
-    clock.now_s += 1.3
+    clock.now += 1.3
     for timer in (moving, new, moving):
         timer.tokens(1)
     seen = values(metrics)
@@ -136,17 +129,17 @@ def test_totals_of_engines_have_a_series_each():
 
 
 def test_a_requests_time_is_divided_at_dispatch_and_first_token():
-    clock = Clock()
+    clock = FakeClock()
     metrics = ServiceMetrics(clock=clock)
     timer = metrics.request_started("tiny", num_prompt_tokens=7)
-    clock.now_s += 1.0
+    clock.now += 1.0
     timer.record_dispatch()
-    clock.now_s += 2.0
+    clock.now += 2.0
     timer.tokens(1, num_cached_tokens=5)
     timer.record_dispatch()  # it migrates: that is part of its inference
-    clock.now_s += 4.0
+    clock.now += 4.0
     timer.tokens(2)
-    clock.now_s += 8.0
+    clock.now += 8.0
     timer.finished("stop")
     seen = {name: value for (name, _), value in values(metrics).items() if name.endswith(("_sum", "_total"))}
     assert seen["vllm:request_queue_time_seconds_sum"] == seen["tgi_request_queue_duration_sum"] == 1.0

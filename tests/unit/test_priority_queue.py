@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from rayinfer.errors import ConfigError
 from rayinfer.priority_queue import PriorityQueue
+from support.kernels.memory_use import held_bytes
 
 
 def drain(queue):
@@ -153,11 +154,11 @@ def test_removed_requests_do_not_pile_up_behind_one_that_stays():
     queue.push("stays", priority=-10, arrival=0.0)
     for item in range(5000):
         assert queue.remove(queue.push(item, priority=0, arrival=1.0))
-    assert len(queue._heap) <= 100
+    assert held_bytes(queue) < 20_000  # of 5,000 requests
     tickets = [queue.push(item, priority=0, arrival=1.0) for item in range(1000)]
     for ticket in tickets[::-1][:900]:
         queue.remove(ticket)
-        assert len(queue._heap) <= max(2 * len(queue), 64)
+        assert held_bytes(queue) < 5000 + 900 * len(queue)
     assert drain(queue) == ["stays", *range(100)]
 
 
@@ -208,7 +209,7 @@ def test_tenants_that_owe_nothing_are_forgotten():
     for second in range(5000):
         queue.push("x", priority=0, arrival=float(second), tenant=f"tenant {second}", cost=0.5)
         queue.pop()
-    assert len(queue._tenant_finish) < 2100
+    assert held_bytes(queue) < 2100 * 600
     assert queue.push("more", priority=0, arrival=5000.0, tenant="owes").key == 10_000.0
 
 

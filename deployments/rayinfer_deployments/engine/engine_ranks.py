@@ -80,7 +80,7 @@ class EngineGroup:
     ) -> None:
         self.first = first
         self._name = name
-        self._others = dict(enumerate(others, start=1))  # by rank
+        self.others = dict(enumerate(others, start=1))  # by rank
         self._limits = limits
         self._runs: dict[int, asyncio.Future[None]] = {}  # by rank; none ends while all ranks run
         self._process_ids: dict[int, int] = {}  # by rank, once it has answered a ping or its actor is ready
@@ -88,26 +88,21 @@ class EngineGroup:
         self._is_stopped = is_stopped
         self._process_of = process_of
 
-    @property
-    def has_others(self) -> bool:
-        """Return whether there is more than the first rank."""
-        return bool(self._others)
-
     async def start(self) -> ModelDescription:
         """Load all ranks' parts, run a first step together, and return the engine's description.
 
         Raises Ray's error of the rank that explains a failure, and EngineDead when one of several has died or hangs
         meanwhile; the others then wait for it until they are killed.
         """
-        if self._others:
+        if self.others:
             # Passed on as a reference from process to process: read here, it would import torch.
             rendezvous = self.first.open_group.remote()
-            self._runs = {rank: _started(actor.run.remote(rendezvous)) for rank, actor in self._others.items()}
+            self._runs = {rank: _started(actor.run.remote(rendezvous)) for rank, actor in self.others.items()}
             starting = _started(self.first.start.remote(rendezvous))
         else:
             starting = _started(self.first.start.remote())
         calls = [starting, *self._runs.values()]
-        losses = [_started(self._watch_rank(rank)) for rank in (0, *self._others)] if self._others else []
+        losses = [_started(self._watch_rank(rank)) for rank in (0, *self.others)] if self.others else []
         try:
             await asyncio.wait([*calls, *losses], return_when=asyncio.FIRST_COMPLETED)
             if starting.done() and starting.exception() is None:
@@ -118,7 +113,7 @@ class EngineGroup:
         finally:
             for loss in losses:
                 loss.cancel()
-        await asyncio.wait(calls, timeout=self._limits.root_cause_s if self._others else None)
+        await asyncio.wait(calls, timeout=self._limits.root_cause_s if self.others else None)
         raise self._first_reason(calls)
 
     async def first_loss(self) -> str:
@@ -126,7 +121,7 @@ class EngineGroup:
 
         Where several have ended it is the one that explains the others.
         """
-        losses = [_started(self._watch_rank(rank)) for rank in self._others]
+        losses = [_started(self._watch_rank(rank)) for rank in self.others]
         runs = list(self._runs.values())
         try:
             await asyncio.wait([*runs, *losses], return_when=asyncio.FIRST_COMPLETED)
@@ -145,7 +140,7 @@ class EngineGroup:
 
     def kill(self) -> None:
         """Kill every process at once."""
-        for actor in (self.first, *self._others.values()):
+        for actor in (self.first, *self.others.values()):
             self._kill(actor)
 
     def _end_of(self, rank: int, error: BaseException | None) -> str:
@@ -158,7 +153,7 @@ class EngineGroup:
         ended = {rank: call.exception() for rank, call in enumerate(calls) if call.done()}
         rank = min(ended, key=lambda rank: _reason_order(calls[rank]))
         error = ended[rank]
-        if error is None or (isinstance(error, RayActorError) and self._others):
+        if error is None or (isinstance(error, RayActorError) and self.others):
             return EngineDead(self._end_of(rank, error))
         return error
 
@@ -169,7 +164,7 @@ class EngineGroup:
         it has as long as ranks give each other.
         """
         limits, process_id = self._limits, None
-        watch, actor = TickWatch(limits.ping_interval_s), self._others[rank] if rank else self.first
+        watch, actor = TickWatch(limits.ping_interval_s), self.others[rank] if rank else self.first
         response = _started(actor.ping.remote())
         while not watch.has_missed(limits.ping_timeout_s if rank in self._process_ids else limits.first_ping_timeout_s):
             await asyncio.sleep(limits.ping_interval_s)

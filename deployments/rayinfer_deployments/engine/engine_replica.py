@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 
 import ray
 from ray import serve
@@ -18,8 +19,9 @@ from rayinfer_deployments.discovery.autoscaling_policy import engine_report
 from rayinfer_deployments.discovery.engine_address import ENGINE_PREFIX, EngineAddress
 from rayinfer_deployments.discovery.engine_report import EngineReport
 from rayinfer_deployments.discovery.load_reports import RouterLoads
-from rayinfer_deployments.engine.engine_ranks import EngineResources, create_engine_group
+from rayinfer_deployments.engine.engine_ranks import EngineGroup, EngineResources, create_engine_group
 
+EngineGroupFactory = Callable[[EngineAddress, EngineConfig, EngineResources, int], EngineGroup]
 SERVE_NAMESPACE = "serve"  # where Serve keeps its own actors, and we our engines
 
 logger = logging.getLogger("ray.serve")
@@ -35,6 +37,7 @@ class EngineReplica:
         resources: EngineResources,
         drain_timeout_s: float,
         limits: LivenessLimits = DEFAULT_LIMITS,
+        create_group: EngineGroupFactory = create_engine_group,
     ) -> None:
         self._drain_timeout_s = drain_timeout_s
         self._watching: list[asyncio.Task[None]] = []  # empty until the engine has started
@@ -52,7 +55,7 @@ class EngineReplica:
             namespace=SERVE_NAMESPACE,
         )
         num_on_node = _processes_on_node(num_processes, resources.num_ranks)
-        self._group = create_engine_group(self._address, config, resources, num_on_node)
+        self._group = create_group(self._address, config, resources, num_on_node)
         self._actor = self._group.first
         try:
             description = await self._group.start()
@@ -62,7 +65,7 @@ class EngineReplica:
         self._max_num_seqs = description.max_num_seqs  # the settings may leave it to the engine's device
         loop = asyncio.get_running_loop()
         self._watching.append(loop.create_task(self._watch()))
-        if self._group.has_others:
+        if self._group.others:
             self._watching.append(loop.create_task(self._watch_group()))
 
     def record_replica_metadata(self) -> dict[str, object]:

@@ -9,8 +9,8 @@ from rayinfer_kernels.implementation import ArgmaxResult
 LAST_ID = tl.constexpr(2**31 - 1)
 
 
-def argmax(rows: torch.Tensor) -> ArgmaxResult:
-    """See `ops.argmax`."""
+def argmax(rows: torch.Tensor, *, block: int = ARGMAX_BLOCK) -> ArgmaxResult:
+    """See `ops.argmax`; `block` numbers of a row, a power of two, are looked at together."""
     rows = rows if rows.stride(-1) == 1 else rows.contiguous()
     values = torch.empty(len(rows), dtype=torch.float32, device=rows.device)
     indices = torch.empty(len(rows), dtype=torch.int64, device=rows.device)
@@ -18,7 +18,7 @@ def argmax(rows: torch.Tensor) -> ArgmaxResult:
         _argmax_kernel[(len(rows),)](
             *(rows, values, indices, rows.stride(0)),
             width=rows.shape[1],
-            block=ARGMAX_BLOCK,
+            block=block,
             num_warps=ARGMAX_WARPS,
         )
     return ArgmaxResult(values, indices)

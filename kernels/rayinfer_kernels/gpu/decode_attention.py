@@ -24,6 +24,7 @@ from rayinfer_kernels.gpu.paged_cache import PagedKVCache
 from rayinfer_kernels.gpu.tuning import (
     MIN_DOT_INPUTS,
     MIN_SPLIT_TOKENS,
+    NUM_MULTIPROCESSORS,
     combined_at_once,
     decode_tuning,
     least_split,
@@ -43,6 +44,7 @@ def decode_attention(
     *,
     num_splits: int | None = None,
     out: torch.Tensor | None = None,
+    num_multiprocessors: int = NUM_MULTIPROCESSORS,
 ) -> torch.Tensor:
     """Attend with the last token of each request: query [num_requests, num_heads, head_dim] -> the same shape.
 
@@ -51,12 +53,11 @@ def decode_attention(
     and the shapes follows `num_splits`, a power of two, unless it is given: then a request's result is the same bits
     in any batch. Nothing is read back from the device. Results go to `out`, if given. An e4m3 value NaN counts as 480.
     """
-    query = check_query(query, cache)
-    num_requests, num_heads, head_dim = query.shape
+    num_requests, num_heads, head_dim = (query := check_query(query, cache)).shape
     max_context = max_context or block_tables.shape[1] * cache.block_size
     num_programs = None if num_splits else num_requests * cache.num_kv_heads  # without splits
-    least = MIN_SPLIT_TOKENS if num_splits else least_split(num_requests, cache.num_kv_heads)
-    num_splits = num_splits or num_splits_for(num_requests, cache.num_kv_heads, max_context)
+    least = MIN_SPLIT_TOKENS if num_splits else least_split(num_requests, cache.num_kv_heads, num_multiprocessors)
+    num_splits = num_splits or num_splits_for(num_requests, cache.num_kv_heads, max_context, num_multiprocessors)
     if num_splits & (num_splits - 1):
         raise ValueError(f"num_splits must be a power of two, got {num_splits}")
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device) if out is None else out
@@ -64,7 +65,7 @@ def decode_attention(
         return out
     tuning = decode_tuning(
         *(num_heads // cache.num_kv_heads, head_dim, cache.key.dtype.itemsize, query.dtype.itemsize, cache.block_size),
-        num_programs,
+        *(num_programs, num_multiprocessors),
     )
     window = NO_WINDOW if window is None else window
     _attend_split[(cache.num_kv_heads, num_requests, num_splits)](

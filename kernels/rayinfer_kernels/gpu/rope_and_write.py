@@ -11,7 +11,7 @@ from rayinfer_kernels.gpu.language import (
     triton,
 )
 from rayinfer_kernels.gpu.paged_cache import PagedKVCache, largest_number
-from rayinfer_kernels.gpu.tuning import MAX_SKINNY_ROWS, rope_tuning
+from rayinfer_kernels.gpu.tuning import MAX_SKINNY_ROWS, RowsTuning, rope_tuning
 
 
 def rope_and_write(
@@ -28,6 +28,7 @@ def rope_and_write(
     eps: float = 0.0,
     *,
     unit_offset: bool = False,
+    tuning: RowsTuning | None = None,
 ) -> torch.Tensor:
     """Normalize and rotate queries and keys, store keys and values; returns queries [num_tokens, num_heads, head_dim].
 
@@ -35,7 +36,7 @@ def rope_and_write(
     rows may be strided. The norms [head_dim], both or none, are RMS norms of each head; with `unit_offset` their scale
     is 1 + weight. cos and sin [max_positions, rotary_dim] rotate the first channels of each head, in half-split pairs.
     `positions` and `slot_mapping` are int64 [num_tokens]; at slot -1 nothing is stored. All is computed in float32 and
-    rounded once, to the model's type or the cache's.
+    rounded once, to the model's type or the cache's. `tuning` follows from the number of tokens, unless it is given.
     """
     head_dim, rotary_dim = cache.head_dim, cos.shape[1]
     if qkv.shape[1] != (num_heads + 2 * num_kv_heads) * head_dim or cache.num_kv_heads != num_kv_heads:
@@ -51,7 +52,7 @@ def rope_and_write(
     query = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
     if num_tokens == 0:
         return query
-    tuning = rope_tuning(num_tokens)
+    tuning = tuning or rope_tuning(num_tokens)
     _rope_and_write[(-(-num_tokens // tuning.num_rows), num_heads + 2 * num_kv_heads)](
         *(qkv, qkv.stride(0), num_tokens, cos.contiguous(), sin.contiguous(), positions, slot_mapping),
         *(query, cache.key, cache.value, query_norm, key_norm, eps),
@@ -74,7 +75,14 @@ def rope_and_write(
     return query
 
 
-def write_kv(key: torch.Tensor, value: torch.Tensor, cache: PagedKVCache, slot_mapping: torch.Tensor) -> None:
+def write_kv(
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache: PagedKVCache,
+    slot_mapping: torch.Tensor,
+    *,
+    tuning: RowsTuning | None = None,
+) -> None:
     """Store key and value [num_tokens, num_kv_heads, head_dim] at `slot_mapping` int64 [num_tokens]; -1: nowhere."""
     num_tokens, num_kv_heads, head_dim = key.shape
     if value.shape != key.shape or (num_kv_heads, head_dim) != (cache.num_kv_heads, cache.head_dim):
@@ -82,7 +90,7 @@ def write_kv(key: torch.Tensor, value: torch.Tensor, cache: PagedKVCache, slot_m
     key, value = (heads if heads.stride(-1) == 1 else heads.contiguous() for heads in (key, value))
     if num_tokens == 0:
         return
-    tuning = rope_tuning(num_tokens)
+    tuning = tuning or rope_tuning(num_tokens)
     _write_kv[(-(-num_tokens // tuning.num_rows), num_kv_heads)](
         *(key, key.stride(0), key.stride(1), value, value.stride(0), value.stride(1)),
         *(num_tokens, slot_mapping, cache.key, cache.value),

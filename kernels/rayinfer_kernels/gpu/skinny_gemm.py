@@ -18,7 +18,7 @@ from rayinfer_kernels.gpu.language import (
     triton,
 )
 from rayinfer_kernels.gpu.rounding import rounded
-from rayinfer_kernels.gpu.tuning import MAX_SKINNY_ROWS, skinny_gemm_tuning
+from rayinfer_kernels.gpu.tuning import MAX_SKINNY_ROWS, NUM_MULTIPROCESSORS, skinny_gemm_tuning
 from rayinfer_kernels.layer_stack import PackedLinear
 from rayinfer_kernels.packed_weight import PackedWeight, WeightFormat
 
@@ -42,6 +42,7 @@ def skinny_gemm(
     norm: Norm | None = None,
     gate: str | None = None,
     residual: torch.Tensor | None = None,
+    num_multiprocessors: int = NUM_MULTIPROCESSORS,
 ) -> torch.Tensor:
     """Multiply at most MAX_SKINNY_ROWS rows: x [num_rows, in_features] -> [num_rows, out_features], summed in float32.
 
@@ -62,7 +63,9 @@ def skinny_gemm(
     if not out.numel():
         return out
     rows = next_power_of_2(num_rows)
-    tuning = skinny_gemm_tuning(rows, num_results, in_features, is_gated=gate is not None)
+    tuning = skinny_gemm_tuning(
+        rows, num_results, in_features, is_gated=gate is not None, num_multiprocessors=num_multiprocessors
+    )
     is_copy = isinstance(linear.weight, torch.Tensor) and weight is not linear.weight  # made by the launch in front
     pdl = supports_pdl(x.device) and not is_copy
     _skinny_gemm_kernel[(-(-num_results // tuning.num_columns),)](

@@ -25,14 +25,9 @@ ACTIVATION_WARPS = 4
 MAX_SKINNY_ROWS = 4  # that are multiplied without tensor cores: more would be bound by their sums, not by memory
 ARGMAX_BLOCK = 8192  # numbers of a row that a program looks at together
 ARGMAX_WARPS = 32
-SAMPLING_BLOCK = 4096  # scores of a row that a program looks at together
 SAMPLING_WARPS = 16
-CHOICE_BLOCK = 4096  # scores of a row that is searched as a whole
 CHOICE_WARPS = 16
-CANDIDATE_BLOCK = 1024  # candidates for a token that a program looks at together
 CANDIDATES_MAX_REGISTERS = 64  # of a thread that looks for them, so that two programs fit on a multiprocessor
-MAX_CANDIDATES = 16384  # of a row; top-p keeps more only where nearly nothing is known of the next token
-MAX_ROW_PARTS = 32  # that a row is cut into where rows are few
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +50,21 @@ class RowsTuning:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplingTuning:
+    """Block sizes of the sampling programs, each a power of two."""
+
+    block: int = 4096  # scores of a row that a program looks at together
+    choice_block: int = 4096  # the same, of a row that is searched as a whole
+    candidate_block: int = 1024  # candidates for a token that a program looks at together
+    max_candidates: int = 16384  # of a row; top-p keeps more only where nearly nothing is known of the next token
+    max_row_parts: int = 32  # that a row is cut into where rows are few
+
+    def row_parts_for(self, num_rows: int, num_blocks: int) -> int:
+        """Return the most parts of a row of logits, such that each multiprocessor has two of them."""
+        return max(1, min(num_blocks, self.max_row_parts, 2 * NUM_MULTIPROCESSORS // num_rows))
+
+
+@dataclass(frozen=True, slots=True)
 class ProductTuning:
     """Tile sizes, warps and pipeline stages of a matrix product's program."""
 
@@ -66,7 +76,13 @@ class ProductTuning:
 
 
 def decode_tuning(
-    group: int, head_dim: int, cache_bytes: int, model_bytes: int, block_size: int, num_programs: int | None = None
+    group: int,
+    head_dim: int,
+    cache_bytes: int,
+    model_bytes: int,
+    block_size: int,
+    num_programs: int | None = None,
+    num_multiprocessors: int = NUM_MULTIPROCESSORS,
 ) -> AttentionTuning:
     """Tune for one token of each request; `num_programs`, the number without splits, is None for any batch.
 
@@ -82,7 +98,7 @@ def decode_tuning(
         tile = min(tile, 32)
     most = 128 if model_bytes == 2 and head_dim == width <= 128 else None
     rows, num_warps = max(MIN_DOT_ROWS, next_power_of_2(group)), 4
-    if cache_bytes < model_bytes and (num_programs or 0) >= NUM_MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR:
+    if cache_bytes < model_bytes and (num_programs or 0) >= num_multiprocessors * PROGRAMS_PER_MULTIPROCESSOR:
         num_warps = 2  # which wait for each other less; there are enough programs to load for them
     return AttentionTuning(rows, max(16, tile), num_warps, num_stages=2, max_registers=most)
 
@@ -100,13 +116,15 @@ def prefill_tuning(head_dim: int, model_bytes: int, max_query: int, group: int) 
     return AttentionTuning(128, 64 if width == 128 else 128, num_warps=8, num_stages=3)
 
 
-def num_splits_for(num_requests: int, num_kv_heads: int, max_context: int) -> int:
+def num_splits_for(
+    num_requests: int, num_kv_heads: int, max_context: int, num_multiprocessors: int = NUM_MULTIPROCESSORS
+) -> int:
     """Return the number of splits of each context: a power of two that fills the GPU and leaves no split too long.
 
     It looks at shapes only, so that a captured graph's grid holds for every step of its batch size; so it must suit the
     usual batch, in which few contexts are as long as tables allow, and do for the one long context in it.
     """
-    at_once = NUM_MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR
+    at_once = num_multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
     num_programs = max(1, num_requests * num_kv_heads)  # of one split
     filling = min(at_once // num_programs, max_context // MIN_SPLIT_TOKENS)
     affordable = 1 << max(0, (MAX_ROUNDS * at_once // num_programs).bit_length() - 1)
@@ -115,13 +133,13 @@ def num_splits_for(num_requests: int, num_kv_heads: int, max_context: int) -> in
     return min(MAX_SPLITS, next_power_of_2(max(1, filling, short, bearable)))
 
 
-def least_split(num_requests: int, num_kv_heads: int) -> int:
+def least_split(num_requests: int, num_kv_heads: int, num_multiprocessors: int = NUM_MULTIPROCESSORS) -> int:
     """Return the fewest tokens of a split: the more, the more programs the batch alone gives the GPU.
 
     Every part waits for its first tokens before it computes any, and leaves sums that are read again.
     """
     programs = max(1, num_requests * num_kv_heads)
-    parts = NUM_MULTIPROCESSORS * PROGRAMS_PER_MULTIPROCESSOR // programs  # of each context that run at a time
+    parts = num_multiprocessors * PROGRAMS_PER_MULTIPROCESSOR // programs  # of each context that run at a time
     return max(MIN_SPLIT_TOKENS, SPLIT_TOKENS // next_power_of_2(parts + 1))
 
 
@@ -141,11 +159,6 @@ def rope_tuning(num_tokens: int) -> RowsTuning:
     return RowsTuning(num_rows=16, num_warps=8 if num_tokens <= 1024 else 4)
 
 
-def row_parts_for(num_rows: int, num_blocks: int) -> int:
-    """Return the most parts of a row of logits, such that each multiprocessor has two of them."""
-    return max(1, min(num_blocks, MAX_ROW_PARTS, 2 * NUM_MULTIPROCESSORS // num_rows))
-
-
 def row_warps(block: int) -> int:
     """Return the warps of a program that holds `block` columns of a row: about eight numbers a thread."""
     return min(max(block // 256, 1), 16)
@@ -163,7 +176,14 @@ def grouped_tuning(num_rows: int, num_groups: int, model_bytes: int) -> ProductT
     return ProductTuning(128, 128, 64, num_warps=8, num_stages=4)
 
 
-def skinny_gemm_tuning(num_rows: int, num_results: int, in_features: int, *, is_gated: bool) -> ProductTuning:
+def skinny_gemm_tuning(
+    num_rows: int,
+    num_results: int,
+    in_features: int,
+    *,
+    is_gated: bool,
+    num_multiprocessors: int = NUM_MULTIPROCESSORS,
+) -> ProductTuning:
     """Tune for one, two or four rows and a matrix: each thread loads eight neighboring numbers of some columns.
 
     What counts is a whole layer, in which the next kernels load their weights while this one ends: so few programs that
@@ -173,7 +193,7 @@ def skinny_gemm_tuning(num_rows: int, num_results: int, in_features: int, *, is_
     if num_rows == 1:
         num_warps = 8 if is_long and is_gated else 4
         columns = (4 if is_long else 8) // (2 if is_gated else 1)
-        while columns > 1 and num_results < 2 * NUM_MULTIPROCESSORS * columns:  # so that all have two of them
+        while columns > 1 and num_results < 2 * num_multiprocessors * columns:  # so that all have two of them
             columns //= 2
     else:
         num_warps, columns = 8 if is_long and not is_gated else 2, 4

@@ -34,7 +34,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.description = description
-        self._scheduler = scheduler
+        self.scheduler = scheduler
         self._executor = executor
         self._seeds = random.Random(seed)  # for requests without one
         self._clock = clock
@@ -46,16 +46,16 @@ class Engine:
     def add_request(self, request: GenerationRequest) -> None:
         """Queue a request with n == 1; raises RequestError for one that could never finish, EngineDead."""
         self._life.check_alive()
-        if self._scheduler.knows(request.request_id):
+        if self.scheduler.knows(request.request_id):
             raise InvalidParameter(f"request_id {request.request_id!r} is in use", "request_id")
-        self._scheduler.add(self._checked_request(request))
+        self.scheduler.add(self._checked_request(request))
 
     def abort(self, request_id: str) -> TokenDelta | None:
         """Abort a request and free what it holds; None if unknown or already finished and reported."""
         unreported = [delta for delta in self._deltas if delta.request_id == request_id]
         if unreported:  # of steps that finished as the engine fell asleep
             self._deltas = [delta for delta in self._deltas if delta.request_id != request_id]
-        ended = self._scheduler.finish(request_id, "abort")
+        ended = self.scheduler.finish(request_id, "abort")
         if ended is None or not unreported:
             return ended or (unreported[-1] if unreported else None)
         return ended._replace(start_pos=unreported[0].start_pos)
@@ -68,13 +68,13 @@ class Engine:
         self.check_alive()
         self._time_out_requests()
         with self._recording_death():
-            while self._can_plan and (plan := self._scheduler.plan()) is not None:
+            while self._can_plan and (plan := self.scheduler.plan()) is not None:
                 self.on_plan(plan.num_tokens)
                 try:
                     self._copy_blocks()
                     self._start(plan)
                 except BaseException:
-                    self._scheduler.reschedule(plan)
+                    self.scheduler.reschedule(plan)
                     raise
                 if not self._in_flight:  # it is computed
                     break
@@ -117,26 +117,24 @@ class Engine:
     @property
     def has_unfinished_requests(self) -> bool:
         """Whether requests wait or run, a step is in flight, or its results are yet to be returned."""
-        return self._scheduler.num_unfinished > 0 or bool(self._in_flight) or bool(self._deltas)
+        return self.scheduler.num_unfinished > 0 or bool(self._in_flight) or bool(self._deltas)
 
     @property
     def can_advance(self) -> bool:
         """Whether another step would advance a request, or return results of an earlier one."""
         return (
-            bool(self._in_flight)
-            or bool(self._deltas)
-            or (self._life.is_running and self._scheduler.num_unfinished > 0)
+            bool(self._in_flight) or bool(self._deltas) or (self._life.is_running and self.scheduler.num_unfinished > 0)
         )
 
     @property
     def num_unfinished_requests(self) -> int:
         """Requests that wait or run."""
-        return self._scheduler.num_unfinished
+        return self.scheduler.num_unfinished
 
     @property
     def stats(self) -> EngineStats:
         """Counters and gauges as they are now."""
-        stats = self._scheduler.stats
+        stats = self.scheduler.stats
         stats.state = self._life.state
         stats.stage_idle_shares = list(self._executor.stage_idle_shares)
         return stats
@@ -148,7 +146,7 @@ class Engine:
 
     def take_block_events(self) -> tuple[list[bytes], list[bytes]]:
         """Return the hashes added to and removed from the prefix cache since the last call."""
-        events = self._scheduler.take_block_events()
+        events = self.scheduler.take_block_events()
         return events.stored, events.removed
 
     def exit(self) -> None:
@@ -185,7 +183,7 @@ class Engine:
         else:
             return
         self._finish_all()
-        self._run(self._scheduler.retract(plan))
+        self._run(self.scheduler.retract(plan))
 
     def _finish_all(self) -> None:
         """Read the tokens of all in-flight steps."""
@@ -199,7 +197,7 @@ class Engine:
             self.on_plan(plan.num_tokens)  # the watchdog's limit is this step's
             sampled = step.result()
             self._in_flight.popleft()
-            self._deltas += self._scheduler.apply(plan, sampled)
+            self._deltas += self.scheduler.apply(plan, sampled)
 
     @contextlib.contextmanager
     def _recording_death(self) -> Iterator[None]:
@@ -225,37 +223,37 @@ class Engine:
                 raise
             failure = error
         if failure is None:
-            self._deltas += self._scheduler.apply(plan, sampled)
+            self._deltas += self.scheduler.apply(plan, sampled)
         elif plan.num_requests > 1:
             middle = plan.num_requests // 2
             self._run(plan.part(0, middle))
             self._run(plan.part(middle, plan.num_requests))
         else:
-            request_id = self._scheduler.request_id_at(int(plan.rows[0]))
+            request_id = self.scheduler.request_id_at(int(plan.rows[0]))
             logger.error("request %s failed in step %d", request_id, plan.step, exc_info=failure)
             self._finish(request_id, "error")
 
     def _copy_blocks(self) -> None:
         """Make the copies that the scheduler has queued, in their order."""
-        copies = self._scheduler.block_copies
+        copies = self.scheduler.block_copies
         while copies:
             self._executor.copy_blocks(copies[0])
             copies.popleft()
 
     def _free_memory(self, level: SleepLevel) -> None:
         if level is SleepLevel.RECOMPUTE:
-            self._scheduler.drop_computed()
+            self.scheduler.drop_computed()
         elif level is SleepLevel.OFFLOAD:
             self._copy_blocks()
-            self._scheduler.forget_cached_prefixes()
-        self._executor.release(level, self._scheduler.blocks_in_use)
+            self.scheduler.forget_cached_prefixes()
+        self._executor.release(level, self.scheduler.blocks_in_use)
 
     def _time_out_requests(self) -> None:
-        for request_id in self._scheduler.take_overdue(self._clock()):
+        for request_id in self.scheduler.take_overdue(self._clock()):
             self._finish(request_id, "timeout")
 
     def _finish(self, request_id: str, reason: FinishReason) -> None:
-        delta = self._scheduler.finish(request_id, reason)
+        delta = self.scheduler.finish(request_id, reason)
         if delta is not None:
             self._deltas.append(delta)
 

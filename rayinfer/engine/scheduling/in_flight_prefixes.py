@@ -21,6 +21,9 @@ class InFlightPrefixes:
     def __init__(self) -> None:
         self._pending: dict[bytes, _PendingBlock] = {}
 
+    def __len__(self) -> int:
+        return len(self._pending)
+
     def register(self, writer: Request, block_hashes: Sequence[bytes]) -> None:
         """Register the blocks' writer; blocks with a writer of the same or higher priority keep it."""
         for block_hash in block_hashes:

@@ -38,10 +38,10 @@ class RunningBatch:
         self.num_rows_freed = 0  # grows whenever a row and its blocks are freed
         self._blocks = block_manager
         self._block_size = block_manager.block_size
-        self._in_flight_prefixes = InFlightPrefixes()
+        self.in_flight_prefixes = InFlightPrefixes()
         self._caches_prefixes = enable_prefix_caching
         self._offload = offload
-        self._priorities: Counter[int] = Counter()  # running requests of each
+        self.priorities: Counter[int] = Counter()  # running requests of each
         # By stored block: a request has sampled from finite logits with it, so it is finite too.
         self._is_finite = np.zeros(block_manager.num_blocks, np.bool_)
 
@@ -60,12 +60,12 @@ class RunningBatch:
             return False
         reusable = self._reusable_hashes(request)
         last = len(prefix.blocks)
-        while last < len(reusable) and self._in_flight_prefixes.is_pending(reusable[last], request):
+        while last < len(reusable) and self.in_flight_prefixes.is_pending(reusable[last], request):
             last += 1
         if last == len(prefix.blocks):
             return False
         # For the last of them: it is queued again once, not block by block.
-        self._in_flight_prefixes.add_waiter(request, reusable[last - 1])
+        self.in_flight_prefixes.add_waiter(request, reusable[last - 1])
         return True
 
     def reserve(self, request: Request, prefix: CachedPrefix) -> Reservation | None:
@@ -88,12 +88,12 @@ class RunningBatch:
             request.num_cached_tokens = min(num_computed, request.prompt_len)
         if self._offload is not None:
             num_computed = self._offload.swap_in(request, reservation.blocks, reservation.num_cached)
-        self._priorities[request.priority] += 1
+        self.priorities[request.priority] += 1
         request.note_hit_blocks(reservation.num_cached)
         request.blocks = reservation.blocks
         request.row = self.table.add_row(request, num_computed=num_computed, num_stored_blocks=reservation.num_cached)
         if self._caches_prefixes:
-            self._in_flight_prefixes.register(request, request.block_hashes.hashes[reservation.num_cached :])
+            self.in_flight_prefixes.register(request, request.block_hashes.hashes[reservation.num_cached :])
         return num_computed
 
     # Running
@@ -150,7 +150,7 @@ class RunningBatch:
             token_ids=token_ids,
             salts=[writer.salt for writer in writers],
         )
-        return self._in_flight_prefixes.resolve(writers, block_hashes)
+        return self.in_flight_prefixes.resolve(writers, block_hashes)
 
     def forget_written_blocks(self, rows: Int64Array) -> None:
         """Remove from the prefix cache what these rows' requests have written: it is not finite.
@@ -202,14 +202,14 @@ class RunningBatch:
         self._blocks.free(request.blocks)
         request.blocks, request.row = [], None
         self.num_rows_freed += 1
-        self._priorities[request.priority] -= 1
-        if not self._priorities[request.priority]:
-            del self._priorities[request.priority]
-        return self._in_flight_prefixes.resolve(repeat(request), unwritten)
+        self.priorities[request.priority] -= 1
+        if not self.priorities[request.priority]:
+            del self.priorities[request.priority]
+        return self.in_flight_prefixes.resolve(repeat(request), unwritten)
 
     def has_lower_priority_than(self, request: Request) -> bool:
         """Whether a request of lower priority runs."""
-        return request.priority < max(self._priorities, default=request.priority)
+        return request.priority < max(self.priorities, default=request.priority)
 
     def victim(self) -> Request:
         """Return the request to preempt when blocks are short: never the first in queue order, if others run.

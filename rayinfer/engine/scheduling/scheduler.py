@@ -52,14 +52,14 @@ class Scheduler:
         self._table = BatchTable(
             num_rows, max_model_len, block_size, supports_async_scheduling=supports_async_scheduling
         )
-        self._batch = RunningBatch(
+        self.batch = RunningBatch(
             self._table, block_manager, enable_prefix_caching=enable_prefix_caching, offload=offload
         )
         waiting = WaitingQueue(ageing_s=AGEING_S, block_size=block_size)
-        self._admission = Admission(waiting, self._batch, block_size)
-        self._requests: dict[str, Request] = {}
-        self._deadlines = Deadlines(self._requests)
-        self._blocks = block_manager
+        self._admission = Admission(waiting, self.batch, block_size)
+        self.requests: dict[str, Request] = {}
+        self._deadlines = Deadlines(self.requests)
+        self.blocks = block_manager
         self._offload = offload
         self._budget = max_num_batched_tokens
         self._outputs = OutputProcessor(
@@ -78,8 +78,8 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request."""
-        assert request.request_id not in self._requests, f"{request.request_id} is known already"
-        self._requests[request.request_id] = request
+        assert request.request_id not in self.requests, f"{request.request_id} is known already"
+        self.requests[request.request_id] = request
         self._admission.add(request)
         self._deadlines.add(request)
         if request.trace is not None:
@@ -87,7 +87,7 @@ class Scheduler:
 
     def finish(self, request_id: str, reason: FinishReason) -> TokenDelta | None:
         """Finish a request and free all that it holds; None if it is unknown or finished."""
-        request = self._requests.get(request_id)
+        request = self.requests.get(request_id)
         if request is None:
             return None
         self._finish(request, reason)
@@ -95,7 +95,7 @@ class Scheduler:
 
     def knows(self, request_id: str) -> bool:
         """Return whether the request is unfinished."""
-        return request_id in self._requests
+        return request_id in self.requests
 
     def take_overdue(self, now: float) -> list[str]:
         """Return, once, the unfinished requests whose deadline has passed."""
@@ -107,7 +107,7 @@ class Scheduler:
 
     def take_block_events(self) -> BlockEvents:
         """Return the hashes added to and removed from the prefix cache since the last call."""
-        return self._blocks.take_events()
+        return self.blocks.take_events()
 
     # Memory, between steps
 
@@ -124,7 +124,7 @@ class Scheduler:
 
     def forget_cached_prefixes(self) -> None:
         """Remove blocks that no running request reads from the prefix cache."""
-        self._blocks.reset_prefix_cache()
+        self.blocks.reset_prefix_cache()
 
     def drop_computed(self) -> None:
         """Preempt every running request and forget all blocks, those of the second pool too."""
@@ -132,14 +132,14 @@ class Scheduler:
             self._admission.preempt(self._table.request_at(row), may_swap=False)
         if self._offload is not None:
             self._offload.drop_all()
-        self._blocks.reset_prefix_cache()
+        self.blocks.reset_prefix_cache()
 
     # State
 
     @property
     def num_unfinished(self) -> int:
         """Requests that wait or run."""
-        return len(self._requests)
+        return len(self.requests)
 
     @property
     def stats(self) -> EngineStats:
@@ -147,9 +147,9 @@ class Scheduler:
         totals = self._totals
         return EngineStats(
             num_running=len(self._table),
-            num_waiting=len(self._requests) - len(self._table),
-            kv_blocks_used=self._blocks.num_used,
-            kv_blocks_total=self._blocks.num_blocks,
+            num_waiting=len(self.requests) - len(self._table),
+            kv_blocks_used=self.blocks.num_used,
+            kv_blocks_total=self.blocks.num_blocks,
             kv_offload_blocks_used=0 if self._offload is None else self._offload.num_used,
             kv_offload_blocks_total=0 if self._offload is None else self._offload.num_blocks,
             prompt_tokens_total=totals.prompt_tokens_total,
@@ -255,9 +255,9 @@ class Scheduler:
         if has_invalid := bool(sampled.is_invalid.any()):
             may_store = _has_finite_logits(plan, sampled)
             rows, has_sampled = rows[may_store], has_sampled[may_store]
-        self._admission.requeue(self._batch.store_written_blocks(rows, has_sampled))
+        self._admission.requeue(self.batch.store_written_blocks(rows, has_sampled))
         if has_invalid:
-            self._batch.forget_written_blocks(plan.rows[plan.samples][sampled.is_invalid])
+            self.batch.forget_written_blocks(plan.rows[plan.samples][sampled.is_invalid])
         trace_prefill_chunks(table, plan)
         if sampled.prompt_logprobs is not None:
             add_prompt_logprobs(table, sampled.prompt_logprobs)
@@ -274,10 +274,10 @@ class Scheduler:
         rows = np.unique(scored.rows[np.isnan(scored.logprobs[:, 0])])
         rows = rows[indices_of(self._table.prompt_only_rows, rows)]
         self._table.nonfinite_rows.update(rows.tolist())
-        self._batch.forget_written_blocks(rows)
+        self.batch.forget_written_blocks(rows)
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        del self._requests[request.request_id]
+        del self.requests[request.request_id]
         self._admission.free(request)
         request.finish_reason = reason
         finished = self._totals.requests_finished_total

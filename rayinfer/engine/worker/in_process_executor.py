@@ -26,14 +26,14 @@ class InProcessExecutor:
     ) -> None:
         self.supports_async_scheduling = supports_async_scheduling
         self.max_concurrent_batches = 2 if supports_async_scheduling else 1
-        self._runner = runner
+        self.runner = runner
         self._memory = memory
         self._cores = cores
 
     def submit(self, plan: StepPlan) -> StepHandle:
         """Start the step; on a CPU, compute it."""
         with self._cores.hold() if self._cores is not None else nullcontext():
-            return self._runner.submit(plan)
+            return self.runner.submit(plan)
 
     def copy_blocks(self, copy: BlockCopy) -> None:
         """Copy now, or on a GPU in the order of the steps."""
@@ -43,24 +43,24 @@ class InProcessExecutor:
     def release(self, level: SleepLevel, blocks_in_use: Sequence[int]) -> None:
         """Free memory."""
         if level is not SleepLevel.PERSIST:
-            self._runner.drop_graphs()
+            self.runner.drop_graphs()
         if level is SleepLevel.RECOMPUTE:
-            self._runner.decoder = None  # or it would keep the weights
+            self.runner.decoder = None  # or it would keep the weights
         self._memory.release(level, blocks_in_use)
 
     def restore(self, level: SleepLevel) -> None:
         """Allocate it again."""
         self._memory.restore(level)
-        self._runner.decoder = self._memory.decoder
+        self.runner.decoder = self._memory.decoder
         if level is not SleepLevel.PERSIST:
-            self._runner.recapture()
+            self.runner.recapture()
 
     def check(self) -> None:
         """Do nothing: it lives as long as this process."""
 
     def shutdown(self) -> None:
         """Free the weights and the cache."""
-        self._runner.decoder = None
+        self.runner.decoder = None
         self._memory.drop()
         if self._cores is not None:
             self._cores.release()

@@ -10,7 +10,6 @@ import pytest
 import torch
 from xdist.scheduler import LoadScheduling
 
-from rayinfer_kernels.gpu import tuning
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
 from support.kernels.pairwise import case_name, every_case, pairwise
 from support.kernels.triton_interpreter import mend_interpreter
@@ -64,9 +63,3 @@ def device() -> torch.device:
 def same_numbers_every_time() -> None:
     """Whichever tests ran before."""
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def few_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the processor had two: programs take more of a small matrix, and fewer have to run."""
-    monkeypatch.setattr(tuning, "NUM_MULTIPROCESSORS", 2)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from rayinfer_kernels.gpu import tuning
 from rayinfer_kernels.gpu.decode_attention import decode_attention
 from support.kernels.paged_batches import BF16, F8, F32, TYPES, assert_near, make_batch
 
@@ -73,11 +72,9 @@ def test_with_given_splits_a_row_gets_the_same_bits_in_any_batch(device, types):
 
 
 def test_a_batch_that_fills_the_processor_is_read_in_longer_parts(device, monkeypatch):
-    monkeypatch.setattr(tuning, "NUM_MULTIPROCESSORS", 1)
-    monkeypatch.setattr(tuning, "PROGRAMS_PER_MULTIPROCESSOR", 2)
     monkeypatch.setattr(torch, "empty", lambda *sizes, **kind: torch.full(*sizes, torch.nan, **kind))
     batch = batch_of([1100, 5, 513, 512], device, group=2, block_size=64)
-    actual = attend(batch, max_context=8192)
+    actual = attend(batch, max_context=8192, num_multiprocessors=1)
     assert_near(actual, batch.expected(), F32)
     assert not torch.equal(actual, attend(batch, num_splits=4))  # four parts too, but shorter ones
 

@@ -15,8 +15,6 @@ TOLERANCES = {torch.float32: {"atol": 2e-5, "rtol": 1e-4}, torch.bfloat16: {"ato
 SPANS = [[(0, 0, 5)], [(0, 5, 7), (1, 0, 1)], [(0, 7, 8), (1, 1, 6)], [(0, 8, 9), (1, 6, 7)]]
 WITH_BIASES = StackCase(num_heads=2, num_kv_heads=1, has_biases=True, windows=(2, None))
 
-pytestmark = pytest.mark.usefixtures("few_multiprocessors")
-
 
 def on(device, step):
     """With as many blocks as these requests can have: attention is cut into parts for the longest context possible."""
@@ -47,7 +45,7 @@ def test_layers_together_equal_the_plainest_torch(case, device):
 
 def test_layers_of_eight_bits_with_a_cache_of_eight_bits_lose_little(device):
     model = RandomStack(WITH_BIASES, torch.bfloat16, torch.float8_e4m3fn)
-    model.plain_caches = model._caches(torch.float32)
+    model.plain_caches = model.new_caches(torch.float32)
     stack = model.on_gpu(device, lambda weight, is_gated: quantize_float8(weight, is_gated=is_gated))
     for spans in SPANS:
         step = make_step(spans)

@@ -15,11 +15,9 @@ NUM_BLOCKS, NUM_POSITIONS, EPS = 4, 300, 1e-6
 HEAD_DIMS, BLOCK_SIZES, NUM_TOKENS = [64, 80, 96, 128, 256], [16, 32, 64], [2, Void(0), 1, 19]
 
 
-@pytest.fixture
-def many_tokens_are_17(monkeypatch):
-    """Programs take 16 tokens each from 17 on, not only from 513: the interpreter would take long to get there."""
-    module = "rayinfer_kernels.gpu.rope_and_write"
-    monkeypatch.setattr(f"{module}.rope_tuning", lambda num_tokens: rope_tuning(32 * num_tokens))
+def tuning_of(num_tokens):
+    """Let programs take 16 tokens each from 17 on, not only from 513: the interpreter would take long to get there."""
+    return rope_tuning(32 * num_tokens)
 
 
 def random(*shape, seed=0):
@@ -81,7 +79,7 @@ def make_cache(num_kv_heads, head_dim, block_size, dtype, device):
     num_tokens=NUM_TOKENS,
     strided=[False, True],
 )
-def test_it_equals_the_reference(case, device, many_tokens_are_17):
+def test_it_equals_the_reference(case, device):
     (num_heads, num_kv_heads), head_dim = case["heads"], case["head_dim"]
     dtype, cache_dtype = case["types"]
     cache, before = make_cache(num_kv_heads, head_dim, case["block_size"], cache_dtype, device)
@@ -94,7 +92,9 @@ def test_it_equals_the_reference(case, device, many_tokens_are_17):
     slot_mapping = make_slots(case["num_tokens"], NUM_BLOCKS * case["block_size"]).to(device)
     unit_offset = case["norm"] == "unit_offset"
     query = rope_and_write(
-        *(qkv, num_heads, num_kv_heads, *tables, positions, slot_mapping, cache, *norms, EPS), unit_offset=unit_offset
+        *(qkv, num_heads, num_kv_heads, *tables, positions, slot_mapping, cache, *norms, EPS),
+        unit_offset=unit_offset,
+        tuning=tuning_of(len(qkv)),
     )
     wanted, key, value = expected(qkv, num_heads, num_kv_heads, head_dim, tables, positions, norms, unit_offset)
     assert_near(query, wanted, dtype)
@@ -123,7 +123,7 @@ def test_many_tokens_are_taken_several_at_once(device):
     num_tokens=NUM_TOKENS,
     strided=[False, True],
 )
-def test_keys_and_values_are_written_alone(case, device, many_tokens_are_17):
+def test_keys_and_values_are_written_alone(case, device):
     num_tokens, num_kv_heads, head_dim = case["num_tokens"], case["num_kv_heads"], case["head_dim"]
     dtype, cache_dtype = case["types"]
     cache, before = make_cache(num_kv_heads, head_dim, case["block_size"], cache_dtype, device)
@@ -132,7 +132,7 @@ def test_keys_and_values_are_written_alone(case, device, many_tokens_are_17):
     if not case["strided"]:
         key, value = key.contiguous(), value.contiguous()
     slot_mapping = make_slots(num_tokens, NUM_BLOCKS * case["block_size"]).to(device)
-    write_kv(key, value, cache, slot_mapping)
+    write_kv(key, value, cache, slot_mapping, tuning=tuning_of(num_tokens))
     check_cache(cache, before, key.float(), value.float(), slot_mapping)
 
 

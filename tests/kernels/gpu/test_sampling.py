@@ -1,14 +1,18 @@
 """The kernel chooses what the reference chooses, for settings of every kind at once."""
 
+import cProfile
+import pstats
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from rayinfer_kernels import reference
-from rayinfer_kernels.gpu import argmax
+from rayinfer_kernels.gpu.argmax import argmax
 from rayinfer_kernels.gpu.language import IS_INTERPRETED
 from rayinfer_kernels.gpu.sampling import philox, sampling
+from rayinfer_kernels.gpu.tuning import SamplingTuning
 from support.kernels.pairwise import Void
 from support.kernels.row_layouts import LAYOUTS, laid_out
 
@@ -16,16 +20,11 @@ CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(device, monkeypatch):
-    """Several blocks in a row, and not so many numbers that the interpreter takes long."""
-    monkeypatch.setattr(argmax, "ARGMAX_BLOCK", 512)
-    sizes = {"SAMPLING_BLOCK": 128, "CHOICE_BLOCK": 512}
-    for name, size in (sizes | {"CANDIDATE_BLOCK": 32, "MAX_CANDIDATES": 128}).items():
-        monkeypatch.setattr(sampling, name, size)
+# Several blocks in a row, and not so many numbers that the interpreter takes long.
+SMALL_BLOCKS = SamplingTuning(block=128, choice_block=512, candidate_block=32, max_candidates=128)
 
 
-def choose(device, logits, **settings):
+def choose(device, logits, tuning, **settings):
     """Return what kernel and reference choose."""
     columns = {
         "temperature": torch.float32,
@@ -37,12 +36,12 @@ def choose(device, logits, **settings):
     }
     arguments = [torch.tensor(settings[name], dtype=dtype) for name, dtype in columns.items()]
     expected = reference.sample_rows(logits.to(CPU), *arguments)
-    got = sampling.sample_rows(logits, *(each.to(device) for each in arguments))
+    got = sampling.sample_rows(logits, *(each.to(device) for each in arguments), tuning=tuning)
     return got, expected
 
 
-def check_same(device, logits, **settings):
-    got, expected = choose(device, logits, **settings)
+def check_same(device, logits, tuning=SMALL_BLOCKS, **settings):
+    got, expected = choose(device, logits, tuning, **settings)
     assert got.token_ids.tolist() == expected.token_ids.tolist()
     assert got.is_invalid.tolist() == expected.is_invalid.tolist()
     return got
@@ -152,26 +151,24 @@ def test_rows_whose_best_is_no_number_are_invalid_and_others_are_not(device):
 
 @pytest.mark.parametrize("most_parts", [1, 2, 32])
 @pytest.mark.parametrize("num_equal", [127, 128, 129])
-def test_candidates_that_just_have_room_and_that_have_none(device, monkeypatch, num_equal, most_parts):
+def test_candidates_that_just_have_room_and_that_have_none(device, num_equal, most_parts):
     """Of 128, all equal; they lie in several parts of the row and the others have no weight, or much."""
-    monkeypatch.setattr(sampling, "row_parts_for", lambda _num_rows, num_blocks: min(num_blocks, most_parts))
+    tuning = replace(SMALL_BLOCKS, max_row_parts=most_parts)
     logits = torch.full((3, 600), -2.0, device=device)
     logits[1] = -200.0
     logits[2] = float("-inf")
     logits[:, torch.randperm(600)[:num_equal]] = 1.0
     for top_k, top_p in ((600, 0.5), (600, 0.9999999), (num_equal, 1.0), (num_equal + 1, 0.7), (1, 0.3)):
-        check_same(device, logits, **(PLAIN | {"top_k": [top_k] * 3, "top_p": [top_p] * 3}))
+        check_same(device, logits, tuning, **(PLAIN | {"top_k": [top_k] * 3, "top_p": [top_p] * 3}))
 
 
-def test_rows_are_searched_where_the_candidates_miss_a_part_of_the_nucleus(device, monkeypatch):
+def test_rows_are_searched_where_the_candidates_miss_a_part_of_the_nucleus(device):
     """A cut that follows from 16 scores leaves most of the nucleus below it, if that is nearly the whole row."""
-    monkeypatch.setattr(sampling, "row_parts_for", lambda _num_rows, _num_blocks: 1)
-    monkeypatch.setattr(sampling, "SAMPLING_BLOCK", 16)
-    monkeypatch.setattr(sampling, "MAX_CANDIDATES", 512)
+    tuning = replace(SMALL_BLOCKS, block=16, max_candidates=512, max_row_parts=1)
     logits = (torch.randn(3, 600) * 0.5).to(device)
     for top_p in (0.9, 0.99, 0.9999):
         for uniform in ([0.0, 0.01, 0.3], [0.6, 0.9, 1 - 2.0**-32]):
-            check_same(device, logits, **(PLAIN | {"top_p": [top_p] * 3, "uniform": uniform}))
+            check_same(device, logits, tuning, **(PLAIN | {"top_p": [top_p] * 3, "uniform": uniform}))
 
 
 SHAPES_OF_ROWS = {
@@ -202,23 +199,21 @@ def test_scores_that_the_temperature_makes_equal_are_tied(device):
         check_same(device, logits, **(PLAIN | settings))
 
 
-def test_few_candidates_are_searched_instead_of_the_row(device, monkeypatch):
+def test_few_candidates_are_searched_instead_of_the_row(device):
+    """A search takes as many rounds as there are blocks: one of candidates, ten of the row."""
     if not IS_INTERPRETED:
-        pytest.skip("kernels cannot be watched")
-    widths = []
-    choose_index = sampling.choose_index
-
-    def watched(scores, width, *arguments):
-        widths.append(int(width.handle.data[0]) if hasattr(width, "handle") else int(width))
-        return choose_index(scores, width, *arguments)
-
-    monkeypatch.setattr(sampling, "choose_index", watched)
+        pytest.skip("a kernel's calls cannot be counted")
     logits = torch.randn(3, 600) * 3
     logits[:, ::50] += 12.0
-    settings = {"top_k": [600, 20, 20], "top_p": [0.9, 1.0, 0.9]}
-    check_same(device, logits, **(PLAIN | settings))
-    assert len(widths) == 3
-    assert max(widths) <= 128
+    settings = PLAIN | {"top_k": [600, 20, 20], "top_p": [0.9, 1.0, 0.9]}
+
+    def num_calls(max_candidates):
+        tuning = replace(SMALL_BLOCKS, choice_block=64, candidate_block=128, max_candidates=max_candidates)
+        profile = cProfile.Profile()
+        profile.runcall(check_same, device, logits, tuning, **settings)
+        return pstats.Stats(profile).total_calls
+
+    assert num_calls(max_candidates=128) < num_calls(max_candidates=8)  # where all have no room
 
 
 @pytest.mark.axes(
@@ -234,7 +229,7 @@ def test_the_greatest_number_of_each_row_and_its_first_place(case, device):
     rows = random_logits(case["num_rows"], case["width"], case["kind"], case["dtype"])
     if case["best"] is not None:
         rows[:, slice(None) if case["best"] < 0 else [-1, case["width"] // 2]] = case["best"]
-    got, expected = argmax.argmax(laid_out(rows, case["layout"], device)), reference.argmax(rows)
+    got, expected = argmax(laid_out(rows, case["layout"], device), block=512), reference.argmax(rows)
     torch.testing.assert_close(got.values.to(CPU), expected.values, atol=0, rtol=0, equal_nan=True)
     assert got.indices.tolist() == expected.indices.tolist()
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from rayinfer_kernels import reference
-from rayinfer_kernels.gpu.skinny_gemm import Norm, is_skinny, skinny_gemm
+from rayinfer_kernels.gpu import skinny_gemm as gpu
+from rayinfer_kernels.gpu.skinny_gemm import Norm, is_skinny
 from rayinfer_kernels.layer_stack import PackedLinear
 from rayinfer_kernels.packed_weight import PackedWeight
 from rayinfer_kernels.quantized_weight import quantize_float8
@@ -14,11 +15,13 @@ EPS = 0.5  # so that it counts
 GATES = {"silu": reference.silu_and_mul, "gelu_tanh": reference.gelu_tanh_and_mul}
 
 
-pytestmark = pytest.mark.usefixtures("few_multiprocessors")
-
-
 def random(*shape, dtype, device):
     return torch.randn(shape).to(dtype).to(device)
+
+
+def skinny_gemm(*operands, **options):
+    """Multiply as if the GPU had two multiprocessors: programs take more of a small matrix, and fewer have to run."""
+    return gpu.skinny_gemm(*operands, **options, num_multiprocessors=2)
 
 
 def expected(x, linear, norm=None, gate=None, residual=None):

@@ -37,6 +37,11 @@ class FakeEngineClient:
         self._num_said: dict[str, int] = {}
         self._messages: asyncio.Queue[StepMessage | Exception] = asyncio.Queue()
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether scripted messages wait to be read."""
+        return not self._messages.empty()
+
     async def submit(self, requests: Sequence[GenerationRequest], router_id: str) -> None:
         if self.submit_error is not None:
             raise self.submit_error

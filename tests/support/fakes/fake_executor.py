@@ -28,6 +28,7 @@ from rayinfer.outputs import TokenDelta, TokenLogprobs
 from rayinfer.protocols import GenerationRequest, ModelDescription
 from rayinfer.sampling_params import SamplingParams
 from support.fakes.fake_scores import ScoredPlace, score
+from support.fakes.virtual_time import FakeClock
 
 VOCAB_SIZE = 97
 EOS = 2
@@ -90,7 +91,7 @@ class FakeExecutor:
         # [num_blocks, block_size, 3], what lies in each slot: a token, its position, and 1 if it is not finite
         self._cached = np.full((num_blocks, block_size, 3), NOTHING, np.int64)
         self._offloaded = np.full((num_offload_blocks, block_size, 3), NOTHING, np.int64)
-        self._histories: dict[int, list[int]] = {}  # by row: what the sampler would know
+        self.histories: dict[int, list[int]] = {}  # by row: what the sampler would know
         self._last_tokens: dict[int, int] = {}  # by row: what a step may go on from before anybody knows it
         self.new_requests: dict[int, NewRequestData] = {}
 
@@ -105,7 +106,7 @@ class FakeExecutor:
         self.names.append({self.name_of_row(row) for row in plan.rows.tolist()})
         for new_request in plan.new_requests:
             self.new_requests[new_request.row] = new_request
-            self._histories[new_request.row] = [
+            self.histories[new_request.row] = [
                 *new_request.prompt_token_ids.tolist(),
                 *new_request.output_token_ids.tolist(),
             ]
@@ -129,7 +130,7 @@ class FakeExecutor:
         if scores[1] is not None:
             scores[1].logprobs[np.isin(scores[1].rows, plan.rows[is_spoilt])] = np.nan
         for row, token_id in zip(plan.rows[plan.samples].tolist(), token_ids.tolist(), strict=True):
-            self._histories[row].append(token_id)
+            self.histories[row].append(token_id)
             self._last_tokens[row] = token_id
         return FinishedStep(SampledTokens(token_ids, tokens == INVALID, *scores))
 
@@ -157,7 +158,7 @@ class FakeExecutor:
             self._cached[unused] = NOTHING
         elif level is SleepLevel.RECOMPUTE:
             self._cached[:] = self._offloaded[:] = NOTHING
-            self._histories.clear()
+            self.histories.clear()
 
     def restore(self, level: SleepLevel) -> None:
         """Come back."""
@@ -176,7 +177,7 @@ class FakeExecutor:
             if self.new_requests[row].params.logprobs is not None
         ]
         places = [
-            ScoredPlace(row, len(self._histories[row]), list(self._histories[row]), token) for _, row, token in wanted
+            ScoredPlace(row, len(self.histories[row]), list(self.histories[row]), token) for _, row, token in wanted
         ]
         return score(places, max((num_top or 0 for num_top, _, _ in wanted), default=0), VOCAB_SIZE)
 
@@ -219,7 +220,7 @@ class FakeExecutor:
         positions, slot_mapping = np.arange(plan.seq_lens[i]), self._slots_read(plan, i)
         _claim(bool((self._slots[slot_mapping, 1] == positions).all()), "keys are read that nobody wrote there")
         context: list[int] = self._slots[slot_mapping, 0].tolist()
-        history = self._histories.get(int(plan.rows[i]), [])
+        history = self.histories.get(int(plan.rows[i]), [])
         _claim(context == history[: len(context)], "the row or the cache holds another request's tokens")
         _claim(not plan.samples[i] or len(context) == len(history), "it samples before its last token, or too late")
         return context
@@ -228,16 +229,6 @@ class FakeExecutor:
 def _claim(is_true: bool, otherwise: str) -> None:
     if not is_true:
         raise WrongPlan(otherwise)
-
-
-class FakeClock:
-    """Seconds that pass when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass

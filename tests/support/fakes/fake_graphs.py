@@ -43,10 +43,8 @@ DRAW = Draw(ops.uniform, ops.sample_rows)
 
 def record_fake_graphs(llm: LLM, *, draws: bool = False) -> FakeGraphs:
     """Have an LLM's decoding steps recorded; what fills them up is written to a block that is taken from its pool."""
-    engine = llm._engine
-    runner = engine.executor._runner
-    (spare,) = engine._scheduler._blocks.allocate(1)
-    graphs, description = FakeGraphs(), engine.description
+    runner, graphs, description = llm.engine.executor.runner, FakeGraphs(), llm.description
+    (spare,) = llm.engine.scheduler.blocks.allocate(1)
     runner.record(
         DecodeGraphs(
             num_rows=runner.num_rows,

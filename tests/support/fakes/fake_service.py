@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 
 from rayinfer.liveness import LivenessLimits
 from rayinfer.metrics.service_metrics import ServiceMetrics
@@ -11,13 +12,21 @@ from rayinfer.routing.limits import RouterLimits
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.traces.trace_store import TraceStore
 from support.fakes.fake_engine_client import FakeEngineClient
+from support.services.polling import until
 
 
 class Service:
     """A dispatcher with fake engines, and a client's view of it."""
 
     def __init__(
-        self, tokenizer, num_engines, max_waiting_requests=100, engine_wait_s=5.0, first_tokens=None, **liveness
+        self,
+        tokenizer,
+        num_engines,
+        max_waiting_requests=100,
+        engine_wait_s=5.0,
+        first_tokens=None,
+        clock=time.monotonic,
+        **liveness,
     ):
         self.tokenizer = tokenizer
         self.metrics = ServiceMetrics()
@@ -31,6 +40,7 @@ class Service:
             traces=self.traces,
             engine_wait_s=engine_wait_s,
             first_tokens=first_tokens,
+            clock=clock,
             liveness=LivenessLimits(**liveness),
         )
         self.engines = []
@@ -82,13 +92,6 @@ class Service:
     def metric(self, line):
         lines = self.metrics.render().decode().splitlines()
         return next(float(found.rpartition(" ")[2]) for found in lines if found.startswith(line))
-
-
-async def until(condition):
-    """Let the event loop run until something is true."""
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - what it waits for has no event
-            await asyncio.sleep(0)
 
 
 @contextlib.asynccontextmanager

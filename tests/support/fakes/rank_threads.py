@@ -15,6 +15,7 @@ from rayinfer.engine.ranks.rendezvous import RendezvousHost
 from rayinfer.engine.worker.step_results import NO_TOKENS, FinishedStep
 from rayinfer.liveness import DEFAULT_LIMITS, LivenessLimits
 from rayinfer.tensor_parallel import RankCoordinates
+from support.fakes.step_plans import make_plan
 
 Wait = Callable[[], object]
 
@@ -124,15 +125,5 @@ class ThreadRanks:
 
 
 def plan_of(step: int, num_requests: int = 3) -> StepPlan:
-    """A step in which every request has one token and samples."""
-    return StepPlan(
-        step=step,
-        rows=np.arange(num_requests),
-        token_ids=np.ones(num_requests, np.int32),
-        positions=np.zeros(num_requests, np.int64),
-        slot_mapping=np.arange(num_requests),
-        cu_seqlens_q=np.arange(num_requests + 1, dtype=np.int32),
-        seq_lens=np.ones(num_requests, np.int32),
-        block_tables=np.zeros((num_requests, 1), np.int32),
-        samples=np.ones(num_requests, np.bool_),
-    )
+    """Make a step in which every request has one token and samples."""
+    return make_plan(dict.fromkeys(range(num_requests), (0, 1)), step=step)

@@ -1,4 +1,4 @@
-"""An event loop whose clock jumps to the next timer instead of waiting for it."""
+"""Time that tests set: a clock, and an event loop that jumps to the next timer instead of waiting for it."""
 
 import asyncio
 import selectors
@@ -6,6 +6,16 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+class FakeClock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):

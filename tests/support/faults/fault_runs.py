@@ -10,7 +10,7 @@ from typing import Any
 from support.faults.fault_load import KINDS, Answer, Load
 from support.faults.fault_report import FaultReport, FaultRow
 from support.faults.faulty_service import FaultyService, Remains
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 
 AGAIN_S = 240.0  # a new engine reads its model on a busy machine
 CLEAN_S = 10.0  # what is left after so long is leaked

@@ -20,7 +20,8 @@ from rayinfer.metrics.families import ROUTER
 from rayinfer_deployments.cluster.process_tree import read_process
 from support.faults.cli_processes import free_port
 from support.faults.fault_models import SERVED_NAME, FaultModel
-from support.services.service_client import ServiceClient, wait_until
+from support.services.polling import wait_until
+from support.services.service_client import ServiceClient
 
 SABOTAGE = Path(__file__).parent / "sabotage"
 ROOT = Path(__file__).parents[3]

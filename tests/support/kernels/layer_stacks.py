@@ -92,14 +92,14 @@ class RandomStack:
         positions = torch.arange(float(MAX_BLOCKS * BLOCK_SIZE))
         angles = torch.outer(positions, torch.rand(case.rotary_dim // 2)).repeat(1, 2)
         self.cos, self.sin = angles.cos().to(dtype), angles.sin().to(dtype)
-        self.plain_caches = self._caches(torch.float32 if kv_dtype is not torch.int8 else kv_dtype)
+        self.plain_caches = self.new_caches(torch.float32 if kv_dtype is not torch.int8 else kv_dtype)
 
     def packed(self, kernels: CpuKernels) -> LayerStack:
         """The decoder as one operation, with an empty cache."""
         layers = [self._layer(number, self._packed) for number in range(len(self.layers))]
         stack = kernels.layer_stack(layers, self.last_norm, self.shape)
         assert stack is not None
-        stack.bind(self._caches(self.kv_dtype), self.cos, self.sin)
+        stack.bind(self.new_caches(self.kv_dtype), self.cos, self.sin)
         return stack
 
     def on_gpu(self, device: torch.device, linear: Callable[[torch.Tensor, bool], Operand]) -> LayerStack:
@@ -212,6 +212,6 @@ class RandomStack:
     def _norm(self, width: int) -> torch.Tensor:
         return (1 + 0.1 * torch.randn(width)).to(self.dtype)
 
-    def _caches(self, dtype: torch.dtype) -> list[KVCache]:
+    def new_caches(self, dtype: torch.dtype) -> list[KVCache]:
         sizes = (NUM_REQUESTS * MAX_BLOCKS, BLOCK_SIZE, self.case.num_kv_heads, self.case.head_dim)
         return [allocate_kv_cache(*sizes, dtype, CPU) for _ in self.case.windows]

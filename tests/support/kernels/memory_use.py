@@ -1,7 +1,10 @@
-"""Host memory that torch allocates during an action."""
+"""Memory that torch allocates during an action, and that a Python object holds."""
 
+import gc
 import itertools
+import sys
 from collections.abc import Callable
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import NamedTuple
 
 from torch.profiler import ProfilerActivity, profile
@@ -24,3 +27,14 @@ def memory_use_of(action: Callable[[], object]) -> MemoryUse:
     changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
     taken = [change for change in changes if change > 0]
     return MemoryUse(len(taken), sum(taken), max(itertools.accumulate(changes), default=0), sum(changes))
+
+
+def held_bytes(root: object) -> int:
+    """Return the size of an object with all that it refers to, except code."""
+    seen, left = {}, [root]
+    while left:
+        held = left.pop()
+        if id(held) not in seen and not isinstance(held, type | ModuleType | FunctionType | BuiltinFunctionType):
+            seen[id(held)] = held
+            left += gc.get_referents(held)
+    return sum(map(sys.getsizeof, seen.values()))

@@ -1,7 +1,7 @@
 """AsyncEngine on a fake executor, and a reader of a router's messages."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -60,10 +60,3 @@ async def collect(
             if len(ends) >= until:
                 break
     return tokens, ends
-
-
-async def wait_until(condition: Callable[[], object]) -> None:
-    """Wait for something that the engine's thread does."""
-    async with asyncio.timeout(TIMEOUT_S):
-        while not condition():  # noqa: ASYNC110  the condition is the thread's, which sets no event
-            await asyncio.sleep(0.002)

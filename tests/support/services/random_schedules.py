@@ -81,7 +81,7 @@ class Schedule:
             await self.breathe()
         assert not [engine.running for engine in self.engines.values() if engine.running], "somebody still runs"
         assert all(link.num_in_flight == 0 for link in self.dispatcher.engines.links.values())
-        assert self.dispatcher.status().num_waiting == len(self.dispatcher._queue) == 0
+        assert self.dispatcher.status().num_waiting == self.num_queued() == 0
         await self.dispatcher.close()
         return [client.check() for client in self.clients]
 
@@ -120,7 +120,11 @@ class Schedule:
             "subject": self.draw.choice("xyz"),
         }
         self.clients.append(Client(self.dispatcher, len(self.clients), n, max_tokens, **settings))
-        self.longest_queue = max(self.longest_queue, len(self.dispatcher._queue))
+        self.longest_queue = max(self.longest_queue, self.num_queued())
+
+    def num_queued(self):
+        labels = {"model_name": "m", "engine": "router"}
+        return self.registry.get_sample_value("vllm:num_requests_waiting", labels)
 
     def go(self):
         if self.clients:

@@ -61,7 +61,7 @@ class GroupOwner:
         try:
             async with asyncio.timeout(WITHIN_S):
                 starting = asyncio.ensure_future(group.start())
-                while (process := await asyncio.to_thread(process_of, group._others[1])) is None:  # noqa: ASYNC110
+                while (process := await asyncio.to_thread(process_of, group.others[1])) is None:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(after_s)
                 os.kill(process.process_id, signal.SIGSTOP)

@@ -2,8 +2,7 @@
 
 import contextlib
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -58,16 +57,6 @@ class ServiceClient:
     @property
     def kv_blocks_used(self) -> float:
         return self.metric("rayinfer_kv_blocks_used")
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> float:
-    """Wait until a condition holds; returns the seconds that took."""
-    started = time.monotonic()
-    while not condition():
-        waited = time.monotonic() - started
-        assert waited < timeout_s, f"{condition} was not met within {timeout_s} s"
-        time.sleep(0.05)
-    return time.monotonic() - started
 
 
 def descendants(pid: int) -> dict[int, str]:

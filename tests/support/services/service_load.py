@@ -7,7 +7,8 @@ import threading
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.services.service_client import descendants, wait_until
+from support.services.polling import wait_until
+from support.services.service_client import descendants
 
 NUM_CLIENTS = 4
 

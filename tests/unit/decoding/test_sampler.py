@@ -17,7 +17,8 @@ from transformers.generation.logits_process import (
     TypicalLogitsWarper,
 )
 
-from rayinfer.decoding.sampler import Sampler
+from rayinfer.decoding.sampler import Sampler, sampling_tensors
+from rayinfer.decoding.sampling_table import SamplingTable
 from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
 from rayinfer_kernels.reference.philox import uniform
@@ -367,10 +368,10 @@ def test_a_row_that_does_not_exist_is_refused(row):
 
 @pytest.mark.parametrize("num_rows", [1, 2, 5])
 def test_what_rows_are_drawn_by_lies_at_multiples_of_16_bytes_whatever_their_number(num_rows):
-    sampler, rows = Sampler(8, VOCAB), np.arange(num_rows)
+    table, rows = SamplingTable(8, VOCAB), np.arange(num_rows)
     for row in rows:
-        enter(sampler, row, SamplingParams(top_p=0.9), seed=40 + int(row))
-    numbers = sampler._numbers(sampler._table.at(rows), rows + 7, np.zeros(num_rows, np.bool_))
+        table.fill(row, SamplingParams(top_p=0.9), seed=40 + int(row), choice=0, min_end_position=0, penalty_slot=None)
+    numbers = sampling_tensors(table.at(rows), rows + 7, np.zeros(num_rows, np.bool_), torch.device("cpu"))
     assert {(column.data_ptr() - numbers.seed.data_ptr()) % 16 for column in numbers} == {0}
     assert numbers.seed.tolist() == [40 + row for row in rows]
     assert numbers.position.tolist() == [7 + row for row in rows]

@@ -4,12 +4,12 @@ import random
 
 import pytest
 import torch
+import triton
 
 from rayinfer.engine.build import build_engine
 from rayinfer.layers.matrix import Matrix
 from rayinfer.protocols import GenerationRequest, Sleep, Wake
 from rayinfer.sampling_params import SamplingParams
-from rayinfer_kernels.gpu.language import triton
 from support.golden.engine_answers import answers_of, assert_alike, config_of
 from support.tiny_models.tiny_architectures import DECODERS
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
@@ -28,7 +28,7 @@ def test_recorded_overlapping_and_plain_steps_answer_alike(name, tmp_path):
 
 def numbers_of(engine):
     """The bytes of every matrix, on the host."""
-    matrices = [module for module in engine.executor._memory.decoder.modules() if isinstance(module, Matrix)]
+    matrices = [module for module in engine.executor.runner.decoder.modules() if isinstance(module, Matrix)]
     operands = [matrix.weight if matrix.packed is None else matrix.packed.panels for matrix in matrices]
     return [operand.detach().cpu().view(torch.uint8) for operand in operands]
 

@@ -8,8 +8,14 @@ from rayinfer.layers.matrix import pack_matrices
 from rayinfer_kernels import ops
 
 
-def make_model() -> torch.nn.ModuleDict:
-    model = torch.nn.ModuleDict({"embedding": TokenEmbedding(50, 24), "linear": Linear(24, 70, bias=True)})
+class Movable(torch.nn.ModuleDict):
+    def move(self):
+        """Have torch copy every tensor: as far away as a machine without a GPU can bring them."""
+        self._apply(lambda tensor: tensor.clone())
+
+
+def make_model() -> Movable:
+    model = Movable({"embedding": TokenEmbedding(50, 24), "linear": Linear(24, 70, bias=True)})
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_()
@@ -55,7 +61,7 @@ def test_what_is_packed_moves_with_its_module_and_stays_the_same_for_whoever_hol
     packed, argument = in_eight_bits(model["linear"], format), model["linear"].packed.argument
     x = torch.randn(5, 24)
     products, before = model["linear"](x), tensors_of(packed)
-    model._apply(lambda tensor: tensor.clone())  # as far away as a machine without a GPU can bring it
+    model.move()
     assert model["linear"].packed is packed
     assert packed.argument is argument
     for there, here in zip(tensors_of(packed), before, strict=True):

@@ -421,7 +421,7 @@ def test_the_pool_and_the_setting_limit_the_context(folder):
 
 def test_leaving_the_context_ends_everything_and_gives_the_memory_back(folder):
     with LLM(str(folder), **SETTINGS) as llm:
-        decoder = weakref.ref(llm._engine._executor._runner.decoder)
+        decoder = weakref.ref(llm.engine.executor.runner.decoder)
         llm.add_request(TEXTS[0], SamplingParams(max_tokens=400))
         llm.step()
         assert decoder() is not None

@@ -4,14 +4,7 @@ from rayinfer.errors import QueueFull, StartingQueueFull
 from rayinfer.routing.admission import MAX_RETRY_AFTER_S, STARTING_RETRY_AFTER_S, AdmissionControl
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.servers.error_responses import error_kind
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from support.fakes.virtual_time import FakeClock
 
 
 def test_no_more_than_the_bound_may_wait():
@@ -75,7 +68,7 @@ def test_without_experience_a_refused_request_may_come_back_after_a_second():
 
 
 def test_the_time_to_come_back_follows_the_pace_at_which_requests_start():
-    clock = Clock()
+    clock = FakeClock()
     admission = AdmissionControl(RouterLimits(max_waiting_requests=10), clock)
     tickets = [admission.admit() for _ in range(10)]
     for ticket in tickets[:4]:
@@ -85,7 +78,7 @@ def test_the_time_to_come_back_follows_the_pace_at_which_requests_start():
 
 
 def test_retry_after_is_at_most_a_minute():
-    clock = Clock()
+    clock = FakeClock()
     admission = AdmissionControl(RouterLimits(max_waiting_requests=100), clock)
     tickets = [admission.admit() for _ in range(100)]
     for ticket in tickets[:2]:
@@ -95,7 +88,7 @@ def test_retry_after_is_at_most_a_minute():
 
 
 def test_an_idle_hour_does_not_count_as_a_slow_queue():
-    clock = Clock()
+    clock = FakeClock()
     admission = AdmissionControl(RouterLimits(max_waiting_requests=10), clock)
     admission.admit().start()
     clock.now += 3600.0

@@ -6,7 +6,8 @@ import pytest
 from rayinfer.errors import EngineDead, InvalidParameter, NotReady, QueueFull
 from rayinfer.outputs import EngineStats, Logprob, TraceEvent
 from support.fakes.fake_engine_client import FakeEngineClient
-from support.fakes.fake_service import Service, running, until
+from support.fakes.fake_service import Service, running
+from support.services.polling import until
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ async def test_what_comes_while_a_client_is_slow_reaches_it_in_one_piece(service
     for letter in "slowly":
         service.say("a/0", letter)
     service.say("a/0", "!", "length")
-    await until(lambda: service.engines[0]._messages.empty())
+    await until(lambda: not service.engines[0].has_unread)
     output = await anext(stream)
     assert (output.outputs[0].text, len(output.outputs[0].token_ids), output.finished) == ("slowly!", 7, True)
 

@@ -7,8 +7,12 @@ import pytest
 from rayinfer.errors import EngineDead, NotReady, QueueFull
 from rayinfer.outputs import Credits, EngineStats
 from rayinfer.routing.limits import RouterLimits, TenantLimits
+from rayinfer.routing.prefix_index import EXPECT_S
+from rayinfer.routing.preparation import hash_prompt_blocks
 from support.fakes.fake_engine_client import FakeEngineClient
-from support.fakes.fake_service import Service, running, until
+from support.fakes.fake_service import Service, running
+from support.fakes.virtual_time import FakeClock
+from support.services.polling import until
 
 ONE = Credits(num_requests=1)
 
@@ -291,17 +295,17 @@ async def test_a_request_goes_where_most_of_its_prompt_is_cached(tokenizer):
 
 
 async def test_reported_blocks_stored_and_removed_count(tokenizer):
-    async with running(Service(tokenizer, 2)) as service:
+    clock = FakeClock()
+    async with running(Service(tokenizer, 2, clock=clock)) as service:
         prompt = "once upon a time there was a king who had a castle"
-        stream = await service.start("a", prompt=prompt)
-        block_hashes = service.dispatcher.engines.prefixes._expected["engine-0"]._young
-        stored = list(block_hashes)
-        await stream.aclose()
-        service.dispatcher.engines.prefixes._expected["engine-0"].discard(stored)
+        await (await service.start("a", prompt=prompt)).aclose()
+        engine = service.engines[0]
+        stored = list(hash_prompt_blocks(engine.submitted[0], engine.description.block_size))
+        clock.now += 2 * EXPECT_S
         service.engines[1].say(blocks_stored=stored)
         await until(lambda: service.dispatcher.engines.prefixes.num_blocks("engine-1") == len(stored))
         await (await service.start("b", engine=1, prompt=prompt)).aclose()
-        service.dispatcher.engines.prefixes._expected["engine-1"].discard(stored)
+        clock.now += 2 * EXPECT_S
         service.engines[1].say(blocks_removed=stored)
         await until(lambda: service.dispatcher.engines.prefixes.num_blocks("engine-1") == 0)
         await (await service.start("c", engine=0, prompt=prompt)).aclose()
@@ -359,7 +363,8 @@ async def test_a_request_that_leaves_as_it_comes_first_is_not_charged(tokenizer)
         await service.ask("gone", tenant="a", max_tokens=200)
         await service.ask("first of b", tenant="b")
         service.tasks["gone"].cancel()
-        service.dispatcher._queue.advance()  # before its client's task has heard of it
+        for advance in service.dispatcher.engines.capacity_listeners:
+            advance(None)  # before its client's task has heard of it
         assert service.num_queued == 1
         for number in range(10):
             await service.ask(f"a {number}", tenant="a")
@@ -402,7 +407,7 @@ async def test_a_client_that_leaves_as_the_router_gives_up_harms_no_other(tokeni
         await service.grant()
         await service.ask("runs", "leaves", "stays")
         service.tasks["leaves"].cancel()
-        service.dispatcher._queue.close()
+        await service.dispatcher.close()
         with pytest.raises(NotReady):
             await service.tasks["stays"]
 

@@ -3,18 +3,12 @@ import pytest
 from rayinfer.routing.admission import AdmissionControl
 from rayinfer.routing.first_tokens import FirstTokenCounts, FirstTokens
 from rayinfer.routing.limits import RouterLimits
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
+from support.fakes.virtual_time import FakeClock
 
 
 @pytest.fixture
 def clock():
-    return Clock()
+    return FakeClock(0.0)
 
 
 @pytest.fixture

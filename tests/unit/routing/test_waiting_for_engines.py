@@ -6,7 +6,8 @@ import pytest
 
 from rayinfer.errors import EngineDead, NotReady
 from rayinfer.routing.first_tokens import FirstTokens
-from support.fakes.fake_service import Service, running, until
+from support.fakes.fake_service import Service, running
+from support.services.polling import until
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from rayinfer.errors import RequestError, RequestFailed
 from rayinfer.servers.json_decoding import decode_json
 from rayinfer.servers.json_process import JsonProcess
-from support.services.service_client import wait_until
+from support.services.polling import wait_until
 
 WITH_PATH = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 

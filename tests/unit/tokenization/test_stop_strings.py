@@ -3,6 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayinfer.tokenization.stop_strings import StopStringFinder
+from support.kernels.memory_use import held_bytes
 
 LETTERS = st.text("ab", min_size=1, max_size=5)
 
@@ -57,4 +58,4 @@ def test_a_long_stop_string_costs_nothing_for_the_part_that_never_matches(length
     finder = StopStringFinder(["a" * length])
     finder.scan("aab")
     assert finder.num_held == 0
-    assert sum(len(pattern._borders) for pattern in finder._patterns) == 2
+    assert held_bytes(finder) - length < 3000

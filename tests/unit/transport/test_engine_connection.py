@@ -15,7 +15,8 @@ from rayinfer.transport.engine_messages import VERSION, RouterHello, Submit
 from rayinfer.transport.engine_server import EngineServer
 from rayinfer.wire import LENGTH_BYTES, encode
 from support.fakes.fake_engine_client import FakeEngineClient
-from support.services.async_engines import collect, request, running, wait_until
+from support.services.async_engines import collect, request, running
+from support.services.polling import until
 
 HOST = "127.0.0.1"
 SOON_S = 10.0
@@ -35,6 +36,40 @@ def connection(address, **changes):
         return replace(address, **changes)
 
     return EngineConnection(find)
+
+
+class Relay:
+    """Network between one router and an engine, which may cut the router off."""
+
+    def __init__(self, address):
+        self._target, self.has_closed = address, asyncio.Event()  # the router has
+
+    @contextlib.asynccontextmanager
+    async def running(self):
+        server = await asyncio.start_server(self._accept, HOST, 0)
+        yield replace(self._target, port=server.sockets[0].getsockname()[1])
+        server.close()
+
+    async def _accept(self, reader, writer):
+        from_engine, self._to_engine = await asyncio.open_connection(HOST, self._target.port)
+        backward = asyncio.ensure_future(forward(from_engine, writer))
+        await forward(reader, self._to_engine)
+        self.has_closed.set()
+        backward.cancel()
+        writer.close()
+        self._to_engine.close()
+
+    def cut(self):
+        """Reset the connection, as when the router's process is killed."""
+        linger = struct.pack("ii", 1, 0)
+        self._to_engine.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        self._to_engine.transport.abort()
+
+
+async def forward(reader, writer):
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(2**16):
+            writer.write(data)
 
 
 async def listener(engine, address):
@@ -79,7 +114,7 @@ async def test_an_abort_never_overtakes_its_request():
         await router.submit([request("a/0", [1])], "r")
         await router.abort(["a/0"])
         engine.submit_may_arrive.set()
-        await wait_until(lambda: engine.aborted)
+        await until(lambda: engine.aborted)
         assert engine.submitted_ids == ["a/0"]
         reading.cancel()
 
@@ -87,16 +122,14 @@ async def test_an_abort_never_overtakes_its_request():
 @pytest.mark.parametrize("way", ["closed", "vanished"])
 async def test_a_router_that_goes_has_its_requests_aborted(way):
     engine = FakeEngineClient()
-    async with listening(engine) as address:
-        router, messages = await listener(engine, address)
+    async with listening(engine) as address, (relay := Relay(address)).running() as relayed:
+        _, messages = await listener(engine, relayed)
         assert engine.is_listened_to
         if way == "closed":
             await messages.aclose()
-        else:  # as when its process is killed
-            _, writer = await router._opening
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            writer.transport.abort()
-        await wait_until(lambda: not engine.is_listened_to)
+        else:
+            relay.cut()
+        await until(lambda: not engine.is_listened_to)
 
 
 async def test_the_cause_of_an_engines_death_is_reported():
@@ -211,21 +244,21 @@ async def test_a_router_whose_machine_acknowledges_nothing_is_disconnected():
     async with listening(engine, router_timeout_s=0.5) as address:
         _, writer = await asyncio.open_connection(HOST, address.port, limit=1)  # and is never read
         writer.write(encode(RouterHello(VERSION, address.key, "r")))
-        await wait_until(lambda: engine.is_listened_to)
+        await until(lambda: engine.is_listened_to)
         for _ in range(40):  # more than the system keeps for it
             engine.say(blocks_stored=[bytes(1 << 20)])
-        await wait_until(lambda: not engine.is_listened_to)
+        await until(lambda: not engine.is_listened_to)
         writer.close()
 
 
 async def test_a_connection_that_is_closed_while_it_opens_sends_nothing():
     engine = FakeEngineClient()
-    async with listening(engine) as address:
+    async with listening(engine) as address, (relay := Relay(address)).running() as relayed:
         may_answer = asyncio.Event()
 
         async def find():
             await may_answer.wait()
-            return address
+            return relayed
 
         router = EngineConnection(find)
         messages = router.outputs("r")
@@ -237,8 +270,7 @@ async def test_a_connection_that_is_closed_while_it_opens_sends_nothing():
         may_answer.set()
         with pytest.raises(EngineDead, match="has ended"):
             await asyncio.wait_for(submitting, SOON_S)
-        _, writer = await router._opening
-        await asyncio.wait_for(writer.wait_closed(), SOON_S)
+        await asyncio.wait_for(relay.has_closed.wait(), SOON_S)
         assert not engine.submitted
 
 
@@ -259,7 +291,7 @@ async def test_outputs_that_cannot_be_encoded_end_the_connection(caplog):
         engine.say(blocks_stored=[object()])
         with pytest.raises(EngineDead, match="closed the connection"):
             await first(messages)
-        await wait_until(lambda: "could not be sent" in caplog.text)
+        await until(lambda: "could not be sent" in caplog.text)
 
 
 async def test_routers_get_an_engines_final_message_before_its_server_closes():

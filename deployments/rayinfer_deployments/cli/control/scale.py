@@ -32,7 +32,7 @@ def scale(
     application: Application = None,
 ) -> None:
     """Set the number of each model's engines; streams of removed engines migrate to the others."""
-    number = _number_in(engines)
+    number = engine_count(engines)
     with chosen_service(port, address, application) as service:
         if wait:
             typer.echo(f"waiting up to {WAIT_S:.0f} s for engines, and for nodes to place them on", err=True)
@@ -41,7 +41,8 @@ def scale(
         typer.echo(f"{name}: {len(there)} engine{'' if len(there) == 1 else 's'} ({', '.join(there) or 'none'})")
 
 
-def _number_in(text: str) -> int | None:
+def engine_count(text: str) -> int | None:
+    """Parse the number of engines, None for the settings from the start of the service; raises ConfigError."""
     if text == AUTO:
         return None
     if not text.isdecimal() or not 1 <= int(text) <= MAX_NUM_ENGINES:

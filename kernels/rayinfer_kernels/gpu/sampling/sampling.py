@@ -22,18 +22,14 @@ from rayinfer_kernels.gpu.sampling.candidates import candidates_kernel, gather_c
 from rayinfer_kernels.gpu.sampling.score_weights import UNLIKELY, ordered, quotient
 from rayinfer_kernels.gpu.sampling.search import choose_index, draw
 from rayinfer_kernels.gpu.tuning import (
-    CANDIDATE_BLOCK,
     CANDIDATES_MAX_REGISTERS,
-    CHOICE_BLOCK,
     CHOICE_WARPS,
-    MAX_CANDIDATES,
-    MAX_ROW_PARTS,
-    SAMPLING_BLOCK,
     SAMPLING_WARPS,
-    row_parts_for,
+    SamplingTuning,
 )
 from rayinfer_kernels.implementation import SampledRows
 
+TUNING = SamplingTuning()
 _LOWEST_KEY = tl.constexpr(-(2**31))
 
 
@@ -45,6 +41,8 @@ def sample_rows(
     min_p: torch.Tensor,
     uniform: torch.Tensor,
     is_greedy: torch.Tensor,
+    *,
+    tuning: SamplingTuning = TUNING,
 ) -> SampledRows:
     """See `ops.sample_rows`."""
     logits = logits if logits.stride(-1) == 1 else logits.contiguous()
@@ -53,17 +51,13 @@ def sample_rows(
     is_invalid = torch.empty(num_rows, dtype=torch.bool, device=logits.device)
     if num_rows == 0:
         return SampledRows(token_ids, is_invalid)
-    grid, blocks_per_part = _grid_of_parts(num_rows, width)
+    grid, blocks_per_part = _grid_of_parts(num_rows, width, tuning)
     buffers = {
         name: torch.empty(each.shape, dtype=each.dtype, device=logits.device)
-        for name, each in _buffers(num_rows, width, logits.dtype).items()
+        for name, each in _buffers(num_rows, width, logits.dtype, tuning).items()
     }
-    common = {
-        "width": width,
-        "block": SAMPLING_BLOCK,
-        "PDL": (pdl := supports_pdl(logits.device)),
-        "launch_pdl": pdl,
-    }
+    pdl = supports_pdl(logits.device)
+    common = {"width": width, "block": tuning.block, "PDL": pdl, "launch_pdl": pdl}
     best = (buffers["bests"], buffers["ids"])
     found = [buffers[name] for name in ("cuts", "counts", "others", "candidate_ids", "masses")]
     num_maxima, num_blocks, capacity = (buffers[name].shape[-1] for name in ("maxima", "masses", "candidates"))
@@ -73,11 +67,11 @@ def sample_rows(
         num_warps=SAMPLING_WARPS,
         **common,
     )
-    parts = {"num_blocks": num_blocks, "max_parts": MAX_ROW_PARTS, "capacity": capacity}
+    parts = {"num_blocks": num_blocks, "max_parts": tuning.max_row_parts, "capacity": capacity}
     candidates_kernel[grid](
         *(logits, temperature, top_k, top_p, min_p, is_greedy, *best, buffers["maxima"], *found),
         *(logits.stride(0), blocks_per_part, num_maxima),
-        max_maxima=max(SAMPLING_BLOCK, next_power_of_2(grid[1])),
+        max_maxima=max(tuning.block, next_power_of_2(grid[1])),
         maxnreg=CANDIDATES_MAX_REGISTERS,
         num_warps=SAMPLING_WARPS,
         **parts,
@@ -87,10 +81,10 @@ def sample_rows(
         *(logits, temperature, top_k, top_p, min_p, uniform, is_greedy, *best, *found),
         *(buffers["candidates"], token_ids, is_invalid, logits.stride(0), grid[1]),
         mass_blocks=next_power_of_2(num_blocks),
-        row_block=CHOICE_BLOCK,
-        num_row_blocks=next_power_of_2(-(-width // CHOICE_BLOCK)),
-        candidate_block=CANDIDATE_BLOCK,
-        num_candidate_blocks=next_power_of_2(-(-capacity // CANDIDATE_BLOCK)),
+        row_block=tuning.choice_block,
+        num_row_blocks=next_power_of_2(-(-width // tuning.choice_block)),
+        candidate_block=tuning.candidate_block,
+        num_candidate_blocks=next_power_of_2(-(-capacity // tuning.candidate_block)),
         num_warps=CHOICE_WARPS,
         **parts,
         **common,
@@ -100,21 +94,21 @@ def sample_rows(
 
 def sampling_bytes(num_rows: int, vocab_size: int) -> int:
     """Return the memory that `sample_rows` takes beside its results."""
-    return sum(each.nbytes for each in _buffers(num_rows, vocab_size, torch.float32).values())
+    return sum(each.nbytes for each in _buffers(num_rows, vocab_size, torch.float32, TUNING).values())
 
 
-def _grid_of_parts(num_rows: int, width: int) -> tuple[tuple[int, int], int]:
+def _grid_of_parts(num_rows: int, width: int, tuning: SamplingTuning) -> tuple[tuple[int, int], int]:
     """Return the numbers of rows, of parts of each row, and of blocks in a part."""
-    num_blocks = -(-width // SAMPLING_BLOCK)
-    blocks_per_part = -(-num_blocks // row_parts_for(num_rows, num_blocks))
+    num_blocks = -(-width // tuning.block)
+    blocks_per_part = -(-num_blocks // tuning.row_parts_for(num_rows, num_blocks))
     return (num_rows, -(-num_blocks // blocks_per_part)), blocks_per_part
 
 
-def _buffers(num_rows: int, width: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def _buffers(num_rows: int, width: int, dtype: torch.dtype, tuning: SamplingTuning) -> dict[str, torch.Tensor]:
     """Return the shapes and types, without memory, of the buffers passed between launches."""
-    grid, _ = _grid_of_parts(num_rows, width)
-    num_maxima = max(1, SAMPLING_BLOCK // next_power_of_2(grid[1]))
-    capacity = min(MAX_CANDIDATES, width)
+    grid, _ = _grid_of_parts(num_rows, width, tuning)
+    num_maxima = max(1, tuning.block // next_power_of_2(grid[1]))
+    capacity = min(tuning.max_candidates, width)
 
     def shape(dtype: torch.dtype, *sizes: int) -> torch.Tensor:
         return torch.empty(sizes, dtype=dtype, device="meta")
@@ -127,7 +121,7 @@ def _buffers(num_rows: int, width: int, dtype: torch.dtype) -> dict[str, torch.T
         "counts": shape(torch.int32, *grid),
         "others": shape(torch.float64, *grid),
         "candidate_ids": shape(torch.int32, *grid, capacity),
-        "masses": shape(torch.float64, num_rows, -(-width // SAMPLING_BLOCK)),
+        "masses": shape(torch.float64, num_rows, -(-width // tuning.block)),
         "candidates": shape(torch.float32, num_rows, capacity),
     }
 

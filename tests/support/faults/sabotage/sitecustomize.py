@@ -76,20 +76,20 @@ def break_engine(module):
         try:
             sampled = self._executor.submit(plan).result()
         except Exception:
-            for request_id in [self._scheduler.request_id_at(int(row)) for row in plan.rows]:
+            for request_id in [self.scheduler.request_id_at(int(row)) for row in plan.rows]:
                 self._finish(request_id, "error")
         else:
-            self._deltas += self._scheduler.apply(plan, sampled)
+            self._deltas += self.scheduler.apply(plan, sampled)
         return None
 
 
 def break_aborts(module):
     @wrap(module.Scheduler, "finish")
     def finish(original, self, request_id, reason):
-        request = self._requests.get(request_id)
+        request = self.requests.get(request_id)
         if reason == "abort" and is_on("keep-blocks") and request is not None and request.row is not None:
             for block in request.blocks:
-                self._blocks._readers[block] += 1  # a reader that is never removed
+                self.blocks._readers[block] += 1  # a reader that is never removed
         return original(self, request_id, reason)
 
 

@@ -1,6 +1,7 @@
 """A dry run, and what is made of figures."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -59,10 +60,7 @@ def test_an_unknown_workload_is_named(tmp_path):
 
 
 def row_of(name: str, **figures: object) -> Row:
-    row = new_row(next(case for case in CASES if case.name == name))
-    for key, value in figures.items():
-        setattr(row, key, value)
-    return row
+    return replace(new_row(next(case for case in CASES if case.name == name)), **figures)
 
 
 @pytest.mark.parametrize(

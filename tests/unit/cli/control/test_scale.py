@@ -1,7 +1,7 @@
 import pytest
 
 from rayinfer.errors import ConfigError
-from rayinfer_deployments.cli.control.scale import _number_in, engines_asked_for
+from rayinfer_deployments.cli.control.scale import engine_count, engines_asked_for
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_a_fixed_number_and_objectives_exclude_each_other(objectives):
 
 
 def test_scale_takes_a_number_or_the_word_for_the_way_back():
-    assert (_number_in("3"), _number_in("auto")) == (3, None)
+    assert (engine_count("3"), engine_count("auto")) == (3, None)
     for text in ("0", "-1", "1.5", "many", "2000"):
         with pytest.raises(ConfigError, match="expected a number of engines"):
-            _number_in(text)
+            engine_count(text)

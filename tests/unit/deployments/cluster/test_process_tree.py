@@ -1,9 +1,9 @@
 import os
 import subprocess
 import sys
-import time
 
 from rayinfer_deployments.cluster.process_tree import children, descendants, read_process
+from support.services.polling import wait_until
 
 FAMILY = """
 import subprocess, sys, time
@@ -44,10 +44,7 @@ def test_a_process_that_has_ended_is_not_alive_even_before_it_is_reaped():
     process = read_process(child.pid)
     assert process.is_alive
     child.stdin.close()
-    deadline = time.monotonic() + 10
-    while process.is_alive and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not process.is_alive
+    wait_until(lambda: not process.is_alive)
     child.wait()
     assert read_process(child.pid) is None
 

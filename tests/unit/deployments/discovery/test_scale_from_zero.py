@@ -4,6 +4,7 @@ import pytest
 
 from rayinfer.routing.first_tokens import NOTHING, FirstTokenCounts
 from rayinfer_deployments.discovery.scale_from_zero import FORGET_S, READ_INTERVAL_S, Backlogs, write_backlog
+from support.services.polling import until
 
 WAITING = FirstTokenCounts(num_waiting=3, waiting_tokens=400, num_started=2, num_late=1)
 
@@ -51,12 +52,6 @@ async def router(table):
     router = Router(table, "r1")
     yield router
     await router.end()
-
-
-async def until(condition):
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - what it waits for has no event
-            await asyncio.sleep(0.01)
 
 
 def total(table, now_s=0.0):

@@ -5,26 +5,23 @@ import pytest
 
 from rayinfer.config import EngineConfig
 from rayinfer.errors import ModelLoadError
-from rayinfer_deployments.engine import engine_actor
 from rayinfer_deployments.engine.engine_actor import EngineActor
+from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 
-def test_no_thread_of_the_building_stays_beside_the_engines(monkeypatch):
-    builders = []
+async def test_an_engine_is_built_in_a_thread_that_ends_with_it(tmp_path):
+    folder = make_tiny_llama(tmp_path)
+    (folder / "model.safetensors").write_bytes(b"no weights")
+    before, seen = set(threading.enumerate()), set()
 
-    def build(*_):
-        builders.append(threading.current_thread())
-        raise ModelLoadError("no such model")
+    async def watch():
+        while True:
+            seen.update(threading.enumerate())
+            await asyncio.sleep(0)
 
-    monkeypatch.setattr(
-        engine_actor.importlib, "import_module", lambda name: type("Building", (), {"build_async_engine": build})
-    )
-
-    async def start():
-        with pytest.raises(ModelLoadError, match="no such model"):
-            await EngineActor(EngineConfig(), 1).start()
-        (builder,) = builders
-        assert builder is not threading.main_thread()
-        assert not builder.is_alive()
-
-    asyncio.run(start())
+    watching = asyncio.ensure_future(watch())
+    with pytest.raises(ModelLoadError, match="safetensors"):
+        await EngineActor(EngineConfig(model=str(folder)), 1).start()
+    watching.cancel()
+    assert seen > before  # the event loop went on while the engine was built elsewhere
+    assert set(threading.enumerate()) == before

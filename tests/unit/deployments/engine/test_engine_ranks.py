@@ -67,7 +67,7 @@ def test_an_engine_of_one_process_only_starts_it():
         group, _ = group_of(first)
         assert await group.start() == "described"
         assert first.calls == [("start",)]
-        assert not group.has_others
+        assert not group.others
 
     asyncio.run(scenario())
 

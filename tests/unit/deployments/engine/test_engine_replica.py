@@ -11,7 +11,6 @@ from rayinfer.protocols import ModelDescription
 from rayinfer_deployments.app_args import llm_app_args
 from rayinfer_deployments.discovery.autoscaling_policy import MAX_NUM_SEQS, NUM_RUNNING
 from rayinfer_deployments.discovery.engine_report import EngineReport
-from rayinfer_deployments.engine import engine_replica
 from rayinfer_deployments.engine.engine_ranks import EngineGroup, EngineResources
 from rayinfer_deployments.engine.engine_replica import EngineReplica
 
@@ -44,14 +43,12 @@ async def test_a_replica_reports_the_max_num_seqs_of_the_engine_not_of_the_setti
     monkeypatch.setattr(serve, "get_replica_context", lambda: SimpleNamespace(replica_tag="abc"))
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True}])
     group = EngineGroup("engine-x", FakeEngine(), [], lambda actor: None)
-    monkeypatch.setattr(engine_replica, "create_engine_group", lambda *arguments: group)
     config = llm_app_args({"models": [{"model": "m"}]}).models[0].engine_config()
     assert config.max_num_seqs is None
     replica = Replica.__new__(Replica)
-    await replica.__init__(config, 1, EngineResources(num_cpus=1, num_gpus=1), 1.0)
+    await replica.__init__(config, 1, EngineResources(num_cpus=1, num_gpus=1), 1.0, create_group=lambda *_: group)
     async with asyncio.timeout(5):
         while (reported := await replica.record_autoscaling_stats())[NUM_RUNNING] == 0:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0)
     assert (reported[MAX_NUM_SEQS], reported[NUM_RUNNING]) == (256, 200)
-    for task in replica._watching:
-        task.cancel()
+    await EngineReplica.__del__(replica)

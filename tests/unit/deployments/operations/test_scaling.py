@@ -26,7 +26,8 @@ class FullCluster(ServiceOperations):
 
     def __init__(self):
         models = [{"name": name, "model": f"/{name}", "autoscaling": AUTOSCALING} for name in "abc"]
-        super().__init__("app", llm_app_args({"models": models}), placement_watcher=FullWatcher)
+        self.args = llm_app_args({"models": models})
+        super().__init__("app", self.args, placement_watcher=FullWatcher)
         self._replicas = Engines("app")
         self.deployed = []
 
@@ -37,7 +38,7 @@ class FullCluster(ServiceOperations):
 
 async def test_without_resources_only_the_scaled_model_is_restored():
     cluster = FullCluster()
-    original = cluster._args.models
+    original = cluster.args.models
     with pytest.raises(InsufficientResources, match="the number of engines is unchanged"):
         await cluster.scale(4, "a")
     wanted, kept = (args.models for args in cluster.deployed)

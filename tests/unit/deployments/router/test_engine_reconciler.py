@@ -9,6 +9,7 @@ from rayinfer.routing.engine_set import EngineSet
 from rayinfer_deployments.discovery.engine_address import EngineAddress
 from rayinfer_deployments.router.engine_reconciler import EngineReconciler
 from support.fakes.fake_engine_client import FakeEngineClient
+from support.services.polling import until
 
 ENGINES = {name: EngineAddress(actor_name=name, namespace="serve") for name in ("a", "b")}
 
@@ -23,8 +24,7 @@ class DescribedFake(FakeEngineClient):
     async def describe(self):
         if self.describe_error is not None:
             raise self.describe_error
-        while not self.answers:  # noqa: ASYNC110 - no event is set
-            await asyncio.sleep(0.001)
+        await until(lambda: self.answers)
         return self.description
 
     async def is_stuck(self):
@@ -51,12 +51,6 @@ async def reconciler(engines, fakes):
     running = asyncio.create_task(reconciler.run())
     yield reconciler
     running.cancel()
-
-
-async def until(condition):
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110 - what it waits for has no event
-            await asyncio.sleep(0.001)
 
 
 async def test_desired_engines_are_added_and_others_drained(reconciler, engines):

@@ -11,16 +11,10 @@ from rayinfer.engine.plan.executor_commands import BlockCopy, SleepLevel
 from rayinfer.errors import EngineDead
 from rayinfer.liveness import LivenessLimits
 from support.fakes.rank_threads import ThreadRanks, plan_of
+from support.services.polling import wait_until
 
 SOON_S = 10.0
 TIMEOUT_S = 0.4  # without heartbeats
-
-
-def until(is_so, timeout_s=SOON_S):
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline, "the condition never became true"
-        time.sleep(0.01)
 
 
 def death_of(executor):
@@ -34,7 +28,7 @@ def death_of(executor):
         return bool(deaths)
 
     deaths = []
-    until(is_dead)
+    wait_until(is_dead)
     return deaths[0]
 
 
@@ -137,7 +131,7 @@ def test_a_lost_rank_ends_the_group(sizes):
     ranks.join()
     assert all(isinstance(failure, EngineDead) for failure in ranks.failures.values())
     assert len(ranks.failures) == len(ranks.executors) - 1
-    until(lambda: ranks.graces)
+    wait_until(lambda: ranks.graces)
     with pytest.raises(EngineDead, match="is lost"):
         ranks.rank0.submit(plan_of(2))
     with pytest.raises(EngineDead, match="is lost"):
@@ -169,7 +163,7 @@ def test_a_rank_that_hangs_while_the_engine_is_idle_is_lost_after_the_timeout():
     ranks.stop_heartbeats(1)
     assert f"rank 1 is lost: it has sent no heartbeat for {TIMEOUT_S:g} s" in death_of(ranks.rank0)
     assert time.monotonic() - started < SOON_S
-    until(lambda: ranks.graces == [0.0])  # at once: a hung process does not exit by itself
+    wait_until(lambda: ranks.graces == [0.0])  # at once: a hung process does not exit by itself
     ranks.rank0.shutdown()
     ranks.join()
 
@@ -207,4 +201,4 @@ def test_an_unreferenced_executor_ends_its_ranks():
     ranks = ThreadRanks(2, 1)
     graces = ranks.graces
     del ranks.rank0
-    until(lambda: graces)
+    wait_until(lambda: graces)

@@ -19,6 +19,7 @@ from rayinfer.engine.ranks.rendezvous import RendezvousHost
 from rayinfer.errors import ConfigError, EngineDead
 from rayinfer.protocols import GenerationRequest
 from support.golden.invariance_comparison import differences
+from support.services.polling import wait_until
 from support.tiny_models.tiny_checkpoints import make_tiny_llama
 
 PROMPTS = [[9, 8, 7, 200, 6, 5, 31], [4] * 40, [1, 2, 3], list(range(5, 70))]
@@ -52,11 +53,8 @@ def own_children():
     return psutil.Process().children()
 
 
-def all_gone(process_ids):
-    deadline = time.monotonic() + SOON_S
-    while any(psutil.pid_exists(pid) for pid in process_ids) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not any(psutil.pid_exists(pid) for pid in process_ids)
+def wait_for_exits(process_ids):
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in process_ids))
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(2, 1), (1, 2), (2, 2)])
@@ -74,7 +72,7 @@ def test_outputs_are_those_of_one_rank(tensor, pipeline, folder, expected):
         assert [output.outputs[0].token_ids for output in again] == [
             output.outputs[0].token_ids for output in expected.values()
         ]
-    assert all_gone(ranks)
+    wait_for_exits(ranks)
     assert listening() <= ports  # though `llm` is still there
 
 
@@ -89,7 +87,7 @@ def endless_engine(folder):
     engine.step()
     yield engine, rank.pid
     engine.exit()
-    assert all_gone([rank.pid])
+    wait_for_exits([rank.pid])
 
 
 @pytest.mark.parametrize(("sent", "is_idle"), [(signal.SIGKILL, True), (signal.SIGSTOP, False)])
@@ -98,7 +96,7 @@ def test_a_rank_that_dies_or_hangs_ends_the_engine_and_its_processes(sent, is_id
     os.kill(rank, sent)
     with pytest.raises(EngineDead, match="rank"):
         wait_for_the_end(engine, is_idle=is_idle)
-    assert all_gone([rank])
+    wait_for_exits([rank])
     assert engine.stats.state == "dead"
     with pytest.raises(EngineDead, match="rank"):
         engine.step()
@@ -118,7 +116,7 @@ def test_a_rank_killed_in_the_middle_of_steps_is_named(killed, folder):
     with pytest.raises(EngineDead, match=rf"rank {killed} is lost: .*closed"):
         wait_for_the_end(engine, is_idle=False)
     engine.exit()
-    assert all_gone(ranks)
+    wait_for_exits(ranks)
 
 
 # Replaces a method in rank processes: every Python that is started finds this on PYTHONPATH.
@@ -242,7 +240,7 @@ def test_no_rank_outlives_its_parent_process(end, folder):
         if end == "wait":
             script.kill()
     assert len(ranks) == 1
-    assert all_gone(ranks)
+    wait_for_exits(ranks)
 
 
 def test_an_impossible_size_is_refused_and_leaves_no_process(folder):

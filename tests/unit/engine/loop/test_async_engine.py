@@ -8,7 +8,8 @@ import pytest
 from rayinfer.errors import EngineDead
 from rayinfer.liveness import LivenessLimits
 from support.fakes.fake_executor import expected_tokens, numbers
-from support.services.async_engines import ENDLESS, TIMEOUT_S, collect, request, running, wait_until
+from support.services.async_engines import ENDLESS, TIMEOUT_S, collect, request, running
+from support.services.polling import until
 
 
 async def test_every_router_gets_its_own_requests_and_no_others():
@@ -27,7 +28,7 @@ async def test_every_router_gets_its_own_requests_and_no_others():
 async def test_a_router_that_submits_before_it_listens_loses_nothing():
     async with running() as engine:
         await engine.submit([request("a", numbers(9), 5)], "r")
-        await wait_until(lambda: engine.stats.requests_finished_total.get("length"))
+        await until(lambda: engine.stats.requests_finished_total.get("length"))
         tokens, ends = await collect(engine, "r", 1)
         assert (tokens, ends) == ({"a": expected_tokens(numbers(9), 5)}, {"a": "length"})
 
@@ -39,7 +40,7 @@ async def test_a_router_that_submits_and_never_listens_is_taken_for_gone():
         reader = asyncio.create_task(collect(engine, "listens", 1))
         await asyncio.sleep(0)
         await engine.submit([request("a", numbers(9), ENDLESS)], "gone")
-        await wait_until(lambda: engine.stats.requests_finished_total == {"abort": 1})
+        await until(lambda: engine.stats.requests_finished_total == {"abort": 1})
         assert engine.stats.kv_blocks_used == 0
         await engine.submit([request("b", numbers(9), 3)], "listens")
         assert (await reader)[1] == {"b": "length"}
@@ -59,7 +60,7 @@ async def test_a_slow_reader_gets_merged_messages_with_nothing_lost():
                     num_ended += delta.finish_reason is not None
                 if num_ended == 3:
                     break
-                await wait_until(lambda: engine.num_unfinished == 0)
+                await until(lambda: engine.num_unfinished == 0)
         assert tokens == {f"r{i}": expected_tokens(numbers(9, i), 100) for i in range(3)}
         assert num_messages <= 2
 
@@ -98,7 +99,7 @@ async def test_an_abort_ends_a_request_and_unknown_ids_are_ignored():
         assert ends == {"a": "abort", "b": "length"}
         assert tokens["b"] == expected_tokens(numbers(9, 1), 3)
         await engine.abort(["a", "b"])  # over
-        await wait_until(lambda: engine.stats.kv_blocks_used == 0)
+        await until(lambda: engine.stats.kv_blocks_used == 0)
 
 
 async def test_closing_outputs_ends_that_routers_requests_and_no_others():
@@ -111,7 +112,7 @@ async def test_closing_outputs_ends_that_routers_requests_and_no_others():
                     break
         tokens, ends = await collect(engine, "stays", 1)
         assert (tokens, ends) == ({"stays": expected_tokens(numbers(9, 5), 40)}, {"stays": "length"})
-        await wait_until(lambda: engine.num_unfinished == 0)
+        await until(lambda: engine.num_unfinished == 0)
         assert engine.stats.kv_blocks_used == 0
         assert engine.stats.requests_finished_total == {"abort": 3, "length": 1}
 
@@ -127,7 +128,7 @@ async def test_a_router_that_comes_back_at_once_starts_afresh():
             tokens, ends = await collect(engine, "r", 1)
             assert tokens == {f"new {attempt}": expected_tokens(numbers(9, 1), 3)}
             assert ends == {f"new {attempt}": "length"}
-        await wait_until(lambda: engine.stats.kv_blocks_used == 0)
+        await until(lambda: engine.stats.kv_blocks_used == 0)
 
 
 async def test_an_idle_engine_goes_on_telling_its_state():
@@ -159,7 +160,7 @@ async def test_a_dead_engine_fails_every_router_now_and_later():
         for reader in readers:
             with pytest.raises(EngineDead, match="MemoryError"):
                 await reader
-        await wait_until(lambda: not engine.is_alive)
+        await until(lambda: not engine.is_alive)
         assert isinstance(engine.failure, MemoryError)
         with pytest.raises(EngineDead):
             await engine.submit([request("b", numbers(9))], "r")
@@ -192,7 +193,7 @@ async def test_shutdown_ends_requests_streams_and_the_thread():
         assert engine.is_alive
         await engine.submit([request("a", numbers(9), ENDLESS)], "r")
         reader = asyncio.create_task(collect(engine, "r", 1))
-        await wait_until(lambda: engine.stats.num_running)
+        await until(lambda: engine.stats.num_running)
         await asyncio.wait_for(engine.shutdown(), TIMEOUT_S)
         tokens, ends = await reader
         assert ends == {}  # a router may go on with it on another engine
@@ -209,7 +210,7 @@ async def test_shutdown_ends_requests_streams_and_the_thread():
 async def test_an_idle_engine_whose_executor_dies_is_over_within_a_heartbeat():
     async with running() as engine:
         engine.executor.death = EngineDead("rank 1 is lost")
-        await wait_until(lambda: not engine.is_alive)
+        await until(lambda: not engine.is_alive)
         with pytest.raises(EngineDead, match="rank 1 is lost"):
             await engine.submit([request("a", numbers(9))], "r")
 

@@ -10,7 +10,8 @@ from rayinfer.errors import EngineDead, InvalidParameter, WrongEngineState
 from rayinfer.liveness import LivenessLimits
 from rayinfer.protocols import GetState, Pause, Resume, Sleep, Wake
 from support.fakes.fake_executor import expected_tokens, numbers
-from support.services.async_engines import ENDLESS, TIMEOUT_S, collect, request, running, wait_until
+from support.services.async_engines import ENDLESS, TIMEOUT_S, collect, request, running
+from support.services.polling import until
 
 dies = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
@@ -97,7 +98,7 @@ async def test_requests_are_taken_aborted_and_timed_out_while_asleep():
         await engine.submit([request("comes", numbers(8), 3), late, request("refused", [])], "r")
         await engine.abort(["before"])
         reader = asyncio.create_task(collect(engine, "r", 4))
-        await wait_until(lambda: engine.stats.num_waiting == 1)
+        await until(lambda: engine.stats.num_waiting == 1)
         assert not reader.done()
         await engine.control(Wake())
         tokens, ends = await reader
@@ -138,7 +139,7 @@ async def test_a_failed_change_ends_the_engine_with_its_reason(move):
         engine.executor.wake_failure = FileNotFoundError("no checkpoint")
         readers = [asyncio.create_task(collect(engine, router, 1)) for router in ("r", "other")]
         await engine.submit([request("a", numbers(9), ENDLESS)], "r")
-        await wait_until(lambda: engine.stats.num_running)
+        await until(lambda: engine.stats.num_running)
         reason = "could not fall asleep at level 2: MemoryError: no room"
         if move == "wake":
             await engine.control(Sleep(2))
@@ -148,7 +149,7 @@ async def test_a_failed_change_ends_the_engine_with_its_reason(move):
         for reader in readers:
             with pytest.raises(EngineDead, match=reason):
                 await reader
-        await wait_until(lambda: not engine.is_alive)
+        await until(lambda: not engine.is_alive)
         for action in (Wake(), Pause(), GetState()):
             with pytest.raises(EngineDead, match=reason):
                 await engine.control(action)

@@ -224,7 +224,7 @@ def test_an_interrupted_first_step_keeps_its_new_requests():
     driven.add("a", numbers(6))
     with pytest.raises(KeyboardInterrupt):
         driven.step()
-    driven.executor._histories.clear()  # as if the sampler had not come so far
+    driven.executor.histories.clear()  # as if the sampler had not come so far
     driven.run()
     assert driven.tokens["a"] == expected_tokens(numbers(6), 4)
 

@@ -7,24 +7,15 @@ import pytest
 from rayinfer.engine.loop.step_watchdog import StepWatchdog
 from rayinfer.liveness import LivenessLimits
 from support.fakes.fake_executor import numbers
+from support.fakes.virtual_time import FakeClock
 from support.services.async_engines import TIMEOUT_S, collect, request, running
 
 LIMITS = LivenessLimits()
 
 
-class Clock:
-    """Time that passes when a test sets it."""
-
-    def __init__(self):
-        self.now_s = 100.0
-
-    def __call__(self):
-        return self.now_s
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return FakeClock()
 
 
 @pytest.fixture
@@ -35,23 +26,23 @@ def watchdog(clock):
 def step(watchdog, clock, seconds, num_tokens=1):
     with watchdog.step():
         watchdog.record_plan(num_tokens)
-        clock.now_s += seconds
+        clock.now += seconds
 
 
 def test_stalled_time_is_since_the_last_iteration(watchdog, clock):
-    clock.now_s += 3
+    clock.now += 3
     assert watchdog.stalled_s == 3
     watchdog.record_iteration()
     assert watchdog.stalled_s == 0
 
 
 def test_a_suspended_watchdog_reports_no_stall(watchdog, clock):
-    clock.now_s += 3
+    clock.now += 3
     with watchdog.suspended():
-        clock.now_s += 1000
+        clock.now += 1000
         assert watchdog.stalled_s == 0
     assert watchdog.stalled_s == 0
-    clock.now_s += 1
+    clock.now += 1
     assert watchdog.stalled_s == 1
 
 
@@ -71,11 +62,11 @@ def test_the_limit_grows_with_the_tokens_of_a_first_long_prompt(watchdog, clock)
     with watchdog.step():
         watchdog.record_plan(500)
         assert watchdog.limit_s == pytest.approx(500 * 0.1 * LIMITS.step_limit_factor)
-        clock.now_s += 10
+        clock.now += 10
     with watchdog.step():
         watchdog.record_plan(1000)
         assert watchdog.limit_s == pytest.approx(2 * 10 * LIMITS.step_limit_factor)
-        clock.now_s += 0.1
+        clock.now += 0.1
     for _ in range(1000):
         step(watchdog, clock, 0.01)
     with watchdog.step():

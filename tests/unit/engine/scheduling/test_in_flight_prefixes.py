@@ -110,7 +110,7 @@ def test_a_waiter_is_woken_once_not_block_by_block():
     driven.add("writer", PROMPT, max_tokens=2)
     driven.step()
     driven.add("twin", PROMPT, max_tokens=2)  # looked at in every step, for there is somebody who would give way to it
-    duplicate = driven.scheduler._requests["twin"]
+    duplicate = driven.scheduler.requests["twin"]
     statuses = []
     while "twin" not in driven.ends:
         driven.step()

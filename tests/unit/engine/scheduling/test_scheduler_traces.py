@@ -118,7 +118,7 @@ def test_a_traced_request_that_decodes_is_as_plain_as_any_other_to_the_steps():
     driven = drive(budget=10)
     driven.add("traced", PROMPT, trace=True, max_tokens=9)
     driven.add("told", numbers(5, 1), logprobs=0, max_tokens=9)
-    rows_with_details = driven.scheduler._table.rows_with_details
+    rows_with_details = driven.scheduler.batch.table.rows_with_details
     driven.step()
     assert rows_with_details
     driven.step()

@@ -102,7 +102,7 @@ def test_the_last_token_of_a_request_needs_no_block(max_tokens, is_short):
     driven.add("a", numbers(5), max_tokens=max_tokens)
     for _ in range(3):
         driven.step()  # the ninth token, beyond two blocks, is the next to be told
-    assert bool(len(driven.scheduler._batch.rows_short_of_a_block())) == is_short
+    assert bool(len(driven.scheduler.batch.rows_short_of_a_block())) == is_short
 
 
 def test_an_urgent_arrival_takes_the_row_of_an_in_flight_token():

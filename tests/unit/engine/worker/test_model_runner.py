@@ -4,10 +4,11 @@ import torch
 from msgspec import structs
 
 from rayinfer.decoding.sampler import Sampler
-from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
+from rayinfer.engine.plan.step_plan import NewRequestData
 from rayinfer.engine.worker.model_runner import ModelRunner
 from rayinfer.errors import InvalidParameter
 from rayinfer.sampling_params import SamplingParams
+from support.fakes.step_plans import make_plan
 
 VOCAB = 11
 GREEDY = SamplingParams(temperature=0.0)
@@ -29,20 +30,9 @@ class NextToken:
 
 
 def plan(parts, samples, new_requests=()):
-    counts = [len(tokens) for tokens in parts.values()]
-    num_tokens = sum(counts)
-    return StepPlan(
-        step=1,
-        rows=np.array(list(parts)),
-        token_ids=np.array([token for tokens in parts.values() for token in tokens], np.int32),
-        positions=np.arange(num_tokens),
-        slot_mapping=np.arange(num_tokens),
-        cu_seqlens_q=np.cumsum([0, *counts]).astype(np.int32),
-        seq_lens=np.array(counts, np.int32),
-        block_tables=np.zeros((len(parts), 1), np.int32),
-        samples=np.array(samples),
-        new_requests=tuple(new_requests),
-    )
+    token_ids = [token for tokens in parts.values() for token in tokens]
+    chunks = {row: (0, len(tokens)) for row, tokens in parts.items()}
+    return make_plan(chunks, token_ids=token_ids, samples=samples, new_requests=new_requests)
 
 
 def new_request_data(row, params=GREEDY):

@@ -3,10 +3,11 @@ import pytest
 import torch
 from msgspec import structs
 
-from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
+from rayinfer.engine.plan.step_plan import NewRequestData
 from rayinfer.engine.scheduling.step_deltas import logprobs_by_row
 from rayinfer.engine.worker.prompt_scorer import SLICE_BYTES, PromptScorer
 from rayinfer.sampling_params import SamplingParams
+from support.fakes.step_plans import make_plan
 
 VOCAB = 50
 PROMPT = [7, 3, 3, 40, 9, 0, 49, 12]
@@ -21,22 +22,6 @@ def new_request(row, prompt=PROMPT, outputs=(), prompt_logprobs=2):
         prompt_token_ids=np.array(prompt, np.int32),
         output_token_ids=np.array(outputs, np.int32),
         end_token_ids=(),
-    )
-
-
-def plan(chunks):
-    """A step of some rows: {row: (first position, number of tokens)}."""
-    firsts, counts = zip(*chunks.values(), strict=True)
-    return StepPlan(
-        step=1,
-        rows=np.array(list(chunks)),
-        token_ids=np.zeros(sum(counts), np.int32),
-        positions=np.concatenate([np.arange(first, first + count) for first, count in chunks.values()]),
-        slot_mapping=np.zeros(sum(counts), np.int64),
-        cu_seqlens_q=np.cumsum([0, *counts]).astype(np.int32),
-        seq_lens=np.add(firsts, counts).astype(np.int32),
-        block_tables=np.zeros((len(chunks), 1), np.int32),
-        samples=np.zeros(len(chunks), np.bool_),
     )
 
 
@@ -57,7 +42,7 @@ def expected_of(row, position):
 
 
 def score(scorer, chunks):
-    step = plan(chunks)
+    step = make_plan(chunks, samples=[False] * len(chunks))
     scored = scorer.score(step, hidden_states(step), logits_of)
     return None if scored is None else scored.result()
 
@@ -105,7 +90,7 @@ def test_logits_are_made_of_a_slice_of_states_at_a_time():
         sizes.append(len(hidden))
         return logits_of(hidden)
 
-    step = plan({5: (0, 8)})
+    step = make_plan({5: (0, 8)}, samples=[False])
     whole, sliced = PromptScorer(VOCAB), PromptScorer(SLICE_BYTES // 4 // 3)  # such logits fit three to a slice
     for scorer in (whole, sliced):
         scorer.add_row(new_request(5))

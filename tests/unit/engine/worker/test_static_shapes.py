@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayinfer.engine.plan.step_plan import StepPlan
 from rayinfer.engine.worker.static_runner import StaticShapes, StepShape
+from support.fakes.step_plans import make_plan
 
 ROWS, LONGEST, BLOCK_SIZE, SPARE_BLOCK = 4, 40, 8, 99
 
@@ -16,28 +16,16 @@ def make_shapes(**settings):
     )
 
 
-def make_plan(chunks, samples=None):
-    """A step of some requests: (first position, number of tokens) each, in the rows 0, 1, ..."""
-    counts = np.array([count for _, count in chunks], np.int64)
-    positions = np.concatenate([np.arange(first, first + count) for first, count in chunks])
-    ends = np.array([first + count for first, count in chunks], np.int32)
-    return StepPlan(
-        step=7,
-        rows=np.arange(len(chunks))[::-1].copy(),
-        token_ids=np.arange(1, len(positions) + 1, dtype=np.int32),
-        positions=positions,
-        slot_mapping=np.arange(len(positions)) + 100,
-        cu_seqlens_q=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
-        seq_lens=ends,
-        block_tables=np.arange(len(chunks) * 3, dtype=np.int32).reshape(len(chunks), 3),
-        samples=np.ones(len(chunks), np.bool_) if samples is None else np.array(samples),
-    )
+def chunks_of(chunks, samples=None):
+    """Make a step of some requests: (first position, number of tokens) each, in the rows ..., 1, 0."""
+    by_row = {len(chunks) - 1 - i: chunk for i, chunk in enumerate(chunks)}
+    return make_plan(by_row, step=7, samples=samples, first_slot=100, num_blocks=3)
 
 
 def test_decoding_steps_have_one_shape_whoever_decodes():
     shapes = make_shapes()
     for num_requests in range(1, ROWS + 1):
-        filled = shapes.pad(make_plan([(5, 1)] * num_requests))
+        filled = shapes.pad(chunks_of([(5, 1)] * num_requests))
         assert (filled.num_requests, filled.num_tokens) == (ROWS, ROWS)
         assert filled.samples.all()
 
@@ -51,7 +39,7 @@ def test_other_steps_double_their_tokens_from_shape_to_shape():
 
 
 def test_the_step_itself_stands_first_and_unchanged():
-    plan = make_plan([(0, 20), (7, 1), (3, 9)], [True, True, False])
+    plan = chunks_of([(0, 20), (7, 1), (3, 9)], [True, True, False])
     filled = make_shapes().pad(plan)
     assert filled.step == 7
     for name in ("rows", "seq_lens", "samples"):
@@ -66,7 +54,7 @@ def test_the_step_itself_stands_first_and_unchanged():
 def plans(draw):
     counts = draw(st.lists(st.integers(1, 16), min_size=1, max_size=ROWS))
     chunks = [(draw(st.integers(0, LONGEST - count)), count) for count in counts]
-    return make_plan(chunks, [draw(st.booleans()) for _ in counts])
+    return chunks_of(chunks, [draw(st.booleans()) for _ in counts])
 
 
 @given(st.lists(plans(), min_size=1, max_size=4))
@@ -98,7 +86,7 @@ def test_every_shape_has_room_for_what_fills_it_up(settings):
 
 def test_arrays_are_allocated_once():
     shapes = make_shapes()
-    first, second = (shapes.pad(make_plan([(first, 1)])) for first in (3, 4))
+    first, second = (shapes.pad(chunks_of([(first, 1)])) for first in (3, 4))
     assert np.shares_memory(first.positions, second.positions)
     assert np.shares_memory(first.block_tables, second.block_tables)
 

@@ -4,26 +4,22 @@ import numpy as np
 import pytest
 import torch
 
-from rayinfer.engine.plan.step_plan import StepPlan
 from rayinfer.engine.worker.step_inputs import FutureTokens, num_decodes, upload_plan
 from rayinfer.engine.worker.step_upload import StepUpload
+from support.fakes.step_plans import make_plan
 
 CPU = torch.device("cpu")
 
 
 def plan(counts, samples, uses_last_sampled=None):
-    num_tokens = sum(counts)
-    return StepPlan(
-        step=1,
-        rows=np.arange(len(counts))[::-1].copy(),
-        token_ids=np.arange(100, 100 + num_tokens, dtype=np.int32),
-        positions=np.arange(num_tokens),
-        slot_mapping=np.arange(num_tokens) + 7,
-        cu_seqlens_q=np.cumsum([0, *counts]).astype(np.int32),
-        seq_lens=np.array(counts, np.int32),
-        block_tables=np.arange(3 * len(counts), dtype=np.int32).reshape(-1, 3),
-        samples=np.array(samples),
-        uses_last_sampled=None if uses_last_sampled is None else np.array(uses_last_sampled),
+    chunks = {len(counts) - 1 - i: (0, count) for i, count in enumerate(counts)}
+    return make_plan(
+        chunks,
+        token_ids=range(100, 100 + sum(counts)),
+        samples=samples,
+        first_slot=7,
+        num_blocks=3,
+        uses_last_sampled=uses_last_sampled,
     )
 
 

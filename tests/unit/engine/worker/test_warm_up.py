@@ -42,8 +42,7 @@ def test_requests_find_nothing_of_what_was_computed_before_them(tmp_path):
     with LLM(str(folder), **SETTINGS) as llm:
         expected = [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS, use_tqdm=False)]
     with LLM(str(folder), **SETTINGS) as llm:
-        engine = llm._engine
-        (spare,) = engine._scheduler._blocks.allocate(1)
+        (spare,) = llm.engine.scheduler.blocks.allocate(1)
         for plan in warm_up_plans(50, 40, 2, 8, Padding.in_block(spare, 8)):
-            assert len(engine.executor.submit(plan).result().token_ids) == plan.samples.sum()
+            assert len(llm.engine.executor.submit(plan).result().token_ids) == plan.samples.sum()
         assert [output.outputs[0].token_ids for output in llm.generate(prompts, PARAMS, use_tqdm=False)] == expected

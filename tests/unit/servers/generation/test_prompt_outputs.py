@@ -27,9 +27,9 @@ class NarrowGenerator:
         self.num_waiting += 1
         self.begun.append(request.request_id)
         self.timeouts.append(request.timeout_s)
-        return self._answer(request)
+        return self.answer(request)
 
-    async def _answer(self, request):
+    async def answer(self, request):
         for number in range(3):
             await asyncio.sleep(0)
             if number == 0:
@@ -94,9 +94,9 @@ class CountingGenerator(NarrowGenerator):
         super().__init__(1000)
         self.starts = []
 
-    async def _answer(self, request):
+    async def answer(self, request):
         self.starts[-1] += 1
-        async for output in super()._answer(request):
+        async for output in super().answer(request):
             yield output
 
     async def count_iterations(self) -> None:

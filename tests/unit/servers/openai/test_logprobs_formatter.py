@@ -10,7 +10,8 @@ from rayinfer.tokenization.tokenizer import Tokenizer
 from support.tiny_models import tiny_tokenizers
 
 TOKENIZER = Tokenizer(tiny_tokenizers.byte_level(), {"eos_token": "</s>"})
-FALLBACK = Tokenizer(tiny_tokenizers.byte_fallback(), {"eos_token": "</s>"})
+FALLBACK_BACKEND = tiny_tokenizers.byte_fallback()
+FALLBACK = Tokenizer(FALLBACK_BACKEND, {"eos_token": "</s>"})
 A, B, C = (TOKENIZER.encode(letter)[0] for letter in "abc")
 PART = TOKENIZER.encode("\N{OLD ITALIC LETTER A}")[0]
 WORDING = LogprobsFormatter(tokenizer=TOKENIZER, num_top=2)
@@ -74,7 +75,7 @@ def test_offsets_go_on_from_one_chunk_to_the_next():
 
 
 def test_of_tokens_with_one_text_none_is_lost_and_the_chosen_one_keeps_it():
-    letter, byte = FALLBACK.encode("onea")[-1], FALLBACK._backend.token_to_id("<0x61>")
+    letter, byte = FALLBACK.encode("onea")[-1], FALLBACK_BACKEND.token_to_id("<0x61>")
     assert FALLBACK.token_text(letter).text == FALLBACK.token_text(byte).text == "a"
     formatter = LogprobsFormatter(tokenizer=FALLBACK, num_top=2)
     for first, second in ((letter, byte), (byte, letter)):

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from rayinfer.errors import QueueFull
 from support.fakes.fake_generator import FakeGenerator
+from support.services.polling import until
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -152,10 +153,10 @@ async def test_closing_the_connection_ends_the_generation(address, generator, st
     body = {"prompt": "a", "stream": stream}
     async with httpx.AsyncClient() as client:
         asking = asyncio.ensure_future(_read(client, f"{address}/v1/completions", body))
-        await _until(generator.has_blocked.is_set)
+        await until(generator.has_blocked.is_set)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
-    await _until(generator.has_aborted.is_set)
+    await until(generator.has_aborted.is_set)
     assert len(generator.aborted) == 1
 
 
@@ -163,9 +164,3 @@ async def _read(client: httpx.AsyncClient, url: str, body: dict[str, object]) ->
     async with client.stream("POST", url, json=body) as response:
         async for _ in response.aiter_bytes():
             pass
-
-
-async def _until(is_so) -> None:
-    async with asyncio.timeout(5):
-        while not is_so():  # noqa: ASYNC110 (what is awaited happens in the server's thread)
-            await asyncio.sleep(0.005)

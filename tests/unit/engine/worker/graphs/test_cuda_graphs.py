@@ -8,25 +8,11 @@ import torch
 from rayinfer.engine.worker.graphs.cuda_graphs import CudaGraphs
 
 
-def test_graphs_that_come_after_all_others_are_gone_have_another_pool(monkeypatch):
-    pools = itertools.count()
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: next(pools))
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
-    monkeypatch.setattr(torch.cuda, "Stream", object)
-    make = CudaGraphs()
-    graphs = [make(), make()]
-    assert [graph._pool for graph in graphs] == [0, 0]
-    graphs.pop()
-    assert make()._pool == 0
-    graphs.clear()
-    assert make()._pool == 1
-
-
 class NotedCuda:
     """Fake of torch.cuda that records calls by stream, in order; `current` is the stream of the engine's steps."""
 
     def __init__(self, monkeypatch):
-        self.notes, self.current = [], NotedStream(self, "steps")
+        self.notes, self.pools, self.current = [], itertools.count(), NotedStream(self, "steps")
         self.streams = iter([NotedStream(self, name) for name in ("first", "second")])
         for name in ("graph", "stream", "Stream", "current_stream", "CUDAGraph", "graph_pool_handle"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
@@ -41,7 +27,7 @@ class NotedCuda:
         return "graph"
 
     def graph_pool_handle(self):
-        return "pool"
+        return f"pool {next(self.pools)}"
 
     @contextlib.contextmanager
     def stream(self, stream):
@@ -72,6 +58,23 @@ def test_a_graph_is_recorded_on_the_stream_of_its_engine_alone_once_it_has_run_t
         "second waits for steps",
         "run on second",
         "steps waits for second",
-        "record graph in pool, thread_local",
+        "record graph in pool 0, thread_local",
         "run on second",
     ]
+
+
+def test_graphs_that_come_after_all_others_are_gone_have_another_pool(monkeypatch):
+    cuda, make = NotedCuda(monkeypatch), CudaGraphs()
+
+    def recorded():
+        graph = make()
+        graph.capture(lambda: None)
+        return graph
+
+    graphs = [recorded(), recorded()]
+    graphs.pop()
+    graphs.append(recorded())
+    graphs.clear()
+    recorded()
+    records = [note for note in cuda.notes if note.startswith("record")]
+    assert [note.split()[4] for note in records] == ["0,", "0,", "0,", "1,"]

@@ -6,7 +6,7 @@ import torch
 from msgspec import structs
 
 from rayinfer.decoding.sampler import Sampler
-from rayinfer.engine.plan.step_plan import NewRequestData, StepPlan
+from rayinfer.engine.plan.step_plan import NewRequestData
 from rayinfer.engine.worker.graphs.decode_graphs import DecodeGraphs, graph_sizes
 from rayinfer.engine.worker.model_runner import ModelRunner
 from rayinfer.engine.worker.padding import Padding
@@ -14,6 +14,7 @@ from rayinfer.engine.worker.step_inputs import FutureTokens
 from rayinfer.engine.worker.step_results import TokenMemory
 from rayinfer.sampling_params import SamplingParams
 from support.fakes.fake_graphs import DRAW, FakeGraphs
+from support.fakes.step_plans import make_plan
 
 CPU = torch.device("cpu")
 VOCAB, NUM_ROWS, MAX_BLOCKS, BLOCK_SIZE = 13, 11, 6, 4
@@ -61,19 +62,8 @@ class Recorded:
 
 
 def decoding(rows, token_ids=None, uses_last_sampled=None, width=2):
-    count = len(rows)
-    return StepPlan(
-        step=1,
-        rows=np.array(rows),
-        token_ids=np.arange(1, count + 1, dtype=np.int32) if token_ids is None else np.array(token_ids, np.int32),
-        positions=np.arange(count) + 3,
-        slot_mapping=np.arange(count) + 20,
-        cu_seqlens_q=np.arange(count + 1, dtype=np.int32),
-        seq_lens=np.arange(count, dtype=np.int32) + 4,
-        block_tables=np.arange(count * width, dtype=np.int32).reshape(count, width),
-        samples=np.ones(count, np.bool_),
-        uses_last_sampled=None if uses_last_sampled is None else np.array(uses_last_sampled),
-    )
+    chunks = {row: (position, 1) for position, row in enumerate(rows, start=3)}
+    return make_plan(chunks, token_ids=token_ids, first_slot=20, num_blocks=width, uses_last_sampled=uses_last_sampled)
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 1), (2, 2), (3, 4), (5, 8), (8, 8), (9, 16), (11, 16)])
