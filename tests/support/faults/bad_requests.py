@@ -130,7 +130,7 @@ def _bad_http(prefix: str) -> Iterator[BadRequest]:
     yield BadRequest(name="brotli", status=415, payload=post(path, b"{}", "content-encoding: br"))
     for kind in ("multipart/form-data; boundary=a", "text/plain", "application/x-www-form-urlencoded", "a" * 5000, ""):
         yield BadRequest(name=f"content type {kind[:9]}", status=415, payload=post(path, b"{}", content_type=kind))
-    yield BadRequest(name="no such path", status=404, payload=post(prefix + "/v2/completions", b"{}"))
+    yield BadRequest(name="no such path", status=404, payload=post(prefix + "/v1/none", b"{}"))
     yield BadRequest(name="dots", status=404, payload=head("GET", prefix + "/v1/../../etc/passwd"))
     yield BadRequest(name="wrong method", status=405, payload=head("GET", path))
     yield BadRequest(name="delete", status=405, payload=head("DELETE", path, "content-length: 0"))

@@ -123,8 +123,7 @@ class Schedule:
         self.longest_queue = max(self.longest_queue, self.num_queued())
 
     def num_queued(self):
-        labels = {"model_name": "m", "engine": "router"}
-        return self.registry.get_sample_value("vllm:num_requests_waiting", labels)
+        return self.metrics.snapshot().models["m"].num_queued
 
     def go(self):
         if self.clients:
