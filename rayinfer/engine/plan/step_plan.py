@@ -88,8 +88,8 @@ class StepPlan(msgspec.Struct, tag="plan", array_like=True, frozen=True, kw_only
 class LogprobsArrays(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """Logprobs of some tokens and of the most likely ones at their positions, before any sampling setting.
 
-    There are as many columns as the request with most `logprobs` needs; others use the first ones. Tokens of a request's
-    `logprob_token_ids` are its last columns; there may be columns between, which mean nothing to it.
+    There are as many columns as the request with most `logprobs` needs; others use the first ones.
+    Tokens of a request's `logprob_token_ids` are its last columns; those between mean nothing to it.
     """
 
     rows: Int64Array  # [num_tokens], the requests' rows, one request's tokens together and in order

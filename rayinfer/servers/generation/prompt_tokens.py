@@ -7,6 +7,7 @@ from typing import Any
 from rayinfer.errors import InvalidParameter, PromptTooLong
 from rayinfer.protocols import ModelDescription
 from rayinfer.tokenization.tokenizer import Tokenizer
+from rayinfer.tokenization.truncation import Truncation
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,15 @@ def tokenize_prompts(
     limit: PromptLimit,
     *,
     add_special_tokens: bool,
+    truncation: Truncation | None = None,
 ) -> list[list[int]]:
     """Turn texts and lists of token ids into token ids.
 
-    What surely does not fit is refused before any work is done on it. Raises InvalidParameter and PromptTooLong.
+    What surely does not fit is refused before any work is done on it, unless it is truncated. Raises InvalidParameter
+    and PromptTooLong.
     """
+    if truncation is not None:
+        return [_truncated(prompt, tokenizer, vocab_size, limit, add_special_tokens, truncation) for prompt in prompts]
     for prompt in prompts:
         _check_size(prompt, tokenizer, limit)
 
@@ -60,6 +65,22 @@ def tokenize_prompts(
         limit.check(len(token_ids))
         all_token_ids.append(token_ids)
     return all_token_ids
+
+
+def _truncated(
+    prompt: str | list[Any],
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    limit: PromptLimit,
+    add_special_tokens: bool,
+    truncation: Truncation,
+) -> list[int]:
+    if isinstance(prompt, str):
+        token_ids = tokenizer.encode(prompt, add_special_tokens=add_special_tokens, truncation=truncation)
+    else:
+        token_ids = truncation.cut(_checked_token_ids(prompt, vocab_size, limit.param))
+    limit.check(len(token_ids))
+    return token_ids
 
 
 def is_integer(value: Any) -> bool:

@@ -45,7 +45,9 @@ def test_none_of_the_most_likely_leaves_the_token_alone():
 
 
 def test_values_are_plain_numbers_that_any_encoder_takes():
-    [(token_id, logprob)] = logprobs_by_row(scored([1], [[3]], [[-1.5]], [1]), lambda row: WantedLogprobs(0))[1][0].items()
+    [(token_id, logprob)] = logprobs_by_row(scored([1], [[3]], [[-1.5]], [1]), lambda row: WantedLogprobs(0))[1][
+        0
+    ].items()
     assert (type(token_id), type(logprob.logprob), type(logprob.rank)) == (int, float, int)
 
 
