@@ -32,7 +32,7 @@ from rayinfer.servers.openapi import (
 )
 from rayinfer.servers.request_boundary import RequestBoundary
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, RequestBounds
-from rayinfer.servers.request_limits import RequestLimits
+from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
 from rayinfer.servers.served_model import ServedModel as ServedModel
 from rayinfer.servers.server_info import add_server_info_routes
 from rayinfer.servers.traces import add_trace_routes
@@ -51,7 +51,7 @@ def build_app(
     echoes_request_id: bool = True,
     enable_engine_control: bool = False,
     trusts_tenant_header: bool = False,
-    request_limits: RequestLimits = RequestLimits(),  # noqa: B008 - it is frozen
+    request_limits: RequestLimits = DEFAULT_REQUEST_LIMITS,
     trusts_request_chat_template: bool = False,
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves.

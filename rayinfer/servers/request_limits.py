@@ -1,10 +1,12 @@
 """Limits of what one request may ask for, the same for every protocol; each is a setting of the service."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rayinfer.errors import InvalidParameter, shown
+from rayinfer.config import describe_validation_error
+from rayinfer.errors import ConfigError, InvalidParameter, shown
 from rayinfer.sampling_params import (
     MAX_BAD_WORDS,
     MAX_BIASED_TOKENS,
@@ -47,10 +49,10 @@ class RequestLimits(BaseModel):
     def check_params(self, params: SamplingParams) -> None:
         """Raise InvalidParameter for settings beyond the limits."""
         self.check_n(params.n)
-        _check_items("stop", params.stop_strings, self.max_stop_strings)
-        _check_items("logit_bias", params.biases, self.max_logit_bias)
-        _check_items("bad_words", params.bad_texts, self.max_bad_words)
-        _check_items("logprob_token_ids", params.listed_ids, self.max_logprob_token_ids)
+        check_items("stop", params.stop_strings, self.max_stop_strings)
+        check_items("logit_bias", params.biases, self.max_logit_bias)
+        check_items("bad_words", params.bad_texts, self.max_bad_words)
+        check_items("logprob_token_ids", params.listed_ids, self.max_logprob_token_ids)
         self.check_num_logprobs("logprobs", params.logprobs)
         self.check_num_logprobs("prompt_logprobs", params.prompt_logprobs, least=-1)
 
@@ -78,6 +80,18 @@ class RequestLimits(BaseModel):
             )
 
 
-def _check_items(field: str, items: tuple[Any, ...], most: int) -> None:
+DEFAULT_REQUEST_LIMITS = RequestLimits()
+
+
+def request_limits(settings: Mapping[str, Any]) -> RequestLimits:
+    """Validate limits; raises a ConfigError that names every invalid one."""
+    try:
+        return RequestLimits.model_validate(dict(settings))
+    except ValidationError as error:
+        raise ConfigError(describe_validation_error(error)) from None
+
+
+def check_items(field: str, items: Sequence[Any], most: int) -> None:
+    """Raise InvalidParameter for a list that is too long."""
     if len(items) > most:
         raise InvalidParameter(f"{field} must hold at most {most} items, got {len(items)}", field)

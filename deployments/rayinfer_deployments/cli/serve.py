@@ -11,6 +11,7 @@ import typer
 from rayinfer.config import DEFAULT_MODEL, cache_folder, engine_config
 from rayinfer.errors import RayinferError
 from rayinfer.routing.limits import router_limits
+from rayinfer.servers.request_limits import request_limits as checked_request_limits
 from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.control.limits import mapping_in
 from rayinfer_deployments.cli.control.scale import engines_asked_for
@@ -27,6 +28,13 @@ ProfileOption = Annotated[
 ]
 LimitsFile = Annotated[
     Path | None, typer.Option(help="YAML with the routers' limits, which `rayinfer limits` changes later")
+]
+RequestLimitsFile = Annotated[
+    Path | None, typer.Option(help="YAML with what one request may ask for (max_n, max_logprobs, max_stop_strings ...)")
+]
+TrustTemplate = Annotated[
+    bool,
+    typer.Option("--trust-request-chat-template", help="render the chat templates, programs, that requests bring"),
 ]
 AutoscalingFile = Annotated[
     Path | None, typer.Option(help="YAML with the objectives by which the number of engines follows the load")
@@ -75,6 +83,8 @@ def serve(
     routers: Annotated[int, typer.Option(min=1, help="number of router processes")] = 1,
     profile: ProfileOption = Profile.LATENCY,
     limits: LimitsFile = None,
+    request_limits: RequestLimitsFile = None,
+    trust_request_chat_template: TrustTemplate = False,
     name: Annotated[str | None, typer.Option(help="name of the model in the API (default: MODEL)")] = None,
     ray_address: RayAddress = None,
     request_timeout: RequestTimeout = None,
@@ -92,6 +102,7 @@ def serve(
 ) -> None:
     """Serve a model over the OpenAI API until Ctrl-C."""
     interrupt_on_signals()
+    limits_in_file = {} if request_limits is None else mapping_in(request_limits)
     service = Service(
         model=model,
         name=name or _served_name(model),
@@ -108,6 +119,8 @@ def serve(
             "trace_requests": trace_requests,
             "enable_engine_control": enable_engine_control,
             "trust_tenant_header": trust_tenant_header,
+            "trust_request_chat_template": trust_request_chat_template,
+            "request_limits": checked_request_limits(limits_in_file).model_dump(),
             "max_connections": max_connections,
             "max_connections_per_address": max_connections_per_address,
             "max_idle_connections": max_idle_connections,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayinfer.errors import InvalidParameter, PromptTooLong
+from rayinfer.errors import InvalidParameter, PromptTooLong, shown
 from rayinfer.protocols import ModelDescription
 from rayinfer.tokenization.tokenizer import Tokenizer
 from rayinfer.tokenization.truncation import Truncation
@@ -84,8 +84,8 @@ def _truncated(
 
 
 def is_integer(value: Any) -> bool:
-    """Return whether a value of JSON is an integer."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Return whether a value of JSON is an integer, which 5.0 is."""
+    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and value.is_integer())
 
 
 def _checked_token_ids(token_ids: list[Any], vocab_size: int, param: str) -> list[int]:
@@ -98,10 +98,10 @@ def _checked_token_ids(token_ids: list[Any], vocab_size: int, param: str) -> lis
         if not 0 <= token_id < vocab_size:
             raise InvalidParameter(
                 f"{param}: token ids must lie in the vocabulary, 0 to {vocab_size - 1}, "
-                f"got {token_id} at position {position}",
+                f"got {shown(token_id)} at position {position}",
                 param,
             )
-    return token_ids
+    return [int(token_id) for token_id in token_ids]
 
 
 def _check_size(prompt: str | list[Any], tokenizer: Tokenizer, limit: PromptLimit) -> None:

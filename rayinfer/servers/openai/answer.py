@@ -26,7 +26,7 @@ class AnswerSettings:
     logprobs: LogprobsFormatter | None = None  # of the choices' tokens, and of the echoed prompts' too
     prompt_logprobs: LogprobsFormatter | None = None  # whole answers only: beside the choices
     with_token_ids: bool = False
-    has_service_tier: bool = False  # the client sent one: chats tell which it got
+    has_service_tier: bool = False  # the client sent one: chats return which it got
     with_usage: bool = False  # streams only: a last chunk with the usage
     with_usage_in_every_chunk: bool = False
 

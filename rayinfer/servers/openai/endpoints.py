@@ -116,7 +116,7 @@ def _model_card(model: ServedModel) -> dict[str, Any]:
 
 
 def _permission(model: ServedModel) -> dict[str, Any]:
-    """Return what vLLM's cards have: anyone may use the model, and nobody train it."""
+    """Return what vLLM's cards have: the model may be used, and not trained."""
     return {
         "id": f"modelperm-{uuid.uuid5(uuid.NAMESPACE_URL, model.name).hex}",
         "object": "model_permission",

@@ -37,6 +37,8 @@ _MODEL_PARAMETER = query_parameter(
     "model", "name of the model; may be left out where one is served", {"type": "string"}
 )
 
+_EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
+
 
 def generation_paths() -> list[str]:
     """Name the paths that have a model generate, by all their aliases."""
@@ -57,13 +59,19 @@ def add_openai_routes(app: FastAPI, service: GenerationService, *, trusts_reques
     info = responses(reference("TokenizerInfo"), 400, 404, 503, *READ_ERRORS)
     _add_get(app, "", TOKENIZER_INFO, tokenizers.tokenizer_info, info, {"parameters": [_MODEL_PARAMETER]})
     add_unserved_task_routes(app)
-    add_component_schemas(app, lambda: {**RESPONSE_SCHEMAS, **request_schemas(service.models, service.limits)})
+
+    def schemas() -> dict[str, Any]:
+        trusts = trusts_request_chat_template
+        bodies = request_schemas(service.models, service.limits, trusts_request_chat_template=trusts)
+        return {**RESPONSE_SCHEMAS, **bodies}
+
+    add_component_schemas(app, schemas)
 
 
 def _add_post(app: FastAPI, prefix: str, path: str, endpoint: Any, schema: str, *, streams: bool = False) -> None:
     described = responses(reference(f"{schema}Response"), *(GENERATION_ERRORS if streams else BODY_ERRORS))
     if streams:
-        described[200]["content"][EVENT_STREAM.partition(";")[0]] = {"schema": {"type": "string"}}
+        described[200]["content"][EVENT_STREAM.partition(";")[0]] = {"schema": _EVENT}
     for alias in _aliases(prefix, path):
         app.add_api_route(
             alias,

@@ -7,7 +7,7 @@ from rayinfer.errors import InvalidParameter
 from rayinfer.protocols import ModelDescription
 from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody, GenerationBody
-from rayinfer.servers.request_limits import RequestLimits
+from rayinfer.servers.request_limits import RequestLimits, check_items
 
 DEFAULT_COMPLETION_TOKENS = 16
 
@@ -113,6 +113,7 @@ def _params(
         raise InvalidParameter("prompt_logprobs is not supported in streams.", "prompt_logprobs")
     limits.check_num_logprobs("prompt_logprobs", body.prompt_logprobs, least=-1)
     limits.check_n(body.n)
+    check_items("logprob_token_ids", body.logprob_token_ids or (), limits.max_logprob_token_ids)
     if body.logprob_token_ids and logprobs is None:
         raise InvalidParameter("logprob_token_ids is only allowed with logprobs.", "logprob_token_ids")
     wanted = [count for count in (body.prompt_logprobs, echoed_logprobs) if count is not None]

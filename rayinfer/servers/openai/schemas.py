@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from rayinfer.errors import InvalidParameter
 from rayinfer.tokenization.truncation import TruncationSide
@@ -26,9 +26,17 @@ _PROMPT_SCHEMA = {
         },
     ]
 }
+
+
+def _integral(value: Any) -> Any:
+    """Take 16.0 for 16, as JSON does, which has no integers."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_integral)]
 # A long list of wrong values makes one finding, not one for each of them, and what is too long is not read to its end.
 Texts = Annotated[list[str], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
-TokenIds = Annotated[list[int], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
+TokenIds = Annotated[list[Integer], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
 # Which values are wrong is found out one by one where they are used, again so that many make one finding.
 LogitBias = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
@@ -55,7 +63,7 @@ class PromptBody(_Strict):
 
     model: str | None = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None  # tokens to keep; -1: as many as fit
+    truncate_prompt_tokens: Integer | None = None  # tokens to keep; -1: as many as fit
     truncation_side: TruncationSide | None = None  # where tokens are removed; left is the default
 
 
@@ -84,33 +92,33 @@ class ConversationBody(PromptBody):
 class GenerationBody(PromptBody):
     """Fields of both completions and chat completions."""
 
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
+    max_tokens: Integer | None = None
+    max_completion_tokens: Integer | None = None
+    n: Integer | None = None
     temperature: float | None = None
     top_p: float | None = None
     stop: str | Texts | None = None
-    seed: int | None = None
+    seed: Integer | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    top_k: int | None = None
+    top_k: Integer | None = None
     min_p: float | None = None
     typical_p: float | None = None
     logit_bias: LogitBias | None = None
     allowed_token_ids: TokenIds | None = None
     bad_words: Texts | None = None
     repetition_penalty: float | None = None
-    min_tokens: int | None = None
+    min_tokens: Integer | None = None
     ignore_eos: bool | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    priority: int | None = None
+    priority: Integer | None = None
     cache_salt: str | None = None
     request_id: str | None = None
-    prompt_logprobs: int | None = None  # -1: of the whole vocabulary
+    prompt_logprobs: Integer | None = None  # -1: of the whole vocabulary
     logprob_token_ids: TokenIds | None = None
     service_tier: str | None = None  # there is one, "default"
     # These have no effect.
@@ -142,14 +150,14 @@ class CompletionBody(GenerationBody):
 
     prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Integer | None = None
 
 
 class ChatCompletionBody(ConversationBody, GenerationBody):
     """POST /v1/chat/completions."""
 
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Integer | None = None
 
 
 class TokenizePromptBody(PromptBody):

@@ -64,7 +64,9 @@ class TokenizeEndpoints:
         token_ids = self._token_ids(body, model, description)
         pieces = [model.tokenizer.token_piece(token_id) for token_id in token_ids] if body.return_token_strs else None
         sizes = {"count": len(token_ids), "max_model_len": description.max_model_len}
-        lists = b',"tokens":' + _encode(token_ids) + b',"token_strs":' + (b"null" if pieces is None else _encode(pieces))
+        lists = (
+            b',"tokens":' + _encode(token_ids) + b',"token_strs":' + (b"null" if pieces is None else _encode(pieces))
+        )
         return json.dumps(sizes).encode()[:-1] + lists + b"}"
 
     def _chat_body(self, raw: dict[str, Any]) -> TokenizeChatBody:

@@ -21,11 +21,12 @@ _TASKS = {
 def add_unserved_task_routes(app: FastAPI) -> None:
     """Add the paths to an application."""
     for task, paths in _TASKS.items():
+        refuse = _refusal(task)
         for path in paths:
             for alias in (path, path + "/"):
                 app.add_api_route(
                     alias,
-                    _refusal(task),
+                    refuse,
                     methods=["POST"],
                     response_class=Response,
                     name=task,

@@ -158,7 +158,7 @@ async def test_fields_without_effect_are_accepted(client, generator, path, strea
     assert (await client.post(path, json=fields | dict.fromkeys(WITHOUT_EFFECT))).status_code == 200
 
 
-async def test_a_chat_tells_its_service_tier_when_it_is_asked_for_one(client):
+async def test_a_chat_returns_its_service_tier_when_it_is_asked_for_one(client):
     assert (await answer(client, CHAT, **HELLO, service_tier="auto"))["service_tier"] == "default"
     streamed = await client.post(CHAT, json=HELLO | {"service_tier": "auto", "stream": True})
     assert streamed.text.count('"service_tier":"default"') == streamed.text.count("data: {")

@@ -83,7 +83,8 @@ async def test_model_cards_are_those_of_vllm(client):
     assert (card["root"], card["parent"], card["max_model_len"]) == ("org/tiny", None, 256)
     (permission,) = card["permission"]
     assert permission["object"] == "model_permission"
-    assert permission["allow_sampling"] and not permission["allow_fine_tuning"]
+    assert permission["allow_sampling"]
+    assert not permission["allow_fine_tuning"]
     for path in ("/v1/models/org/tiny", "/models/org/tiny", "/v1/models/org/tiny/"):
         assert (await client.get(path)).json() == card
     assert (await client.get("/v1/models//")).status_code == 404
