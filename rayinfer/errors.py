@@ -46,6 +46,10 @@ class UnknownModel(RequestError):
     """A model that this service does not serve."""
 
 
+class TaskNotServed(RequestError):
+    """A task that no served model does."""
+
+
 class TraceNotFound(RequestError):
     """A trace of a request that is unknown, or of which nothing is kept."""
 

@@ -25,10 +25,10 @@ class Logprob(NamedTuple):
     """Log probability of a token, before temperature, penalties and every other setting."""
 
     logprob: float  # natural logarithm; -inf where the probability is zero
-    rank: int  # 1 is the most likely token at its position
+    rank: int | None  # 1 is the most likely token at its position; None for one of `logprob_token_ids` beside the best
 
 
-# One position of a sequence, by token id: first its token, then the most likely ones in order.
+# One position of a sequence, by token id: first its token, then the most likely ones in order, then listed ones.
 TokenLogprobs = dict[int, Logprob]
 
 

@@ -7,14 +7,16 @@ from typing import Any
 
 from rayinfer.errors import InvalidParameter, shown
 
-MAX_CHOICES = 128
-MAX_STOP_STRINGS = 16
-MAX_LOGPROBS = 20
+# What an engine can bear of one request; a service has lower limits of its own, see `servers/request_limits.py`.
+MAX_CHOICES = 1024
+MAX_STOP_STRINGS = 256
+MAX_LOGPROBS = 1000
+MAX_LOGPROB_TOKEN_IDS = 1024
+MAX_BIASED_TOKENS = 2**14
+MAX_BAD_WORDS = 1024
 MAX_LOGIT_BIAS = 100.0
-MAX_BIASED_TOKENS = 1024
-MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARS = 256
-MAX_BAD_SEQUENCES = 1024
+MAX_BAD_SEQUENCES = 4096
 MAX_BAD_SEQUENCE_TOKENS = 64
 MIN_REPETITION_PENALTY = 1e-6  # scores are divided by it, and float32 ends at 3e38
 _MAX_INT32 = 2**31 - 1
@@ -52,7 +54,8 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None  # how many of the most likely tokens are returned beside each chosen one; 0: it alone
-    prompt_logprobs: int | None = None  # likewise for the tokens of the prompt
+    logprob_token_ids: Sequence[int] | None = ()  # tokens with logprobs at every place, with `logprobs`
+    prompt_logprobs: int | None = None  # like `logprobs`, for the tokens of the prompt; -1: the whole vocabulary
 
     def __post_init__(self) -> None:
         self._check_numbers()
@@ -65,6 +68,8 @@ class SamplingParams:
         """Raise InvalidParameter for a token id that a model's vocabulary lacks."""
         if self.stop_ids:
             _check_vocabulary("stop_token_ids", self.stop_ids, vocab_size)
+        if self.listed_ids:
+            _check_vocabulary("logprob_token_ids", self.listed_ids, vocab_size)
         if self.has_token_rules:
             _check_vocabulary("logit_bias", (token_id for token_id, _ in self.biases), vocab_size)
             _check_vocabulary("allowed_token_ids", self.allowed_ids or (), vocab_size)
@@ -124,7 +129,7 @@ class SamplingParams:
         if self.logprobs is not None:
             _check_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.prompt_logprobs is not None:
-            _check_integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+            _check_integer("prompt_logprobs", self.prompt_logprobs, -1, MAX_LOGPROBS)
 
     def _check_lengths(self) -> None:
         if self.max_tokens is not None:
@@ -147,6 +152,11 @@ class SamplingParams:
             self._keep("stop", _texts("stop", stop, MAX_STOP_STRINGS))
         if self.stop_token_ids is not _NOTHING:
             self._keep("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
+        if self.logprob_token_ids is not _NOTHING:
+            listed = _token_ids("logprob_token_ids", self.logprob_token_ids, MAX_LOGPROB_TOKEN_IDS)
+            self._keep("logprob_token_ids", tuple(dict.fromkeys(listed)))
+            if self.listed_ids and self.logprobs is None:
+                raise InvalidParameter("logprob_token_ids is only allowed with logprobs", "logprob_token_ids")
         if self.logit_bias is not None:
             self._keep("logit_bias", _biases("logit_bias", self.logit_bias))
         if self.allowed_token_ids is not None:
@@ -170,6 +180,11 @@ class SamplingParams:
     def stop_ids(self) -> tuple[int, ...]:
         """The stop token ids."""
         return self.stop_token_ids  # type: ignore[return-value]
+
+    @property
+    def listed_ids(self) -> tuple[int, ...]:
+        """The token ids whose logprobs are returned at every place, each once."""
+        return self.logprob_token_ids  # type: ignore[return-value]
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:

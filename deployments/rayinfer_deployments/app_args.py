@@ -12,6 +12,7 @@ from rayinfer.errors import ConfigError
 from rayinfer.routing.autoscaling_settings import AutoscalingSettings
 from rayinfer.routing.limits import RouterLimits
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, MAX_BODY_BYTES
+from rayinfer.servers.request_limits import RequestLimits
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS, ConnectionLimits
 
 ENGINE_NUM_CPUS = 0.5  # that Ray sets aside for an engine: it takes what the machine has, whatever that is
@@ -115,6 +116,10 @@ class LLMAppArgs(BaseModel):
 
     models: list[ModelArgs] = Field(min_length=1, description="the models to serve, all under one address")
     limits: RouterLimits = Field(default=RouterLimits(), description="how each model's requests wait")
+    request_limits: RequestLimits = Field(default=RequestLimits(), description="what one request may ask for")
+    trust_request_chat_template: bool = Field(
+        False, description="render chat templates that requests bring: programs, so only for clients that are trusted"
+    )
     max_body_bytes: int = Field(DEFAULT_MAX_BODY_BYTES, ge=1024, le=MAX_BODY_BYTES, description="largest request body")
     request_timeout_s: float | None = Field(None, gt=0, description="longest time for one request; more ends it")
     enable_engine_control: bool = Field(

@@ -76,6 +76,8 @@ def build_app_over(make_engines: MakeEngines, args: LLMAppArgs) -> Application:
             trace_requests=args.trace_requests,
             enable_engine_control=args.enable_engine_control,
             trust_tenant_header=args.trust_tenant_header,
+            request_limits=args.request_limits,
+            trust_request_chat_template=args.trust_request_chat_template,
             listen_on=None if args.listen_port is None else ListenAddress(host=args.listen_host, port=args.listen_port),
             connection_limits=args.connection_limits(),
             drain_timeout_s=longest_drain_s,

@@ -12,17 +12,27 @@ from rayinfer_kernels import ops
 class LogprobsTensors:
     """Logprobs of one token per row, and of the k most likely ones there, best first and of equals the lowest id."""
 
-    token_ids: Tensor  # int64 [lines, 1 + k]: the token itself, then the most likely
-    logprobs: Tensor  # float32 [lines, 1 + k]
+    token_ids: Tensor  # int64 [lines, 1 + k + m]: the token itself, then the most likely, then m listed ones
+    logprobs: Tensor  # float32 [lines, 1 + k + m]
     ranks: Tensor  # int32 [lines], of the token itself: 1 is the most likely, and equals rank by id
 
 
-def gather_logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> LogprobsTensors:
-    """Compute the logprobs of `token_ids` [lines] by `logits` [lines, vocab]; no row depends on the others."""
+def gather_logprobs(
+    logits: Tensor, token_ids: Tensor, num_top: int, listed_ids: Tensor | None = None
+) -> LogprobsTensors:
+    """Compute the logprobs of `token_ids` [lines] by `logits` [lines, vocab], and of `listed_ids` [lines, m].
+
+    No row depends on the others.
+    """
     logits = logits.float()
     chosen = token_ids.unsqueeze(1)
     own = logits.gather(1, chosen)
-    scored = torch.cat((chosen, _most_likely(logits, num_top)), dim=1) if num_top else chosen
+    columns = [chosen]
+    if num_top:
+        columns.append(_most_likely(logits, num_top))
+    if listed_ids is not None:
+        columns.append(listed_ids)
+    scored = torch.cat(columns, dim=1) if len(columns) > 1 else chosen
     logprobs = (logits.gather(1, scored).double() - _log_sum_exp(logits)).float()
     return LogprobsTensors(scored, logprobs, _rank(logits, own, chosen))
 

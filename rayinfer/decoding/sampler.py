@@ -83,6 +83,7 @@ class Sampler:
         self._penalties = PenaltyHistory(vocab_size, self._device)
         self._rules = TokenRules(max_num_rows, self._device)
         self._end_ids = RaggedRows(max_num_rows, self._device)  # of the rows whose min_tokens forbids them
+        self._listed_ids: dict[int, tuple[int, ...]] = {}  # `logprob_token_ids` of the rows that have any
 
     @property
     def num_rows(self) -> int:
@@ -121,6 +122,8 @@ class Sampler:
             penalty_slot = self._penalties.take(prompt if params.repetition_penalty != 1.0 else prompt[:0], output)
         if params.has_token_rules:
             self._rules.add_row(row, params, prompt, output)
+        if params.listed_ids:
+            self._listed_ids[row] = params.listed_ids
         end_ids = {token_id for token_id in end_token_ids if 0 <= token_id < self._vocab_size}
         forbids_end = params.min_tokens > 0 and bool(end_ids)
         if forbids_end:
@@ -142,6 +145,7 @@ class Sampler:
         self._table.clear(row)
         self._rules.remove_row(row)
         self._end_ids.drop(row)
+        self._listed_ids.pop(row, None)
         if penalty_slot is not None:
             self._penalties.release(penalty_slot)
 
@@ -172,7 +176,7 @@ class Sampler:
         sampled = self._choose(scores, settings, positions)
         token_ids, is_invalid = sampled.token_ids, sampled.is_invalid
         scored = np.flatnonzero(settings["num_logprobs"])
-        logprobs = self._logprobs(logits, token_ids, settings, scored) if scored.size else None
+        logprobs = self._logprobs(logits, token_ids, settings, scored, rows) if scored.size else None
 
         if penalized.size:
             lines = self._on_device(penalized)
@@ -222,11 +226,25 @@ class Sampler:
         return scores
 
     def _logprobs(
-        self, logits: Tensor, token_ids: Tensor, settings: RowSettings, scored: npt.NDArray[np.int64]
+        self,
+        logits: Tensor,
+        token_ids: Tensor,
+        settings: RowSettings,
+        scored: npt.NDArray[np.int64],
+        rows: RowNumbers,
     ) -> LogprobsTensors:
         lines = self._on_device(scored)
         num_top = int(settings["num_logprobs"].max()) - 1
-        return gather_logprobs(logits.index_select(0, lines), token_ids[lines], num_top)
+        listed = self._listed_at(rows[scored]) if self._listed_ids else None
+        return gather_logprobs(logits.index_select(0, lines), token_ids[lines], num_top, listed)
+
+    def _listed_at(self, rows: RowNumbers) -> Tensor | None:
+        """Return the listed ids of rows, [rows, most listed]: each row's are its last columns, others mean nothing."""
+        lists = [self._listed_ids.get(row, ()) for row in rows.tolist()]
+        most = max(map(len, lists))
+        if not most:
+            return None
+        return self._on_device(np.array([(0,) * (most - len(ids)) + ids for ids in lists], np.int64))
 
     def _choose(self, scores: Tensor, settings: RowSettings, positions: RowNumbers) -> ops.SampledRows:
         is_typical = (settings["typical_p"] < 1.0) & ~settings["is_greedy"]

@@ -22,9 +22,20 @@ from rayinfer.servers.error_responses import error_kind, error_response, json_re
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.load_shedding import LoadShedding
 from rayinfer.servers.openai.routes import add_openai_routes, generation_paths
+from rayinfer.servers.openapi import (
+    ERROR_SCHEMAS,
+    READ_ERRORS,
+    Responses,
+    add_component_schemas,
+    json_content,
+    remove_validation_errors,
+    responses,
+)
 from rayinfer.servers.request_boundary import RequestBoundary
 from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, RequestBounds
+from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
 from rayinfer.servers.served_model import ServedModel as ServedModel
+from rayinfer.servers.server_info import add_server_info_routes
 from rayinfer.servers.traces import add_trace_routes
 from rayinfer.traces.trace_store import TraceStore
 
@@ -44,13 +55,16 @@ def build_app(
     enable_engine_control: bool = False,
     trusts_tenant_header: bool = False,
     other_metrics: OtherMetrics | None = None,
+    request_limits: RequestLimits = DEFAULT_REQUEST_LIMITS,
+    trusts_request_chat_template: bool = False,
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves.
 
     Requests are traced if there are `traces` to keep them in, shared with the generators. A proxy that puts
     `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`. `other_metrics`
     returns the metrics of the other routers behind this address. With
-    `trusts_tenant_header`, all clients must come through a gateway that sets it.
+    `trusts_tenant_header`, all clients must come through a gateway that sets it; with `trusts_request_chat_template`,
+    they may send programs, which templates are, for the service to run.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False)
     trust_tenant_header(app, trusts_tenant_header)
@@ -59,11 +73,15 @@ def build_app(
     app.add_middleware(RequestBoundary, metrics=metrics, bounds=bounds, echoes_request_id=echoes_request_id)
     _add_error_handlers(app, metrics)
     # Paths are looked through in this order, so those that are asked most come first.
-    add_openai_routes(app, GenerationService(models, request_timeout_s, traces))
+    service = GenerationService(models, request_timeout_s, traces, request_limits)
+    add_openai_routes(app, service, trusts_request_chat_template=trusts_request_chat_template)
     _add_service_routes(app, models, metrics, other_metrics)
+    add_server_info_routes(app, service)
     add_trace_routes(app, traces)
     if enable_engine_control:
         add_engine_control_routes(app, models)
+    add_component_schemas(app, lambda: ERROR_SCHEMAS)
+    remove_validation_errors(app)
     return app
 
 
@@ -117,9 +135,37 @@ def _add_service_routes(
     for path, endpoint in routes.items():
         for alias in (path, path + "/"):
             app.add_api_route(
-                alias, endpoint, methods=["GET"], response_class=Response, include_in_schema=alias == path
+                alias,
+                endpoint,
+                methods=["GET"],
+                response_class=Response,
+                responses=_SERVICE_RESPONSES[path],
+                include_in_schema=alias == path,
             )
             app.add_api_route(alias, endpoint, methods=["HEAD"], response_class=Response, include_in_schema=False)
+
+
+_READY = {
+    "type": "object",
+    "required": ["ready"],
+    "properties": {
+        "ready": {"type": "boolean"},
+        "reasons": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+}
+_VERSION = {"type": "object", "required": ["version"], "properties": {"version": {"type": "string"}}}
+_ALIVE = responses(None, *READ_ERRORS)
+_NOT_READY: Responses = {503: {"description": "Not ready, and why", "content": json_content(_READY)}}
+_METRICS: Responses = {
+    200: {"description": "Prometheus text", "content": {"text/plain": {"schema": {"type": "string"}}}}
+}
+_SERVICE_RESPONSES: Mapping[str, Responses] = {
+    "/health": _ALIVE,
+    "/ping": _ALIVE,
+    "/ready": {**responses(_READY, *READ_ERRORS), **_NOT_READY},
+    "/metrics": {**_ALIVE, **_METRICS},
+    "/version": responses(_VERSION, *READ_ERRORS),
+}
 
 
 def _reasons_not_ready(models: Mapping[str, ServedModel]) -> dict[str, str]:

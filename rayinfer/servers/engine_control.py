@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -10,9 +11,28 @@ from rayinfer.errors import InvalidParameter
 from rayinfer.outputs import EngineState
 from rayinfer.protocols import EngineControl, GetState, Pause, Resume, Sleep, Wake
 from rayinfer.servers.error_responses import json_response
+from rayinfer.servers.openapi import READ_ERRORS, query_parameter, responses
 from rayinfer.servers.served_model import ServedModel, find_model
 
 DEFAULT_SLEEP_LEVEL = "1"
+
+_MODEL = query_parameter("model", "name of the model; may be left out where one is served", {"type": "string"})
+_PARAMETERS = {
+    "pause": [query_parameter("mode", "what becomes of requests in flight", {"enum": ["keep"]})],
+    "sleep": [query_parameter("level", "how much memory is freed", {"enum": ["0", "1", "2"]})],
+}
+
+
+def _one(name: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "required": [name], "properties": {name: dict(schema)}}
+
+
+_SCHEMAS: Mapping[str, dict[str, Any]] = {
+    "pause": _one("status", {"const": "paused"}),
+    "resume": _one("status", {"const": "resumed"}),
+    "is_sleeping": _one("is_sleeping", {"type": "boolean"}),
+    "is_paused": _one("is_paused", {"type": "boolean"}),
+}
 
 
 def add_engine_control_routes(app: FastAPI, models: Mapping[str, ServedModel]) -> None:
@@ -53,10 +73,16 @@ def add_engine_control_routes(app: FastAPI, models: Mapping[str, ServedModel]) -
         states = await _engines(models, request).control(GetState())
         return json_response(json.dumps({"is_paused": EngineState.RUNNING not in states}).encode())
 
-    for endpoint in (pause, resume, sleep, wake_up):
-        app.add_api_route(f"/{endpoint.__name__}", endpoint, methods=["POST"], response_class=Response)
-    for endpoint in (is_sleeping, is_paused):
-        app.add_api_route(f"/{endpoint.__name__}", endpoint, methods=["GET"], response_class=Response)
+    for endpoint in (pause, resume, sleep, wake_up, is_sleeping, is_paused):
+        name = endpoint.__name__
+        app.add_api_route(
+            f"/{name}",
+            endpoint,
+            methods=["GET" if name.startswith("is_") else "POST"],
+            response_class=Response,
+            responses=responses(_SCHEMAS.get(name), 400, 404, 409, 503, *READ_ERRORS),
+            openapi_extra={"parameters": [_MODEL, *_PARAMETERS.get(name, ())]},
+        )
 
 
 def _engines(models: Mapping[str, ServedModel], request: Request) -> EngineControl:

@@ -9,11 +9,29 @@ from fastapi.responses import Response
 from rayinfer.errors import TraceNotFound
 from rayinfer.servers.caller import caller_of
 from rayinfer.servers.error_responses import json_response
+from rayinfer.servers.openapi import READ_ERRORS, responses
 from rayinfer.servers.request_bounds import cleaned_name
 from rayinfer.traces.trace_store import StoredTrace, TraceStore
 
 PATH = "/v1/requests/{request_id}/trace"
 SWITCHED_OFF = "Traces are not kept here: the service runs with trace_requests=false."
+
+
+_EVENT = {
+    "type": "object",
+    "required": ["name", "time_s", "details"],
+    "properties": {"name": {"type": "string"}, "time_s": {"type": "number"}, "details": {"type": "object"}},
+}
+_TRACE = {
+    "type": "object",
+    "required": ["id", "object", "model", "events", "num_events_dropped"],
+    "properties": {"events": {"type": "array", "items": _EVENT}, "num_events_dropped": {"type": "integer"}},
+}
+_TRACES = {
+    "type": "object",
+    "required": ["object", "data"],
+    "properties": {"object": {"const": "list"}, "data": {"type": "array", "items": _TRACE}},
+}
 
 
 def add_trace_routes(app: FastAPI, traces: TraceStore | None) -> None:
@@ -34,7 +52,8 @@ def add_trace_routes(app: FastAPI, traces: TraceStore | None) -> None:
         data = [_as_json(kept) for kept in found]
         return json_response(json.dumps({"object": "list", "data": data}).encode())
 
-    app.add_api_route(PATH, read_trace, methods=["GET"], response_class=Response)
+    described = responses(_TRACES, 400, 404, *READ_ERRORS)
+    app.add_api_route(PATH, read_trace, methods=["GET"], response_class=Response, responses=described)
     app.add_api_route(PATH + "/", read_trace, methods=["GET"], response_class=Response, include_in_schema=False)
 
 

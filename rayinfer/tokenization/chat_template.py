@@ -56,6 +56,20 @@ class ChatTemplate:
         """Whether the model came with a template."""
         return bool(self._templates)
 
+    def replaced_by(self, template: str) -> "ChatTemplate":
+        """Return a client's template with this one's special tokens; raises InvalidParameter for a broken one."""
+        try:
+            return ChatTemplate({"default": template}, self._special_tokens)
+        except jinja2.TemplateSyntaxError as error:
+            raise InvalidParameter(f"chat_template: line {error.lineno}: {error.message}", "chat_template") from error
+        except RecursionError as error:
+            raise InvalidParameter("chat_template is nested too deeply", "chat_template") from error
+
+    @property
+    def text(self) -> str | None:
+        """The template of conversations without tools, as it is written; None for a model that has none."""
+        return self._templates.get("default")
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

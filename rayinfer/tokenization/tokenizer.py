@@ -20,6 +20,7 @@ from rayinfer.tokenization.marian_tokenizer import (
     target_backend,
 )
 from rayinfer.tokenization.token_texts import TokenText, TokenTexts
+from rayinfer.tokenization.truncation import Truncation
 
 LONG_TEXT_CHARS = 8192  # tokenizing more takes milliseconds, for which other threads should not have to wait
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -39,7 +40,9 @@ class Tokenizer:
         *,
         marian: MarianTokenizers | None = None,
         target_begins_anew: bool = False,
+        tokenizer_class: str | None = None,
     ) -> None:
+        self.tokenizer_class = tokenizer_class  # transformers' name of it
         self._backend = backend
         self._marian = marian
         self._target_begins_anew = target_begins_anew
@@ -56,7 +59,8 @@ class Tokenizer:
         if is_marian_folder(folder):
             vocabulary, special = read_vocabulary(folder), MARIAN_SPECIAL_TOKENS | special_tokens(settings)
             marian = read_marian_tokenizers(folder, vocabulary, special)
-            return cls(target_backend(vocabulary, special), special, marian=marian, target_begins_anew=True)
+            backend = target_backend(vocabulary, special)
+            return cls(backend, special, marian=marian, target_begins_anew=True, tokenizer_class="MarianTokenizer")
         backend = _read_backend(folder / "tokenizer.json")
         try:
             _add_tokens(backend, settings)
@@ -65,12 +69,25 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = bool(settings.get("split_special_tokens", False))
-        return cls(backend, special_tokens(settings), target_begins_anew=_is_encoder_decoder(folder))
+        name = settings.get("tokenizer_class")
+        return cls(
+            backend,
+            special_tokens(settings),
+            target_begins_anew=_is_encoder_decoder(folder),
+            tokenizer_class=name if isinstance(name, str) else None,
+        )
 
     def encode(
-        self, text: str, *, add_special_tokens: bool = True, check_length: Callable[[int], None] = lambda _: None
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        check_length: Callable[[int], None] = lambda _: None,
+        truncation: Truncation | None = None,
     ) -> list[int]:
         """Turn text into token ids, with the special tokens that the tokenizer puts around a text.
+
+        Truncation removes tokens of the text, and leaves the special ones around it.
 
         Other threads run while a text of more than LONG_TEXT_CHARS is tokenized. `check_length` gets the number of such
         a text's tokens and may raise before the list is made: that of a million tokens takes 20 ms, and no thread runs.
@@ -82,6 +99,8 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             found = f"a lone surrogate, U+{ord(text[error.start]):04X} at position {error.start}"
             raise InvalidParameter(f"a prompt must be valid Unicode, got {found}", "prompt") from error
+        if truncation is not None:
+            return self._encode_truncated(text, add_special_tokens, truncation)
         if self._marian is not None:
             return self._marian.source.encode(text, add_special_tokens=add_special_tokens)
         if len(text) <= LONG_TEXT_CHARS:
@@ -90,6 +109,29 @@ class Tokenizer:
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         check_length(len(encoding))
         return list(encoding.ids)
+
+    def _encode_truncated(self, text: str, add_special_tokens: bool, truncation: Truncation) -> list[int]:
+        if self._marian is not None:
+            plain = self._marian.source.encode(text, add_special_tokens=False)
+            special = self.encode(text)[len(plain) :] if add_special_tokens else []
+            kept = Truncation(max(0, truncation.num_tokens - len(special)), truncation.side).cut(plain)
+            return truncation.cut([*kept, *special])
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        num_special = self._backend.num_special_tokens_to_add(False) if add_special_tokens else 0
+        num_kept = max(0, truncation.num_tokens - num_special)
+        if len(encoding) > num_kept:
+            encoding.truncate(num_kept, direction=truncation.side)
+        return truncation.cut(list(self._backend.post_process(encoding, None, add_special_tokens).ids))
+
+    def token_piece(self, token_id: int) -> str | None:
+        """Return a token as the vocabulary spells it; None for an id that is no token."""
+        piece: str | None = self._backend.id_to_token(token_id)
+        return piece
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The named special tokens ("bos_token", ...)."""
+        return self._special_tokens
 
     def encode_target(self, text: str) -> list[int]:
         """Turn text into the token ids that it has as a target, without special tokens around it."""

@@ -12,6 +12,7 @@ import typer
 from rayinfer.config import DEFAULT_MODEL, cache_folder, engine_config
 from rayinfer.errors import RayinferError
 from rayinfer.routing.limits import router_limits
+from rayinfer.servers.request_limits import request_limits as checked_request_limits
 from rayinfer_deployments.cli.config_options import with_engine_options
 from rayinfer_deployments.cli.control.limits import mapping_in
 from rayinfer_deployments.cli.control.scale import engines_asked_for
@@ -36,6 +37,13 @@ ProfileOption = Annotated[
 ]
 LimitsFile = Annotated[
     Path | None, typer.Option(help="YAML with the routers' limits, which `rayinfer limits` changes later")
+]
+RequestLimitsFile = Annotated[
+    Path | None, typer.Option(help="YAML with what one request may ask for (max_n, max_logprobs, max_stop_strings ...)")
+]
+TrustTemplate = Annotated[
+    bool,
+    typer.Option("--trust-request-chat-template", help="render the chat templates, programs, that requests bring"),
 ]
 AutoscalingFile = Annotated[
     Path | None, typer.Option(help="YAML with the objectives by which the number of engines follows the load")
@@ -82,6 +90,8 @@ def serve(
     routers: Annotated[int, typer.Option(min=1, help="number of router processes")] = 1,
     profile: ProfileOption = Profile.LATENCY,
     limits: LimitsFile = None,
+    request_limits: RequestLimitsFile = None,
+    trust_request_chat_template: TrustTemplate = False,
     name: Annotated[
         str | None, typer.Option(help="name of the model in the API (default: MODEL); of several, MODEL=NAME each")
     ] = None,
@@ -101,6 +111,7 @@ def serve(
 ) -> None:
     """Serve one or more models over the OpenAI API until Ctrl-C; the engine options hold for all of them."""
     interrupt_on_signals()
+    limits_in_file = {} if request_limits is None else mapping_in(request_limits)
     service = Service(
         models=_named_models(model or [DEFAULT_MODEL], name),
         host=host,
@@ -116,6 +127,8 @@ def serve(
             "trace_requests": trace_requests,
             "enable_engine_control": enable_engine_control,
             "trust_tenant_header": trust_tenant_header,
+            "trust_request_chat_template": trust_request_chat_template,
+            "request_limits": checked_request_limits(limits_in_file).model_dump(),
             "max_connections": max_connections,
             "max_connections_per_address": max_connections_per_address,
             "max_idle_connections": max_idle_connections,

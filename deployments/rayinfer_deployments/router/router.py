@@ -22,6 +22,7 @@ from rayinfer.routing.dispatch import ENGINE_WAIT_S, Dispatcher
 from rayinfer.routing.first_tokens import FirstTokens
 from rayinfer.routing.limits import RouterLimits, router_limits
 from rayinfer.servers.app import build_app
+from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
 from rayinfer.servers.served_model import ServedModel, find_model
 from rayinfer.tokenization.chat_template import ChatTemplate, renderer
 from rayinfer.tokenization.tokenizer import Tokenizer
@@ -93,6 +94,8 @@ class Router:
         trace_requests: bool = True,
         enable_engine_control: bool = False,
         trust_tenant_header: bool = False,
+        request_limits: RequestLimits = DEFAULT_REQUEST_LIMITS,
+        trust_request_chat_template: bool = False,
         listen_on: ListenAddress | None = None,
         connection_limits: ConnectionLimits = DEFAULT_CONNECTION_LIMITS,
         drain_timeout_s: float = 0.0,
@@ -106,6 +109,8 @@ class Router:
         self._request_timeout_s = request_timeout_s
         self._enable_engine_control = enable_engine_control
         self._trust_tenant_header = trust_tenant_header
+        self._request_limits = request_limits
+        self._trust_request_chat_template = trust_request_chat_template
         self._drain_timeout_s = drain_timeout_s
         self._traces = TraceStore() if trace_requests else None
         self._limits = RouterLimits()  # until Serve brings those that were asked for
@@ -180,6 +185,8 @@ class Router:
             enable_engine_control=self._enable_engine_control,
             trusts_tenant_header=self._trust_tenant_header,
             other_metrics=self._sibling_metrics.latest,
+            request_limits=self._request_limits,
+            trusts_request_chat_template=self._trust_request_chat_template,
         )
 
     async def __del__(self) -> None:

@@ -88,12 +88,13 @@ class LogprobsArrays(msgspec.Struct, array_like=True, frozen=True, kw_only=True)
     """Logprobs of some tokens and of the most likely ones at their positions, before any sampling setting.
 
     There are as many columns as the request with most `logprobs` needs; others use the first ones.
+    Tokens of a request's `logprob_token_ids` are its last columns; those between mean nothing to it.
     """
 
     rows: Int64Array  # [num_tokens], the requests' rows, one request's tokens together and in order
     positions: Int64Array  # [num_tokens], of these tokens, in prompt and output together
-    token_ids: Int32Matrix  # [num_tokens, 1 + k]: the token itself, then the k most likely, best first
-    logprobs: Float32Matrix  # [num_tokens, 1 + k]
+    token_ids: Int32Matrix  # [num_tokens, 1 + k + m]: the token itself, then the k most likely, then m listed
+    logprobs: Float32Matrix  # [num_tokens, 1 + k + m]
     ranks: Int32Array  # [num_tokens], of the token itself, 1 is the most likely
 
     def only(self, rows: Int64Array) -> "LogprobsArrays":

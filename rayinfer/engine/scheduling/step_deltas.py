@@ -2,12 +2,21 @@
 
 from collections.abc import Callable
 from itertools import pairwise, repeat
+from typing import NamedTuple
 
 import numpy as np
 
-from rayinfer.engine.plan.step_plan import Int64Array, LogprobsArrays, SampledTokens, StepPlan
+from rayinfer.engine.plan.step_plan import (
+    Float32Matrix,
+    Int32Matrix,
+    Int64Array,
+    LogprobsArrays,
+    SampledTokens,
+    StepPlan,
+)
 from rayinfer.engine.scheduling.batch_table import BatchTable, indices_of
 from rayinfer.outputs import Logprob, TokenDelta, TokenLogprobs
+from rayinfer.sampling_params import SamplingParams
 
 _NONE = repeat(None)
 
@@ -35,7 +44,7 @@ def add_details(deltas: list[TokenDelta], table: BatchTable, rows: Int64Array, s
     indices = indices_of(table.rows_with_details, rows)
     if not indices:
         return
-    logprobs = logprobs_by_row(sampled.logprobs, lambda row: table.request_at(row).params.logprobs or 0)
+    logprobs = logprobs_by_row(sampled.logprobs, lambda row: _wanted_logprobs(table.request_at(row).params))
     for i in indices:
         if sampled.is_invalid[i]:
             continue
@@ -51,7 +60,7 @@ def add_details(deltas: list[TokenDelta], table: BatchTable, rows: Int64Array, s
 
 def add_prompt_logprobs(table: BatchTable, scored: LogprobsArrays) -> None:
     """Add a step's prompt logprobs to their requests; positions that are known, computed again, are skipped."""
-    by_row = logprobs_by_row(scored, lambda row: table.request_at(row).params.prompt_logprobs or 0)
+    by_row = logprobs_by_row(scored, lambda row: WantedLogprobs(table.request_at(row).params.prompt_logprobs or 0))
     rows, firsts = np.unique(scored.rows, return_index=True)
     for row, position in zip(rows.tolist(), scored.positions[firsts].tolist(), strict=True):
         known = table.request_at(row).prompt_logprobs
@@ -69,25 +78,41 @@ def trace_prefill_chunks(table: BatchTable, plan: StepPlan) -> None:
             request.trace.record("prefill_chunk", start=start, end=int(plan.seq_lens[i]))
 
 
-def logprobs_by_row(scored: LogprobsArrays | None, num_top: Callable[[int], int]) -> dict[int, list[TokenLogprobs]]:
-    """Group logprobs by row, in order of position; `num_top` returns how many top tokens a row asked for.
+class WantedLogprobs(NamedTuple):
+    """Columns of logprobs that a request asked for, beside each token's own."""
 
-    That is the request's `logprobs` for new tokens, and its `prompt_logprobs` for prompt tokens.
-    """
+    num_top: int  # the most likely, in the next columns; negative: every column
+    num_listed: int = 0  # of `logprob_token_ids`, in the last columns
+
+
+def _wanted_logprobs(params: SamplingParams) -> WantedLogprobs:
+    return WantedLogprobs(params.logprobs or 0, len(params.listed_ids))
+
+
+def logprobs_by_row(
+    scored: LogprobsArrays | None, wanted: Callable[[int], WantedLogprobs]
+) -> dict[int, list[TokenLogprobs]]:
+    """Group logprobs by row, in order of position; `wanted` returns what a row asked for."""
     if scored is None or not len(scored.rows):
         return {}
     starts = np.concatenate(([0], np.flatnonzero(np.diff(scored.rows)) + 1, [len(scored.rows)])).tolist()
     logprobs: dict[int, list[TokenLogprobs]] = {}
     for start, end in pairwise(starts):
         row = int(scored.rows[start])
-        width = 1 + num_top(row)
-        positions = zip(
-            scored.token_ids[start:end, :width].tolist(),
-            scored.logprobs[start:end, :width].tolist(),
-            scored.ranks[start:end].tolist(),
-            strict=True,
-        )
-        logprobs[row] = [_token_logprobs(*position) for position in positions]
+        num_top, num_listed = wanted(row)
+        width = 1 + num_top if num_top >= 0 else None
+        positions = [
+            _token_logprobs(*position)
+            for position in zip(
+                scored.token_ids[start:end, :width].tolist(),
+                scored.logprobs[start:end, :width].tolist(),
+                scored.ranks[start:end].tolist(),
+                strict=True,
+            )
+        ]
+        if num_listed:
+            _add_listed(positions, scored.token_ids[start:end, -num_listed:], scored.logprobs[start:end, -num_listed:])
+        logprobs[row] = positions
     return logprobs
 
 
@@ -96,3 +121,9 @@ def _token_logprobs(token_ids: list[int], logprobs: list[float], rank: int) -> T
     for index in range(1, len(token_ids)):
         by_token.setdefault(token_ids[index], Logprob(logprobs[index], index))
     return by_token
+
+
+def _add_listed(positions: list[TokenLogprobs], token_ids: Int32Matrix, logprobs: Float32Matrix) -> None:
+    for position, ids, values in zip(positions, token_ids.tolist(), logprobs.tolist(), strict=True):
+        for token_id, logprob in zip(ids, values, strict=True):
+            position.setdefault(token_id, Logprob(logprob, None))

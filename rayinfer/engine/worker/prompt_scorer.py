@@ -35,6 +35,7 @@ class PromptScorer:
     """Prompts whose logprobs are wanted, by row; a step without any costs nothing."""
 
     def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
         self._slice_lines = max(1, SLICE_BYTES // (4 * vocab_size))
         self._prompts: dict[int, _Prompt] = {}
 
@@ -47,6 +48,7 @@ class PromptScorer:
         self._prompts.pop(new_request.row, None)
         num_top = new_request.params.prompt_logprobs
         if num_top is not None:
+            num_top = self._vocab_size if num_top < 0 else num_top
             self._prompts[new_request.row] = _Prompt(new_request.prompt_token_ids, num_top)
 
     def score(

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayinfer.errors import InvalidParameter, PromptTooLong
+from rayinfer.errors import InvalidParameter, PromptTooLong, shown
 from rayinfer.protocols import ModelDescription
 from rayinfer.tokenization.tokenizer import Tokenizer
+from rayinfer.tokenization.truncation import Truncation
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +44,15 @@ def tokenize_prompts(
     limit: PromptLimit,
     *,
     add_special_tokens: bool,
+    truncation: Truncation | None = None,
 ) -> list[list[int]]:
     """Turn texts and lists of token ids into token ids.
 
-    What surely does not fit is refused before any work is done on it. Raises InvalidParameter and PromptTooLong.
+    What surely does not fit is refused before any work is done on it, unless it is truncated. Raises InvalidParameter
+    and PromptTooLong.
     """
+    if truncation is not None:
+        return [_truncated(prompt, tokenizer, vocab_size, limit, add_special_tokens, truncation) for prompt in prompts]
     for prompt in prompts:
         _check_size(prompt, tokenizer, limit)
 
@@ -62,9 +67,25 @@ def tokenize_prompts(
     return all_token_ids
 
 
+def _truncated(
+    prompt: str | list[Any],
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    limit: PromptLimit,
+    add_special_tokens: bool,
+    truncation: Truncation,
+) -> list[int]:
+    if isinstance(prompt, str):
+        token_ids = tokenizer.encode(prompt, add_special_tokens=add_special_tokens, truncation=truncation)
+    else:
+        token_ids = truncation.cut(_checked_token_ids(prompt, vocab_size, limit.param))
+    limit.check(len(token_ids))
+    return token_ids
+
+
 def is_integer(value: Any) -> bool:
-    """Return whether a value of JSON is an integer."""
-    return isinstance(value, int) and not isinstance(value, bool)
+    """Return whether a value of JSON is an integer, which 5.0 is."""
+    return (isinstance(value, int) and not isinstance(value, bool)) or (isinstance(value, float) and value.is_integer())
 
 
 def _checked_token_ids(token_ids: list[Any], vocab_size: int, param: str) -> list[int]:
@@ -77,10 +98,10 @@ def _checked_token_ids(token_ids: list[Any], vocab_size: int, param: str) -> lis
         if not 0 <= token_id < vocab_size:
             raise InvalidParameter(
                 f"{param}: token ids must lie in the vocabulary, 0 to {vocab_size - 1}, "
-                f"got {token_id} at position {position}",
+                f"got {shown(token_id)} at position {position}",
                 param,
             )
-    return token_ids
+    return [int(token_id) for token_id in token_ids]
 
 
 def _check_size(prompt: str | list[Any], tokenizer: Tokenizer, limit: PromptLimit) -> None:

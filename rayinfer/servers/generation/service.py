@@ -13,10 +13,13 @@ from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.caller import RequestContext
 from rayinfer.servers.generation.prompt_outputs import PromptLists, PromptOutput, generate_outputs
 from rayinfer.servers.json_body import LONG_BODY_BYTES, LongBodies, decode_object, read_body
+from rayinfer.servers.request_limits import RequestLimits
 from rayinfer.servers.served_model import ServedModel
 from rayinfer.traces.trace_store import TraceStore
 
 Prepared = TypeVar("Prepared")
+
+_SLOW_FIELDS = ("bad_words", "chat_template")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,9 +38,14 @@ class GenerationService:
     """Preparation and start of generations over the models in a mapping that may change while we serve."""
 
     def __init__(
-        self, models: Mapping[str, ServedModel], request_timeout_s: float | None, traces: TraceStore | None
+        self,
+        models: Mapping[str, ServedModel],
+        request_timeout_s: float | None,
+        traces: TraceStore | None,
+        limits: RequestLimits,
     ) -> None:
         self.models = models
+        self.limits = limits
         self._request_timeout_s = request_timeout_s
         self._traces = traces
         self._long_bodies = LongBodies()
@@ -47,13 +55,14 @@ class GenerationService:
         """Read a body of JSON, check it and tokenize its prompts; raises RequestError.
 
         That runs in a thread where it may take more than a few milliseconds: schemas, templates and tokenizers work in
-        proportion to the body; each forbidden word is tokenized three times.
+        proportion to the body; each forbidden word is tokenized three times, and a client's template may do anything.
         """
         raw = await read_body(request)
         if len(raw) > LONG_BODY_BYTES:
             return await self._long_bodies.prepare(raw, prepare)
         body = decode_object(raw)
-        if body.get("bad_words"):  # looked up in what was decoded, as a name may be written with escapes
+        # Looked up in what was decoded, as a name may be written with escapes.
+        if any(body.get(field) for field in _SLOW_FIELDS):
             return await self._long_bodies.prepare(raw, prepare)
         return prepare(body)
 
@@ -64,6 +73,8 @@ class GenerationService:
 
         Raises RequestError and Unavailable at once, or with the first output.
         """
+        self.limits.check_params(generation.params)
+        self.limits.check_num_choices(len(generation.prompts), generation.params.n)
         requests = self._requests(context, generation)
         if self._traces is not None:
             self._traces.open(

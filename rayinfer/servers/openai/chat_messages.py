@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rayinfer.errors import InvalidParameter
-from rayinfer.servers.openai.schemas import MAX_LIST_ITEMS, MAX_MESSAGE_FIELDS, ChatCompletionBody, ChatMessage
-from rayinfer.tokenization.chat_template import RESERVED_NAMES
+from rayinfer.servers.openai.schemas import MAX_LIST_ITEMS, MAX_MESSAGE_FIELDS, ChatMessage, ConversationBody
+from rayinfer.tokenization.chat_template import RESERVED_NAMES, ChatTemplate
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -20,7 +20,20 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return [_template_message(message, f"messages.{position}") for position, message in enumerate(messages)]
 
 
-def template_settings(body: ChatCompletionBody) -> dict[str, Any]:
+def chosen_template(body: ConversationBody, template: ChatTemplate, *, trusts_request: bool) -> ChatTemplate:
+    """Return the client's own template, or the model's; raises InvalidParameter where only the latter is allowed."""
+    if body.chat_template is None:
+        return template
+    if not trusts_request:
+        raise InvalidParameter(
+            "chat_template is not allowed: this service runs without trust_request_chat_template.",
+            "chat_template",
+            "unsupported_parameter",
+        )
+    return template.replaced_by(body.chat_template)
+
+
+def template_settings(body: ConversationBody) -> dict[str, Any]:
     """Collect the settings of the chat template; raises InvalidParameter when they contradict each other."""
     if body.continue_final_message and body.add_generation_prompt:
         raise InvalidParameter(
@@ -31,6 +44,8 @@ def template_settings(body: ChatCompletionBody) -> dict[str, Any]:
         raise InvalidParameter(f"chat_template_kwargs must not set {taken[0]}", f"chat_template_kwargs.{taken[0]}")
     if body.reasoning_effort is not None:
         settings["reasoning_effort"] = body.reasoning_effort
+    if body.documents:
+        settings["documents"] = body.documents
     continues = bool(body.continue_final_message)
     settings["continue_final_message"] = continues
     settings["add_generation_prompt"] = (

@@ -12,7 +12,7 @@ from rayinfer.servers.error_responses import error_body
 from rayinfer.servers.generation.prompt_outputs import PromptOutput, check_ended_well
 from rayinfer.servers.generation.server_sent_events import DONE, event
 from rayinfer.servers.openai.logprobs_formatter import CompletionLogprobs, PositionLogprobs
-from rayinfer.servers.openai.response_settings import ResponseSettings, UsageCounter
+from rayinfer.servers.openai.response_settings import SERVICE_TIER, ResponseSettings, UsageCounter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,14 @@ class ChunkWriter:
         self._settings = settings
         self._shape = shape
         self._usage = UsageCounter(settings)
-        fields = {"id": settings.id, "object": shape.object, "created": settings.created, "model": settings.model}
+        fields: dict[str, Any] = {
+            "id": settings.id,
+            "object": shape.object,
+            "created": settings.created,
+            "model": settings.model,
+        }
+        if settings.has_service_tier and shape is CHAT:
+            fields["service_tier"] = SERVICE_TIER
         self._head = b"data: " + _encode(fields)[:-1]
         self._choice_heads = [self._head + _choice(index) for index in settings.choices]
         self._unended_usage = b"}]" + (b',"usage":null}' if settings.with_usage else b"}") + b"\n\n"

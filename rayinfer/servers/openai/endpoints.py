@@ -1,6 +1,7 @@
 """Endpoints of OpenAI's paths."""
 
 import json
+import uuid
 from typing import Any
 
 from fastapi import Request
@@ -31,8 +32,10 @@ from rayinfer.tokenization.bad_words import bad_word_tokenizer
 class OpenAIEndpoints:
     """OpenAI's paths over the models in a mapping that may change while we serve."""
 
-    def __init__(self, service: GenerationService) -> None:
+    def __init__(self, service: GenerationService, *, trusts_request_chat_template: bool = False) -> None:
         self._models = service.models
+        self._limits = service.limits
+        self._trusts_template = trusts_request_chat_template
         self._service = service
 
     async def list_models(self) -> Response:
@@ -42,8 +45,6 @@ class OpenAIEndpoints:
 
     async def retrieve_model(self, model_id: str) -> Response:
         """GET /v1/models/{model_id}, whose ids may contain slashes."""
-        if not model_id.strip("/"):
-            return await self.list_models()
         return json_response(json.dumps(_model_card(find_model(self._models, model_id.rstrip("/")))).encode())
 
     async def create_chat_completion(self, request: Request) -> Response:
@@ -60,10 +61,13 @@ class OpenAIEndpoints:
         model = find_model(self._models, body.model)
         description = model.generator.describe()
         body.check_ranges()
-        params = chat_params(body, description).with_tokenized_bad_words(bad_word_tokenizer(model.tokenizer))
-        prompts = chat_prompts(body, model, description)
-        check_num_logprobs(params, prompts, description.max_model_len, echoes=False, stream=bool(body.stream))
-        check_num_repeated(body, params.n, prompts, None)
+        params = chat_params(body, description, self._limits)
+        params = params.with_tokenized_bad_words(bad_word_tokenizer(model.tokenizer))
+        prompts = chat_prompts(
+            body, model, description, trusts_template=self._trusts_template, max_tokens=params.max_tokens
+        )
+        check_num_logprobs(params, prompts, description, self._limits, echoes=False, stream=bool(body.stream))
+        check_num_repeated(body, params.n, prompts, None, self._limits)
         return ValidatedRequest(body=body, model=model, params=params, prompts=prompts, shape=CHAT)
 
     def _completion(self, raw: dict[str, Any]) -> ValidatedRequest:
@@ -72,12 +76,13 @@ class OpenAIEndpoints:
         model = find_model(self._models, body.model)
         description = model.generator.describe()
         body.check_ranges()
-        params = completion_params(body, description).with_tokenized_bad_words(bad_word_tokenizer(model.tokenizer))
-        prompts = completion_prompts(body, model, description, scores_only=params.max_tokens == 0)
+        params = completion_params(body, description, self._limits)
+        params = params.with_tokenized_bad_words(bad_word_tokenizer(model.tokenizer))
+        prompts = completion_prompts(body, model, description, self._limits, params.max_tokens)
         echoes = bool(body.echo and body.logprobs is not None)
-        check_num_logprobs(params, prompts, description.max_model_len, echoes=echoes, stream=bool(body.stream))
-        echoed = echoed_texts(body, prompts, model.tokenizer) if body.echo else None
-        check_num_repeated(body, params.n, prompts, echoed)
+        check_num_logprobs(params, prompts, description, self._limits, echoes=echoes, stream=bool(body.stream))
+        echoed = echoed_texts(body, prompts, model.tokenizer, self._limits) if body.echo else None
+        check_num_repeated(body, params.n, prompts, echoed, self._limits)
         return ValidatedRequest(
             body=body, model=model, params=params, prompts=prompts, shape=COMPLETION, echoed_texts=echoed
         )
@@ -107,5 +112,24 @@ def _model_card(model: ServedModel) -> dict[str, Any]:
         "root": model.name,
         "parent": None,
         "max_model_len": None if description is None else description.max_model_len,
+        "permission": [_permission(model)],
         "default_sampling_params": None if description is None else dict(description.default_sampling_params),
+    }
+
+
+def _permission(model: ServedModel) -> dict[str, Any]:
+    """Return what vLLM's cards have: the model may be used, and not trained."""
+    return {
+        "id": f"modelperm-{uuid.uuid5(uuid.NAMESPACE_URL, model.name).hex}",
+        "object": "model_permission",
+        "created": model.created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
     }

@@ -18,7 +18,8 @@ class LogprobsFormatter:
     """Formatter of one response's logprobs, with the names of tokens."""
 
     tokenizer: Tokenizer
-    num_top: int  # top tokens of each position, beside the chosen one
+    num_top: int  # top tokens of each position, beside the chosen one; negative: the whole vocabulary
+    listed: tuple[int, ...] = ()  # tokens that each position has as well
     as_token_ids: bool = False  # tokens are named token_id:N
 
     def chat(self, token_ids: Sequence[int], positions: PositionLogprobs) -> dict[str, Any]:
@@ -49,10 +50,12 @@ class LogprobsFormatter:
         return f"token_id:{token_id}" if self.as_token_ids else self.tokenizer.token_text(token_id).text
 
     def _entry(self, token_id: int, position: TokenLogprobs) -> dict[str, Any]:
-        likeliest = sorted(self._top(position), key=lambda logprob: logprob[1].rank)[: self.num_top]
+        ranked = sorted((logprob.rank, each) for each, logprob in position.items() if logprob.rank is not None)
+        best = [each for rank, each in ranked if rank <= self.num_top]
+        listed = [each for each in self.listed if each not in best]
         return {
             **self._token(token_id, position[token_id]),
-            "top_logprobs": [self._token(*logprob) for logprob in likeliest],
+            "top_logprobs": [self._token(each, position[each]) for each in (*best, *listed)],
         }
 
     def _token(self, token_id: int, logprob: Logprob) -> dict[str, Any]:
@@ -70,9 +73,10 @@ class LogprobsFormatter:
         }
 
     def _top(self, position: TokenLogprobs) -> Iterator[tuple[int, Logprob]]:
-        """Yield the chosen token and the `num_top` likeliest ones; the engine may have returned more."""
+        """Yield the chosen token, the `num_top` likeliest and the listed ones; the engine may have returned more."""
         for index, (token_id, logprob) in enumerate(position.items()):
-            if index == 0 or logprob.rank <= self.num_top:
+            is_likely = self.num_top < 0 or (logprob.rank is not None and logprob.rank <= self.num_top)
+            if index == 0 or is_likely or token_id in self.listed:
                 yield token_id, logprob
 
 

@@ -3,61 +3,91 @@
 from collections.abc import Sequence
 from typing import Any
 
-from rayinfer.errors import InvalidParameter
+from rayinfer.errors import InvalidParameter, shown
 from rayinfer.protocols import ModelDescription
 from rayinfer.servers.generation.prompt_tokens import PromptLimit, is_integer, tokenize_prompts
-from rayinfer.servers.openai.chat_messages import template_messages, template_settings
-from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
+from rayinfer.servers.openai.chat_messages import chosen_template, template_messages, template_settings
+from rayinfer.servers.openai.schemas import CompletionBody, ConversationBody, PromptBody
+from rayinfer.servers.request_limits import RequestLimits
 from rayinfer.servers.served_model import ServedModel
 from rayinfer.tokenization.tokenizer import Tokenizer
-
-MAX_PROMPTS = 1024
-MAX_CHOICES_PER_REQUEST = 1024  # prompts times n: each of them is a request of its own to an engine
+from rayinfer.tokenization.truncation import Truncation
 
 
-def chat_prompts(body: ChatCompletionBody, model: ServedModel, description: ModelDescription) -> list[list[int]]:
+def chat_prompts(
+    body: ConversationBody,
+    model: ServedModel,
+    description: ModelDescription,
+    *,
+    trusts_template: bool,
+    max_tokens: int | None,
+) -> list[list[int]]:
     """Render a conversation and tokenize it: always one prompt."""
-    text = model.chat_template.render(template_messages(body.messages), **template_settings(body))
+    template = chosen_template(body, model.chat_template, trusts_request=trusts_template)
+    text = template.render(template_messages(body.messages), **template_settings(body))
+    limit = PromptLimit.of(description, "messages")
     return tokenize_prompts(
         [text],
         model.tokenizer,
         description.vocab_size,
-        PromptLimit.of(description, "messages"),
+        limit,
         add_special_tokens=bool(body.add_special_tokens),
+        truncation=truncation_of(body, limit, max_tokens),
     )
 
 
 def completion_prompts(
-    body: CompletionBody, model: ServedModel, description: ModelDescription, *, scores_only: bool = False
+    body: CompletionBody,
+    model: ServedModel,
+    description: ModelDescription,
+    limits: RequestLimits,
+    max_tokens: int | None,
 ) -> list[list[int]]:
     """Tokenize every prompt of a completion, in their order; those that are only scored may fill the context."""
-    prompts = _split_prompts(body.prompt)
-    num_choices = len(prompts) * (body.n or 1)
-    if num_choices > MAX_CHOICES_PER_REQUEST:
-        raise InvalidParameter(
-            f"{len(prompts)} prompts with n={body.n} make {num_choices} choices, "
-            f"a request may ask for {MAX_CHOICES_PER_REQUEST}",
-            "n",
-        )
+    prompts = _split_prompts(body.prompt, limits)
+    limits.check_num_choices(len(prompts), body.n or 1)
+    limit = PromptLimit.of(description, "prompt", generates=max_tokens != 0)
     return tokenize_prompts(
         prompts,
         model.tokenizer,
         description.vocab_size,
-        PromptLimit.of(description, "prompt", generates=not scores_only),
+        limit,
         add_special_tokens=body.add_special_tokens is not False,
+        truncation=truncation_of(body, limit, max_tokens),
     )
 
 
-def echoed_texts(body: CompletionBody, prompts: Sequence[list[int]], tokenizer: Tokenizer) -> list[str]:
-    """Return the texts that answers begin with: texts as the client wrote them, token ids as they read."""
+def truncation_of(body: PromptBody, limit: PromptLimit, max_tokens: int | None) -> Truncation | None:
+    """Return the truncation that a body asks for; -1 leaves room for `max_tokens`. Raises InvalidParameter."""
+    num_tokens = body.truncate_prompt_tokens
+    if num_tokens is None:
+        return None
+    if num_tokens == -1:
+        room = limit.max_model_len - (max_tokens or 0)
+        num_tokens = limit.longest_prompt if limit.longest_prompt == limit.max_model_len else max(1, room)
+        num_tokens = min(num_tokens, limit.longest_prompt)
+    if not 1 <= num_tokens <= limit.longest_prompt:
+        raise InvalidParameter(
+            f"truncate_prompt_tokens must be -1 or an integer from 1 to {limit.longest_prompt}, "
+            f"got {shown(body.truncate_prompt_tokens)}",
+            "truncate_prompt_tokens",
+        )
+    return Truncation(num_tokens, body.truncation_side or "left")
+
+
+def echoed_texts(
+    body: CompletionBody, prompts: Sequence[list[int]], tokenizer: Tokenizer, limits: RequestLimits
+) -> list[str]:
+    """Return the texts that answers begin with: whole texts as the client wrote them, token ids as they read."""
     skips = body.skip_special_tokens is not False
+    is_whole = body.truncate_prompt_tokens is None
     return [
-        prompt if isinstance(prompt, str) else tokenizer.decode(token_ids, skip_special_tokens=skips)
-        for prompt, token_ids in zip(_split_prompts(body.prompt), prompts, strict=True)
+        prompt if isinstance(prompt, str) and is_whole else tokenizer.decode(token_ids, skip_special_tokens=skips)
+        for prompt, token_ids in zip(_split_prompts(body.prompt, limits), prompts, strict=True)
     ]
 
 
-def _split_prompts(prompt: Any) -> Sequence[str | list[int]]:
+def _split_prompts(prompt: Any, limits: RequestLimits) -> Sequence[str | list[int]]:
     if isinstance(prompt, str):
         prompts: list[Any] = [prompt]
     elif isinstance(prompt, list):
@@ -66,8 +96,7 @@ def _split_prompts(prompt: Any) -> Sequence[str | list[int]]:
         raise InvalidParameter(
             "prompt must be a string, a list of strings, a list of token ids or a list of lists of token ids", "prompt"
         )
-    if len(prompts) > MAX_PROMPTS:
-        raise InvalidParameter(f"prompt must hold at most {MAX_PROMPTS} prompts, got {len(prompts)}", "prompt")
+    limits.check_num_choices(len(prompts), 1)
     if not prompts or any(isinstance(part, str | list) and not part for part in prompts):
         raise InvalidParameter("prompt must not be empty", "prompt")
     if len({type(part) for part in prompts}) > 1 or not isinstance(prompts[0], str | list):

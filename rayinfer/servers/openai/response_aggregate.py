@@ -6,9 +6,10 @@ from rayinfer.errors import RequestFailed
 from rayinfer.outputs import CompletionAggregate, OutputAggregate, TokenLogprobs
 from rayinfer.servers.generation.prompt_outputs import PromptOutput, check_ended_well
 from rayinfer.servers.openai.logprobs_formatter import LogprobsFormatter
-from rayinfer.servers.openai.response_settings import ResponseSettings, UsageCounter
+from rayinfer.servers.openai.response_settings import SERVICE_TIER, ResponseSettings, UsageCounter
 
 MANY_POSITIONS = 1000  # whose log probabilities take milliseconds to write down
+MANY_PROMPT_LOGPROBS = 20_000
 
 
 class ResponseAggregate:
@@ -35,7 +36,10 @@ class ResponseAggregate:
         if self._settings.repeats_much:
             return True
         num_positions = sum(len(choice.logprobs) for choice in self._choices)
-        return num_positions + sum(len(output.prompt_logprobs or ()) for output in self._outputs) > MANY_POSITIONS
+        prompts = [output.prompt_logprobs for output in self._outputs if output.prompt_logprobs is not None]
+        if num_positions + sum(map(len, prompts)) > MANY_POSITIONS:
+            return True
+        return sum(len(position or ()) for prompt in prompts for position in prompt) > MANY_PROMPT_LOGPROBS
 
     def chat_completion(self) -> dict[str, Any]:
         """Return the body for /v1/chat/completions; raises RequestFailed when a choice has not ended."""
@@ -51,10 +55,11 @@ class ResponseAggregate:
             for index, choice in enumerate(self._choices)
         ]
         body = self._body("chat.completion", choices)
-        if self._settings.with_token_ids:
-            body["prompt_token_ids"] = self._settings.prompts[0]
-        if self._settings.prompt_logprobs is not None:
-            body["prompt_logprobs"] = self._settings.prompt_logprobs.prompt(self._scored_prompt(0))
+        body["prompt_token_ids"] = self._settings.prompts[0] if self._settings.with_token_ids else None
+        formatter = self._settings.prompt_logprobs
+        body["prompt_logprobs"] = None if formatter is None else formatter.prompt(self._scored_prompt(0))
+        if self._settings.has_service_tier:
+            body["service_tier"] = SERVICE_TIER
         return body
 
     def completion(self) -> dict[str, Any]:
@@ -66,17 +71,15 @@ class ResponseAggregate:
     def _completion_choice(self, index: int, choice: CompletionAggregate) -> dict[str, Any]:
         settings, prompt = self._settings, index // self._settings.num_choices
         echoed = "" if settings.echoed_texts is None else settings.echoed_texts[prompt]
-        body = {
+        formatter = settings.prompt_logprobs if index % settings.num_choices == 0 else None  # once for each prompt
+        return {
             "index": index,
             "text": echoed + "".join(choice.texts),
             "logprobs": settings.logprobs and self._completion_logprobs(index, choice, settings.logprobs),
             **self._choice_end(choice),
+            "prompt_token_ids": settings.prompts[prompt] if settings.with_token_ids else None,
+            "prompt_logprobs": None if formatter is None else formatter.prompt(self._scored_prompt(prompt)),
         }
-        if settings.with_token_ids:
-            body["prompt_token_ids"] = settings.prompts[prompt]
-        if settings.prompt_logprobs is not None and index % settings.num_choices == 0:  # once for each prompt
-            body["prompt_logprobs"] = settings.prompt_logprobs.prompt(self._scored_prompt(prompt))
-        return body
 
     def _completion_logprobs(
         self, index: int, choice: CompletionAggregate, formatter: LogprobsFormatter
@@ -96,8 +99,11 @@ class ResponseAggregate:
         return logprobs
 
     def _choice_end(self, choice: CompletionAggregate) -> dict[str, Any]:
-        end = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
-        return {**end, "token_ids": choice.token_ids} if self._settings.with_token_ids else end
+        return {
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+            "token_ids": choice.token_ids if self._settings.with_token_ids else None,
+        }
 
     def _body(self, object_: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

@@ -26,6 +26,7 @@ class ResponseSettings:
     logprobs: LogprobsFormatter | None = None  # of the choices' tokens, and of the echoed prompts' too
     prompt_logprobs: LogprobsFormatter | None = None  # whole answers only: beside the choices
     with_token_ids: bool = False
+    has_service_tier: bool = False  # the client sent one: chats return which it got
     with_usage: bool = False  # streams only: a last chunk with the usage
     with_usage_in_every_chunk: bool = False
 
@@ -45,6 +46,9 @@ class ResponseSettings:
         context = self.prompts[choice // self.num_choices] if self.echoed_texts is None else ()
         offsets = TokenOffsets(formatter.tokenizer, context, skip_special_tokens=self.skips_special_tokens)
         return CompletionLogprobs(formatter, offsets)
+
+
+SERVICE_TIER = "default"  # there is no other
 
 
 class UsageCounter:

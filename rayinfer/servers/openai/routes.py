@@ -1,80 +1,110 @@
-"""Routes of OpenAI's endpoints, with the aliases that clients use, and the schemas of their bodies."""
+"""Routes of OpenAI's endpoints and vLLM's tokenizers, with the aliases that clients use."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import Response
-from pydantic import BaseModel
 
+from rayinfer.servers.generation.server_sent_events import EVENT_STREAM
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.openai.endpoints import OpenAIEndpoints
-from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody
+from rayinfer.servers.openai.request_schemas import request_schemas
+from rayinfer.servers.openai.response_schemas import RESPONSE_SCHEMAS
+from rayinfer.servers.openai.tokenize import TokenizeEndpoints
+from rayinfer.servers.openai.unserved_tasks import add_unserved_task_routes
+from rayinfer.servers.openapi import (
+    BODY_ERRORS,
+    GENERATION_ERRORS,
+    READ_ERRORS,
+    Responses,
+    add_component_schemas,
+    json_request_body,
+    query_parameter,
+    reference,
+    responses,
+)
 
 PREFIX = "/v1"
 CHAT_COMPLETIONS = "/chat/completions"
 COMPLETIONS = "/completions"
-_SCHEMA_PATH = "#/components/schemas/{model}"
+TOKENIZE = "/tokenize"
+DETOKENIZE = "/detokenize"
+TOKENIZER_INFO = "/tokenizer_info"
+MODELS = "/models"
+
+_MODEL_PARAMETER = query_parameter(
+    "model", "name of the model; may be left out where one is served", {"type": "string"}
+)
+
+_EVENT = {"type": "object", "required": ["data"], "properties": {"data": {"type": "string"}}}
 
 
 def generation_paths() -> list[str]:
     """Name the paths that have a model generate, by all their aliases."""
-    return [*_aliases(CHAT_COMPLETIONS), *_aliases(COMPLETIONS)]
+    return [*_aliases(PREFIX, CHAT_COMPLETIONS), *_aliases(PREFIX, COMPLETIONS)]
 
 
-def add_openai_routes(app: FastAPI, service: GenerationService) -> None:
+def add_openai_routes(app: FastAPI, service: GenerationService, *, trusts_request_chat_template: bool = False) -> None:
     """Add the paths of OpenAI's protocol to an application."""
-    endpoints = OpenAIEndpoints(service)
-    _add_post(app, CHAT_COMPLETIONS, endpoints.create_chat_completion, ChatCompletionBody)
-    _add_post(app, COMPLETIONS, endpoints.create_completion, CompletionBody)
-    for prefix in (PREFIX, ""):
-        in_schema = prefix == PREFIX  # the aliases stay out of the schema
-        for path in ("/models", "/models/"):
-            app.add_api_route(
-                prefix + path,
-                endpoints.list_models,
-                methods=["GET"],
-                response_class=Response,
-                include_in_schema=in_schema and path == "/models",
-            )
-        app.add_api_route(
-            prefix + "/models/{model_id:path}",
-            endpoints.retrieve_model,
-            methods=["GET"],
-            response_class=Response,
-            include_in_schema=in_schema,
-        )
-    _add_schemas(app, (ChatCompletionBody, CompletionBody))
+    endpoints = OpenAIEndpoints(service, trusts_request_chat_template=trusts_request_chat_template)
+    _add_post(app, PREFIX, CHAT_COMPLETIONS, endpoints.create_chat_completion, "ChatCompletion", streams=True)
+    _add_post(app, PREFIX, COMPLETIONS, endpoints.create_completion, "Completion", streams=True)
+    _add_get(app, PREFIX, MODELS, endpoints.list_models, responses(reference("ModelList"), *READ_ERRORS))
+    one_model = responses(reference("Model"), 404, 503, *READ_ERRORS)
+    _add_get(app, PREFIX, MODELS + "/{model_id:path}", endpoints.retrieve_model, one_model)
+    tokenizers = TokenizeEndpoints(service, trusts_request_chat_template=trusts_request_chat_template)
+    _add_post(app, "", TOKENIZE, tokenizers.tokenize, "Tokenize")
+    _add_post(app, "", DETOKENIZE, tokenizers.detokenize, "Detokenize")
+    info = responses(reference("TokenizerInfo"), 400, 404, 503, *READ_ERRORS)
+    _add_get(app, "", TOKENIZER_INFO, tokenizers.tokenizer_info, info, {"parameters": [_MODEL_PARAMETER]})
+    add_unserved_task_routes(app)
+
+    def schemas() -> dict[str, Any]:
+        trusts = trusts_request_chat_template
+        bodies = request_schemas(service.models, service.limits, trusts_request_chat_template=trusts)
+        return {**RESPONSE_SCHEMAS, **bodies}
+
+    add_component_schemas(app, schemas)
 
 
-def _add_post(app: FastAPI, path: str, endpoint: Any, body: type[BaseModel]) -> None:
-    schema = {"$ref": _SCHEMA_PATH.format(model=body.__name__)}
-    for alias in _aliases(path):
+def _add_post(app: FastAPI, prefix: str, path: str, endpoint: Any, schema: str, *, streams: bool = False) -> None:
+    described = responses(reference(f"{schema}Response"), *(GENERATION_ERRORS if streams else BODY_ERRORS))
+    if streams:
+        described[200]["content"][EVENT_STREAM.partition(";")[0]] = {"schema": _EVENT}
+    for alias in _aliases(prefix, path):
         app.add_api_route(
             alias,
             endpoint,
             methods=["POST"],
             response_class=Response,
-            include_in_schema=alias == PREFIX + path,
-            openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
+            responses=described,
+            include_in_schema=alias == prefix + path,
+            openapi_extra=json_request_body(reference(f"{schema}Body")),
         )
 
 
-def _aliases(path: str) -> list[str]:
-    return [PREFIX + path, PREFIX + path + "/", path, path + "/"]
+def _add_get(
+    app: FastAPI,
+    prefix: str,
+    path: str,
+    endpoint: Any,
+    described: Responses,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    for alias in _aliases(prefix, path):
+        app.add_api_route(
+            alias,
+            endpoint,
+            methods=["GET"],
+            response_class=Response,
+            responses=described,
+            include_in_schema=alias == prefix + path,
+            openapi_extra=dict(extra or {}),
+        )
 
 
-def _add_schemas(app: FastAPI, bodies: Sequence[type[BaseModel]]) -> None:
-    # The endpoints read their bodies themselves, so FastAPI does not know these schemas.
-    schemas: dict[str, Any] = {}
-    for body in bodies:
-        schema = body.model_json_schema(ref_template=_SCHEMA_PATH)
-        schemas |= {**schema.pop("$defs", {}), body.__name__: schema}
-    build = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        document = build()
-        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]
+def _aliases(prefix: str, path: str) -> list[str]:
+    return list(
+        dict.fromkeys((prefix + path, prefix + path + "/", PREFIX + path, PREFIX + path + "/", path, path + "/"))
+    )

@@ -5,30 +5,26 @@ from typing import Any
 
 from rayinfer.errors import InvalidParameter
 from rayinfer.protocols import ModelDescription
-from rayinfer.sampling_params import MAX_BIASED_TOKENS, MAX_LOGPROBS, SamplingParams
+from rayinfer.sampling_params import SamplingParams
 from rayinfer.servers.openai.schemas import ChatCompletionBody, CompletionBody, GenerationBody
+from rayinfer.servers.request_limits import RequestLimits, check_items
 
 DEFAULT_COMPLETION_TOKENS = 16
-# Of one request. Each takes a few hundred bytes until the answer is sent; those of prompts come all at once.
-MAX_PROMPT_LOGPROBS = 2**18
-MAX_OUTPUT_LOGPROBS = 2**22
-# Of the prompts, in all choices of one answer, which the event loop sends in one piece.
-MAX_REPEATED_CHARS = 2**22
-MAX_REPEATED_TOKEN_IDS = 2**18
 
 _SAME_NAME = (
     *("n", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty"),
     *("frequency_penalty", "seed", "min_tokens", "stop", "stop_token_ids", "allowed_token_ids", "bad_words"),
-    *("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"),
+    *("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "logprob_token_ids"),
 )
 
 
-def completion_params(body: CompletionBody, model: ModelDescription) -> SamplingParams:
+def completion_params(body: CompletionBody, model: ModelDescription, limits: RequestLimits) -> SamplingParams:
     """Build the settings of a completion; echoed prompts are scored like the answers. Raises InvalidParameter."""
-    _check_logprobs("logprobs", body.logprobs)
+    limits.check_num_logprobs("logprobs", body.logprobs)
     return _params(
         body,
         model,
+        limits,
         default_max_tokens=DEFAULT_COMPLETION_TOKENS,
         least_tokens=0 if body.echo else 1,
         logprobs=body.logprobs,
@@ -36,17 +32,23 @@ def completion_params(body: CompletionBody, model: ModelDescription) -> Sampling
     )
 
 
-def chat_params(body: ChatCompletionBody, model: ModelDescription) -> SamplingParams:
+def chat_params(body: ChatCompletionBody, model: ModelDescription, limits: RequestLimits) -> SamplingParams:
     """Build the settings of a chat completion; raises InvalidParameter."""
     if body.top_logprobs and not body.logprobs:
         raise InvalidParameter("top_logprobs is only allowed with logprobs=true.", "top_logprobs")
-    _check_logprobs("top_logprobs", body.top_logprobs)
+    limits.check_num_logprobs("top_logprobs", body.top_logprobs)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _params(body, model, default_max_tokens=None, logprobs=logprobs)
+    return _params(body, model, limits, default_max_tokens=None, logprobs=logprobs)
 
 
 def check_num_logprobs(
-    params: SamplingParams, prompts: Sequence[Sequence[int]], max_model_len: int, *, echoes: bool, stream: bool
+    params: SamplingParams,
+    prompts: Sequence[Sequence[int]],
+    model: ModelDescription,
+    limits: RequestLimits,
+    *,
+    echoes: bool,
+    stream: bool,
 ) -> None:
     """Refuse answers whose log probabilities would fill the memory: those of prompts, and of choices that are kept.
 
@@ -55,29 +57,35 @@ def check_num_logprobs(
     num_prompt_tokens = sum(map(len, prompts)) * (params.n if echoes else 1)
     if params.prompt_logprobs is not None:
         field = "logprobs" if echoes else "prompt_logprobs"
-        _check_count(field, num_prompt_tokens, params.prompt_logprobs, MAX_PROMPT_LOGPROBS, "prompts")
+        num_top = params.prompt_logprobs if params.prompt_logprobs >= 0 else model.vocab_size
+        _check_count(field, num_prompt_tokens, num_top, limits.max_prompt_logprobs, "prompts")
     if params.logprobs is not None and not stream:
-        longest = max_model_len if params.max_tokens is None else min(params.max_tokens, max_model_len)
+        longest = model.max_model_len if params.max_tokens is None else min(params.max_tokens, model.max_model_len)
         num_tokens = longest * params.n * len(prompts)
-        _check_count("logprobs", num_tokens, params.logprobs, MAX_OUTPUT_LOGPROBS, "answers")
+        num_top = params.logprobs + len(params.listed_ids)
+        _check_count("logprobs", num_tokens, num_top, limits.max_response_logprobs, "answers")
 
 
 def check_num_repeated(
-    body: GenerationBody, num_choices: int, prompts: Sequence[Sequence[int]], echoed_texts: Sequence[str] | None
+    body: GenerationBody,
+    num_choices: int,
+    prompts: Sequence[Sequence[int]],
+    echoed_texts: Sequence[str] | None,
+    limits: RequestLimits,
 ) -> None:
     """Refuse answers whose choices would repeat more of their prompts than a router can send beside other streams."""
     num_chars = num_choices * sum(map(len, echoed_texts or ()))
-    if num_chars > MAX_REPEATED_CHARS:
+    if num_chars > limits.max_repeated_chars:
         raise InvalidParameter(
             f"echo: the answer would repeat {num_chars} characters of prompts in all choices, "
-            f"at most {MAX_REPEATED_CHARS} fit into it",
+            f"at most {limits.max_repeated_chars} fit into it",
             "echo",
         )
     num_ids = num_choices * sum(map(len, prompts)) if body.return_token_ids else 0
-    if num_ids > MAX_REPEATED_TOKEN_IDS:
+    if num_ids > limits.max_repeated_token_ids:
         raise InvalidParameter(
             f"return_token_ids: the answer would repeat {num_ids} token ids of prompts in all choices, "
-            f"at most {MAX_REPEATED_TOKEN_IDS} fit into it",
+            f"at most {limits.max_repeated_token_ids} fit into it",
             "return_token_ids",
         )
 
@@ -94,6 +102,7 @@ def _check_count(field: str, num_tokens: int, num_top: int, limit: int, of: str)
 def _params(
     body: GenerationBody,
     model: ModelDescription,
+    limits: RequestLimits,
     *,
     default_max_tokens: int | None,
     least_tokens: int = 1,
@@ -102,7 +111,11 @@ def _params(
 ) -> SamplingParams:
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidParameter("prompt_logprobs is not supported in streams.", "prompt_logprobs")
-    _check_logprobs("prompt_logprobs", body.prompt_logprobs)
+    limits.check_num_logprobs("prompt_logprobs", body.prompt_logprobs, least=-1)
+    limits.check_n(body.n)
+    check_items("logprob_token_ids", body.logprob_token_ids or (), limits.max_logprob_token_ids)
+    if body.logprob_token_ids and logprobs is None:
+        raise InvalidParameter("logprob_token_ids is only allowed with logprobs.", "logprob_token_ids")
     wanted = [count for count in (body.prompt_logprobs, echoed_logprobs) if count is not None]
     given = {field: value for field in _SAME_NAME if (value := getattr(body, field)) is not None}
     settings = {
@@ -114,10 +127,11 @@ def _params(
     }
     params = SamplingParams(
         **settings,
-        logit_bias=_logit_bias(body.logit_bias),
+        logit_bias=_logit_bias(body.logit_bias, limits),
         logprobs=logprobs,
-        prompt_logprobs=max(wanted, default=None),
+        prompt_logprobs=-1 if -1 in wanted else max(wanted, default=None),
     )
+    limits.check_params(params)
     params.check_vocabulary(model.vocab_size)
     return params
 
@@ -138,17 +152,12 @@ def _within(model_limit: int | None, limit: int | None) -> int | None:
     return min((each for each in (model_limit, limit) if each is not None), default=None)
 
 
-def _check_logprobs(field: str, count: int | None) -> None:
-    if count is not None and not 0 <= count <= MAX_LOGPROBS:
-        raise InvalidParameter(f"{field} must be an integer from 0 to {MAX_LOGPROBS}, got {count}", field)
-
-
-def _logit_bias(biases: Mapping[str, Any] | None) -> dict[int, float] | None:
+def _logit_bias(biases: Mapping[str, Any] | None, limits: RequestLimits) -> dict[int, float] | None:
     if not biases:
         return None
-    if len(biases) > MAX_BIASED_TOKENS:
+    if len(biases) > limits.max_logit_bias:
         raise InvalidParameter(
-            f"logit_bias must hold at most {MAX_BIASED_TOKENS} tokens, got {len(biases)}", "logit_bias"
+            f"logit_bias must hold at most {limits.max_logit_bias} tokens, got {len(biases)}", "logit_bias"
         )
     for key in biases:
         if not (key.isascii() and key.isdigit() and str(int(key[:20])) == key):

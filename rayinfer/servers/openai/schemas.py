@@ -2,15 +2,17 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from rayinfer.errors import InvalidParameter
+from rayinfer.tokenization.truncation import TruncationSide
 
 MAX_PRIORITY = 10
 MAX_SALT_CHARS = 128
 MAX_LIST_ITEMS = 4096  # messages of a conversation, parts of all of them, token ids that stop or are allowed
 MAX_TEMPLATE_ARGUMENTS = 64
 MAX_MESSAGE_FIELDS = 64
+MAX_METADATA_ITEMS = 16
 
 _PROMPT_SCHEMA = {
     "anyOf": [
@@ -24,14 +26,24 @@ _PROMPT_SCHEMA = {
         },
     ]
 }
+
+
+def _integral(value: Any) -> Any:
+    """Take 16.0 for 16, as JSON does, which has no integers."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_integral)]
 # A long list of wrong values makes one finding, not one for each of them, and what is too long is not read to its end.
 Texts = Annotated[list[str], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
-TokenIds = Annotated[list[int], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
+TokenIds = Annotated[list[Integer], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
 # Which values are wrong is found out one by one where they are used, again so that many make one finding.
 LogitBias = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})]
 Objects = Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
 
 TemplateArguments = Annotated[dict[str, Any], Field(max_length=MAX_TEMPLATE_ARGUMENTS)]
+Metadata = Annotated[dict[str, str], Field(max_length=MAX_METADATA_ITEMS)]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class _Strict(BaseModel):
@@ -43,41 +55,78 @@ class StreamOptions(_Strict):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None  # has no effect
 
 
-class GenerationBody(_Strict):
-    """Fields of both completions and chat completions; null means the default everywhere."""
+class PromptBody(_Strict):
+    """Fields of every body with a prompt; null means the default everywhere."""
 
     model: str | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Integer | None = None  # tokens to keep; -1: as many as fit
+    truncation_side: TruncationSide | None = None  # where tokens are removed; left is the default
+
+
+class ChatMessage(_Strict):
+    """One message of a conversation; further fields go to the chat template as they are."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | Objects | None = None
+    tool_calls: Objects | None = None
+
+
+class ConversationBody(PromptBody):
+    """Fields of every body with a conversation."""
+
+    messages: Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template: str | None = None  # in place of the model's; only where the service trusts its clients
+    chat_template_kwargs: TemplateArguments | None = None
+    documents: Objects | None = None  # go to the chat template as they are
+    reasoning_effort: ReasoningEffort | None = None
+
+
+class GenerationBody(PromptBody):
+    """Fields of both completions and chat completions."""
+
+    max_tokens: Integer | None = None
+    max_completion_tokens: Integer | None = None
+    n: Integer | None = None
     temperature: float | None = None
     top_p: float | None = None
     stop: str | Texts | None = None
-    seed: int | None = None
+    seed: Integer | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    top_k: int | None = None
+    top_k: Integer | None = None
     min_p: float | None = None
     typical_p: float | None = None
     logit_bias: LogitBias | None = None
     allowed_token_ids: TokenIds | None = None
     bad_words: Texts | None = None
     repetition_penalty: float | None = None
-    min_tokens: int | None = None
+    min_tokens: Integer | None = None
     ignore_eos: bool | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
-    add_special_tokens: bool | None = None
-    priority: int | None = None
+    priority: Integer | None = None
     cache_salt: str | None = None
     request_id: str | None = None
-    user: str | None = None  # has no effect
-    prompt_logprobs: int | None = None
+    prompt_logprobs: Integer | None = None  # -1: of the whole vocabulary
+    logprob_token_ids: TokenIds | None = None
+    service_tier: str | None = None  # there is one, "default"
+    # These have no effect.
+    metadata: Metadata | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    store: bool | None = None
+    user: str | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
@@ -101,26 +150,31 @@ class CompletionBody(GenerationBody):
 
     prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Integer | None = None
 
 
-class ChatMessage(_Strict):
-    """One message of a conversation; further fields go to the chat template as they are."""
-
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
-
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Objects | None = None
-    tool_calls: Objects | None = None
-
-
-class ChatCompletionBody(GenerationBody):
+class ChatCompletionBody(ConversationBody, GenerationBody):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True, max_length=MAX_LIST_ITEMS)]
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template_kwargs: TemplateArguments | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    top_logprobs: Integer | None = None
+
+
+class TokenizePromptBody(PromptBody):
+    """POST /tokenize of a text."""
+
+    prompt: str
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatBody(ConversationBody):
+    """POST /tokenize of a conversation."""
+
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(_Strict):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: Annotated[list[Any], WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}})]

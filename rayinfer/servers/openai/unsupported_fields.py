@@ -10,11 +10,9 @@ _EMPTY: tuple[Any, ...] = (None, [], {}, "")
 
 # What a client may send although the field is not supported: it asks for nothing.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "logprob_token_ids": _EMPTY,
     "suffix": _EMPTY,
     "use_beam_search": _SWITCHED_OFF,
     "length_penalty": (None, 1, 1.0),
-    "truncate_prompt_tokens": (None,),
     "prompt_embeds": _EMPTY,
     "structured_outputs": (None,),
     "tools": (None,),
@@ -23,13 +21,16 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (None, [], ["text"]),
     "audio": (None,),
     "web_search_options": (None,),
-    "documents": _EMPTY,
-    "chat_template": (None,),
+    "mm_processor_kwargs": _EMPTY,
+    "vllm_xargs": _EMPTY,
+    "kv_transfer_params": _EMPTY,
+    "repetition_detection": (None,),
+    "thinking_token_budget": (None,),
 }
 
 # What only the other endpoint has.
 _NEUTRAL_IN_CHAT = {"echo": _SWITCHED_OFF}
-_NEUTRAL_IN_COMPLETIONS = {"top_logprobs": (None, 0)}
+_NEUTRAL_IN_COMPLETIONS = {"top_logprobs": (None, 0), "documents": _EMPTY, "chat_template": (None,)}
 
 _REMOVED: Mapping[str, str] = {
     "functions": "use tools instead of functions",

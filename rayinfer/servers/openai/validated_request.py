@@ -46,15 +46,17 @@ class ValidatedRequest:
             num_choices=self.params.n,
             echoed_texts=self.echoed_texts,
             skips_special_tokens=self.params.skip_special_tokens,
-            logprobs=self._formatter(self.params.logprobs),
+            logprobs=self._formatter(self.params.logprobs, self.params.listed_ids),
             prompt_logprobs=self._formatter(self.body.prompt_logprobs),
             with_token_ids=bool(self.body.return_token_ids),
+            has_service_tier=self.body.service_tier is not None,
             with_usage=with_usage,
             with_usage_in_every_chunk=with_usage and bool(options and options.continuous_usage_stats),
         )
 
-    def _formatter(self, num_top: int | None) -> LogprobsFormatter | None:
+    def _formatter(self, num_top: int | None, listed: tuple[int, ...] = ()) -> LogprobsFormatter | None:
         if num_top is None:
             return None
         as_token_ids = bool(self.body.return_tokens_as_token_ids)
-        return LogprobsFormatter(tokenizer=self.model.tokenizer, num_top=num_top, as_token_ids=as_token_ids)
+        tokenizer = self.model.tokenizer
+        return LogprobsFormatter(tokenizer=tokenizer, num_top=num_top, listed=listed, as_token_ids=as_token_ids)

@@ -10,11 +10,15 @@ from rayinfer.outputs import CompletionOutput, FinishReason, Logprob, RequestOut
 from rayinfer.protocols import GenerationRequest, ModelDescription, ServiceStatus
 
 
-def scored(token_id: int, num_top: int) -> TokenLogprobs:
-    """Make a place where this token is the second likeliest, after the next id and before those that follow."""
+def scored(token_id: int, num_top: int, listed: Sequence[int] = ()) -> TokenLogprobs:
+    """Make a place where this token is the second likeliest, after the next id and before those that follow.
+
+    Listed tokens beside the likeliest have the log probability -100 - id.
+    """
     likeliest = {token_id + 1: Logprob(-0.5, 1), token_id: Logprob(-1.0, 2)}
     likeliest |= {token_id + rank - 1: Logprob(-float(rank), rank) for rank in range(3, num_top + 1)}
-    return {token_id: likeliest[token_id]} | dict(list(likeliest.items())[:num_top])
+    place = {token_id: likeliest[token_id]} | dict(list(likeliest.items())[:num_top])
+    return place | {each: Logprob(-100.0 - each, None) for each in listed if each not in place}
 
 
 @dataclass(kw_only=True)
@@ -109,11 +113,12 @@ class FakeGenerator:
         num_top = request.sampling_params.prompt_logprobs
         if num_top is None or not self.scores_prompts:
             return None
+        num_top = num_top if num_top >= 0 else self.vocab_size
         return [None, *(scored(token_id, num_top) for token_id in request.prompt_token_ids[1:])]
 
     def _output(self, request: GenerationRequest, position: int) -> RequestOutput:
         is_last = position == len(self.pieces) - 1
-        num_top = request.sampling_params.logprobs
+        num_top, listed = request.sampling_params.logprobs, request.sampling_params.listed_ids
         return RequestOutput(
             request_id=request.request_id,
             prompt_token_ids=request.prompt_token_ids,
@@ -122,7 +127,7 @@ class FakeGenerator:
                     index=choice,
                     text=self.pieces[position],
                     token_ids=[10 + position],
-                    logprobs=None if num_top is None else [scored(10 + position, num_top)],
+                    logprobs=None if num_top is None else [scored(10 + position, num_top, listed)],
                     finish_reason=self.finish_reason if is_last else None,
                     stop_reason=self.stop_reason if is_last else None,
                 )

@@ -30,6 +30,18 @@ def test_log_probabilities_are_those_of_log_softmax(num_top, spread):
     torch.testing.assert_close(scores.logprobs, expected.gather(1, scores.token_ids).float(), atol=1e-5, rtol=0)
 
 
+def test_listed_tokens_have_the_very_values_of_the_likeliest():
+    logits, chosen = logits_of(1), chosen_of(2)
+    whole = gather_logprobs(logits, chosen, VOCAB)
+    listed = torch.tensor([[3, 900], [3, 3], [0, 1], [7, 8], [1002, 5], [4, 4]])
+    scores = gather_logprobs(logits, chosen, 2, listed)
+    assert torch.equal(scores.token_ids[:, 3:], listed)
+    for line in range(len(logits)):
+        by_id = dict(zip(whole.token_ids[line].tolist(), whole.logprobs[line].tolist(), strict=True))
+        assert scores.logprobs[line].tolist() == [by_id[each] for each in scores.token_ids[line].tolist()]
+    torch.testing.assert_close(scores.logprobs[:, 3:], logits.log_softmax(-1).gather(1, listed), atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("rounding", [None, torch.bfloat16], ids=["few ties", "many ties"])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("num_top", [1, 7, 20])

@@ -97,3 +97,15 @@ def test_each_model_has_its_own_defaults_of_requests():
     assert [config.override_generation_config for config in configs] == [*overrides, {}]
     assert [config.generation_config for config in configs] == ["auto", "auto", "none"]
     assert [EngineConfig(**json.loads(json.dumps(config.model_dump(mode="json")))) for config in configs] == configs
+
+
+def test_limits_of_requests_are_settings_and_refused_by_name():
+    args = llm_app_args({"models": [{"model": "smollm2-135m"}], "request_limits": {"max_n": 4, "max_logprobs": 100}})
+    assert (args.request_limits.max_n, args.request_limits.max_logprobs, args.request_limits.max_prompts) == (
+        4,
+        100,
+        1024,
+    )
+    for wrong in ({"max_n": 0}, {"max_logprobs": 10**6}, {"max_choices": "x"}, {"max_best": 1}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            llm_app_args({"models": [{"model": "smollm2-135m"}], "request_limits": wrong})

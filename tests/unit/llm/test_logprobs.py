@@ -57,6 +57,30 @@ def test_log_probabilities_are_those_before_every_setting(llm, reference, params
     check_places(answer.logprobs, answer.token_ids, rows, 3)
 
 
+LISTED = (5, 300, 9)
+
+
+def test_listed_tokens_have_the_log_probabilities_of_the_whole_vocabulary_beside_other_requests(llm, reference):
+    asked = [{"logprobs": 0}, {"logprobs": 3, "logprob_token_ids": LISTED}, {"logprobs": 0, "logprob_token_ids": [7]}]
+    outputs = llm.generate([PROMPT] * 4, [greedy(**each) for each in (*asked, {})], use_tqdm=False)
+    assert [output.outputs[0].logprobs is None for output in outputs] == [False, False, False, True]
+    for output, params in zip(outputs, asked, strict=False):
+        prompt, answer = output.prompt_token_ids, output.outputs[0]
+        rows = reference([*prompt, *answer.token_ids])[len(prompt) - 1 : -1]
+        for place, token_id, row in zip(answer.logprobs, answer.token_ids, rows, strict=True):
+            best = row.topk(params["logprobs"]).indices.tolist()
+            listed = params.get("logprob_token_ids", ())
+            assert list(place) == list(dict.fromkeys((token_id, *best, *listed)))
+            assert [place[each].logprob for each in place] == pytest.approx(row[list(place)].tolist(), abs=1e-4)
+            assert all(place[each].rank is None for each in listed if each not in (token_id, *best))
+
+
+def test_a_prompt_is_scored_over_the_whole_vocabulary(llm, reference):
+    output = only(llm.generate(PROMPT, greedy(prompt_logprobs=-1, max_tokens=0), use_tqdm=False))
+    rows = reference(output.prompt_token_ids)
+    check_places(output.prompt_logprobs[1:], output.prompt_token_ids[1:], rows[:-1], rows.shape[1])
+
+
 def test_a_prompt_is_scored_with_or_without_an_answer_and_whatever_is_cached(llm, reference):
     plain = only(llm.generate(PROMPT, greedy(), use_tqdm=False))
     for params in (greedy(prompt_logprobs=2), greedy(prompt_logprobs=2, n=3), greedy(prompt_logprobs=2, max_tokens=0)):

@@ -17,7 +17,7 @@ from rayinfer.wire import LENGTH_BYTES, BadMessage, decode, encode
 TOKEN_IDS = st.lists(st.integers(0, 2**31 - 1), max_size=4)
 LOGPROBS = st.dictionaries(
     st.integers(0, 2**31 - 1),
-    st.builds(Logprob, st.floats(max_value=0.0, allow_nan=False), st.integers(1, 2**31 - 1)),
+    st.builds(Logprob, st.floats(max_value=0.0, allow_nan=False), st.none() | st.integers(1, 2**31 - 1)),
     max_size=3,
 )
 EVENTS = st.builds(
@@ -53,7 +53,9 @@ PARAMS = st.builds(
     max_tokens=st.none() | st.integers(0, 2**31 - 1),
     stop=st.none() | st.text(min_size=1, max_size=3) | st.lists(st.text(min_size=1, max_size=3), max_size=2),
     stop_token_ids=TOKEN_IDS,
-    logprobs=st.none() | st.integers(0, 20),
+    logprobs=st.integers(0, 20),
+    logprob_token_ids=TOKEN_IDS,
+    prompt_logprobs=st.none() | st.integers(-1, 20),
 )
 REQUESTS = st.builds(
     GenerationRequest,

@@ -156,7 +156,7 @@ def predict(plan: QualityPlan, settings: Mapping[str, Any], build: BuildEngine =
         for token_id, candidates in zip(text, positions, strict=True):
             if candidates is not None:
                 logprobs.append(candidates[token_id].logprob)
-                choices.append(min(candidates, key=lambda candidate: candidates[candidate].rank))
+                choices.append(next(candidate for candidate, logprob in candidates.items() if logprob.rank == 1))
     return Predictions(logprobs, choices)
 
 

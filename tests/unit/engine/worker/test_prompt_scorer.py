@@ -4,7 +4,7 @@ import torch
 from msgspec import structs
 
 from rayinfer.engine.plan.step_plan import NewRequestData
-from rayinfer.engine.scheduling.step_deltas import logprobs_by_row
+from rayinfer.engine.scheduling.step_deltas import WantedLogprobs, logprobs_by_row
 from rayinfer.engine.worker.prompt_scorer import SLICE_BYTES, PromptScorer
 from rayinfer.sampling_params import SamplingParams
 from support.fakes.step_plans import make_plan
@@ -56,7 +56,7 @@ def test_however_a_prompt_is_cut_every_token_but_the_first_is_scored_once(length
         scored = score(scorer, {5: (first, length)})
         if scored is not None:
             assert scored.positions.tolist() == list(range(len(places) + 1, len(places) + 1 + len(scored.rows)))
-            places += logprobs_by_row(scored, lambda row: 2)[5]
+            places += logprobs_by_row(scored, lambda row: WantedLogprobs(2))[5]
         first += length
     assert score(scorer, {5: (8, 1)}) is None
     assert len(places) == len(PROMPT) - 1

@@ -111,7 +111,7 @@ BAD_BODIES = [
     (TEXT, text(best_of=2), 400, "best_of", UNSUPPORTED, "equals n"),
     (TEXT, text(top_logprobs=5), 400, "top_logprobs", UNSUPPORTED, "by this endpoint"),
     (CHAT, chat(echo=True), 400, "echo", UNSUPPORTED, "by this endpoint"),
-    (TEXT, text(logprob_token_ids=[5]), 400, "logprob_token_ids", UNSUPPORTED, "by this service"),
+    (TEXT, text(logprob_token_ids=[5]), 400, "logprob_token_ids", None, "only allowed with logprobs"),
     (TEXT, text(suffix="end"), 400, "suffix", UNSUPPORTED, "suffix"),
     (TEXT, text(guided_json={}), 400, "guided_json", UNSUPPORTED, "structured_outputs"),
     (TEXT, text(structured_outputs={"regex": "a"}), 400, "structured_outputs", UNSUPPORTED, "structured_outputs"),
@@ -207,7 +207,16 @@ async def test_a_whole_completion_is_worded_exactly(client, models):
         "object": "text_completion",
         "model": "org/tiny",
         "choices": [
-            {"index": 0, "text": "Hello there!", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
+            {
+                "index": 0,
+                "text": "Hello there!",
+                "logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": None,
+                "token_ids": None,
+                "prompt_token_ids": None,
+                "prompt_logprobs": None,
+            }
         ],
         "usage": {
             "prompt_tokens": num_prompt_tokens,
@@ -231,8 +240,11 @@ async def test_a_whole_chat_completion_is_worded_exactly(client, generator):
             "logprobs": None,
             "finish_reason": "length",
             "stop_reason": 7,
+            "token_ids": None,
         }
     ]
+    assert (body["prompt_token_ids"], body["prompt_logprobs"]) == (None, None)
+    assert "service_tier" not in body
     assert body["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
 
 

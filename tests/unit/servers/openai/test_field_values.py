@@ -33,7 +33,7 @@ INTEGERS = {
     "min_tokens": ([-1, 2**31, HUGE], "from 0 to 2147483647"),
     "top_k": ([-2, 2**31, HUGE], "from -1 to 2147483647"),
     "seed": ([-(2**63) - 1, 2**64, HUGE], "from -9223372036854775808 to 18446744073709551615"),
-    "prompt_logprobs": ([-1, 21, HUGE], "from 0 to 20"),
+    "prompt_logprobs": ([-2, 21, HUGE], "from -1 to 20"),
     "priority": ([-11, 11, HUGE], "from -10 to 10"),
 }
 BOOLEANS = (
@@ -56,6 +56,14 @@ OTHERS = {
     "request_id": NO_TEXT,
     "user": NO_TEXT,
     "best_of": [2, 0, "1", True, [1]],
+    "truncate_prompt_tokens": [0, -2, 256, HUGE, 1.5, "5", True, [], {}],
+    "truncation_side": ["", "middle", *NO_TEXT],
+    "logprob_token_ids": [*NO_TOKEN_IDS, [5] * 129],
+    "metadata": ["x", 1, True, [], {"a": 1}, {"a": None}, {str(i): "" for i in range(17)}],
+    "store": NO_BOOLEAN,
+    "service_tier": NO_TEXT,
+    "safety_identifier": NO_TEXT,
+    "prompt_cache_key": NO_TEXT,
 }
 OF_ONE_ENDPOINT = {
     TEXT: {
@@ -71,6 +79,8 @@ OF_ONE_ENDPOINT = {
         "continue_final_message": NO_BOOLEAN,
         "chat_template_kwargs": ["x", 1, [], {"messages": []}],
         "reasoning_effort": ["huge", 1, True],
+        "documents": ["x", 1, True, {}, ["x"], [1], [{}] * 4097],
+        "chat_template": ["x", "", *NO_TEXT],
     },
 }
 CASES = [

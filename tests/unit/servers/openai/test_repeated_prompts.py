@@ -3,30 +3,28 @@
 import pytest
 
 from rayinfer.errors import InvalidParameter
-from rayinfer.servers.openai.sampling_settings import (
-    MAX_REPEATED_CHARS,
-    MAX_REPEATED_TOKEN_IDS,
-    check_num_repeated,
-)
+from rayinfer.servers.openai.sampling_settings import check_num_repeated
 from rayinfer.servers.openai.schemas import CompletionBody
+from rayinfer.servers.request_limits import RequestLimits
 
+LIMITS = RequestLimits()
 BODY = CompletionBody(prompt="a", return_token_ids=True)
 
 
 def test_as_many_characters_as_are_allowed_are_echoed_and_one_more_is_refused():
-    text = "a" * (MAX_REPEATED_CHARS // 128)
-    check_num_repeated(BODY, 128, [[1]], [text])
+    text = "a" * (LIMITS.max_repeated_chars // 128)
+    check_num_repeated(BODY, 128, [[1]], [text], LIMITS)
     with pytest.raises(InvalidParameter, match="would repeat 4194432 characters") as refused:
-        check_num_repeated(BODY, 128, [[1]], [text + "a"])
+        check_num_repeated(BODY, 128, [[1]], [text + "a"], LIMITS)
     assert refused.value.param == "echo"
 
 
 def test_as_many_token_ids_as_are_allowed_are_repeated_and_more_are_refused():
-    prompts = [[1] * (MAX_REPEATED_TOKEN_IDS // 128)]
-    check_num_repeated(BODY, 64, prompts * 2, None)
-    check_num_repeated(CompletionBody(prompt="a"), 128, prompts * 2, None)  # which repeats none
+    prompts = [[1] * (LIMITS.max_repeated_token_ids // 128)]
+    check_num_repeated(BODY, 64, prompts * 2, None, LIMITS)
+    check_num_repeated(CompletionBody(prompt="a"), 128, prompts * 2, None, LIMITS)  # which repeats none
     with pytest.raises(InvalidParameter, match="would repeat 266240 token ids") as refused:
-        check_num_repeated(BODY, 65, prompts * 2, None)
+        check_num_repeated(BODY, 65, prompts * 2, None, LIMITS)
     assert refused.value.param == "return_token_ids"
 
 

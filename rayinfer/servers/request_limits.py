@@ -1,0 +1,97 @@
+"""Limits of what one request may ask for, the same for every protocol; each is a setting of the service."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from rayinfer.config import describe_validation_error
+from rayinfer.errors import ConfigError, InvalidParameter, shown
+from rayinfer.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_BIASED_TOKENS,
+    MAX_CHOICES,
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_LOGPROBS,
+    MAX_STOP_STRINGS,
+    SamplingParams,
+)
+
+
+class RequestLimits(BaseModel):
+    """Most that one request may ask for; unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    max_n: int = Field(default=128, ge=1, le=MAX_CHOICES, description="choices of a prompt (n, best_of)")
+    max_prompts: int = Field(default=1024, ge=1, le=2**16, description="prompts of a completion")
+    max_choices: int = Field(default=1024, ge=1, le=2**16, description="choices of all prompts: prompts times n")
+    max_stop_strings: int = Field(default=16, ge=1, le=MAX_STOP_STRINGS, description="stop strings")
+    max_logit_bias: int = Field(default=1024, ge=0, le=MAX_BIASED_TOKENS, description="tokens in logit_bias")
+    max_bad_words: int = Field(default=256, ge=0, le=MAX_BAD_WORDS, description="texts in bad_words")
+    max_logprobs: int = Field(default=20, ge=0, le=MAX_LOGPROBS, description="likeliest tokens at each place")
+    max_logprob_token_ids: int = Field(
+        default=128, ge=0, le=MAX_LOGPROB_TOKEN_IDS, description="ids in logprob_token_ids"
+    )
+    # Each log probability takes a few hundred bytes until the response is sent; those of prompts come all at once.
+    max_prompt_logprobs: int = Field(default=2**18, ge=1, le=2**24, description="log probabilities of all its prompts")
+    max_response_logprobs: int = Field(
+        default=2**22, ge=1, le=2**28, description="log probabilities of a whole response"
+    )
+    # Of the prompts, in all choices of one response, which the event loop sends in one piece.
+    max_repeated_chars: int = Field(
+        default=2**22, ge=1, le=2**28, description="characters of prompts in a response (echo)"
+    )
+    max_repeated_token_ids: int = Field(
+        default=2**18, ge=1, le=2**24, description="token ids of prompts in a response (return_token_ids, /tokenize)"
+    )
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Raise InvalidParameter for settings beyond the limits."""
+        self.check_n(params.n)
+        check_items("stop", params.stop_strings, self.max_stop_strings)
+        check_items("logit_bias", params.biases, self.max_logit_bias)
+        check_items("bad_words", params.bad_texts, self.max_bad_words)
+        check_items("logprob_token_ids", params.listed_ids, self.max_logprob_token_ids)
+        self.check_num_logprobs("logprobs", params.logprobs)
+        self.check_num_logprobs("prompt_logprobs", params.prompt_logprobs, least=-1)
+
+    def check_n(self, n: int | None) -> None:
+        """Raise InvalidParameter for a number of choices outside the limits."""
+        if n is not None and not 1 <= n <= self.max_n:
+            raise InvalidParameter(f"n must be an integer from 1 to {self.max_n}, got {shown(n)}", "n")
+
+    def check_num_logprobs(self, field: str, count: int | None, *, least: int = 0) -> None:
+        """Raise InvalidParameter for a number of likeliest tokens outside the limits."""
+        if count is not None and not least <= count <= self.max_logprobs:
+            raise InvalidParameter(
+                f"{field} must be an integer from {least} to {self.max_logprobs}, got {shown(count)}", field
+            )
+
+    def check_num_choices(self, num_prompts: int, n: int) -> None:
+        """Raise InvalidParameter for too many prompts, and for too many choices of all of them."""
+        if num_prompts > self.max_prompts:
+            raise InvalidParameter(f"prompt must hold at most {self.max_prompts} prompts, got {num_prompts}", "prompt")
+        if num_prompts * n > self.max_choices:
+            raise InvalidParameter(
+                f"{num_prompts} prompts with n={n} make {num_prompts * n} choices, "
+                f"a request may ask for {self.max_choices}",
+                "n",
+            )
+
+
+DEFAULT_REQUEST_LIMITS = RequestLimits()
+
+
+def request_limits(settings: Mapping[str, Any]) -> RequestLimits:
+    """Validate limits; raises a ConfigError that names every invalid one."""
+    try:
+        return RequestLimits.model_validate(dict(settings))
+    except ValidationError as error:
+        raise ConfigError(describe_validation_error(error)) from None
+
+
+def check_items(field: str, items: Sequence[Any], most: int) -> None:
+    """Raise InvalidParameter for a list that is too long."""
+    if len(items) > most:
+        raise InvalidParameter(f"{field} must hold at most {most} items, got {len(items)}", field)

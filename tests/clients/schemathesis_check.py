@@ -1,0 +1,71 @@
+"""schemathesis over the OpenAPI document of the servers, with a fixed seed; generation is replaced by a fake.
+
+Run by path with the project's Python; `--schemathesis` names the program, which lives in an environment of its own.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import uvicorn
+
+from rayinfer.metrics import ServiceMetrics
+from rayinfer.servers.app import ServedModel, build_app
+from rayinfer.tokenization.chat_template import ChatTemplate
+from rayinfer.tokenization.tokenizer import Tokenizer
+from rayinfer.traces.trace_store import TraceStore
+from support.fakes.fake_generator import FakeGenerator
+from support.tiny_models.tiny_checkpoints import save_tokenizer
+
+VOCAB_SIZE = 384
+SEED, NUM_EXAMPLES = 19, 50
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve the application over a fake generator on a free port; yields its address."""
+    save_tokenizer(folder, VOCAB_SIZE)
+    model = ServedModel(
+        name="tiny",
+        generator=FakeGenerator(vocab_size=VOCAB_SIZE, max_model_len=8192),
+        tokenizer=Tokenizer.from_folder(folder),
+        chat_template=ChatTemplate.from_folder(folder),
+        created=1_700_000_000,
+    )
+    app = build_app({"tiny": model}, ServiceMetrics(), traces=TraceStore())
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off"))
+    bound = server.config.bind_socket()
+    bound.listen()
+    thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{bound.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)
+        bound.close()
+
+
+def main() -> int:
+    """Run schemathesis; returns its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--schemathesis", default="schemathesis", help="the program")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--max-examples", type=int, default=NUM_EXAMPLES)
+    parser.add_argument("options", nargs="*", help="more options of schemathesis, behind --")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as address:
+        command = [arguments.schemathesis, "run", f"{address}/openapi.json", "--checks", "all"]
+        command += ["--seed", str(arguments.seed), "--max-examples", str(arguments.max_examples)]
+        return subprocess.run([*command, *arguments.options], check=False, cwd=folder).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

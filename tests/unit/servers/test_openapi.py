@@ -1,0 +1,74 @@
+"""The OpenAPI document: every route, with its body, responses and errors, in ranges that hold."""
+
+import re
+
+import pytest
+from fastapi.routing import APIRoute
+
+from rayinfer.servers.app import build_app
+from rayinfer.servers.openai.request_schemas import _pattern_below
+from rayinfer.servers.request_limits import RequestLimits
+
+WITH_BODY = ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize")
+
+
+@pytest.fixture
+def document(models, metrics):
+    return build_app(models, metrics, enable_engine_control=True, request_limits=RequestLimits(max_n=5)).openapi()
+
+
+def test_every_route_is_documented_once_beside_its_aliases(models, metrics, document):
+    app = build_app(models, metrics, enable_engine_control=True)
+    hidden = {route.endpoint for route in app.routes if isinstance(route, APIRoute) and not route.include_in_schema}
+    shown = [route for route in app.routes if isinstance(route, APIRoute) and route.include_in_schema]
+    assert hidden <= {route.endpoint for route in shown}
+    assert {re.sub(r":\w+}", "}", route.path) for route in shown} == document["paths"].keys()
+
+
+def test_every_operation_says_what_it_returns_and_how_it_fails(document):
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            responses = operation["responses"]
+            assert {"431", "500"} <= responses.keys(), path
+            assert "422" not in responses, path
+            assert "200" in responses or "404" in responses, path
+            errors = {status: each for status, each in responses.items() if status >= "400"}
+            assert all(each["description"] and each["content"]["application/json"] for each in errors.values()), path
+            assert ("requestBody" in operation) == (path in WITH_BODY)
+
+
+def test_every_reference_has_its_schema(document):
+    names = set(re.findall(r"#/components/schemas/(\w+)", str(document)))
+    assert names <= document["components"]["schemas"].keys()
+    assert {"ChatCompletionBody", "CompletionBody", "ErrorResponse", "TokenizeBody"} <= names
+
+
+def test_ranges_are_those_of_the_settings_and_of_the_models(document, models, generator):
+    fields = document["components"]["schemas"]["CompletionBody"]["properties"]
+    assert fields["n"]["anyOf"][0] == {"type": "integer", "minimum": 1, "maximum": 5}
+    assert fields["stop_token_ids"]["anyOf"][0]["items"]["maximum"] == 383
+    assert fields["truncate_prompt_tokens"]["anyOf"][1]["maximum"] == 255
+
+
+def test_a_template_may_be_sent_where_requests_are_trusted(models, metrics, document):
+    trusting = build_app(models, metrics, trusts_request_chat_template=True).openapi()
+    fields = [each["components"]["schemas"]["ChatCompletionBody"]["properties"] for each in (document, trusting)]
+    assert fields[0]["chat_template"]["type"] == "null"
+    assert {"type": "string"} in fields[1]["chat_template"]["anyOf"]
+
+
+def test_a_service_without_models_has_a_document_too(metrics):
+    schemas = build_app({}, metrics).openapi()["components"]["schemas"]
+    assert "CompletionBody" in schemas
+
+
+async def test_the_document_and_its_page_are_served(client):
+    assert (await client.get("/openapi.json")).json()["openapi"].startswith("3.1")
+    assert "text/html" in (await client.get("/docs")).headers["content-type"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 10, 11, 100, 384, 1001, 32_000])
+def test_the_pattern_of_token_ids_ends_with_the_vocabulary(limit):
+    pattern = re.compile(_pattern_below(limit))
+    assert [number for number in range(limit + 2000) if pattern.fullmatch(str(number))] == list(range(limit))
+    assert not any(pattern.fullmatch(text) for text in ("", "-1", "00", "05", "1.0", str(limit) + "0"))
