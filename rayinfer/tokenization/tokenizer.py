@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
@@ -23,6 +23,14 @@ from rayinfer.tokenization.token_texts import TokenText, TokenTexts
 
 LONG_TEXT_CHARS = 8192  # tokenising more takes milliseconds, for which other threads should not have to wait
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class LocatedToken(NamedTuple):
+    """A token and the characters of a text that it stands for."""
+
+    token_id: int
+    start: int
+    stop: int
 
 
 class Tokenizer:
@@ -90,6 +98,20 @@ class Tokenizer:
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         check_length(len(encoding))
         return list(encoding.ids)
+
+    def locate_tokens(
+        self, text: str, *, add_special_tokens: bool = True, check_length: Callable[[int], None] = lambda _: None
+    ) -> list[LocatedToken]:
+        """Turn text into token ids as `encode` does, with their places in it.
+
+        Special tokens around a text have an empty place, and so have all tokens of Marian, whose pieces are cut from
+        a text that is normalised before.
+        """
+        token_ids = self.encode(text, add_special_tokens=add_special_tokens, check_length=check_length)
+        if self._marian is not None or not token_ids:
+            return [LocatedToken(token_id, 0, 0) for token_id in token_ids]
+        (encoding,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        return [LocatedToken(token_id, *place) for token_id, place in zip(token_ids, encoding.offsets, strict=True)]
 
     def encode_answer(self, text: str) -> list[int]:
         """Turn text into the token ids that it has in an answer, without special tokens around it."""
