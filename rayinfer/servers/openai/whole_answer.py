@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rayinfer import __version__
 from rayinfer.errors import RequestFailed
 from rayinfer.outputs import CompletionAggregate, OutputAggregate, TokenLogprobs
 from rayinfer.servers.generation.prompt_outputs import PromptOutput, check_ended_well
@@ -9,6 +10,8 @@ from rayinfer.servers.openai.answer import AnswerSettings, UsageCounter
 from rayinfer.servers.openai.logprobs_formatter import LogprobsFormatter
 
 MANY_POSITIONS = 1000  # whose log probabilities take milliseconds to write down
+
+FINGERPRINT = f"rayinfer-{__version__}"  # a string, which some clients insist on
 
 
 class WholeAnswer:
@@ -107,5 +110,5 @@ class WholeAnswer:
             "model": self._settings.model,
             "choices": choices,
             "usage": self._usage.usage(),
-            "system_fingerprint": None,
+            "system_fingerprint": FINGERPRINT,
         }

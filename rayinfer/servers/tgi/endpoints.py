@@ -18,7 +18,7 @@ from rayinfer.servers.openai.request_body import check_schema
 from rayinfer.servers.openai.schemas import ChatCompletionBody
 from rayinfer.servers.openai.unsupported_fields import refuse_unsupported_fields
 from rayinfer.servers.path_models import find_path_model
-from rayinfer.servers.served_model import find_model
+from rayinfer.servers.served_model import PLACEHOLDERS, find_model
 from rayinfer.servers.tgi.generation import (
     MAX_BEST_OF,
     MAX_STOP_SEQUENCES,
@@ -31,8 +31,6 @@ from rayinfer.servers.tgi.stream_events import EventWriter
 from rayinfer.servers.tgi.timings import Timings, stream_headers
 from rayinfer.servers.tgi.whole_answer import WholeAnswer
 from rayinfer.tokenization.tokenizer import LocatedToken
-
-ANY_MODEL = "tgi"  # that TGI's clients name where a field is needed
 
 
 class TgiEndpoints:
@@ -98,7 +96,7 @@ class TgiEndpoints:
     def _chat_tokenize(self, request: Request, raw: dict[str, Any]) -> bytes:
         refuse_unsupported_fields(raw, is_chat=True)
         body = check_schema(ChatCompletionBody, raw)
-        is_named = body.model is not None and (body.model in self._models or body.model != ANY_MODEL)
+        is_named = body.model is not None and body.model not in PLACEHOLDERS
         model = find_model(self._models, body.model) if is_named else find_path_model(request, self._models)
         text = model.chat_template.render(template_messages(body.messages), **template_settings(body))
         limit = PromptLimit.of(model.generator.describe(), "messages")

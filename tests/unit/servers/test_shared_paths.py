@@ -116,3 +116,13 @@ async def test_the_document_has_the_paths_and_their_bodies(client):
     assert {"GenerateBody", "GenerateParameters", "MegatronBody", "ChatCompletionBody"} <= set(
         document["components"]["schemas"]
     )
+
+
+@pytest.mark.parametrize("name", ["tgi", "dummy"])
+async def test_the_names_that_tgis_clients_send_mean_the_only_model(client, models, name):
+    body = CHAT | {"model": name}
+    assert (await client.post("/v1/chat/completions", json=body)).json()["model"] == "org/tiny"
+    models["other"] = replace(models["org/tiny"], name="other")
+    refused = await client.post("/v1/chat/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
+    assert "org/tiny, other" in refused.json()["error"]["message"]
