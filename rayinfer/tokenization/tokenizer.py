@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as Backend
 
 from rayinfer.errors import InvalidParameter, ModelLoadError
 from rayinfer.tokenization.detokenizer import DecoderTables, Detokenizer
+from rayinfer.tokenization.foreign_tokenizer import foreign_tokenizer_class, read_foreign_tokenizer
 from rayinfer.tokenization.longest_token import find_longest_token
 from rayinfer.tokenization.marian_tokenizer import (
     MARIAN_SPECIAL_TOKENS,
@@ -59,8 +60,16 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Load tokenizer.json or Marian's files, and tokenizer_config.json; raises ModelLoadError that names a file."""
+        """Load tokenizer.json or Marian's files, and tokenizer_config.json; raises ModelLoadError that names a file.
+
+        A folder without these is read by the package whose entry point its `tokenizer_class` names.
+        """
         settings = read_tokenizer_config(folder)
+        if (foreign_class := foreign_tokenizer_class(folder)) is not None:
+            tokenizer = read_foreign_tokenizer(folder, foreign_class)
+            if not isinstance(tokenizer, cls):
+                raise ModelLoadError(f"tokenizer_class {foreign_class!r}: read as {tokenizer!r:.80}, no Tokenizer")
+            return tokenizer
         if is_marian_folder(folder):
             vocabulary, special = read_vocabulary(folder), MARIAN_SPECIAL_TOKENS | special_tokens(settings)
             marian = read_marian_tokenizers(folder, vocabulary, special)

@@ -11,6 +11,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.metrics",
         "rayinfer.start_steps",
         "rayinfer.liveness",
+        "rayinfer.entry_points",
     ),
     (
         "rayinfer.attention",
@@ -22,7 +23,14 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.traces",
         "rayinfer.wire",
     ),
-    ("rayinfer.layers", "rayinfer.decoding", "rayinfer.kv_cache", "rayinfer.protocols", "rayinfer.credits"),
+    (
+        "rayinfer.layers",
+        "rayinfer.decoding",
+        "rayinfer.kv_cache",
+        "rayinfer.protocols",
+        "rayinfer.credits",
+        "rayinfer.client",
+    ),
     (
         "rayinfer.models",
         "rayinfer.adapters",
@@ -54,6 +62,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 NEIGHBOURS: dict[tuple[str, str], str] = {
     ("rayinfer.metrics", "rayinfer.outputs"): "metrics count what outputs define; outputs imports nothing of ours",
     ("rayinfer.tensor_parallel", "rayinfer.errors"): "too many ranks are a caller's mistake; errors imports nothing",
+    ("rayinfer.entry_points", "rayinfer.errors"): "a package that cannot be imported is a model that cannot be loaded",
     ("rayinfer.sampling_defaults", "rayinfer.sampling_params"): "they are checked as a request's parameters are",
     ("rayinfer.config", "rayinfer.sampling_defaults"): "a setting overrides them; they know no settings",
     ("rayinfer.credits", "rayinfer.protocols"): "they are shares of what a description tells",
@@ -72,6 +81,7 @@ TORCH_FREE_ROOMS = (
     "rayinfer.transport",
     "rayinfer.tokenization",
     "rayinfer.traces",
+    "rayinfer.client",
 )
 TORCH_FREE_MODULES = (
     "rayinfer",
