@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from rayinfer.errors import InvalidParameter
 from rayinfer.servers.documented_routes import Endpoint, add_route
-from rayinfer.servers.error_formats import ErrorFormat, choose_error_format, openai_error, tgi_error
 from rayinfer.servers.error_responses import json_response
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.openai.endpoints import OpenAIEndpoints
@@ -42,12 +41,11 @@ _PAGE = """<!doctype html>
 
 @dataclass(frozen=True, slots=True)
 class BodyEndpoint:
-    """An endpoint for the bodies that have one of these fields, and the form of its errors."""
+    """An endpoint for the bodies that have one of these fields; it chooses the form of its errors."""
 
     fields: tuple[str, ...]
     endpoint: Endpoint
     body: type[BaseModel]
-    error_format: ErrorFormat = openai_error
 
 
 def add_info_routes(app: FastAPI, service: GenerationService) -> None:
@@ -59,11 +57,11 @@ def add_shared_routes(app: FastAPI, service: GenerationService, tokenize: Sequen
     """Add the other paths, behind all that begin with /models; `tokenize` are the endpoints beside TGI's."""
     openai, tgi = OpenAIEndpoints(service), TgiEndpoints(service)
     invocations = [
-        BodyEndpoint(("inputs",), tgi.generate_at_root, GenerateBody, tgi_error),
+        BodyEndpoint(("inputs",), tgi.generate_at_root, GenerateBody),
         BodyEndpoint(("messages",), openai.create_chat_completion, ChatCompletionBody),
         BodyEndpoint(("prompt",), openai.create_completion, CompletionBody),
     ]
-    _add_post(app, service, "/tokenize", [BodyEndpoint(("inputs",), tgi.tokenize, GenerateBody, tgi_error), *tokenize])
+    _add_post(app, service, "/tokenize", [BodyEndpoint(("inputs",), tgi.tokenize, GenerateBody), *tokenize])
     _add_post(app, service, "/invocations", invocations)
     _add_root(app, service, tgi)
 
@@ -95,7 +93,6 @@ def _add_post(app: FastAPI, service: GenerationService, path: str, choices: Sequ
     async def dispatch(request: Request) -> Response:
         """Pass the request to the protocol that its fields belong to."""
         choice = await service.prepare(request, choose)
-        choose_error_format(request.scope, choice.error_format)
         return await choice.endpoint(request)
 
     bodies = [choice.body for choice in choices]
