@@ -3,6 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rayinfer.client import AsyncInferenceClient as AsyncInferenceClient
+    from rayinfer.client import InferenceClient as InferenceClient
     from rayinfer.config import Config as Config
     from rayinfer.llm import LLM as LLM
     from rayinfer.outputs import CompletionOutput as CompletionOutput
@@ -10,9 +12,19 @@ if TYPE_CHECKING:
     from rayinfer.sampling_params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "Config", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncInferenceClient",
+    "CompletionOutput",
+    "Config",
+    "InferenceClient",
+    "RequestOutput",
+    "SamplingParams",
+]
 
 _LAZY_EXPORTS = {
+    "AsyncInferenceClient": "rayinfer.client",
+    "InferenceClient": "rayinfer.client",
     "LLM": "rayinfer.llm",
     "CompletionOutput": "rayinfer.outputs",
     "Config": "rayinfer.config",

@@ -112,6 +112,8 @@ def empty_decoder(folder: Path, shard: Shard = UNSHARDED) -> Decoder:
             decoder: Decoder = architecture_class(config.architecture)(config)
     except (KeyError, TypeError, ValueError) as error:  # of fields that only this architecture reads
         raise ModelLoadError(f"{folder / 'config.json'}: missing or wrong field: {error}") from None
+    if not isinstance(decoder, torch.nn.Module):  # another package's class
+        raise ModelLoadError(f"architecture {config.architecture!r}: its class builds no torch module")
     shard_decoder(decoder, shard)
     return decoder
 

@@ -21,6 +21,7 @@ from rayinfer.servers.error_formats import error_format_of
 from rayinfer.servers.error_responses import error_kind, error_response, json_response, refusal_reason, status_response
 from rayinfer.servers.generation.service import GenerationService
 from rayinfer.servers.load_shedding import LoadShedding
+from rayinfer.servers.megatron.endpoint import API, add_megatron_routes
 from rayinfer.servers.openai.routes import add_openai_routes, generation_paths
 from rayinfer.servers.openapi import (
     ERROR_SCHEMAS,
@@ -36,6 +37,8 @@ from rayinfer.servers.request_bounds import DEFAULT_MAX_BODY_BYTES, RequestBound
 from rayinfer.servers.request_limits import DEFAULT_REQUEST_LIMITS, RequestLimits
 from rayinfer.servers.served_model import ServedModel as ServedModel
 from rayinfer.servers.server_info import add_server_info_routes
+from rayinfer.servers.shared_paths import add_info_routes, add_shared_routes
+from rayinfer.servers.tgi.routes import TGI_GENERATION_PATHS, add_tgi_routes
 from rayinfer.servers.traces import add_trace_routes
 from rayinfer.traces.trace_store import TraceStore
 
@@ -69,12 +72,18 @@ def build_app(
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False)
     trust_tenant_header(app, trusts_tenant_header)
     bounds = RequestBounds(max_body_bytes=max_body_bytes)
-    app.add_middleware(LoadShedding, models=models, metrics=metrics, paths=generation_paths())
+    app.add_middleware(
+        LoadShedding, models=models, metrics=metrics, paths=[*generation_paths(), *TGI_GENERATION_PATHS, API]
+    )
     app.add_middleware(RequestBoundary, metrics=metrics, bounds=bounds, echoes_request_id=echoes_request_id)
     _add_error_handlers(app, metrics)
     # Paths are looked through in this order, so those that are asked most come first.
     service = GenerationService(models, request_timeout_s, traces, request_limits)
-    add_openai_routes(app, service, trusts_request_chat_template=trusts_request_chat_template)
+    add_info_routes(app, service)  # before OpenAI's /models/{id}, whose ids may contain slashes
+    tokenizers = add_openai_routes(app, service, trusts_request_chat_template=trusts_request_chat_template)
+    add_tgi_routes(app, service)
+    add_megatron_routes(app, service)
+    add_shared_routes(app, service, tokenizers)
     _add_service_routes(app, models, metrics, other_metrics)
     add_server_info_routes(app, service)
     add_trace_routes(app, traces)

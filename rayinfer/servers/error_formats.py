@@ -32,26 +32,41 @@ def kserve_error(error: PublicError) -> tuple[int, dict[str, Any]]:
 
 
 def tgi_error(error: PublicError) -> tuple[int, dict[str, Any]]:
-    """Write TGI's form, which has statuses and types of its own."""
-    status, error_type = error.status, _TGI_TYPES.get(error.status, "validation")
-    if status in (400, 413, 415):
-        status = 422
+    """Write TGI's form, which has statuses and types of its own.
+
+    Bodies that are no JSON keep 400, and so do requests for no particular one of several models.
+    """
+    status, message = error.status, error.message
+    if status == 400 and error.code not in ("invalid_json", "model_required"):
+        status, message = 422, f"Input validation error: {message}"
     elif status == 500:
         status = 424
-    return status, {"error": error.message, "error_type": error_type}
+    return status, {"error": message, "error_type": _TGI_TYPES.get(error.status, "validation")}
+
+
+def megatron_error(error: PublicError) -> tuple[int, dict[str, Any]]:
+    """Write the form that Megatron's client of its `/api` reads."""
+    return error.status, {"message": error.message}
 
 
 _TGI_TYPES: Mapping[int, str] = {
     401: "authentication",
     403: "permission",
     404: "not_found",
+    408: "timeout",
     429: "overloaded",
     500: "generation",
     503: "overloaded",
     504: "incomplete_generation",
 }
 
-_FORMATS: tuple[tuple[str, ErrorFormat], ...] = (("/v2", kserve_error),)  # by the beginning of a path
+# By the beginning of a path.
+_FORMATS: tuple[tuple[str, ErrorFormat], ...] = (
+    ("/v2", kserve_error),
+    *((path, tgi_error) for path in ("/generate", "/generate_stream", "/chat_tokenize", "/info")),
+    ("/api", megatron_error),
+)
+_MODEL_PATHS = "/models/"
 
 
 def error_format_of(scope: Mapping[str, Any]) -> ErrorFormat:
@@ -59,7 +74,11 @@ def error_format_of(scope: Mapping[str, Any]) -> ErrorFormat:
     chosen: ErrorFormat | None = scope.get("state", {}).get("error_format")
     if chosen is not None:
         return chosen
-    path: str = scope.get("path", "")
+    path: str = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+    if path.startswith(_MODEL_PATHS):  # /models/NAME/generate has the form of /generate
+        path = path[path.rindex("/") :]
+    if path == "/":
+        return tgi_error
     return next((form for prefix, form in _FORMATS if path == prefix or path.startswith(prefix + "/")), openai_error)
 
 

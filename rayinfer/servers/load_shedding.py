@@ -28,7 +28,7 @@ class LoadShedding:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._paths:
+        if scope["type"] == "http" and scope["method"] in ("POST", "PUT") and scope["path"] in self._paths:
             overload = self._overload()
             if overload is not None:
                 self._metrics.request_refused(refusal_reason(overload))

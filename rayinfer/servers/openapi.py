@@ -10,6 +10,21 @@ SCHEMA_PATH = "#/components/schemas/{model}"
 NULLABLE_TEXT = {"type": ["string", "null"]}
 
 ERROR_SCHEMAS: Mapping[str, Any] = {
+    "TgiError": {
+        "type": "object",
+        "description": "TGI's form of errors",
+        "required": ["error", "error_type"],
+        "properties": {"error": {"type": "string"}, "error_type": {"type": "string"}},
+    },
+    "SharedError": {
+        "anyOf": [{"$ref": "#/components/schemas/ErrorResponse"}, {"$ref": "#/components/schemas/TgiError"}]
+    },
+    "MegatronError": {
+        "type": "object",
+        "description": "Megatron's form of errors",
+        "required": ["message"],
+        "properties": {"message": {"type": "string"}},
+    },
     "ErrorResponse": {
         "type": "object",
         "description": "OpenAI's envelope of errors",
@@ -26,7 +41,7 @@ ERROR_SCHEMAS: Mapping[str, Any] = {
                 },
             }
         },
-    }
+    },
 }
 
 _ERRORS = {
@@ -36,6 +51,8 @@ _ERRORS = {
     409: "Refused in the present state",
     413: "The body is too large",
     415: "The body is not JSON",
+    422: "A field is missing, of the wrong type, out of range or not supported",
+    424: "The service failed to generate",
     429: "Too many requests are waiting; see Retry-After",
     431: "The headers are too large",
     500: "The service failed to answer this request",
@@ -45,6 +62,7 @@ _ERRORS = {
 BODY_ERRORS = (400, 404, 408, 413, 415, 431, 500, 503)
 GENERATION_ERRORS = (*BODY_ERRORS, 429, 504)
 READ_ERRORS = (431, 500)
+TGI_ERRORS = (400, 404, 408, 413, 415, 422, 424, 429, 431, 500, 503, 504)
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -100,7 +118,8 @@ def remove_validation_errors(app: FastAPI) -> None:
         document = build()
         for path in document["paths"].values():
             for operation in path.values():
-                operation["responses"].pop("422", None)
+                if "HTTPValidationError" in str(operation["responses"].get("422")):
+                    del operation["responses"]["422"]
         for name in ("HTTPValidationError", "ValidationError"):
             document.get("components", {}).get("schemas", {}).pop(name, None)
         return document

@@ -8,6 +8,9 @@ from rayinfer.protocols import EngineControl, TextGenerator
 from rayinfer.tokenization.chat_template import ChatTemplate
 from rayinfer.tokenization.tokenizer import Tokenizer
 
+# Sent by `text-generation` and `huggingface_hub` where a protocol has them name a model.
+PLACEHOLDERS = frozenset({"tgi", "dummy"})
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedModel:
@@ -25,9 +28,11 @@ def find_model(models: Mapping[str, ServedModel], name: str | None) -> ServedMod
     """Look a model up; without a name the only one is meant. Raises UnknownModel, InvalidParameter or NotReady."""
     if not models:
         raise NotReady("No model is loaded yet.")
-    if name is None:
+    if name is None or (name in PLACEHOLDERS and name not in models):
         if len(models) > 1:
-            raise InvalidParameter("model is required: this service serves more than one", "model")
+            raise InvalidParameter(
+                f"model is required: this service serves more than one: {', '.join(models)}", "model"
+            )
         return next(iter(models.values()))
     if name not in models:
         raise UnknownModel(f"The model {name!r} does not exist. Served here: {', '.join(models)}.", "model")

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from rayinfer.errors import InvalidParameter, ModelLoadError
 from rayinfer.tokenization.detokenizer import DecoderTables, Detokenizer
+from rayinfer.tokenization.foreign_tokenizer import foreign_tokenizer_class, read_foreign_tokenizer
 from rayinfer.tokenization.longest_token import find_longest_token
 from rayinfer.tokenization.marian_tokenizer import (
     MARIAN_SPECIAL_TOKENS,
@@ -24,6 +25,14 @@ from rayinfer.tokenization.truncation import Truncation
 
 LONG_TEXT_CHARS = 8192  # tokenizing more takes milliseconds, for which other threads should not have to wait
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class LocatedToken(NamedTuple):
+    """A token and the characters of a text that it stands for."""
+
+    token_id: int
+    start: int
+    stop: int
 
 
 class Tokenizer:
@@ -54,8 +63,16 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Load tokenizer.json or Marian's files, and tokenizer_config.json; raises ModelLoadError that names a file."""
+        """Load tokenizer.json or Marian's files, and tokenizer_config.json; raises ModelLoadError that names a file.
+
+        A folder without these is read by the package whose entry point its `tokenizer_class` names.
+        """
         settings = read_tokenizer_config(folder)
+        if (foreign_class := foreign_tokenizer_class(folder)) is not None:
+            tokenizer = read_foreign_tokenizer(folder, foreign_class)
+            if not isinstance(tokenizer, cls):
+                raise ModelLoadError(f"tokenizer_class {foreign_class!r}: read as {tokenizer!r:.80}, no Tokenizer")
+            return tokenizer
         if is_marian_folder(folder):
             vocabulary, special = read_vocabulary(folder), MARIAN_SPECIAL_TOKENS | special_tokens(settings)
             marian = read_marian_tokenizers(folder, vocabulary, special)
@@ -109,6 +126,20 @@ class Tokenizer:
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         check_length(len(encoding))
         return list(encoding.ids)
+
+    def locate_tokens(
+        self, text: str, *, add_special_tokens: bool = True, check_length: Callable[[int], None] = lambda _: None
+    ) -> list[LocatedToken]:
+        """Turn text into token ids as `encode` does, with their places in it.
+
+        Special tokens around a text have an empty place, and so have all tokens of Marian, whose pieces are cut from
+        a text that is normalized before.
+        """
+        token_ids = self.encode(text, add_special_tokens=add_special_tokens, check_length=check_length)
+        if self._marian is not None or not token_ids:
+            return [LocatedToken(token_id, 0, 0) for token_id in token_ids]
+        (encoding,) = self._backend.encode_batch([text], add_special_tokens=add_special_tokens)
+        return [LocatedToken(token_id, *place) for token_id, place in zip(token_ids, encoding.offsets, strict=True)]
 
     def _encode_truncated(self, text: str, add_special_tokens: bool, truncation: Truncation) -> list[int]:
         if self._marian is not None:
@@ -165,6 +196,11 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         """Ids of the tokens without text when special tokens are skipped."""
         return self._special_ids
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Id of the token that begins a text."""
+        return self._special_id("bos_token")
 
     @property
     def eos_token_id(self) -> int | None:

@@ -43,8 +43,9 @@ def test_servers_routing_and_tokenization_load_no_torch():
     assert json.loads(run_python(IMPORT_ALL, json.dumps([*TORCH_FREE_MODULES, *in_rooms]))) == {}
 
 
-def test_sampling_params_come_from_the_package_without_torch():
-    code = "import sys; from rayinfer import RequestOutput, SamplingParams; print('torch' in sys.modules)"
+def test_sampling_params_and_clients_come_from_the_package_without_torch():
+    names = "AsyncInferenceClient, InferenceClient, RequestOutput, SamplingParams"
+    code = f"import sys; from rayinfer import {names}; print('torch' in sys.modules)"
     assert run_python(code) == "False"
 
 

@@ -1,10 +1,15 @@
-"""Registry of architectures: a checkpoint's name for its architecture to the module and class; loads no torch."""
+"""Registry of architectures: a checkpoint's name for its architecture to the module and class; loads no torch.
+
+Other packages add theirs as entry points of the group `rayinfer.models`.
+"""
 
 import importlib
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from rayinfer.entry_points import MODELS, call_entry_point, entry_point_names, refuse_taken_names
 from rayinfer.errors import UnsupportedArchitecture
 
 # In rayinfer/models/architectures, so that names are checked without loading torch.
@@ -29,15 +34,25 @@ ARCHITECTURES: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 def check_architecture(name: str) -> None:
     """Raise UnsupportedArchitecture, listing the known ones, when there is no class for the checkpoint."""
-    if name not in ARCHITECTURES:
+    if name in ARCHITECTURES:
+        return
+    others = entry_point_names(MODELS)
+    if name not in others:
+        known = ", ".join([*ARCHITECTURES, *(other for other in others if other not in ARCHITECTURES)])
         raise UnsupportedArchitecture(
-            f"architecture {name!r} is not supported; known: {', '.join(ARCHITECTURES)}"
+            f"architecture {name!r} is not supported; known: {known}"
             " (rayinfer/models/README.md explains how to add one)"
         )
 
 
 def architecture_class(name: str) -> Any:
-    """Import the architecture's class, which builds a Decoder from a ModelConfig; raises UnsupportedArchitecture."""
+    """Import the architecture's class, which builds a Decoder from a ModelConfig; raises UnsupportedArchitecture.
+
+    Of another package's class, errors while it is imported and built are ModelLoadErrors.
+    """
     check_architecture(name)
+    refuse_taken_names(MODELS, ARCHITECTURES)
+    if name not in ARCHITECTURES:
+        return partial(call_entry_point, MODELS, name)
     module, class_name = ARCHITECTURES[name]
     return getattr(importlib.import_module(f"rayinfer.models.architectures.{module}"), class_name)

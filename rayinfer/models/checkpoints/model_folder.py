@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from rayinfer.errors import ModelLoadError
+from rayinfer.tokenization.foreign_tokenizer import foreign_tokenizer_class
 
 SINGLE_WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
@@ -17,7 +18,8 @@ def check_model_folder(folder: Path) -> None:
     """Raise ModelLoadError that names the first file missing from `folder`."""
     is_marian = all((folder / name).is_file() for name in MARIAN_FILES)
     for name in REQUIRED_FILES:
-        if not (folder / name).is_file() and not (is_marian and name == "tokenizer.json"):
+        may_lack = name == "tokenizer.json" and (is_marian or foreign_tokenizer_class(folder) is not None)
+        if not (folder / name).is_file() and not may_lack:
             raise ModelLoadError(f"{folder / name} is missing: a model folder needs {', '.join(REQUIRED_FILES)}")
     weight_files(folder)
 

@@ -3,8 +3,9 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from fastapi.responses import Response
@@ -69,11 +70,18 @@ class StreamWriter(Protocol):
 class WholeResponse(Response):
     """Waits for all outputs and answers with one JSON body."""
 
-    def __init__(self, outputs: Outputs, aggregate: OutputCollector, body: Callable[[], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        outputs: Outputs,
+        aggregate: OutputCollector,
+        body: Callable[[], Any],
+        final_headers: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
         super().__init__()
         self._outputs = outputs
         self._aggregate = aggregate
         self._body = body
+        self._final_headers = final_headers  # known when all outputs are there
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate, then send; errors escape to the application's handlers, as nothing was sent yet."""
@@ -84,7 +92,7 @@ class WholeResponse(Response):
             async for output in outputs:
                 self._aggregate.add(output)
         body = await asyncio.to_thread(self._encode) if self._aggregate.is_long else self._encode()
-        await json_response(body)(scope, receive, send)
+        await json_response(body, headers=self._final_headers())(scope, receive, send)
 
     def _encode(self) -> bytes:
         return json.dumps(self._body(), ensure_ascii=False).encode(errors="replace")
@@ -97,9 +105,14 @@ class StreamedResponse(Response):
     """
 
     def __init__(
-        self, outputs: Outputs, writer: StreamWriter, *, keep_alive_check_s: float = KEEP_ALIVE_CHECK_S
+        self,
+        outputs: Outputs,
+        writer: StreamWriter,
+        *,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        keep_alive_check_s: float = KEEP_ALIVE_CHECK_S,
     ) -> None:
-        super().__init__(headers={**EVENT_HEADERS, "Content-Type": EVENT_STREAM})
+        super().__init__(headers={**EVENT_HEADERS, **headers, "Content-Type": EVENT_STREAM})
         del self.headers["content-length"]
         self._outputs = outputs
         self._writer = writer

@@ -87,6 +87,16 @@ class GenerationService:
             )
         return generate_outputs(generation.model.generator, requests, self._prompt_lists)
 
+    def dispatched_s(self, context: RequestContext, response_id: str) -> float | None:
+        """Return when a request was sent to an engine, in seconds since 1970; None where requests are not traced."""
+        if self._traces is None:
+            return None
+        for stored in self._traces.find(response_id, context.caller.tenant):
+            times_s = [event.time_s for event in stored.trace.in_order() if event.name == "dispatched"]
+            if times_s:
+                return times_s[0]
+        return None
+
     def _requests(self, context: RequestContext, generation: PreparedGeneration) -> list[GenerationRequest]:
         """Make one request of each prompt."""
         elapsed_s = max(0.0, time.time() - context.identity.received_s)

@@ -20,7 +20,7 @@ from rayinfer.servers.openai.schemas import (
     TokenizeChatBody,
     TokenizePromptBody,
 )
-from rayinfer.servers.openapi import SCHEMA_PATH, reference
+from rayinfer.servers.openapi import SCHEMA_PATH
 from rayinfer.servers.request_limits import RequestLimits
 from rayinfer.servers.served_model import ServedModel
 from rayinfer.tokenization.chat_template import RESERVED_NAMES
@@ -57,7 +57,6 @@ def request_schemas(
         for field in _LONG_LISTS & schema["properties"].keys():
             _remove_max_items(schema["properties"][field])
     schemas["ChatMessage"] = _message(schemas["ChatMessage"])
-    schemas["TokenizeBody"] = {"oneOf": [reference("TokenizePromptBody"), reference("TokenizeChatBody")]}
     return schemas
 
 
@@ -138,7 +137,7 @@ def _ranges(limits: RequestLimits, vocabulary: Mapping[str, Any]) -> dict[str, d
         "stop": {"anyOf": [text, {"type": "array", "items": text, "maxItems": limits.max_stop_strings}, _NULL]},
         "bad_words": {"items": {**text, "maxLength": MAX_BAD_WORD_CHARS}, "maxItems": limits.max_bad_words},
         "logit_bias": {
-            "propertyNames": {"pattern": _pattern_below(vocabulary["maximum"] + 1)},
+            "propertyNames": {"pattern": pattern_below(vocabulary["maximum"] + 1)},
             "additionalProperties": {"type": "number", "minimum": -MAX_LOGIT_BIAS, "maximum": MAX_LOGIT_BIAS},
             "maxProperties": limits.max_logit_bias,
         },
@@ -201,7 +200,7 @@ def _enough_tokens() -> dict[str, Any]:
     return {"anyOf": [{"properties": {"min_tokens": {"enum": [None, 0]}}}, {"properties": lengths}]}
 
 
-def _pattern_below(limit: int) -> str:
+def pattern_below(limit: int) -> str:
     """Return the pattern of the integers from 0 that are less, as they are written in decimal."""
     highest = str(limit - 1)
     patterns = ["0", *(f"[1-9][0-9]{{{length}}}" for length in range(len(highest) - 1)), highest]

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rayinfer import __version__
 from rayinfer.errors import RequestFailed
 from rayinfer.outputs import CompletionAggregate, OutputAggregate, TokenLogprobs
 from rayinfer.servers.generation.prompt_outputs import PromptOutput, check_ended_well
@@ -10,6 +11,8 @@ from rayinfer.servers.openai.response_settings import SERVICE_TIER, ResponseSett
 
 MANY_POSITIONS = 1000  # whose log probabilities take milliseconds to write down
 MANY_PROMPT_LOGPROBS = 20_000
+
+FINGERPRINT = f"rayinfer-{__version__}"  # a string, which some clients insist on
 
 
 class ResponseAggregate:
@@ -113,5 +116,5 @@ class ResponseAggregate:
             "model": self._settings.model,
             "choices": choices,
             "usage": self._usage.usage(),
-            "system_fingerprint": None,
+            "system_fingerprint": FINGERPRINT,
         }

@@ -28,7 +28,6 @@ from rayinfer.servers.openapi import (
 PREFIX = "/v1"
 CHAT_COMPLETIONS = "/chat/completions"
 COMPLETIONS = "/completions"
-TOKENIZE = "/tokenize"
 DETOKENIZE = "/detokenize"
 TOKENIZER_INFO = "/tokenizer_info"
 MODELS = "/models"
@@ -45,8 +44,10 @@ def generation_paths() -> list[str]:
     return [*_aliases(PREFIX, CHAT_COMPLETIONS), *_aliases(PREFIX, COMPLETIONS)]
 
 
-def add_openai_routes(app: FastAPI, service: GenerationService, *, trusts_request_chat_template: bool = False) -> None:
-    """Add the paths of OpenAI's protocol to an application."""
+def add_openai_routes(
+    app: FastAPI, service: GenerationService, *, trusts_request_chat_template: bool = False
+) -> TokenizeEndpoints:
+    """Add the paths of OpenAI's protocol to an application; returns the endpoints of paths that others share."""
     endpoints = OpenAIEndpoints(service, trusts_request_chat_template=trusts_request_chat_template)
     _add_post(app, PREFIX, CHAT_COMPLETIONS, endpoints.create_chat_completion, "ChatCompletion", streams=True)
     _add_post(app, PREFIX, COMPLETIONS, endpoints.create_completion, "Completion", streams=True)
@@ -54,7 +55,6 @@ def add_openai_routes(app: FastAPI, service: GenerationService, *, trusts_reques
     one_model = responses(reference("Model"), 404, 503, *READ_ERRORS)
     _add_get(app, PREFIX, MODELS + "/{model_id:path}", endpoints.retrieve_model, one_model)
     tokenizers = TokenizeEndpoints(service, trusts_request_chat_template=trusts_request_chat_template)
-    _add_post(app, "", TOKENIZE, tokenizers.tokenize, "Tokenize")
     _add_post(app, "", DETOKENIZE, tokenizers.detokenize, "Detokenize")
     info = responses(reference("TokenizerInfo"), 400, 404, 503, *READ_ERRORS)
     _add_get(app, "", TOKENIZER_INFO, tokenizers.tokenizer_info, info, {"parameters": [_MODEL_PARAMETER]})
@@ -66,6 +66,7 @@ def add_openai_routes(app: FastAPI, service: GenerationService, *, trusts_reques
         return {**RESPONSE_SCHEMAS, **bodies}
 
     add_component_schemas(app, schemas)
+    return tokenizers
 
 
 def _add_post(app: FastAPI, prefix: str, path: str, endpoint: Any, schema: str, *, streams: bool = False) -> None:

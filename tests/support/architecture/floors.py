@@ -12,6 +12,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.startup_steps",
         "rayinfer.liveness",
         "rayinfer.progress_bar",
+        "rayinfer.entry_points",
     ),
     (
         "rayinfer.attention",
@@ -23,7 +24,14 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "rayinfer.traces",
         "rayinfer.wire",
     ),
-    ("rayinfer.layers", "rayinfer.decoding", "rayinfer.kv_cache", "rayinfer.protocols", "rayinfer.credits"),
+    (
+        "rayinfer.layers",
+        "rayinfer.decoding",
+        "rayinfer.kv_cache",
+        "rayinfer.protocols",
+        "rayinfer.credits",
+        "rayinfer.client",
+    ),
     (
         "rayinfer.models",
         "rayinfer.adapters",
@@ -55,6 +63,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 NEIGHBORS: dict[tuple[str, str], str] = {
     ("rayinfer.metrics", "rayinfer.outputs"): "metrics count what outputs define; outputs imports nothing of ours",
     ("rayinfer.tensor_parallel", "rayinfer.errors"): "too many ranks are a caller's mistake; errors imports nothing",
+    ("rayinfer.entry_points", "rayinfer.errors"): "a package that cannot be imported is a model that cannot be loaded",
     ("rayinfer.sampling_defaults", "rayinfer.sampling_params"): "they are checked as a request's parameters are",
     ("rayinfer.config", "rayinfer.sampling_defaults"): "a setting overrides them; they know no settings",
     ("rayinfer.credits", "rayinfer.protocols"): "they are shares of what a description tells",
@@ -73,6 +82,7 @@ TORCH_FREE_ROOMS = (
     "rayinfer.transport",
     "rayinfer.tokenization",
     "rayinfer.traces",
+    "rayinfer.client",
 )
 TORCH_FREE_MODULES = (
     "rayinfer",

@@ -105,6 +105,10 @@ async def test_a_request_that_the_engine_failed_is_a_neutral_500(client, generat
         ),
         ("/v2/models/m/infer", 400, {"error": "no"}),
         ("/v2", 400, {"error": "no"}),
+        ("/generate", 422, {"error": "Input validation error: no", "error_type": "validation"}),
+        ("/models/org/m/generate", 422, {"error": "Input validation error: no", "error_type": "validation"}),
+        ("/", 422, {"error": "Input validation error: no", "error_type": "validation"}),
+        ("/api", 400, {"message": "no"}),
         ("/v2x", 400, {"error": {"message": "no", "type": "invalid_request_error", "param": "n", "code": None}}),
     ],
 )
@@ -114,7 +118,14 @@ def test_an_error_has_the_form_of_its_paths_protocol(path, status, body):
 
 
 def test_an_endpoint_may_choose_the_form_of_its_errors():
-    scope = {"path": "/generate", "state": {}}
+    scope = {"path": "/v1/completions", "state": {}}
     choose_error_format(scope, tgi_error)
     response = error_response(InvalidParameter("no", "n"), error_format_of(scope))
-    assert (response.status_code, json.loads(response.body)) == (422, {"error": "no", "error_type": "validation"})
+    assert (response.status_code, json.loads(response.body)) == (
+        422,
+        {"error": "Input validation error: no", "error_type": "validation"},
+    )
+
+
+def test_the_form_of_an_error_does_not_depend_on_the_applications_prefix():
+    assert error_format_of({"path": "/service/generate", "root_path": "/service"}) is tgi_error

@@ -37,8 +37,8 @@ def client_of(app: object, max_body_bytes: int = 100) -> httpx.AsyncClient:
 
 async def test_a_body_at_the_limit_passes_and_one_above_it_is_413():
     async with client_of(EchoLength()) as client:
-        assert (await client.post("/", content=b"x" * 100)).text == "100"
-        response = await client.post("/", content=b"x" * 101)
+        assert (await client.post("/v1", content=b"x" * 100)).text == "100"
+        response = await client.post("/v1", content=b"x" * 101)
     assert response.status_code == 413
     assert response.headers["connection"] == "close"
     assert response.json()["error"] == {
@@ -103,7 +103,7 @@ async def test_a_failure_of_the_application_is_a_neutral_500():
         raise ValueError("in /srv/app.py")
 
     async with client_of(broken) as client:
-        response = await client.get("/")
+        response = await client.get("/v1")
     assert response.status_code == 500
     assert "srv" not in response.text
 

@@ -224,7 +224,7 @@ async def test_a_whole_completion_is_worded_exactly(client, models):
             "total_tokens": num_prompt_tokens + 3,
             "prompt_tokens_details": {"cached_tokens": 0},
         },
-        "system_fingerprint": None,
+        "system_fingerprint": "rayinfer-0.1.0",
     }
 
 

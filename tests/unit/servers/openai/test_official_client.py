@@ -1,18 +1,17 @@
 """The official client, with its hidden strict validation on, against the application on a real port."""
 
 import asyncio
-import threading
 from collections.abc import Iterator
 
 import httpx
 import openai
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 from rayinfer.errors import QueueFull
 from support.fakes.fake_generator import FakeGenerator
 from support.services.polling import until
+from support.services.served_application import served
 
 MESSAGES = [{"role": "user", "content": "hello"}]
 
@@ -20,15 +19,8 @@ MESSAGES = [{"role": "user", "content": "hello"}]
 @pytest.fixture
 def address(app: FastAPI) -> Iterator[str]:
     """Serve the application from a thread of its own until the test is over."""
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off"))
-    bound = server.config.bind_socket()
-    bound.listen()  # from here on clients are kept waiting, not refused, while the server comes up
-    thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{bound.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(timeout=10)
-    bound.close()
+    with served(app) as address:
+        yield address
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""TGI's protocol: generation, tokenization and information."""
