@@ -46,6 +46,10 @@ class UnknownModel(RequestError):
     """A model that this service does not serve."""
 
 
+class NotSupported(RequestError):
+    """A part of a protocol that this service does not have."""
+
+
 class TraceNotFound(RequestError):
     """A trace of a request that is unknown, or of which nothing is kept."""
 

@@ -19,6 +19,9 @@ from rayinfer.servers.engine_control import add_engine_control_routes
 from rayinfer.servers.error_formats import error_format_of
 from rayinfer.servers.error_responses import error_kind, error_response, json_response, refusal_reason, status_response
 from rayinfer.servers.generation.service import GenerationService
+from rayinfer.servers.kserve.inference import InferenceService
+from rayinfer.servers.kserve.repository import ModelRepository
+from rayinfer.servers.kserve.rest.routes import add_kserve_routes
 from rayinfer.servers.load_shedding import LoadShedding
 from rayinfer.servers.openai.routes import add_openai_routes, generation_paths
 from rayinfer.servers.request_boundary import RequestBoundary
@@ -40,12 +43,14 @@ def build_app(
     echoes_request_id: bool = True,
     enable_engine_control: bool = False,
     trusts_tenant_header: bool = False,
+    kserve: InferenceService | None = None,
 ) -> FastAPI:
     """Build the application over `models`, a mapping that may be filled and change while it serves.
 
     Requests are traced if there are `traces` to keep them in, shared with the generators. A proxy that puts
     `x-request-id` on every answer itself, as Ray Serve's does, wants `echoes_request_id=False`. With
-    `trusts_tenant_header`, all clients must come through a gateway that sets it.
+    `trusts_tenant_header`, all clients must come through a gateway that sets it. A `kserve` that is shared with gRPC
+    has a generation service of its own, which takes the place of one over `models`, and may have tensor models.
     """
     app = FastAPI(title="rayinfer", version=installed_version("rayinfer"), redirect_slashes=False)
     trust_tenant_header(app, trusts_tenant_header)
@@ -54,7 +59,10 @@ def build_app(
     app.add_middleware(RequestBoundary, metrics=metrics, bounds=bounds, echoes_request_id=echoes_request_id)
     _add_error_handlers(app, metrics)
     # Paths are looked through in this order, so those that are asked most come first.
-    add_openai_routes(app, GenerationService(models, request_timeout_s, traces))
+    if kserve is None:
+        kserve = InferenceService(GenerationService(models, request_timeout_s, traces), ModelRepository(models))
+    add_openai_routes(app, kserve.generation)
+    add_kserve_routes(app, kserve, max_body_bytes)
     _add_service_routes(app, models, metrics)
     add_trace_routes(app, traces)
     if enable_engine_control:

@@ -48,10 +48,25 @@ class GenerationService:
         That runs in a thread where it may take more than a few milliseconds: schemas, templates and tokenizers work in
         proportion to the body; each forbidden word is tokenised three times.
         """
-        raw = await read_body(request)
-        if len(raw) > LONG_BODY_BYTES or b"bad_words" in raw:
+        return await self.prepare_json(await read_body(request), prepare)
+
+    async def prepare_json(
+        self, raw: bytes, prepare: Callable[[dict[str, Any]], Prepared], *, num_more_bytes: int = 0
+    ) -> Prepared:
+        """Do the same for JSON that was read already, with so many other bytes behind it; raises RequestError."""
+        if len(raw) + num_more_bytes > LONG_BODY_BYTES or b"bad_words" in raw:
             return await self._long_bodies.prepare(raw, prepare)
         return prepare(decode_object(raw))
+
+    async def prepare_other(self, work: Callable[[], Prepared], num_bytes: int) -> Prepared:
+        """Do the same for a request of so many bytes that is not JSON; raises RequestError."""
+        return await self._long_bodies.run(work, num_bytes) if num_bytes > LONG_BODY_BYTES else work()
+
+    def remaining_s(self, context: RequestContext, own_s: float | None) -> float | None:
+        """Return the time that a request has left, by its own limit and the service's; None for no limit."""
+        elapsed_s = max(0.0, time.time() - context.identity.received_s)
+        own_s = None if own_s is None else max(0.0, own_s - elapsed_s)
+        return min((each for each in (own_s, self._request_timeout_s) if each is not None), default=None)
 
     def start(
         self, context: RequestContext, generation: PreparedGeneration, response_id: str
@@ -74,15 +89,14 @@ class GenerationService:
 
     def _requests(self, context: RequestContext, generation: PreparedGeneration) -> list[GenerationRequest]:
         """Make one request of each prompt."""
-        elapsed_s = max(0.0, time.time() - context.identity.received_s)
-        own_s = None if generation.timeout_s is None else max(0.0, generation.timeout_s - elapsed_s)
+        timeout_s = self.remaining_s(context, generation.timeout_s)
         return [
             GenerationRequest(
                 request_id=uuid.uuid4().hex,  # ours: two clients may choose the same name
                 prompt_token_ids=prompt,
                 sampling_params=generation.params,
                 priority=generation.priority,
-                timeout_s=min((each for each in (own_s, self._request_timeout_s) if each is not None), default=None),
+                timeout_s=timeout_s,
                 tenant=context.caller.tenant,
                 cache_salt=generation.cache_salt or context.caller.cache_salt,
                 trace=self._traces is not None,
