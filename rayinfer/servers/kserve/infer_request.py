@@ -1,7 +1,7 @@
 """Inference requests and results as both transports have them, and their parameters."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rayinfer.errors import InvalidParameter, NotSupported, shown
@@ -35,6 +35,12 @@ class InferSettings:
     priority: int = 0
     timeout_s: float | None = None
     model: Parameters = field(default_factory=dict)
+
+    def within(self, deadline_s: float | None) -> "InferSettings":
+        """Return them with a deadline of the call, if that is earlier."""
+        if deadline_s is None or (self.timeout_s is not None and self.timeout_s <= deadline_s):
+            return self
+        return replace(self, timeout_s=max(0.0, deadline_s))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -53,6 +53,7 @@ class TextRequest:
     generation: PreparedGeneration
     details: bool = False  # the finish reason, and log probabilities of tokens
     repeats_input: bool = False  # the output begins with the input
+    streams: bool = True  # where the call can; False asks for the whole text at once
 
 
 def read_generate_body(model: ServedModel, body: Mapping[str, Any], *, streams: bool) -> TextRequest:
@@ -93,13 +94,12 @@ def read_text_tensors(model: ServedModel, request: InferRequest) -> TextRequest:
         if output.name != TEXT_OUTPUT.name or output.num_classes:
             raise InvalidParameter("the only output is 'text_output', without classification", "outputs")
     parameters = dict(request.settings.model)
-    parameters.pop("stream", None)
+    if STREAM.name in request.inputs:
+        parameters[STREAM.name] = bool(_single(request.inputs[STREAM.name]))
     if SAMPLING_PARAMETERS.name in request.inputs:
         parameters |= _sampling_parameters(_single(request.inputs[SAMPLING_PARAMETERS.name]))
     if EXCLUDE_INPUT.name in request.inputs:
         parameters[EXCLUDE_INPUT.name] = bool(_single(request.inputs[EXCLUDE_INPUT.name]))
-    if STREAM.name in request.inputs:
-        _single(request.inputs[STREAM.name])  # the call decides
     settings = InferSettings(priority=request.settings.priority, timeout_s=request.settings.timeout_s, model=parameters)
     return text_request(model, _texts(request.inputs[TEXT_INPUT.name]), settings, request.id)
 
@@ -109,6 +109,7 @@ def text_request(model: ServedModel, texts: Sequence[str], settings: InferSettin
     parameters = dict(settings.model)
     details = _flag(parameters, "details", default=False)
     repeats_input = not _flag(parameters, EXCLUDE_INPUT.name, default=True)
+    streams = _flag(parameters, STREAM.name, default=True)
     fields = _sampling_fields(parameters)
     if details:
         fields.setdefault("logprobs", 0)
@@ -132,7 +133,9 @@ def text_request(model: ServedModel, texts: Sequence[str], settings: InferSettin
         cache_salt=body.cache_salt or "",
         timeout_s=settings.timeout_s,
     )
-    return TextRequest(id=request_id, texts=texts, generation=generation, details=details, repeats_input=repeats_input)
+    return TextRequest(
+        id=request_id, texts=texts, generation=generation, details=details, repeats_input=repeats_input, streams=streams
+    )
 
 
 def _sampling_fields(parameters: Mapping[str, Any]) -> dict[str, Any]:
