@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,8 @@ from rayinfer_deployments.cli.terminal import QuietTerminal
 from rayinfer_deployments.cluster.haproxy_files import haproxy_files
 from rayinfer_deployments.cluster.ray_environment import THROUGHPUT_SETTINGS, Profile, set_ray_settings
 from rayinfer_deployments.router.connection_limits import DEFAULT_CONNECTION_LIMITS
+
+MAX_PORT = 65535
 
 ProfileOption = Annotated[
     Profile,
@@ -46,6 +49,15 @@ EngineControl = Annotated[
 PerAddress = Annotated[int, typer.Option(min=1, help="connections from one address")]
 IdleConnections = Annotated[int, typer.Option(min=1, help="connections without a request; the oldest are closed first")]
 UnfinishedRequests = Annotated[int, typer.Option(min=1, help="requests with an incomplete head or body")]
+GrpcPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=65535, help="port of gRPC; 0: none (default: the one after --port, 8001, where that is free)"
+    ),
+]
+WithExamples = Annotated[
+    bool, typer.Option("--with-examples", help="serve the tensor models simple and identity as well")
+]
 Host = Annotated[str, typer.Option(help="address to listen on; 0.0.0.0 accepts other machines")]
 Replicas = Annotated[str | None, typer.Option(help="number of engines: N, or MIN:MAX to follow the load (default: 1)")]
 TrustTenantHeader = Annotated[
@@ -69,6 +81,7 @@ def serve(
         str, typer.Argument(help="folder, GGUF file, Hugging Face repository or embedded name")
     ] = DEFAULT_MODEL,
     port: Annotated[int, typer.Option(min=1, max=65535, help="port of the API")] = 8000,
+    grpc_port: GrpcPort = None,
     host: Host = "127.0.0.1",
     replicas: Replicas = None,
     autoscaling: AutoscalingFile = None,
@@ -87,6 +100,7 @@ def serve(
     trace_requests: Annotated[bool, typer.Option(help="keep the events of each request for ten minutes")] = True,
     trust_tenant_header: TrustTenantHeader = False,
     enable_engine_control: EngineControl = False,
+    with_examples: WithExamples = False,
     prioritize_engines: PrioritizeEngines = True,
     engine_settings: dict[str, Any] = {},  # noqa: B006 - filled by with_engine_options
 ) -> None:
@@ -97,6 +111,7 @@ def serve(
         name=name or _served_name(model),
         host=host,
         port=port,
+        grpc_port=grpc_port,
         engines=engines_asked_for(replicas, autoscaling),
         routers=routers,
         profile=profile,
@@ -108,6 +123,7 @@ def serve(
             "trace_requests": trace_requests,
             "enable_engine_control": enable_engine_control,
             "trust_tenant_header": trust_tenant_header,
+            "with_examples": with_examples,
             "max_connections": max_connections,
             "max_connections_per_address": max_connections_per_address,
             "max_idle_connections": max_idle_connections,
@@ -126,11 +142,12 @@ def _start(service: Service) -> None:
     # After the environment is set: these import Ray, which reads it.
     from rayinfer.models.checkpoints.sources import resolve_model
     from rayinfer.models.generation_config import default_sampling_params
-    from rayinfer_deployments.cli.serve import check_port_is_free
+    from rayinfer_deployments.cli.serve import check_port_is_free, choose_grpc_port
 
     config = engine_config(model=service.model, **service.settings)
     router_limits(service.limits)
     check_port_is_free(service.host, service.port)
+    service = replace(service, grpc_port=choose_grpc_port(service))
     folder = resolve_model(service.model)
     default_sampling_params(config, folder)  # an engine would find errors only after Ray's start
     with QuietTerminal(cache_folder() / "services" / f"{service.port}.log") as console:
@@ -143,7 +160,29 @@ def _served_name(model: str) -> str:
     return path.resolve().stem if path.is_file() else path.resolve().name if path.is_dir() else model
 
 
-def check_port_is_free(host: str, port: int) -> None:
+def choose_grpc_port(service: Service) -> int | None:
+    """Return the port of gRPC: the one asked for, or the next after the service's; None for none.
+
+    Raises RayinferError when another process has the one asked for. Routers in a cluster that is attached to may be on
+    other nodes: without being asked for they open no port there.
+    """
+    if service.grpc_port is not None:
+        if service.grpc_port == service.port:
+            raise RayinferError(f"--grpc-port and --port must differ, got {service.port} for both")
+        if service.grpc_port:
+            check_port_is_free(service.host, service.grpc_port, option="--grpc-port")
+        return service.grpc_port or None
+    next_port = service.port + 1
+    if service.ray_address is not None or next_port > MAX_PORT:
+        return None
+    try:
+        check_port_is_free(service.host, next_port)
+    except RayinferError:
+        return None
+    return next_port
+
+
+def check_port_is_free(host: str, port: int, *, option: str = "--port") -> None:
     """Raise RayinferError when another process has the port.
 
     Serve shares ports: without this check two services would answer alternately.
@@ -154,5 +193,5 @@ def check_port_is_free(host: str, port: int) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address[4])
     except OSError as error:
-        option = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        option = option if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
         raise RayinferError(f"cannot listen on {host}:{port}: {error.strerror}; choose another {option}") from None

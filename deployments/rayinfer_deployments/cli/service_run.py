@@ -44,6 +44,7 @@ class Service:
     name: str
     host: str
     port: int
+    grpc_port: int | None
     engines: dict[str, Any]  # how many, as a model's settings
     routers: int
     profile: Profile
@@ -131,7 +132,9 @@ def _prepare(service: Service, folder: Path) -> Prepared:
 
     check_folder(folder)
     listens_itself = service.ray_address is None and not service.has_haproxy
-    listen = {"listen_host": service.host, "listen_port": service.port} if listens_itself else {}
+    listen: dict[str, Any] = {"listen_host": service.host, "grpc_port": service.grpc_port}
+    if listens_itself:
+        listen["listen_port"] = service.port
     model = {"name": service.name, "model": str(folder), **service.engines, **service.settings}
     args = llm_app_args(
         {
@@ -245,6 +248,8 @@ def _announce(service: Service, console: Console) -> None:
     question = [{"role": "user", "content": "What is the capital of France?"}]
     body = json.dumps({"model": service.name, "messages": question, "max_tokens": 32, "temperature": 0})
     console.print(f"ready: {service.name} at {url}/v1 (Ctrl-C ends it)", markup=False, highlight=False, soft_wrap=True)
+    if service.grpc_port is not None:
+        console.print(f"gRPC at {service.host}:{service.grpc_port}", markup=False, highlight=False, soft_wrap=True)
     for line in _described(service):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     command = (

@@ -7,6 +7,7 @@ from rayinfer.protocols import Tensor, TensorModel, TensorRequest, TensorSpec
 
 PLATFORM = "rayinfer_example"
 SIMPLE_COLUMNS = 16
+EXAMPLE_NAMES = ("simple", "identity")
 MAX_BATCH_SIZE = 1024
 
 

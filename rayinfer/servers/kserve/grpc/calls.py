@@ -1,14 +1,15 @@
 """Calls of gRPC: their callers and deadlines, and the way of errors to their statuses."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from rayinfer.errors import Unavailable
+from rayinfer.errors import InvalidParameter, Unavailable
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.servers.caller import Caller, RequestContext
 from rayinfer.servers.error_responses import error_kind, public_error, refusal_reason
@@ -46,7 +47,7 @@ class Calls:
 
     def begin(self, context: Any) -> Call:
         """Identify the caller of a call; raises RayinferError for one that is refused."""
-        headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        headers = _headers(context.invocation_metadata() or ())
         caller = self._identify(headers, client_address(context.peer()))
         return Call(caller, headers.get(REQUEST_ID_HEADER, ""), context.time_remaining())
 
@@ -63,6 +64,14 @@ class Calls:
         else:
             self._metrics.request_refused(refusal_reason(error))
         return public_error(error).message
+
+
+def decode_message(message: Any, raw: bytes) -> Any:
+    """Decode bytes as a message of this class; raises InvalidParameter. gRPC itself would log a traceback of each."""
+    try:
+        return message.FromString(raw)
+    except DecodeError:
+        raise InvalidParameter("The call's message cannot be decoded.") from None
 
 
 class GuardedServices(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
@@ -88,6 +97,15 @@ class GuardedServices(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc
                 yield response
 
         return grpc.stream_stream_rpc_method_handler(guarded, handler.request_deserializer, handler.response_serializer)
+
+
+def _headers(metadata: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    """Return the headers that are texts; of one that comes twice both values, as HTTP joins them."""
+    headers: dict[str, str] = {}
+    for name, value in metadata:
+        if isinstance(value, str):
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
 
 
 def client_address(peer: str) -> str:

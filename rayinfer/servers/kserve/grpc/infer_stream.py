@@ -8,7 +8,7 @@ from typing import Any
 from rayinfer.errors import InvalidParameter, RequestFailed
 from rayinfer.servers.generation.prompt_outputs import check_ended_well
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
-from rayinfer.servers.kserve.grpc.calls import Call, Calls
+from rayinfer.servers.kserve.grpc.calls import Call, Calls, decode_message
 from rayinfer.servers.kserve.grpc.infer_messages import FINAL_RESPONSE, GrpcInferRequest, write_infer_result
 from rayinfer.servers.kserve.inference import Inference, InferenceService, TextInference
 from rayinfer.servers.kserve.repository import VERSION
@@ -42,8 +42,8 @@ class InferStream:
         self._sending: asyncio.Task[Any] | None = None
         self._has_room = asyncio.Semaphore(MAX_REQUESTS_PER_STREAM)
 
-    async def responses(self, messages: AsyncIterator[Any]) -> AsyncIterator[bytes]:
-        """Yield encoded responses until all messages are answered."""
+    async def responses(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield encoded responses until all encoded messages are answered."""
         self._sending = asyncio.current_task()
         reading = asyncio.create_task(self._answer_all(messages))
         try:
@@ -54,7 +54,7 @@ class InferStream:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
 
-    async def _answer_all(self, messages: AsyncIterator[Any]) -> None:
+    async def _answer_all(self, messages: AsyncIterator[bytes]) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
                 async for message in messages:
@@ -65,8 +65,10 @@ class InferStream:
             raise
         await self._put(None)
 
-    async def _answer(self, message: Any) -> None:
+    async def _answer(self, raw: bytes) -> None:
+        message = pb.ModelInferRequest()
         try:
+            message = decode_message(pb.ModelInferRequest, raw)
             inference, asked = await self._prepare(message, self._call)
             if isinstance(inference, TextInference) and inference.request.streams:
                 await self._stream_text(inference, asked)

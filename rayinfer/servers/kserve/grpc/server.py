@@ -15,7 +15,7 @@ from rayinfer.errors import NotReady, RayinferError
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.servers.caller import Caller
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
-from rayinfer.servers.kserve.grpc.calls import Calls, GuardedServices, Identify
+from rayinfer.servers.kserve.grpc.calls import Calls, GuardedServices, Identify, decode_message
 from rayinfer.servers.kserve.grpc.servicer import InferenceServicer
 from rayinfer.servers.kserve.inference import InferenceService
 from rayinfer.servers.kserve.repository import ModelRepository
@@ -136,23 +136,24 @@ def add_inference_service(server: Any, servicer: InferenceServicer, calls: Calls
         request = GetMessageClass(method.input_type)
         if method.client_streaming:
             handlers[method.name] = grpc.stream_stream_rpc_method_handler(
-                _streaming(servicer.model_stream_infer, calls), request.FromString, None
+                _streaming(servicer.model_stream_infer, calls), None, None
             )
             continue
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
         answer = servicer.refuse_shared_memory if "shared_memory" in name else getattr(servicer, name)
         handlers[method.name] = grpc.unary_unary_rpc_method_handler(
-            _unary(answer, None if method.name in OPEN_METHODS else calls, calls),
-            request.FromString,
+            _unary(answer, request, calls, is_open=method.name in OPEN_METHODS),
+            None,
             GetMessageClass(method.output_type).SerializeToString,
         )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE.full_name, handlers),))
 
 
-def _unary(answer: Callable[..., Any], guard: Calls | None, calls: Calls) -> Callable[..., Any]:
-    async def respond(request: Any, context: Any) -> Any:
+def _unary(answer: Callable[..., Any], message: Any, calls: Calls, *, is_open: bool) -> Callable[..., Any]:
+    async def respond(raw: bytes, context: Any) -> Any:
         try:
-            return await answer(request, None if guard is None else guard.begin(context))
+            call = None if is_open else calls.begin(context)
+            return await answer(decode_message(message, raw), call)
         except Exception as error:
             await calls.end(context, error)
 

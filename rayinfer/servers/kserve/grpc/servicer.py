@@ -33,11 +33,11 @@ class InferenceServicer:
         self._repository = service.repository
         self._calls = calls
 
-    async def server_live(self, request: Any, call: Call) -> Any:
+    async def server_live(self, request: Any, call: Call | None) -> Any:
         """Report that the process is alive."""
         return pb.ServerLiveResponse(live=True)
 
-    async def server_ready(self, request: Any, call: Call) -> Any:
+    async def server_ready(self, request: Any, call: Call | None) -> Any:
         """Report whether all models are ready."""
         try:
             self._repository.check_all_ready()
@@ -88,7 +88,7 @@ class InferenceServicer:
         self._service.statistics.of(result.model).compute_output.add(time.monotonic_ns() - started_ns)
         return response
 
-    def model_stream_infer(self, requests: AsyncIterator[Any], call: Call) -> AsyncIterator[bytes]:
+    def model_stream_infer(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
         """Run models for every request of a stream; responses are encoded already."""
         return InferStream(self._service, self._prepare, self._calls, call).responses(requests)
 
