@@ -1,9 +1,12 @@
 """ModelStreamInfer: requests of one stream side by side, answered by one response each or, as texts grow, by many."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
+
+import grpc
 
 from rayinfer.errors import InvalidParameter, RequestFailed
 from rayinfer.servers.generation.prompt_outputs import check_ended_well
@@ -14,7 +17,6 @@ from rayinfer.servers.kserve.inference import Inference, InferenceService, TextI
 from rayinfer.servers.kserve.repository import VERSION
 
 MAX_REQUESTS_PER_STREAM = 64  # side by side; the next one is read when one of them ends
-MAX_RESPONSES_AHEAD = 64  # a client that reads slowly holds up its own requests, not our memory
 STALLED_S = 60.0  # how long a client may read nothing of its responses
 
 # From a message to what it asks for; raises RequestError.
@@ -22,7 +24,7 @@ Prepare = Callable[[Any, Call], Awaitable[tuple[Inference, GrpcInferRequest]]]
 
 
 class InferStream:
-    """One stream; closing its responses ends all that it has begun."""
+    """One stream; cancelling it ends all that it has begun."""
 
     def __init__(
         self,
@@ -30,6 +32,7 @@ class InferStream:
         prepare: Prepare,
         calls: Calls,
         call: Call,
+        write: Callable[[bytes], Awaitable[None]],
         *,
         stalled_s: float = STALLED_S,
     ) -> None:
@@ -37,33 +40,33 @@ class InferStream:
         self._prepare = prepare
         self._calls = calls
         self._call = call
-        self._responses: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_RESPONSES_AHEAD)
+        self._write = write
         self._stalled_s = stalled_s
-        self._sending: asyncio.Task[Any] | None = None
         self._has_room = asyncio.Semaphore(MAX_REQUESTS_PER_STREAM)
+        self._turn = asyncio.Lock()  # one response is written at a time
+        self._writing_since: float | None = None
 
-    async def responses(self, messages: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """Yield encoded responses until all encoded messages are answered."""
-        self._sending = asyncio.current_task()
-        reading = asyncio.create_task(self._answer_all(messages))
-        try:
-            while (response := await self._responses.get()) is not None:
-                yield response
-            reading.result()
-        finally:
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
+    async def answer_all(self, messages: AsyncIterator[bytes]) -> None:
+        """Answer encoded messages until there are no more and all are answered.
 
-    async def _answer_all(self, messages: AsyncIterator[bytes]) -> None:
+        Responses are written by the tasks that make them: a queue between would cost as much as the rest.
+        """
+        watching = asyncio.create_task(self._watch(asyncio.current_task()))
         try:
             async with asyncio.TaskGroup() as tasks:
                 async for message in messages:
                     await self._has_room.acquire()
                     tasks.create_task(self._answer(message))
-        except Exception:
-            await self._put(None)
-            raise
-        await self._put(None)
+        finally:
+            watching.cancel()
+
+    async def _watch(self, stream: "asyncio.Task[Any] | None") -> None:
+        """Cancel the stream of a client that reads nothing for long."""
+        while True:
+            await asyncio.sleep(self._stalled_s / 4)
+            since = self._writing_since
+            if since is not None and time.monotonic() - since > self._stalled_s and stream is not None:
+                stream.cancel()
 
     async def _answer(self, raw: bytes) -> None:
         message = pb.ModelInferRequest()
@@ -76,11 +79,13 @@ class InferStream:
                 result = await self._service.infer(self._call.request_context(), inference)
                 response = write_infer_result(result, is_raw=asked.is_raw)
                 response.parameters[FINAL_RESPONSE].bool_param = True
-                await self._send(response)
+                await self._send(pb.ModelStreamInferResponse(infer_response=response))
+        except grpc.aio.BaseError:
+            pass  # the client has left while a response was written
         except Exception as error:
             response = pb.ModelInferResponse(model_name=message.model_name, id=message.id)
             refused = pb.ModelStreamInferResponse(error_message=self._calls.refused(error), infer_response=response)
-            await self._put(refused.SerializeToString())
+            await self._send(refused)
         finally:
             self._has_room.release()
 
@@ -88,7 +93,7 @@ class InferStream:
         request, has_ended = inference.request, False
         if len(request.texts) != 1:
             raise InvalidParameter("text_input must hold one text in a stream", "text_input")
-        response = _text_response(inference, is_raw=asked.is_raw)
+        response = pb.ModelStreamInferResponse(infer_response=_text_response(inference, is_raw=asked.is_raw))
         opening = request.texts[0] if request.repeats_input else ""
         outputs = self._service.outputs(self._call.request_context(), request, inference.input_ns)
         async with aclosing(outputs):
@@ -97,30 +102,25 @@ class InferStream:
                     check_ended_well(completion)
                     has_ended = completion.finish_reason is not None
                     if text := opening + completion.text:
-                        _set_text(response, text.encode(errors="replace"), is_raw=asked.is_raw)
+                        _set_text(response.infer_response, text.encode(errors="replace"), is_raw=asked.is_raw)
                         opening = ""
                         await self._send(response)
         if not has_ended:
             raise RequestFailed("the outputs ended before the text had")
         if asked.wants_final_response:
-            final = pb.ModelInferResponse(model_name=response.model_name, model_version=VERSION, id=response.id)
+            final = pb.ModelInferResponse(
+                model_name=request.generation.model.name, model_version=VERSION, id=request.id
+            )
             final.parameters[FINAL_RESPONSE].bool_param = True
-            await self._send(final)
+            await self._send(pb.ModelStreamInferResponse(infer_response=final))
 
     async def _send(self, response: Any) -> None:
-        await self._put(pb.ModelStreamInferResponse(infer_response=response).SerializeToString())
-
-    async def _put(self, response: bytes | None) -> None:
-        """Pass a response on to the client; one that reads nothing for long ends its stream."""
-        if not self._responses.full():
-            self._responses.put_nowait(response)
-            return
-        try:
-            async with asyncio.timeout(self._stalled_s):
-                await self._responses.put(response)
-        except TimeoutError:
-            assert self._sending is not None
-            self._sending.cancel()
+        async with self._turn:
+            self._writing_since = time.monotonic()
+            try:
+                await self._write(response.SerializeToString())
+            finally:
+                self._writing_since = None
 
 
 def _text_response(inference: TextInference, *, is_raw: bool) -> Any:

@@ -161,10 +161,9 @@ def _unary(answer: Callable[..., Any], message: Any, calls: Calls, *, is_open: b
 
 
 def _streaming(answer: Callable[..., Any], calls: Calls) -> Callable[..., Any]:
-    async def respond(requests: Any, context: Any) -> Any:
+    async def respond(requests: Any, context: Any) -> None:
         try:
-            async for response in answer(requests, calls.begin(context)):
-                yield response
+            await answer(requests, calls.begin(context), context.write)
         except Exception as error:
             await calls.end(context, error)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from google.protobuf import json_format
@@ -78,7 +78,7 @@ class InferenceServicer:
 
     async def model_infer(self, request: Any, call: Call) -> Any:
         """Run a model."""
-        inference, asked = await self._prepare(request, call)
+        inference, asked = await self.prepare(request, call)
         result = await self._service.infer(call.request_context(), inference)
         started_ns = time.monotonic_ns()
         if is_slow_to_encode(result):
@@ -88,9 +88,11 @@ class InferenceServicer:
         self._service.statistics.of(result.model).compute_output.add(time.monotonic_ns() - started_ns)
         return response
 
-    def model_stream_infer(self, requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
-        """Run models for every request of a stream; responses are encoded already."""
-        return InferStream(self._service, self._prepare, self._calls, call).responses(requests)
+    async def model_stream_infer(
+        self, requests: AsyncIterator[bytes], call: Call, write: Callable[[bytes], Awaitable[None]]
+    ) -> None:
+        """Run models for every encoded request of a stream, and write encoded responses."""
+        await InferStream(self._service, self.prepare, self._calls, call, write).answer_all(requests)
 
     async def repository_index(self, request: Any, call: Call) -> Any:
         """List the models."""
@@ -135,7 +137,7 @@ class InferenceServicer:
     def _find(self, request: Any) -> AnyModel:
         return self._repository.find(request.name, request.version)
 
-    async def _prepare(self, message: Any, call: Call) -> tuple[Inference, GrpcInferRequest]:
+    async def prepare(self, message: Any, call: Call) -> tuple[Inference, GrpcInferRequest]:
         """Check a request; a long one beside the event loop."""
         model = self._repository.find_ready(message.model_name, message.model_version)
 

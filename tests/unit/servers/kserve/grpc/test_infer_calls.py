@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 
 from rayinfer.errors import NotReady, QueueFull
+from rayinfer.servers.caller import Caller
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
+from rayinfer.servers.kserve.grpc.calls import Call, Calls
+from rayinfer.servers.kserve.grpc.infer_stream import InferStream
+from rayinfer.servers.kserve.grpc.servicer import InferenceServicer
 from rayinfer.servers.kserve.tensors.datatypes import DATATYPES
 
 TINY = "org/tiny"
@@ -121,6 +125,22 @@ async def test_a_stream_answers_tensors_and_goes_on_after_errors(stub):
     for good in ("1", "3"):
         assert by_id[good].error_message == ""
         assert by_id[good].infer_response.parameters["triton_final_response"].bool_param
+
+
+async def test_a_client_that_reads_nothing_for_long_ends_its_stream(kserve, metrics, generator):
+    calls = Calls(lambda headers, address: Caller(), metrics)
+
+    async def write(response):
+        await asyncio.Event().wait()
+
+    async def messages():
+        yield text().SerializeToString()
+
+    servicer = InferenceServicer(kserve, calls)
+    stream = InferStream(kserve, servicer.prepare, calls, Call(Caller(), "", None), write, stalled_s=0.05)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(stream.answer_all(messages()))
+    assert len(generator.aborted) == 1
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelStreamInfer"])
