@@ -9,13 +9,18 @@ from urllib.parse import unquote
 import grpc
 from google.protobuf.message import DecodeError
 
-from rayinfer.errors import InvalidParameter, Unavailable
+from rayinfer.errors import InvalidParameter, RequestTooLarge, Unavailable
 from rayinfer.metrics import ServiceMetrics
 from rayinfer.servers.caller import Caller, RequestContext
 from rayinfer.servers.error_responses import error_kind, public_error, refusal_reason
+from rayinfer.servers.json_body import LONG_BODY_BYTES
+from rayinfer.servers.kserve.grpc import inference_pb2 as pb
+from rayinfer.servers.kserve.grpc.message_bounds import check_message_bounds
 from rayinfer.servers.kserve.grpc.status_codes import status_code
 from rayinfer.servers.request_boundary import RequestIdentity
 from rayinfer.servers.request_bounds import REQUEST_ID_HEADER
+
+MAX_OTHER_MESSAGE_BYTES = 2**14  # of all calls but those that infer: they have names and few settings
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +72,12 @@ class Calls:
 
 
 def decode_message(message: Any, raw: bytes) -> Any:
-    """Decode bytes as a message of this class; raises InvalidParameter. gRPC itself would log a traceback of each."""
+    """Decode bytes as a message of this class; raises RequestError. gRPC itself would log a traceback of each."""
+    if message is pb.ModelInferRequest:
+        if len(raw) > LONG_BODY_BYTES:
+            check_message_bounds(raw)
+    elif len(raw) > MAX_OTHER_MESSAGE_BYTES:
+        raise RequestTooLarge(f"The call's message is larger than {MAX_OTHER_MESSAGE_BYTES} bytes.")
     try:
         return message.FromString(raw)
     except DecodeError:

@@ -24,7 +24,7 @@ from rayinfer.servers.kserve.infer_request import (
 from rayinfer.servers.kserve.repository import VERSION
 from rayinfer.servers.kserve.tensors.datatypes import DATATYPES, Datatype, find_datatype
 from rayinfer.servers.kserve.tensors.tensor_binary import decode_binary_data, encode_binary_data
-from rayinfer.servers.kserve.tensors.tensor_json import bytes_array
+from rayinfer.servers.kserve.tensors.tensor_json import PIECE_ELEMENTS, bytes_array
 from rayinfer.servers.kserve.tensors.tensor_shapes import (
     MAX_BYTES_ELEMENTS,
     check_num_elements,
@@ -104,21 +104,28 @@ def _decode_contents(contents: Any, datatype: Datatype, shape: tuple[int, ...], 
         if field.name != datatype.contents:
             kinds = datatype.contents or "raw_input_contents"
             raise InvalidParameter(f"{param}: {datatype.name} must come in {kinds}, got {field.name}", param)
-    values = getattr(contents, datatype.contents) if datatype.contents else ()
+    values: Any = getattr(contents, datatype.contents) if datatype.contents else ()
     check_num_elements(len(values), shape, param)
     if datatype.kind == "text":
         if len(values) > MAX_BYTES_ELEMENTS:
             raise InvalidParameter(f"{param} must have at most {MAX_BYTES_ELEMENTS} BYTES elements", param)
         return bytes_array(list(values), shape)
-    if datatype.kind == "integer" and len(values):
-        low, high = min(values), max(values)
-        if low < datatype.lowest or high > datatype.highest:
-            wrong = low if low < datatype.lowest else high
-            raise InvalidParameter(
-                f"{param} must hold integers from {datatype.lowest} to {datatype.highest}, got {wrong}", param
-            )
-    with np.errstate(over="ignore"):
-        return np.fromiter(values, datatype.numpy, len(values)).reshape(shape)
+    array = np.empty(len(values), datatype.numpy)
+    for start in range(0, len(values), PIECE_ELEMENTS):
+        piece = values[start : start + PIECE_ELEMENTS]
+        if datatype.kind == "integer":
+            _check_integers(piece, datatype, param)
+        array[start : start + PIECE_ELEMENTS] = piece
+    return array.reshape(shape)
+
+
+def _check_integers(values: list[int], datatype: Datatype, param: str) -> None:
+    low, high = min(values), max(values)
+    if low < datatype.lowest or high > datatype.highest:
+        wrong = low if low < datatype.lowest else high
+        raise InvalidParameter(
+            f"{param} must hold integers from {datatype.lowest} to {datatype.highest}, got {wrong}", param
+        )
 
 
 def _read_outputs(message: Any) -> list[RequestedOutput] | None:

@@ -4,14 +4,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
 from rayinfer.errors import InvalidParameter, RequestFailed
 from rayinfer.servers.generation.prompt_outputs import check_ended_well
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
-from rayinfer.servers.kserve.grpc.calls import Call, Calls, decode_message
+from rayinfer.servers.kserve.grpc.calls import Call, Calls
 from rayinfer.servers.kserve.grpc.infer_messages import FINAL_RESPONSE, GrpcInferRequest, write_infer_result
 from rayinfer.servers.kserve.inference import Inference, InferenceService, TextInference
 from rayinfer.servers.kserve.repository import VERSION
@@ -19,8 +19,17 @@ from rayinfer.servers.kserve.repository import VERSION
 MAX_REQUESTS_PER_STREAM = 64  # side by side; the next one is read when one of them ends
 STALLED_S = 60.0  # how long a client may read nothing of its responses
 
-# From a message to what it asks for; raises RequestError.
-Prepare = Callable[[Any, Call], Awaitable[tuple[Inference, GrpcInferRequest]]]
+
+class RequestReader(Protocol):
+    """Reader of requests to infer; both methods raise RequestError."""
+
+    async def decode(self, raw: bytes) -> Any:
+        """Decode a message."""
+        ...
+
+    async def prepare(self, message: Any, call: Call) -> tuple[Inference, GrpcInferRequest]:
+        """Check what a message asks for."""
+        ...
 
 
 class InferStream:
@@ -29,7 +38,7 @@ class InferStream:
     def __init__(
         self,
         service: InferenceService,
-        prepare: Prepare,
+        reader: RequestReader,
         calls: Calls,
         call: Call,
         write: Callable[[bytes], Awaitable[None]],
@@ -37,7 +46,7 @@ class InferStream:
         stalled_s: float = STALLED_S,
     ) -> None:
         self._service = service
-        self._prepare = prepare
+        self._reader = reader
         self._calls = calls
         self._call = call
         self._write = write
@@ -71,8 +80,8 @@ class InferStream:
     async def _answer(self, raw: bytes) -> None:
         message = pb.ModelInferRequest()
         try:
-            message = decode_message(pb.ModelInferRequest, raw)
-            inference, asked = await self._prepare(message, self._call)
+            message = await self._reader.decode(raw)
+            inference, asked = await self._reader.prepare(message, self._call)
             if isinstance(inference, TextInference) and inference.request.streams:
                 await self._stream_text(inference, asked)
             else:

@@ -133,7 +133,6 @@ def add_inference_service(server: Any, servicer: InferenceServicer, calls: Calls
     """Add every call of the service to a server."""
     handlers = {}
     for method in SERVICE.methods:
-        request = GetMessageClass(method.input_type)
         if method.client_streaming:
             handlers[method.name] = grpc.stream_stream_rpc_method_handler(
                 _streaming(servicer.model_stream_infer, calls), None, None
@@ -141,8 +140,10 @@ def add_inference_service(server: Any, servicer: InferenceServicer, calls: Calls
             continue
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
         answer = servicer.refuse_shared_memory if "shared_memory" in name else getattr(servicer, name)
+        # Requests to infer may be long: they are decoded beside the event loop.
+        message = None if method.name == "ModelInfer" else GetMessageClass(method.input_type)
         handlers[method.name] = grpc.unary_unary_rpc_method_handler(
-            _unary(answer, request, calls, is_open=method.name in OPEN_METHODS),
+            _unary(answer, message, calls, is_open=method.name in OPEN_METHODS),
             None,
             GetMessageClass(method.output_type).SerializeToString,
         )
@@ -153,7 +154,7 @@ def _unary(answer: Callable[..., Any], message: Any, calls: Calls, *, is_open: b
     async def respond(raw: bytes, context: Any) -> Any:
         try:
             call = None if is_open else calls.begin(context)
-            return await answer(decode_message(message, raw), call)
+            return await answer(raw if message is None else decode_message(message, raw), call)
         except Exception as error:
             await calls.end(context, error)
 

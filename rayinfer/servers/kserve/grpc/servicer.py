@@ -3,13 +3,14 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from google.protobuf import json_format
 
 from rayinfer.errors import NotReady, NotSupported, UnknownModel
 from rayinfer.servers.kserve.grpc import inference_pb2 as pb
-from rayinfer.servers.kserve.grpc.calls import Call, Calls
+from rayinfer.servers.kserve.grpc.calls import Call, Calls, decode_message
 from rayinfer.servers.kserve.grpc.infer_messages import GrpcInferRequest, read_infer_message, write_infer_result
 from rayinfer.servers.kserve.grpc.infer_stream import InferStream
 from rayinfer.servers.kserve.infer_request import SHARED_MEMORY_MESSAGE
@@ -76,9 +77,9 @@ class InferenceServicer:
             statistics.append(described)
         return pb.ModelStatisticsResponse(model_stats=statistics)
 
-    async def model_infer(self, request: Any, call: Call) -> Any:
-        """Run a model."""
-        inference, asked = await self.prepare(request, call)
+    async def model_infer(self, raw: bytes, call: Call) -> Any:
+        """Run a model for an encoded request."""
+        inference, asked = await self.prepare(await self.decode(raw), call)
         result = await self._service.infer(call.request_context(), inference)
         started_ns = time.monotonic_ns()
         if is_slow_to_encode(result):
@@ -92,7 +93,7 @@ class InferenceServicer:
         self, requests: AsyncIterator[bytes], call: Call, write: Callable[[bytes], Awaitable[None]]
     ) -> None:
         """Run models for every encoded request of a stream, and write encoded responses."""
-        await InferStream(self._service, self.prepare, self._calls, call, write).answer_all(requests)
+        await InferStream(self._service, self, self._calls, call, write).answer_all(requests)
 
     async def repository_index(self, request: Any, call: Call) -> Any:
         """List the models."""
@@ -136,6 +137,12 @@ class InferenceServicer:
 
     def _find(self, request: Any) -> AnyModel:
         return self._repository.find(request.name, request.version)
+
+    async def decode(self, raw: bytes) -> Any:
+        """Decode a request to infer; a long one beside the event loop."""
+        return await self._service.generation.prepare_other(
+            partial(decode_message, pb.ModelInferRequest, raw), len(raw)
+        )
 
     async def prepare(self, message: Any, call: Call) -> tuple[Inference, GrpcInferRequest]:
         """Check a request; a long one beside the event loop."""

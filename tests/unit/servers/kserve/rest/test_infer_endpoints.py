@@ -215,8 +215,8 @@ async def test_a_client_that_leaves_ends_its_generation(app, generator, action):
         raise AssertionError("nothing is sent to a client that has left")
 
     scope = {"type": "http", "method": "POST", "path": f"{TINY}/{action}", "headers": [], "query_string": b""}
-    await app(scope, receive, send)
     async with asyncio.timeout(10):
+        await app(scope, receive, send)
         await generator.has_aborted.wait()
     assert generator.finished == []
 
